@@ -1,0 +1,8 @@
+# Completion of ./inv for bash. In ~/.bashrc: eval "$(/path/to/inv completion bash)"
+_pitorch_inv() {
+    local candidates
+    # Invoke finds the context in the words up to the cursor; it knows itself as inv.
+    candidates=$("${COMP_WORDS[0]}" --complete -- inv "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null) || return
+    mapfile -t COMPREPLY < <(compgen -W "$candidates" -- "$2")
+}
+complete -o default -F _pitorch_inv inv ./inv

@@ -1,0 +1,9 @@
+#compdef inv ./inv
+# Completion of ./inv for zsh. In ~/.zshrc, behind compinit: eval "$(/path/to/inv completion zsh)"
+_pitorch_inv() {
+    local -a candidates
+    # Invoke finds the context in the words up to the cursor; it knows itself as inv.
+    candidates=(${(f)"$(${(Q)words[1]} --complete -- inv ${words[2,CURRENT]} 2>/dev/null)"})
+    compadd -a candidates || _files
+}
+compdef _pitorch_inv inv ./inv

@@ -1,0 +1,323 @@
+"""The tasks. Each parses its options, calls one function of the packages and prints what that returns."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from benchmarks import suite as benchmarks
+from device import deploy as deployment
+from device import suite
+from images import doctor as examination
+from images import engine, local_registry, mirrors
+from images import registry as registry_client
+from images import shell as shells_in
+from nfsroot import export, serve
+from nfsroot import share_internet as sharing
+from recipes import main_job
+from toolchain import checks, progress
+from toolchain import completion as shells
+from toolchain.config import Config, defaults, load_config, take_variables
+from toolchain.errors import UserError
+from toolchain.steps import plan_table
+
+_VARIABLES = take_variables(os.environ)
+
+
+def _reported(body: Callable[..., None]) -> Callable[..., None]:
+    """A fault that the user can mend ends the task with its text and its exit code; a bug is left to raise.
+
+    SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up.
+    """
+
+    @functools.wraps(body)
+    def run(*args: Any, **options: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
+        try:
+            body(*args, **options)
+        except UserError as fault:
+            raise Exit(str(fault), code=fault.exit_code) from fault
+        except KeyboardInterrupt:
+            raise Exit("interrupted", code=130) from None
+
+    return run
+
+
+def _config(context: Context, options: dict[str, str] | None = None) -> Config:
+    return load_config(cast("Mapping[str, Any]", context.config), environment=_VARIABLES, options=options)
+
+
+@task(
+    help={
+        "plan": "say which steps would run and why, and touch nothing",
+        "update": "ask the mirror anew: packages may have changed there",
+        "again": "run this step again, whatever its stamp says (may be given several times)",
+        "only": "bring only this step up to date, and what it needs (may be given several times)",
+        "qpulib": "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)",
+    },
+    iterable=["again", "only"],
+)
+@_reported
+def build_image(
+    context: Context, again: list[str], only: list[str], plan: bool = False, update: bool = False, qpulib: str = ""
+) -> None:
+    """Build the system image: root filesystem, libqpu, torch and the QPU extension. The main job."""
+    config = _config(context, {"qpu.library": qpulib})
+    if plan:
+        print(plan_table(main_job.plan(config, update=update, again=again, only=only)))
+        return
+    built = main_job.build_image(config, update=update, again=again, only=only)
+    progress.summary(f"built in {built.seconds:.1f} s", built.rows, warnings=built.warnings)
+
+
+@task(
+    help={
+        "command": "run this line and leave, instead of opening an interactive shell",
+        "folder": "what is mounted at /root/work (default: the folder you are in)",
+        "emulated-compiler": "leave the image's own, emulated compiler in place",
+        "root": "be root inside, to try apt packages; files you make are then root's",
+    }
+)
+@_reported
+def shell(
+    context: Context, command: str = "", folder: str = "", emulated_compiler: bool = False, root: bool = False
+) -> None:
+    """Open a shell in the image, with compilers, torch and libqpu, your folder at /root/work."""
+    config = _config(context)
+    status = main_job.open_shell(
+        config,
+        Path(folder) if folder else shells_in.caller_folder(),
+        command=command,
+        native_compiler=config.build.native_compiler and not emulated_compiler,
+        as_root=root,
+    )
+    if status:
+        raise Exit(code=status)
+
+
+@task(
+    help={
+        "folder": "where the tree goes (default: nfs.folder, or nfsroot in the build folder)",
+        "tarball": "write the tree as a tar (alone, unless --folder is given too)",
+        "untouched": "export the image exactly, without the audit's mends (it will not boot over NFS)",
+    }
+)
+@_reported
+def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouched: bool = False) -> None:
+    """Export the image as a root filesystem for NFS boot, audit it, write what accompanies it."""
+    done = export.export(
+        _config(context),
+        destination=Path(folder) if folder else None,
+        tarball=Path(tarball) if tarball else None,
+        mend=not untouched,
+    )
+    export.print_result(done)
+
+
+@task(
+    help={
+        "v3": "NFS 3 as well, for boards whose initramfs knows no NFS 4 (needs rpcbind)",
+        "address": "listen on this address only",
+        "port": "TCP port (default: nfs.port)",
+    }
+)
+@_reported
+def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: int = 0) -> None:
+    """Serve the exported tree by the user-space NFS server until Ctrl-C; says what to type on the Pi."""
+    serve.serve(_config(context), nfsv3=v3, address=address or None, port=port or None)
+
+
+@task(help={"state": "on, off or status"})
+@_reported
+def share_internet(context: Context, state: str) -> None:
+    """Share this PC's internet with the board's subnet (NAT by nftables), or take that back."""
+    actions = {"on": sharing.on, "off": sharing.off, "status": sharing.status}
+    if state not in actions:
+        raise Exit(f"share-internet: expected on, off or status, found {state!r}", code=2)
+    print("\n".join(actions[state](_config(context)).lines()))
+
+
+@task(
+    name="test-on-pi",
+    help={
+        "host": "[USER@]HOST[:PORT] of a board that is up and booted from the exported tree",
+        "qemu": "a virtual machine that boots the exported tree over NFS (default without device.host)",
+        "chroot": "run through enter-nfsroot from a system that booted apart from the tree",
+        "init": "of the virtual machine: lean or systemd (default: device.init)",
+        "select": "only tests whose names match this expression (pytest -k)",
+        "no-timing": "leave out the timing table",
+    },
+)
+@_reported
+def run_on_pi(
+    context: Context,
+    host: str = "",
+    qemu: bool = False,
+    chroot: bool = False,
+    init: str = "",
+    select: str = "",
+    no_timing: bool = False,
+) -> None:
+    """Run the device suite on a real Pi or in QEMU; write JUnit, evidence and the HTML report."""
+    result = suite.test_on_pi(
+        _config(context),
+        host=host or None,
+        qemu=qemu,
+        chroot=chroot,
+        init=init or None,
+        keyword=select or None,
+        timing=not no_timing,
+    )
+    print(result.summary())
+
+
+@task
+@_reported
+def deploy(context: Context) -> None:
+    """Rebuild libqpu and the QPU extension and put them into the exported tree, for a board that runs from it."""
+    done = deployment.deploy(_config(context))
+    state = "deployed to" if done.changed else "nothing changed in"
+    progress.summary(f"{state} {done.layout.tree} in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
+
+
+_REGISTRY_HELP = {
+    "registry": "HOST[:PORT]/NAMESPACE (default: registry.address and registry.namespace)",
+    "tag": "default: registry.tag, or SUITE-ARCHITECTURE",
+    "user": "user name; the password comes from the credential store, PITORCH_REGISTRY_PASSWORD or a prompt",
+}
+
+
+@task(help=_REGISTRY_HELP)
+@_reported
+def push(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
+    """Push the system image and ask the registry itself whether it has it."""
+    done = registry_client.push(_config(context), registry=registry or None, tag=tag or None, user=user or None)
+    note = f"{done.sent} of {done.layers} layers sent"
+    progress.summary("pushed", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
+
+
+@task(help=_REGISTRY_HELP)
+@_reported
+def pull(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
+    """Pull the system image, verify its digest and platform, give it its local name."""
+    done = registry_client.pull(_config(context), registry=registry or None, tag=tag or None, user=user or None)
+    note = f"{done.received} of {done.layers} layers received, {done.platform}, now {done.name}"
+    progress.summary("pulled", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
+
+
+@task(
+    iterable=["url"],
+    help={
+        "url": "mirror to add (or: mirror URL URL…); none: show them",
+        "remove": "take them out; all, without URLs",
+    },
+)
+@_reported
+def mirror(context: Context, url: list[str], remove: bool = False) -> None:
+    """Merge registry mirrors into the engine's daemon.json, show them, or take them out."""
+    daemon = engine.Daemon.of(_config(context))
+    if remove:
+        state = mirrors.remove(url, daemon=daemon)
+    else:
+        state = mirrors.merge(url, daemon=daemon) if url else mirrors.show()
+    print("\n".join(state.lines()))
+
+
+@task(help={"action": "up, down or status", "purge": "with down: delete its images as well"})
+@_reported
+def registry(context: Context, action: str, purge: bool = False) -> None:
+    """Run a registry on this machine, for trying out and for tests."""
+    config = _config(context)
+    if action == "up":
+        state = local_registry.up(config)
+    elif action == "down":
+        state = local_registry.down(config, purge=purge)
+    elif action == "status":
+        state = local_registry.status(config)
+    else:
+        raise Exit(f"registry: expected up, down or status, found {action!r}", code=2)
+    print(f"registry answers at {state.url}" if state.running else "registry: not running")
+
+
+@task(help={"json": "for another program"})
+@_reported
+def doctor(context: Context, json: bool = False) -> None:
+    """Examine this machine by doing what a build does; each finding has its mend."""
+    findings = examination.examine(_config(context))
+    if json:
+        sys.stdout.write(examination.as_json(findings))
+    else:
+        examination.print_table(findings)
+    examination.require_healthy(findings)
+
+
+@task
+@_reported
+def down(context: Context) -> None:
+    """Stop the engine that was started here; one that was found running stays."""
+    print(engine.down(_config(context)))
+
+
+@task(help={"shell": "bash, zsh or fish"}, positional=["shell"])
+@_reported
+def completion(_: Context, shell: str) -> None:
+    """Print what makes a shell complete ./inv: eval "$(./inv completion bash)"."""
+    sys.stdout.write(shells.script(shell))
+
+
+@task(
+    help={
+        "name": "build, extension, export or device (default: all)",
+        "times": "how often short measurements are repeated",
+        "keep": "keep what was built for it: the next run of a single benchmark starts sooner",
+    },
+)
+@_reported
+def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) -> None:
+    """Measure what is promised in seconds and megabytes, beside the plain way of doing the same."""
+    print(benchmarks.bench(_config(context), name, times=times, keep=keep).text())
+
+
+@task(
+    name="test",
+    help={
+        "select": "only tests whose names match this expression (pytest -k)",
+        "checks-only": "only the linters and type checks",
+    },
+)
+@_reported
+def run_tests(_: Context, select: str = "", checks_only: bool = False) -> None:
+    """Run every check and every test of this machine's side."""
+    checks.run_all(checks.linters() if checks_only else (*checks.linters(), checks.host_tests(select)))
+
+
+namespace = Collection(
+    build_image,
+    export_nfsroot,
+    serve_nfsroot,
+    share_internet,
+    deploy,
+    run_on_pi,
+    push,
+    pull,
+    mirror,
+    registry,
+    shell,
+    doctor,
+    down,
+    completion,
+    bench,
+    run_tests,
+)
+namespace.configure(defaults())
