@@ -1,0 +1,1 @@
+"""Leaves: configuration, errors, subprocesses, steps and progress. They import nothing of ours."""

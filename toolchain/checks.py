@@ -1,0 +1,73 @@
+"""Every check and every test of this machine's side, one after the other; all are run before the verdict.
+
+Their output goes straight to the caller's own, so a log shows pytest's closing line and each fault where it stands.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain import process, progress
+from toolchain.config import ROOT
+from toolchain.errors import ChecksFailed
+
+
+@dataclass(frozen=True)
+class Check:
+    """One program that finds faults, by ending with a status that is not 0."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+def shell_scripts() -> tuple[Path, ...]:
+    """The shell scripts that are under version control, or will be."""
+    listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
+    found = []
+    for name in listed.splitlines():
+        path = ROOT / name
+        if path.is_file() and not path.is_symlink() and path.suffix in ("", ".sh"):
+            with path.open("rb") as stream:
+                first = stream.readline(80)
+            if first.startswith(b"#!") and first.split()[-1].rpartition(b"/")[2] in (b"sh", b"bash", b"dash"):
+                found.append(path)
+    return tuple(found)
+
+
+def linters() -> tuple[Check, ...]:
+    """Style, types and shell."""
+    python = (sys.executable, "-m")
+    scripts = tuple(str(path.relative_to(ROOT)) for path in shell_scripts())
+    return (
+        Check("ruff check", (*python, "ruff", "check", ".")),
+        Check("ruff format", (*python, "ruff", "format", "--check", ".")),
+        Check("mypy", (*python, "mypy")),
+        Check("shellcheck", (str(process.require_program("shellcheck", "to check the shell scripts")), *scripts)),
+    )
+
+
+def host_tests(select: str = "") -> Check:
+    """The tests of this machine's side; ``select`` is an expression for pytest's -k."""
+    return Check("pytest", (sys.executable, "-m", "pytest", *(("-k", select) if select else ())))
+
+
+def run_all(checks: Sequence[Check]) -> None:
+    """Run them all, then raise ChecksFailed that names those which found faults, if any did."""
+    failed: list[str] = []
+    for check in checks:
+        with progress.step(check.name):
+            print(f"$ {shlex.join(check.argv)}", flush=True)
+            status = subprocess.run(check.argv, cwd=ROOT, check=False).returncode
+        if status != 0:
+            failed.append(f"{check.name} ({process.explain_exit(status)})")
+    if failed:
+        raise ChecksFailed(
+            f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}",
+            expected="each to end with status 0",
+            mend="their own output above says where",
+        )

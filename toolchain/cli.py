@@ -1,0 +1,37 @@
+"""Invoke's command line, with one addition: ``mirror URL URL`` takes any number of URLs.
+
+Invoke itself gives a task a fixed number of positional arguments; they are spelt as repeated options for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_MANY = {"mirror": "--url"}
+
+
+def spelt_out(argv: Sequence[str]) -> list[str]:
+    """The arguments as Invoke understands them."""
+    words: list[str] = []
+    option = ""
+    for word in argv:
+        if word in _MANY:
+            option = _MANY[word]
+        elif option and (word.startswith("-") or "://" not in word):
+            option = "" if not word.startswith("-") else option
+        elif option and words[-1] != option:
+            words.append(option)
+        words.append(word)
+    return words
+
+
+def main() -> None:
+    """Run Invoke."""
+    from invoke.main import program
+
+    program.run(["inv", *spelt_out(sys.argv[1:])])
+
+
+if __name__ == "__main__":
+    main()

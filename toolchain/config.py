@@ -1,0 +1,355 @@
+"""The configuration: read from Invoke's hierarchy, validated once, then frozen.
+
+One dataclass per section of invoke.yaml. A field's type, default and help stand in one place, here; everything
+else (the defaults that make INVOKE_* variables work, the documentation table, the messages) derives from it.
+All faults are reported at once, an unknown key with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolchain.architecture import ARCHITECTURES, Architecture
+from toolchain.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout."""
+
+Check = Callable[[Any], str]
+"""Returns what is wrong with a value, or an empty string."""
+
+
+def _setting(default: Any, help_text: str, check: Check | None = None) -> Any:
+    metadata = {"help": help_text, "check": check}
+    if isinstance(default, list):
+        return field(default_factory=lambda: tuple(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: Any) -> str:
+        if value in choices:
+            return ""
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        return f"expected one of {', '.join(choices)}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+    return check
+
+
+def _matches(pattern: str, what: str) -> Check:
+    return lambda value: "" if re.fullmatch(pattern, value) else f"expected {what}"
+
+
+def _between(low: float, high: float, unit: str = "") -> Check:
+    return lambda value: "" if low <= value <= high else f"expected {low} to {high}{' ' + unit if unit else ''}"
+
+
+_package = _matches(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?", "a Debian package name")
+_url = _matches(r"(https?|copy|file)://?\S+|", "an http(s):// URL, or nothing")
+_name = _matches(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*", "a lower-case repository name")
+_tag = _matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|", "an image tag, or nothing")
+_host = _matches(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_.:\[\]-]+|", "[USER@]HOST, or nothing")
+
+
+def _subnet(value: Any) -> str:
+    try:
+        ipaddress.IPv4Network(value)
+    except ValueError:
+        return "expected an IPv4 subnet in the form 192.168.77.0/24, with no host bits set"
+    return "" if "/" in value else "expected an IPv4 subnet with its prefix length"
+
+
+def _folder(value: Any) -> str:
+    return "" if value.parts else "expected the name of a folder"
+
+
+_hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
+
+
+def _each(check: Check) -> Check:
+    return lambda values: "; ".join(f"{value!r}: {fault}" for value in values if (fault := check(value)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """What is built: section ``image``."""
+
+    flavour: str = _setting("debian", "distribution: a file of images/flavours/", _one_of("debian", "raspbian"))
+    suite: str = _setting("trixie", "release of the distribution", _one_of("trixie", "bookworm"))
+    architecture: str = _setting("armhf", "Debian's name of the target", _one_of(*ARCHITECTURES))
+    profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
+    kernel: str = _setting("distribution", "kernel of the bootable profile", _one_of("distribution", "raspberrypi"))
+    extra_packages: tuple[str, ...] = _setting([], "further packages of the root filesystem", _each(_package))
+    name: str = _setting("pitorch", "first part of all image names", _name)
+    mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)
+    security_mirror: str = _setting("", "mirror of the security pocket; empty: as for mirror", _url)
+    strict: bool = _setting(False, "a mirror pocket that cannot be verified is an error, not a warning")
+    source_date_epoch: int = _setting(1735689600, "newest time stamp in images, Unix seconds", _between(1, 4102444800))
+
+    @property
+    def target(self) -> Architecture:
+        """The target architecture under all of its names."""
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def label(self) -> str:
+        """``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` where the flavour is not the default."""
+        prefix = "" if self.flavour == "debian" else f"{self.flavour}-"
+        return f"{prefix}{self.suite}-{self.architecture}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """Where and how things are built: section ``build``."""
+
+    folder: Path = _setting(Path("build"), "products, stamps and logs, relative to the checkout", _folder)
+    jobs: int = _setting(0, "compiler processes at once; 0: by cores and free memory", _between(0, 1024))
+    memory_per_job_mib: int = _setting(1500, "peak of one compiler process", _between(64, 65536, "MiB"))
+    native_compiler: bool = _setting(True, "run the native compiler inside emulated containers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchConfig:
+    """Where the torch wheel comes from: section ``torch``."""
+
+    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order")
+    required: bool = _setting(False, "no torch wheel is an error, not a warning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QpuConfig:
+    """The QPU library: section ``qpu``. What begins with ``upstream`` counts with ``library: upstream`` only."""
+
+    library: str = _setting("local", "libqpu: our own (local) or upstream QPULib", _one_of("local", "upstream"))
+    upstream_mode: str = _setting("emulation", "how upstream is compiled", _one_of("emulation", "qpu"))
+    upstream_debug: bool = _setting(False, "compile upstream with its own DEBUG option")
+    upstream_source: str = _setting("", "upstream's checkout; empty: sources/qpulib in the build folder, fetched")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryConfig:
+    """Where images are pushed: section ``registry``."""
+
+    address: str = _setting("127.0.0.1:5000", "HOST[:PORT] of the registry", _hostport)
+    namespace: str = _setting("pitorch", "namespace (project) in the registry", _name)
+    repository: str = _setting("system", "repository in the namespace", _name)
+    tag: str = _setting("", "tag; empty: the image's suite and architecture", _tag)
+    user: str = _setting("", "user name; empty: the docker credential store's")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NfsConfig:
+    """The exported root filesystem and its server: section ``nfs``."""
+
+    folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder")
+    address: str = _setting("", "address the board reaches this PC at; empty: found by route")
+    port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
+    subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """The board or virtual machine that runs the device suite: section ``device``."""
+
+    host: str = _setting("", "[USER@]HOST of a real Pi; empty: QEMU", _host)
+    init: str = _setting(
+        "lean", "what the virtual machine starts: lean (sshd only) or systemd", _one_of("lean", "systemd")
+    )
+    memory_mib: int = _setting(1024, "memory of the virtual machine", _between(256, 3072, "MiB"))
+    cpus: int = _setting(2, "CPUs of the virtual machine", _between(1, 4))
+    boot_timeout_s: float = _setting(900.0, "until SSH answers", _between(10, 86400, "s"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All of invoke.yaml, valid."""
+
+    image: ImageConfig = field(default_factory=ImageConfig)
+    build: BuildConfig = field(default_factory=BuildConfig)
+    torch: TorchConfig = field(default_factory=TorchConfig)
+    qpu: QpuConfig = field(default_factory=QpuConfig)
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
+    nfs: NfsConfig = field(default_factory=NfsConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    @property
+    def build_root(self) -> Path:
+        """The build folder, absolute."""
+        return ROOT / self.build.folder
+
+    @property
+    def target_root(self) -> Path:
+        """Products for the configured suite and architecture."""
+        return self.build_root / self.image.label
+
+    @property
+    def nfsroot(self) -> Path:
+        """The exported tree."""
+        return ROOT / self.nfs.folder if self.nfs.folder else self.target_root / "nfsroot"
+
+    @property
+    def qpulib_source(self) -> Path:
+        """Upstream QPULib's checkout."""
+        return ROOT / self.qpu.upstream_source if self.qpu.upstream_source else self.build_root / "sources" / "qpulib"
+
+    @property
+    def tag(self) -> str:
+        """Tag of images, here and in the registry."""
+        return self.registry.tag or self.image.label
+
+    def image_reference(self, role: str) -> str:
+        """Local name of the image with a role: rootfs, dev, builder or system."""
+        return f"{self.image.name}/{role}:{self.image.label}"
+
+
+_SECTIONS = {item.name: typing.get_type_hints(Config)[item.name] for item in dataclasses.fields(Config)}
+
+_INVOKE_KEYS = frozenset({"run", "runners", "sudo", "tasks", "timeouts", "debug", "load_runtime", "runtime_path"})
+
+
+_VARIABLES = {
+    f"INVOKE_{section}_{item.name}".upper(): f"{section}.{item.name}"
+    for section, kind in _SECTIONS.items()
+    for item in dataclasses.fields(kind)
+}
+
+_BARE_VARIABLES = [name.removeprefix("INVOKE_") for name in _VARIABLES]
+
+
+def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
+    """Take the INVOKE_* variables that are not Invoke's own out of an environment and return them.
+
+    Invoke would make each into the type that the value has in invoke.yaml: it takes ``false`` for true, stops with a
+    traceback at a word where a number stands or at any text where a list stands, and passes over names it does not
+    know. So they are taken before it looks, and given to ``load_config``.
+    """
+    own = tuple(f"INVOKE_{key}".upper() for key in _INVOKE_KEYS)
+    names = [name for name in environment if name.startswith("INVOKE_") and not name.startswith(own)]
+    return {name: environment.pop(name) for name in names}
+
+
+def defaults() -> dict[str, dict[str, Any]]:
+    """The tree of defaults for Invoke, so that its configuration is whole; lists appear as comma-separated text."""
+    tree: dict[str, dict[str, Any]] = {}
+    for name, section in _SECTIONS.items():
+        made = section()
+        values = {item.name: getattr(made, item.name) for item in dataclasses.fields(section)}
+        tree[name] = {
+            key: ",".join(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+            for key, value in values.items()
+        }
+    return tree
+
+
+def load_config(
+    tree: Mapping[str, Any], *, options: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Config:
+    """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
+
+    Over it are laid ``environment``, the INVOKE_* variables (see ``take_variables``), then ``options``, settings of the
+    command line as ``{"qpu.library": "upstream"}``, of which empty ones do not count. Raises ConfigError with every
+    fault at once, variables that name no setting included.
+    """
+    faults: list[str] = []
+    given_names: dict[str, str] = {}
+    for name, text in sorted((environment or {}).items()):
+        if name in _VARIABLES:
+            given_names[_VARIABLES[name]] = text
+        else:
+            near = difflib.get_close_matches(name.removeprefix("INVOKE_"), _BARE_VARIABLES, n=1, cutoff=0.5)
+            faults.append(f"{name}: no such setting" + (f"; did you mean 'INVOKE_{near[0]}'?" if near else ""))
+    given_names |= {name: text for name, text in (options or {}).items() if text}
+    tree = _overlaid(tree, given_names)
+    sections: dict[str, Any] = {}
+    for key in tree:
+        if key not in _SECTIONS and key not in _INVOKE_KEYS:
+            faults.append(f"{key}: no such section{_nearest(key, _SECTIONS)}")
+    for name, section in _SECTIONS.items():
+        given = tree.get(name, {})
+        if not isinstance(given, Mapping) and not hasattr(given, "keys"):
+            faults.append(f"{name}: expected a section with keys, found {given!r}")
+            continue
+        sections[name] = _load_section(name, section, given, faults)
+    if faults:
+        raise ConfigError(faults)
+    return Config(**sections)
+
+
+def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, Any]:
+    """The tree with settings (``section.key``) replaced; what is not a section stays, to be told as a fault."""
+    merged = {key: tree[key] for key in tree}
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        given = merged.get(section, {})
+        if hasattr(given, "keys"):
+            merged[section] = {**{known: given[known] for known in given}, key: value}
+    return merged
+
+
+def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: list[str]) -> Any:
+    hints = typing.get_type_hints(section)
+    fields = {item.name: item for item in dataclasses.fields(section)}
+    values: dict[str, Any] = {}
+    for key in given:
+        if key not in fields:
+            faults.append(f"{name}.{key}: no such setting{_nearest(key, fields)}")
+            continue
+        raw = given[key]
+        try:
+            value = _convert(raw, hints[key])
+        except ValueError as fault:
+            faults.append(f"{name}.{key}: {fault}, found {raw!r}")
+            continue
+        check = fields[key].metadata["check"]
+        if check is not None and (wrong := check(value)):
+            faults.append(f"{name}.{key}: {wrong}, found {raw!r}")
+            continue
+        values[key] = value
+    return section(**values)
+
+
+def _nearest(key: str, valid: typing.Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, list(valid), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; valid: {', '.join(valid)}"
+
+
+def _convert(raw: Any, wanted: Any) -> Any:
+    """A YAML value, or the text of an INVOKE_* variable, as the wanted type; ValueError says what was expected."""
+    if isinstance(wanted, types.GenericAlias):
+        if isinstance(raw, str):
+            raw = [part.strip() for part in raw.split(",") if part.strip()]
+        if not isinstance(raw, (list, tuple)) or not all(isinstance(item, str) for item in raw):
+            raise ValueError("expected a list of texts")
+        return tuple(raw)
+    if wanted is bool:
+        words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if isinstance(raw, bool):
+            return raw
+        if str(raw).lower() in words and isinstance(raw, (str, int)):
+            return words[str(raw).lower()]
+        raise ValueError("expected true or false")
+    if wanted in (int, float):
+        if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+            raise ValueError("expected a number")
+        try:
+            number = wanted(raw)
+        except (ValueError, OverflowError):
+            raise ValueError("expected a number") from None
+        if wanted is int and isinstance(raw, float) and raw != number:
+            raise ValueError("expected a whole number")
+        return number
+    if raw is None:
+        return wanted("") if wanted is str else wanted()
+    if not isinstance(raw, (str, os.PathLike)):
+        raise ValueError("expected a text")
+    return wanted(raw)

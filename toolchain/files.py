@@ -1,0 +1,136 @@
+"""Files that other steps rely on: written aside, then renamed, and identified by content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolchain.errors import DiskFull, ForeignFolder
+
+MARKER = ".pitorch-owned"
+"""Name of the file that marks a folder as ours: only such folders are ever deleted."""
+
+_BLOCK = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def tree_fingerprint(root: Path, *patterns: str) -> str:
+    """SHA-256 over names, modes and contents of the files below ``root`` that match a glob pattern.
+
+    Without a pattern every file counts. Byte-code caches never do.
+    """
+    digest = hashlib.sha256()
+    found = {path for pattern in (patterns or ("**/*",)) for path in root.glob(pattern)}
+    for path in sorted(found):
+        if "__pycache__" in path.parts or not path.is_file():
+            continue
+        executable = "x" if os.access(path, os.X_OK) else "-"
+        digest.update(f"{path.relative_to(root)}\0{executable}\0{sha256_of(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write ``text`` beside ``path`` and rename it into place, so that no reader sees half of it."""
+    with replacing(path) as aside:
+        aside.write_text(text)
+        aside.chmod(mode)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a name beside ``path`` to write to; it replaces ``path`` when the block succeeds, else it is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield aside
+        os.replace(aside, path)
+    except BaseException:
+        remove(aside)
+        raise
+
+
+@contextlib.contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder of our own below ``parent``, removed on any exit."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{prefix}.", dir=parent))
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, link or whole folder; absence is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def require_owned(folder: Path) -> None:
+    """Refuse to go on when ``folder`` exists, is not empty and does not carry our marker.
+
+    Raises ForeignFolder, also for what is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ForeignFolder(
+            f"{folder} would be replaced, but it is not ours",
+            expected="an absent folder, or one of ours",
+            found="a file",
+            mend="name another folder, or move the file away yourself",
+        )
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
+        raise ForeignFolder(
+            f"{folder} would be replaced, but it is not ours",
+            expected=f"an absent or empty folder, or one with our marker {MARKER}",
+            found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
+            mend="name another folder, or empty this one yourself",
+        )
+
+
+def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
+    """Raise DiskFull unless ``folder`` (or its nearest existing parent) has ``needed_mib`` MiB free."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free_mib = shutil.disk_usage(existing).free >> 20
+    if free_mib < needed_mib:
+        raise DiskFull(
+            f"not enough room for {purpose}",
+            expected=f"{needed_mib} MiB free at {existing}",
+            found=f"{free_mib} MiB",
+            mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+        )
+
+
+def pack(folder: Path, tar: Path, *, epoch: int) -> None:
+    """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
+
+    The same tree gives the same bytes. Nothing is compressed: an image's layer is made of it.
+    """
+    with replacing(tar) as aside, tarfile.open(aside, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(folder.rglob("*")):
+            member = archive.gettarinfo(path, str(path.relative_to(folder)))
+            if member is None:  # a socket: no tar can hold one
+                continue
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = min(int(member.mtime), epoch)
+            if member.isreg():
+                with path.open("rb") as content:
+                    archive.addfile(member, content)
+            else:
+                archive.addfile(member)
