@@ -1,0 +1,1 @@
+"""What we build and boot in: root filesystems, the engine, Dockerfile templates, the registry."""

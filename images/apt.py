@@ -1,0 +1,269 @@
+"""The apt mirror: where it is, and which of its pockets can be verified.
+
+A mirror may be stale: its signed index then names files that the mirror does not have (yet), and apt rightly
+refuses. Whether a pocket works is found out by doing what every later step does, a native ``apt-get update`` for
+the architectures in question, against that pocket alone and with directories of its own. A pocket that fails is
+left out with a warning that stays in the image's manifest; under ``image.strict`` it is an error. The main pocket
+cannot be left out.
+
+The verified package lists are kept. Later steps install from them, so all roots of one build see one state of the
+mirror, until ``build-image --update`` asks it anew.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import shutil
+import tempfile
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from images.engine import build_environment
+from images.flavour import Flavour, Pocket, SigningKey, kernel_archive, load_flavour, target_flavour
+from toolchain import files
+from toolchain.architecture import host_architecture
+from toolchain.config import Config
+from toolchain.errors import CommandFailed, ConfigError, MirrorPocketUnusable, NetworkUnreachable, SourceUnavailable
+from toolchain.process import output_of, run
+
+_UPDATE_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """One line of sources.list: a pocket of an archive at a place, and the keyring that verifies it."""
+
+    pocket: Pocket
+    uri: str
+    components: tuple[str, ...]
+    keyring: Path
+    architectures: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The line in apt's one-line format."""
+        options = f"arch={','.join(self.architectures)} signed-by={self.keyring}"
+        return f"deb [{options}] {self.uri} {self.pocket.suite} {' '.join(self.components)}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The sources whose index could be verified, the SHA-256 of each index, and the warnings for the others."""
+
+    sources: tuple[Source, ...]
+    indices: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+def host_mirrors() -> dict[str, str]:
+    """URIs of the Debian mirrors that this host's own apt uses: keys ``main`` and ``security``, where found."""
+    listed = output_of(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]
+    )
+    found: dict[str, str] = {}
+    for line in listed.splitlines():
+        uri, label, origin = line.split("|")
+        uri = uri.rstrip("/")
+        last = urllib.parse.urlparse(uri).path.rsplit("/", 1)[-1]
+        known = label in ("Debian", "Debian-Security") or (origin in ("", "$(ORIGIN)") and last.startswith("debian"))
+        if not known:
+            continue
+        security = label == "Debian-Security" or last == "debian-security"
+        found.setdefault("security" if security else "main", uri)
+    return found
+
+
+def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
+    """Every pocket that the configuration asks for, verified or not.
+
+    Programs that run on this PC come from Debian whatever the target's flavour is. Keys that no package brings are
+    fetched into ``keyrings``. Raises ConfigError when no Debian mirror is known.
+    """
+    image = config.image
+    native = host_architecture().debian
+    debian = load_flavour("debian", image.suite)
+    target = target_flavour(image)
+    if target.name == "debian":
+        wanted: list[tuple[Flavour, tuple[str, ...]]] = [(debian, tuple(dict.fromkeys((native, image.architecture))))]
+    else:
+        wanted = [(debian, (native,)), (target, (image.architecture,))]
+    if (archive := kernel_archive(image)) is not None:
+        wanted.append((archive, (image.architecture,)))
+    mirrors = _mirrors(config)
+    made: list[Source] = []
+    for flavour, architectures in wanted:
+        keyring = flavour.keyring or _fetched_keyring(flavour, keyrings)
+        for pocket in flavour.pockets:
+            override = image.mirror if flavour is target and image.mirror else ""
+            uri = mirrors.get(pocket.mirror) or override or pocket.mirror
+            made.append(Source(pocket, uri, flavour.components, keyring, architectures))
+    return tuple(made)
+
+
+def _mirrors(config: Config) -> dict[str, str]:
+    image = config.image
+    host = host_mirrors()
+    debian_target = image.flavour == "debian"
+    main = (image.mirror if debian_target else "") or host.get("main", "")
+    if not main:
+        raise ConfigError(
+            ["image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over"]
+        )
+    beside = main + "-security" if main.endswith("/debian") else ""
+    security = image.security_mirror or ("" if debian_target and image.mirror else host.get("security", "")) or beside
+    return {"main": main, "security": security or main}
+
+
+def _fetched_keyring(flavour: Flavour, folder: Path) -> Path:
+    if flavour.key is None:
+        raise ValueError(f"flavour {flavour.name} has neither a keyring nor a key")
+    path = folder / f"{flavour.name}.gpg"
+    if not path.is_file() or _fingerprints(path) != {flavour.key.fingerprint}:
+        fetch_key(flavour.key, path)
+    return path
+
+
+def fetch_key(key: SigningKey, path: Path) -> None:
+    """Fetch an archive's signing key, check its fingerprint and keep it as a binary keyring.
+
+    Raises NetworkUnreachable, or SourceUnavailable when the key is not the pinned one.
+    """
+    try:
+        answer = requests.get(key.url, timeout=60)
+        answer.raise_for_status()
+    except requests.RequestException as fault:
+        raise NetworkUnreachable(
+            f"the archive's signing key cannot be fetched from {key.url}",
+            expected=f"the key with fingerprint {key.fingerprint}",
+            found=str(fault),
+            mend=f"connect to the network, or put the key there yourself: gpg --dearmor < KEY > {path}",
+        ) from fault
+    with files.replacing(path) as aside:
+        _gpg("--yes", "--dearmor", "--output", str(aside), stdin=answer.content)
+        found = _fingerprints(aside)
+        if found != {key.fingerprint}:
+            raise SourceUnavailable(
+                f"{key.url} does not hold the key that is pinned",
+                expected=f"fingerprint {key.fingerprint}",
+                found=", ".join(sorted(found)) or "no key",
+                mend="do not go on before you know why; if the archive changed its key, update images/flavours/",
+            )
+
+
+def _gpg(*words: str, stdin: bytes | None = None) -> str:
+    """Standard output of GnuPG with an empty home of its own: the caller's keys and options play no part."""
+    with tempfile.TemporaryDirectory(prefix="pitorch-gpg-") as home:
+        argv = ["gpg", "--homedir", home, "--batch", "--no-options", *words]
+        return run(argv, stdin=stdin, check=False, merge_stderr=False).output
+
+
+def _fingerprints(keyring: Path) -> set[str]:
+    """Fingerprints of the primary keys in a binary keyring."""
+    listed = _gpg("--with-colons", "--show-keys", str(keyring))
+    found: set[str] = set()
+    primary = False
+    for line in listed.splitlines():
+        kind, *fields = line.split(":")
+        if kind == "pub":
+            primary = True
+        elif kind == "fpr" and primary:
+            found.add(fields[8])
+            primary = False
+    return found
+
+
+def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool) -> Verified:
+    """Update each pocket on its own; merge the lists of those that verify into ``folder``/lists.
+
+    Raises MirrorPocketUnusable when a main pocket fails, or any pocket under ``strict``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.scratch_folder(folder, "pockets") as scratch:
+        with concurrent.futures.ThreadPoolExecutor(len(sources)) as pool:
+            numbered = list(enumerate(sources))
+            faults = list(pool.map(lambda item: _update(item[1], scratch / str(item[0])), numbered))
+        good: list[Source] = []
+        warnings: list[str] = []
+        for source, fault in zip(sources, faults, strict=True):
+            if not fault:
+                good.append(source)
+                continue
+            text = (
+                f"pocket {source.pocket.suite} of {source.uri} cannot be verified and is left out: {fault} "
+                f"(its updates are missing from the image)"
+            )
+            if strict or source.pocket.name in ("main", "raspberrypi"):
+                raise MirrorPocketUnusable(
+                    f"pocket {source.pocket.suite} of {source.uri} cannot be verified",
+                    expected="a signed index whose files the mirror has",
+                    found=fault,
+                    mend="try again when the mirror has settled, or set image.mirror"
+                    + (" (image.strict makes this an error)" if strict else ""),
+                )
+            warnings.append(text)
+        lists = scratch / "lists"
+        (lists / "partial").mkdir(parents=True)
+        indices: dict[str, str] = {}
+        for number, source in enumerate(sources):
+            if source not in good:
+                continue
+            for item in sorted((scratch / str(number) / "lists").iterdir()):
+                if item.is_file() and item.name != "lock":
+                    shutil.copy2(item, lists / item.name)
+                    if item.name.endswith("Release"):
+                        indices[f"{source.uri} {source.pocket.suite}"] = files.sha256_of(item)
+        final = folder / "lists"
+        files.remove(final)
+        lists.rename(final)
+    return Verified(tuple(good), indices, tuple(warnings))
+
+
+def _update(source: Source, scratch: Path) -> str:
+    """Run ``apt-get update`` for one source in directories of its own; what went wrong, or an empty string."""
+    for name in ("lists/partial", "cache", "etc/preferences.d", "etc/apt.conf.d"):
+        (scratch / name).mkdir(parents=True)
+    (scratch / "status").touch()
+    (scratch / "sources.list").write_text(source.line + "\n")
+    options = {
+        "Dir::Etc::sourcelist": scratch / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State::lists": scratch / "lists",
+        "Dir::State::status": scratch / "status",
+        "Dir::Cache": scratch / "cache",
+        "APT::Architecture": source.architectures[0],
+        "Acquire::Languages": "none",
+        "APT::Sandbox::User": "root",
+        "APT::Update::Error-Mode": "any",
+    }
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
+    try:
+        done = run(["apt-get", "update", *words], limit_s=_UPDATE_LIMIT_S, env=build_environment(), check=False)
+    except CommandFailed as fault:
+        return fault.found
+    complaints = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]
+    if done.returncode or any("Failed to fetch" in line or "not signed" in line for line in complaints):
+        first = complaints[0] if complaints else f"apt-get update ended with {done.returncode}"
+        return " ".join(first.split())
+    return ""
+
+
+def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...]) -> str:
+    """sources.list for a root of these architectures; sources that have none of them are left out."""
+    lines = []
+    for source in sources:
+        shared = tuple(name for name in source.architectures if name in architectures)
+        if shared:
+            lines.append(dataclasses.replace(source, architectures=shared).line)
+    return "".join(line + "\n" for line in lines)
+
+
+def fingerprint(verified: Verified) -> str:
+    """SHA-256 over the verified indices: the state of the mirror that a build saw."""
+    text = "\n".join(f"{name} {digest}" for name, digest in sorted(verified.indices.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,181 @@
+"""Run a command in a container that is gone afterwards, whatever happens.
+
+Build containers share the host's network: a mirror or proxy on this machine is then reachable from inside by the
+name it has outside. The platform is stated at every run and was verified when the image was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import docker.errors
+from docker.models.containers import Container
+
+from images.engine import build_environment
+from toolchain.architecture import Architecture
+from toolchain.errors import ArtefactMissing, CommandFailed, CommandTimedOut, EngineUnavailable
+from toolchain.process import explain_exit, on_interrupt, pasteable
+
+_TAIL = 4000
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How the command ended: what it printed (stdout and stderr) and how long it took."""
+
+    output: str
+    seconds: float
+
+
+@contextlib.contextmanager
+def container(
+    client: docker.DockerClient,
+    image: str,
+    argv: Sequence[str],
+    *,
+    architecture: Architecture,
+    binds: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    workdir: str = "/",
+    user: str = "",
+) -> Iterator[Container]:
+    """A created, not yet started container; removed by force on any exit. Raises ArtefactMissing, EngineUnavailable."""
+    try:
+        made = client.containers.create(
+            image,
+            list(argv),
+            name=f"pitorch-{uuid.uuid4().hex[:12]}",
+            platform=architecture.oci_platform,
+            volumes=list(binds),
+            environment={**build_environment(), **(environment or {})},
+            working_dir=workdir,
+            user=user or None,
+            network_mode="host",
+        )
+    except docker.errors.ImageNotFound as fault:
+        raise ArtefactMissing(
+            f"the engine does not have the image {image}",
+            expected="an image made by an earlier step",
+            found="no such image",
+            mend="run ./inv build-image",
+        ) from fault
+    except docker.errors.APIError as fault:
+        found = str(fault.explanation)
+        raise EngineUnavailable(f"the engine cannot make a container of {image}", found=found) from fault
+    try:
+        with on_interrupt(lambda: made.kill()):
+            yield made
+    finally:
+        with contextlib.suppress(docker.errors.NotFound):
+            made.remove(force=True, v=True)
+
+
+def run_in(
+    client: docker.DockerClient,
+    image: str,
+    argv: Sequence[str],
+    *,
+    architecture: Architecture,
+    binds: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    workdir: str = "/",
+    user: str = "",
+    limit_s: float = 3600.0,
+    log: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
+    mend: str = "",
+) -> Ran:
+    """Run ``argv`` to its end in a fresh container of ``image``; its output goes to ``log`` as it comes.
+
+    ``binds`` are ``SOURCE:TARGET:ro|rw``. Raises CommandFailed or CommandTimedOut (``limit_s`` seconds), with the last
+    lines of the output.
+    """
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        box = stack.enter_context(
+            container(
+                client,
+                image,
+                argv,
+                architecture=architecture,
+                binds=binds,
+                environment=environment,
+                workdir=workdir,
+                user=user,
+            )
+        )
+        sink = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            sink = stack.enter_context(log.open("a"))
+            sink.write(f"$ [{image}] {pasteable(argv)}\n")
+        try:
+            box.start()
+        except docker.errors.APIError as fault:
+            raise CommandFailed(
+                f"the container of {image} does not start",
+                found=str(fault.explanation),
+                mend="check that the program exists in the image and that ./inv doctor finds no fault",
+            ) from fault
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            with contextlib.suppress(docker.errors.APIError):
+                box.kill()
+
+        timer = threading.Timer(limit_s, expire)
+        timer.daemon = True
+        timer.start()
+        stack.callback(timer.cancel)
+        stream = box.logs(stdout=True, stderr=True, stream=True, follow=True)
+        output = _collect(stream, sink.write if sink else None, on_line)
+        status = int(box.wait()["StatusCode"])
+    if expired.is_set():
+        raise CommandTimedOut(
+            f"[{image}] {pasteable(argv)} was ended at its deadline",
+            tail=output[-_TAIL:],
+            expected=f"an end within {limit_s:.0f} s",
+            found="still running",
+            mend=mend,
+        )
+    if status:
+        raise CommandFailed(
+            f"[{image}] {pasteable(argv)} failed",
+            returncode=status,
+            tail=output[-_TAIL:],
+            found=explain_exit(status),
+            mend=mend,
+        )
+    return Ran(output, time.monotonic() - began)
+
+
+def _collect(
+    stream: Iterator[bytes], write: Callable[[str], object] | None, on_line: Callable[[str], None] | None
+) -> str:
+    kept: list[str] = []
+    rest = ""
+    for block in stream:
+        text = block.decode(errors="replace")
+        kept.append(text)
+        if write is not None:
+            write(text)
+        if on_line is not None:
+            *lines, rest = (rest + text).split("\n")
+            for line in lines:
+                on_line(line)
+    return "".join(kept)
+
+
+def calling_user() -> tuple[int, int]:
+    """User and group id of whoever called: under sudo, of the one who typed it."""
+    uid, gid = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    return (int(uid), int(gid)) if uid and gid else (os.getuid(), os.getgid())

@@ -1,0 +1,559 @@
+"""The Docker engine: find the one that answers, start one where none does, stop only what was started here.
+
+The order, each step tried by doing it:
+
+1. ``DOCKER_HOST`` if it is set, else the default socket: an engine that answers is used as it is.
+2. Where systemd is the init (``/run/systemd/system`` exists, sd_booted(3)), it starts ``docker.service``.
+3. Elsewhere (containers, CI) ``dockerd`` is started from here, in a session of its own so that it outlives the task.
+
+What step 3 starts is recorded in ``engine/state.json`` in the build folder: pid, start time and boot id, which
+together name one process for ever. ``down`` ends that process and no other; a ``dockerd`` that is not in the record
+is refused.
+
+``dockerd`` needs cgroup hierarchies. A systemd machine has them; in a bare container nobody mounted any, so step 3
+does, in the way of the cgroupfs-mount package: the unified hierarchy unless controllers are bound to version 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import docker
+import docker.errors
+import requests
+
+from toolchain import process, progress
+from toolchain.config import Config
+from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ForeignFolder, ServerFailed
+from toolchain.files import write_text_atomically
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+
+_SYSTEMD_MARK = Path("/run/systemd/system")
+_SYSTEM_PIDFILE = Path("/var/run/docker.pid")
+_CGROUP = Path("/sys/fs/cgroup")
+_PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_START_LIMIT_S = 60.0
+_STOP_LIMIT_S = 30.0
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """An engine that answers."""
+
+    address: str
+    """As DOCKER_HOST takes it."""
+    version: str
+    api_version: str
+    storage_driver: str
+    cgroup_version: str
+    data_root: Path
+    """The engine's folder for images; on another machine where DOCKER_HOST names one."""
+    started_here: bool
+    """Whether ``down`` may stop it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Daemon:
+    """A ``dockerd`` of ours: where it keeps its record, log and pid, and where it listens."""
+
+    folder: Path
+    host: str = DEFAULT_HOST
+    exec_root: Path = Path("/var/run/docker")
+    options: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config) -> Daemon:
+        """The one that ``ensure_running`` starts: default socket, default data root."""
+        return cls(folder=config.build_root / "engine")
+
+    @property
+    def log(self) -> Path:
+        """What dockerd prints."""
+        return self.folder / "dockerd.log"
+
+    @property
+    def state(self) -> Path:
+        """The record of the process that was started."""
+        return self.folder / "state.json"
+
+    @property
+    def pidfile(self) -> Path:
+        """Written when dockerd is executed."""
+        return self.folder / "dockerd.pid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRecord:
+    """One process, for ever: a pid is reused, a pid with its start time in a boot is not."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat, clock ticks since boot (proc(5))."""
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessRecord | None:
+        """Look a process up; None when it is gone or a zombie."""
+        try:
+            # The command's name, field 2, may itself hold spaces and brackets: split behind its last one.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if fields[0] in "ZX":
+            return None
+        return cls(pid=pid, start_ticks=int(fields[19]), boot_id=_boot_id())
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return ProcessRecord.of(self.pid) == self
+
+
+def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
+    """A client of the engine that answers at DOCKER_HOST or at the default socket.
+
+    ``timeout_s`` is per API call. Raises EngineUnavailable.
+    """
+    return _client(os.environ.get("DOCKER_HOST", "") or DEFAULT_HOST, timeout_s)
+
+
+def ensure_running(config: Config) -> EngineInfo:
+    """Use the engine that answers, else start one (see the module's docstring); then say what it is.
+
+    Raises EngineUnavailable, ServerFailed (with the log's last lines) or ProgramMissing.
+    """
+    return ensure_daemon(Daemon.of(config), host=os.environ.get("DOCKER_HOST", ""))
+
+
+def ensure_daemon(daemon: Daemon, *, host: str = "") -> EngineInfo:
+    """``ensure_running`` for a given daemon; ``host`` is what DOCKER_HOST says."""
+    wanted = host or daemon.host
+    with contextlib.suppress(EngineUnavailable):
+        return _describe(wanted, daemon)
+    if host and host != daemon.host:
+        raise _unavailable(None, host)
+    if _closed_to_us(daemon.host):
+        raise _unavailable(None, wanted)
+    with _locked(daemon.folder):
+        with contextlib.suppress(EngineUnavailable):  # another task was faster
+            return _describe(wanted, daemon)
+        if _SYSTEMD_MARK.is_dir() and daemon.host == DEFAULT_HOST:
+            _start_by_systemd()
+            return _wait_for_answer(wanted, daemon, None)
+        return _start(daemon)
+
+
+def down(config: Config) -> str:
+    """Stop the engine that ``ensure_running`` started; returns what was done, in words.
+
+    Nothing to stop is fine. Raises ServerFailed when it will not end.
+    """
+    return stop_daemon(Daemon.of(config))
+
+
+def stop_daemon(daemon: Daemon) -> str:
+    """``down`` for a given daemon."""
+    if not daemon.folder.is_dir():
+        return "no engine was started here"
+    with _locked(daemon.folder):
+        record = _read_state(daemon)
+        done: list[str] = []
+        if record is not None and record.alive():
+            _end(record, "dockerd")
+            done.append(f"dockerd (pid {record.pid}) stopped")
+        if record is not None:
+            done += [f"leftover {name} (pid {found.pid}) stopped" for name, found in _end_leftovers(daemon)]
+        daemon.state.unlink(missing_ok=True)
+        daemon.pidfile.unlink(missing_ok=True)
+    return "; ".join(done) or "no engine was started here"
+
+
+def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The proxy variables, as build arguments and as environment of build steps, in both spellings.
+
+    curl reads only the lower-case ``http_proxy``, other programs only upper-case names. These names are Docker's
+    predefined build arguments: they neither stay in the image's history nor spoil the build cache.
+    """
+    source = os.environ if environ is None else environ
+    found: dict[str, str] = {}
+    for name in _PROXY_NAMES:
+        value = source.get(name) or source.get(name.upper())
+        if value:
+            found[name] = found[name.upper()] = value
+    return found
+
+
+def build_network(environ: Mapping[str, str] | None = None) -> str | None:
+    """``host`` where a proxy listens on this machine's loopback, which a container's own network cannot reach."""
+    for name, value in build_environment(environ).items():
+        address = urlsplit(value if "//" in value else f"//{value}").hostname or ""
+        if (
+            name != "no_proxy"
+            and name != "NO_PROXY"
+            and (address in ("localhost", "::1") or address.startswith("127."))
+        ):
+            return "host"
+    return None
+
+
+def _client(address: str, timeout_s: float) -> docker.DockerClient:
+    """A client whose engine has answered. TLS settings come from the environment, as for the docker program."""
+    try:
+        if address.startswith("unix://"):
+            # docker-py leaves its socket open when nobody listens: knock first.
+            with socket.socket(socket.AF_UNIX) as knock:
+                knock.settimeout(timeout_s)
+                knock.connect(str(_socket_path(address)))
+        # It negotiates the API version, so it asks the engine at once.
+        return docker.from_env(timeout=int(timeout_s), environment={**os.environ, "DOCKER_HOST": address})
+    except (docker.errors.InvalidConfigFile, AttributeError) as fault:  # docker-py takes the file's shape for granted
+        raise EngineConfigUnusable(
+            "docker's configuration file for this user cannot be read",
+            expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",
+            found=str(fault),
+            mend="repair or remove that file",
+        ) from fault
+    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as fault:
+        raise _unavailable(fault, address) from fault
+
+
+def _describe(address: str, daemon: Daemon) -> EngineInfo:
+    client = None
+    try:
+        client = _client(address, 20)
+        info, version = client.info(), client.version()
+    except (docker.errors.DockerException, requests.RequestException) as fault:
+        raise _unavailable(fault, address) from fault
+    finally:
+        if client is not None:
+            client.close()
+    record = _read_state(daemon)
+    return EngineInfo(
+        address=address,
+        version=str(version["Version"]),
+        api_version=str(version["ApiVersion"]),
+        storage_driver=str(info.get("Driver", "")),
+        cgroup_version=str(info.get("CgroupVersion", "")),
+        data_root=Path(info.get("DockerRootDir", "")),
+        started_here=address == daemon.host and record is not None and record.alive(),
+    )
+
+
+def _unavailable(fault: BaseException | None, address: str = "") -> EngineUnavailable:
+    """The error that fits what can be seen of the address."""
+    given = os.environ.get("DOCKER_HOST", "")
+    address = address or given or DEFAULT_HOST
+    expected = f"an engine that answers at {address}"
+    if _closed_to_us(address):
+        path = _socket_path(address)
+        return EngineUnavailable(
+            "the Docker engine's socket is closed to you",
+            expected=expected,
+            found=f"{path} belongs to group {_group_of(path)}, of which you are not a member",
+            mend=f"sudo usermod -aG {_group_of(path)} $USER, then log in again",
+        )
+    if given and given == address != DEFAULT_HOST:
+        return EngineUnavailable(
+            "the Docker engine that DOCKER_HOST names does not answer",
+            expected=expected,
+            found=_reason(fault),
+            mend="start that engine, or unset DOCKER_HOST to use this machine's own",
+        )
+    return EngineUnavailable(
+        "no Docker engine answers",
+        expected=expected,
+        found=_reason(fault),
+        mend="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to one that runs elsewhere",
+    )
+
+
+def _reason(fault: BaseException | None) -> str:
+    """The innermost words of a chain of wrapped exceptions, in one line."""
+    if fault is None:
+        return "no answer"
+    return " ".join(str(fault).split())[:300]
+
+
+def _group_of(path: Path) -> str:
+    try:
+        return path.group()
+    except KeyError:
+        return str(path.stat().st_gid)
+
+
+def _closed_to_us(address: str) -> bool:
+    """Whether there is a socket that this user may not open."""
+    path = _socket_path(address)
+    return address.startswith("unix://") and path.exists() and not os.access(path, os.R_OK | os.W_OK)
+
+
+def _socket_path(address: str) -> Path:
+    return Path(address.removeprefix("unix://") or DEFAULT_HOST.removeprefix("unix://"))
+
+
+def _sudo(why: str) -> list[str]:
+    """The words before a command that needs root; says what for when sudo is used."""
+    if os.geteuid() == 0:
+        return []
+    sudo = process.require_program("sudo", f"{why}, since you are not root")
+    progress.say(f"    sudo is used {why}")
+    keep = ",".join(build_environment())
+    return [str(sudo), f"--preserve-env={keep}"] if keep else [str(sudo)]
+
+
+def _start_by_systemd() -> None:
+    with progress.step("start docker.service"):
+        argv = [*_sudo("to start docker.service"), "systemctl", "start", "docker.service"]
+        ended = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120)
+    if ended.returncode != 0:
+        raise EngineUnavailable(
+            "systemd could not start the Docker engine",
+            expected="systemctl start docker.service ends with status 0",
+            found=f"status {ended.returncode}: {ended.stderr.strip()[-400:]}",
+            mend="journalctl -u docker.service shows why; apt-get install docker.io where the unit is missing",
+        )
+
+
+def _start(daemon: Daemon) -> EngineInfo:
+    program = process.require_program("dockerd", "to run containers")
+    _refuse_second(daemon)
+    sudo = _sudo("to start dockerd")
+    _mount_cgroups(sudo)
+    daemon.pidfile.unlink(missing_ok=True)
+    offset = daemon.log.stat().st_size if daemon.log.exists() else 0
+    argv = [
+        *sudo,
+        "setsid",
+        "--fork",
+        "sh",
+        "-c",
+        'echo $$ >"$1.part" && mv "$1.part" "$1" && shift && exec "$@"',
+        "sh",
+        str(daemon.pidfile),
+        str(program),
+        f"--host={daemon.host}",
+        f"--exec-root={daemon.exec_root}",
+        f"--pidfile={daemon.folder / 'docker.pid'}",
+        f"--group={os.getgid()}",
+        *daemon.options,
+    ]
+    (daemon.folder / "docker.pid").unlink(missing_ok=True)
+    with progress.step(f"start dockerd (log: {daemon.log})"):
+        with daemon.log.open("ab") as log:
+            log.write(f"$ {process.pasteable(argv)}\n".encode())
+            log.flush()
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", timeout=120)
+        record = _await_pid(daemon, offset)
+        try:
+            write_text_atomically(daemon.state, json.dumps(asdict(record), indent=2) + "\n")
+            return _wait_for_answer(daemon.host, daemon, record, offset)
+        except BaseException:
+            if record.alive():
+                _end(record, "dockerd")
+            for _ in _end_leftovers(daemon):
+                pass
+            daemon.state.unlink(missing_ok=True)
+            raise
+
+
+def _refuse_second(daemon: Daemon) -> None:
+    """Another dockerd on this machine's default paths that does not answer is its owner's to mend."""
+    if daemon.host != DEFAULT_HOST:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(_SYSTEM_PIDFILE.read_text())
+        record = ProcessRecord.of(pid)
+        if record is not None and _command_name(pid) == "dockerd" and record != _read_state(daemon):
+            raise EngineUnavailable(
+                "a dockerd that was not started here runs, but does not answer",
+                expected=f"an answer at {daemon.host}",
+                found=f"pid {pid} from {_SYSTEM_PIDFILE}",
+                mend="look at its log, then stop or restart it yourself",
+            )
+
+
+def _await_pid(daemon: Daemon, offset: int) -> ProcessRecord:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            record = ProcessRecord.of(int(daemon.pidfile.read_text()))
+            if record is None:
+                break
+            return record
+        time.sleep(0.02)
+    raise _died(daemon, offset)
+
+
+def _wait_for_answer(address: str, daemon: Daemon, record: ProcessRecord | None, offset: int = 0) -> EngineInfo:
+    deadline = time.monotonic() + _START_LIMIT_S
+    while True:
+        with contextlib.suppress(EngineUnavailable):
+            return _describe(address, daemon)
+        if record is not None and not record.alive():
+            raise _died(daemon, offset)
+        if time.monotonic() > deadline:
+            tail = f":\n{_tail(daemon.log, offset)}" if record is not None else ""
+            raise ServerFailed(
+                "the Docker engine was started but does not answer",
+                expected=f"an answer at {address} within {_START_LIMIT_S:.0f} s",
+                found=f"none{tail}",
+                mend=f"read {daemon.log}" if record is not None else "journalctl -u docker.service",
+            )
+        time.sleep(0.1)
+
+
+def _died(daemon: Daemon, offset: int) -> ServerFailed:
+    tail = _tail(daemon.log, offset)
+    return ServerFailed(
+        "dockerd ended while it started",
+        expected="a daemon that stays",
+        found=f"its last lines:\n{tail}",
+        mend=_mend_for(tail) + f"; the whole log: {daemon.log}",
+    )
+
+
+def _mend_for(tail: str) -> str:
+    """What to do about the usual reasons for which dockerd ends."""
+    lowered = tail.lower()
+    known = (
+        ("needs to be started with root", "run as root, or install sudo"),
+        ("operation not permitted", "this container lacks rights: run it with --privileged"),
+        ("permission denied", "this container lacks rights: run it with --privileged"),
+        ("devices cgroup", "cgroups are not mounted: run this container with --privileged"),
+        ("iptables", "iptables must work here: --privileged or --cap-add=NET_ADMIN, and the iptables package"),
+        ("no space left", "free some space below /var/lib/docker"),
+        ("no sockets found", "start it without socket activation"),
+        ("pid file found", "another dockerd runs: use it (DOCKER_HOST) or stop it"),
+    )
+    return next((mend for words, mend in known if words in lowered), "mend what the log names")
+
+
+def _tail(log: Path, offset: int) -> str:
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as stream:
+        stream.seek(offset)
+        lines = stream.read().decode(errors="replace").splitlines()
+        return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+    return "    (no log)"
+
+
+def _end(record: ProcessRecord, name: str) -> None:
+    """SIGTERM, a wait, SIGKILL; each only while the process is the one on record."""
+    for sign, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
+        if not record.alive():
+            return
+        if os.geteuid() == 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.pid, sign)
+        else:
+            argv = [*_sudo(f"to stop {name}"), "kill", f"-{sign.value}", str(record.pid)]
+            subprocess.run(argv, check=False, timeout=120)
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            if not record.alive():
+                return
+            time.sleep(0.05)
+    raise ServerFailed(
+        f"{name} does not end",
+        expected=f"an end within {_STOP_LIMIT_S:.0f} s of SIGTERM, or by SIGKILL",
+        found=f"pid {record.pid} still runs",
+        mend="a process that SIGKILL does not end waits for a disk or a file server: look at dmesg",
+    )
+
+
+def _end_leftovers(daemon: Daemon) -> Iterator[tuple[str, ProcessRecord]]:
+    """Where dockerd was killed, containerd and its shims stay behind: those on our exec-root are ours.
+
+    The same path in another root (a chroot, a container) is another daemon's, so the root must be the same too.
+    """
+    marker = f"{daemon.exec_root}/containerd/"
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        name = _command_name(int(entry.name))
+        if not name.startswith("containerd"):
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            record = ProcessRecord.of(int(entry.name))
+            if record is None or not (entry / "root").samefile("/"):
+                continue
+            if any(word.startswith(marker) for word in words):
+                _end(record, name)
+                yield name, record
+
+
+def _command_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _read_state(daemon: Daemon) -> ProcessRecord | None:
+    try:
+        return ProcessRecord(**json.loads(daemon.state.read_text()))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One task at a time starts or stops the engine."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as fault:
+        raise ForeignFolder(
+            f"{folder} cannot hold the engine's record",
+            expected="a folder",
+            found=str(fault),
+            mend="move that file away",
+        ) from fault
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def cgroup_mounts(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]:
+    """The mount commands that give dockerd its cgroup hierarchies; none where some are mounted already.
+
+    ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled), ``mounted`` the file system
+    types mounted at and below /sys/fs/cgroup. A controller whose hierarchy is 0 is free for version 2.
+    """
+    if "cgroup" in mounted or "cgroup2" in mounted:
+        return []
+    rows = [line.split() for line in proc_cgroups.splitlines() if line and not line.startswith("#")]
+    bound = [row[0] for row in rows if row[1] != "0" and row[3] == "1"]
+    if not bound:
+        return [["mount", "-t", "cgroup2", "cgroup2", str(_CGROUP)]]
+    commands = [["mount", "-t", "tmpfs", "-o", "mode=755", "cgroup", str(_CGROUP)]]
+    for name in bound:
+        folder = str(_CGROUP / name)
+        commands += [["mkdir", "-p", folder], ["mount", "-t", "cgroup", "-o", name, "cgroup", folder]]
+    return commands
+
+
+def _mount_cgroups(sudo: Sequence[str]) -> None:
+    fields = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    mounted = [row[2] for row in fields if Path(row[1]).is_relative_to(_CGROUP)]
+    try:
+        table = Path("/proc/cgroups").read_text()
+    except FileNotFoundError:
+        table = ""
+    for argv in cgroup_mounts(table, mounted):
+        process.run([*sudo, *argv], limit_s=30, mend="dockerd needs cgroups: run this container with --privileged")

@@ -1,0 +1,138 @@
+"""Distribution flavours, releases and package lists: data files, read once and checked."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.architecture import Architecture
+from toolchain.config import ImageConfig
+from toolchain.errors import ConfigError
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigningKey:
+    """A key that no package brings: where it is, and the OpenPGP fingerprint (40 hex digits) it must have."""
+
+    url: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pocket:
+    """A part of an archive with an index of its own. ``mirror`` is ``main``, ``security`` or a URL."""
+
+    name: str
+    suite: str
+    mirror: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flavour:
+    """One archive: what it offers and how its index is verified."""
+
+    name: str
+    title: str
+    components: tuple[str, ...]
+    pockets: tuple[Pocket, ...]
+    keyring: Path | None
+    keyring_package: str
+    key: SigningKey | None
+    architectures: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A release: versions that package names and paths carry."""
+
+    name: str
+    python: str
+    gcc: str
+    torch_libraries: tuple[str, ...]
+    """Packages that torch needs to be imported, and so to build extensions."""
+    torch_python: tuple[str, ...]
+    """Packages that parts of torch import later."""
+    split_usr: bool
+    """Whether packages ship files outside of /usr, so that a root needs the merging links beforehand."""
+
+    @property
+    def python_tag(self) -> str:
+        """CPython's wheel tag, as ``cp313``."""
+        return "cp" + self.python.replace(".", "")
+
+
+def load_flavour(name: str, suite: str) -> Flavour:
+    """The flavour called ``name`` for a release."""
+    data = _read(HERE / "flavours" / f"{name}.toml")
+    key = data.get("key")
+    return Flavour(
+        name=name,
+        title=data["title"],
+        components=tuple(data["components"]),
+        pockets=tuple(
+            Pocket(name=row["name"], suite=row["suite"].format(suite=suite), mirror=row["mirror"])
+            for row in data["pocket"]
+        ),
+        keyring=Path(data["keyring"]) if "keyring" in data else None,
+        keyring_package=data.get("keyring_package", ""),
+        key=SigningKey(url=key["url"], fingerprint=key["fingerprint"]) if key else None,
+        architectures=tuple(data.get("architectures", ())),
+        packages=tuple(data.get("packages", ())),
+    )
+
+
+def load_suite(name: str) -> Suite:
+    """The release called ``name``."""
+    row = _read(HERE / "flavours" / "suites.toml")[name]
+    return Suite(
+        name=name,
+        python=row["python"],
+        gcc=row["gcc"],
+        torch_libraries=tuple(row["torch_libraries"]),
+        torch_python=tuple(row["torch_python"]),
+        split_usr=row.get("split_usr", False),
+    )
+
+
+def target_flavour(image: ImageConfig) -> Flavour:
+    """The flavour of the target; ConfigError when it does not have the architecture."""
+    flavour = load_flavour(image.flavour, image.suite)
+    if flavour.architectures and image.architecture not in flavour.architectures:
+        raise ConfigError(
+            [
+                f"image.architecture: {flavour.title} has {', '.join(flavour.architectures)} only, "
+                f"found {image.architecture!r}"
+            ]
+        )
+    return flavour
+
+
+def kernel_archive(image: ImageConfig) -> Flavour | None:
+    """The separate archive that the kernel comes from, or None for the distribution's own."""
+    if image.profile == "bootable" and image.kernel == "raspberrypi":
+        return load_flavour("raspberrypi-kernel", image.suite)
+    return None
+
+
+def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
+    """Packages of a role (a table of packages.toml); sorted, each once."""
+    row = _read(HERE / "packages.toml")[role]
+    target: Architecture = image.target
+    suite = load_suite(image.suite)
+    archive = kernel_archive(image)
+    words: list[str] = []
+    for template in row.get("target") or row["native"]:
+        if template == "{kernel}":
+            words += archive.packages if archive else [target.kernel_package]
+        else:
+            words.append(template.format(gnu=target.gnu, arch=target.debian, gcc=suite.gcc, python=suite.python))
+    return tuple(sorted(set(words)))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text())

@@ -1,0 +1,105 @@
+"""The native compiler inside an emulated container.
+
+In a container of the target's architecture every program runs under qemu-user, the compiler too, which makes it
+seven to ten times slower. GCC's cross compiler of the same version makes the same bytes, so here it is mounted over
+the emulated one: over each ``/usr/bin/TRIPLET-gcc-N`` file itself. Whatever calls the compiler, by whatever path,
+gets the native one: ``pip wheel``, make, CMake, a plain ``gcc``. Nothing enters an image; the mounts end with the
+container.
+
+The parts, as a list of read-only mounts:
+
+- the PC's dynamic loader and libraries at their multiarch paths, which collide with none of the target's;
+- ``cc1plus`` and the rest of the driver's programs at ``/usr/libexec/gcc-cross``;
+- a *farm* of links at ``/usr/lib/gcc-cross`` and ``/usr/TRIPLET``, where the cross compiler looks for headers and
+  start files: each link leads to the container's own file, so the compiler reads exactly what the emulated one does
+  (Debian's cross compiler has the sysroot ``/``, the C library's headers need no link);
+- the compiler's and binutils' programs over those of the same name.
+
+Objects and programs are the same, byte for byte. Only the intermediate data in ``-flto`` objects is not: it depends
+on the width of the compiler's own machine; what is linked from it is the same again.
+
+The cross compiler does not search /usr/local/include by itself; the environment says so to it.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from images.flavour import Suite
+from toolchain import files
+from toolchain.architecture import Architecture, host_architecture
+
+_PROGRAMS = (
+    *("gcc", "g++", "cpp", "gcc-ar", "gcc-nm", "gcc-ranlib"),
+    *("ar", "as", "ld.bfd", "ld.gold", "nm", "objcopy", "objdump", "ranlib", "readelf", "strip", "size", "strings"),
+)
+_STAND_INS = ("make", "ninja")
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """Read-only bind mounts (container path to host path) and the environment that goes with them."""
+
+    paths: dict[str, Path] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def volumes(self) -> dict[str, dict[str, str]]:
+        """As docker-py takes them."""
+        return {str(source): {"bind": target, "mode": "ro"} for target, source in self.paths.items()}
+
+    def binds(self) -> list[str]:
+        """As the engine's API takes them: one source may be mounted at several places."""
+        return [f"{source}:{target}:ro" for target, source in self.paths.items()]
+
+
+def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
+    """Make the farm of links for the cross compiler in a dev root (``folder`` is replaced).
+
+    ``dev_tar`` is the root's tar: its member names say which headers there are to link to.
+    """
+    gnu, gcc = target.gnu, suite.gcc
+    gcc_folder = f"usr/lib/gcc/{gnu}/{gcc}"
+    cxx_folder = f"usr/include/c++/{gcc}"
+    cxx_target = f"usr/include/{gnu}/c++/{gcc}"
+    names: dict[str, set[str]] = {gcc_folder: set(), cxx_folder: set()}
+    with tarfile.open(dev_tar, "r:") as archive:
+        for member in archive:
+            path = member.name.removeprefix("./")
+            for wanted, found in names.items():
+                if path.startswith(wanted + "/"):
+                    found.add(path[len(wanted) + 1 :].split("/", 1)[0])
+    with files.scratch_folder(folder.parent, folder.name) as scratch:
+        tree = scratch / "farm"
+        compiler = tree / "gcc-cross" / gnu / gcc
+        compiler.mkdir(parents=True)
+        for name in sorted(names[gcc_folder]):
+            (compiler / name).symlink_to(f"/{gcc_folder}/{name}")
+        headers = tree / gnu / "include" / "c++" / gcc
+        headers.mkdir(parents=True)
+        for name in sorted(names[cxx_folder] - {gnu}):
+            (headers / name).symlink_to(f"/{cxx_folder}/{name}")
+        (headers / gnu).symlink_to(f"/{cxx_target}")
+        files.remove(folder)
+        tree.rename(folder)
+
+
+def compiler_mounts(tools: Path, farm: Path, target: Architecture, suite: Suite) -> Mounts:
+    """What to mount into a container made from the dev image."""
+    host = host_architecture().gnu
+    gnu, gcc = target.gnu, suite.gcc
+    paths = {
+        f"/usr/lib/{host}": tools / "usr/lib" / host,
+        "/lib64": tools / "usr/lib64",
+        "/usr/libexec/gcc-cross": tools / "usr/libexec/gcc-cross",
+        "/usr/lib/gcc-cross": farm / "gcc-cross",
+        f"/usr/{gnu}": farm / gnu,
+    }
+    candidates = [f"{gnu}-{name}{suffix}" for name in _PROGRAMS for suffix in ("", f"-{gcc}")]
+    for name in (*candidates, *_STAND_INS):
+        program = tools / "usr/bin" / name
+        if program.is_file() and not program.is_symlink():
+            paths[f"/usr/bin/{name}"] = program
+    search = "/usr/local/include"
+    return Mounts(paths, {"C_INCLUDE_PATH": search, "CPLUS_INCLUDE_PATH": search})

@@ -1,0 +1,41 @@
+"""A 32-bit ARM program of 316 bytes, so that a machine without a compiler can be asked whether it runs one.
+
+The source is probe.S beside this file; a test assembles it and compares.
+"""
+
+from __future__ import annotations
+
+import struct
+
+MESSAGE = b"32-bit ARM code runs\n"
+"""What the program prints when it is called without arguments."""
+
+LISTED_AT_LEAST = 66
+"""Entries that a directory must have to be listed with status 0: 64 files, and the two links of its own."""
+
+EOVERFLOW = 75
+"""Status when an entry does not fit the 32-bit fields of readdir(3)."""
+
+CODE = bytes.fromhex(
+    "00409de5020054e3060000aa0100a0e3b8108fe21520a0e30470a0e3000000ef0000a0e3270000ea08009de50119a0e3"
+    "0020a0e30570a0e3000000ef000050e30200a0b31f0000ba0050a0e100a0a0e301da4de20500a0e10d10a0e1012aa0e3"
+    "d970a0e3000000ef000050e30300a0b3140000ba1000000a0d60a0e100808de0041096e5000051e30900001a081096e5"
+    "0c2096e5c10f52e10500001a01a08ae2b011d6e1016086e0080056e1f3ffff3ae7ffffea4b00a0e3020000ea42005ae3"
+    "0000a0a30400a0b30170a0e3000000ef33322d6269742041524d20636f64652072756e730a000000"
+)
+
+_ADDRESS = 0x10000
+_HEADERS = struct.Struct("<16sHHIIIIIHHHHHH8I")
+
+
+def elf() -> bytes:
+    """The program as a static ELF executable: one header, one loadable segment, no sections.
+
+    e_flags are version 5 of the ARM EABI with hard-float calls (ELF for the Arm Architecture, aaelf32).
+    """
+    size = _HEADERS.size + len(CODE)
+    entry = _ADDRESS + _HEADERS.size
+    ident = b"\x7fELF\x01\x01\x01" + bytes(9)
+    header = (ident, 2, 40, 1, entry, 52, 0, 0x05000400, 52, 32, 1, 40, 0, 0)
+    segment = (1, 0, _ADDRESS, _ADDRESS, size, size, 5, 0x10000)
+    return _HEADERS.pack(*header, *segment) + CODE

@@ -1,0 +1,264 @@
+"""Root filesystems by mmdebstrap, reproducible: the same inputs give the same tar, bit for bit.
+
+Four kinds of roots come from here, all from one state of the mirror (images.apt):
+
+- *tools*: programs of this PC's architecture, extracted and never configured: the native stand-ins for emulated ones,
+  and the cross compiler;
+- *builder*: the native root that cross-compiles what is big;
+- *dev*: a target root with compilers and headers, in which wheels are built;
+- *rootfs*: the target root that is exported and booted.
+
+Target roots are extracted and unpacked natively; only configuring runs target code, with native tools standing in
+for whatever needs no target CPU (images/hooks/install-with-native-tools says how). With ``native_tools`` None
+everything but unpacking is emulated: slower by a factor, and the tree is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from images.apt import Source, sources_text
+from images.engine import build_environment
+from toolchain import files
+from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
+from toolchain.errors import CommandFailed, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
+from toolchain.jobs import available_memory_mib
+from toolchain.process import require_program, run
+
+HERE = Path(__file__).resolve().parent
+STANDING_IN = "standing-in"
+"""File in a tools folder: names of the programs that stand in for emulated ones, a line each."""
+
+_LIMIT_S = 3600.0
+_MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
+_MEMORY_FOR_TREE_MIB = 4096
+_SCRATCH_SCRIPT = """
+    if [ "$1" -gt 0 ]; then mount -t tmpfs -o "size=${1}m,mode=755" pitorch "$0"; fi
+    export TMPDIR="$0"
+    shift
+    exec "$@"
+"""
+_STAND_INS = re.compile(
+    # The cross compiler has its own way in (images.native); perlX.Y is perl's other name; dpkg must be the target's.
+    r"(?!.*-linux-gnu)(?!dpkg|perl\d|ld\b|make$|ninja$)[a-z0-9_.\[+-]+"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootSpec:
+    """A root to build: whose packages, from where, and in which way."""
+
+    role: str
+    suite: str
+    architectures: tuple[str, ...]
+    """Debian names; the first is the root's own, further ones are multiarch."""
+    packages: tuple[str, ...]
+    sources: tuple[Source, ...]
+    lists: Path
+    """Verified package lists of the sources (images.apt.verify)."""
+    archives: Path
+    """Where downloaded packages are kept between builds."""
+    source_date_epoch: int
+    overlay: Path | None = None
+    native_tools: Path | None = None
+    keyring_package: str = ""
+    split_usr: bool = False
+    """As in images.flavour.Suite."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """The root's own architecture."""
+        return ARCHITECTURES[self.architectures[0]]
+
+
+def require_execution(architecture: Architecture, probe: Path) -> None:
+    """Execute a program of another architecture; ForeignBinaryRefused says how to make that work.
+
+    ``probe`` is a static executable of that architecture which ends with status 0.
+    """
+    try:
+        done = subprocess.run([probe], check=False, capture_output=True, timeout=60)
+        seen = f"exit status {done.returncode}" if done.returncode else ""
+    except OSError as fault:
+        seen = os.strerror(fault.errno or 0)
+    if seen:
+        raise ForeignBinaryRefused(
+            f"this host cannot execute {architecture.debian} programs",
+            expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
+            found=seen,
+            mend="./inv doctor shows what is missing; usually: apt-get install qemu-user-static binfmt-support",
+        )
+
+
+def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
+    """Build a target root and write it as an uncompressed tar. Raises ImageBuildFailed or NetworkUnreachable."""
+    hook = HERE / "hooks" / "install-with-native-tools"
+    manual = log.with_suffix(".manual")
+    manual.parent.mkdir(parents=True, exist_ok=True)
+    merged = "usr-is-merged" if spec.split_usr else ""
+    named = sorted({*spec.packages, *filter(None, [spec.keyring_package, merged])})
+    manual.write_text("".join(f"{name}\n" for name in named))
+    environment = {
+        "NATIVE_TOOLS": str(spec.native_tools or ""),
+        "MANUAL_PACKAGES": str(manual),
+        "TARGET_ARCHITECTURE": spec.architectures[0],
+        "OVERLAY": str(spec.overlay or ""),
+        "HOOK_LOG": str(log),
+    }
+    _mmdebstrap(spec, tar, log, ["--variant=extract", f"--extract-hook={hook}"], ("?essential",), environment, on_stage)
+
+
+def build_native_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
+    """Build a root of this PC's architecture, fully installed, as an uncompressed tar. Raises as ``build_tar``."""
+    _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {}, on_stage)
+
+
+def build_tools(
+    spec: RootSpec,
+    folder: Path,
+    log: Path,
+    *,
+    standing_in: tuple[str, ...],
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Extract native programs into ``folder`` (replaced) and list those that may stand in for emulated ones.
+
+    ``standing_in`` names the packages that such programs come from. Raises as ``build_tar``.
+    """
+    with files.scratch_folder(folder.parent, folder.name) as scratch:
+        tree = scratch / "tree"
+        _mmdebstrap(spec, tree, log, ["--variant=extract"], spec.packages, {}, on_stage)
+        _set_depmod_apart(tree)
+        (tree / STANDING_IN).write_text("".join(f"{name}\n" for name in _stand_ins(tree)))
+        (tree / f"{STANDING_IN}.packages").write_text("".join(f"{name}\n" for name in standing_in))
+        files.remove(folder)
+        tree.rename(folder)
+
+
+def _set_depmod_apart(tree: Path) -> None:
+    """Move kmod and its library to a folder of their own, out of what is bound into target roots."""
+    apart = tree / "depmod"
+    apart.mkdir()
+    for path in [*tree.glob("usr/bin/kmod"), *tree.glob("usr/lib/*/libkmod.so*")]:
+        path.rename(apart / path.name)
+
+
+def _stand_ins(tree: Path) -> Iterator[str]:
+    for program in sorted((tree / "usr" / "bin").iterdir()):
+        if program.is_symlink() or not program.is_file() or not _STAND_INS.fullmatch(program.name):
+            continue
+        with program.open("rb") as stream:
+            if stream.read(4) == b"\x7fELF":
+                yield program.name
+
+
+def _mmdebstrap(
+    spec: RootSpec,
+    target: Path,
+    log: Path,
+    variant: list[str],
+    packages: tuple[str, ...],
+    environment: dict[str, str],
+    on_stage: Callable[[str], None],
+) -> None:
+    program = require_program("mmdebstrap", "to build root filesystems")
+    files.require_space(target.parent, 2500, f"the {spec.role} root")
+    spec.archives.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    extracts = "--variant=extract" in variant
+    archives = '"$1/var/cache/apt/archives"'
+    scratch = target.parent / f".{target.name}.{os.getpid()}.scratch"
+    unmount = f"umount {archives}"
+    memory_mib = _MEMORY_FOR_TREE_MIB if available_memory_mib() >= 2 * _MEMORY_FOR_TREE_MIB else 0
+    argv = [
+        # A mount namespace of its own: nothing that is mounted here can be left on the host. The tree is built in
+        # memory where that is plentiful: dpkg syncs a lot, and 32-bit programs cannot list every ext4 folder.
+        *("unshare", "--mount", "--propagation", "private", "--"),
+        *("sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib)),
+        str(program),
+        "--mode=root",
+        f"--architectures={','.join(spec.architectures)}",
+        "--format=" + ("directory" if target.suffix != ".tar" else "tar"),
+        "--skip=update,download/empty,check/qemu",
+        '--aptopt=APT::Sandbox::User "root"',
+        '--aptopt=Acquire::Languages "none"',
+        '--aptopt=Acquire::Retries "3"',
+        "--dpkgopt=force-unsafe-io",
+        *variant,
+        f"--include={','.join(packages)}",
+        f'--setup-hook=mkdir -p "$1/var/lib/apt/lists" && cp -a {_quoted(spec.lists)}/. "$1/var/lib/apt/lists/"',
+        *([f"--hook-dir={_MERGED_USR}"] if spec.split_usr else []),
+        f"--setup-hook=mkdir -p {archives} && mount --bind {_quoted(spec.archives)} {archives}",
+        *(f"--{hook}-hook={unmount}" for hook in ("extract", "customize") if (hook == "extract") == extracts),
+        spec.suite,
+    ]
+    with contextlib.ExitStack() as stack:
+        scratch.mkdir(parents=True)
+        stack.callback(files.remove, scratch)
+        aside = stack.enter_context(files.replacing(target))
+        named = aside.with_name(aside.name + ".tar") if target.suffix == ".tar" else aside
+        try:
+            run(
+                [*argv, str(named), "-"],
+                stdin=sources_text(spec.sources, spec.architectures).encode(),
+                env={
+                    **build_environment(),
+                    **environment,
+                    "SOURCE_DATE_EPOCH": str(spec.source_date_epoch),
+                },
+                limit_s=_LIMIT_S,
+                log=log,
+                on_line=lambda line: on_stage(line[3:]) if line.startswith("I: ") else None,
+            )
+        except CommandFailed as fault:
+            raise _explained(spec, fault, log) from fault
+        if named != aside:
+            named.rename(aside)
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "'\\''") + "'"
+
+
+def _explained(spec: RootSpec, fault: CommandFailed, log: Path) -> Exception:
+    text = log.read_text(errors="replace")
+    complaints = [line for line in text.splitlines() if line.startswith("E:")]
+    found = complaints[0][3:] if complaints else fault.found
+    if re.search(r"Could not (resolve|connect)|Temporary failure resolving|Failed to fetch", text):
+        return NetworkUnreachable(
+            f"the mirror does not give the packages of the {spec.role} root",
+            expected="every package that the verified lists name",
+            found=found,
+            mend="check the network; if the mirror has moved on since, run ./inv build-image --update",
+        )
+    if missing := re.search(r"Unable to locate package (\S+)", text):
+        return ImageBuildFailed(
+            f"the {spec.role} root needs a package that the mirror does not have",
+            expected=f"package {missing[1]} in {spec.suite} for {spec.architectures[0]}",
+            found="no such package in the verified lists",
+            mend="correct image.extra_packages (or image.suite) in invoke.yaml",
+        )
+    return ImageBuildFailed(
+        f"building the {spec.role} root failed",
+        expected="mmdebstrap to end with status 0",
+        found=f"{found} (whole log: {log})",
+        mend="read the log; ./inv doctor checks what this step relies on",
+    )
+
+
+def foreign_spec(spec: RootSpec) -> bool:
+    """Whether the root is for another architecture than this PC's."""
+    return spec.architecture != host_architecture()
+
+
+def with_tools(spec: RootSpec, tools: Path | None) -> RootSpec:
+    """The same root, configured with other native tools (None: emulated)."""
+    return dataclasses.replace(spec, native_tools=tools)

@@ -1,0 +1,78 @@
+"""A shell in the workbench: the development root with torch, libqpu and the extension, the caller's folder in it.
+
+Compilers are there, native ones in disguise (images.native). Files made in the mounted folder belong to whoever
+called: the container starts as root, gives the caller's ids a name, and goes on under them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from images.containers import calling_user
+from images.engine import build_environment
+from images.native import Mounts
+from toolchain.architecture import Architecture
+from toolchain.errors import ArtefactMissing
+from toolchain.process import require_program
+
+WORK = "/root/work"
+
+_AS_CALLER = """
+uid=$1 gid=$2
+shift 2
+if [ "$uid" -ne 0 ]; then
+    getent group "$gid" >/dev/null || groupadd --gid "$gid" caller
+    getent passwd "$uid" >/dev/null ||
+        useradd --no-create-home --home-dir /root --shell /bin/bash --uid "$uid" --gid "$gid" caller
+    chown "$uid:$gid" /root
+    exec setpriv --reuid "$uid" --regid "$gid" --init-groups -- "$@"
+fi
+exec "$@"
+"""
+
+
+def command_line(
+    image: str,
+    architecture: Architecture,
+    folder: Path,
+    *,
+    compiler: Mounts,
+    command: Sequence[str],
+    interactive: bool,
+    user: tuple[int, int],
+) -> list[str]:
+    """The engine's command line that opens the shell."""
+    docker = str(require_program("docker", "to open a shell in a container"))
+    words = [docker, "run", "--rm", "--init=false", f"--name=pitorch-shell-{uuid.uuid4().hex[:8]}", "--network=host"]
+    words += ["--platform", architecture.oci_platform, "--interactive", *(["--tty"] if interactive else [])]
+    words += ["--volume", f"{folder}:{WORK}", "--workdir", WORK, "--env", "HOME=/root"]
+    for bind in compiler.binds():
+        words += ["--volume", bind]
+    for name, value in {**build_environment(), **compiler.environment}.items():
+        words += ["--env", f"{name}={value}"]
+    return [*words, image, "sh", "-euc", _AS_CALLER, "sh", str(user[0]), str(user[1]), *command]
+
+
+def open_shell(
+    image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
+) -> int:
+    """Open it, or run ``command`` (a line for the shell) in it; its exit status. Raises ArtefactMissing."""
+    if not folder.is_dir():
+        raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, mend="name another")
+    words = ["bash", "-c", command] if command else ["bash", "-l"]
+    interactive = not command and sys.stdin.isatty()
+    user = (0, 0) if as_root else calling_user()
+    argv = command_line(
+        image, architecture, folder.resolve(), compiler=compiler, command=words, interactive=interactive, user=user
+    )
+    return subprocess.call(argv, stdin=None if interactive or not command else subprocess.DEVNULL)
+
+
+def caller_folder() -> Path:
+    """The folder that the caller was in when ./inv took over."""
+    return Path(os.environ.get("PITORCH_CALLER_CWD") or Path.cwd())

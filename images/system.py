@@ -1,0 +1,173 @@
+"""The system image: the root filesystem and, a layer each, what the recipes made.
+
+The Dockerfile is rendered from a template, and rendering is a pure function of its arguments. Layers come as tars
+that ``ADD`` unpacks, the ones that change least first, so that a changed kernel costs one small layer. Only
+``ldconfig`` runs emulated.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import docker
+import docker.errors
+import jinja2
+
+from images.archive import LoadedImage, verify
+from images.containers import run_in
+from images.engine import build_environment
+from toolchain import progress
+from toolchain.architecture import Architecture
+from toolchain.errors import CommandFailed, ImageBuildFailed
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+_INSPECT = """
+import ctypes, importlib, json, platform, subprocess, sys, sysconfig
+found = {"python": platform.python_version(), "platform": sysconfig.get_platform(), "modules": {}}
+for name in json.loads(sys.argv[1]):
+    found["modules"][name] = getattr(importlib.import_module(name), "__version__", "")
+ctypes.CDLL("libqpu.so.1")
+if json.loads(sys.argv[2]):
+    found["qpu"] = json.loads(subprocess.run(["qpu-info", "--json"], check=True, capture_output=True).stdout)
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A tar that is unpacked at the root of the image."""
+
+    name: str
+    tar: Path
+
+
+def render(rootfs: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool) -> str:
+    """The Dockerfile's text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
+    )
+    return environment.get_template("Dockerfile.j2").render(
+        rootfs=rootfs, layers=list(layers), labels=sorted(labels.items()), bootable=bootable
+    )
+
+
+def build(
+    client: docker.DockerClient,
+    reference: str,
+    dockerfile: str,
+    layers: Sequence[Layer],
+    architecture: Architecture,
+) -> LoadedImage:
+    """Build the image and verify its platform. Raises ImageBuildFailed with the engine's own words."""
+    total = sum(layer.tar.stat().st_size for layer in layers)
+    with (
+        progress.bar(f"build {reference}", total=total, in_bytes=True) as bar,
+        _Context(dockerfile, layers, bar) as context,
+    ):
+        try:
+            events = client.api.build(
+                fileobj=context,
+                custom_context=True,
+                tag=reference,
+                platform=architecture.oci_platform,
+                buildargs=build_environment(),
+                network_mode="host",
+                rm=True,
+                forcerm=True,
+                decode=True,
+            )
+            said: list[str] = []
+            for event in events:
+                if "error" in event:
+                    raise _failed(reference, str(event["error"]), said)
+                said.append(str(event.get("stream", "")))
+        except docker.errors.APIError as fault:
+            raise _failed(reference, str(fault.explanation), []) from fault
+    return verify(client, reference, architecture)
+
+
+def _failed(reference: str, found: str, said: Sequence[str]) -> ImageBuildFailed:
+    tail = "".join(said)[-1500:].strip()
+    return ImageBuildFailed(
+        f"the engine did not build {reference}",
+        expected="every line of the Dockerfile to succeed",
+        found=found + (f"\n{tail}" if tail else ""),
+        mend="./inv doctor checks the engine and emulation; then run ./inv build-image again",
+    )
+
+
+class _Context:
+    """The build context as a readable stream: a thread writes the tar into a pipe, nothing is held in memory."""
+
+    def __init__(self, dockerfile: str, layers: Sequence[Layer], bar: progress.Bar) -> None:
+        self._dockerfile, self._layers, self._bar = dockerfile.encode(), layers, bar
+
+    def __enter__(self) -> IO[bytes]:
+        import os
+
+        reader, writer = os.pipe()
+        self._reader = os.fdopen(reader, "rb")
+        self._thread = threading.Thread(target=self._write, args=(os.fdopen(writer, "wb"),), daemon=True)
+        self._thread.start()
+        return self._reader
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+        self._thread.join(10)
+
+    def _write(self, sink: IO[bytes]) -> None:
+        try:
+            with sink, tarfile.open(fileobj=sink, mode="w|") as archive:
+                member = tarfile.TarInfo("Dockerfile")
+                member.size = len(self._dockerfile)
+                archive.addfile(member, io.BytesIO(self._dockerfile))
+                sent = 0
+                for layer in self._layers:
+                    member = tarfile.TarInfo(layer.name)
+                    member.size = layer.tar.stat().st_size
+                    with layer.tar.open("rb") as content:
+                        archive.addfile(member, content)
+                    sent += member.size
+                    self._bar.update(sent)
+        except BrokenPipeError:
+            return  # the engine refused the build; its event says why
+
+
+def inspect(
+    client: docker.DockerClient,
+    reference: str,
+    architecture: Architecture,
+    *,
+    modules: Sequence[str],
+    own_libqpu: bool,
+    log: Path,
+) -> dict[str, Any]:
+    """Start the image, import the modules in it, load libqpu, and return what they say of themselves.
+
+    ``own_libqpu``: the library is ours, and so has a qpu-info to ask.
+    Raises ImageBuildFailed when one does not load: an image that was not seen working is not a product.
+    """
+    argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
+    try:
+        done = run_in(client, reference, argv, architecture=architecture, limit_s=900, log=log)
+    except CommandFailed as fault:
+        raise ImageBuildFailed(
+            f"{reference} was built but does not work",
+            expected=f"import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
+            found=fault.tail.strip()[-1500:] or fault.found,
+            mend=f"the whole output is in {log}",
+        ) from fault
+    found: dict[str, Any] = json.loads(done.output.strip().splitlines()[-1])
+    return found
