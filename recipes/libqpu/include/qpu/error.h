@@ -1,0 +1,114 @@
+// What libqpu throws. Every text says what was expected, what was found and,
+// where there is one, what to do.
+//
+// No std::string crosses this interface, so that programs built with either
+// value of _GLIBCXX_USE_CXX11_ABI link against the same libqpu.so.
+#ifndef QPU_ERROR_H
+#define QPU_ERROR_H
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+
+#include "qpu/detail/export.h"
+
+namespace qpu {
+
+namespace detail {
+struct ErrorFacts;
+}
+
+// Root of everything that the user of the library can put right.
+class QPU_API Error : public std::runtime_error {
+ public:
+  explicit Error(const char* text);
+  Error(const char* text, std::shared_ptr<const detail::ErrorFacts> facts);
+  Error(const Error&) = default;
+  Error& operator=(const Error&) = default;
+  ~Error() noexcept override;
+
+  // Name of the kernel, "" when no kernel is concerned.
+  const char* kernel() const noexcept;
+  // Construct of the language, such as "While" or "store", "" when none is concerned.
+  const char* construct() const noexcept;
+
+ protected:
+  const detail::ErrorFacts* facts() const noexcept { return facts_.get(); }
+
+ private:
+  std::shared_ptr<const detail::ErrorFacts> facts_;
+};
+
+// The kernel's source is wrong; thrown while compile() traces it.
+class QPU_API CompileError : public Error {
+ public:
+  using Error::Error;
+  CompileError(const CompileError&) = default;
+  CompileError& operator=(const CompileError&) = default;
+  ~CompileError() noexcept override;
+};
+
+// A kernel did something while running that hardware would answer with a wrong
+// number or a hang. Buffers keep what was stored before.
+class QPU_API ExecutionError : public Error {
+ public:
+  using Error::Error;
+  ExecutionError(const ExecutionError&) = default;
+  ExecutionError& operator=(const ExecutionError&) = default;
+  ~ExecutionError() noexcept override;
+
+  // Logical QPU 0..11 that failed, -1 when the failure belongs to no single one.
+  int qpu() const noexcept;
+};
+
+// An access outside every live SharedArray, or a misaligned one.
+class QPU_API BoundsError : public ExecutionError {
+ public:
+  using ExecutionError::ExecutionError;
+  BoundsError(const BoundsError&) = default;
+  BoundsError& operator=(const BoundsError&) = default;
+  ~BoundsError() noexcept override;
+
+  // First bus address that is not in a buffer.
+  std::uint32_t address() const noexcept;
+};
+
+// Every QPU that has not ended waits for a semaphore.
+class QPU_API DeadlockError : public ExecutionError {
+ public:
+  using ExecutionError::ExecutionError;
+  DeadlockError(const DeadlockError&) = default;
+  DeadlockError& operator=(const DeadlockError&) = default;
+  ~DeadlockError() noexcept override;
+};
+
+// A host-side argument is out of range: QPU count, index, copy length, ...
+class QPU_API ArgumentError : public Error {
+ public:
+  using Error::Error;
+  ArgumentError(const ArgumentError&) = default;
+  ArgumentError& operator=(const ArgumentError&) = default;
+  ~ArgumentError() noexcept override;
+};
+
+// A SharedArray cannot be had: length 0, or memory or bus addresses exhausted.
+class QPU_API AllocationError : public Error {
+ public:
+  using Error::Error;
+  AllocationError(const AllocationError&) = default;
+  AllocationError& operator=(const AllocationError&) = default;
+  ~AllocationError() noexcept override;
+};
+
+// QPU_BACKEND names something that this build does not have.
+class QPU_API BackendError : public Error {
+ public:
+  using Error::Error;
+  BackendError(const BackendError&) = default;
+  BackendError& operator=(const BackendError&) = default;
+  ~BackendError() noexcept override;
+};
+
+}  // namespace qpu
+
+#endif

@@ -1,0 +1,176 @@
+// compile() and the kernel it returns.
+#ifndef QPU_KERNEL_H
+#define QPU_KERNEL_H
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include "qpu/detail/builder.h"
+#include "qpu/error.h"
+#include "qpu/shared_array.h"
+#include "qpu/vector.h"
+
+namespace qpu {
+
+namespace detail {
+
+// What the caller hands over for a parameter, and the uniform it becomes.
+template <typename T>
+struct Argument;
+template <>
+struct Argument<Int> {
+  typedef int Host;
+  static std::uint32_t uniform(int x) { return static_cast<std::uint32_t>(x); }
+};
+template <>
+struct Argument<Float> {
+  typedef float Host;
+  static std::uint32_t uniform(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+  }
+};
+QPU_API std::uint32_t arrayUniform(bool given, std::uint32_t address);
+template <typename H>
+struct ArrayArgument {
+  typedef SharedArray<H>* Host;
+  static std::uint32_t uniform(const SharedArray<H>* array) {
+    return arrayUniform(array != nullptr, array ? array->getAddress() : 0);
+  }
+};
+template <typename T>
+struct HostElement;
+template <>
+struct HostElement<Int> {
+  typedef int type;
+};
+template <>
+struct HostElement<Float> {
+  typedef float type;
+};
+template <typename T>
+struct HostElement<Ptr<T> > {
+  typedef typename HostElement<T>::type* type;
+};
+template <typename T>
+struct Argument<Ptr<T> > : ArrayArgument<typename HostElement<T>::type> {};
+
+template <typename T>
+struct Plain : std::remove_cv<typename std::remove_reference<T>::type> {};
+
+template <std::size_t... I>
+struct Indices {};
+template <std::size_t N, std::size_t... I>
+struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
+template <std::size_t... I>
+struct MakeIndices<0, I...> {
+  typedef Indices<I...> type;
+};
+
+// How the kernel function gets a parameter variable: by value it is handed
+// over without a copy, which would be a statement of the kernel; by reference
+// it lives here while the function runs.
+template <typename T>
+struct Parameter {
+  Node node;
+  explicit Parameter(std::size_t position) : node(parameter(position)) {}
+  typename Plain<T>::type pass() { return typename Plain<T>::type(FromNode(node)); }
+};
+template <typename T>
+struct Parameter<T&> {
+  typename Plain<T>::type variable;
+  explicit Parameter(std::size_t position) : variable(FromNode(parameter(position))) {}
+  T& pass() { return variable; }
+};
+
+template <typename F, typename... Ts>
+struct Call {
+  template <std::size_t... I>
+  static void run(F& f, Indices<I...>) {
+    pass(f, Parameter<Ts>(I)...);
+  }
+  static void pass(F& f, Parameter<Ts>... parameters) { f(parameters.pass()...); }
+};
+
+}  // namespace detail
+
+// A compiled kernel. Copies share the program; each has its own QPU count.
+// Calls may come from several threads at once, on one Kernel object too, as
+// long as none of them changes the QPU count meanwhile.
+template <typename... Ts>
+class Kernel {
+ public:
+  explicit Kernel(const detail::Program* program)
+      : program_(program, detail::releaseProgram) {}
+
+  // QPUs for the next calls, 1..12; 1 until set. Throws ArgumentError.
+  void setNumQPUs(int n) {
+    detail::requireQpuCount(*program_, n);
+    qpus_ = n;
+  }
+  int numQPUs() const { return qpus_; }
+  const char* name() const { return detail::programName(*program_); }
+
+  // Run to the end. Throws ArgumentError for a null or unallocated array,
+  // ExecutionError and its kinds for what the kernel does wrong.
+  void operator()(typename detail::Argument<Ts>::Host... arguments) const {
+    const std::array<std::uint32_t, sizeof...(Ts) + 1> uniforms = {
+        {detail::Argument<Ts>::uniform(arguments)..., 0}};
+    detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts));
+  }
+
+ private:
+  std::shared_ptr<const detail::Program> program_;
+  int qpus_ = 1;
+};
+
+namespace detail {
+
+template <typename F, typename... Ts>
+Kernel<typename Plain<Ts>::type...> compileFunction(F& f, const char* name, const void* address) {
+  const std::array<Type, sizeof...(Ts) + 1> types = {
+      {Element<typename Plain<Ts>::type>::type()..., Type::Int}};
+  Trace trace(name, address, types.data(), sizeof...(Ts));
+  Call<F, Ts...>::run(f, typename MakeIndices<sizeof...(Ts)>::type());
+  return Kernel<typename Plain<Ts>::type...>(trace.finish());
+}
+
+template <typename M>
+struct Callable;
+template <typename C, typename... Ts>
+struct Callable<void (C::*)(Ts...) const> {
+  typedef Kernel<typename Plain<Ts>::type...> KernelType;
+  template <typename F>
+  static KernelType compile(F& f, const char* name) {
+    return compileFunction<F, Ts...>(f, name, nullptr);
+  }
+};
+template <typename C, typename... Ts>
+struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
+
+}  // namespace detail
+
+// Run f once to record its program and make a kernel of it. `name` is for error
+// texts; left out, the function's symbol is used where the loader knows it.
+// Throws CompileError; BackendError when QPU_BACKEND names an unusable backend.
+template <typename... Ts>
+Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char* name = nullptr) {
+  return detail::compileFunction<void (*)(Ts...), Ts...>(f, name,
+                                                         reinterpret_cast<const void*>(f));
+}
+
+// The same for a lambda or another object with one operator().
+template <typename F>
+typename detail::Callable<decltype(&F::operator())>::KernelType compile(
+    F f, const char* name = nullptr) {
+  return detail::Callable<decltype(&F::operator())>::compile(f, name);
+}
+
+}  // namespace qpu
+
+#endif

@@ -1,0 +1,176 @@
+// Arrays that the CPU and the QPUs share. QPUs see them at 32-bit bus addresses
+// on every host, 64-bit ones included.
+#ifndef QPU_SHARED_ARRAY_H
+#define QPU_SHARED_ARRAY_H
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "qpu/detail/export.h"
+
+namespace qpu {
+
+template <typename T>
+class SharedArray;
+
+namespace detail {
+
+struct Block;
+
+// Owner of one allocation of 4-byte words. Allocation and release are safe
+// from any thread. Start and length are multiples of nothing smaller than a
+// word; the start is aligned to 64 bytes on both sides.
+class QPU_API SharedWords {
+ public:
+  SharedWords() noexcept : block_(nullptr), words_(nullptr), count_(0), address_(0) {}
+  // Throws AllocationError when count is 0, or memory or bus addresses are
+  // exhausted.
+  explicit SharedWords(std::size_t count);
+  SharedWords(const SharedWords&) = delete;
+  SharedWords& operator=(const SharedWords&) = delete;
+  SharedWords(SharedWords&& other) noexcept;
+  SharedWords& operator=(SharedWords&& other) noexcept;
+  ~SharedWords();
+
+  std::uint32_t* words() const noexcept { return words_; }
+  std::size_t count() const noexcept { return count_; }
+  // 0 when nothing is allocated.
+  std::uint32_t address() const noexcept { return address_; }
+
+  // Throws ArgumentError when [first, first + n) is not inside the array.
+  void requireRange(std::size_t first, std::size_t n, const char* what) const {
+    if (first > count_ || n > count_ - first) outOfRange(first, n, what);
+  }
+
+ private:
+  void outOfRange(std::size_t first, std::size_t n, const char* what) const;
+
+  const Block* block_;
+  std::uint32_t* words_;
+  std::size_t count_;
+  std::uint32_t address_;
+};
+
+// Bus address of a word of a live array given by its host address, or by a bus
+// address that was cast to a pointer; 0 for null. Throws ArgumentError else.
+QPU_API std::uint32_t busAddress(const void* host);
+// Host address of a word of a live array; null for 0. Throws ArgumentError else.
+QPU_API void* hostAddress(std::uint32_t bus);
+
+QPU_API void copyWords(void* to, const void* from, std::size_t count) noexcept;
+
+}  // namespace detail
+
+// What a SharedArray<T*> holds: a 32-bit bus address that reads and writes like
+// a T*.
+template <typename T>
+class BusPointer {
+ public:
+  BusPointer() : address_(0) {}
+  BusPointer(std::nullptr_t) : address_(0) {}
+  BusPointer(T* host) : address_(detail::busAddress(host)) {}
+  BusPointer(const SharedArray<T>& array) : address_(array.getAddress()) {}
+  BusPointer(const SharedArray<T>* array) : address_(array->getAddress()) {}
+
+  static BusPointer fromAddress(std::uint32_t bus) {
+    BusPointer p;
+    p.address_ = bus;
+    return p;
+  }
+
+  std::uint32_t address() const { return address_; }
+  operator T*() const { return static_cast<T*>(detail::hostAddress(address_)); }
+
+ private:
+  std::uint32_t address_;
+};
+
+namespace detail {
+
+// What one element looks like in shared memory.
+template <typename T>
+struct Stored {
+  typedef T type;
+};
+template <typename T>
+struct Stored<T*> {
+  typedef BusPointer<T> type;
+};
+
+}  // namespace detail
+
+// T is int, float or a pointer to what another SharedArray holds. Zero-filled.
+// Movable, not copyable. A kernel must not run on an array that is being
+// destroyed or moved.
+template <typename T>
+class SharedArray {
+ public:
+  typedef typename detail::Stored<T>::type value_type;
+  static_assert(sizeof(value_type) == 4, "a QPU vector has elements of 32 bits");
+  static_assert(std::is_trivially_copy_constructible<value_type>::value,
+                "shared memory holds plain data");
+
+  SharedArray() = default;
+  // Room for n elements. Throws AllocationError, also for n = 0.
+  explicit SharedArray(std::size_t n) : words_(n) {}
+
+  // Allocate later, or anew: what was held before is released first.
+  void alloc(std::size_t n) {
+    dealloc();
+    words_ = detail::SharedWords(n);
+  }
+  void dealloc() { words_ = detail::SharedWords(); }
+
+  std::size_t size() const { return words_.count(); }
+  // Address for the QPUs, a multiple of 64.
+  std::uint32_t getAddress() const { return words_.address(); }
+  // Address for the CPU.
+  value_type* getPointer() { return reinterpret_cast<value_type*>(words_.words()); }
+  const value_type* getPointer() const {
+    return reinterpret_cast<const value_type*>(words_.words());
+  }
+  value_type* data() { return getPointer(); }
+  const value_type* data() const { return getPointer(); }
+  value_type* begin() { return getPointer(); }
+  value_type* end() { return getPointer() + size(); }
+  const value_type* begin() const { return getPointer(); }
+  const value_type* end() const { return getPointer() + size(); }
+
+  // What a SharedArray<T*> takes to point at element i.
+  BusPointer<T> pointer(std::size_t i) const {
+    words_.requireRange(i, 1, "pointer");
+    return BusPointer<T>::fromAddress(words_.address() + static_cast<std::uint32_t>(4 * i));
+  }
+
+  // Throws ArgumentError when i is outside the array.
+  template <typename I>
+  value_type& operator[](I i) {
+    words_.requireRange(static_cast<std::size_t>(i), 1, "operator[]");
+    return getPointer()[static_cast<std::size_t>(i)];
+  }
+  template <typename I>
+  const value_type& operator[](I i) const {
+    words_.requireRange(static_cast<std::size_t>(i), 1, "operator[]");
+    return getPointer()[static_cast<std::size_t>(i)];
+  }
+
+  // Copy n elements to or from the array's elements first, first + 1, ... in
+  // one block. Throws ArgumentError when they do not fit.
+  void copyFrom(const value_type* source, std::size_t n, std::size_t first = 0) {
+    words_.requireRange(first, n, "copyFrom");
+    detail::copyWords(words_.words() + first, source, n);
+  }
+  void copyTo(value_type* target, std::size_t n, std::size_t first = 0) const {
+    words_.requireRange(first, n, "copyTo");
+    detail::copyWords(target, words_.words() + first, n);
+  }
+
+ private:
+  detail::SharedWords words_;
+};
+
+}  // namespace qpu
+
+#endif

@@ -1,0 +1,363 @@
+// The vector types of the language: Int, Float, Ptr<T>. Each holds 16 elements
+// of 32 bits; writing C++ with them inside a kernel function records a program.
+#ifndef QPU_VECTOR_H
+#define QPU_VECTOR_H
+
+#include <cstdint>
+#include <type_traits>
+
+#include "qpu/detail/builder.h"
+#include "qpu/location.h"
+
+namespace qpu {
+
+class Int;
+class Float;
+template <typename T>
+class Ptr;
+
+namespace detail {
+
+// Only the library and the classes below make expressions from nodes.
+struct FromNode {
+  Node node;
+  explicit FromNode(Node n) : node(n) {}
+};
+
+template <typename A>
+struct IfNumber : std::enable_if<std::is_arithmetic<A>::value, int> {};
+template <typename A>
+struct IfInteger : std::enable_if<std::is_integral<A>::value, int> {};
+template <typename A>
+struct IfReal : std::enable_if<std::is_floating_point<A>::value, int> {};
+
+}  // namespace detail
+
+// An integer vector value. A C++ number stands for itself in all elements.
+class IntExpr {
+ public:
+  explicit IntExpr(detail::FromNode n) : node_(n.node) {}
+  template <typename A, typename detail::IfNumber<A>::type = 0>
+  IntExpr(A value) : node_(detail::constantInt(static_cast<std::int32_t>(value))) {}
+
+  detail::Node node() const { return node_; }
+
+ private:
+  detail::Node node_;
+};
+
+// A float vector value.
+class FloatExpr {
+ public:
+  explicit FloatExpr(detail::FromNode n) : node_(n.node) {}
+  template <typename A, typename detail::IfNumber<A>::type = 0>
+  FloatExpr(A value) : node_(detail::constantFloat(static_cast<float>(value))) {}
+
+  detail::Node node() const { return node_; }
+
+ private:
+  detail::Node node_;
+};
+
+// A vector of 16 bus addresses of T.
+template <typename T>
+class PtrExpr;
+
+namespace detail {
+
+template <typename T>
+struct Element;
+template <>
+struct Element<Int> {
+  typedef IntExpr Expr;
+  static Type type() { return Type::Int; }
+};
+template <>
+struct Element<Float> {
+  typedef FloatExpr Expr;
+  static Type type() { return Type::Float; }
+};
+template <typename T>
+struct Element<Ptr<T> > {
+  typedef PtrExpr<T> Expr;
+  static Type type() { return Type::Address; }
+};
+
+}  // namespace detail
+
+// *p and p[i]: as a value the 16 consecutive words from the first address of p;
+// as the target of an assignment a store of 16 words there that waits until
+// they are written.
+template <typename T>
+class Deref : public detail::Element<T>::Expr {
+  typedef typename detail::Element<T>::Expr Expr;
+
+ public:
+  explicit Deref(detail::Node address)
+      : Expr(detail::FromNode(detail::load(address, detail::Element<T>::type()))),
+        address_(address) {}
+  Deref(const Deref&) = default;
+
+  void operator=(const Expr& value) const {
+    detail::store(value.node(), address_, true, Location());
+  }
+  void operator=(const Deref& value) const {
+    detail::store(value.node(), address_, true, Location());
+  }
+  template <typename A, typename detail::IfNumber<A>::type = 0>
+  void operator=(A value) const {
+    *this = Expr(value);
+  }
+
+ private:
+  detail::Node address_;
+};
+
+template <typename T>
+class PtrExpr {
+ public:
+  explicit PtrExpr(detail::FromNode n) : node_(n.node) {}
+
+  detail::Node node() const { return node_; }
+
+  Deref<T> operator*() const { return Deref<T>(node_); }
+  // i counts elements, so p[16] is the next vector.
+  Deref<T> operator[](const IntExpr& i) const;
+
+ private:
+  detail::Node node_;
+};
+
+namespace detail {
+
+inline IntExpr intOp(Op op, const IntExpr& a, const IntExpr& b) {
+  return IntExpr(FromNode(binary(op, Type::Int, a.node(), b.node())));
+}
+inline FloatExpr floatOp(Op op, const FloatExpr& a, const FloatExpr& b) {
+  return FloatExpr(FromNode(binary(op, Type::Float, a.node(), b.node())));
+}
+template <typename T>
+PtrExpr<T> offset(Op op, const PtrExpr<T>& p, const IntExpr& i) {
+  const Node bytes = binary(Op::Shl, Type::Int, i.node(), constantInt(2));
+  return PtrExpr<T>(FromNode(binary(op, Type::Address, p.node(), bytes)));
+}
+
+}  // namespace detail
+
+// Int arithmetic. Sums and differences wrap at 32 bits. The product uses the
+// low 24 bits of each operand, unsigned, and keeps the low 32 bits (mul24).
+// Shift amounts use bits 4:0; >> keeps the sign. Manual: section 3, ALU
+// instructions.
+inline IntExpr operator+(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Add, a, b);
+}
+inline IntExpr operator-(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Sub, a, b);
+}
+inline IntExpr operator-(const IntExpr& a) { return detail::intOp(detail::Op::Sub, 0, a); }
+inline IntExpr operator*(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Mul24, a, b);
+}
+inline IntExpr operator<<(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Shl, a, b);
+}
+inline IntExpr operator>>(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Asr, a, b);
+}
+inline IntExpr operator&(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::And, a, b);
+}
+inline IntExpr operator|(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Or, a, b);
+}
+inline IntExpr operator^(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Xor, a, b);
+}
+inline IntExpr operator~(const IntExpr& a) {
+  return IntExpr(detail::FromNode(detail::unary(detail::Op::Not, detail::Type::Int, a.node())));
+}
+inline IntExpr min(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Min, a, b);
+}
+inline IntExpr max(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Max, a, b);
+}
+// Logical shift right and rotation of the 32 bits of each element.
+inline IntExpr shr(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Shr, a, b);
+}
+inline IntExpr ror(const IntExpr& a, const IntExpr& b) {
+  return detail::intOp(detail::Op::Ror, a, b);
+}
+
+// Float arithmetic: results are rounded toward zero, denormals count as +0 and
+// never come out, NaN does not arise. min and max compare sign and magnitude.
+inline FloatExpr operator+(const FloatExpr& a, const FloatExpr& b) {
+  return detail::floatOp(detail::Op::FAdd, a, b);
+}
+inline FloatExpr operator-(const FloatExpr& a, const FloatExpr& b) {
+  return detail::floatOp(detail::Op::FSub, a, b);
+}
+inline FloatExpr operator-(const FloatExpr& a) { return detail::floatOp(detail::Op::FSub, 0, a); }
+inline FloatExpr operator*(const FloatExpr& a, const FloatExpr& b) {
+  return detail::floatOp(detail::Op::FMul, a, b);
+}
+inline FloatExpr min(const FloatExpr& a, const FloatExpr& b) {
+  return detail::floatOp(detail::Op::FMin, a, b);
+}
+inline FloatExpr max(const FloatExpr& a, const FloatExpr& b) {
+  return detail::floatOp(detail::Op::FMax, a, b);
+}
+
+// Rounded toward zero; a float that no 32-bit integer holds becomes 0.
+inline FloatExpr toFloat(const IntExpr& a) {
+  return FloatExpr(
+      detail::FromNode(detail::unary(detail::Op::ItoF, detail::Type::Float, a.node())));
+}
+inline IntExpr toInt(const FloatExpr& a) {
+  return IntExpr(detail::FromNode(detail::unary(detail::Op::FtoI, detail::Type::Int, a.node())));
+}
+
+// Element i moves to element (i + n) mod 16: 1 is one to the right, 15 one to
+// the left. Only the low four bits of n's element 0 count.
+inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
+  return detail::intOp(detail::Op::Rotate, a, n);
+}
+inline FloatExpr rotate(const FloatExpr& a, const IntExpr& n) {
+  return FloatExpr(detail::FromNode(
+      detail::binary(detail::Op::Rotate, detail::Type::Float, a.node(), n.node())));
+}
+
+// Pointers move by elements of 4 bytes, each of the 16 addresses on its own.
+template <typename T>
+PtrExpr<T> operator+(const PtrExpr<T>& p, const IntExpr& i) {
+  return detail::offset(detail::Op::Add, p, i);
+}
+template <typename T>
+PtrExpr<T> operator-(const PtrExpr<T>& p, const IntExpr& i) {
+  return detail::offset(detail::Op::Sub, p, i);
+}
+template <typename T>
+Deref<T> PtrExpr<T>::operator[](const IntExpr& i) const {
+  return *(*this + i);
+}
+
+// A variable of 16 integers. Without an initialiser it holds 0 on the
+// interpreter and an undefined value on hardware.
+class Int : public IntExpr {
+ public:
+  Int(Location where = QPU_HERE) : IntExpr(fresh(where)) {}
+  template <typename A, typename detail::IfNumber<A>::type = 0>
+  Int(A value, Location where = QPU_HERE) : IntExpr(fresh(where)) {
+    detail::assign(node(), IntExpr(value).node(), where);
+  }
+  Int(const IntExpr& value, Location where = QPU_HERE) : IntExpr(fresh(where)) {
+    detail::assign(node(), value.node(), where);
+  }
+  Int(const Int& value, Location where = QPU_HERE) : IntExpr(fresh(where)) {
+    detail::assign(node(), value.node(), where);
+  }
+  explicit Int(detail::FromNode variable) : IntExpr(variable) {}
+
+  Int& operator=(const IntExpr& value) {
+    detail::assign(node(), value.node(), Location());
+    return *this;
+  }
+  Int& operator=(const Int& value) { return *this = static_cast<const IntExpr&>(value); }
+  template <typename A, typename detail::IfNumber<A>::type = 0>
+  Int& operator=(A value) {
+    return *this = IntExpr(value);
+  }
+  Int& operator+=(const IntExpr& b) { return *this = *this + b; }
+  Int& operator-=(const IntExpr& b) { return *this = *this - b; }
+  Int& operator*=(const IntExpr& b) { return *this = *this * b; }
+  Int& operator<<=(const IntExpr& b) { return *this = *this << b; }
+  Int& operator>>=(const IntExpr& b) { return *this = *this >> b; }
+  Int& operator&=(const IntExpr& b) { return *this = *this & b; }
+  Int& operator|=(const IntExpr& b) { return *this = *this | b; }
+  Int& operator^=(const IntExpr& b) { return *this = *this ^ b; }
+
+ private:
+  static detail::FromNode fresh(Location where) {
+    return detail::FromNode(detail::declare(detail::Type::Int, where));
+  }
+};
+
+// A variable of 16 floats; without an initialiser as for Int.
+class Float : public FloatExpr {
+ public:
+  Float(Location where = QPU_HERE) : FloatExpr(fresh(where)) {}
+  template <typename A, typename detail::IfNumber<A>::type = 0>
+  Float(A value, Location where = QPU_HERE) : FloatExpr(fresh(where)) {
+    detail::assign(node(), FloatExpr(value).node(), where);
+  }
+  Float(const FloatExpr& value, Location where = QPU_HERE) : FloatExpr(fresh(where)) {
+    detail::assign(node(), value.node(), where);
+  }
+  Float(const Float& value, Location where = QPU_HERE) : FloatExpr(fresh(where)) {
+    detail::assign(node(), value.node(), where);
+  }
+  explicit Float(detail::FromNode variable) : FloatExpr(variable) {}
+
+  Float& operator=(const FloatExpr& value) {
+    detail::assign(node(), value.node(), Location());
+    return *this;
+  }
+  Float& operator=(const Float& value) { return *this = static_cast<const FloatExpr&>(value); }
+  template <typename A, typename detail::IfNumber<A>::type = 0>
+  Float& operator=(A value) {
+    return *this = FloatExpr(value);
+  }
+  Float& operator+=(const FloatExpr& b) { return *this = *this + b; }
+  Float& operator-=(const FloatExpr& b) { return *this = *this - b; }
+  Float& operator*=(const FloatExpr& b) { return *this = *this * b; }
+
+ private:
+  static detail::FromNode fresh(Location where) {
+    return detail::FromNode(detail::declare(detail::Type::Float, where));
+  }
+};
+
+// A variable of 16 addresses of T, T = Int, Float or again a Ptr.
+template <typename T>
+class Ptr : public PtrExpr<T> {
+ public:
+  Ptr(Location where = QPU_HERE) : PtrExpr<T>(fresh(where)) {}
+  Ptr(const PtrExpr<T>& value, Location where = QPU_HERE) : PtrExpr<T>(fresh(where)) {
+    detail::assign(this->node(), value.node(), where);
+  }
+  Ptr(const Ptr& value, Location where = QPU_HERE) : PtrExpr<T>(fresh(where)) {
+    detail::assign(this->node(), value.node(), where);
+  }
+  explicit Ptr(detail::FromNode variable) : PtrExpr<T>(variable) {}
+
+  Ptr& operator=(const PtrExpr<T>& value) {
+    detail::assign(this->node(), value.node(), Location());
+    return *this;
+  }
+  Ptr& operator=(const Ptr& value) { return *this = static_cast<const PtrExpr<T>&>(value); }
+  Ptr& operator+=(const IntExpr& i) { return *this = *this + i; }
+  Ptr& operator-=(const IntExpr& i) { return *this = *this - i; }
+
+ private:
+  static detail::FromNode fresh(Location where) {
+    return detail::FromNode(detail::declare(detail::Type::Address, where));
+  }
+};
+
+// 0, 1, .., 15.
+inline IntExpr index() {
+  return IntExpr(detail::FromNode(detail::leaf(detail::Op::ElementNumber, detail::Type::Int)));
+}
+// Number of this QPU, 0 .. numQPUs() - 1, in all elements.
+inline IntExpr me() {
+  return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuNumber, detail::Type::Int)));
+}
+// How many QPUs run this kernel.
+inline IntExpr numQPUs() {
+  return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuCount, detail::Type::Int)));
+}
+
+}  // namespace qpu
+
+#endif

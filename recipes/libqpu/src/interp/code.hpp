@@ -1,0 +1,102 @@
+// The interpreter's compact form of a kernel: a line of instructions over slots.
+// A slot is one vector per QPU; variables, constants and temporaries are slots.
+#ifndef QPU_SRC_INTERP_CODE_HPP
+#define QPU_SRC_INTERP_CODE_HPP
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lang/source.hpp"
+
+namespace qpu::interp {
+
+using detail::Direction;
+using detail::Type;
+
+enum class Opcode : std::uint8_t {
+  // slot <- slots; in the order of detail::Op
+  Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
+  FAdd, FSub, FMul, FMin, FMax, ItoF, FtoI,
+  Rotate,
+  Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
+  MaskAnd, MaskOr, MaskNot, Any, All,
+  Move,
+  MoveWhere,    // target <- a where mask b holds
+  // memory
+  Load,         // target <- words at slot a
+  Store,        // words at slot b <- slot a
+  Gather,       // request the words at slot a
+  Receive,      // target <- oldest request
+  // control; `extra` is an instruction number or an index
+  Jump,
+  JumpBack,     // closes a loop
+  JumpIfNot,    // unless scalar slot a
+  JumpIfNone,   // unless mask slot a holds anywhere
+  JumpIfNotAll, // unless mask slot a holds everywhere
+  End,
+  // rarely used; `extra` is an index into details
+  PrintText, PrintVector,
+  SemaphoreRelease, SemaphoreAcquire,
+  DmaReadPitch, DmaReadSetup, DmaReadStart, DmaReadWait,
+  DmaWriteStride, DmaWriteSetup, DmaWriteStart, DmaWriteWait,
+  VpmReadSetup, VpmWriteSetup, VpmRead, VpmWrite
+};
+
+struct Instruction {
+  Opcode code;
+  std::uint32_t target = 0;
+  std::uint32_t a = 0;
+  std::uint32_t b = 0;
+  std::uint32_t extra = 0;
+  std::uint32_t site = 0;  // into Code::sites; memory accesses and what can fail
+};
+
+// Operands of the rarely used instructions that are no vectors.
+struct Detail {
+  Type element = Type::Int;
+  Direction direction = Direction::Horizontal;
+  int count = 0;
+  int length = 0;
+  int pitch = 0;
+  std::string text;
+};
+
+struct Site {
+  std::string construct;
+  std::string description;
+};
+
+struct Preset {
+  std::uint32_t slot;
+  std::uint32_t bits;
+};
+
+struct Code {
+  std::string name;
+  std::uint32_t parameters = 0;  // slots 0 .. parameters - 1
+  std::uint32_t slots = 0;
+  std::vector<Preset> constants;
+  // Slots of index(), me(), numQPUs(); kNoSlot when not used.
+  static constexpr std::uint32_t kNoSlot = UINT32_MAX;
+  std::uint32_t elementSlot = kNoSlot;
+  std::uint32_t qpuSlot = kNoSlot;
+  std::uint32_t countSlot = kNoSlot;
+  std::vector<Instruction> instructions;
+  std::vector<Site> sites;
+  std::vector<Detail> details;
+};
+
+Code lower(const detail::Source& source);
+
+// Which slots an instruction reads and writes, for checks outside the hot loop.
+struct Uses {
+  bool a = false;
+  bool b = false;
+  bool target = false;
+};
+Uses uses(Opcode code);
+
+}  // namespace qpu::interp
+
+#endif

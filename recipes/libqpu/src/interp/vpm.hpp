@@ -1,0 +1,63 @@
+// The VPM window and what one QPU has set up for it.
+#ifndef QPU_SRC_INTERP_VPM_HPP
+#define QPU_SRC_INTERP_VPM_HPP
+
+#include <array>
+#include <cstdint>
+
+#include "interp/code.hpp"
+#include "interp/vector_ops.hpp"
+
+namespace qpu::interp {
+
+constexpr std::uint32_t kVpmRows = 64;
+constexpr std::uint32_t kVpmColumns = 16;
+
+class Vpm {
+ public:
+  std::uint32_t& word(std::uint32_t row, std::uint32_t column) { return rows_[row].e[column]; }
+
+  // Vector address: row, or 16 * (row / 16) + column when vertical; wraps at 64.
+  void read(Direction d, std::uint32_t address, Vector& v) {
+    for (std::uint32_t i = 0; i < kElements; ++i) v.e[i] = at(d, address, i);
+  }
+  void write(Direction d, std::uint32_t address, const Vector& v) {
+    for (std::uint32_t i = 0; i < kElements; ++i) at(d, address, i) = v.e[i];
+  }
+
+ private:
+  std::uint32_t& at(Direction d, std::uint32_t address, std::uint32_t i) {
+    const std::uint32_t wrapped = address % kVpmRows;
+    if (d == Direction::Horizontal) return rows_[wrapped].e[i];
+    return rows_[(wrapped & 0x30U) + i].e[wrapped & 0xfU];
+  }
+
+  std::array<Vector, kVpmRows> rows_{};
+};
+
+// Vector accesses of one QPU: address moves by stride after each.
+struct VpmWindow {
+  bool ready = false;
+  Direction direction = Direction::Horizontal;
+  std::uint32_t address = 0;
+  std::uint32_t stride = 0;
+  int left = 0;  // reads only
+};
+
+// One direction of DMA of one QPU.
+struct Dma {
+  bool ready = false;
+  bool running = false;  // started and not waited for
+  bool hasPitch = false;
+  std::uint32_t pitch = 0;  // bytes; load: start to start, store: end to start
+  Direction direction = Direction::Horizontal;
+  std::uint32_t row = 0;
+  std::uint32_t column = 0;
+  std::uint32_t rows = 0;
+  std::uint32_t length = 0;  // words of a memory row
+  std::uint32_t vpmPitch = 1;
+};
+
+}  // namespace qpu::interp
+
+#endif

@@ -1,0 +1,229 @@
+// What the operators and statements of a kernel record.
+#include "qpu/detail/builder.h"
+
+#include <cstring>
+
+#include "lang/fold.hpp"
+#include "lang/recorder.hpp"
+
+namespace qpu::detail {
+namespace {
+
+Node constant(Type type, std::uint32_t bits) {
+  Expression e{Op::Constant, type, false};
+  e.bits = bits;
+  return Recorder::current().make(e);
+}
+
+constexpr const char* kAssignment = "assignment";
+constexpr const char* kStoreAssignment = "*p = ...";
+
+}  // namespace
+
+Node constantInt(std::int32_t value) {
+  return constant(Type::Int, static_cast<std::uint32_t>(value));
+}
+
+Node constantFloat(float value) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return constant(Type::Float, bits);
+}
+
+Node leaf(Op op, Type type) {
+  return Recorder::current().make({op, type, op == Op::VpmRead});
+}
+
+Node unary(Op op, Type type, Node a) {
+  Recorder& r = Recorder::current();
+  Expression e{op, type, r.expression(r.use(a)).readsVpm};
+  e.a = r.use(a);
+  return r.make(e);
+}
+
+Node binary(Op op, Type type, Node a, Node b) {
+  Recorder& r = Recorder::current();
+  const Expression& left = r.expression(r.use(a));
+  const Expression& right = r.expression(r.use(b));
+  std::uint32_t folded = 0;
+  if (left.op == Op::Constant && right.op == Op::Constant &&
+      foldInt(op, left.bits, right.bits, folded))
+    return constant(type, folded);
+  Expression e{op, type, left.readsVpm || right.readsVpm};
+  e.a = a.id;
+  e.b = b.id;
+  return r.make(e);
+}
+
+Node load(Node address, Type type) {
+  return unary(Op::Load, type, address);
+}
+
+Node declare(Type type, Location /*where*/) { return Recorder::current().variable(type); }
+
+Node parameter(std::size_t position) { return Recorder::current().parameter(position); }
+
+void assign(Node variable, Node value, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::Assign, kAssignment, where);
+  s.target = r.expression(r.use(variable)).bits;
+  s.value = r.use(value);
+}
+
+void store(Node value, Node address, bool wait, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::Store, wait ? kStoreAssignment : "store", where);
+  r.refuseInWhere(s.site,
+                  "a store writes all 16 words; load the old ones, choose, then store after End");
+  s.value = r.use(value);
+  s.address = r.use(address);
+  s.wait = wait;
+}
+
+void gather(Node address, Type element, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::Gather, "gather", where);
+  r.refuseInWhere(s.site, "it asks for all 16 elements");
+  s.address = r.use(address);
+  s.element = element;
+}
+
+void receive(Node variable, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::Receive, "receive", where);
+  s.target = r.expression(r.use(variable)).bits;
+}
+
+void beginIf(Node condition, Location where) {
+  Recorder::current().begin(StatementKind::If, "If", condition, where);
+}
+void beginWhile(Node condition, Location where) {
+  Recorder::current().begin(StatementKind::While, "While", condition, where);
+}
+void beginFor(Node condition, Location where) {
+  Recorder::current().begin(StatementKind::For, "For", condition, where);
+}
+void beginForBody() { Recorder::current().beginBody(); }
+void beginWhere(Node mask, Location where) {
+  Recorder::current().begin(StatementKind::Where, "Where", mask, where);
+}
+void beginElse(Location where) { Recorder::current().beginElse(where); }
+void end(Location where) { Recorder::current().end(where); }
+
+void printText(const char* text, Location where) {
+  Statement& s = Recorder::current().add(StatementKind::PrintText, "Print", where);
+  s.text = text != nullptr ? text : "";
+}
+
+void printVector(Node value, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::PrintVector, "Print", where);
+  s.value = r.use(value);
+  s.element = r.expression(s.value).type;
+}
+
+namespace {
+
+void semaphore(StatementKind kind, const char* construct, int number, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(kind, construct, where);
+  r.requireRange(s.site, "the semaphore", number, 0, 15);
+  s.count = number;
+}
+
+void withValue(StatementKind kind, const char* construct, Node value, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(kind, construct, where);
+  s.value = r.use(value);
+}
+
+void withAddress(StatementKind kind, const char* construct, Node address, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(kind, construct, where);
+  s.address = r.use(address);
+}
+
+}  // namespace
+
+void semaphoreRelease(int number, Location where) {
+  semaphore(StatementKind::SemaphoreRelease, "semaInc", number, where);
+}
+void semaphoreAcquire(int number, Location where) {
+  semaphore(StatementKind::SemaphoreAcquire, "semaDec", number, where);
+}
+
+void dmaReadPitch(Node bytes, Location where) {
+  withValue(StatementKind::DmaReadPitch, "dmaSetReadPitch", bytes, where);
+}
+
+void dmaReadSetup(Direction direction, int rows, Node address, int rowLength, int vpmPitch,
+                  Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::DmaReadSetup, "dmaSetupRead", where);
+  r.requireRange(s.site, "the number of rows", rows, 1, 16);
+  r.requireRange(s.site, "the row length", rowLength, 1, 16);
+  r.requireRange(s.site, "the VPM pitch", vpmPitch, 1, 16);
+  s.direction = direction;
+  s.count = rows;
+  s.length = rowLength;
+  s.pitch = vpmPitch;
+  s.address = r.use(address);
+}
+
+void dmaReadStart(Node address, Location where) {
+  withAddress(StatementKind::DmaReadStart, "dmaStartRead", address, where);
+}
+void dmaReadWait(Location where) {
+  Recorder::current().add(StatementKind::DmaReadWait, "dmaWaitRead", where);
+}
+void dmaWriteStride(Node bytes, Location where) {
+  withValue(StatementKind::DmaWriteStride, "dmaSetWriteStride", bytes, where);
+}
+
+void dmaWriteSetup(Direction direction, int rows, Node address, int rowLength, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::DmaWriteSetup, "dmaSetupWrite", where);
+  const bool horizontal = direction == Direction::Horizontal;
+  r.requireRange(s.site, "the number of rows", rows, 1, horizontal ? 64 : 16);
+  r.requireRange(s.site, "the row length", rowLength, 1, horizontal ? 16 : 64);
+  s.direction = direction;
+  s.count = rows;
+  s.length = rowLength;
+  s.address = r.use(address);
+}
+
+void dmaWriteStart(Node address, Location where) {
+  withAddress(StatementKind::DmaWriteStart, "dmaStartWrite", address, where);
+}
+void dmaWriteWait(Location where) {
+  Recorder::current().add(StatementKind::DmaWriteWait, "dmaWaitWrite", where);
+}
+
+void vpmReadSetup(Direction direction, int vectors, Node address, int stride, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::VpmReadSetup, "vpmSetupRead", where);
+  r.requireRange(s.site, "the number of vectors", vectors, 1, 16);
+  r.requireRange(s.site, "the stride", stride, 1, 64);
+  s.direction = direction;
+  s.count = vectors;
+  s.pitch = stride;
+  s.address = r.use(address);
+}
+
+void vpmWriteSetup(Direction direction, Node address, int stride, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::VpmWriteSetup, "vpmSetupWrite", where);
+  r.requireRange(s.site, "the stride", stride, 1, 64);
+  s.direction = direction;
+  s.pitch = stride;
+  s.address = r.use(address);
+}
+
+void vpmWrite(Node value, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::VpmWrite, "vpmPut", where);
+  r.refuseInWhere(s.site, "it writes all 16 elements");
+  s.value = r.use(value);
+}
+
+}  // namespace qpu::detail

@@ -1,0 +1,63 @@
+// Records the constructs of one kernel function as it runs.
+#ifndef QPU_SRC_LANG_RECORDER_HPP
+#define QPU_SRC_LANG_RECORDER_HPP
+
+#include <string>
+#include <vector>
+
+#include "lang/source.hpp"
+
+namespace qpu::detail {
+
+// One recorder at a time is current on a thread; nested compiles stack.
+class Recorder {
+ public:
+  Recorder(std::string name, std::vector<Type> parameters);
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+  ~Recorder();
+
+  // Throws CompileError when no kernel is being traced on this thread.
+  static Recorder& current();
+
+  // The recorded kernel; throws CompileError when a block is still open.
+  Source finish();
+
+  // Number of the expression; throws CompileError when it is of another trace.
+  std::uint32_t use(Node n) const;
+  Node make(Expression e);
+  Node variable(Type type);
+  Node parameter(std::size_t position) const;
+  const Expression& expression(std::uint32_t id) const { return source_.expressions[id]; }
+
+  // Append a statement to the innermost open block.
+  Statement& add(StatementKind kind, const char* construct, Location where);
+  void begin(StatementKind kind, const char* construct, Node condition, Location where);
+  void beginBody();
+  void beginElse(Location where);
+  void end(Location where);
+
+  [[noreturn]] void fail(const Site& site, const std::string& what) const;
+  void refuseInWhere(const Site& site, const char* why) const;
+  void requireRange(const Site& site, const char* what, int value, int low, int high) const;
+
+ private:
+  enum class Part : std::uint8_t { Body, Else, Step };
+  struct Open {
+    Statement statement;
+    Part part;
+  };
+
+  std::vector<Statement>& block();
+  Site site(const char* construct, Location where);
+
+  Source source_;
+  std::uint32_t serial_;
+  std::vector<Open> open_;
+  Site last_;
+  Recorder* outer_;
+};
+
+}  // namespace qpu::detail
+
+#endif

@@ -1,0 +1,138 @@
+#include "mem/heap.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "error_facts.hpp"
+
+namespace qpu::detail {
+namespace {
+
+// The uncached alias of the VideoCore's 1 GB, where GPU memory of a Pi 2 or 3
+// lies. The first and last 64 KB stay free so that small offsets from null or
+// from the top wrap into nothing.
+constexpr std::uint32_t kFirst = 0xC0010000U;
+constexpr std::uint32_t kLimit = 0xFFFF0000U;
+constexpr std::uint32_t kAlignment = 64;
+// Between neighbours, so that running past an array does not hit the next one.
+constexpr std::uint32_t kGuard = 4096;
+
+constexpr std::uint32_t alignUp(std::uint32_t n) {
+  return (n + kAlignment - 1) & ~(kAlignment - 1);
+}
+
+bool startsAfter(std::uint32_t address, const std::shared_ptr<const Block>& block) {
+  return address < block->start;
+}
+
+std::string text(const Block& b) {
+  return "the SharedArray of " + std::to_string(b.bytes / 4) + " elements at " + hex(b.start) +
+         ".." + hex(b.start + b.bytes - 1);
+}
+
+}  // namespace
+
+const Block* Table::find(std::uint32_t address) const {
+  const auto after = std::upper_bound(blocks.begin(), blocks.end(), address, startsAfter);
+  if (after == blocks.begin()) return nullptr;
+  const Block& b = **(after - 1);
+  return address - b.start < b.bytes ? &b : nullptr;
+}
+
+std::string Table::nearest(std::uint32_t address) const {
+  if (blocks.empty()) return "there is no live SharedArray";
+  const auto after = std::upper_bound(blocks.begin(), blocks.end(), address, startsAfter);
+  const Block* below = after == blocks.begin() ? nullptr : (after - 1)->get();
+  const Block* above = after == blocks.end() ? nullptr : after->get();
+  const std::uint32_t before = above != nullptr ? above->start - address : UINT32_MAX;
+  if (below != nullptr) {
+    const std::uint32_t past = address - below->start - below->bytes;
+    if (above == nullptr || past <= before)
+      return "nearest is " + text(*below) + ", " + std::to_string(past) + " bytes past its end";
+  }
+  if (above == nullptr) return {};  // there is one of the two
+  return "nearest is " + text(*above) + ", " + std::to_string(before) + " bytes before its start";
+}
+
+Heap& Heap::instance() {
+  static Heap* const heap = new Heap;
+  return *heap;
+}
+
+Heap::Heap() : table_(std::make_shared<const Table>()), next_(kFirst) {}
+
+// Next fit: an address is used again as late as possible, so that a stale
+// pointer meets nothing rather than a stranger.
+std::uint32_t Heap::place(const Table& table, std::uint32_t bytes) const {
+  const std::uint32_t need = alignUp(bytes);
+  for (const std::uint32_t from : {next_, kFirst}) {
+    std::uint32_t at = from;
+    for (const auto& b : table.blocks) {
+      const std::uint32_t free = alignUp(b->start + b->bytes) + kGuard;
+      if (free <= at) continue;
+      if (b->start >= at && b->start - at >= need + kGuard) return at;
+      at = std::max(at, free);
+    }
+    if (at <= kLimit && kLimit - at >= need) return at;
+  }
+  return 0;
+}
+
+std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
+  const std::string what = "SharedArray of " + std::to_string(count) + " elements: ";
+  if (count == 0)
+    raise<AllocationError>(what + "an array without elements has no address to give to a kernel");
+  constexpr std::size_t most = (kLimit - kFirst) / 4;
+  if (count > most)
+    raise<AllocationError>(what + "the QPUs reach " + std::to_string(most) +
+                           " elements in all (1 GB of bus addresses)");
+
+  const auto block = std::make_shared<Block>();
+  block->bytes = static_cast<std::uint32_t>(4 * count);
+  // calloc, for its large blocks are zero without being touched.
+  std::size_t room = std::size_t{block->bytes} + kAlignment;
+  block->memory.reset(std::calloc(1, room));
+  void* host = block->memory.get();
+  if (host == nullptr || std::align(kAlignment, block->bytes, host, room) == nullptr)
+    raise<AllocationError>(what + "the host has no memory for its " +
+                           std::to_string(block->bytes) + " bytes");
+  block->host = static_cast<unsigned char*>(host);
+
+  const std::lock_guard<std::mutex> lock(mutex_);
+  block->start = place(*table_, block->bytes);
+  if (block->start == 0)
+    raise<AllocationError>(what + "no gap of " + std::to_string(block->bytes) +
+                           " bytes is left among " + std::to_string(table_->blocks.size()) +
+                           " live arrays in 1 GB of bus addresses; release some");
+  const auto grown = std::make_shared<Table>(*table_);
+  grown->blocks.insert(std::upper_bound(grown->blocks.begin(), grown->blocks.end(), block->start,
+                                        startsAfter),
+                       block);
+  table_ = grown;
+  next_ = alignUp(block->start + block->bytes) + kGuard;
+  return block;
+}
+
+void Heap::release(const Block* block) noexcept {
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto shrunk = std::make_shared<Table>(*table_);
+    auto& blocks = shrunk->blocks;
+    blocks.erase(std::remove_if(blocks.begin(), blocks.end(),
+                                [block](const auto& b) { return b.get() == block; }),
+                 blocks.end());
+    table_ = shrunk;
+  } catch (const std::bad_alloc&) {
+    // The block stays in the table: leaked, but no address goes wrong.
+    return;
+  }
+}
+
+std::shared_ptr<const Table> Heap::table() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return table_;
+}
+
+}  // namespace qpu::detail

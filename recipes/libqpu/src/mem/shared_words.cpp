@@ -1,0 +1,77 @@
+#include <cstring>
+#include <utility>
+
+#include "error_facts.hpp"
+#include "mem/heap.hpp"
+#include "qpu/shared_array.h"
+
+namespace qpu::detail {
+
+SharedWords::SharedWords(std::size_t count) : SharedWords() {
+  const std::shared_ptr<const Block> block = Heap::instance().allocate(count);
+  block_ = block.get();  // the heap's table keeps it alive
+  words_ = reinterpret_cast<std::uint32_t*>(block->host);
+  count_ = count;
+  address_ = block->start;
+}
+
+SharedWords::SharedWords(SharedWords&& other) noexcept
+    : block_(std::exchange(other.block_, nullptr)),
+      words_(std::exchange(other.words_, nullptr)),
+      count_(std::exchange(other.count_, 0)),
+      address_(std::exchange(other.address_, 0)) {}
+
+SharedWords& SharedWords::operator=(SharedWords&& other) noexcept {
+  if (this == &other) return *this;
+  if (block_ != nullptr) Heap::instance().release(block_);
+  block_ = std::exchange(other.block_, nullptr);
+  words_ = std::exchange(other.words_, nullptr);
+  count_ = std::exchange(other.count_, 0);
+  address_ = std::exchange(other.address_, 0);
+  return *this;
+}
+
+SharedWords::~SharedWords() {
+  if (block_ != nullptr) Heap::instance().release(block_);
+}
+
+void SharedWords::outOfRange(std::size_t first, std::size_t n, const char* what) const {
+  const std::string range = n == 1 ? "element " + std::to_string(first)
+                                   : std::to_string(n) + " elements from " + std::to_string(first);
+  raise<ArgumentError>("SharedArray " + std::string(what) + ": " + range + " of an array of " +
+                           std::to_string(count_) + " elements",
+                       {"", what, -1, 0});
+}
+
+std::uint32_t busAddress(const void* host) {
+  if (host == nullptr) return 0;
+  const auto table = Heap::instance().table();
+  const auto at = reinterpret_cast<std::uintptr_t>(host);
+  // One past the end is a valid pointer, as in C++, but the start of a block
+  // that happens to follow goes first.
+  for (const std::uint32_t past : {0U, 1U})
+    for (const auto& b : table->blocks) {
+      const auto start = reinterpret_cast<std::uintptr_t>(b->host);
+      if (at >= start && at - start < b->bytes + past)
+        return b->start + static_cast<std::uint32_t>(at - start);
+    }
+  const auto bus = static_cast<std::uint32_t>(at);
+  if (bus == at && table->find(bus) != nullptr) return bus;
+  raise<ArgumentError>("a SharedArray of pointers takes pointers into live SharedArrays only");
+}
+
+void* hostAddress(std::uint32_t bus) {
+  if (bus == 0) return nullptr;
+  const auto table = Heap::instance().table();
+  const Block* b = table->find(bus);
+  if (b == nullptr)
+    raise<ArgumentError>("bus address " + hex(bus) + " is in no live SharedArray; " +
+                         table->nearest(bus));
+  return b->host + (bus - b->start);
+}
+
+void copyWords(void* to, const void* from, std::size_t count) noexcept {
+  if (count != 0) std::memcpy(to, from, 4 * count);
+}
+
+}  // namespace qpu::detail

@@ -1,0 +1,65 @@
+// How fast the backend in use is on this host: matrix times vector with 100
+// rows of 10^0 .. 10^5 columns, 4 QPUs, time of the call alone. The interpreter's
+// figures say nothing about hardware.
+#include <chrono>
+#include <cstdio>
+
+#include "QPULib.h"
+
+namespace {
+
+// Scores are 16 partial sums per row; columns is a multiple of 16.
+void matrixVector(Int rows, Int columns, Ptr<Float> matrix, Ptr<Float> vector, Ptr<Float> sums) {
+  For (Int r = me(), r < rows, r = r + numQPUs())
+    Float sum = 0;
+    Ptr<Float> p = matrix + r * columns + index();
+    Ptr<Float> q = vector + index();
+    gather(p);
+    gather(q);
+    Float a, b;
+    For (Int i = 0, i < columns, i = i + 16)
+      p = p + 16;
+      q = q + 16;
+      gather(p);
+      gather(q);
+      receive(a);
+      receive(b);
+      sum = sum + a * b;
+    End
+    receive(a);
+    receive(b);
+    store(sum, sums + (r << 4));
+  End
+}
+
+}  // namespace
+
+int main() {
+  constexpr int rows = 100;
+  auto kernel = compile(matrixVector, "matrixVector");
+  kernel.setNumQPUs(4);
+  (void)std::printf("libqpu %s, backend %s, 4 QPUs, %d rows\n%8s  %12s  %10s\n", qpu::version(),
+                    qpu::backend().name, rows, "columns", "seconds", "Mflop/s");
+  for (int columns = 1; columns <= 100000; columns *= 10) {
+    const int padded = (columns + 15) / 16 * 16;
+    const auto width = static_cast<std::size_t>(padded);
+    SharedArray<float> matrix(rows * width);
+    SharedArray<float> vector(width);
+    SharedArray<float> sums(rows * 16U);
+    for (float& x : matrix) x = 0.5F;
+    for (int i = 0; i < columns; ++i) vector[i] = 0.25F;
+    const auto start = std::chrono::steady_clock::now();
+    kernel(rows, padded, &matrix, &vector, &sums);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    float last = 0;
+    for (int i = 0; i < 16; ++i) last += sums[16 * (rows - 1) + i];
+    if (last != static_cast<float>(columns) * 0.125F) {
+      (void)std::fprintf(stderr, "wrong sum %g for %d columns\n", static_cast<double>(last),
+                         columns);
+      return 1;
+    }
+    (void)std::printf("%8d  %12.6f  %10.1f\n", columns, taken.count(),
+                      2e-6 * rows * columns / taken.count());
+  }
+  return 0;
+}

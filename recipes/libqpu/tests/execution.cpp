@@ -1,0 +1,322 @@
+// What goes wrong while a kernel runs: bounds, gathers, semaphores, VPM; and
+// what must not depend on how many QPUs there are.
+#include <algorithm>
+#include <vector>
+
+#include "tests/run.hpp"
+
+using test::contains;
+using test::thrown;
+
+TEST_CASE("a store past the end names QPU, construct, address and nearest array") {
+  SharedArray<int> a(16 * 3);
+  auto k = compile([](Ptr<Int> p) { store(me(), p + (me() << 4), qpu::Location("k.cpp", 7)); },
+                   "overrun");
+  k.setNumQPUs(3);
+  k(&a);
+  k.setNumQPUs(4);
+  try {
+    k(&a);
+    FAIL("no exception");
+  } catch (const qpu::BoundsError& e) {
+    const std::string text = e.what();
+    CHECK(e.qpu() == 3);
+    CHECK(e.address() == a.getAddress() + 192);
+    CHECK(std::string(e.construct()) == "store");
+    CHECK(contains(text, "kernel 'overrun', QPU 3, store at k.cpp:7: writing 16 words"));
+    CHECK(contains(text, "nearest is the SharedArray of 48 elements"));
+    CHECK(contains(text, "0 bytes past its end"));
+  }
+  CHECK(a[40] == 2);
+}
+
+TEST_CASE("loads at and beyond both ends") {
+  SharedArray<int> a(32), out(16);
+  auto k = compile([](Int offset, Ptr<Int> p, Ptr<Int> q) { *q = p[offset]; });
+  for (int i = 0; i < 32; ++i) a[i] = i;
+  k(0, &a, &out);
+  k(16, &a, &out);
+  CHECK(out[15] == 31);
+  CHECK_THROWS_AS(k(17, &a, &out), qpu::BoundsError);
+  CHECK_THROWS_AS(k(-1, &a, &out), qpu::BoundsError);
+  CHECK(contains(thrown<qpu::BoundsError>([&] { k(-4, &a, &out); }), "16 bytes before its start"));
+  CHECK_THROWS_AS(k(1 << 22, &a, &out), qpu::BoundsError);
+}
+
+TEST_CASE("arrays do not touch: running off one does not reach the next") {
+  SharedArray<int> a(16), b(16);
+  auto k = compile([](Int offset, Ptr<Int> p) { p[offset] = 1; });
+  for (int offset = 1; offset <= 32; ++offset)
+    CHECK_THROWS_AS(k(offset, &a), qpu::BoundsError);
+  CHECK(std::count(b.begin(), b.end(), 0) == 16);
+}
+
+TEST_CASE("an array that was released is not there any more") {
+  SharedArray<int*> table(16);
+  {
+    SharedArray<int> gone(16);
+    table[0] = gone;
+  }
+  CHECK_THROWS_AS(compile([](Ptr<Ptr<Int>> t) { **t = 1; })(&table), qpu::BoundsError);
+}
+
+TEST_CASE("a misaligned load or store is refused, a gather drops the low bits") {
+  SharedArray<int> a(32), out(16);
+  for (int i = 0; i < 32; ++i) a[i] = i;
+  SharedArray<int*> table(16);
+  for (int i = 0; i < 16; ++i)
+    table[i] = qpu::BusPointer<int>::fromAddress(a.getAddress() + static_cast<unsigned>(4 * i + 3));
+  CHECK(contains(thrown<qpu::BoundsError>([&] {
+                   compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) { *q = **t; })(&table, &out);
+                 }),
+                 "no multiple of 4"));
+  compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) {
+    gather(*t);
+    Int x;
+    receive(x);
+    *q = x;
+  })(&table, &out);
+  for (int i = 0; i < 16; ++i) CHECK(out[i] == i);
+}
+
+namespace {
+
+// Doubles 16 * blocks numbers, asking for one block more than there is.
+template <typename Drain>
+void prefetching(SharedArray<int>& a, int n, Drain drain) {
+  compile(
+      [drain](Int count, Ptr<Int> p) {
+        Ptr<Int> q = p + index();
+        gather(q);
+        Int x;
+        For (Int i = 0, i < count, i = i + 16)
+          gather(q + 16);
+          receive(x);
+          store(x + x, q);
+          q = q + 16;
+        End
+        receive(x);
+        drain(x, p);
+      },
+      "prefetch")(n, &a);
+}
+
+}  // namespace
+
+TEST_CASE("a vector fetched past the end may be dropped") {
+  SharedArray<int> a(64);
+  for (int i = 0; i < 64; ++i) a[i] = i;
+  prefetching(a, 64, [](Int&, Ptr<Int>&) {});
+  for (int i = 0; i < 64; ++i) CHECK(a[i] == 2 * i);
+  prefetching(a, 64, [](Int& x, Ptr<Int>&) { x = 0; });
+  // Copied on, it is still not used.
+  prefetching(a, 64, [](Int& x, Ptr<Int>& p) {
+    Int y = x;
+    y = 1;
+    *p = y;
+  });
+}
+
+TEST_CASE("a vector fetched past the end must not be used") {
+  SharedArray<int> a(64);
+  const std::string text = thrown<qpu::BoundsError>([&a] {
+    prefetching(a, 64, [](Int& x, Ptr<Int>& p) { *p = x + 1; });
+  });
+  CHECK(contains(text, "gather at"));
+  CHECK(contains(text, "element 0 of a vector that was received and used"));
+  CHECK_THROWS_AS(prefetching(a, 64,
+                              [](Int& x, Ptr<Int>& p) {
+                                Int y = x;
+                                store(y, p);
+                              }),
+                  qpu::BoundsError);
+  CHECK_THROWS_AS(prefetching(a, 64,
+                              [](Int& x, Ptr<Int>&) {
+                                If (any(x > 0))
+                                  x = 1;
+                                End
+                              }),
+                  qpu::BoundsError);
+}
+
+TEST_CASE("a gather is wrong by its first element outside") {
+  SharedArray<int> a(24), out(16);
+  const std::string text = thrown<qpu::BoundsError>([&] {
+    compile([](Ptr<Int> p, Ptr<Int> q) {
+      gather(p + 16 + index());
+      Int x;
+      receive(x);
+      *q = x;
+    })(&a, &out);
+  });
+  CHECK(contains(text, "element 8 of a vector"));
+}
+
+TEST_CASE("gathers that only this run gets wrong") {
+  SharedArray<int> a(16);
+  const auto k = compile(
+      [](Int asked, Int taken, Ptr<Int> p) {
+        For (Int i = 0, i < asked, i = i + 1)
+          gather(p);
+        End
+        Int x;
+        For (Int i = 0, i < taken, i = i + 1)
+          receive(x);
+        End
+      },
+      "counted");
+  k(4, 4, &a);
+  CHECK(contains(thrown<qpu::ExecutionError>([&] { k(5, 5, &a); }), "a fifth gather"));
+  CHECK(contains(thrown<qpu::ExecutionError>([&] { k(2, 3, &a); }), "no gather is outstanding"));
+}
+
+TEST_CASE("the QPU count is 1..12") {
+  auto k = compile([](Int) {}, "idle");
+  CHECK(k.numQPUs() == 1);
+  CHECK(contains(thrown<qpu::ArgumentError>([&] { k.setNumQPUs(0); }), "setNumQPUs(0)"));
+  CHECK(contains(thrown<qpu::ArgumentError>([&] { k.setNumQPUs(13); }), "kernel 'idle'"));
+  k.setNumQPUs(12);
+  CHECK(k.numQPUs() == 12);
+}
+
+TEST_CASE("a null or empty array as an argument") {
+  const auto k = compile([](Ptr<Int> p) { *p = 1; });
+  SharedArray<int> empty;
+  CHECK_THROWS_AS(k(nullptr), qpu::ArgumentError);
+  CHECK(contains(thrown<qpu::ArgumentError>([&] { k(&empty); }), "call alloc() first"));
+}
+
+namespace {
+
+// All wait for all: QPU 0 takes a token of each other, then hands them back.
+void barrier() {
+  If (any(me() == 0))
+    For (Int i = 1, i < numQPUs(), i = i + 1)
+      semaDec(0);
+    End
+    For (Int i = 1, i < numQPUs(), i = i + 1)
+      semaInc(1);
+    End
+  Else
+    semaInc(0);
+    semaDec(1);
+  End
+}
+
+}  // namespace
+
+TEST_CASE("semaphores order the QPUs: a barrier between writing and reading") {
+  SharedArray<int> data(12 * 16), out(12 * 16);
+  auto k = compile([](Ptr<Int> p, Ptr<Int> q) {
+    p[me() << 4] = me() + 1;
+    barrier();
+    Int next = me() + 1;
+    Where (next == numQPUs())
+      next = 0;
+    End
+    q[me() << 4] = p[next << 4];
+  });
+  for (int n = 1; n <= 12; ++n) {
+    std::fill(data.begin(), data.end(), 0);
+    k.setNumQPUs(n);
+    k(&data, &out);
+    for (int q = 0; q < n; ++q) CHECK(out[16 * q] == (q + 1) % n + 1);
+  }
+}
+
+TEST_CASE("a deadlock is told with who waits where") {
+  auto k = compile(
+      [] {
+        If (any(me() == 1))
+          semaDec(3);
+        Else
+          semaDec(4);
+        End
+      },
+      "stuck");
+  k.setNumQPUs(2);
+  const std::string text = thrown<qpu::DeadlockError>([&] { k(); });
+  CHECK(contains(text, "kernel 'stuck': deadlock"));
+  CHECK(contains(text, "QPU 0 in semaDec at"));
+  CHECK(contains(text, "for semaphore 4, which is 0"));
+  CHECK(contains(text, "QPU 1 in semaDec at"));
+}
+
+TEST_CASE("semaInc waits at 15") {
+  auto k = compile([](Int surplus) {
+    If (any(me() == 0))
+      for (int i = 0; i < 15; ++i) semaInc(2);
+      For (Int i = 0, i < surplus, i = i + 1)
+        semaInc(2);
+      End
+    Else
+      For (Int i = 0, i < surplus + 15, i = i + 1)
+        semaDec(2);
+      End
+    End
+  });
+  CHECK_THROWS_AS(k(1), qpu::DeadlockError);
+  k.setNumQPUs(2);
+  CHECK_NOTHROW(k(5));
+}
+
+TEST_CASE("a semaphore that is not back at 0") {
+  CHECK(contains(thrown<qpu::ExecutionError>([] { compile([] { semaInc(5); })(); }),
+                 "semaphore 5 is left at 1"));
+}
+
+TEST_CASE("a QPU that polls memory does not starve the one it waits for") {
+  SharedArray<int> flag(16), out(16);
+  auto k = compile([](Ptr<Int> p, Ptr<Int> q) {
+    If (any(me() == 0))
+      Int polls = 0;
+      While (any(*p == 0))
+        polls = polls + 1;
+      End
+      *q = polls;
+    Else
+      *p = 1;
+    End
+  });
+  k.setNumQPUs(2);
+  k(&flag, &out);
+  CHECK(out[0] == 1000);  // the turn's length, as documented
+}
+
+TEST_CASE("the same run gives the same result, races included") {
+  const auto race = [] {
+    SharedArray<int> a(16);
+    auto k = compile([](Ptr<Int> p) {
+      For (Int i = 0, i < 1500, i = i + 1)
+        *p = *p * 3 + me();
+      End
+    });
+    k.setNumQPUs(7);
+    k(&a);
+    return a[0];
+  };
+  const int first = race();
+  for (int i = 0; i < 3; ++i) CHECK(race() == first);
+}
+
+TEST_CASE("dealt work gives the same result on 1 to 12 QPUs") {
+  const int n = 16 * 41;
+  std::vector<float> first;
+  auto k = compile([](Int count, Ptr<Float> p, Ptr<Float> q) {
+    For (Int i = me() << 4, i < count, i = i + (numQPUs() << 4))
+      Float x = p[i];
+      Float sum = 0;
+      for (int j = 1; j < 6; ++j) sum = sum * x + rotate(x, j);
+      q[i] = sum;
+    End
+  });
+  for (int qpus = 1; qpus <= 12; ++qpus) {
+    SharedArray<float> in(n), out(n);
+    for (int i = 0; i < n; ++i) in[i] = 1.0F / static_cast<float>(i + 1);
+    k.setNumQPUs(qpus);
+    k(n, &in, &out);
+    if (first.empty()) first.assign(out.begin(), out.end());
+    CHECK(std::equal(first.begin(), first.end(), out.begin()));
+  }
+  CHECK(first[0] != first[1]);
+}

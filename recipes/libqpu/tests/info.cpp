@@ -1,0 +1,228 @@
+// qpu-info's findings on trees that look like boards.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tools/info/mailbox.hpp"
+#include "tools/info/report.hpp"
+
+using qpu::info::Board;
+using qpu::info::Kms;
+using qpu::info::Obstacle;
+using qpu::info::Root;
+using qpu::info::Soc;
+using qpu::info::System;
+
+namespace {
+
+// A root directory made for one test.
+class Tree {
+ public:
+  Tree() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "qpu-info-XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()) != nullptr);
+    directory_ = pattern;
+  }
+  Tree(const Tree&) = delete;
+  Tree& operator=(const Tree&) = delete;
+  ~Tree() { std::filesystem::remove_all(directory_); }
+
+  Tree& file(const std::string& path, const std::string& text, int mode = 0644) {
+    const std::filesystem::path full = directory_ / path;
+    std::filesystem::create_directories(full.parent_path());
+    std::ofstream(full, std::ios::binary) << text;
+    CHECK(chmod(full.c_str(), static_cast<mode_t>(mode)) == 0);
+    return *this;
+  }
+  Tree& board(const std::string& model, const std::string& soc, const std::string& revision) {
+    return file("proc/device-tree/model", model + '\0')
+        .file("proc/device-tree/compatible", "raspberrypi,some" + std::string(1, '\0') + "brcm," +
+                                                 soc + '\0')
+        .file("proc/cpuinfo", "processor\t: 0\nHardware\t: BCM2835\nRevision\t: " + revision + "\n");
+  }
+  Tree& pi3() { return board("Raspberry Pi 3 Model B Rev 1.2", "bcm2837", "a02082"); }
+  Tree& v3d(const std::string& status) {
+    return file("proc/device-tree/soc/v3d@7ec00000/status", status + '\0');
+  }
+
+  Root root() const { return Root(directory_); }
+  Board readBoard() const { return qpu::info::readBoard(root()); }
+  System readSystem() const { return qpu::info::readSystem(root()); }
+  std::vector<Obstacle> obstacles() const {
+    return qpu::info::obstacles(readBoard(), readSystem());
+  }
+
+ private:
+  std::filesystem::path directory_;
+};
+
+bool names(const std::vector<Obstacle>& found, const std::string& what, const std::string& mend) {
+  for (const Obstacle& o : found)
+    if (o.what.find(what) != std::string::npos && o.mend.find(mend) != std::string::npos)
+      return true;
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("a Pi 3 is recognised by its device tree and revision") {
+  Tree tree;
+  const Board b = tree.pi3().readBoard();
+  CHECK(b.model == "Raspberry Pi 3 Model B Rev 1.2");
+  CHECK(b.socName == "BCM2837");
+  CHECK(b.soc == Soc::Suitable);
+  REQUIRE(b.revision);
+  CHECK(b.revision->model == "3B");
+  CHECK(b.revision->memoryMib == 1024);
+  CHECK(b.revision->boardRevision == 2);
+  CHECK(b.revision->soc == "BCM2837");
+}
+
+TEST_CASE("revision codes") {
+  const auto decode = qpu::info::decodeRevision;
+  CHECK(decode(0x9000c1).model == "Zero W");
+  CHECK(decode(0x9000c1).soc == "BCM2835");
+  CHECK(decode(0x9000c1).memoryMib == 512);
+  CHECK(decode(0x902120).model == "Zero 2 W");
+  CHECK(decode(0xa22042).model == "2B");
+  CHECK(decode(0xa22042).soc == "BCM2837");
+  CHECK(decode(0xc03111).soc == "BCM2711");
+  CHECK(decode(0xc03111).memoryMib == 4096);
+  CHECK(decode(0xd04170).model == "5");
+  CHECK(decode(0x000e).soc == "BCM2835");
+  CHECK_FALSE(decode(0x000e).overvolted);
+  CHECK(decode(0x100000e).overvolted);
+  CHECK(decode(0x100000e).soc == "BCM2835");
+  CHECK(decode(0x0001).soc == "unknown");
+  CHECK(decode(0x800000 | 0xf << 12 | 0xff << 4).model == "unknown (0xff)");
+}
+
+TEST_CASE("a Pi 4 and a Pi 5 are refused with their names") {
+  Tree four;
+  four.board("Raspberry Pi 4 Model B Rev 1.1", "bcm2711", "c03111");
+  CHECK(four.readBoard().soc == Soc::Unsuitable);
+  CHECK(names(four.obstacles(), "Raspberry Pi 4 Model B Rev 1.1 (BCM2711) has a VideoCore VI",
+              "Raspberry Pi 1, 2, 3 or Zero"));
+  Tree five;
+  five.board("Raspberry Pi 5", "bcm2712", "d04170");
+  CHECK(names(five.obstacles(), "VideoCore VII", "interpreter"));
+}
+
+TEST_CASE("another board, and none") {
+  Tree other;
+  other.file("proc/device-tree/model", "EAIDK-310" + std::string(1, '\0'));
+  CHECK(other.readBoard().soc == Soc::Unsuitable);
+  CHECK(names(other.obstacles(), "EAIDK-310 is no Raspberry Pi", ""));
+  const Tree none;
+  CHECK(none.readBoard().soc == Soc::Unknown);
+  CHECK(none.obstacles().size() == 1);
+}
+
+TEST_CASE("without a device tree the revision code tells the SoC") {
+  Tree tree;
+  tree.file("proc/cpuinfo", "Revision\t: 1000010\n");
+  CHECK(tree.readBoard().socName == "BCM2835");
+  CHECK(tree.readBoard().soc == Soc::Suitable);
+}
+
+TEST_CASE("KMS: off, full, fake, unknown") {
+  Tree off;
+  CHECK(off.pi3().v3d("disabled").readSystem().kms == Kms::Off);
+  CHECK_FALSE(names(off.obstacles(), "KMS", ""));
+  Tree full;
+  CHECK(full.pi3().v3d("okay").readSystem().kms == Kms::Full);
+  CHECK(names(full.obstacles(), "full KMS driver owns V3D", "comment out"));
+  Tree fake;
+  fake.pi3().v3d("okay").file("proc/device-tree/soc/firmwarekms@7e600000/status",
+                              "okay" + std::string(1, '\0'));
+  CHECK(fake.readSystem().kms == Kms::Fake);
+  const Tree none;
+  CHECK(none.readSystem().kms == Kms::Unknown);
+}
+
+TEST_CASE("the mend names the line of config.txt") {
+  Tree tree;
+  tree.pi3().v3d("okay").file("boot/firmware/config.txt",
+                              "# dtoverlay=vc4-fkms-v3d\ngpu_mem=64\n  dtoverlay=vc4-kms-v3d,"
+                              "noaudio\r\n");
+  const System s = tree.readSystem();
+  REQUIRE(s.kmsSettings.size() == 1);
+  CHECK(s.kmsSettings[0].line == 3);
+  REQUIRE(s.gpuMemSetting);
+  CHECK(s.gpuMemSetting->text == "gpu_mem=64");
+  CHECK(names(tree.obstacles(), "KMS",
+              "dtoverlay=vc4-kms-v3d,noaudio (/boot/firmware/config.txt line 3)"));
+}
+
+TEST_CASE("device nodes: missing, closed, open") {
+  Tree tree;
+  tree.pi3().v3d("disabled");
+  CHECK(names(tree.obstacles(), "/dev/vcio is missing", "Raspberry Pi kernel"));
+  CHECK(names(tree.obstacles(), "/dev/mem is missing", "mknod"));
+  tree.file("dev/vcio", "", 0600).file("dev/gpiomem", "", 0660).file("dev/dri/card0", "", 0660);
+  const System s = tree.readSystem();
+  REQUIRE(s.node("/dev/vcio") != nullptr);
+  CHECK(s.node("/dev/vcio")->present);
+  CHECK(s.node("/dev/vcio")->mode == "-rw-------");
+  CHECK(s.node("/dev/vcio")->writable);
+  CHECK_FALSE(s.node("/dev/mem")->present);
+  REQUIRE(s.node("/dev/dri/card0") != nullptr);
+  CHECK_FALSE(names(tree.obstacles(), "/dev/vcio", ""));
+  CHECK(s.gpuMemorySource.find("only when the root is /") != std::string::npos);
+  if (geteuid() != 0) {  // root may open anything
+    tree.file("dev/mem", "", 0000);
+    CHECK(names(tree.obstacles(), "/dev/mem (----------", "run as root"));
+  }
+}
+
+TEST_CASE("a render node while KMS seems off") {
+  Tree tree;
+  tree.pi3().v3d("disabled").file("dev/dri/renderD128", "");
+  CHECK(names(tree.obstacles(), "/dev/dri/renderD128", "KMS driver off"));
+}
+
+TEST_CASE("too little GPU memory") {
+  Tree tree;
+  System s = tree.pi3().v3d("disabled").readSystem();
+  s.gpuMemoryMib = 16;
+  CHECK(names(qpu::info::obstacles(tree.readBoard(), s), "16 MiB", "gpu_mem=64"));
+  s.gpuMemoryMib = 32;
+  CHECK_FALSE(names(qpu::info::obstacles(tree.readBoard(), s), "MiB", "gpu_mem"));
+}
+
+TEST_CASE("the mailbox message, word for word") {
+  const qpu::info::VcMemoryMessage request = qpu::info::vcMemoryRequest();
+  CHECK(request == qpu::info::VcMemoryMessage{32, 0, 0x00010006, 8, 0, 0, 0, 0});
+  qpu::info::VcMemoryMessage reply = {32,         0x80000000, 0x00010006, 8,
+                                      0x80000008, 0x3b400000, 0x04c00000, 0};
+  CHECK(qpu::info::vcMemorySize(reply) == 0x04c00000U);
+  reply[1] = 0x80000001;
+  CHECK_FALSE(qpu::info::vcMemorySize(reply));
+  reply[1] = 0x80000000;
+  reply[4] = 0;
+  CHECK_FALSE(qpu::info::vcMemorySize(reply));
+  std::string fault;
+  CHECK_FALSE(qpu::info::askVcMemory("/no/such/vcio", fault));
+  CHECK(fault.find("cannot open /no/such/vcio") != std::string::npos);
+}
+
+TEST_CASE("text and JSON carry the findings") {
+  Tree tree;
+  tree.pi3().v3d("okay").file("dev/vcio", "", 0660);
+  const qpu::info::Library library{"1.2.3", "", "QPU_BACKEND=\"x\\y\" names no backend"};
+  const std::string text = qpu::info::asText(library, tree.readBoard(), tree.readSystem());
+  for (const char* part : {"1.2.3", "none: QPU_BACKEND", "Raspberry Pi 3 Model B Rev 1.2",
+                           "a02082: model 3B, BCM2837, 1024 MiB, revision 2", "full (",
+                           "In the way of the hardware", "mend: ", "not measured on hardware"})
+    CHECK_MESSAGE(text.find(part) != std::string::npos, part);
+  const std::string json = qpu::info::asJson(library, tree.readBoard(), tree.readSystem());
+  for (const char* part :
+       {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" names)",
+        R"("compatible": ["raspberrypi,some", "brcm,bcm2837"])", R"("suitable": true)",
+        R"("code": "a02082")", R"("memory_mib": 1024)", R"("state": "full")",
+        R"("mode": "-rw-rw----")", R"("mib": null)", R"("obstacles": [{"what": )"})
+    CHECK_MESSAGE(json.find(part) != std::string::npos, part);
+}

@@ -1,0 +1,235 @@
+// What is wrong in a kernel's source is a CompileError that names the kernel
+// and the construct.
+#include "tests/run.hpp"
+
+using test::contains;
+using test::thrown;
+
+namespace {
+
+// The text of the error of a kernel named "bad" without parameters.
+template <typename F>
+std::string refused(F f) {
+  return thrown<qpu::CompileError>([f] { compile(f, "bad"); });
+}
+
+}  // namespace
+
+TEST_CASE("Else without If") {
+  const std::string text = refused([] { qpu::Else_(); });
+  CHECK(contains(text, "kernel 'bad'"));
+  CHECK(contains(text, "Else at"));
+  CHECK(contains(text, "misuse.cpp:"));
+  CHECK(contains(text, "no If or Where is open"));
+}
+
+TEST_CASE("Else of a While") {
+  const std::string text = refused([] {
+    Int x = 0;
+    While (any(x < 3))
+      x = x + 1;
+    Else
+      x = x - 1;
+    End
+  });
+  CHECK(contains(text, "Else at"));
+  CHECK(contains(text, "belongs to While at"));
+}
+
+TEST_CASE("two Elses") {
+  const std::string text = refused([] {
+    Int x = 0;
+    If (any(x < 3))
+      x = 1;
+    Else
+      x = 2;
+    Else
+      x = 3;
+    End
+  });
+  CHECK(contains(text, "has an Else already"));
+}
+
+TEST_CASE("unbalanced End") {
+  CHECK(contains(refused([] { qpu::End_(); }), "no If, While, For or Where is open"));
+  CHECK(contains(refused([] {
+                   Int x = 0;
+                   If (any(x < 3))
+                     x = 1;
+                   End
+                   qpu::End_();
+                 }),
+                 "End at"));
+}
+
+TEST_CASE("a block without End") {
+  const std::string text = refused([] {
+    Int x = 0;
+    qpu::While_(x < 3);
+    x = x + 1;
+  });
+  CHECK(contains(text, "While at"));
+  CHECK(contains(text, "has no End"));
+}
+
+TEST_CASE("For without its parts") {
+  CHECK(contains(refused([] {
+                   Int x = 0;
+                   qpu::For_(x < 3);
+                   qpu::End_();
+                 }),
+                 "has no body"));
+  CHECK(contains(refused([] { qpu::ForBody_(); }), "no For is waiting"));
+}
+
+TEST_CASE("receive without gather") {
+  const std::string text = refused([] {
+    Int x;
+    receive(x);
+  });
+  CHECK(contains(text, "receive at"));
+  CHECK(contains(text, "no gather is outstanding"));
+}
+
+TEST_CASE("receive without gather on every path, in a loop and after a branch") {
+  CHECK(contains(thrown<qpu::CompileError>([] {
+                   compile(
+                       [](Int n, Ptr<Int> p) {
+                         If (any(n > 0))
+                           gather(p);
+                         Else
+                           gather(p + 1);
+                         End
+                         Int x;
+                         receive(x);
+                         receive(x);
+                       },
+                       "twice");
+                 }),
+                 "kernel 'twice'"));
+  CHECK(contains(thrown<qpu::CompileError>([] {
+                   compile([](Int n) {
+                     While (any(n > 0))
+                       Int x;
+                       receive(x);
+                     End
+                   });
+                 }),
+                 "no gather is outstanding"));
+}
+
+TEST_CASE("a fifth outstanding gather") {
+  const auto many = [](int n) {
+    return [n](Ptr<Int> p) {
+      for (int i = 0; i < n; ++i) gather(p + i);
+      Int x;
+      for (int i = 0; i < n; ++i) receive(x);
+      *p = x;
+    };
+  };
+  CHECK_NOTHROW(compile(many(4)));
+  const std::string text = thrown<qpu::CompileError>([many] { compile(many(5), "five"); });
+  CHECK(contains(text, "kernel 'five', ") == false);
+  CHECK(contains(text, "kernel 'five': gather at"));
+  CHECK(contains(text, "4 gathers are outstanding"));
+}
+
+TEST_CASE("gathers that only some runs get wrong are left to the run") {
+  CHECK_NOTHROW(compile([](Int n, Ptr<Int> p) {
+    For (Int i = 0, i < n, i = i + 1)
+      gather(p);
+    End
+    Int x;
+    For (Int i = 0, i < n, i = i + 1)
+      receive(x);
+    End
+    *p = x;
+  }));
+}
+
+TEST_CASE("receiving another type than was gathered") {
+  const std::string text = thrown<qpu::CompileError>([] {
+    compile([](Ptr<Int> p) {
+      gather(p);
+      Float x;
+      receive(x);
+    });
+  });
+  CHECK(contains(text, "the oldest gather delivers Int, the variable is Float"));
+}
+
+TEST_CASE("stores, gathers and loops inside Where") {
+  const auto inside = [](auto body) {
+    return thrown<qpu::CompileError>([body] {
+      compile([body](Ptr<Int> p) {
+        Int x = index();
+        Where (x < 3)
+          body(x, p);
+        End
+      });
+    });
+  };
+  CHECK(contains(inside([](Int& x, Ptr<Int>& p) { *p = x; }), "not possible inside Where"));
+  CHECK(contains(inside([](Int& x, Ptr<Int>& p) { store(x, p); }), "store at"));
+  CHECK(contains(inside([](Int&, Ptr<Int>& p) { gather(p); }), "gather at"));
+  CHECK(contains(inside([](Int& x, Ptr<Int>&) { vpmPut(x); }), "vpmPut at"));
+  CHECK(contains(inside([](Int& x, Ptr<Int>&) {
+                   While (any(x < 3))
+                     x = x + 1;
+                   End
+                 }),
+                 "the loop might never end"));
+}
+
+TEST_CASE("numbers that hardware has no room for") {
+  CHECK(contains(refused([] { semaInc(16); }), "the semaphore is 16, must be 0..15"));
+  CHECK(contains(refused([] { semaDec(-1); }), "semaDec at"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 17, 0); }), "rows is 17, must be 1..16"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 0, 17); }), "row length is 17"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 0, 16, 0); }), "VPM pitch is 0"));
+  CHECK(contains(refused([] { dmaSetupWrite(HORIZ, 65, 0); }), "rows is 65, must be 1..64"));
+  CHECK(contains(refused([] { dmaSetupWrite(VERT, 17, 0); }), "rows is 17, must be 1..16"));
+  CHECK(contains(refused([] { vpmSetupRead(HORIZ, 0, 0); }), "vectors is 0, must be 1..16"));
+  CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 0, 65); }), "stride is 65, must be 1..64"));
+}
+
+TEST_CASE("vectors outside of compile") {
+  const std::string text = thrown<qpu::CompileError>([] { Int x; });
+  CHECK(contains(text, "only inside a function that compile() runs"));
+}
+
+TEST_CASE("a vector of another kernel") {
+  Int* kept = nullptr;
+  compile([&kept](Int) { kept = new Int(1); });
+  const std::string text = thrown<qpu::CompileError>(
+      [kept] { compile([kept](Ptr<Int> p) { *p = *kept; }, "second"); });
+  CHECK(contains(text, "kernel 'second': a vector of another kernel"));
+  delete kept;
+}
+
+TEST_CASE("an exception in a kernel function passes, and the next compile works") {
+  CHECK_THROWS_AS(compile([](Int) { throw 7; }), int);
+  CHECK_NOTHROW(compile([](Int) {}));
+  CHECK_THROWS_AS(Int(), qpu::CompileError);
+}
+
+TEST_CASE("errors tell kernel and construct apart from their text") {
+  try {
+    compile([] { qpu::Else_(); }, "bad");
+    FAIL("no exception");
+  } catch (const qpu::Error& e) {
+    CHECK(std::string(e.kernel()) == "bad");
+    CHECK(std::string(e.construct()) == "Else");
+  }
+}
+
+TEST_CASE("an operator's error names the last place before it") {
+  SharedArray<int> a(16);
+  const std::string text = thrown<qpu::BoundsError>([&a] {
+    compile([](Ptr<Int> p) {
+      Int x = 3;
+      p[16] = x;
+    })(&a);
+  });
+  CHECK(contains(text, "*p = ... (statement 2, after "));
+}

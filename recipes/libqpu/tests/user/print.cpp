@@ -1,0 +1,20 @@
+// Prints from two QPUs; the test compares standard output.
+#include "QPULib.h"
+
+void hello(Ptr<Float> p) {
+  Print("QPU ");
+  Print(me());
+  Print(toFloat(index()) * 0.5F);
+  If (any(me() == 0))
+    Print(3);
+    Print(1.5);
+  End
+  *p = 0;
+}
+
+int main() {
+  SharedArray<float> a(16);
+  auto k = compile(hello);
+  k.setNumQPUs(2);
+  k(&a);
+}

@@ -1,0 +1,195 @@
+// The VPM and DMA by hand.
+#include "tests/run.hpp"
+
+using test::contains;
+using test::thrown;
+
+namespace {
+
+SharedArray<int> counting(int n) {
+  SharedArray<int> a(static_cast<std::size_t>(n));
+  for (int i = 0; i < n; ++i) a[i] = i;
+  return a;
+}
+
+template <typename F>
+std::string fails(F f) {
+  return thrown<qpu::ExecutionError>([f] {
+    SharedArray<int> a = counting(256);
+    compile(f, "vpm")(&a);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("load along rows, read along columns: a transposition") {
+  SharedArray<int> a = counting(256), out(256);
+  compile([](Ptr<Int> p, Ptr<Int> q) {
+    dmaSetReadPitch(64);
+    dmaSetupRead(HORIZ, 16, 16 * 16);
+    dmaStartRead(p);
+    dmaWaitRead();
+    vpmSetupRead(VERT, 16, 16);
+    for (int i = 0; i < 16; ++i) q[16 * i] = vpmGetInt();
+  })(&a, &out);
+  for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
+}
+
+TEST_CASE("load along columns, store along rows") {
+  SharedArray<int> a = counting(256), out(256);
+  compile([](Ptr<Int> p, Ptr<Int> q) {
+    dmaSetReadPitch(64);
+    dmaSetupRead(VERT, 16, 0);
+    dmaStartRead(p);
+    dmaWaitRead();
+    dmaSetWriteStride(0);
+    dmaSetupWrite(HORIZ, 16, 0);
+    dmaStartWrite(q);
+    dmaWaitWrite();
+  })(&a, &out);
+  for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
+}
+
+TEST_CASE("store along columns") {
+  SharedArray<int> a = counting(256), out(256);
+  compile([](Ptr<Int> p, Ptr<Int> q) {
+    dmaSetReadPitch(64);
+    dmaSetupRead(HORIZ, 16, 0);
+    dmaStartRead(p);
+    dmaWaitRead();
+    dmaSetWriteStride(0);
+    dmaSetupWrite(VERT, 16, 0, 16);
+    dmaStartWrite(q);
+    dmaWaitWrite();
+  })(&a, &out);
+  for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
+}
+
+TEST_CASE("the read pitch counts from start to start, the write stride from end to start") {
+  SharedArray<int> a = counting(256), out(256);
+  compile([](Ptr<Int> p, Ptr<Int> q) {
+    dmaSetReadPitch(128);              // every other row of 16
+    dmaSetupRead(HORIZ, 4, 0, 8, 2);   // its first 8 words, to rows 0, 2, 4, 6
+    dmaStartRead(p);
+    dmaWaitRead();
+    dmaSetWriteStride(32);
+    dmaSetupWrite(HORIZ, 7, 0, 8);
+    dmaStartWrite(q);
+    dmaWaitWrite();
+  })(&a, &out);
+  for (int row = 0; row < 7; ++row)
+    for (int i = 0; i < 16; ++i)
+      CHECK(out[16 * row + i] == (i < 8 && row % 2 == 0 ? 16 * row + i : 0));
+}
+
+TEST_CASE("vectors written with a stride are read with one") {
+  SharedArray<int> out(64);
+  compile([](Ptr<Int> q) {
+    vpmSetupWrite(HORIZ, 10, 5);
+    for (int i = 0; i < 4; ++i) vpmPut(index() + 100 * i);
+    vpmSetupRead(HORIZ, 2, 10, 10);
+    q[0] = vpmGetInt();
+    q[16] = vpmGetInt();
+    vpmSetupWrite(HORIZ, 63, 2);
+    vpmPut(7);
+    vpmPut(index() * 2);  // row 65 is row 1
+    vpmSetupRead(HORIZ, 1, 1);
+    q[32] = vpmGetInt();
+  })(&out);
+  for (int i = 0; i < 16; ++i) {
+    CHECK(out[i] == i);
+    CHECK(out[16 + i] == 200 + i);
+    CHECK(out[32 + i] == 2 * i);
+  }
+}
+
+TEST_CASE("floats go through the VPM unchanged") {
+  SharedArray<float> out(16);
+  compile([](Ptr<Float> q) {
+    vpmSetupWrite(VERT, 3);
+    vpmPut(toFloat(index()) * 0.5F);
+    vpmSetupRead(VERT, 1, 3);
+    *q = vpmGetFloat() + 1.0F;
+  })(&out);
+  for (int i = 0; i < 16; ++i) CHECK(out[i] == 0.5F * static_cast<float>(i) + 1.0F);
+}
+
+TEST_CASE("the VPM is one for all QPUs") {
+  SharedArray<int> out(16);
+  auto k = compile([](Ptr<Int> q) {
+    If (any(me() == 0))
+      vpmSetupWrite(HORIZ, 63);
+      vpmPut(index() * 3);
+      semaInc(0);
+    Else
+      semaDec(0);
+      vpmSetupRead(HORIZ, 1, 63);
+      *q = vpmGetInt();
+    End
+  });
+  k.setNumQPUs(2);
+  k(&out);
+  for (int i = 0; i < 16; ++i) CHECK(out[i] == 3 * i);
+}
+
+TEST_CASE("orders that hardware would answer with junk or a hang") {
+  CHECK(contains(fails([](Ptr<Int> p) { *p = vpmGetInt(); }), "no vpmSetupRead has announced"));
+  CHECK(contains(fails([](Ptr<Int>) { vpmPut(1); }), "vpmSetupWrite is missing"));
+  CHECK(contains(fails([](Ptr<Int>) { vpmSetupRead(HORIZ, 2, 0); }), "2 announced VPM vectors"));
+  CHECK(contains(fails([](Ptr<Int> p) {
+                   vpmSetupRead(HORIZ, 2, 0);
+                   *p = vpmGetInt();
+                   vpmSetupRead(HORIZ, 2, 0);
+                 }),
+                 "1 vectors of the vpmSetupRead before are unread"));
+  CHECK(contains(fails([](Ptr<Int> p) { dmaStartRead(p); }), "dmaSetupRead is missing"));
+  CHECK(contains(fails([](Ptr<Int> p) { dmaStartWrite(p); }), "dmaSetupWrite is missing"));
+  CHECK(contains(fails([](Ptr<Int> p) {
+                   dmaSetupRead(HORIZ, 2, 0);
+                   dmaStartRead(p);
+                 }),
+                 "dmaSetReadPitch first"));
+  CHECK(contains(fails([](Ptr<Int> p) {
+                   dmaSetupRead(HORIZ, 1, 0);
+                   dmaStartRead(p);
+                   dmaStartRead(p);
+                 }),
+                 "has not been waited for"));
+  CHECK(contains(fails([](Ptr<Int> p) {
+                   dmaSetupRead(HORIZ, 1, 0);
+                   dmaStartRead(p);
+                   vpmSetupRead(HORIZ, 1, 0);
+                 }),
+                 "dmaWaitRead is missing"));
+  CHECK(contains(fails([](Ptr<Int> p) {
+                   dmaSetupWrite(HORIZ, 1, 0);
+                   dmaStartWrite(p);
+                 }),
+                 "dmaWaitWrite is missing"));
+}
+
+TEST_CASE("VPM places and pitches out of range") {
+  CHECK(contains(fails([](Ptr<Int>) { dmaSetupRead(HORIZ, 2, 63 * 16); }), "leave the window"));
+  CHECK(contains(fails([](Ptr<Int>) { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
+  CHECK(contains(fails([](Ptr<Int>) { dmaSetupWrite(HORIZ, 1, -1); }), "leave the window"));
+  CHECK(contains(fails([](Ptr<Int>) { vpmSetupWrite(HORIZ, 64); }), "must be 0..63"));
+  CHECK(contains(fails([](Ptr<Int>) { dmaSetReadPitch(8192); }), "must be 0..8191"));
+  CHECK(contains(fails([](Ptr<Int>) { dmaSetWriteStride(-4); }), "-4 bytes"));
+}
+
+TEST_CASE("a DMA that leaves its array") {
+  SharedArray<int> a(40);
+  CHECK_THROWS_AS(compile([](Ptr<Int> p) {
+                    dmaSetReadPitch(64);
+                    dmaSetupRead(HORIZ, 3, 0);
+                    dmaStartRead(p);
+                    dmaWaitRead();
+                  })(&a),
+                  qpu::BoundsError);
+  // The ragged tail of 8 words fits.
+  compile([](Ptr<Int> p) {
+    dmaSetupRead(HORIZ, 1, 0, 8);
+    dmaStartRead(p + 32);
+    dmaWaitRead();
+  })(&a);
+}

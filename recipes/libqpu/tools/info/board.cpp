@@ -1,0 +1,129 @@
+#include "tools/info/board.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
+#include <sstream>
+
+namespace qpu::info {
+namespace {
+
+struct Named {
+  std::uint32_t code;
+  const char* name;
+};
+
+constexpr std::array<Named, 5> kSocs = {{
+    {0, "BCM2835"}, {1, "BCM2836"}, {2, "BCM2837"}, {3, "BCM2711"}, {4, "BCM2712"}}};
+
+constexpr std::array<Named, 22> kModels = {{
+    {0x00, "A"},         {0x01, "B"},    {0x02, "A+"},  {0x03, "B+"},
+    {0x04, "2B"},        {0x06, "CM1"},  {0x08, "3B"},  {0x09, "Zero"},
+    {0x0a, "CM3"},       {0x0c, "Zero W"}, {0x0d, "3B+"}, {0x0e, "3A+"},
+    {0x10, "CM3+"},      {0x11, "4B"},   {0x12, "Zero 2 W"}, {0x13, "400"},
+    {0x14, "CM4"},       {0x15, "CM4S"}, {0x17, "5"},   {0x18, "CM5"},
+    {0x19, "500"},       {0x1a, "CM5 Lite"}}};
+
+template <std::size_t N>
+std::string nameOf(const std::array<Named, N>& table, std::uint32_t code) {
+  const auto* const found = std::find_if(table.begin(), table.end(),
+                                         [code](const Named& n) { return n.code == code; });
+  if (found != table.end()) return found->name;
+  std::array<char, 24> text{};
+  (void)std::snprintf(text.data(), text.size(), "unknown (0x%x)", code);
+  return text.data();
+}
+
+constexpr std::uint32_t kNewStyle = 1U << 23U;
+constexpr std::uint32_t kOldOvervolted = 0x1000000;
+constexpr std::uint32_t kOldFirst = 0x0002;
+constexpr std::uint32_t kOldLast = 0x0015;
+
+std::uint32_t field(std::uint32_t code, unsigned low, std::uint32_t width) {
+  return (code >> low) & ((1U << width) - 1U);
+}
+
+std::optional<std::uint32_t> revisionLine(const std::string& cpuinfo) {
+  std::istringstream lines(cpuinfo);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("Revision", 0) != 0) continue;
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    std::istringstream digits(line.substr(colon + 1));
+    std::uint32_t code = 0;
+    if (digits >> std::hex >> code) return code;
+  }
+  return std::nullopt;
+}
+
+// From "brcm,bcm2837" and the like; "BCM2837".
+std::string socOfTree(const std::vector<std::string>& compatible) {
+  for (const Named& soc : kSocs) {
+    std::string lower = soc.name;
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (std::find(compatible.begin(), compatible.end(), "brcm," + lower) != compatible.end())
+      return soc.name;
+  }
+  return {};
+}
+
+void judge(Board& b) {
+  const std::string who = b.model.empty() ? b.socName : b.model + " (" + b.socName + ")";
+  if (b.socName == "BCM2835" || b.socName == "BCM2836" || b.socName == "BCM2837") {
+    b.soc = Soc::Suitable;
+    b.verdict = who + " has the VideoCore IV's 12 QPUs";
+  } else if (b.socName == "BCM2711" || b.socName == "BCM2712") {
+    b.soc = Soc::Unsuitable;
+    b.verdict = who + (b.socName == "BCM2711" ? " has a VideoCore VI" : " has a VideoCore VII") +
+                ", whose QPUs have another instruction set";
+  } else if (!b.model.empty() || !b.compatible.empty()) {
+    b.soc = Soc::Unsuitable;
+    b.verdict = (b.model.empty() ? b.compatible.front() : b.model) +
+                " is no Raspberry Pi with a VideoCore IV";
+  } else {
+    b.verdict = "no device tree and no revision code: this is no Raspberry Pi, or /proc is missing";
+  }
+}
+
+}  // namespace
+
+Revision decodeRevision(std::uint32_t code) {
+  Revision r;
+  r.code = code;
+  if ((code & kNewStyle) == 0) {
+    const std::uint32_t old = code & 0xffffffU;
+    r.overvolted = (code & kOldOvervolted) != 0;
+    const bool listed = old >= kOldFirst && old <= kOldLast;
+    r.soc = listed ? "BCM2835" : "unknown";
+    r.model = listed ? "1 or CM1 (old-style code)" : "unknown";
+    return r;
+  }
+  r.memoryMib = 256 << field(code, 20, 3);
+  r.soc = nameOf(kSocs, field(code, 12, 4));
+  r.model = nameOf(kModels, field(code, 4, 8));
+  r.boardRevision = static_cast<int>(field(code, 0, 4));
+  return r;
+}
+
+Board readBoard(const Root& root) {
+  Board b;
+  const auto model = root.read("/proc/device-tree/model");
+  if (model) {
+    const auto parts = splitNul(*model);
+    if (!parts.empty()) b.model = parts.front();
+  }
+  b.compatible = splitNul(root.read("/proc/device-tree/compatible").value_or(""));
+  const auto code = revisionLine(root.read("/proc/cpuinfo").value_or(""));
+  if (code) b.revision = decodeRevision(*code);
+
+  // The tree is the better witness: cpuinfo says BCM2835 on every model.
+  b.socName = socOfTree(b.compatible);
+  if (b.socName.empty() && b.revision && b.revision->soc.rfind("BCM", 0) == 0)
+    b.socName = b.revision->soc;
+  judge(b);
+  return b;
+}
+
+}  // namespace qpu::info

@@ -1,0 +1,86 @@
+// qpu-info: which library, which backend, which board, and what is in the way.
+// Exit codes: 0 report printed, 1 output failed, 2 wrong use.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "qpu.h"
+#include "tools/info/report.hpp"
+
+namespace {
+
+constexpr const char* kHelp =
+    "usage: qpu-info [--json] [--root DIR]\n"
+    "\n"
+    "Tell which libqpu this is, what runs its kernels, and what stands between\n"
+    "this machine and its QPUs, with the mend for each.\n"
+    "\n"
+    "  --json      one JSON object instead of text\n"
+    "  --root DIR  look at /proc, /sys, /dev and /boot below DIR\n"
+    "  --version   version of libqpu\n"
+    "  --help      this text\n";
+
+struct Options {
+  bool json = false;
+  std::string root = "/";
+};
+
+int wrongUse(const std::string& what) {
+  (void)std::fprintf(stderr, "qpu-info: %s; see qpu-info --help\n", what.c_str());
+  return 2;
+}
+
+int print(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (written && std::fflush(stdout) == 0) return 0;
+  (void)std::fputs("qpu-info: cannot write to standard output\n", stderr);
+  return 1;
+}
+
+int report(const Options& options) {
+  std::error_code none;
+  if (!std::filesystem::is_directory(options.root, none))
+    return wrongUse("--root " + options.root + " is no directory");
+  const qpu::info::Root root(options.root);
+  const char* const backend = qpu_backend_name();
+  const qpu::info::Library library{qpu_version(), backend == nullptr ? "" : backend,
+                                   qpu_backend_reason()};
+  const qpu::info::Board board = qpu::info::readBoard(root);
+  const qpu::info::System system = qpu::info::readSystem(root);
+  return print(options.json ? qpu::info::asJson(library, board, system)
+                            : qpu::info::asText(library, board, system));
+}
+
+int run(const std::vector<std::string>& arguments) {
+  Options options;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& a = arguments[i];
+    if (a == "--help") return print(kHelp);
+    if (a == "--version") return print(std::string(qpu_version()) + "\n");
+    if (a == "--json") {
+      options.json = true;
+    } else if (a == "--root") {
+      if (++i == arguments.size()) return wrongUse("--root needs a directory");
+      options.root = arguments[i];
+    } else if (a.rfind("--root=", 0) == 0) {
+      options.root = a.substr(std::string_view("--root=").size());
+    } else {
+      return wrongUse("unknown argument '" + a + "'");
+    }
+  }
+  return report(options);
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+  try {
+    return run({values + 1, values + count});
+  } catch (const std::exception& e) {
+    (void)std::fprintf(stderr, "qpu-info: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,50 @@
+// What the operating system grants: device nodes, display driver, GPU memory.
+#ifndef QPU_TOOLS_INFO_SYSTEM_HPP
+#define QPU_TOOLS_INFO_SYSTEM_HPP
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/info/root.hpp"
+
+namespace qpu::info {
+
+struct Node {
+  std::string path;
+  bool present = false;
+  std::string mode;   // "crw-rw----"
+  std::string owner;  // "root:video", numbers where there are no names
+  bool readable = false;  // by the calling user
+  bool writable = false;
+};
+
+// The kernel mode-setting driver owns the V3D block when it is on, and firmware
+// since October 2016 then refuses to run QPU programs.
+enum class Kms : std::uint8_t { Off, Full, Fake, Unknown };
+const char* name(Kms kms);
+
+struct Setting {
+  std::string file;
+  int line = 0;
+  std::string text;
+};
+
+struct System {
+  std::vector<Node> nodes;  // /dev/vcio, /dev/mem, /dev/gpiomem, /dev/dri/*
+  Kms kms = Kms::Unknown;
+  std::string kmsEvidence;
+  std::vector<Setting> kmsSettings;      // dtoverlay lines of config.txt that turn it on
+  std::optional<Setting> gpuMemSetting;  // gpu_mem line of config.txt
+  std::optional<int> gpuMemoryMib;       // what firmware granted
+  std::string gpuMemorySource;           // of the number, or why there is none
+
+  const Node* node(const std::string& path) const;
+};
+
+System readSystem(const Root& root);
+
+}  // namespace qpu::info
+
+#endif

@@ -1,0 +1,87 @@
+// One step of heat flow: each inner cell moves towards the mean of its eight
+// neighbours. Rows are dealt to the QPUs in turn.
+#ifndef TUTORIAL_HEATMAP_HPP
+#define TUTORIAL_HEATMAP_HPP
+
+#include <array>
+
+#include "QPULib.h"
+
+namespace tutorial {
+
+constexpr float kDiffusion = 0.25F;
+
+// Walks along a row, a vector ahead: of the last three vectors received,
+// `current` is the one in the middle.
+class Cursor {
+ public:
+  Float current;
+
+  void start(const PtrExpr<Float>& row) {
+    address = row;
+    current = 0;
+    gather(address);
+  }
+  void prime() {
+    receive(next);
+    request();
+  }
+  void advance() {
+    previous = current;
+    current = next;
+    receive(next);
+    request();
+  }
+  // The row is done; drop the vector that was asked for in vain.
+  void finish() { receive(next); }
+
+  FloatExpr left() const { return shifted(1, previous, 0); }
+  FloatExpr right() const { return shifted(15, next, 15); }
+
+ private:
+  void request() {
+    address = address + 16;
+    gather(address);
+  }
+  // The neighbour of each element; `border` is where it lies in another vector.
+  FloatExpr shifted(int amount, const Float& beyond, int border) const {
+    Float result = rotate(current, amount);
+    Float wrapped = rotate(beyond, amount);
+    Where (index() == border)
+      result = wrapped;
+    End
+    return result;
+  }
+
+  Ptr<Float> address;
+  Float previous, next;
+};
+
+// `map` and `out` are the first cells of grids of height + 2 rows, `pitch`
+// floats apart. Row 0, row height + 1 and column 0 are the border; a row has
+// width inner cells (a multiple of 16) from column 16 on and at least 32 more.
+inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int height) {
+  std::array<Cursor, 3> row;
+  For (Int y = me(), y < height, y = y + numQPUs())
+    Ptr<Float> above = map + y * pitch + index();
+    Ptr<Float> target = out + (y + 1) * pitch + 16;
+    for (Cursor& r : row) {
+      r.start(above);
+      above = above + pitch;
+    }
+    for (Cursor& r : row) r.prime();
+    for (Cursor& r : row) r.advance();
+    For (Int x = 0, x < width, x = x + 16)
+      for (Cursor& r : row) r.advance();
+      Float sum = row[0].current + row[2].current;
+      for (Cursor& r : row) sum = sum + r.left() + r.right();
+      store(row[1].current - kDiffusion * (row[1].current - sum * 0.125F), target);
+      target = target + 16;
+    End
+    for (Cursor& r : row) r.finish();
+  End
+}
+
+}  // namespace tutorial
+
+#endif

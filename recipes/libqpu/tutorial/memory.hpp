@@ -1,0 +1,26 @@
+// First steps with memory: a store, and loads that are asked for ahead.
+#ifndef TUTORIAL_MEMORY_HPP
+#define TUTORIAL_MEMORY_HPP
+
+#include "QPULib.h"
+
+namespace tutorial {
+
+// Each QPU writes 16 numbers that tell who wrote them: 100 * QPU + element.
+inline void hello(Ptr<Int> p) { p[me() << 4] = me() * 100 + index(); }
+
+// Two requests in flight at once, taken in the order of asking.
+inline void reqRecv(Ptr<Int> p) {
+  Ptr<Int> mine = p + index();
+  gather(mine);
+  gather(mine + 16);
+  Int first, second;
+  receive(first);
+  receive(second);
+  store(first + second, p + 32);
+  store(second - first, p + 48);
+}
+
+}  // namespace tutorial
+
+#endif

@@ -1,0 +1,1 @@
+"""Upstream QPULib, built the way its users know, in our libqpu's place."""
