@@ -1,0 +1,585 @@
+"""The main job as steps: pins and config → images → recipes → system image.
+
+::
+
+    mirror ──┬── tools ──┬── dev ────────────┐
+             │           ├── torch-site ─────┤
+             │           └── rootfs ─────────┼──────────────┐
+             └── builder ──── libqpu ────────┴── qpu-ops ───┴── system
+    torch ───── torch-site, rootfs
+
+Every step's manifest lies in the target's folder of the build folder; its artefacts lie beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+
+from images import apt, archive, native, probe, rootfs, system
+from images.engine import connect
+from images.flavour import Pocket, load_suite, packages_for, target_flavour
+from recipes import pyc, recipe, wheels
+from recipes.libqpu import build as libqpu
+from recipes.qpu_ops import target as qpu_ops
+from recipes.qpulib import build as qpulib
+from recipes.torch import resolve
+from toolchain import files, progress
+from toolchain.architecture import Architecture, host_architecture
+from toolchain.config import ROOT, Config
+from toolchain.errors import CommandFailed, EngineUnavailable
+from toolchain.manifest import Artefact, Manifest
+from toolchain.process import run
+from toolchain.steps import Made, Pipeline, Step
+
+MODULES = ("dot_cpp", "matrix_cpp", "cpu_cpp")
+"""What the extension wheel brings; imported in the finished image before it is called built."""
+
+
+class Flow:
+    """Builds the steps for one configuration.
+
+    The engine is first asked when a step or a probe needs it; leaving the context closes the connection. With
+    ``reuse`` a step may bring an earlier build of its own up to date: the product is the same, the way is shorter.
+    """
+
+    def __init__(self, config: Config, *, reuse: bool = False) -> None:
+        self.config = config
+        self.reuse = reuse
+        self.image = config.image
+        self.target = config.image.target
+        self.suite = load_suite(config.image.suite)
+        self.root = config.target_root
+        self.native = host_architecture()
+        self._client: docker.DockerClient | None = None
+
+    def __enter__(self) -> Flow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    @property
+    def client(self) -> docker.DockerClient:
+        """The engine. Raises EngineUnavailable."""
+        if self._client is None:
+            self._client = connect()
+        return self._client
+
+    def pipeline(self, *, workbench: bool = False) -> Pipeline:
+        """All steps, in the order of the data flow; ``workbench`` adds the image that shells are opened in."""
+        steps = (
+            self._mirror(),
+            self._tools(),
+            self._builder(),
+            self._dev(),
+            self._torch(),
+            self._torch_site(),
+            self._rootfs(),
+            self._libqpu(),
+            self._qpu_ops(),
+            self._system(),
+        )
+        return Pipeline(self.root, (*steps, self._workbench()) if workbench else steps)
+
+    # Paths that steps share.
+
+    @property
+    def tools(self) -> Path:
+        """Native programs."""
+        return self.root / "tools"
+
+    @property
+    def farm(self) -> Path:
+        """Links for the native compiler inside dev containers."""
+        return self.root / "farm"
+
+    @property
+    def torch_site(self) -> Path:
+        """torch, unpacked as in the target root."""
+        return self.root / "torch-site"
+
+    @property
+    def libqpu_stage(self) -> Path:
+        """libqpu, unpacked as in the target root."""
+        return self.root / "libqpu"
+
+    def log(self, name: str) -> Path:
+        """A step's log."""
+        return self.root / "logs" / f"{name}.log"
+
+    def compiler(self) -> native.Mounts:
+        """The native compiler for containers of the dev image; nothing when it is switched off."""
+        if not self.config.build.native_compiler or self.target == self.native:
+            return native.Mounts()
+        return native.compiler_mounts(self.tools, self.farm, self.target, self.suite)
+
+    # The steps.
+
+    def _mirror(self) -> Step:
+        wanted = apt.sources_for(self.config, self.config.build_root / "keys")
+
+        def action(_: Mapping[str, Manifest]) -> Made:
+            verified = apt.verify(wanted, self.root / "mirror", strict=self.image.strict)
+            for warning in verified.warnings:
+                progress.warn(warning)
+            return Made(
+                facts={"indices": verified.indices, "sources": [_source_record(item) for item in verified.sources]},
+                warnings=verified.warnings,
+            )
+
+        return Step(
+            name="mirror",
+            title="apt mirror",
+            inputs={"sources": "; ".join(item.line for item in wanted), "strict": str(self.image.strict)},
+            action=action,
+            missing=lambda _: "" if (self.root / "mirror" / "lists").is_dir() else "its package lists are gone",
+        )
+
+    def root_spec(
+        self, role: str, packages: tuple[str, ...], mirror: Manifest, architectures: tuple[Architecture, ...]
+    ) -> rootfs.RootSpec:
+        """What a root of a role is built from, out of the mirror as it was verified."""
+        names = tuple(item.debian for item in architectures)
+        flavour = target_flavour(self.image)
+        sources = tuple(_source(record) for record in mirror.facts["sources"])
+        foreign_flavour = flavour.name != "debian" and architectures == (self.target,)
+        return rootfs.RootSpec(
+            role=role,
+            suite=self.image.suite,
+            architectures=names,
+            packages=packages,
+            sources=tuple(item for item in sources if set(item.architectures) & set(names)),
+            lists=self.root / "mirror" / "lists",
+            archives=self.config.build_root / "archives" / f"{self.image.label}-{role}",
+            source_date_epoch=self.image.source_date_epoch,
+            split_usr=self.suite.split_usr,
+            keyring_package=(flavour.keyring_package if foreign_flavour else "debian-archive-keyring"),
+        )
+
+    def _tools(self) -> Step:
+        standing_in = packages_for("standing_in", self.image)
+        packages = (*standing_in, *packages_for("depmod", self.image), *packages_for("compiler", self.image))
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            spec = self.root_spec("tools", packages, needs["mirror"], (self.native,))
+            rootfs.build_tools(spec, self.tools, self.log("tools"), standing_in=standing_in)
+            return Made(facts={"programs": (self.tools / rootfs.STANDING_IN).read_text().split()})
+
+        return Step(
+            name="tools",
+            title="native tools",
+            inputs={"packages": " ".join(packages)},
+            needs=("mirror",),
+            action=action,
+            missing=lambda _: "" if (self.tools / rootfs.STANDING_IN).is_file() else "its folder is gone",
+        )
+
+    def _builder(self) -> Step:
+        packages = packages_for("builder", self.image)
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            spec = self.root_spec("builder", packages, needs["mirror"], (self.native, self.target))
+            tar = self.root / "builder.tar"
+            rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tar, self.log("builder"))
+            return self._loaded("builder", tar, self.native)
+
+        return Step(
+            name="builder",
+            title="native builder image",
+            inputs=self._root_inputs(packages),
+            needs=("mirror",),
+            action=action,
+            missing=self._image_missing("builder"),
+        )
+
+    def _dev(self) -> Step:
+        packages = tuple(
+            sorted({*packages_for("base", self.image), *packages_for("dev", self.image), *self.suite.torch_libraries})
+        )
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            self._require_execution()
+            spec = self.root_spec("dev", packages, needs["mirror"], (self.target,))
+            tar = self.root / "dev.tar"
+            rootfs.build_tar(self._with_tools(spec), tar, self.log("dev"))
+            if self.target != self.native:
+                native.make_farm(self.farm, tar, self.target, self.suite)
+            return self._loaded("dev", tar, self.target)
+
+        return Step(
+            name="dev",
+            title="development root",
+            inputs={**self._root_inputs(packages), "hook": _hook_fingerprint()},
+            needs=("mirror", "tools"),
+            action=action,
+            missing=self._image_missing("dev"),
+        )
+
+    def _torch(self) -> Step:
+        def action(_: Mapping[str, Manifest]) -> Made:
+            found = resolve.resolve(self.config)
+            if found.wheel is None:
+                warning = f"the image is built WITHOUT torch: {found.reason}"
+                progress.warn(warning)
+                return Made(facts={"wheel": "", "version": ""}, warnings=(warning,))
+            facts = {"wheel": str(found.wheel), "version": found.version, "sha256": resolve.identity(found)}
+            return Made(facts=facts)
+
+        return Step(
+            name="torch",
+            title="torch wheel",
+            inputs={
+                "recipe": recipe.load("torch").fingerprint(),
+                "wheelhouse": resolve.listing(self.config),
+                "python": self.suite.python,
+                "required": str(self.config.torch.required),
+            },
+            action=action,
+            missing=lambda made: (
+                f"{made.facts['wheel']} is gone"
+                if made.facts["wheel"] and not Path(made.facts["wheel"]).is_file()
+                else ""
+            ),
+        )
+
+    def _torch_site(self) -> Step:
+        tar = self.root / "torch-site.tar"
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            wheel = needs["torch"].facts["wheel"]
+            if not wheel:
+                return Made(facts={"version": ""})
+            self._stage_wheel(Path(wheel), self.torch_site, tar)
+            return Made((tar,), facts={"version": needs["torch"].facts["version"]})
+
+        return Step(
+            name="torch-site",
+            title="torch, unpacked",
+            inputs={"epoch": str(self.image.source_date_epoch), "python": self.suite.python, "staging": _staging()},
+            needs=("tools", "torch"),
+            action=action,
+            missing=lambda made: "its folder is gone" if made.artefacts and not self.torch_site.is_dir() else "",
+        )
+
+    def _rootfs(self) -> Step:
+        bootable = self.image.profile == "bootable"
+        common = {
+            *packages_for("base", self.image),
+            *packages_for("board", self.image),
+            *self.image.extra_packages,
+        }
+        if bootable:
+            common |= set(packages_for("bootable", self.image))
+        overlay = rootfs.HERE / "overlay" / "bootable" if bootable else None
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            self._require_execution()
+            with_torch = (
+                {*self.suite.torch_libraries, *self.suite.torch_python} if needs["torch"].facts["wheel"] else set()
+            )
+            packages = tuple(sorted(common | with_torch))
+            spec = self.root_spec("rootfs", packages, needs["mirror"], (self.target,))
+            tar = self.root / "rootfs.tar"
+            rootfs.build_tar(self._with_tools(dataclasses.replace(spec, overlay=overlay)), tar, self.log("rootfs"))
+            return self._loaded("rootfs", tar, self.target)
+
+        return Step(
+            name="rootfs",
+            title="root filesystem",
+            inputs={
+                **self._root_inputs(tuple(sorted(common))),
+                "hook": _hook_fingerprint(),
+                "overlay": files.tree_fingerprint(overlay) if overlay else "none",
+                "torch packages": " ".join((*self.suite.torch_libraries, *self.suite.torch_python)),
+            },
+            needs=("mirror", "tools", "torch"),
+            action=action,
+            missing=self._image_missing("rootfs"),
+        )
+
+    def _libqpu(self) -> Step:
+        return self._upstream() if self.config.qpu.library == "upstream" else self._own()
+
+    def _upstream(self) -> Step:
+        data = recipe.load("qpulib")
+        tar = self.root / "libqpu.tar"
+        variant = qpulib.Variant.of(self.config)
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            builder = self.config.image_reference("builder")
+            log = self.log("libqpu")
+            source = qpulib.obtain(data, self.config)
+            qpulib.build(self.client, builder, needs["builder"].facts["image"], data, source, self.config, tar, log)
+            _unpack(tar, self.libqpu_stage)
+            warnings = (
+                f"the image holds upstream QPULib ({variant.label}) in our libqpu's place: it has no qpu-info and no "
+                "qpu-selftest",
+                *([source.warning] if source.warning else []),
+            )
+            for warning in warnings:
+                progress.warn(warning)
+            library = f"QPULib {source.commit or 'of unknown commit'}, {variant.label}"
+            return Made((tar,), {"prefix": data.settings["prefix"], "own": False, "library": library}, warnings)
+
+        return Step(
+            name="libqpu",
+            title=data.title,
+            inputs={
+                "library": "upstream",
+                "mode": variant.label,
+                "source": qpulib.identity(data, self.config),
+                "recipe": data.fingerprint(),
+                "driver": _driver("qpulib"),
+            },
+            needs=("builder",),
+            action=action,
+            missing=lambda _: "" if self.libqpu_stage.is_dir() else "its folder is gone",
+        )
+
+    def _own(self) -> Step:
+        data = recipe.load("libqpu")
+        tar = self.root / "libqpu.tar"
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            builder = self.config.image_reference("builder")
+            log = self.log("libqpu")
+            libqpu.build(self.client, builder, needs["builder"].facts["image"], data, self.config, tar, log)
+            _unpack(tar, self.libqpu_stage)
+            return Made((tar,), facts={"prefix": data.settings["prefix"], "own": True, "library": "libqpu"})
+
+        return Step(
+            name="libqpu",
+            title=data.title,
+            inputs={"library": "local", "sources": data.fingerprint(), "driver": _driver("libqpu")},
+            needs=("builder",),
+            action=action,
+            missing=lambda _: "" if self.libqpu_stage.is_dir() else "its folder is gone",
+        )
+
+    def _qpu_ops(self) -> Step:
+        data = recipe.load("qpu_ops")
+        folder = self.root / "wheels"
+        tar = self.root / "qpu-ops-site.tar"
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            if not needs["torch-site"].facts["version"]:
+                warning = (
+                    "the QPU extension wheel is NOT built: it is compiled against torch, and there is no torch wheel"
+                )
+                progress.warn(warning)
+                return Made(facts={"wheel": ""}, warnings=(warning,))
+            try:
+                made = qpu_ops.build(
+                    self.client,
+                    self.config.image_reference("dev"),
+                    data,
+                    self.config,
+                    suite=self.suite,
+                    compiler=self.compiler(),
+                    torch_site=self.torch_site,
+                    libqpu=self.libqpu_stage,
+                    libqpu_prefix=needs["libqpu"].facts["prefix"],
+                    folder=folder,
+                    log=self.log("qpu-ops"),
+                    surroundings=(needs["dev"].facts["image"], needs["torch-site"].product),
+                    reuse=self.reuse,
+                )
+            except CommandFailed as fault:
+                if needs["libqpu"].facts["own"]:
+                    raise
+                library = needs["libqpu"].facts["library"]
+                warning = (
+                    f"the QPU extension wheel is LEFT OUT: it does not build against {library} "
+                    f"({fault.found}; {self.log('qpu-ops')})"
+                )
+                progress.warn(warning)
+                return Made(facts={"wheel": ""}, warnings=(warning,))
+            self._stage_wheel(made, self.root / "qpu-ops-site", tar)
+            return Made((made, tar), facts={"wheel": made.name})
+
+        return Step(
+            name="qpu-ops",
+            title=data.title,
+            inputs={
+                "sources": data.fingerprint(),
+                "driver": _driver("qpu_ops"),
+                "staging": _staging(),
+                "native compiler": str(self.config.build.native_compiler),
+            },
+            needs=("dev", "torch-site", "libqpu"),
+            action=action,
+        )
+
+    def _system(self) -> Step:
+        reference = self.config.image_reference("system")
+        bootable = self.image.profile == "bootable"
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            layers = _layers(needs)
+            text = system.render(
+                needs["rootfs"].facts["image"],
+                [layer.name for layer in layers],
+                labels=self._labels(needs),
+                bootable=bootable,
+            )
+            (self.root / "Dockerfile").write_text(text)
+            loaded = system.build(self.client, reference, text, layers, self.target)
+            modules = [*(["torch", "numpy"] if needs["torch"].facts["wheel"] else ["numpy"])]
+            modules += MODULES if needs["qpu-ops"].facts["wheel"] else ()
+            own = needs["libqpu"].facts["own"]
+            seen = system.inspect(
+                self.client, reference, self.target, modules=modules, own_libqpu=own, log=self.log("system")
+            )
+            return Made(
+                facts={
+                    "image": loaded.image_id,
+                    "size": loaded.size,
+                    "reference": reference,
+                    "libqpu": needs["libqpu"].facts["library"],
+                    "seen": seen,
+                }
+            )
+
+        return Step(
+            name="system",
+            title="system image",
+            inputs={
+                "templates": files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2"),
+                "profile": self.image.profile,
+            },
+            needs=("torch", "torch-site", "rootfs", "libqpu", "qpu-ops"),
+            action=action,
+            missing=self._image_missing("system"),
+        )
+
+    def _workbench(self) -> Step:
+        reference = self.config.image_reference("workbench")
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            layers = _layers(needs)
+            names = [layer.name for layer in layers]
+            text = system.render(needs["dev"].facts["image"], names, labels={}, bootable=False)
+            loaded = system.build(self.client, reference, text, layers, self.target)
+            return Made(facts={"image": loaded.image_id, "size": loaded.size, "reference": reference})
+
+        return Step(
+            name="workbench",
+            title="workbench image",
+            inputs={"templates": files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2")},
+            needs=("dev", "torch-site", "libqpu", "qpu-ops"),
+            action=action,
+            missing=self._image_missing("workbench"),
+        )
+
+    # What steps share.
+
+    def _root_inputs(self, packages: tuple[str, ...]) -> dict[str, str]:
+        return {"packages": " ".join(packages), "epoch": str(self.image.source_date_epoch)}
+
+    def _with_tools(self, spec: rootfs.RootSpec) -> rootfs.RootSpec:
+        return rootfs.with_tools(spec, self.tools)
+
+    def _require_execution(self) -> None:
+        if self.target.debian == "armhf":
+            with files.scratch_folder(self.root / "work", "probe") as scratch:
+                program = scratch / "probe"
+                program.write_bytes(probe.elf())
+                program.chmod(0o755)
+                rootfs.require_execution(self.target, program)
+
+    def _loaded(self, role: str, tar: Path, architecture: Architecture) -> Made:
+        reference = self.config.image_reference(role)
+        layer = Artefact.of(tar)
+        loaded = archive.load_root(self.client, layer, reference, architecture, epoch=self.image.source_date_epoch)
+        return Made((tar,), facts={"image": loaded.image_id, "reference": reference, "size": loaded.size})
+
+    def _image_missing(self, role: str) -> Any:
+        def probe(made: Manifest) -> str:
+            try:
+                found = self.client.images.get(self.config.image_reference(role)).id
+            except (docker.errors.ImageNotFound, docker.errors.NullResource):
+                return "its image is gone from the engine"
+            except EngineUnavailable:
+                return "no engine answers"
+            return "" if found == made.facts["image"] else "its image in the engine is another one"
+
+        return probe
+
+    def _stage_wheel(self, wheel: Path, folder: Path, tar: Path) -> None:
+        with files.scratch_folder(self.root, folder.name) as scratch:
+            stage = scratch / "root"
+            stage.mkdir()
+            wheels.unpack(wheel, stage, self.suite)
+            pyc.compile_tree(stage, self.tools, self.suite, epoch=self.image.source_date_epoch)
+            files.pack(stage, tar, epoch=self.image.source_date_epoch)
+            files.remove(folder)
+            stage.rename(folder)
+
+    def _labels(self, needs: Mapping[str, Manifest]) -> dict[str, str]:
+        return {
+            "org.opencontainers.image.title": "pitorch system image",
+            "org.opencontainers.image.base.digest": needs["rootfs"].facts["image"],
+            "pitorch.suite": self.image.suite,
+            "pitorch.architecture": self.image.architecture,
+            "pitorch.libqpu": needs["libqpu"].facts["library"],
+            "pitorch.torch": needs["torch"].facts["version"] or "none",
+            "pitorch.products": json.dumps({name: item.product[:16] for name, item in sorted(needs.items())}),
+        }
+
+
+def _layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
+    """What the recipes made, the layers that change least first."""
+    made = [needs[name].artefact(".tar") for name in ("torch-site", "libqpu", "qpu-ops") if needs[name].artefacts]
+    return [system.Layer(item.path.name, item.path) for item in made]
+
+
+def _source_record(source: apt.Source) -> dict[str, Any]:
+    return {
+        "pocket": dataclasses.asdict(source.pocket),
+        "uri": source.uri,
+        "components": list(source.components),
+        "keyring": str(source.keyring),
+        "architectures": list(source.architectures),
+    }
+
+
+def _source(record: Mapping[str, Any]) -> apt.Source:
+    return apt.Source(
+        Pocket(**record["pocket"]),
+        record["uri"],
+        tuple(record["components"]),
+        Path(record["keyring"]),
+        tuple(record["architectures"]),
+    )
+
+
+def _hook_fingerprint() -> str:
+    return files.tree_fingerprint(rootfs.HERE / "hooks")
+
+
+def _staging() -> str:
+    """SHA-256 of the Python that unpacks and compiles wheels."""
+    return files.tree_fingerprint(ROOT / "recipes", "pyc.py", "wheels.py")
+
+
+def _driver(folder: str) -> str:
+    """SHA-256 of the Python that drives a recipe."""
+    return files.tree_fingerprint(ROOT / "recipes" / folder, "*.py")
+
+
+def _unpack(tar: Path, folder: Path) -> None:
+    with files.scratch_folder(folder.parent, folder.name) as scratch:
+        stage = scratch / "root"
+        stage.mkdir()
+        run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
+        files.remove(folder)
+        stage.rename(folder)

@@ -1,0 +1,136 @@
+"""``build-image``: plan the flow, say why each step runs, run it, and show what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from images import native, shell
+from images.engine import ensure_running
+from recipes.flow import Flow
+from toolchain import progress
+from toolchain.config import Config
+from toolchain.errors import ConfigError, ServerFailed
+from toolchain.manifest import Manifest, all_warnings
+from toolchain.steps import MANIFEST_SUFFIX, Decision, Pipeline
+
+_STEP_OF_UPDATE = "mirror"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build did: the manifests of all steps, which of them ran, and the seconds that the whole took."""
+
+    manifests: tuple[Manifest, ...]
+    ran: frozenset[str]
+    seconds: float
+
+    def manifest(self, step: str) -> Manifest:
+        """One step's manifest."""
+        return next(item for item in self.manifests if item.step == step)
+
+    @property
+    def rows(self) -> list[progress.Row]:
+        """Lines of the final table."""
+        rows = []
+        for item in self.manifests:
+            note = "made now" if item.step in self.ran else "unchanged"
+            spent = item.seconds if item.step in self.ran else 0.0
+            rows += [progress.row_of(made.path.name, made, spent, note) for made in item.artefacts]
+            if "image" in item.facts:
+                rows.append(progress.Row(item.facts["reference"], item.facts["size"], item.facts["image"], spent, note))
+        return rows
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of all steps, of earlier runs too: they hold as long as their product does."""
+        return all_warnings(self.manifests)
+
+
+def plan(
+    config: Config, *, update: bool = False, again: Sequence[str] = (), only: Sequence[str] = ()
+) -> list[Decision]:
+    """Which steps would run, and why.
+
+    ``update`` asks the mirror anew; ``again`` names steps to run again; ``only`` names the steps that are wanted: they
+    and what they need, no others.
+    """
+    with Flow(config) as flow:
+        return _plan(flow.pipeline(), update=update, again=again, only=only)
+
+
+def _plan(pipeline: Pipeline, *, update: bool, again: Sequence[str], only: Sequence[str]) -> list[Decision]:
+    names = [step.name for step in pipeline.steps]
+    if unknown := [name for name in (*again, *only) if name not in names]:
+        raise ConfigError([f"no step {name!r}; valid: {', '.join(names)}" for name in unknown])
+    decisions = pipeline.plan(force=frozenset(again) | ({_STEP_OF_UPDATE} if update else set()))
+    wanted = set(only or names)
+    for step in reversed(pipeline.steps):
+        wanted |= set(step.needs) if step.name in wanted else set()
+    return [item for item in decisions if item.step.name in wanted]
+
+
+def build_image(
+    config: Config,
+    *,
+    update: bool = False,
+    again: Sequence[str] = (),
+    only: Sequence[str] = (),
+    reuse: bool = False,
+) -> Built:
+    """Bring the system image up to date, or ``only`` these steps; ``reuse`` as in ``Flow``.
+
+    Raises a UserError of the step that failed.
+    """
+    began = time.monotonic()
+    ensure_running(config)
+    with _alone(config.target_root), Flow(config, reuse=reuse) as flow:
+        pipeline = flow.pipeline()
+        decisions = _plan(pipeline, update=update, again=again, only=only)
+        before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
+        manifests = pipeline.execute(decisions)
+        written = {item.step: pipeline.manifest_path(item.step) for item in manifests}
+        ran = frozenset(step for step, path in written.items() if before.get(path) != path.stat().st_mtime_ns)
+    return Built(tuple(manifests), ran, time.monotonic() - began)
+
+
+def ready_workbench(config: Config) -> None:
+    """Bring the image that shells are opened in up to date, and what it needs."""
+    ensure_running(config)
+    with _alone(config.target_root), Flow(config) as flow:
+        pipeline = flow.pipeline(workbench=True)
+        pipeline.execute([item for item in pipeline.plan() if item.step.name not in ("rootfs", "system")])
+
+
+def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:
+    """Open a shell in the workbench; its exit status."""
+    ready_workbench(config)
+    return shell.open_shell(
+        config.image_reference("workbench"),
+        config.image.target,
+        folder,
+        compiler=Flow(config).compiler() if native_compiler else native.Mounts(),
+        command=command,
+        as_root=as_root,
+    )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one build at a time writes to a target's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            raise ServerFailed(
+                f"another build works in {folder}",
+                expected="one build of a target at a time",
+                found="its lock is held",
+                mend="wait for it, or set build.folder to another folder",
+            ) from fault
+        yield

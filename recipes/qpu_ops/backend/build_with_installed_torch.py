@@ -1,0 +1,36 @@
+"""Build backend: setuptools', with the packages of the interpreter in sight.
+
+``pip wheel .`` isolates a build from what is installed and would fetch another torch, which the wheel then does not
+fit (and which no index has for armv7). Here the isolation is lifted for the folders that the interpreter itself
+searches, so that plain ``pip wheel .`` does the right thing, without network.
+"""
+
+import site
+import sys
+import sysconfig
+
+for _folder in (*site.getsitepackages(), sysconfig.get_path("platlib"), site.getusersitepackages()):
+    if _folder not in sys.path:
+        site.addsitedir(_folder)
+
+
+def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) -> list[str]:  # noqa: ARG001
+    """Nothing is to be fetched; asking setuptools would run setup.py, torch's import included, once more."""
+    return []
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: dict[str, str] | None = None, metadata_directory: str | None = None
+) -> str:
+    """Build the wheel into a folder and return its file name. Ends with the mend when a package is missing."""
+    try:
+        import torch  # noqa: F401
+        from setuptools import build_meta
+    except ModuleNotFoundError as fault:
+        sys.exit(
+            f"pitorch-qpu-ops is built against the installed torch, and the Python package {fault.name} is missing\n"
+            f"  expected: torch and setuptools installed for {sys.executable}\n"
+            f"  found:    no module named {fault.name}\n"
+            f"  mend:     {sys.executable} -m pip install torch setuptools"
+        )
+    return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))

@@ -1,0 +1,312 @@
+// Tensors in, tensors out: checks, staging to and from shared memory, and the
+// Python module qpu_ops._native.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <qpu/error.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+#include <tuple>
+
+#include "kernels.h"
+
+namespace qpu_ops {
+namespace {
+
+std::string shape_of(const at::Tensor& t) {
+  std::ostringstream text;
+  text << '(';
+  for (std::int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "" : ", ") << t.size(i);
+  text << (t.dim() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+void require_usable(const at::Tensor& t, const char* operation, const char* name) {
+  std::ostringstream text;
+  text << operation << ": " << name;
+  if (t.layout() != at::kStrided) {
+    text << " is expected to be a dense tensor, found layout " << t.layout()
+         << "; convert it with .to_dense()";
+    throw py::type_error(text.str());
+  }
+  const auto type = t.scalar_type();
+  if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) {
+    text << " is expected to hold float32, float64, float16 or bfloat16, found " << type
+         << "; convert it with .to(torch.float32)";
+    throw py::type_error(text.str());
+  }
+  if (!t.device().is_cpu()) {
+    text << " is expected on the device cpu, found " << t.device()
+         << "; copy it with .cpu(): the QPUs share the CPU's memory and are no torch device here";
+    throw std::invalid_argument(text.str());
+  }
+}
+
+void require_pair(const at::Tensor& a, const at::Tensor& b, const char* operation) {
+  require_usable(a, operation, "a");
+  require_usable(b, operation, "b");
+  if (a.scalar_type() != b.scalar_type()) {
+    std::ostringstream text;
+    text << operation << ": a and b are expected to have one dtype, found " << a.scalar_type()
+         << " and " << b.scalar_type() << "; convert one with .to(other.dtype)";
+    throw py::type_error(text.str());
+  }
+}
+
+void require_same_shape(const at::Tensor& a, const at::Tensor& b, const char* operation) {
+  if (a.sizes() == b.sizes()) return;
+  std::ostringstream text;
+  text << operation << ": a and b are expected to have one shape, found " << shape_of(a) << " and "
+       << shape_of(b) << "; nothing is broadcast, use torch.broadcast_tensors(a, b) first";
+  throw std::invalid_argument(text.str());
+}
+
+void require_matrix_and_vector(const at::Tensor& a, const at::Tensor& b, const char* operation) {
+  if (a.dim() == 2 && b.dim() == 1 && a.size(1) == b.size(0)) return;
+  std::ostringstream text;
+  text << operation << ": expected a of shape (H, W) and b of shape (W,), found " << shape_of(a)
+       << " and " << shape_of(b);
+  throw std::invalid_argument(text.str());
+}
+
+bool is_plain(const at::Tensor& t) {
+  return t.scalar_type() == at::kFloat && !t.is_neg() && t.size(-1) > 0 &&
+         (t.stride(-1) == 1 || t.size(-1) == 1);
+}
+
+// float32 with consecutive elements in its last dimension; the tensor itself
+// where it is so already.
+at::Tensor as_plain(const at::Tensor& t) {
+  return is_plain(t) ? t : t.resolve_neg().to(at::kFloat).contiguous();
+}
+
+// Copy n floats and fill up to the next multiple of 16 with zeros. False when
+// one of them is Inf or NaN: no QPU instruction takes those as IEEE 754 does.
+bool stage(float* to, const float* from, std::size_t n) {
+  constexpr std::size_t at_once = 2048;  // 8 KiB: still in the L1 cache when it is looked through
+  constexpr std::uint32_t exponent = 0x7f800000;
+  std::uint32_t special = 0;
+  for (std::size_t first = 0; first < n; first += at_once) {
+    const std::size_t count = std::min(at_once, n - first);
+    std::memcpy(to + first, from + first, count * sizeof(float));
+    for (std::size_t i = first; i < first + count; ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, from + i, sizeof bits);
+      special |= static_cast<std::uint32_t>((bits & exponent) == exponent);
+    }
+  }
+  std::memset(to + n, 0, (padded(n) - n) * sizeof(float));
+  return special == 0;
+}
+
+// Between launches, with neither the GIL nor the QPUs held.
+void let_signals_in() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+void require_settings(int qpus, std::int64_t buffer) {
+  if (qpus < 1 || qpus > 12) throw std::invalid_argument("expected 1 to 12 QPUs");
+  if (buffer < 1024 || buffer > (1 << 23)) {
+    throw std::invalid_argument("expected a buffer of 1024 to 8388608 floats");
+  }
+}
+
+struct Timed {
+  at::Tensor result;
+  double compute_s = 0;
+};
+
+Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_in,
+                  const at::Tensor& b_in, int qpus, std::int64_t buffer) {
+  require_settings(qpus, buffer);
+  require_pair(a_in, b_in, name);
+  require_same_shape(a_in, b_in, name);
+  const py::gil_scoped_release no_gil;
+  const c10::NoGradGuard no_grad;
+  const at::Tensor a = a_in.detach().reshape(-1);
+  const at::Tensor b = b_in.detach().reshape(-1);
+  Timed out{at::empty(a.sizes(), a.options().dtype(at::kFloat)), 0};
+  bool finite = true;
+  // A third of the room for each of a, b and the result.
+  constexpr auto lanes = static_cast<std::int64_t>(block);
+  const std::int64_t at_once = buffer / 3 / lanes * lanes;
+  for (std::int64_t first = 0; first < a.size(0); first += at_once) {
+    if (first != 0) let_signals_in();
+    const std::int64_t n = std::min(at_once, a.size(0) - first);
+    const at::Tensor part_a = as_plain(a.narrow(0, first, n));
+    const at::Tensor part_b = as_plain(b.narrow(0, first, n));
+    Session session;
+    const Vectors shared = session.vectors(padded(n));
+    finite = stage(shared.a, part_a.const_data_ptr<float>(), n) && finite;
+    finite = stage(shared.b, part_b.const_data_ptr<float>(), n) && finite;
+    out.compute_s += session.run(operation, padded(n), qpus);
+    std::memcpy(out.result.mutable_data_ptr<float>() + first, shared.result, n * sizeof(float));
+  }
+  out.result = out.result.to(a.scalar_type());
+  if (!finite) {
+    const at::Tensor exact = operation == Elementwise::product ? a * b : a + b;
+    const at::Tensor mask = a.to(at::kFloat).isfinite() & b.to(at::kFloat).isfinite();
+    out.result = at::where(mask, out.result, exact);
+  }
+  out.result = out.result.view(a_in.sizes());
+  return out;
+}
+
+Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& b_in, int qpus,
+                    std::int64_t buffer) {
+  require_settings(qpus, buffer);
+  require_pair(a_in, b_in, name);
+  require_matrix_and_vector(a_in, b_in, name);
+  const py::gil_scoped_release no_gil;
+  const c10::NoGradGuard no_grad;
+  const at::Tensor a = a_in.detach();
+  const at::Tensor b = b_in.detach();
+  const std::int64_t height = a.size(0);
+  const std::int64_t width = a.size(1);
+  // Partial sums are finished in double precision, so that their number and
+  // order add nothing to the error that the docs state.
+  at::Tensor totals = at::zeros({height}, a.options().dtype(at::kDouble));
+  auto* const total = totals.mutable_data_ptr<double>();
+  const auto wide = static_cast<std::int64_t>(padded(width));
+  constexpr auto lanes = static_cast<std::int64_t>(block);
+  // A quarter of the room for b, a half for a, a quarter for the sums.
+  const std::int64_t columns_at_once = std::min(wide, buffer / 4 / lanes * lanes);
+  bool finite = true;
+  double compute_s = 0;
+  for (std::int64_t left = 0; height > 0 && left < width; left += columns_at_once) {
+    const std::int64_t columns = std::min(columns_at_once, width - left);
+    const auto stride = static_cast<std::int64_t>(padded(columns));
+    const std::int64_t rows_at_once =
+        std::max<std::int64_t>(1, std::min(buffer / 2 / stride, buffer / 4 / lanes));
+    const at::Tensor part_b = as_plain(b.narrow(0, left, columns));
+    const std::uint64_t tag = new_tag();
+    for (std::int64_t top = 0; top < height; top += rows_at_once) {
+      if (left != 0 || top != 0) let_signals_in();
+      const std::int64_t rows = std::min(rows_at_once, height - top);
+      const at::Tensor part_a = as_plain(a.narrow(0, top, rows).narrow(1, left, columns));
+      const auto* const from = part_a.const_data_ptr<float>();
+      Session session;
+      const Matrix shared = session.matrix(rows, stride);
+      if (!session.vector_is(tag)) {
+        session.vector_becomes(0);
+        finite = stage(shared.b, part_b.const_data_ptr<float>(), columns) && finite;
+        session.vector_becomes(tag);
+      }
+      for (std::int64_t row = 0; row < rows; ++row) {
+        finite = stage(shared.a + row * stride, from + row * part_a.stride(0), columns) && finite;
+      }
+      compute_s += session.run_matrix(rows, stride, qpus);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        std::array<float, block> sums;
+        std::memcpy(sums.data(), shared.sums + row * lanes, sizeof sums);
+        for (const float sum : sums) total[top + row] += static_cast<double>(sum);
+      }
+    }
+  }
+  Timed out{totals.to(a.scalar_type()), compute_s};
+  if (!finite) {
+    const auto exact_type = a.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor exact = at::mv(a.to(exact_type), b.to(exact_type)).to(a.scalar_type());
+    const at::Tensor mask = a.to(at::kFloat).isfinite().all(1) & b.to(at::kFloat).isfinite().all();
+    out.result = at::where(mask, out.result, exact);
+  }
+  return out;
+}
+
+// The plain loop that the QPUs are compared with: one thread, one sum, left to
+// right, no vector instructions.
+__attribute__((noinline)) void naive(const float* a, std::int64_t row_stride, const float* b,
+                                     std::int64_t height, std::int64_t width, float* scores) {
+  for (std::int64_t row = 0; row < height; ++row) {
+    float sum = 0;
+    for (std::int64_t column = 0; column < width; ++column) {
+      sum += a[row * row_stride + column] * b[column];
+    }
+    scores[row] = sum;
+  }
+}
+
+Timed cpu(const char* name, const at::Tensor& a_in, const at::Tensor& b_in) {
+  require_pair(a_in, b_in, name);
+  require_matrix_and_vector(a_in, b_in, name);
+  const py::gil_scoped_release no_gil;
+  const c10::NoGradGuard no_grad;
+  Timed out{at::zeros({a_in.size(0)}, a_in.options().dtype(at::kFloat)), 0};
+  if (a_in.size(0) > 0 && a_in.size(1) > 0) {
+    const at::Tensor a = as_plain(a_in.detach());
+    const at::Tensor b = as_plain(b_in.detach());
+    const auto began = std::chrono::steady_clock::now();
+    naive(a.const_data_ptr<float>(), a.stride(0), b.const_data_ptr<float>(), a.size(0), a.size(1),
+          out.result.mutable_data_ptr<float>());
+    out.compute_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  }
+  out.result = out.result.to(a_in.scalar_type());
+  return out;
+}
+
+std::tuple<at::Tensor, double> as_tuple(const Timed& timed) {
+  return {timed.result, timed.compute_s};
+}
+
+}  // namespace
+}  // namespace qpu_ops
+
+PYBIND11_MODULE(_native, module) {
+  using namespace qpu_ops;
+  module.doc() = "The compiled part of qpu_ops; use dot_cpp, matrix_cpp and cpu_cpp.";
+  install_fork_handlers();
+
+  // Never destroyed: at exit the interpreter is gone before static objects are.
+  static const auto* error = new py::exception<qpu::Error>(module, "QpuError", PyExc_RuntimeError);
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const qpu::ArgumentError& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const qpu::AllocationError& e) {
+      PyErr_SetString(PyExc_MemoryError,
+                      (std::string(e.what()) +
+                       "; give the GPU more memory, or let the operations use less of it: "
+                       "QPU_OPS_BUFFER_KIB")
+                          .c_str());
+    } catch (const qpu::Error& e) {
+      PyErr_SetString(error->ptr(), e.what());
+    }
+  });
+
+  module.def(
+      "product",
+      [](const at::Tensor& a, const at::Tensor& b, int qpus, std::int64_t buffer) {
+        return as_tuple(elementwise(Elementwise::product, "product", a, b, qpus, buffer));
+      },
+      py::arg("a"), py::arg("b"), py::arg("qpus"), py::arg("buffer"));
+  module.def(
+      "add",
+      [](const at::Tensor& a, const at::Tensor& b, int qpus, std::int64_t buffer) {
+        return as_tuple(elementwise(Elementwise::add, "add", a, b, qpus, buffer));
+      },
+      py::arg("a"), py::arg("b"), py::arg("qpus"), py::arg("buffer"));
+  module.def(
+      "matrix_vector",
+      [](const at::Tensor& a, const at::Tensor& b, int qpus, std::int64_t buffer) {
+        return as_tuple(matrix_vector("gpu", a, b, qpus, buffer));
+      },
+      py::arg("a"), py::arg("b"), py::arg("qpus"), py::arg("buffer"));
+  module.def(
+      "cpu", [](const at::Tensor& a, const at::Tensor& b) { return as_tuple(cpu("cpu", a, b)); },
+      py::arg("a"), py::arg("b"));
+  module.def("compilations", &compilations, py::call_guard<py::gil_scoped_release>());
+  module.def("buffered", &buffered, py::call_guard<py::gil_scoped_release>());
+  module.def("release_buffers", &release_buffers, py::call_guard<py::gil_scoped_release>());
+  module.def("backend", [] {
+    const Backend found = backend();
+    return py::make_tuple(found.name, found.reason);
+  });
+}

@@ -1,0 +1,30 @@
+"""The product of a matrix and a vector by a plain scalar loop on the CPU, to compare the QPUs with.
+
+One thread, one float32 sum per row, from left to right, no vector instructions: the yardstick, not the fastest that
+the CPU can do (that is torch.mv). Dtypes, shapes and errors are those of matrix_cpp.
+
+Accuracy, for float32: |score - exact| <= W u / (1 - W u) * sum(|a_w b_w|) with u = 2**-24.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from qpu_ops import Timed, _native, require_tensors
+
+__all__ = ["Timed", "cpu", "cpu_timed"]
+
+
+def cpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,) without gradient."""
+    require_tensors("cpu", a, b)
+    return _native.cpu(a, b)[0]
+
+
+def cpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
+    """As ``cpu``, with the seconds of the loop alone and of the whole call."""
+    began = time.perf_counter()
+    require_tensors("cpu_timed", a, b)
+    result, compute_s = _native.cpu(a, b)
+    return Timed(result, compute_s, time.perf_counter() - began)

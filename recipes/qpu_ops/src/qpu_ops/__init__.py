@@ -1,0 +1,84 @@
+"""What dot_cpp, matrix_cpp and cpu_cpp share: settings, errors and facts about the QPUs.
+
+Environment variables, read at each call:
+
+``QPU_OPS_QPUS``
+    QPUs that a kernel runs on, 1 to 12; 4 when unset. Kernels that wait for memory gain little from more.
+``QPU_OPS_BUFFER_KIB``
+    Memory shared with the QPUs that an operation may use, 4 to 32768 KiB; 8192 when unset. Larger operands are
+    worked off in parts.
+``QPU_BACKEND``
+    Read by libqpu: what runs the kernels.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import NamedTuple
+
+import torch  # its libraries must be loaded before the extension's
+
+from qpu_ops import _native
+from qpu_ops._native import QpuError, buffered, compilations, release_buffers
+
+__all__ = ["Backend", "QpuError", "Timed", "backend", "buffered", "compilations", "release_buffers"]
+
+
+class Timed(NamedTuple):
+    """A result with its times, in seconds by a monotonic clock."""
+
+    result: torch.Tensor
+    compute_s: float
+    """Between the start and the end of the kernel alone, summed when the operands were worked off in parts; the
+    first call of a process does not count the kernel's compilation here."""
+    end_to_end_s: float
+    """From the call to the finished tensor: checks, copies to and from the shared memory, and the computation."""
+
+
+class Backend(NamedTuple):
+    """What runs the kernels, as libqpu states it."""
+
+    name: str
+    reason: str
+
+
+def backend() -> Backend:
+    """What runs the kernels in this process, and why. Raises QpuError when QPU_BACKEND names no backend."""
+    return Backend(*_native.backend())
+
+
+def _setting(name: str, default: int, low: int, high: int, unit: str) -> int:
+    text = os.environ.get(name, "")
+    if text == "":
+        return default
+    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+        raise ValueError(
+            f"{name}: expected {low} to {high} {unit}, found {text!r}; unset it for the default, {default}"
+        )
+    return int(text)
+
+
+def settings() -> tuple[int, int]:
+    """Number of QPUs, and floats that the shared buffers may hold. Raises ValueError for a bad variable."""
+    qpus = _setting("QPU_OPS_QPUS", 4, 1, 12, "QPUs")
+    return qpus, _setting("QPU_OPS_BUFFER_KIB", 8192, 4, 32768, "KiB") * 256
+
+
+def require_tensors(operation: str, a: object, b: object) -> None:
+    """Raise TypeError unless both operands are tensors."""
+    for name, value in (("a", a), ("b", b)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{operation}: {name} is expected to be a torch.Tensor, found {type(value).__name__}; "
+                "convert it with torch.as_tensor()"
+            )
+
+
+def wants_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether autograd has to know of an operation on these tensors."""
+    return bool(torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+
+
+# The firmware does not take its memory back when a process ends.
+atexit.register(release_buffers)

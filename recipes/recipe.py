@@ -1,0 +1,85 @@
+"""A recipe's data file: what an artefact is made from and what must come out."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolchain.errors import ArtefactMissing, RecipeInvalid
+from toolchain.files import tree_fingerprint
+
+HERE = Path(__file__).resolve().parent
+_TEXTS, _LISTS = ("name", "title", "source"), ("inputs", "outputs")
+_SOURCES = ("tree", "wheelhouse", "git")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One artefact. ``settings`` holds what only this recipe has: pins, prefixes, options."""
+
+    name: str
+    title: str
+    source: str
+    """tree (in this repository), wheelhouse, or git (fetched at a pinned commit)."""
+    inputs: tuple[str, ...]
+    """Glob patterns of the files that make it, below the recipe's folder."""
+    outputs: tuple[str, ...]
+    """Glob patterns that must each match a product."""
+    folder: Path
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the recipe's data file and its inputs."""
+        return tree_fingerprint(self.folder, "recipe.toml", *self.inputs)
+
+    def require_outputs(self, folder: Path) -> None:
+        """Raise ArtefactMissing unless every output is there."""
+        for pattern in self.outputs:
+            if not any(folder.glob(pattern)):
+                raise ArtefactMissing(
+                    f"recipe {self.name} did not make what it promises",
+                    expected=f"a file that matches {pattern}",
+                    found=", ".join(sorted(path.name for path in folder.iterdir())) or "an empty folder",
+                    mend=f"read the recipe's log; the promise is in recipes/{self.folder.name}/recipe.toml",
+                )
+
+
+def load(name: str) -> Recipe:
+    """The recipe in the folder of that name. Raises RecipeInvalid with every fault of its data file."""
+    path = HERE / name / "recipe.toml"
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError as fault:
+        known = ", ".join(sorted(item.parent.name for item in HERE.glob("*/recipe.toml")))
+        raise RecipeInvalid(
+            f"there is no recipe {name!r}", expected=f"one of {known}", found="no " + str(path)
+        ) from fault
+    except tomllib.TOMLDecodeError as fault:
+        raise RecipeInvalid(f"{path} is no TOML", found=str(fault), mend="edit it") from fault
+    if faults := _faults(data):
+        raise RecipeInvalid(f"{path} is no recipe", found="; ".join(faults), mend="edit it")
+    return Recipe(
+        name=data["name"],
+        title=data["title"],
+        source=data["source"],
+        inputs=tuple(data["inputs"]),
+        outputs=tuple(data["outputs"]),
+        folder=path.parent,
+        settings={key: value for key, value in data.items() if key not in (*_TEXTS, *_LISTS)},
+    )
+
+
+def _faults(data: Mapping[str, object]) -> list[str]:
+    faults = [f"{key}: expected a text" for key in _TEXTS if not isinstance(data.get(key), str)]
+    for key in _LISTS:
+        value = data.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            faults.append(f"{key}: expected a list of glob patterns")
+    if "source" in data and data["source"] not in _SOURCES:
+        faults.append(f"source: expected one of {', '.join(_SOURCES)}, found {data['source']!r}")
+    if data.get("outputs") == []:
+        faults.append("outputs: expected at least one glob pattern")
+    others = sorted(key for key in data if key not in (*_TEXTS, *_LISTS))
+    return faults + [f"{key}: expected a text" for key in others if not isinstance(data[key], str)]

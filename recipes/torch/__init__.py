@@ -1,0 +1,1 @@
+"""torch for the target: where its wheel comes from."""

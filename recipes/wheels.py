@@ -1,0 +1,195 @@
+"""Wheels for the target: find one that fits, look into it, and unpack it as the target's pip would.
+
+Nothing of this needs the target's CPU, so nothing of it is emulated.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import ARMAttributesSection
+from installer import install
+from installer.destinations import SchemeDictionaryDestination
+from installer.exceptions import InstallerError
+from installer.sources import WheelFile
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from images.flavour import Suite
+from toolchain.architecture import Architecture
+from toolchain.errors import PlatformMismatch, WheelUnusable
+
+_EF_ARM_ABI_FLOAT_HARD = 0x400
+"""e_flags of hard-float ARM programs: ELF for the Arm Architecture (IHI 0044), table 4-2."""
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+"""What zipfile raises for archives that are torn, encrypted, or packed in a way it does not know."""
+_MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A wheel file whose name says it fits."""
+
+    path: Path
+    version: Version
+
+
+def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
+    """Wheel tags that the target's Python takes (PEP 425), glibc's own platform names (PEP 600) included."""
+    machine = target.wheel_platform.removeprefix("linux_")
+    python = suite.python_tag
+    major, minor = suite.python.split(".")
+    platforms = [target.wheel_platform, *(f"manylinux_2_{glibc}_{machine}" for glibc in range(17, 37))]
+    found = {Tag(python, abi, platform) for abi in (python, "abi3", "none") for platform in platforms}
+    for older in range(2, int(minor)):
+        found |= {Tag(f"cp{major}{older}", "abi3", platform) for platform in platforms}
+    found |= {Tag(f"py{major}", "none", platform) for platform in (*platforms, "any")}
+    found |= {Tag(python, "none", "any"), Tag(f"py{major}{minor}", "none", "any")}
+    return frozenset(found)
+
+
+def candidates(
+    wheelhouses: Sequence[Path], distribution: str, tags: frozenset[Tag]
+) -> tuple[list[Candidate], list[str]]:
+    """Wheels of a distribution that fit, best first, and why the others do not.
+
+    An earlier wheelhouse wins over a later one; within one, the newest version.
+    """
+    fitting: list[Candidate] = []
+    refused: list[str] = []
+    for folder in wheelhouses:
+        here: list[Candidate] = []
+        for path in sorted(item for item in folder.glob("*.whl") if item.is_file()):
+            try:
+                name, version, _, found = parse_wheel_filename(path.name)
+            except InvalidWheelFilename as fault:
+                refused.append(f"{path}: {fault}")
+                continue
+            if name != canonicalize_name(distribution):
+                continue
+            if found & tags:
+                here.append(Candidate(path, version))
+            else:
+                refused.append(f"{path.name} is for {', '.join(sorted(str(tag) for tag in found))}")
+        fitting += sorted(here, key=lambda item: item.version, reverse=True)
+    return fitting, refused
+
+
+def audit(wheel: Path, target: Architecture) -> int:
+    """Check the archive and every ELF file in it; the number of ELF files.
+
+    Raises WheelUnusable for a damaged archive, PlatformMismatch for a program of another machine or float ABI.
+    """
+    count = 0
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if (torn := archive.testzip()) is not None:
+                raise WheelUnusable(
+                    f"{wheel.name} is damaged", found=f"wrong checksum of {torn}", mend="copy or build the wheel anew"
+                )
+            for name, content in _elf_members(archive):
+                _check_elf(f"{wheel.name}: {name}", content, target)
+                count += 1
+        with WheelFile.open(wheel) as source:
+            source.validate_record(validate_contents=True)
+    except (*_UNREADABLE, InstallerError, OSError) as fault:
+        if isinstance(fault, OSError) and fault.errno != errno.EINVAL:
+            raise  # not the archive's fault; EINVAL is a seek to where it points outside of itself
+        raise WheelUnusable(
+            f"{wheel.name} is damaged",
+            expected="a zip archive whose RECORD matches its files",
+            found=str(fault).splitlines()[0] if str(fault) else type(fault).__name__,
+            mend="copy or build the wheel anew",
+        ) from fault
+    return count
+
+
+def _elf_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes]]]:
+    """ELF files of the archive, each as a seekable file: a library of 80 MB has no place in memory."""
+    for member in archive.infolist():
+        if member.is_dir():
+            continue
+        with archive.open(member) as stream:
+            magic = stream.read(4)
+            if magic != b"\x7fELF":
+                continue
+            with tempfile.TemporaryFile() as aside:
+                aside.write(magic)
+                shutil.copyfileobj(stream, aside, 1 << 20)
+                yield member.filename, aside
+
+
+def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
+    machine, bits = _MACHINES[target.debian]
+    try:
+        elf = ELFFile(content)
+        seen = (elf["e_machine"], elf.elfclass, elf.little_endian)
+        fits = seen == (machine, bits, True)
+        soft = fits and target.debian == "armhf" and not _is_hard_float(elf)
+    except (ELFError, UnicodeDecodeError) as fault:
+        found = str(fault) or "it ends in the middle"
+        raise WheelUnusable(f"{name} is no readable ELF file", found=found, mend="build the wheel anew") from fault
+    if not fits or soft:
+        raise PlatformMismatch(
+            f"{name} is for another machine than the image",
+            expected=f"{machine}, {bits} bit" + (", hard float" if target.debian == "armhf" else ""),
+            found=f"{seen[0]}, {seen[1]} bit"
+            + ("" if elf.little_endian else ", big-endian")
+            + (", soft float" if soft else ""),
+            mend=f"take a wheel that was built for {target.wheel_platform}",
+        )
+
+
+def _is_hard_float(elf: ELFFile) -> bool:
+    """Whether floats are passed in VFP registers: by the header's flag, else by the attribute section.
+
+    Shared objects of older linkers lack the flag; Tag_ABI_VFP_args (ARM IHI 0045) is 1 for the hard-float variant.
+    """
+    if int(elf["e_flags"]) & _EF_ARM_ABI_FLOAT_HARD:
+        return True
+    section = elf.get_section_by_name(".ARM.attributes")
+    if not isinstance(section, ARMAttributesSection):
+        return False
+    return any(
+        attribute.tag == "TAG_ABI_VFP_ARGS" and attribute.value == 1
+        for subsection in section.iter_subsections()
+        for block in subsection.iter_subsubsections()
+        for attribute in block.iter_attributes()
+    )
+
+
+def unpack(wheel: Path, root: Path, suite: Suite) -> None:
+    """Install a wheel into a staged root, where Debian's Python looks for locally installed packages.
+
+    Scripts get the target's interpreter. Raises WheelUnusable.
+    """
+    packages = f"/usr/local/lib/python{suite.python}/dist-packages"
+    destination = SchemeDictionaryDestination(
+        {
+            "purelib": packages,
+            "platlib": packages,
+            "headers": f"/usr/local/include/python{suite.python}",
+            "scripts": "/usr/local/bin",
+            "data": "/usr/local",
+        },
+        interpreter="/usr/bin/python3",
+        script_kind="posix",
+        destdir=str(root),
+    )
+    try:
+        with WheelFile.open(wheel) as source:
+            install(source=source, destination=destination, additional_metadata={"INSTALLER": b"pitorch\n"})
+    except (*_UNREADABLE, InstallerError, KeyError, ValueError, FileExistsError) as fault:
+        mend = "build the wheel anew"
+        raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=str(fault), mend=mend) from fault
