@@ -1,0 +1,129 @@
+"""How to log in to a board whose root filesystem we wrote: its address, our key, its pinned host key.
+
+The host key is looked up under one fixed name (``HostKeyAlias``), so that it holds for every address and port the
+board is reached at, a forwarded port of a virtual machine included. Without a pinned key the user's own
+``known_hosts`` decides; an unknown key is refused in both cases, never learnt.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain import files
+from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, UserError
+
+ALIAS = "pitorch-board"
+"""Name of the board in the pinned known_hosts file."""
+
+_REFUSED = re.compile(r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|No \S+ host key is known")
+_DENIED = re.compile(r"Permission denied \(|Too many authentication failures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshAccess:
+    """Where a board is and what proves that it is ours.
+
+    ``key`` and ``known_hosts`` are None for a board that runs a system of its own: then the user's keys and
+    ``known_hosts`` count.
+    """
+
+    host: str
+    port: int = 22
+    user: str = "root"
+    key: Path | None = None
+    known_hosts: Path | None = None
+
+    def options(self) -> list[str]:
+        """Options of ``ssh`` that log in without a question and refuse every other host key."""
+        words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+        if self.known_hosts is not None:
+            words += [
+                "-o", f"UserKnownHostsFile={_quoted(self.known_hosts)}",
+                "-o", "GlobalKnownHostsFile=none",
+                "-o", f"HostKeyAlias={ALIAS}",
+            ]  # fmt: skip
+        if self.key is not None:
+            words += ["-o", "IdentitiesOnly=yes", "-i", str(self.key)]
+        return words
+
+    def command(self, remote: Sequence[str] = (), *, connect_timeout_s: int = 20) -> list[str]:
+        """The ``ssh`` command line that runs ``remote`` on the board."""
+        words = ["ssh", *self.options(), "-o", f"ConnectTimeout={connect_timeout_s}", "-o", "LogLevel=ERROR"]
+        words += ["-p", str(self.port), "-l", self.user, self.host]
+        return [*words, "--", shlex.join(remote)] if remote else words
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}" + (f":{self.port}" if self.port != 22 else "")
+
+
+def parse_host(text: str) -> tuple[str, str, int]:
+    """User, host and port of ``[USER@]HOST[:PORT]`` (``[ADDRESS]:PORT`` for IPv6); user root, port 22 by default."""
+    found = re.fullmatch(
+        r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d+))?",
+        text,
+    )
+    if found is None or not 0 < int(found["port"] or 22) < 65536:
+        raise UserError(
+            f"{text!r} does not name a board",
+            expected="[USER@]HOST[:PORT], an IPv6 address in brackets",
+            found=repr(text),
+            mend="for example --host root@192.168.77.50",
+        )
+    return found["user"] or "root", found["six"] or found["host"], int(found["port"] or 22)
+
+
+def pin(host_keys: Path, destination: Path) -> Path:
+    """Write a known_hosts file that knows the keys of ``host_keys``, all under the one name ``ALIAS``.
+
+    ``host_keys`` is a known_hosts file, or public keys as ssh-keygen writes them. Raises ArtefactMissing when it
+    holds no key.
+    """
+    try:
+        lines = host_keys.read_text().splitlines()
+    except FileNotFoundError:
+        lines = []
+    keys = [found[0] for line in lines if (found := re.search(r"(?:ssh|ecdsa|sk)-[\w@.-]+ AAAA[\w+/=]+", line))]
+    if not keys:
+        raise ArtefactMissing(
+            "the host key of the exported tree is not known, so the board could not be told from another machine",
+            expected=f"at least one public key in {host_keys}",
+            found="no key" if host_keys.exists() else "no such file",
+            mend="run ./inv export-nfsroot again: it makes host keys and writes them there",
+        )
+    files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys(keys)))
+    return destination
+
+
+def diagnose(access: SshAccess, output: str) -> UserError | None:
+    """The error that ssh's complaint stands for; None when waiting may help."""
+    if _REFUSED.search(output):
+        pinned = access.known_hosts is not None
+        return BoardUntrusted(
+            f"{access} is not the board we expect",
+            expected="the SSH host key that the export wrote into the root filesystem"
+            if pinned
+            else "an SSH host key that your known_hosts has",
+            found="another host key" if pinned else "one that is unknown there, or another",
+            mend="check the address; if the tree was exported again while the board was up, reboot the board"
+            if pinned
+            else f"compare its fingerprint on the board's own console, then log in once by hand: ssh {access}",
+        )
+    if _DENIED.search(output):
+        return BoardLoginDenied(
+            f"{access} does not let us in",
+            expected=f"a login with the key {access.key}" if access.key else "a login with one of your SSH keys",
+            found=output.strip().splitlines()[-1],
+            mend="the board must have booted the exported tree, which has that key in /root/.ssh/authorized_keys"
+            if access.key
+            else f"ssh-copy-id {access}",
+        )
+    return None
+
+
+def _quoted(path: Path) -> str:
+    """A path as ssh's own option parser takes it."""
+    return f'"{path}"' if " " in str(path) else str(path)

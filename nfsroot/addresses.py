@@ -1,0 +1,65 @@
+"""Which address of this PC a board reaches it at."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+
+from toolchain import process
+from toolchain.config import Config
+from toolchain.errors import NetworkUnreachable
+
+
+def subnet_of(config: Config) -> ipaddress.IPv4Network:
+    """The board's subnet. Raises NetworkUnreachable when ``nfs.subnet`` is not one."""
+    try:
+        return ipaddress.IPv4Network(config.nfs.subnet, strict=False)
+    except ValueError as fault:
+        raise NetworkUnreachable(
+            "nfs.subnet is not an IPv4 subnet", expected="such as 192.168.77.0/24", found=str(fault), mend="correct it"
+        ) from fault
+
+
+def own_addresses() -> dict[ipaddress.IPv4Address, str]:
+    """This machine's IPv4 addresses, each with its interface."""
+    listed = json.loads(process.output_of(["ip", "-j", "-4", "address", "show"]) or "[]")
+    return {
+        ipaddress.IPv4Address(item["local"]): link["ifname"]
+        for link in listed
+        for item in link.get("addr_info", ())
+        if "local" in item
+    }
+
+
+def server_address(config: Config) -> str:
+    """``nfs.address``; else this machine's address in the board's subnet, else the one on the way there.
+
+    Raises NetworkUnreachable when no route leads to the board's subnet, or the setting is no address.
+    """
+    if config.nfs.address:
+        try:
+            return str(ipaddress.IPv4Address(config.nfs.address))
+        except ValueError as fault:
+            raise NetworkUnreachable(
+                "nfs.address is not an IPv4 address",
+                expected="such as 192.168.77.1",
+                found=str(fault),
+                mend="correct it",
+            ) from fault
+    subnet = subnet_of(config)
+    for address in own_addresses():
+        if address in subnet:
+            return str(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Nothing is sent: connecting a datagram socket only looks up the route.
+            probe.connect((str(subnet.network_address + 1), 9))
+        except OSError as fault:
+            raise NetworkUnreachable(
+                "the address that the board reaches this PC at cannot be found",
+                expected=f"an address in {subnet}, or a route there",
+                found=str(fault.strerror),
+                mend="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS)",
+            ) from fault
+        return str(probe.getsockname()[0])

@@ -1,0 +1,317 @@
+"""Export the image as a root filesystem: exact copy, audit, the files beside it, then one swap.
+
+Order of work, so that the old tree is whole until the new one is: everything is made in ``.NAME.export`` beside the
+destination; the trees change places by renameat2(RENAME_EXCHANGE), which is atomic; then the files beside them do;
+the manifest is written last; only then is the old tree removed. Whatever ends an export before the exchange leaves
+the old tree and its files as they were, and the next export clears away what was left.
+
+A tree is replaced or removed only when the marker beside it names its inode (nfsroot.layout), and never while
+something is mounted in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from images import engine
+from nfsroot import unpack
+from nfsroot.accompany import accompany
+from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
+from nfsroot.layout import Layout, owned_inodes, write_marker
+from nfsroot.serve import require_root
+from nfsroot.tree import TreeHash, require_unmounted
+from toolchain import process, progress
+from toolchain.config import Config
+from toolchain.errors import ForeignFolder, InUse
+from toolchain.files import MARKER, remove, require_space
+from toolchain.manifest import Artefact, Manifest
+from toolchain.steps import key_of
+
+_AGAIN = "./inv export-nfsroot"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """A finished export."""
+
+    layout: Layout | None
+    """Of the tree; None when only a tarball was asked for."""
+    tarball: Artefact | None
+    image: str
+    image_id: str
+    road: str
+    """How the image was read: overlay or layers."""
+    image_tree_sha256: str
+    """Hash of the tree as it is in the image."""
+    rootfs_sha256: str
+    """Hash of the tree as exported, after the audit's mends."""
+    counts: dict[str, int]
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...]
+    copy_seconds: float
+    seconds: float
+
+
+def export(
+    config: Config,
+    *,
+    destination: Path | None = None,
+    tarball: Path | None = None,
+    mend: bool = True,
+) -> ExportResult:
+    """Export the system image to a folder (by default ``nfs.folder``), to a tarball, or to both.
+
+    With a tarball and no destination no folder is left. ``mend`` false gives the image's tree untouched.
+
+    Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
+    is not ours), InUse (another export, or mounts in the old tree) and DiskFull.
+    """
+    require_root("to give files to their owners", _AGAIN)
+    began = time.monotonic()
+    final = Layout(_absolute(destination or (tarball or config.nfsroot)))
+    as_folder = destination is not None or tarball is None
+    tarball = _absolute(tarball) if tarball is not None else None
+    client = engine.connect()
+    source = unpack.find_image(client, config.image_reference("system"), config.image.target)
+    with _locked(final):
+        _refuse_foreign(final, as_folder=as_folder)
+        needed = (source.size >> 20) * (1 if source.layers else 2) + 64
+        require_space(final.tree.parent, needed, f"the export of {source.reference}")
+        with _aside(final) as aside:
+            tree = aside / final.tree.name
+            with progress.step(f"copy {source.reference}"):
+                copy_began = time.monotonic()
+                road = unpack.unpack(client, source, tree)
+                copied = time.monotonic() - copy_began
+            hashed, before = _hash(tree, source.size)
+            beside = aside / final.folder.name
+            warnings = accompany(config, final, tree, beside.parent)
+            settings = Settings(
+                hostname=config.image.name.replace("/", "-").replace("_", "-").replace(".", "-"),
+                nameservers=nameservers_of_host(),
+                client_public_key=_client_key(final, beside),
+                now=int(time.time()),
+            )
+            findings: tuple[Finding, ...] = ()
+            if mend:
+                with progress.step("audit"):
+                    audited = audit(tree, settings)
+                findings = tuple(audited.findings)
+                hashed.refresh(audited.touched)
+                (beside / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
+            rootfs, counts = hashed.sha256, dict(hashed.counts())
+            inputs = {"image": source.id, "hostname": settings.hostname, "mend": str(mend)}
+            packed = _pack(tree, tarball) if tarball is not None else None
+            manifest = Manifest(
+                step="nfsroot",
+                key=key_of("nfsroot", inputs),
+                inputs=inputs,
+                artefacts=(packed,) if packed is not None else (),
+                facts={
+                    "image": source.reference,
+                    "image_id": source.id,
+                    "image_digests": list(source.digests),
+                    "road": road,
+                    "image_tree_sha256": before,
+                    "rootfs_sha256": rootfs,
+                    "counts": counts,
+                    "findings": [item.as_json() for item in findings],
+                },
+                warnings=tuple(warnings),
+                seconds=time.monotonic() - began,
+            )
+            _swap_in(final, tree if as_folder else None, beside, manifest)
+    return ExportResult(
+        layout=final if as_folder else None,
+        tarball=packed,
+        image=source.reference,
+        image_id=source.id,
+        road=road,
+        image_tree_sha256=before,
+        rootfs_sha256=rootfs,
+        counts=counts,
+        findings=findings,
+        warnings=tuple(warnings),
+        copy_seconds=copied,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _absolute(path: Path) -> Path:
+    """Made absolute; the last component is not followed, and no ``..`` is left."""
+    return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
+
+
+def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:
+    with progress.step("hash the tree"), progress.bar("hashing", total=size, in_bytes=True) as bar:
+        hashed = TreeHash.of(tree, on_bytes=lambda done: bar.update(done, total=size))
+        return hashed, hashed.sha256
+
+
+def _client_key(final: Layout, beside: Path) -> str:
+    """The public half of the key pair that logs in to the board; an earlier export's pair is kept."""
+    private, public = beside / final.client_key.name, beside / f"{final.client_key.name}.pub"
+    old = final.client_key
+    if old.is_file() and old.with_name(public.name).is_file():
+        private.touch(mode=0o600)
+        private.write_bytes(old.read_bytes())
+        public.write_bytes(old.with_name(public.name).read_bytes())
+    else:
+        process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "pitorch-export", "-f", private], limit_s=60)
+    private.chmod(0o600)
+    return public.read_text().strip()
+
+
+def _pack(tree: Path, tarball: Path) -> Artefact:
+    """The tree as a tar: owners by number, xattrs, hard links; names in order, so that equal trees give equal tars."""
+    # The end of the name tells tar how to compress.
+    aside = tarball.with_name(f".part.{tarball.name}")
+    try:
+        with progress.step(f"pack {tarball.name}"):
+            process.run(
+                [
+                    "tar", "--create", f"--file={aside}", f"--directory={tree}", "--format=posix", "--numeric-owner",
+                    "--sort=name", "--xattrs", "--xattrs-include=*", "--one-file-system", "--auto-compress",
+                    "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime", ".",
+                ],
+                env={"LC_ALL": "C"},
+                mend="see its last lines; a full disk is the usual cause",
+            )  # fmt: skip
+        os.replace(aside, tarball)
+    finally:
+        remove(aside)
+    return Artefact.of(tarball)
+
+
+@contextlib.contextmanager
+def _locked(final: Layout) -> Iterator[None]:
+    final.lock.parent.mkdir(parents=True, exist_ok=True)
+    with final.lock.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            raise InUse(
+                f"{final.tree} is being exported by another run",
+                expected=f"nobody holds {final.lock}",
+                found="a lock",
+                mend="wait for the other run, or end it",
+            ) from fault
+        yield
+
+
+def _refuse_foreign(final: Layout, *, as_folder: bool) -> None:
+    if not as_folder:
+        if final.tree.is_dir():
+            raise ForeignFolder(
+                f"{final.tree} is a folder",
+                expected="the name of a tarball",
+                found="a folder",
+                mend="name a file, such as nfsroot.tar",
+            )
+        return
+    if final.tree.is_symlink() or (final.tree.exists() and not final.tree.is_dir()):
+        raise ForeignFolder(
+            f"{final.tree} would be replaced, but it is not a folder",
+            expected="a folder of ours, or nothing",
+            found="a link" if final.tree.is_symlink() else "a file",
+            mend="name another folder",
+        )
+    if final.tree.exists() and any(final.tree.iterdir()) and final.tree.stat().st_ino not in owned_inodes(final):
+        raise ForeignFolder(
+            f"{final.tree} would be replaced, but it is not ours",
+            expected=f"an absent or empty folder, or the one that {final.marker} names",
+            found=f"a folder with {sum(1 for _ in final.tree.iterdir())} entries that no marker of ours names",
+            mend="name another folder, or empty this one yourself",
+        )
+    if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
+        raise ForeignFolder(
+            f"{final.folder} would be replaced, but it is not ours",
+            expected=f"an absent or empty folder, or one with our marker {MARKER}",
+            found="a folder without it",
+            mend="name another destination, or empty that folder yourself",
+        )
+    if final.tree.exists():
+        require_unmounted(final.tree, "replaced")
+
+
+@contextlib.contextmanager
+def _aside(final: Layout) -> Iterator[Path]:
+    """The folder beside the destination in which the export is made; removed at the end, with the old tree in it."""
+    aside = final.aside
+    if aside.exists():
+        if not (aside / MARKER).is_file() and any(aside.iterdir()):
+            raise ForeignFolder(
+                f"{aside} is in the way", expected="nothing, or our own", found="no marker in it", mend="remove it"
+            )
+        require_unmounted(aside, "removed")
+        remove(aside)
+    aside.mkdir(mode=0o700)
+    (aside / MARKER).touch()
+    try:
+        yield aside
+    finally:
+        # A user may look into the new tree at once, and mount: the old one only goes when nothing is mounted in it.
+        require_unmounted(aside, "removed")
+        remove(aside)
+
+
+def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
+    """Put the finished parts in place; signals wait for these few renames."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        inodes: frozenset[int] = frozenset()
+        if tree is not None:
+            inodes = frozenset({tree.stat().st_ino})
+            if final.folder.is_dir():
+                # Should the power fail between the two exchanges, either marker names both trees.
+                write_marker(final, owned_inodes(final) | inodes)
+        (beside / MARKER).write_text(json.dumps({"inodes": sorted(inodes)}) + "\n")
+        if tree is not None:
+            _exchange(tree, final.tree)
+        _exchange(beside, final.folder)
+        manifest.write(final.manifest)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _exchange(new: Path, place: Path) -> None:
+    """Make two folders change places in one step; where there is nothing yet, a plain rename."""
+    if not place.exists():
+        new.rename(place)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(place), _RENAME_EXCHANGE) == 0:
+        return
+    # Some file systems (NFS, older overlays) cannot exchange: two renames, the old tree whole under another name.
+    old = new.with_name(f"{new.name}.old")
+    place.rename(old)
+    try:
+        new.rename(place)
+    except BaseException:
+        old.rename(place)
+        raise
+
+
+def print_result(result: ExportResult) -> None:
+    """The final table of an export, and what the audit found."""
+    rows = []
+    note = f"read by {result.road}, copied in {result.copy_seconds:.1f} s"
+    if result.layout is not None:
+        size = result.counts["bytes"]
+        rows.append(progress.Row(str(result.layout.tree), size, result.rootfs_sha256, result.seconds, note))
+    if result.tarball is not None:
+        rows.append(progress.row_of(str(result.tarball.path), result.tarball, result.seconds, note))
+    if result.findings:
+        progress.console.print(table(result.findings))
+    progress.summary(f"exported {result.image}", rows, warnings=result.warnings)

@@ -1,0 +1,243 @@
+"""A root filesystem as data: a deterministic hash over it, and paths that never leave it.
+
+The hash is the SHA-256 over one record per entry, in the byte order of the paths. A record holds, separated by NUL
+and ended by a line feed: path, type with permission bits (octal ``st_mode``), uid, gid, what the entry is (a regular
+file's SHA-256, a link's target, a device's numbers), the first path of its group of hard links (empty without one),
+and its extended attributes. Times do not count, nor do labels of the host's security module: the same image gives
+the same hash on every machine.
+"""
+
+# Names in a root filesystem are bytes; pathlib knows text only.
+# ruff: noqa: PTH115, PTH118, PTH120
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from toolchain.errors import InUse
+
+_BLOCK = 1 << 18
+_HOST_XATTRS = ("security.selinux", "security.ima", "security.evm", "trusted.overlay.")
+_SYMLINK_LIMIT = 40
+
+
+@dataclass(frozen=True)
+class _Entry:
+    head: bytes
+    tail: bytes
+    inode: int
+    """0 unless the file has several names."""
+    mode: int
+    size: int
+
+
+@dataclass
+class TreeHash:
+    """The records of a tree; kept so that a few changed entries need not cost a second full pass."""
+
+    root: Path
+    _entries: dict[bytes, _Entry] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, root: Path, *, on_bytes: Callable[[int], object] = lambda _: None) -> TreeHash:
+        """Read a whole tree; ``on_bytes`` is told how many bytes of content were read so far."""
+        made = cls(root)
+        top = os.fsencode(root)
+        paths = list(_walk(top))
+        done = 0
+        # Hashing releases the interpreter's lock; two threads keep a reader and a hasher busy.
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            chunks = [paths[start : start + 256] for start in range(0, len(paths), 256)]
+            hashed = pool.map(lambda part: [_entry(top, path) for path in part], chunks)
+            for chunk, entries in zip(chunks, hashed, strict=True):
+                made._entries.update(zip(chunk, entries, strict=True))
+                done += sum(entry.size for entry in entries)
+                on_bytes(done)
+        return made
+
+    def refresh(self, changed: Iterable[str | bytes]) -> None:
+        """Read these entries again (paths relative to the root); ones that are gone are dropped, with what was below.
+
+        The folders on the way to an entry are read again too.
+        """
+        top = os.fsencode(self.root)
+        wanted: set[bytes] = {b"."}
+        for name in changed:
+            path = os.path.normpath(os.fsencode(name).lstrip(b"/") or b".")
+            wanted.add(path)
+            while (path := os.path.dirname(path)) not in (b"", b"."):
+                wanted.add(path)
+        for path in wanted:
+            full = os.path.join(top, path)
+            below = [item for item in self._entries if item.startswith(path + b"/")] if path != b"." else []
+            for item in below:
+                if not os.path.lexists(os.path.join(top, item)):
+                    del self._entries[item]
+            if not os.path.lexists(full):
+                self._entries.pop(path, None)
+                continue
+            self._entries[path] = _entry(top, path)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the tree."""
+        first: dict[int, bytes] = {}
+        groups: dict[int, int] = {}
+        ordered = sorted(self._entries)
+        for path in ordered:
+            if inode := self._entries[path].inode:
+                first.setdefault(inode, path)
+                groups[inode] = groups.get(inode, 0) + 1
+        digest = hashlib.sha256()
+        for path in ordered:
+            entry = self._entries[path]
+            leader = first[entry.inode] if groups.get(entry.inode, 0) > 1 else b""
+            digest.update(b"\0".join((path, entry.head, leader, entry.tail)) + b"\n")
+        return digest.hexdigest()
+
+    def counts(self) -> Mapping[str, int]:
+        """How many entries of each type there are, and how many bytes of content."""
+        names = {
+            stat.S_IFREG: "files", stat.S_IFDIR: "folders", stat.S_IFLNK: "symlinks",
+            stat.S_IFCHR: "devices", stat.S_IFBLK: "devices", stat.S_IFIFO: "fifos", stat.S_IFSOCK: "sockets",
+        }  # fmt: skip
+        found = dict.fromkeys(["files", "folders", "symlinks", "devices", "fifos", "sockets", "setuid", "hardlinks"], 0)
+        seen: set[int] = set()
+        size = 0
+        for entry in self._entries.values():
+            found[names[stat.S_IFMT(entry.mode)]] += 1
+            if stat.S_ISREG(entry.mode) and entry.mode & (stat.S_ISUID | stat.S_ISGID):
+                found["setuid"] += 1
+            if entry.inode and entry.inode in seen:
+                found["hardlinks"] += 1
+            else:
+                size += entry.size
+            seen.add(entry.inode)
+        return {**found, "bytes": size}
+
+    def paths(self) -> Iterator[tuple[bytes, int]]:
+        """Every path, relative to the root, with its mode."""
+        for path, entry in self._entries.items():
+            yield path, entry.mode
+
+
+def _walk(top: bytes) -> Iterator[bytes]:
+    """Paths relative to ``top``, itself first as ``.``; links are not followed."""
+    yield b"."
+    waiting = [b""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(os.path.join(top, folder) if folder else top) as listing:
+            for item in listing:
+                path = os.path.join(folder, item.name) if folder else item.name
+                yield path
+                if item.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+
+
+def _entry(top: bytes, path: bytes) -> _Entry:
+    full = os.path.join(top, path)
+    found = os.lstat(full)
+    payload = b""
+    size = 0
+    if stat.S_ISREG(found.st_mode):
+        payload, size = _content(full).encode(), found.st_size
+    elif stat.S_ISLNK(found.st_mode):
+        payload = os.readlink(full)
+    elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+        payload = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}".encode()
+    head = b"\0".join((b"%o" % found.st_mode, b"%d" % found.st_uid, b"%d" % found.st_gid, payload))
+    tail = b"\0".join(os.fsencode(name) + b"=" + value.hex().encode() for name, value in xattrs_of(full))
+    inode = found.st_ino if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode) else 0
+    return _Entry(head, tail, inode, found.st_mode, size)
+
+
+def xattrs_of(path: bytes) -> list[tuple[str, bytes]]:
+    """Extended attributes that belong to the tree, in order; none where the file system has none."""
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return []
+    return [
+        (name, os.getxattr(path, name, follow_symlinks=False))
+        for name in sorted(names)
+        if not name.startswith(_HOST_XATTRS)
+    ]
+
+
+def _content(path: bytes) -> str:
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        while block := os.read(descriptor, _BLOCK):
+            digest.update(block)
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
+
+
+def inside(root: Path, path: str) -> Path:
+    """Where ``path`` lies in the tree when every link on the way is followed as the board would follow it.
+
+    The last component is not followed. Absolute targets are taken from the tree's root, ``..`` never leaves it.
+    """
+    resolved: list[str] = []
+    waiting = list(reversed(PurePosixPath("/", path).parts[1:]))
+    followed = 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            resolved = resolved[:-1]
+            continue
+        here = root.joinpath(*resolved, part)
+        if waiting and here.is_symlink():
+            followed += 1
+            if followed > _SYMLINK_LIMIT:
+                raise OSError(f"{path}: too many links in {root}")
+            target = PurePosixPath(os.readlink(here))
+            if target.is_absolute():
+                resolved = []
+            waiting.extend(reversed([item for item in target.parts if item != "/"]))
+            continue
+        resolved.append(part)
+    return root.joinpath(*resolved)
+
+
+def follow(root: Path, path: str) -> Path:
+    """As ``inside``, and the last component is followed too."""
+    for _ in range(_SYMLINK_LIMIT):
+        found = inside(root, path)
+        if not found.is_symlink():
+            return found
+        target = os.readlink(found)
+        parent = "/" + str(found.parent.relative_to(root))
+        path = target if target.startswith("/") else f"{parent}/{target}"
+    raise OSError(f"{path}: too many links in {root}")
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """Mount points at or below a folder, as this process sees them (proc(5), mountinfo)."""
+    top = os.path.realpath(folder)
+    listing = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    points = (
+        re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4]) for line in listing.splitlines()
+    )
+    return [point for point in points if point == top or point.startswith(top + "/")]
+
+
+def require_unmounted(folder: Path, purpose: str) -> None:
+    """Raise InUse when something is mounted at or below ``folder``: to remove it would remove what is mounted."""
+    if found := mounts_below(folder):
+        raise InUse(
+            f"{folder} cannot be {purpose}: something is mounted there",
+            expected="no mounts in it",
+            found=", ".join(found[:5]),
+            mend=f"umount -R {found[0]}",
+        )

@@ -1,0 +1,291 @@
+"""An engine's image as a tree, exact: owners by number, modes, hard links, devices, names of any bytes, xattrs, times.
+
+Not by way of a container: ``docker export`` and ``docker cp`` give a container's tree, with an extra /.dockerenv, an
+emptied resolv.conf and a regular file at /dev/console. Two exact roads instead:
+
+- *overlay*: the engine is on this machine and stores images as overlay2, and we are root. The image's layer folders
+  are overlay-mounted read-only in a mount namespace of their own and copied by ``cp -a``. Nothing is packed.
+- *layers*: any other engine. ``image save`` is spooled layer by layer to disk, then each layer's whiteouts are
+  applied (OCI image-spec, layer.md) and its tar unpacked. Memory stays constant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import posixpath
+import shutil
+import tarfile
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import docker
+import docker.errors
+from docker.models.images import Image
+
+from nfsroot.tree import inside
+from toolchain import process, progress
+from toolchain.architecture import Architecture
+from toolchain.errors import ArtefactMissing, CommandFailed, ImageBuildFailed, PlatformMismatch
+from toolchain.files import remove, scratch_folder
+
+_WHITEOUT = ".wh."
+_OPAQUE = ".wh..wh..opq"
+_POLL_S = 0.1
+
+# $1 overlay mount point, $2 options, $3 destination; the folder of short links is the working directory, because
+# mount(2) takes one page of options and a layer's own path has more than a hundred characters.
+_OVERLAY_SCRIPT = """
+set -e
+mount -t overlay overlay -o "$2" "$1"
+printf 'pid %s\\n' "$$"
+exec cp -a --reflink=auto -T "$1" "$3"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceImage:
+    """The image that is exported."""
+
+    reference: str
+    id: str
+    digests: tuple[str, ...]
+    size: int
+    """Bytes of content in all layers."""
+    layers: tuple[Path, ...]
+    """Folders of the layers on this machine, top first; empty where the storage is another."""
+
+
+def find_image(client: docker.DockerClient, reference: str, target: Architecture) -> SourceImage:
+    """Look the image up and verify its platform.
+
+    Raises ArtefactMissing or PlatformMismatch.
+    """
+    try:
+        image = client.images.get(reference)
+    except docker.errors.ImageNotFound as fault:
+        raise ArtefactMissing(
+            f"there is no image {reference} to export",
+            expected=f"the image {reference} in the engine",
+            found="no such image",
+            mend="run ./inv build-image",
+        ) from fault
+    facts = image.attrs
+    found = (facts.get("Architecture", ""), facts.get("Variant") or "")
+    # Engines of other makes do not report the variant.
+    if found[0] != target.oci_architecture or found[1] not in ("", target.oci_variant):
+        raise PlatformMismatch(
+            f"the image {reference} is for another platform",
+            expected=target.oci_platform,
+            found="/".join(["linux", *[part for part in found if part]]),
+            mend="run ./inv build-image, or set image.architecture",
+        )
+    return SourceImage(
+        reference=reference,
+        id=str(image.id),
+        digests=tuple(facts.get("RepoDigests") or ()),
+        size=int(facts.get("Size") or 0),
+        layers=_local_layers(facts),
+    )
+
+
+def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) -> str:
+    """Copy the image's tree to ``destination``, which must not exist; returns the road taken.
+
+    Raises DiskFull's causes as CommandFailed, ImageBuildFailed when the engine's stream is not an image.
+    """
+    if source.layers and os.geteuid() == 0:
+        copy_overlay(source, destination)
+        return "overlay"
+    unpack_layers(client, source, destination)
+    return "layers"
+
+
+def _local_layers(facts: dict[str, Any]) -> tuple[Path, ...]:
+    driver = facts.get("GraphDriver") or {}
+    if driver.get("Name") != "overlay2":
+        return ()
+    data = driver.get("Data") or {}
+    folders = [Path(item) for item in [data.get("UpperDir", ""), *data.get("LowerDir", "").split(":")] if item]
+    if not folders or not all(folder.is_dir() for folder in folders):
+        return ()
+    return tuple(folders)
+
+
+def copy_overlay(source: SourceImage, destination: Path) -> None:
+    """Mount the layer folders over each other and copy what they show."""
+    with scratch_folder(destination.parent, "overlay") as scratch:
+        links = scratch / "l"
+        links.mkdir()
+        for number, folder in enumerate(source.layers):
+            (links / str(number)).symlink_to(folder)
+        # A single layer cannot be mounted as an overlay; an empty one below it changes nothing.
+        (links / "e").mkdir()
+        (scratch / "merged").mkdir()
+        options = "ro,lowerdir=" + ":".join([*map(str, range(len(source.layers))), "e"])
+        if len(options) > os.sysconf("SC_PAGE_SIZE") - 256:
+            raise CommandFailed("the image has too many layers for one overlay mount", mend="rebuild it with fewer")
+        with (
+            progress.bar(f"copying {source.reference}", total=source.size, in_bytes=True) as bar,
+            _written_by_child(bar, source.size) as watch,
+        ):
+            process.run(
+                # Should we be killed, the copy ends too and cannot get into the way of the next export.
+                [
+                    *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"),
+                    *("sh", "-c", _OVERLAY_SCRIPT, "copy-image", str(scratch / "merged"), options, str(destination)),
+                ],
+                cwd=links,
+                env={"LC_ALL": "C"},
+                on_line=watch,
+                mend="see its last lines; a full disk is the usual cause",
+            )
+
+
+@contextlib.contextmanager
+def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
+    """A line callback that waits for ``pid N`` and then shows on ``bar`` how many bytes that process has written."""
+    ended = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def poll(pid: int) -> None:
+        while not ended.wait(_POLL_S):
+            with contextlib.suppress(OSError, ValueError):
+                counters = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+                bar.update(float(counters["wchar"]), total=total)
+
+    def see(line: str) -> None:
+        word, _, pid = line.partition(" ")
+        if word == "pid" and pid.isdigit() and not threads:
+            threads.append(threading.Thread(target=poll, args=(int(pid),), daemon=True))
+            threads[0].start()
+
+    try:
+        yield see
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def unpack_layers(client: docker.DockerClient, source: SourceImage, destination: Path) -> None:
+    """Spool ``image save`` to disk and apply its layers, lowest first."""
+    with scratch_folder(destination.parent, "layers") as scratch:
+        image = client.images.get(source.id)
+        with progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
+            layers = _spool(_ChunkReader(_chunks(image), bar, source.size), scratch)
+        destination.mkdir(mode=0o755)
+        with progress.bar(f"unpacking {source.reference}", total=sum(path.stat().st_size for path in layers),
+                          in_bytes=True) as bar:  # fmt: skip
+            done = 0
+            for layer in layers:
+                size = layer.stat().st_size
+                apply_layer(layer, destination)
+                layer.unlink()
+                done += size
+                bar.update(done)
+
+
+def _chunks(image: Image) -> Iterable[bytes]:
+    return cast(Iterable[bytes], image.save(chunk_size=1 << 20))
+
+
+class _ChunkReader(io.RawIOBase):
+    """A stream of chunks as a file, for tarfile."""
+
+    def __init__(self, chunks: Iterable[bytes], bar: progress.Bar, total: int) -> None:
+        self._chunks, self._rest, self._bar, self._done, self._total = iter(chunks), b"", bar, 0, total
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = next(self._chunks, b"")
+            self._done += len(self._rest)
+            self._bar.update(self._done, total=self._total)
+        part = self._rest[: len(buffer)]
+        buffer[: len(part)] = part
+        self._rest = self._rest[len(part) :]
+        return len(part)
+
+
+def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
+    """Write the members of a docker-archive to files and return those of the layers, lowest first.
+
+    Engines name layers differently, and let a repeated one be a link to the first; the manifest tells.
+    """
+    stored: dict[str, Path] = {}
+    links: dict[str, str] = {}
+    manifest: Any = None
+    try:
+        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=1 << 20) as archive:
+            for member in archive:
+                if member.issym() or member.islnk():
+                    base = posixpath.dirname(member.name) if member.issym() else ""
+                    links[member.name] = posixpath.normpath(posixpath.join(base, member.linkname))
+                    continue
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None:
+                    continue
+                if member.name == "manifest.json":
+                    manifest = json.load(content)
+                    continue
+                stored[member.name] = scratch / f"{len(stored)}.tar"
+                with stored[member.name].open("wb") as sink:
+                    shutil.copyfileobj(content, sink, 1 << 20)
+        names = [links.get(name, name) for name in manifest[0]["Layers"]]
+        paths = [stored[name] for name in names]
+    except (tarfile.TarError, LookupError, TypeError, ValueError) as fault:
+        raise ImageBuildFailed(
+            "the engine's stream of the image cannot be read",
+            expected="a docker-archive with a manifest.json",
+            found=f"{type(fault).__name__}: {fault}",
+            mend="look at the engine's log; try again",
+        ) from fault
+    # A layer that occurs twice is applied twice, from a file each.
+    unique: list[Path] = []
+    for number, path in enumerate(paths):
+        twin = scratch / f"layer{number}.tar"
+        os.link(path, twin)
+        unique.append(twin)
+    for path in stored.values():
+        path.unlink()
+    return unique
+
+
+def apply_layer(layer: Path, root: Path) -> None:
+    """Apply one layer's tar to a tree: its whiteouts and changes of type first, then its entries."""
+    with tarfile.open(layer, mode="r:*", encoding="utf-8", errors="surrogateescape") as archive:
+        while (member := archive.next()) is not None:
+            # The archive would keep every header it has read.
+            archive.members.clear()  # type: ignore[attr-defined]
+            folder, name = posixpath.split(posixpath.normpath(member.name))
+            place = inside(root, f"{folder}/{name}")
+            if name == _OPAQUE:
+                for child in list(place.parent.iterdir()) if place.parent.is_dir() else []:
+                    remove(child)
+            elif name.startswith(_WHITEOUT + _WHITEOUT):
+                continue
+            elif name.startswith(_WHITEOUT):
+                remove(place.with_name(name.removeprefix(_WHITEOUT)))
+            elif (
+                place != root
+                and os.path.lexists(place)
+                and member.isdir() != (place.is_dir() and not place.is_symlink())
+            ):
+                remove(place)
+    process.run(
+        [
+            "tar", "--extract", f"--file={layer}", f"--directory={root}", "--numeric-owner", "--same-owner",
+            "--preserve-permissions", "--xattrs", "--xattrs-include=*", "--exclude=.wh.*",
+            "--warning=no-timestamp", "--delay-directory-restore",
+        ],
+        env={"LC_ALL": "C"},
+        mend="see its last lines; a full disk is the usual cause",
+    )  # fmt: skip
