@@ -1,0 +1,286 @@
+"""pytest plugin that runs the device suite on a board, through a labgrid target, and reports it here.
+
+    pytest --lg-env ENVIRONMENT tests/device
+
+``tests/device/conftest.py`` registers it when labgrid's plugin was given an environment. Nothing is imported from
+the suite on this machine (torch and the extension modules are the board's): the strategy brings the board to a
+shell, the suite goes there as one tar archive on standard input, ``device.onboard`` runs it in one process, and its
+lines come back while it runs. Each becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as
+ever. A board that falls silent fails the test it was in; what had finished is kept.
+
+Options of a run stand in the environment's ``options``: ``chroot`` (a source, ``ADDRESS:/path``, or the word
+``served`` with ``chroot_address`` as the server's address seen from the board; ``chroot_port``),
+``suite_limit_s``, ``timing`` and ``timing_limit_s``, ``record`` (a file that receives the
+board's lines), ``log``, and ``suite`` (another folder of tests).
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import shlex
+import signal
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from labgrid.pytestplugin.hooks import LABGRID_ENV_KEY
+from labgrid.strategy import StrategyError
+
+from device import onboard
+from device.strategy import cause_of
+from toolchain.errors import CommandFailed, CommandTimedOut, DeviceTestsFailed, UserError
+
+ANNOUNCED = "tests on the board:"
+"""Begins the line that says how many there are."""
+
+_HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
+_UNPACK = (
+    "set -e; d=$(mktemp -d /tmp/pitorch-suite.XXXXXX); trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; "
+    'cd "$d"; tar -xf -; set +e; '
+)
+
+
+class DeviceSession:
+    """One run of the suite on one board."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.named = Path(__file__).resolve().parent.parent / "tests" / "device"
+        self.current = ""
+        self.said: collections.deque[str] = collections.deque(maxlen=25)
+        self.collected: frozenset[str] = frozenset()
+        self.began = time.monotonic()
+        self.ended = False
+        self.fault = self.mend = ""
+        self.session: pytest.Session
+        self.record: TextIO | None = None
+
+    @property
+    def environment(self) -> Any:
+        """Labgrid's environment; its plugin has read it when the session starts."""
+        return self.config.stash[LABGRID_ENV_KEY]
+
+    @property
+    def suite(self) -> Path:
+        """The folder whose tests are run."""
+        return Path(self._option("suite", self.named))
+
+    def pytest_sessionstart(self) -> None:
+        """Open the record."""
+        if record := self._option("record", ""):
+            self.record = Path(record).open("w", buffering=1)  # noqa: SIM115 - closed in pytest_unconfigure
+
+    def _option(self, name: str, default: Any) -> Any:
+        return self.environment.config.data.get("options", {}).get(name, default)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        """Leave collecting to the board."""
+        self.session = session
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> bool:
+        """Boot, run, report, and put the board back."""
+        signal.signal(signal.SIGTERM, _interrupt)
+        strategy = self.environment.get_target("main").get_driver("Strategy", activate=False)
+        try:
+            strategy.transition("shell")
+            self._note("booted", seconds=round(time.monotonic() - self.began, 3), **self._boot_facts(strategy))
+            self._run(strategy)
+            strategy.transition("off")
+        except StrategyError as fault:
+            self._give_up(cause_of(fault))
+        except UserError as fault:
+            self._give_up(fault)
+        finally:
+            strategy.abandon()
+        return True
+
+    def pytest_unconfigure(self) -> None:
+        """Close the record."""
+        if self.record is not None:
+            self.record.close()
+
+    def _boot_facts(self, strategy: Any) -> dict[str, Any]:
+        board = strategy.board
+        if board is None or board.machine is None:
+            return {"access": str(strategy.ssh.access)}
+        return {"boot_seconds": round(board.machine.boot_seconds or 0.0, 2), "init": board.init}
+
+    def _run(self, strategy: Any) -> None:
+        command = _UNPACK + shlex.join(["python3", "onboard.py", *self._arguments()])
+        source = self._option("chroot", "")
+        if source:
+            command = self._through_chroot(strategy, source, command)
+        limit_s = float(self._option("suite_limit_s", 3600.0))
+        log = self._option("log", "")
+        try:
+            done = strategy.ssh.stream(
+                command,
+                stdin=archive(self.suite),
+                on_line=self._hear,
+                limit_s=limit_s,
+                log=Path(log) if log else None,
+                check=False,
+            )
+        except CommandTimedOut:
+            self._finish(f"the board was still at it after {limit_s:.0f} s")
+            return
+        if self.fault:
+            raise DeviceTestsFailed("the suite could not start on the board", found=self.fault, mend=self.mend)
+        if not self.ended:
+            if not self.current:
+                raise CommandFailed(
+                    "the suite did not start on the board",
+                    returncode=done.returncode,
+                    expected="a board with sh, tar and python3"
+                    + (" that can mount the exported tree (mount.nfs)" if source else ""),
+                    found=f"exit status {done.returncode}",
+                    tail="\n".join(self.said),
+                    mend=f"read what it printed{f', all of it in {log}' if log else ''}",
+                )
+            self._finish(f"the connection ended (status {done.returncode}) before the suite did")
+
+    def _arguments(self) -> list[str]:
+        words = list(_targets(self.named, self.config.args, self.config.invocation_params.dir))
+        if keyword := self.config.option.keyword:
+            words.append(f"--keyword={keyword}")
+        timing_limit_s = float(self._option("timing_limit_s", 0.0))
+        if timing_limit_s:
+            words.append(f"--timing-limit={timing_limit_s:g}")
+            words += [f"--timing={word}" for word in self._option("timing", [])]
+        return words
+
+    def _through_chroot(self, strategy: Any, source: str, command: str) -> str:
+        """The command that puts the helper on the board and runs ``command`` inside the mounted tree."""
+        options: list[str] = []
+        port = int(self._option("chroot_port", 2049))
+        if source == "served":
+            source, port = strategy.server.source(self._option("chroot_address", ""))
+        if port != 2049:
+            options = ["-o", f"port={port}"]
+        made = strategy.ssh.stream(
+            'f=$(mktemp /tmp/enter-nfsroot.XXXXXX) && cat > "$f" && echo "$f"', stdin=_HELPER.read_bytes(), limit_s=120
+        )
+        helper = made.output.strip().splitlines()[-1]
+        privilege = [] if strategy.ssh.access.user == "root" else ["sudo", "-n"]
+        words = [*privilege, "sh", helper, *options, source, "--", "sh", "-c", command]
+        return f"{shlex.join(words)}; s=$?; rm -f {shlex.quote(helper)}; exit $s"
+
+    def _hear(self, line: str) -> None:
+        """One line of the board's output."""
+        if not line.startswith('{"pitorch": '):
+            self.said.append(line)
+            return
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return
+        if self.record is not None:
+            self.record.write(line + "\n")
+        what = event["pitorch"]
+        if what == "collected":
+            self.collected = frozenset(event["nodeids"])
+            self.session.testscollected += len(self.collected)
+            if (terminal := self.config.pluginmanager.get_plugin("terminalreporter")) is not None:
+                terminal.ensure_newline()
+                terminal.write_line(f"{ANNOUNCED} {len(self.collected)}")
+        elif what == "start":
+            self.current = event["nodeid"]
+            self.config.hook.pytest_runtest_logstart(nodeid=self.current, location=_location(self.current))
+        elif what == "result":
+            self._report(event)
+        elif what == "fault":
+            self.fault, self.mend = event["summary"], event["mend"]
+        elif what == "end":
+            self.ended = True
+
+    def _report(self, event: dict[str, Any]) -> None:
+        nodeid, outcome, text = event["nodeid"], event["outcome"], event["text"]
+        report = make_report(nodeid, outcome, event["seconds"], text)
+        self.config.hook.pytest_runtest_logreport(report=report)
+        self.config.hook.pytest_runtest_logfinish(nodeid=nodeid, location=_location(nodeid))
+        if nodeid not in self.collected:
+            self.session.testscollected += 1
+        self.current = ""
+
+    def _finish(self, reason: str) -> None:
+        """The board went away: fail the test it was in, or the suite as a whole."""
+        nodeid = self.current or "device::suite"
+        event: dict[str, Any] = {"nodeid": nodeid, "outcome": "error", "seconds": 0.0, "text": reason}
+        self._note("result", **event)
+        self._report(event)
+
+    def _note(self, pitorch: str, **content: Any) -> None:
+        if self.record is not None:
+            self.record.write(json.dumps({"pitorch": pitorch, **content}) + "\n")
+
+    def _give_up(self, fault: BaseException) -> None:
+        if not isinstance(fault, UserError):
+            raise fault
+        self._note(
+            "error",
+            kind=type(fault).__name__,
+            summary=fault.summary,
+            expected=fault.expected,
+            found=fault.found,
+            mend=fault.mend,
+            tail=fault.tail if isinstance(fault, CommandFailed) else "",
+        )
+        pytest.exit(f"\n{fault}", returncode=fault.exit_code)
+
+
+def archive(suite: Path) -> bytes:
+    """The suite and its runner as a tar archive, everything at the top."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as packed:
+        packed.add(onboard.__file__, arcname="onboard.py")
+        for path in sorted(suite.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                packed.add(path, arcname=str(path.relative_to(suite)))
+    return sink.getvalue()
+
+
+def make_report(nodeid: str, outcome: str, seconds: float, text: str) -> pytest.TestReport:
+    """A report as pytest makes it for a test of its own."""
+    path, line, _ = _location(nodeid)
+    longrepr: Any = None
+    if outcome == "skipped":
+        longrepr = (path, line or 0, f"Skipped: {text}")
+    elif outcome in ("failed", "error"):
+        longrepr = text or "no reason given"
+    return pytest.TestReport(
+        nodeid=nodeid,
+        location=_location(nodeid),
+        keywords={},
+        outcome="failed" if outcome == "error" else outcome,  # type: ignore[arg-type]
+        longrepr=longrepr,
+        when="setup" if outcome in ("error", "skipped") else "call",
+        duration=seconds,
+    )
+
+
+def _location(nodeid: str) -> tuple[str, int | None, str]:
+    path, _, name = nodeid.partition("::")
+    return path, None, name or path
+
+
+def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
+    """The arguments as the board knows them: relative to the suite; the suite itself is none."""
+    for argument in arguments:
+        path, mark, name = str(argument).partition("::")
+        absolute = (invoked_in / path).resolve()
+        if not absolute.is_relative_to(suite):
+            raise pytest.UsageError(f"{argument}: with --lg-env only tests below {suite} can be named")
+        if absolute != suite:
+            yield f"{absolute.relative_to(suite)}{mark}{name}"
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,278 @@
+"""The report for people: one HTML file without any outside part, so that it opens offline and can be sent on.
+
+A pure function of the evidence document: everything it says can be read there. The chart is drawn by matplotlib as
+SVG whose colours are replaced by CSS variables, so that it follows the reader's light or dark setting.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from toolchain import files, progress
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    autoescape=True,
+)
+
+MARKS = {"passed": "✓", "failed": "✕", "error": "!", "skipped": "–"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of the chart: ``points`` are (width, seconds)."""
+
+    name: str
+    css: str
+    points: tuple[tuple[int, float], ...]
+    dashed: bool = False
+    published: bool = False
+
+
+def execution_label(document: Mapping[str, Any]) -> str:
+    """What ran the suite, in words that cannot be taken for a measurement that was not made."""
+    device = document["device"]
+    model = device.get("model") or "no model stated"
+    if device["execution"] == "hardware":
+        return f"hardware: {model}"
+    if device["execution"] == "emulation":
+        return f"emulation (QEMU, {model}); not measured on hardware"
+    return f"unverified: {device['execution_reason']}; not counted as measured on hardware"
+
+
+def series_of(timing: Mapping[str, Any]) -> list[Series]:
+    """The chart's lines; empty when there is no timing."""
+    rows: Sequence[Mapping[str, Any]] = timing.get("rows", ())
+
+    def points(method: str, key: str) -> tuple[tuple[int, float], ...]:
+        found = [(row["width"], row[key]) for row in rows if row["method"] == method and row[key]]
+        return tuple(sorted(found))
+
+    published = timing.get("published", {}).get("rows", ())
+    made = [
+        Series("CPU, plain loop", "--cpu", points("cpu", "compute_s")),
+        Series("torch, call", "--torch", points("torch", "end_to_end_s")),
+        Series("QPU backend, kernel", "--qpu", points("qpu", "compute_s")),
+        Series("QPU backend, whole call", "--qpu", points("qpu", "end_to_end_s"), dashed=True),
+    ]
+    if not any(line.points for line in made):
+        return []
+    for name, key, css in (("CPU", "cpu_s", "--cpu"), ("QPU", "qpu_s", "--qpu")):
+        line = tuple((row["width"], row[key]) for row in published)
+        made.append(Series(f"published: Pi 3B, 2021, {name}", css, line, published=True))
+    return [line for line in made if line.points]
+
+
+def chart(timing: Mapping[str, Any], label: str) -> str:
+    """The timing as an SVG element, both axes logarithmic; empty when there is no timing.
+
+    ``label`` says what it was taken on, inside the picture: pictures get copied without what stands around them.
+    """
+    lines = series_of(timing)
+    if not lines:
+        return ""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    stand_ins = {
+        css: f"#0101{number:02x}" for number, css in enumerate(("--ink", "--rule", "--cpu", "--torch", "--qpu"), 1)
+    }
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "pitorch",
+        "font.size": 11,
+        "font.family": "sans-serif",
+        "axes.edgecolor": stand_ins["--rule"],
+        "axes.labelcolor": stand_ins["--ink"],
+        "xtick.color": stand_ins["--ink"],
+        "ytick.color": stand_ins["--ink"],
+        "text.color": stand_ins["--ink"],
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with mpl.rc_context(settings):
+        figure, axes = pyplot.subplots(figsize=(9.2, 5.0), layout="constrained")
+        try:
+            for line in lines:
+                widths, seconds = zip(*line.points, strict=True)
+                axes.loglog(
+                    widths,
+                    seconds,
+                    color=stand_ins[line.css],
+                    linestyle=(0, (1, 2)) if line.published else (0, (5, 3)) if line.dashed else "solid",
+                    linewidth=1.2 if line.published else 2.2,
+                    marker=None if line.published else "o",
+                    markersize=5,
+                    alpha=0.75 if line.published else 1,
+                    label=line.name,
+                )
+            axes.set_xlabel(f"W, columns of the matrix ({timing['height']} rows)")
+            axes.set_ylabel("seconds, lower is better")
+            axes.grid(visible=True, which="major", color=stand_ins["--rule"], linewidth=0.6)
+            axes.tick_params(which="both", length=0)
+            axes.set_title(label, loc="left", fontsize=10, style="italic")
+            figure.legend(frameon=False, fontsize=10, loc="outside upper left", ncols=3)
+            sink = io.StringIO()
+            figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        finally:
+            pyplot.close(figure)
+    text = sink.getvalue()
+    text = text[text.index("<svg") :]
+    for css, colour in stand_ins.items():
+        text = text.replace(colour, f"var({css})")
+    text = re.sub(r'<svg ([^>]*?)height="[^"]*" ([^>]*?)width="[^"]*"', r"<svg \1\2", text, count=1)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    return text.replace("<svg ", '<svg role="img" aria-label="seconds over columns, both logarithmic" ', 1)
+
+
+def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row per width: seconds per method, the published ones, and how much faster the QPU kernel is."""
+    published = {row["width"]: row for row in timing.get("published", {}).get("rows", ())}
+    by_width: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for row in timing.get("rows", ()):
+        by_width.setdefault(row["width"], {})[row["method"]] = row
+    made = []
+    for width in sorted(by_width):
+        cpu, torch, qpu = (by_width[width].get(name, {}) for name in ("cpu", "torch", "qpu"))
+        ratio = cpu["compute_s"] / qpu["compute_s"] if cpu.get("compute_s") and qpu.get("compute_s") else None
+        theirs = published.get(width, {})
+        made.append(
+            {
+                "width": width,
+                "cpu": cpu.get("compute_s"),
+                "torch": torch.get("end_to_end_s"),
+                "qpu": qpu.get("compute_s"),
+                "qpu_call": qpu.get("end_to_end_s"),
+                "ratio": ratio,
+                "published_cpu": theirs.get("cpu_s"),
+                "published_qpu": theirs.get("qpu_s"),
+                "published_ratio": theirs["cpu_s"] / theirs["qpu_s"] if theirs else None,
+            }
+        )
+    return made
+
+
+def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]], float]]:
+    """Tests by file, each file with its seconds; files with failures first."""
+    by_file: dict[str, list[Mapping[str, Any]]] = {}
+    for test in tests:
+        by_file.setdefault(test["nodeid"].partition("::")[0], []).append(test)
+
+    def has_fault(item: tuple[str, list[Mapping[str, Any]]]) -> bool:
+        return any(test["outcome"] in ("failed", "error") for test in item[1])
+
+    ordered = sorted(by_file.items(), key=lambda item: (not has_fault(item), item[0]))
+    return [(name, found, sum(test["seconds"] for test in found)) for name, found in ordered]
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with a unit that suits them."""
+    if value is None:
+        return "–"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if value * factor >= 1 or unit == "µs":
+            shown = value * factor
+            return f"{shown:.0f} {unit}" if shown >= 100 else f"{shown:.3g} {unit}"
+    return f"{value} s"
+
+
+def short(digest: str) -> str:
+    """The first twelve digits of a hash."""
+    return digest.removeprefix("sha256:")[:12]
+
+
+def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested facts as rows of a table."""
+    if isinstance(value, Mapping):
+        return [row for key, item in value.items() for row in flat(item, f"{prefix}{key} · ")]
+    if isinstance(value, (list, tuple)):
+        if all(not isinstance(item, (Mapping, list)) for item in value):
+            return [(prefix.removesuffix(" · "), ", ".join(str(item) for item in value))]
+        return [row for number, item in enumerate(value, 1) for row in flat(item, f"{prefix}{number} · ")]
+    words = {True: "yes", False: "no", None: "–", "": "–"}
+    shown = words[value] if value is None or isinstance(value, bool) or value == "" else str(value)
+    return [(prefix.removesuffix(" · "), shown)]
+
+
+def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """What ``qpu-info --json`` said, as rows: a name and its lines."""
+    backend, board = info.get("backend") or {}, info.get("board") or {}
+    kms, memory = info.get("kms") or {}, info.get("gpu_memory") or {}
+    revision = board.get("revision") or {}
+    code = revision.get("code") if revision.get("model") else None
+    split = f"{memory['mib']} MiB" if memory.get("mib") is not None else ""
+    nodes = [
+        f"{node['path']}: " + (f"{node['mode']} {node['owner']}, {_access(node)}" if node["present"] else "absent")
+        for node in info.get("nodes") or ()
+    ]
+    blocks = [f"{item['what']} → {item['mend']}" for item in info.get("obstacles") or ()]
+    rows: list[tuple[str, list[Any]]] = [
+        ("backend", [backend.get("name"), backend.get("reason")]),
+        ("board", [board.get("model"), code and f"revision {code}", board.get("soc"), board.get("verdict")]),
+        ("device nodes", nodes),
+        (
+            "KMS",
+            [
+                kms.get("state"),
+                kms.get("evidence"),
+                *(f"{item['file']}: {item['text']}" for item in kms.get("settings") or ()),
+            ],
+        ),
+        ("memory split", [split, memory.get("source")]),
+        ("in the way", blocks or ["nothing"]),
+        ("libqpu", [info.get("version")]),
+        ("note", [info.get("note")]),
+    ]
+    kept = [(name, [str(line) for line in lines if line]) for name, lines in rows]
+    return [(name, lines) for name, lines in kept if lines]
+
+
+def _access(node: Mapping[str, Any]) -> str:
+    can = [word for key, word in (("readable", "readable"), ("writable", "writable")) if node.get(key)]
+    return " and ".join(can) or "not accessible"
+
+
+def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: str) -> str:
+    """The report's HTML."""
+    counted = document["results"]
+    bad = counted["failed"] + counted["errors"]
+    made = datetime.datetime.fromisoformat(document["made"])
+    label = execution_label(document)
+    return _TEMPLATES.get_template("report.html.j2").render(
+        document=document,
+        passed=bool(counted["passed"] and not bad),
+        bad=bad,
+        label=label,
+        made=f"{made:%d %B %Y, %H:%M} UTC",
+        groups=grouped(counted["tests"]),
+        chart=chart(document["timing"], label),
+        table=timing_table(document["timing"]),
+        marks=MARKS,
+        seconds=seconds,
+        short=short,
+        flat=flat,
+        qpu_rows=qpu_rows,
+        size=progress.human_size,
+        warnings=list(dict.fromkeys(text for step in document["steps"] for text in step["warnings"])),
+        evidence_name=evidence_name,
+        evidence_sha256=evidence_sha256,
+    )
+
+
+def write(document: Mapping[str, Any], path: Path, *, evidence_file: Path) -> None:
+    """Write the report, atomically. ``evidence_file`` is the document on disk; the report states its SHA-256."""
+    digest = files.sha256_of(evidence_file)
+    files.write_text_atomically(path, render(document, evidence_name=evidence_file.name, evidence_sha256=digest))

@@ -1,0 +1,399 @@
+"""Run the device suite and report it: what ``./inv test-on-pi`` does.
+
+    exported tree → environment for labgrid → pytest (device.drive) → record → JUnit XML, evidence, HTML report
+
+pytest runs in a process of its own, so that its plugins and this program do not meet; what it saw comes back in the
+record, line by line, and is there even when the run breaks off.
+"""
+
+# ruff: noqa: PT028 - test_on_pi is named after its task; it is not a test
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jinja2
+
+from device import evidence, report
+from device.drive import ANNOUNCED
+from nfsroot import access
+from nfsroot.addresses import server_address, subnet_of
+from nfsroot.layout import Layout, require_export
+from nfsroot.qemu import HOST_SEEN_FROM_GUEST
+from toolchain import errors, files, process, progress
+from toolchain.config import ROOT, Config
+from toolchain.errors import CommandFailed, DeviceTestsFailed, UserError
+
+SUITE_LIMIT_S = 5400.0
+"""For the tests on the board; a starved emulated machine needs a hundred times what a Pi does."""
+
+TIMING_BUDGET_S = 120.0
+"""What timing.py plans with; widths that would not fit are left out and listed."""
+
+_MARGIN_S = 600.0
+_LOGIN_LIMIT_S = 300.0
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    autoescape=False,  # noqa: S701 - YAML; the values are written as JSON
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult:
+    """How a run ended. ``seconds`` is the whole run, the boot included; ``execution`` as in ``device.evidence``."""
+
+    passed: int
+    failed: int
+    errors: int
+    skipped: int
+    seconds: float
+    execution: str
+    label: str
+    without: tuple[str, ...]
+    junit: Path
+    evidence: Path
+    report: Path
+
+    @property
+    def ok(self) -> bool:
+        """Whether something ran and nothing failed."""
+        return self.passed > 0 and not self.failed and not self.errors
+
+    def summary(self) -> str:
+        """What the task prints."""
+        counts = f"{self.passed} passed, {self.failed} failed, {self.errors} errors, {self.skipped} skipped"
+        lines = [f"device suite: {counts} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
+        if self.without:
+            lines.append(f"    WITHOUT:  {', '.join(self.without)} (not in the image, so not tested)")
+        lines += [f"    report:   {self.report}", f"    evidence: {self.evidence}", f"    JUnit:    {self.junit}"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """Where a run leaves what it makes."""
+
+    folder: Path
+
+    @property
+    def junit(self) -> Path:
+        """Results as JUnit XML."""
+        return self.folder / "junit.xml"
+
+    @property
+    def evidence(self) -> Path:
+        """The evidence file."""
+        return self.folder / "evidence.json"
+
+    @property
+    def report(self) -> Path:
+        """The report for people."""
+        return self.folder / "index.html"
+
+    @property
+    def console(self) -> Path:
+        """Serial console of the virtual machine."""
+        return self.folder / "console.log"
+
+    @property
+    def log(self) -> Path:
+        """All that the suite printed on the board."""
+        return self.folder / "suite.log"
+
+    @property
+    def record(self) -> Path:
+        """The board's lines."""
+        return self.folder / "record.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        """The board, described for labgrid."""
+        return self.folder / "environment.yaml"
+
+
+def test_on_pi(
+    config: Config,
+    *,
+    host: str | None = None,
+    qemu: bool = False,
+    chroot: bool = False,
+    init: str | None = None,
+    keyword: str | None = None,
+    timing: bool = True,
+    suite: Path | None = None,
+) -> SuiteResult:
+    """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report it.
+
+    ``host`` ([USER@]HOST[:PORT]) is a board that is up; without it ``device.host`` counts, and without that, or with
+    ``qemu``, a virtual machine. ``chroot`` runs the suite through enter-nfsroot from a system that booted apart from
+    the tree. ``init`` is lean or systemd (virtual machine only), ``keyword`` selects tests as pytest's ``-k``.
+    ``suite`` is a folder of tests to run in place of ``tests/device``.
+
+    The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran,
+    ArtefactMissing without an exported tree, BoardSilent, BoardUntrusted, BoardLoginDenied, ServerFailed.
+    """
+    if host is not None and qemu:
+        raise UserError(
+            "a board and a virtual machine were asked for at once",
+            expected="--host or --qemu",
+            found=f"--host {host} --qemu",
+            mend="leave one of them out",
+        )
+    host = None if qemu else host or config.device.host or None
+    if init is not None:
+        config = replace(config, device=replace(config.device, init=_known_init(init)))
+    paths = Paths(folder=config.target_root / "report")
+    for stale in (paths.junit, paths.evidence, paths.report, paths.record, paths.log, paths.console):
+        files.remove(stale)
+    prepare(config, paths, host=host, chroot=chroot, timing=timing, suite=suite)
+    began = time.monotonic()
+    where = f"on {host}" if host else f"in QEMU ({config.device.init} init)"
+    with progress.step(f"device suite {where}{' through enter-nfsroot' if chroot else ''}"):
+        done = _run_pytest(config, paths, keyword or "")
+    record = evidence.Record.read(paths.record)
+    if record.error is not None:
+        raise _raised_again(record.error)
+    if not record.tests and not record.facts:
+        raise CommandFailed(
+            "the device suite broke off before the board said anything",
+            returncode=done.returncode,
+            found=process.explain_exit(done.returncode),
+            tail=done.output[-4000:],
+        )
+    document = evidence.collect(
+        config,
+        record,
+        started_by_us=host is None,
+        access=host or "QEMU",
+        through="enter-nfsroot" if chroot else "boot",
+    )
+    evidence.write(document, paths.evidence)
+    label_junit(paths.junit, document)
+    report.write(document, paths.report, evidence_file=paths.evidence)
+    result = _result(document, paths, time.monotonic() - began)
+    if not result.ok:
+        raise _failed(result, record)
+    return result
+
+
+def prepare(
+    config: Config, paths: Paths, *, host: str | None, chroot: bool, timing: bool, suite: Path | None = None
+) -> None:
+    """Write labgrid's environment for this run. Raises ArtefactMissing without an exported tree."""
+    layout = Layout.of(config)
+    served = host is None
+    values: dict[str, Any] = {
+        "tree": "",
+        "architecture": config.image.architecture,
+        "machine": None,
+        "server_address": "127.0.0.1",
+        "server_port": 0,
+        "server_clients": ["127.0.0.1"],
+        "server_log": str(paths.folder / "nfs-server.log"),
+        "login_timeout_s": min(config.device.boot_timeout_s, _LOGIN_LIMIT_S),
+        "key": "",
+        "known_hosts": "",
+    }
+    options: dict[str, Any] = {
+        "record": str(paths.record),
+        "log": str(paths.log),
+        "suite_limit_s": SUITE_LIMIT_S,
+        "timing_limit_s": 5 * TIMING_BUDGET_S if timing else 0.0,
+        "timing": [f"--budget-s={TIMING_BUDGET_S:g}"],
+    }
+    if suite is not None:
+        options["suite"] = str(suite.resolve())
+    own_system = host is not None and chroot
+    require_export(layout)
+    values["tree"] = str(layout.tree)
+    if not own_system:
+        values["key"] = str(layout.client_key)
+        values["known_hosts"] = str(access.pin(layout.known_hosts, paths.folder / "known_hosts"))
+    if host is None:
+        values["machine"] = {
+            "console": str(paths.console),
+            "init": config.device.init,
+            "memory_mib": config.device.memory_mib,
+            "cpus": config.device.cpus,
+            "boot_timeout_s": config.device.boot_timeout_s,
+            "extra_arguments": "",
+        }
+        user, address, port = "root", "127.0.0.1", 22
+        if chroot:
+            options |= {"chroot": "served", "chroot_address": HOST_SEEN_FROM_GUEST}
+    else:
+        user, address, port = access.parse_host(host)
+        if chroot:
+            ours = server_address(config)
+            if _answers(ours, config.nfs.port):
+                progress.say(f"    an NFS server answers on {ours}:{config.nfs.port} already and is used")
+                options["chroot"] = f"{ours}:{layout.tree}"
+                options["chroot_port"] = config.nfs.port
+            else:
+                served = True
+                values |= {
+                    "server_address": ours,
+                    "server_port": config.nfs.port,
+                    "server_clients": [str(subnet_of(config)), *_addresses(address)],
+                }
+                options |= {"chroot": "served", "chroot_address": ours}
+    text = _TEMPLATES.get_template("environment.yaml.j2").render(
+        **values, served=served, user=user, address=address, port=port, options=options
+    )
+    files.write_text_atomically(paths.environment, text)
+
+
+def _run_pytest(config: Config, paths: Paths, keyword: str) -> process.Completed:
+    process.require_program("setpriv", "to end the run together with this program")
+    words = [
+        "setpriv",
+        "--pdeathsig",
+        "TERM",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        os.devnull,
+        f"--rootdir={ROOT}",
+        "-p",
+        "no:cacheprovider",
+        "-rfE",
+    ]
+    words += ["--color=no", "--tb=short", f"--junit-xml={paths.junit}", "-o", "junit_suite_name=device"]
+    words += ["-v", f"--lg-env={paths.environment}"]
+    if keyword:
+        words += ["-k", keyword]
+    limit_s = config.device.boot_timeout_s + _LOGIN_LIMIT_S + SUITE_LIMIT_S + 5 * TIMING_BUDGET_S + _MARGIN_S
+    with progress.bar("device suite") as bar:
+        return process.run(
+            [*words, str(ROOT / "tests" / "device")],
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT), "COLUMNS": "160"},
+            limit_s=limit_s,
+            check=False,
+            on_line=_Display(bar).show,
+        )
+
+
+class _Display:
+    """What of pytest's lines the user sees: how far it is, and every test that did not pass."""
+
+    def __init__(self, bar: progress.Bar) -> None:
+        self._bar = bar
+        self._total: float | None = None
+        self._done = 0
+
+    def show(self, line: str) -> None:
+        """One line of pytest's output."""
+        if line.startswith(ANNOUNCED):
+            self._total = float(line.removeprefix(ANNOUNCED))
+            progress.say(f"    the board is up and runs {self._total:.0f} tests")
+            return
+        found = re.match(r"(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(.*?)(?:\s+\[\s*\d+%\])?$", line)
+        if found is None:
+            return
+        self._done += 1
+        self._bar.update(self._done, total=self._total and max(self._total, self._done), note=found[1])
+        if found[2] != "PASSED":
+            progress.say(f"    {found[1]} {found[2]}{found[3]}")
+
+
+def _raised_again(said: Mapping[str, Any]) -> UserError:
+    """The error that ended the run in the other process."""
+    kind = getattr(errors, str(said["kind"]), UserError)
+    texts = {key: str(said[key]) for key in ("expected", "found", "mend")}
+    if issubclass(kind, CommandFailed):
+        texts["tail"] = str(said["tail"])
+    made: UserError = kind(str(said["summary"]), **texts)
+    return made
+
+
+def label_junit(path: Path, document: Mapping[str, Any]) -> None:
+    """Say in the JUnit file what it ran on: results without that are not evidence of anything."""
+    if not path.is_file():
+        return
+    tree = ElementTree.parse(path)  # noqa: S314 - written by our own pytest
+    for suite in tree.getroot().iter("testsuite"):
+        properties = suite.find("properties")
+        if properties is None:
+            properties = ElementTree.Element("properties")
+            suite.insert(0, properties)
+        for name, value in (
+            ("execution", document["device"]["execution"]),
+            ("execution_label", report.execution_label(document)),
+            ("through", document["device"]["through"]),
+            ("model", document["device"].get("model", "")),
+            ("kernel", document["device"].get("kernel", "")),
+            ("commit", document["source"]["commit"]),
+            ("image_id", document["image"]["id"]),
+            ("rootfs_sha256", document["rootfs"]["sha256"]),
+            ("without", ", ".join(document["without"])),
+        ):
+            ElementTree.SubElement(properties, "property", name=name, value=str(value))
+    with files.replacing(path) as aside:
+        tree.write(aside, encoding="utf-8", xml_declaration=True)
+
+
+def _result(document: Mapping[str, Any], paths: Paths, seconds: float) -> SuiteResult:
+    counted = document["results"]
+    return SuiteResult(
+        passed=counted["passed"],
+        failed=counted["failed"],
+        errors=counted["errors"],
+        skipped=counted["skipped"],
+        seconds=seconds,
+        execution=document["device"]["execution"],
+        label=report.execution_label(document),
+        without=tuple(document["without"]),
+        junit=paths.junit,
+        evidence=paths.evidence,
+        report=paths.report,
+    )
+
+
+def _failed(result: SuiteResult, record: evidence.Record) -> DeviceTestsFailed:
+    bad = [test for test in record.tests if test.outcome in ("failed", "error")]
+    named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    counts = f"{result.passed} passed, {result.failed} failed, {result.errors} errors, {result.skipped} skipped"
+    return DeviceTestsFailed(
+        "the device suite did not pass" if bad else "no test of the device suite ran",
+        expected="every test passed, or skipped for a stated reason",
+        found=f"{counts}" + (f": {named}" if named else ""),
+        mend=f"open {result.report}, which has each failure's text",
+    )
+
+
+def _known_init(init: str) -> str:
+    if init not in ("lean", "systemd"):
+        raise UserError(
+            f"there is no init {init!r}", expected="lean or systemd", found=repr(init), mend="--init=lean (the default)"
+        )
+    return init
+
+
+def _answers(address: str, port: int) -> bool:
+    with socket.socket() as trial:
+        trial.settimeout(2)
+        return trial.connect_ex((address, port)) == 0
+
+
+def _addresses(host: str) -> list[str]:
+    """IPv4 addresses of a host; none when the name is unknown here (ssh may still know it)."""
+    try:
+        return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, None, socket.AF_INET)})
+    except OSError:
+        return []

@@ -1,0 +1,241 @@
+"""The board as labgrid sees it: an exported tree, the server that offers it, a machine that boots it, its SSH.
+
+labgrid's own QEMUDriver is not used for the machine: it waits without a limit for QEMU to open the console, and
+reads the console only while somebody asks, so a boot that fails leaves neither an error nor a log. Our driver binds
+``nfsroot.qemu`` to labgrid's PowerProtocol. labgrid's SSHDriver is used, with the host key pinned: as it comes it
+accepts any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attr
+from labgrid.driver import Driver, ExecutionError, SSHDriver
+from labgrid.factory import target_factory
+from labgrid.protocol import PowerProtocol
+from labgrid.resource import Resource
+
+from nfsroot import access, qemu, serve
+from toolchain import process
+from toolchain.errors import BoardSilent
+
+_text = attr.validators.instance_of(str)
+_whole = attr.validators.instance_of(int)
+
+POWER_OFF: Mapping[str, tuple[str, ...]] = {
+    "lean": ("touch", "/run/poweroff"),
+    "systemd": ("systemctl", "poweroff", "--no-wall"),
+}
+"""What to run in the guest to end it, per init."""
+
+
+@target_factory.reg_resource
+@attr.s(eq=False)
+class ExportedTree(Resource):  # type: ignore[misc]
+    """A root filesystem in a folder of this host."""
+
+    folder: str = attr.ib(validator=_text)
+    architecture: str = attr.ib(default="armhf", validator=_text)
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class TreeServerDriver(Driver):  # type: ignore[misc]
+    """Offers the tree over NFS while it is active."""
+
+    bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid's own form
+
+    address: str = attr.ib(default="127.0.0.1", validator=_text)
+    port: int = attr.ib(default=0, validator=_whole)
+    allowed: str = attr.ib(default="127.0.0.1", validator=_text)
+    log: str = attr.ib(default="", validator=_text)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self._running = contextlib.ExitStack()
+        self.server: serve.NfsServer | None = None
+
+    def on_activate(self) -> None:
+        """Start the server; returns when it answers. Port 0 takes a free one."""
+        self.server = self._running.enter_context(
+            serve.running_server(
+                Path(self.tree.folder),
+                address=self.address,
+                port=self.port,
+                clients=tuple(self.allowed.split()),
+                log=Path(self.log) if self.log else None,
+            )
+        )
+
+    def on_deactivate(self) -> None:
+        """Stop it."""
+        self.server = None
+        self._running.close()
+
+    def source(self, address: str = "") -> tuple[str, int]:
+        """``ADDRESS:/path`` and the port to mount it from; ``address`` is how the board sees this host."""
+        if self.server is None:
+            raise RuntimeError("the tree is served only while the driver is active")
+        return f"{address or self.server.address}:{self.server.folders[0]}", self.server.port
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
+    """Power of a virtual machine that boots the tree from the server."""
+
+    bindings = {  # noqa: RUF012 - labgrid's own form
+        "tree": "ExportedTree",
+        "server": "TreeServerDriver",
+        "networkservice": "NetworkService",
+    }
+
+    console: str = attr.ib(validator=_text)
+    init: str = attr.ib(default="lean", validator=attr.validators.in_(tuple(POWER_OFF)))
+    memory_mib: int = attr.ib(default=1024, validator=_whole)
+    cpus: int = attr.ib(default=2, validator=_whole)
+    boot_timeout_s: float = attr.ib(default=900.0, converter=float)
+    extra_arguments: str = attr.ib(default="", validator=_text)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.machine: qemu.Machine | None = None
+
+    def on_deactivate(self) -> None:
+        """End the machine at once, if it still runs."""
+        if self.machine is not None:
+            self.machine.end()
+            self.machine = None
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def on(self) -> None:
+        """Boot; returns when SSH answers. The NetworkService gets the machine's port. Raises BoardSilent."""
+        if self.machine is not None:
+            return
+        tree = Path(self.tree.folder)
+        _, port = self.server.source()
+        spec = qemu.MachineSpec(
+            boot=qemu.boot_files(tree, self.tree.architecture),
+            nfs_path=str(tree),
+            nfs_port=port,
+            architecture=self.tree.architecture,
+            init=self.init,
+            memory_mib=self.memory_mib,
+            cpus=self.cpus,
+            extra_arguments=self.extra_arguments,
+        )
+        machine = qemu.Machine(spec, Path(self.console))
+        try:
+            machine.start()
+            machine.wait_until_answers(self.boot_timeout_s)
+        except BaseException:
+            machine.end()
+            raise
+        self.machine = machine
+        self.networkservice.port = machine.ssh_port
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def off(self, power_off: Callable[[], object] | None = None) -> None:
+        """End the machine: politely when ``power_off`` asks the guest to go, else at once."""
+        if self.machine is not None:
+            self.machine.end(power_off, polite_s=30.0 if self.init == "lean" else 90.0)
+            self.machine = None
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def cycle(self) -> None:
+        """Off, then on."""
+        self.off()
+        self.on()
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
+    """labgrid's SSHDriver that trusts one host key only, and says why a login fails.
+
+    Without ``known_hosts`` the user's own decides. ssh takes the first value it is given for an option, so ours come
+    before labgrid's.
+    """
+
+    known_hosts: str = attr.ib(default="", validator=_text)
+
+    @property
+    def access(self) -> access.SshAccess:
+        """The board's address and the keys."""
+        return access.SshAccess(
+            host=self.networkservice.address,
+            port=self.networkservice.port,
+            user=self._get_username(),
+            key=Path(self.keyfile) if self.keyfile else None,
+            known_hosts=Path(self.known_hosts) if self.known_hosts else None,
+        )
+
+    def on_activate(self) -> None:
+        """Log in. Raises BoardUntrusted, BoardLoginDenied, or BoardSilent after ``connection_timeout`` seconds."""
+        self._last_words = ""
+        self.ssh_prefix: list[str] = []
+        try:
+            super().on_activate()
+        except Exception as fault:
+            if not str(fault).startswith("Timeout while waiting for ssh"):
+                raise
+            raise BoardSilent(
+                f"{self.access} cannot be reached over SSH",
+                expected=f"a login within {self.connection_timeout:.0f} s",
+                found=self._last_words or "no answer",
+                mend="check that the board is on, has booted the exported tree, and that the address is right",
+            ) from fault
+
+    def on_deactivate(self) -> None:
+        """Log out, without waiting for a board that no longer answers."""
+        if self._keepalive is not None:
+            self._keepalive.terminate()
+        super().on_deactivate()
+
+    def _start_own_master_once(self, timeout: float) -> Any:
+        before: list[str] = self.ssh_prefix
+        self.ssh_prefix = [*self.access.options(), *before]
+        try:
+            return super()._start_own_master_once(timeout)
+        except ExecutionError as fault:
+            shutil.rmtree(self.tmpdir, ignore_errors=True)
+            said = fault.stdout if isinstance(fault.stdout, list) else []
+            lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in said]
+            self._last_words = " ".join(line.strip() for line in lines if line.strip())
+            if (error := access.diagnose(self.access, "\n".join(lines))) is not None:
+                raise error from fault
+            raise
+        finally:
+            self.ssh_prefix = before
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def stream(
+        self,
+        command: str,
+        *,
+        stdin: bytes = b"",
+        on_line: Callable[[str], None] | None = None,
+        limit_s: float,
+        log: Path | None = None,
+        check: bool = True,
+    ) -> process.Completed:
+        """Run a shell command on the board, feed it ``stdin`` and hand on its lines as they come.
+
+        labgrid's ``run`` keeps all output until the end. Raises as ``process.run``.
+        """
+        words = ["ssh", "-x", *self.ssh_prefix, "-p", str(self.networkservice.port), "-l", self._get_username()]
+        return process.run(
+            [*words, self.networkservice.address, "--", f"sh -c {shlex.quote(command)}"],
+            stdin=stdin,
+            on_line=on_line,
+            limit_s=limit_s,
+            log=log,
+            check=check,
+            merge_stderr=False,
+        )
