@@ -1,0 +1,106 @@
+"""libqpu on the board: which backend runs and why, and does the library compute right?"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    "PITORCH_BOARD" not in os.environ, reason="looks at the board it runs on: ./inv test-on-pi"
+)
+
+LIMIT_S = 1200
+"""An emulated board under load is a hundred times slower than a Pi."""
+
+MODELS = ("interpreter", "emulator", "emulation")
+"""Backends that compute on the CPU."""
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which(program) is None:
+        pytest.skip(f"the image is built without libqpu: no {program}")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+@functools.cache
+def qpu_info() -> dict[str, Any]:
+    done = run("qpu-info", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_self_test_passes() -> None:
+    done = run("qpu-selftest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip(), "a self-test that says nothing has tested nothing"
+
+
+def test_qpu_info_tells_backend_board_nodes_kms_memory_and_mends() -> None:
+    assert {"version", "backend", "board", "nodes", "kms", "gpu_memory", "obstacles"} <= set(qpu_info())
+
+
+def test_backend_is_named_with_its_reason() -> None:
+    backend = qpu_info()["backend"]
+    assert backend["name"]
+    assert backend["reason"]
+
+
+def test_board_is_what_the_device_tree_says() -> None:
+    board = qpu_info()["board"]
+    path = Path("/proc/device-tree/model")
+    if not path.is_file():
+        assert board["model"] is None
+        return
+    model = path.read_text().rstrip("\0")
+    assert board["model"] == model
+    if model.startswith("Raspberry Pi"):
+        assert board["suitable"] is not None
+    else:
+        assert board["suitable"] is not True
+
+
+def test_device_nodes_are_as_reported() -> None:
+    nodes = {node["path"]: node for node in qpu_info()["nodes"]}
+    assert "/dev/vcio" in nodes
+    assert "/dev/mem" in nodes
+    for path, node in nodes.items():
+        assert node["present"] == Path(path).exists()
+        assert node["writable"] == (Path(path).exists() and os.access(path, os.W_OK))
+
+
+def test_no_kernels_on_qpus_without_a_suitable_board() -> None:
+    document = qpu_info()
+    if document["board"]["suitable"] is not True:
+        assert document["backend"]["name"] in MODELS
+
+
+def test_each_obstacle_comes_with_its_mend() -> None:
+    for obstacle in qpu_info()["obstacles"]:
+        assert obstacle["what"]
+        assert obstacle["mend"], obstacle["what"]
+
+
+def test_memory_split_is_given_with_its_source() -> None:
+    memory = qpu_info()["gpu_memory"]
+    assert memory["source"]
+    assert memory["mib"] is None or 16 <= memory["mib"] <= 1024
+
+
+def test_text_and_json_name_the_same_backend() -> None:
+    text = run("qpu-info").stdout
+    assert qpu_info()["backend"]["name"] in text
+
+
+def test_wrong_use_is_told() -> None:
+    done = run("qpu-info", "--no-such-option")
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr

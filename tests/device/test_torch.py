@@ -1,0 +1,94 @@
+"""torch itself: that it loads, and that a small network's forward and backward are the numbers they should be."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy
+import torch
+from torch import nn
+
+
+def test_torch_is_imported_with_a_version() -> None:
+    assert re.match(r"\d+\.\d+\.\d+", torch.__version__)
+
+
+def test_numpy_and_torch_share_memory() -> None:
+    array = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
+    tensor = torch.from_numpy(array)
+    tensor[1, 2] = 50
+    assert array[1, 2] == 50
+    assert numpy.array_equal(tensor.t().numpy(), array.T)
+
+
+def small_network() -> nn.Sequential:
+    """2 inputs, 2 hidden units with ReLU, 1 output; the second hidden unit is off for the input (1, 2)."""
+    network = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        network[0].weight.copy_(torch.tensor([[0.5, 1.0], [-1.0, 0.25]]))
+        network[0].bias.copy_(torch.tensor([0.5, -0.5]))
+        network[2].weight.copy_(torch.tensor([[2.0, -3.0]]))
+        network[2].bias.copy_(torch.tensor([1.0]))
+    return network
+
+
+def test_forward_and_backward_are_the_numbers_computed_by_hand() -> None:
+    network = small_network()
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    # hidden: 0.5 + 2 + 0.5 = 3; -1 + 0.5 - 0.5 = -1, so off. y = 2 * 3 + 1 = 7.
+    y = network(x)
+    assert y.tolist() == [7.0]
+    # loss = (7 - 5)^2 = 4, dloss/dy = 4.
+    loss = nn.functional.mse_loss(y, torch.tensor([5.0]))
+    assert loss.item() == 4.0
+    loss.backward()
+    assert network[2].weight.grad.tolist() == [[12.0, 0.0]]
+    assert network[2].bias.grad.tolist() == [4.0]
+    assert network[0].weight.grad.tolist() == [[8.0, 16.0], [0.0, 0.0]]
+    assert network[0].bias.grad.tolist() == [8.0, 0.0]
+    assert x.grad.tolist() == [4.0, 8.0]
+
+
+def test_one_step_of_gradient_descent_is_the_number_computed_by_hand() -> None:
+    network = small_network()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.25)
+    nn.functional.mse_loss(network(torch.tensor([1.0, 2.0])), torch.tensor([5.0])).backward()
+    optimizer.step()
+    assert network[2].weight.tolist() == [[-1.0, -3.0]]
+    assert network[2].bias.tolist() == [0.0]
+    assert network[0].weight.tolist() == [[-1.5, -3.0], [-1.0, 0.25]]
+    assert network[0].bias.tolist() == [-1.5, -0.5]
+
+
+def test_a_convolutional_network_agrees_with_finite_differences() -> None:
+    torch.manual_seed(1)
+    network = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3), nn.LogSoftmax(dim=1)
+    ).double()
+    image = torch.randn(2, 1, 6, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(network, (image,))
+
+
+def test_training_learns_exclusive_or() -> None:
+    torch.manual_seed(3)
+    x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    wanted = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
+    network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(network(x), wanted)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 1e-2
+    assert torch.equal(network(x).round(), wanted)
+
+
+def test_a_network_survives_saving_and_loading() -> None:
+    memory = io.BytesIO()
+    torch.save(small_network().state_dict(), memory)
+    memory.seek(0)
+    other = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    other.load_state_dict(torch.load(memory))
+    assert other(torch.tensor([1.0, 2.0])).tolist() == [7.0]

@@ -1,0 +1,236 @@
+"""The timing table: H = 100 rows, W = 10^0 .. 10^5 columns, on the CPU by a plain loop, by torch, and on the QPUs.
+
+    python timing.py [--quick] [--budget-s S] [--output FILE]
+
+A JSON document goes to standard output (and to FILE), the same as a table for people to standard error. For every
+width and method two times are given, each the median over the repeats:
+
+    compute_s      the loop or the kernel alone; null for torch, which does not tell
+    end_to_end_s   from the call to the finished tensor: with checks, copies to and from shared memory, and launches
+
+Each result is compared with a float64 reference first; the document states the largest error as a part of the stated
+bound, and a result beyond the bound ends the program with status 1 and without times: times of wrong results mean
+nothing. Widths that would not fit the time budget are listed as left out, with the reason. What did not run on a
+Raspberry Pi's own CPU and QPUs is labelled so: such times say something about a model, nothing about the hardware.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cpu_cpp
+import matrix_cpp
+import qpu_ops
+import torch
+
+SCHEMA = 1
+WIDTHS = tuple(10**power for power in range(6))
+QUICK_WIDTHS = WIDTHS[:4]
+BUDGET_S = 300.0
+MODEL_BACKENDS = ("interpreter", "emulator", "emulation")
+
+PUBLISHED = {
+    "what": "Raspberry Pi 3B, 2021: plain scalar C++ on the CPU against 4 QPUs; computation alone, 100 rows",
+    "rows": [
+        {"width": 1, "cpu_s": 0.000004, "qpu_s": 0.000164},
+        {"width": 10, "cpu_s": 0.000023, "qpu_s": 0.000169},
+        {"width": 100, "cpu_s": 0.000206, "qpu_s": 0.000171},
+        {"width": 1000, "cpu_s": 0.002116, "qpu_s": 0.000388},
+        {"width": 10000, "cpu_s": 0.021245, "qpu_s": 0.003079},
+        {"width": 100000, "cpu_s": 0.214486, "qpu_s": 0.029622},
+    ],
+}
+"""The published times that this table is set beside; they were not measured here."""
+
+
+class WrongResult(Exception):
+    """A method's scores are off by more than the bound it states."""
+
+
+class Sample(NamedTuple):
+    """One timed call."""
+
+    result: torch.Tensor
+    compute_s: float | None
+    end_to_end_s: float
+
+
+def timed_torch(a: torch.Tensor, b: torch.Tensor) -> Sample:
+    """The same product by torch, with as many threads as torch likes."""
+    began = time.perf_counter()
+    result = torch.mv(a, b)
+    return Sample(result, None, time.perf_counter() - began)
+
+
+METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor], Sample]] = {
+    "cpu": lambda a, b: Sample(*cpu_cpp.cpu_timed(a, b)),
+    "torch": timed_torch,
+    "qpu": lambda a, b: Sample(*matrix_cpp.gpu_timed(a, b)),
+}
+
+
+def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest error of a score as a part of what the method may err; the bounds are those of its module.
+
+    torch states none: it is held to that of a plain sum, which holds for any order of summation.
+    """
+    width = b.numel()
+    terms, unit = (math.ceil(width / 16) + 1, 2.0**-23) if method == "qpu" else (width + 1, 2.0**-24)
+    growth = terms * unit / (1 - terms * unit)
+    worst = 0.0
+    for row, score in zip(a, found, strict=True):
+        products = row.double() * b.double()
+        exact = products.sum()
+        allowed = growth * products.abs().sum() + 2.0**-24 * exact.abs() + 2 * width * 2.0**-126
+        worst = max(worst, ((score.double() - exact).abs() / allowed).item())
+    return worst
+
+
+def machine() -> dict[str, Any]:
+    """What the times were taken on."""
+    model = Path("/proc/device-tree/model")
+    board = model.read_text(errors="replace").rstrip("\0\n ") if model.is_file() else ""
+    backend = qpu_ops.backend()
+    on_a_pi = board.startswith("Raspberry Pi")
+    on_qpus = on_a_pi and backend.name not in MODEL_BACKENDS
+    where = board or f"{platform.machine()} machine without a device tree"
+    return {
+        "board": board,
+        "machine": platform.machine(),
+        "backend": backend.name,
+        "backend_reason": backend.reason,
+        "qpus": qpu_ops.settings()[0],
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "cpu_measured_on_hardware": on_a_pi,
+        "qpu_measured_on_hardware": on_qpus,
+        "cpu_label": f"measured on {where}" if on_a_pi else f"not measured on a Raspberry Pi, but on: {where}",
+        "qpu_label": f"measured on the QPUs of {where}"
+        if on_qpus
+        else f"model: the {backend.name} backend on {where}; not measured on QPUs",
+    }
+
+
+def time_width(height: int, width: int, repeats: int, deadline: float) -> list[dict[str, Any]]:
+    """The rows of one width. Each method gets one call to warm up, then repeats until the deadline at most."""
+    generator = torch.Generator().manual_seed(width)
+    a = torch.randn(height, width, generator=generator)
+    b = torch.randn(width, generator=generator)
+    rows = []
+    for method, call in METHODS.items():
+        error = error_over_bound(method, call(a, b).result, a, b)
+        if not error <= 1:
+            raise WrongResult(f"{method} at H={height}, W={width}: the error is {error:.3g} times the stated bound")
+        samples: list[Sample] = []
+        while not samples or (len(samples) < repeats and time.monotonic() < deadline):
+            samples.append(call(a, b))
+        computing = [sample.compute_s for sample in samples if sample.compute_s is not None]
+        rows.append(
+            {
+                "height": height,
+                "width": width,
+                "method": method,
+                "compute_s": statistics.median(computing) if computing else None,
+                "end_to_end_s": statistics.median(sample.end_to_end_s for sample in samples),
+                "repeats": len(samples),
+                "error_over_bound": error,
+            }
+        )
+    return rows
+
+
+def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float) -> dict[str, Any]:
+    """The whole document. A width is left out when ten times the last one's seconds are more than what is left."""
+    began = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    left_out: list[dict[str, Any]] = []
+    last_s = 0.0
+    for width in widths:
+        left_s = budget_s - (time.monotonic() - began)
+        if left_out or left_s <= 0 or 10 * last_s > left_s:
+            reason = f"would take about {10 * last_s:.3g} s of the {max(left_s, 0):.3g} s left of {budget_s:.3g} s"
+            left_out.append({"width": width, "reason": left_out[-1]["reason"] if left_out else reason})
+            continue
+        started = time.monotonic()
+        rows += time_width(height, width, repeats, started + left_s / 4)
+        last_s = time.monotonic() - started
+    return {
+        "schema": SCHEMA,
+        "what": "matrix times vector, float32, seconds",
+        "statistic": "median of the repeats, after one call to warm up",
+        "height": height,
+        "machine": machine(),
+        "rows": rows,
+        "left_out": left_out,
+        "published": PUBLISHED,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def table(document: dict[str, Any]) -> str:
+    """The document as text."""
+    facts = document["machine"]
+    lines = [
+        f"H = {document['height']}, seconds, {document['statistic']}",
+        f"CPU:  {facts['cpu_label']}",
+        f"QPUs: {facts['qpu_label']} ({facts['qpus']} QPUs)",
+        "",
+        f"{'W':>7} {'CPU loop':>12} {'CPU call':>12} {'torch call':>12} {'QPU kernel':>12} {'QPU call':>12}",
+    ]
+    by_width: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in document["rows"]:
+        by_width.setdefault(row["width"], {})[row["method"]] = row
+    for width, methods in by_width.items():
+        cells = [
+            methods["cpu"]["compute_s"],
+            methods["cpu"]["end_to_end_s"],
+            methods["torch"]["end_to_end_s"],
+            methods["qpu"]["compute_s"],
+            methods["qpu"]["end_to_end_s"],
+        ]
+        lines.append(f"{width:>7} " + " ".join(f"{cell:>12.7f}" for cell in cells))
+    lines += [f"{row['width']:>7} left out: {row['reason']}" for row in document["left_out"]]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Time matrix times vector on the CPU and on the QPUs.")
+    parser.add_argument("--quick", action="store_true", help=f"only widths up to {QUICK_WIDTHS[-1]}")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="leave out widths that take longer")
+    parser.add_argument("--height", type=int, default=100, help="rows of the matrix")
+    parser.add_argument("--repeats", type=int, default=5, help="timed calls of each method and width, at most")
+    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    options = parser.parse_args(arguments)
+    if options.height < 1 or options.repeats < 1 or not options.budget_s > 0:
+        parser.error("--height, --repeats and --budget-s are expected to be greater than 0")
+    try:
+        document = measure(options.height, QUICK_WIDTHS if options.quick else WIDTHS, options.repeats, options.budget_s)
+    except WrongResult as fault:
+        print(fault, file=sys.stderr)
+        return 1
+    text = json.dumps(document, indent=2) + "\n"
+    if options.output is not None:
+        aside = options.output.with_name(f".{options.output.name}.{os.getpid()}.part")
+        try:
+            aside.write_text(text)
+            aside.replace(options.output)
+        finally:
+            aside.unlink(missing_ok=True)
+    print(table(document), file=sys.stderr)
+    print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

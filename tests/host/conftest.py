@@ -1,0 +1,72 @@
+"""What the tests of the whole flow share: one real build, made once and kept apart from the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import docker
+import pytest
+
+from images.engine import connect
+from recipes import main_job
+from toolchain.config import ROOT, Config, load_config
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    # Of this checkout: two of them on one machine share an engine.
+    "image": {"name": f"pitorch-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"},
+    "build": {"folder": "build/test"},
+    # A wheel that lies beside the checkout is taken; without one everything that needs no torch is tested.
+    "torch": {"wheelhouse": ["wheelhouse", str(ROOT.parent / "shared" / "wheels")]},
+}
+
+
+def needs_the_machine() -> None:
+    """Skip, saying what is missing, where images cannot be built."""
+    if os.geteuid() != 0:
+        pytest.skip("building root filesystems needs root")
+    for program in ("mmdebstrap", "dockerd"):
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+            pytest.skip(f"the program {program} is missing; ./inv installs it")
+
+
+@pytest.fixture(scope="session")
+def product_config() -> Config:
+    """The configuration of the build that the tests share."""
+    return load_config(SETTINGS)
+
+
+@pytest.fixture
+def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
+    """The engine that built."""
+    assert built.manifests
+    with contextlib.closing(connect()) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def built(product_config: Config) -> main_job.Built:
+    """The system image, built for real: from the mirror to the image that was seen working."""
+    needs_the_machine()
+    return main_job.build_image(product_config)
+
+
+@pytest.fixture(scope="session")
+def exported_config(product_config: Config, built: main_job.Built) -> Config:
+    """The configuration, with its root filesystem exported."""
+    from nfsroot.export import export
+
+    assert built.manifest("system").facts["image"]
+    export(product_config)
+    return product_config
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_settings_of_the_caller() -> None:
+    """INVOKE_* variables of whoever runs the tests do not reach them."""
+    for name in [name for name in os.environ if name.startswith("INVOKE_")]:
+        del os.environ[name]

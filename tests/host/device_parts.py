@@ -1,0 +1,82 @@
+"""What the device tests share: the exported tree to boot, small suites, and a virtual board that is up."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from nfsroot import access, qemu, serve
+from nfsroot.layout import Layout, require_export
+from toolchain import process
+from toolchain.config import Config
+from toolchain.errors import UserError
+
+BOOT_LIMIT_S = 900.0
+
+
+def bootable(config: Config) -> Config:
+    """The configuration, unless what it takes to boot its exported tree is missing: then the test is skipped."""
+    for program in ("qemu-system-arm", "ganesha.nfsd", "nfs-ls", "setpriv", "ssh"):
+        try:
+            process.require_program(program, "to boot the exported tree")
+        except UserError as fault:
+            pytest.skip(str(fault))
+    require_export(Layout.of(config))
+    qemu.boot_files(config.nfsroot, config.image.architecture)
+    return config
+
+
+def elsewhere(config: Config, folder: Path) -> Config:
+    """The same tree, with reports and logs in ``folder``."""
+    return replace(
+        config, nfs=replace(config.nfs, folder=str(config.nfsroot)), build=replace(config.build, folder=folder)
+    )
+
+
+def write_suite(folder: Path, **tests: str) -> Path:
+    """A suite for the board: a file per keyword, ``test_`` before its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in tests.items():
+        (folder / f"test_{name}.py").write_text(textwrap.dedent(text))
+    return folder
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board that is up: a virtual machine, reached over SSH as a real one would be."""
+
+    config: Config
+    machine: qemu.Machine
+    server: serve.NfsServer
+    access: access.SshAccess
+
+    @property
+    def host(self) -> str:
+        """What ``--host`` takes."""
+        return f"root@127.0.0.1:{self.machine.ssh_port}"
+
+    def run(self, *words: str) -> str:
+        """The output of a command there."""
+        return process.output_of(self.access.command(words), limit_s=300)
+
+
+@contextlib.contextmanager
+def booted(config: Config, folder: Path, *, init: str = "lean") -> Iterator[Board]:
+    """Serve and boot the exported tree."""
+    layout = Layout.of(config)
+    with serve.running_server(layout.tree, log=folder / "nfs.log") as server:
+        spec = qemu.MachineSpec(
+            boot=qemu.boot_files(layout.tree, config.image.architecture),
+            nfs_path=str(layout.tree),
+            nfs_port=server.port,
+            init=init,
+        )
+        with qemu.running_machine(spec, folder / "console.log", boot_timeout_s=BOOT_LIMIT_S) as machine:
+            known = access.pin(layout.known_hosts, folder / "known_hosts")
+            entry = access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=layout.client_key, known_hosts=known)
+            yield Board(config, machine, server, entry)

@@ -1,0 +1,21 @@
+"""A bridge for a second dockerd: with ``--bridge=none`` it would delete docker0, which the machine's engine uses."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def spare_bridge() -> Iterator[str]:
+    """Make a bridge with an address of its own (198.18.0.0/15 is for tests, RFC 2544); yield its name."""
+    name = f"ptbr{secrets.token_hex(3)}"
+    address = f"198.18.{secrets.randbelow(255)}.1/29"
+    subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)
+    try:
+        subprocess.run(["ip", "address", "add", address, "dev", name], check=True)
+        yield name
+    finally:
+        subprocess.run(["ip", "link", "delete", name], check=False)

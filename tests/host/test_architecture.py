@@ -1,0 +1,80 @@
+"""One machine, many names."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolchain.architecture import ARCHITECTURES, host_architecture
+from toolchain.config import ROOT
+
+
+@pytest.mark.parametrize(
+    ("debian", "oci", "gnu", "wheel", "bits"),
+    [
+        ("armhf", "linux/arm/v7", "arm-linux-gnueabihf", "linux_armv7l", 32),
+        ("arm64", "linux/arm64", "aarch64-linux-gnu", "linux_aarch64", 64),
+        ("amd64", "linux/amd64", "x86_64-linux-gnu", "linux_x86_64", 64),
+    ],
+)
+def test_each_architecture_has_all_of_its_names(debian: str, oci: str, gnu: str, wheel: str, bits: int) -> None:
+    row = ARCHITECTURES[debian]
+    assert (row.debian, row.oci_platform, row.gnu, row.wheel_platform, row.bits) == (debian, oci, gnu, wheel, bits)
+
+
+def test_no_two_architectures_share_a_name() -> None:
+    rows = list(ARCHITECTURES.values())
+    for names in ([row.gnu for row in rows], [row.oci_platform for row in rows], [row.qemu for row in rows]):
+        assert len(set(names)) == len(rows)
+    assert all(
+        getattr(row, item.name) for row in rows for item in dataclasses.fields(row) if item.name != "oci_variant"
+    )
+
+
+@pytest.mark.parametrize("debian", ARCHITECTURES)
+def test_debians_own_table_agrees(debian: str) -> None:
+    asked = ["dpkg-architecture", "-a", debian, "-q", "DEB_HOST_GNU_TYPE"]
+    try:
+        said = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        pytest.skip("dpkg-architecture (package dpkg-dev) is not installed")
+    assert said == ARCHITECTURES[debian].gnu
+
+
+def test_the_hosts_architecture_is_its_userlands() -> None:
+    said = subprocess.run(["dpkg", "--print-architecture"], check=True, capture_output=True, text=True).stdout.strip()
+    assert host_architecture().debian == said
+
+
+@pytest.mark.parametrize(
+    ("dpkg", "words"),
+    [("echo riscv64", "found:    riscv64"), ("exit 2", "dpkg"), (None, "dpkg")],
+    ids=["unknown", "failing", "missing"],
+)
+def test_a_host_that_is_not_in_the_table_is_told_as_such(tmp_path: Path, dpkg: str | None, words: str) -> None:
+    if dpkg is not None:
+        (tmp_path / "dpkg").write_text(f"#!/bin/sh\n{dpkg}\n")
+        (tmp_path / "dpkg").chmod(0o755)
+    program = """
+from toolchain.architecture import host_architecture
+from toolchain.errors import UserError
+try:
+    host_architecture()
+except UserError as fault:
+    print(fault.exit_code, fault)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PATH": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("18 " if dpkg == "echo riscv64" else ("14 " if dpkg else "13 "))
+    assert words in done.stdout

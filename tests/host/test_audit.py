@@ -1,0 +1,329 @@
+"""The audit: one tree per thing that breaks over NFS; what is found, what is mended, and that a second run is quiet."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from nasty_image import CAPABILITY_NET_RAW, tree_listing
+from rich.console import Console
+
+from nfsroot.audit import HELPER, HELPER_IN_TREE, Audit, Settings, audit, capability_text, nameservers_of_host, table
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the files of a root filesystem are root's")
+
+SETTINGS = Settings(
+    hostname="pitorch",
+    nameservers=("192.0.2.53", "2001:db8::53"),
+    client_public_key="ssh-ed25519 AAAAKEY pitorch-export",
+    now=1_800_000_000,
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree in which nothing is wrong but what has to be made anew each time (keys)."""
+    root = tmp_path / "root"
+    for folder in ("etc/ssh", "dev", "root", "usr/lib", "usr/bin", "usr/local/sbin", "var/lib"):
+        (root / folder).mkdir(parents=True)
+    (root / "etc/resolv.conf").write_text("nameserver 192.0.2.53\nnameserver 2001:db8::53\n")
+    (root / "etc/hostname").write_text("pitorch\n")
+    (root / "etc/hosts").write_text("127.0.0.1 localhost\n127.0.1.1 pitorch\n")
+    (root / "etc/machine-id").touch()
+    os.mknod(root / "dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    os.mknod(root / "dev/console", stat.S_IFCHR | 0o600, os.makedev(5, 1))
+    (root / "usr/lib/clock-epoch").touch()
+    os.utime(root / "usr/lib/clock-epoch", (SETTINGS.now, SETTINGS.now))
+    (root / HELPER_IN_TREE.lstrip("/")).write_bytes(HELPER.read_bytes())
+    return root
+
+
+def found(made: Audit, check: str) -> dict[str, tuple[str, bool]]:
+    """Path to what was found and whether it was mended, of one check."""
+    return {item.path: (item.found, item.mended) for item in made.findings if item.check == check}
+
+
+def quiet_afterwards(root: Path, made: Audit) -> None:
+    """A second audit of the same tree mends nothing and changes nothing."""
+    before = tree_listing(root)
+    again = audit(root, Settings(**{**SETTINGS.__dict__, "host_keys": tuple(made.host_keys)}))
+    assert [item for item in again.findings if item.mended] == []
+    assert tree_listing(root) == before
+    assert again.host_keys == made.host_keys
+
+
+def test_a_tree_without_faults_only_gets_its_keys(tree: Path) -> None:
+    made = audit(tree, SETTINGS)
+    assert [item.check for item in made.findings] == ["host-keys", "root-login"]
+    quiet_afterwards(tree, made)
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (None, "absent"),
+        ("", "no name server"),
+        ("nameserver 10.0.0.1\n", "the build's name servers"),
+        ("-> /run/systemd/resolve/stub-resolv.conf", "a link to /run/systemd/resolve/stub-resolv.conf"),
+        ("-> ../../../../etc/passwd", "a link to ../../../../etc/passwd"),
+    ],
+)
+def test_resolv_conf(tree: Path, before: str | None, said: str) -> None:
+    place = tree / "etc/resolv.conf"
+    place.unlink()
+    if before is not None and before.startswith("-> "):
+        place.symlink_to(before.removeprefix("-> "))
+    elif before is not None:
+        place.write_text(before)
+    made = audit(tree, SETTINGS)
+    assert found(made, "resolv.conf")["/etc/resolv.conf"][0].startswith(said)
+    assert not place.is_symlink()
+    assert place.read_text() == "nameserver 192.0.2.53\nnameserver 2001:db8::53\n"
+    quiet_afterwards(tree, made)
+
+
+def test_without_a_usable_name_server_the_finding_stays_open(tree: Path) -> None:
+    (tree / "etc/resolv.conf").write_text("")
+    made = audit(tree, Settings(**{**SETTINGS.__dict__, "nameservers": ()}))
+    assert found(made, "resolv.conf")["/etc/resolv.conf"] == ("no name server", False)
+
+
+def test_only_name_servers_that_others_can_reach_are_handed_on(tmp_path: Path) -> None:
+    stub, real = tmp_path / "stub", tmp_path / "real"
+    stub.write_text("nameserver 127.0.0.53\nnameserver ::1\n")
+    real.write_text("search example\nnameserver 192.0.2.1\nnameserver 127.0.0.1\n")
+    assert nameservers_of_host([stub, real]) == ("192.0.2.1",)
+    assert nameservers_of_host([stub, tmp_path / "none"]) == ()
+
+
+def test_hostname_and_hosts(tree: Path) -> None:
+    (tree / "etc/hostname").write_text("build-pc\n")
+    (tree / "etc/hosts").write_text("127.0.0.1 localhost build-pc\n")
+    made = audit(tree, SETTINGS)
+    assert found(made, "hostname").keys() == {"/etc/hostname", "/etc/hosts"}
+    assert (tree / "etc/hostname").read_text() == "pitorch\n"
+    assert "127.0.1.1\tpitorch\n" in (tree / "etc/hosts").read_text()
+    quiet_afterwards(tree, made)
+
+
+def test_machine_id_and_random_seed(tree: Path) -> None:
+    (tree / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
+    (tree / "var/lib/dbus").mkdir()
+    (tree / "var/lib/dbus/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
+    (tree / "var/lib/systemd").mkdir()
+    (tree / "var/lib/systemd/random-seed").write_bytes(b"seed")
+    made = audit(tree, SETTINGS)
+    assert (tree / "etc/machine-id").read_text() == ""
+    assert (tree / "var/lib/dbus/machine-id").readlink() == Path("/etc/machine-id")
+    assert not (tree / "var/lib/systemd/random-seed").exists()
+    quiet_afterwards(tree, made)
+
+
+def test_fstab_keeps_what_nfs_boards_have(tree: Path) -> None:
+    kept = "# a comment\nproc /proc proc defaults 0 0\ntmpfs /tmp tmpfs nosuid 0 0\nnas:/data /data nfs ro 0 0\n"
+    (tree / "etc/fstab").write_text(
+        kept
+        + "PARTUUID=1-02 / ext4 defaults 0 1\n/dev/mmcblk0p1 /boot/firmware vfat defaults 0 2\n/swap none swap sw 0 0\n"
+    )
+    made = audit(tree, SETTINGS)
+    lines = (tree / "etc/fstab").read_text().splitlines()
+    assert "\n".join(lines[:4]) + "\n" == kept
+    assert len(lines) == 7
+    assert all(line.startswith("# changed by export-nfsroot: ") for line in lines[4:])
+    assert len([item for item in made.findings if item.check == "fstab"]) == 3
+    quiet_afterwards(tree, made)
+
+
+@pytest.mark.parametrize("text", ["", "proc /proc proc defaults 0 0", "proc /proc proc defaults 0 0\n\n"])
+def test_an_fstab_without_faults_is_not_rewritten(tree: Path, text: str) -> None:
+    (tree / "etc/fstab").write_text(text)
+    made = audit(tree, SETTINGS)
+    assert found(made, "fstab") == {}
+    assert (tree / "etc/fstab").read_text() == text
+
+
+def test_swap(tree: Path) -> None:
+    units = tree / "usr/lib/systemd/system"
+    units.mkdir(parents=True)
+    (units / "dphys-swapfile.service").write_text("[Unit]\n")
+    (tree / "etc/systemd/system").mkdir(parents=True)
+    (tree / "etc/systemd/system/dev-sda2.swap").write_text("[Swap]\n")
+    (tree / "var/swap").write_bytes(b"\0" * 4096)
+    made = audit(tree, SETTINGS)
+    for name in ("dphys-swapfile.service", "dev-sda2.swap"):
+        assert (tree / "etc/systemd/system" / name).readlink() == Path("/dev/null")
+    assert not (tree / "var/swap").exists()
+    assert found(made, "swap")["/var/swap"][0] == "a swap file of 4096 bytes"
+    quiet_afterwards(tree, made)
+
+
+def test_the_interface_that_carries_the_root_is_not_configured_again(tree: Path) -> None:
+    folder = tree / "etc/network/interfaces.d"
+    folder.mkdir(parents=True)
+    (tree / "etc/network/interfaces").write_text("auto lo\niface lo inet loopback\nauto eth0\niface eth0 inet dhcp\n")
+    (folder / "usb0").write_text("iface usb0 inet static\n  address 10.0.0.2\n")
+    (tree / "usr/sbin").mkdir()
+    (tree / "usr/sbin/NetworkManager").touch()
+    (tree / "etc/dhcpcd.conf").write_text("hostname\n")
+    made = audit(tree, SETTINGS)
+    text = (tree / "etc/network/interfaces").read_text()
+    assert "iface lo inet loopback" in text
+    assert "iface eth0 inet manual" in text
+    assert (folder / "usb0").read_text().startswith("iface usb0 inet manual")
+    assert "unmanaged-devices" in (tree / "etc/NetworkManager/conf.d/nfsroot.conf").read_text()
+    assert found(made, "network")["/etc/dhcpcd.conf"][1] is False
+    quiet_afterwards(tree, made)
+
+
+def test_host_keys_are_new_in_each_export_and_fit_their_public_halves(tree: Path) -> None:
+    old = tree / "etc/ssh/ssh_host_rsa_key"
+    old.write_text("the same for every board")
+    (tree / "etc/ssh/ssh_host_rsa_key.pub").write_text("ssh-rsa AAAAOLD x\n")
+    first = audit(tree, SETTINGS)
+    assert not old.exists()
+    for kind in ("ed25519", "ecdsa"):
+        private = tree / f"etc/ssh/ssh_host_{kind}_key"
+        assert private.stat().st_mode & 0o777 == 0o600
+        derived = subprocess.run(["ssh-keygen", "-y", "-f", private], capture_output=True, text=True, check=True).stdout
+        assert any(line.startswith(" ".join(derived.split()[:2])) for line in first.host_keys)
+    second = audit(tree, SETTINGS)
+    assert set(second.host_keys).isdisjoint(first.host_keys)
+
+
+def test_a_tree_without_an_ssh_server_says_so(tree: Path) -> None:
+    (tree / "etc/ssh").rmdir()
+    made = audit(tree, SETTINGS)
+    assert found(made, "host-keys")["/etc/ssh"] == ("no SSH server in the tree", False)
+    assert not (tree / "root/.ssh").exists()
+
+
+def test_other_peoples_keys_stay_and_an_older_one_of_ours_goes(tree: Path) -> None:
+    folder = tree / "root/.ssh"
+    folder.mkdir(mode=0o755)
+    (folder / "authorized_keys").write_text("ssh-rsa AAAA friend@home\nssh-ed25519 AAAAOLDER pitorch-export\n")
+    made = audit(tree, SETTINGS)
+    place = folder / "authorized_keys"
+    assert place.read_text() == "ssh-rsa AAAA friend@home\nssh-ed25519 AAAAKEY pitorch-export\n"
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    quiet_afterwards(tree, made)
+
+
+def test_file_capabilities(tree: Path) -> None:
+    for name in ("ping", "dumpcap"):
+        (tree / "usr/bin" / name).write_bytes(name.encode())
+        (tree / "usr/bin" / name).chmod(0o755)
+        os.setxattr(tree / "usr/bin" / name, "security.capability", CAPABILITY_NET_RAW)
+    made = audit(tree, SETTINGS)
+    noted = found(made, "capabilities")
+    assert "cap_net_raw=ep" in noted["/usr/bin/ping"][0]
+    assert noted["/usr/bin/ping"][1] is True
+    assert (tree / "usr/bin/ping").stat().st_mode & 0o7777 == 0o4755
+    assert noted["/usr/bin/dumpcap"][1] is False, "not every program may become setuid root"
+    assert (tree / "usr/bin/dumpcap").stat().st_mode & 0o7777 == 0o755
+    quiet_afterwards(tree, made)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (CAPABILITY_NET_RAW, "cap_net_raw=ep"),
+        (bytes.fromhex("0000000200040000000000000000000000000000"), "cap_net_bind_service=p"),
+        (bytes.fromhex("0100000200000000000000000100000000000000"), "cap_mac_override=ep"),
+        (bytes.fromhex("01000003002000000000000000000000000000000a000000"), "cap_net_raw=ep"),
+        (b"\x01", "0x01"),
+    ],
+)
+def test_capabilities_in_words(value: bytes, text: str) -> None:
+    assert capability_text(value) == text
+
+
+def test_what_a_container_engine_left(tree: Path) -> None:
+    (tree / ".dockerenv").touch()
+    (tree / "etc/mtab").write_text("overlay / overlay rw 0 0\n")
+    (tree / "usr/sbin").mkdir()
+    (tree / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
+    made = audit(tree, SETTINGS)
+    assert found(made, "engine-files").keys() == {"/.dockerenv", "/etc/mtab", "/usr/sbin/policy-rc.d"}
+    assert not (tree / ".dockerenv").exists()
+    assert (tree / "etc/mtab").readlink() == Path("../proc/self/mounts")
+    assert not (tree / "usr/sbin/policy-rc.d").exists()
+    quiet_afterwards(tree, made)
+
+
+def test_dev(tree: Path) -> None:
+    (tree / "dev/console").unlink()
+    (tree / "dev/console").write_text("")
+    (tree / "dev/null").unlink()
+    (tree / "dev/sda").write_text("somebody copied a disk image here")
+    made = audit(tree, SETTINGS)
+    for name, numbers in (("console", (5, 1)), ("null", (1, 3))):
+        facts = (tree / "dev" / name).stat()
+        assert stat.S_ISCHR(facts.st_mode)
+        assert (os.major(facts.st_rdev), os.minor(facts.st_rdev)) == numbers
+    assert not (tree / "dev/sda").exists()
+    quiet_afterwards(tree, made)
+
+
+def test_the_clock_never_starts_before_the_export(tree: Path) -> None:
+    os.utime(tree / "usr/lib/clock-epoch", (1, 1))
+    (tree / "etc/fake-hwclock.data").write_text("2013-01-01 00:00:00\n")
+    made = audit(tree, SETTINGS)
+    assert (tree / "usr/lib/clock-epoch").stat().st_mtime == SETTINGS.now
+    assert (tree / "etc/fake-hwclock.data").read_text() == "2027-01-15 08:00:00\n"
+    quiet_afterwards(tree, made)
+
+
+def test_proxies_of_the_build(tree: Path) -> None:
+    folder = tree / "etc/apt/apt.conf.d"
+    folder.mkdir(parents=True)
+    (folder / "01proxy").write_text('Acquire::http::Proxy "http://p:1";\nAcquire::Retries "3";\n')
+    (folder / "02block").write_text('Acquire { http { Proxy "http://p:1"; } }\n')
+    (folder / "99other").write_text('APT::Install-Recommends "0";\n')
+    (tree / "etc/environment").write_text("LANG=C.UTF-8\nHTTPS_PROXY=http://p:1\n")
+    made = audit(tree, SETTINGS)
+    assert found(made, "proxies").keys() == {
+        "/etc/apt/apt.conf.d/01proxy", "/etc/apt/apt.conf.d/02block", "/etc/environment",
+    }  # fmt: skip
+    lines = (folder / "01proxy").read_text().splitlines()
+    assert lines[0].startswith("// ")
+    assert lines[1] == 'Acquire::Retries "3";'
+    assert (tree / "etc/environment").read_text().startswith("LANG=C.UTF-8\n# ")
+    quiet_afterwards(tree, made)
+
+
+def test_the_helper_is_installed_and_kept_up_to_date(tree: Path) -> None:
+    place = tree / HELPER_IN_TREE.lstrip("/")
+    place.write_text("#!/bin/sh\n# an older one\n")
+    made = audit(tree, SETTINGS)
+    assert place.read_bytes() == HELPER.read_bytes()
+    assert place.stat().st_mode & 0o777 == 0o755
+    quiet_afterwards(tree, made)
+
+
+def test_absolute_links_in_the_tree_never_reach_this_pc(tree: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "hostname").write_text("this PC\n")
+    (tree / "etc/hostname").unlink()
+    (tree / "etc/hostname").symlink_to(outside / "hostname")
+    (tree / "etc/apt").symlink_to(outside)
+    (outside / "apt.conf").write_text('Acquire::http::Proxy "http://p:1";\n')
+    before = tree_listing(outside)
+    audit(tree, SETTINGS)
+    assert tree_listing(outside) == before
+    assert (tree / "etc/hostname").read_text() == "pitorch\n"
+
+
+def test_the_table_shows_odd_names_too(tree: Path) -> None:
+    odd = tree / "usr/bin" / os.fsdecode(b"na\xefve[red]")
+    odd.write_text("x")
+    os.setxattr(odd, "security.capability", CAPABILITY_NET_RAW)
+    made = audit(tree, SETTINGS)
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    console.print(table(made.findings))
+    console.file.close()
+    assert "na\\udcefve[red]" in console.export_text()

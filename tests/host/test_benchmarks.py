@@ -1,0 +1,371 @@
+"""The functions that time, compare and show, tried on small cases. The figures themselves are no tests."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks import build, device, export, extension, machine, suite
+from benchmarks.measure import (
+    Figure,
+    Goal,
+    Report,
+    Result,
+    median_of,
+    observe,
+    quantity,
+    ratio,
+    timed,
+)
+from benchmarks.workspace import Workspace, size_of
+from recipes.qpu_ops import incremental
+from toolchain import files
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, load_config
+from toolchain.errors import CommandFailed, ForeignFolder, InUse, UserError
+
+
+def a_machine(*, load: float = 0.0, cores: int = 2) -> machine.Machine:
+    return replace(machine.describe(ARCHITECTURES["armhf"]), load=(load, load, load), cores=cores)
+
+
+def a_report(*figures: Figure, load: float = 0.0) -> Report:
+    result = Result(name="trial", title="Trial", rule="once", figures=figures, notes=("a note",))
+    return Report(
+        result=result,
+        machine=a_machine(load=load),
+        load_after=(0.1, 0.2, 0.3),
+        started=datetime(2025, 1, 2, tzinfo=UTC),
+        seconds=1.25,
+        commit="c0ffee",
+    )
+
+
+def test_timing_leaves_out_warm_up_and_preparation() -> None:
+    order: list[str] = []
+
+    def action() -> None:
+        order.append("action")
+        time.sleep(0.02)
+
+    def before() -> None:
+        order.append("before")
+        time.sleep(0.05)
+
+    samples = timed(action, times=3, warm_up=1, before=before)
+    assert order == ["before", "action"] * 4
+    assert len(samples) == 3
+    assert all(0.02 <= item < 0.05 for item in samples) or max(samples) < 5
+
+
+def test_a_failing_action_is_not_a_sample() -> None:
+    def action() -> None:
+        raise CommandFailed("it failed")
+
+    with pytest.raises(CommandFailed):
+        timed(action, times=1)
+
+
+def test_the_median_stands_for_the_samples() -> None:
+    figure = median_of("f", [9.0, 1.0, 2.0])
+    assert (figure.value, figure.samples, figure.spread) == (2.0, (9.0, 1.0, 2.0), "1.00–9.00 (3)")
+    assert median_of("f", [4.0]).spread == ""
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "met"),
+    [
+        (Goal(5), 5.0, True),
+        (Goal(5), 5.001, False),
+        (Goal(6, False), 6.0, True),
+        (Goal(6, False), 5.999, False),
+    ],
+)
+def test_a_goal_is_met_up_to_its_limit(goal: Goal, value: float, met: bool) -> None:
+    assert goal.met(value) is met
+    assert Figure(name="f", value=value, goal=goal).met is met
+
+
+def test_a_figure_without_a_goal_is_not_judged() -> None:
+    assert Figure(name="f", value=1.0).met is None
+    assert "goal" not in Figure(name="f", value=1.0).as_json()
+
+
+def test_a_ratio_shows_what_it_was_made_of() -> None:
+    slow, fast = Figure(name="a", value=12.0), Figure(name="b", value=2.0)
+    found = ratio("a / b", slow, fast, goal=Goal(6, at_most=False))
+    assert (found.value, found.unit, found.met, found.note) == (6.0, "×", True, "12 s / 2 s")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(0.034, "s", "0.03 s"), (2.0, "s", "2 s"), (12.34, "×", "12.3 ×"), (123.4, "MB", "123 MB"), (100.0, "s", "100 s")],
+)
+def test_quantities_have_three_digits_that_count(value: float, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text
+
+
+def test_a_report_says_what_was_met_and_what_was_not(tmp_path: Path) -> None:
+    kept = Figure(name="kept", value=1.0, goal=Goal(2))
+    missed = Figure(name="missed", value=3.0, samples=(2.0, 3.0, 4.0), goal=Goal(2), note="why")
+    report = a_report(kept, missed, Figure(name="plain", value=5.0))
+    text = report.text()
+    lines = {name: next(line for line in text.splitlines() if name in line) for name in ("kept", "missed", "plain")}
+    assert "met" in lines["kept"]
+    assert "NOT MET" not in lines["kept"]
+    assert "NOT MET" in lines["missed"]
+    assert "2.00–4.00 (3)" in lines["missed"]
+    assert "met" not in lines["plain"].lower()
+    assert "rule: once" in text
+    assert "a note" in text
+    document = json.loads(report.write(tmp_path).read_text())
+    assert document["figures"][1] == {
+        "name": "missed",
+        "value": 3.0,
+        "unit": "s",
+        "samples": [2.0, 3.0, 4.0],
+        "goal": "≤ 2 s",
+        "met": False,
+        "note": "why",
+    }
+    assert document["machine"]["cores"] == 2
+    assert document["commit"] == "c0ffee"
+    assert [path.name for path in tmp_path.iterdir()] == ["trial.json"]
+    run = suite.Run((report,), tmp_path)
+    assert run.goals == (1, 2)
+    assert "trial.json" in run.text()
+
+
+def test_a_busy_machine_is_told() -> None:
+    assert a_report(Figure(name="f", value=1.0), load=0.5).warnings == ()
+    (warning,) = a_report(Figure(name="f", value=1.0), load=3.0).warnings
+    assert "BUSY" in warning
+    assert "load 3.0 on 2 cores" in warning
+    assert "BUSY" in a_report(Figure(name="f", value=1.0), load=3.0).text()
+
+
+def test_the_machine_is_described_by_what_it_says() -> None:
+    found = machine.describe(ARCHITECTURES["armhf"])
+    assert found.cores == len(os.sched_getaffinity(0))
+    assert found.memory_mib > 100
+    assert found.kernel == os.uname().release
+    assert f"{found.cores} cores" in found.lines()[0]
+    assert json.loads(json.dumps(found.as_json()))["load"][0] >= 0
+    assert machine.processor("processor : 0\nmodel name\t: ARM Cortex  \n") == "ARM Cortex"
+    assert machine.processor("nothing") == os.uname().machine
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from benchmarks.observed import peak_kib
+kept = bytearray(int(sys.argv[2]))
+kept[::4096] = b"x" * len(kept[::4096])
+Path(sys.argv[1]).write_text(json.dumps({"peak_kib": peak_kib()}))
+"""
+
+
+def test_peak_memory_is_that_of_the_program_itself(tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(PROGRAM)
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+    def peak(size: int) -> float:
+        return observe(
+            [str(size)], environment=environment, log=tmp_path / "log", cwd=tmp_path, program="hungry"
+        ).peak_mb
+
+    ballast = bytearray(300_000_000)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    small = peak(1)
+    del ballast
+    assert small < 200, "what started the program must not count"
+    assert 95 < peak(100_000_000) - small < 110
+
+
+def test_a_task_is_observed_as_the_user_runs_it(tmp_path: Path) -> None:
+    found = observe(["completion", "bash"], environment={}, log=tmp_path / "log")
+    assert "complete" in found.output
+    assert 5 < found.peak_mb < 1000
+    assert found.seconds > 0
+    assert "benchmarks.observed" in (tmp_path / "log").read_text()
+
+
+def test_a_task_that_fails_is_no_measurement(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        observe(["no-such-task"], environment={}, log=tmp_path / "log")
+    assert "no-such-task" in caught.value.tail
+
+
+def test_a_run_without_a_record_is_no_measurement(tmp_path: Path) -> None:
+    (tmp_path / "silent.py").write_text("print('done')")
+    with pytest.raises(CommandFailed, match="left no record"):
+        observe([], environment={}, log=tmp_path / "log", cwd=tmp_path, program="silent")
+
+
+def workspace_in(folder: Path) -> Workspace:
+    return Workspace.of(load_config({"build": {"folder": str(folder)}, "torch": {"wheelhouse": ["wheelhouse"]}}))
+
+
+def test_the_workspace_is_apart_from_the_users_build(tmp_path: Path) -> None:
+    user = load_config({"build": {"folder": str(tmp_path)}, "nfs": {"folder": str(tmp_path / "tree")}})
+    found = Workspace.of(user).config
+    assert found.build_root == tmp_path / "benchmarks" / "work"
+    assert found.image.name == "pitorch-benchmark"
+    assert found.nfsroot.is_relative_to(found.build_root)
+    assert found.image.source_date_epoch != user.image.source_date_epoch
+    assert found.torch.wheelhouse == (str(ROOT / "wheelhouse"),)
+
+
+def test_a_task_gets_the_workspaces_settings(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path)
+    script = (
+        "import invoke; from toolchain.config import defaults, load_config; "
+        "c = invoke.Config(defaults=defaults()); c.load_shell_env(); c = load_config(c); "
+        "print(c.build_root, c.image.name, c.image.source_date_epoch, c.nfsroot, c.torch.wheelhouse[0])"
+    )
+    environment = {**os.environ, **workspace.environment(), "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
+    config = workspace.config
+    assert said.stdout.split() == [
+        str(config.build_root),
+        config.image.name,
+        str(config.image.source_date_epoch),
+        str(config.nfsroot),
+        config.torch.wheelhouse[0],
+    ]
+
+
+def test_a_folder_that_is_not_the_benchmarks_is_not_deleted(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path)
+    workspace.folder.mkdir(parents=True)
+    (workspace.folder / "mine").write_text("x")
+    with pytest.raises(ForeignFolder):
+        workspace.clean()
+    assert (workspace.folder / "mine").is_file()
+    assert not (workspace.folder / files.MARKER).exists()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path)
+    workspace.results.mkdir(parents=True)
+    with (workspace.results / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InUse, match="other benchmarks run"), workspace.alone():
+            pytest.fail("not alone")
+
+
+def test_sizes_count_a_file_with_two_names_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 1000)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b").hardlink_to(tmp_path / "a")
+    (tmp_path / "c").symlink_to("a")
+    assert size_of(tmp_path) == 1000 + 1
+
+
+@pytest.mark.parametrize(("name", "near"), [("biuld", "./inv bench --name=build"), ("qqq", "./inv bench")])
+def test_an_unknown_benchmark_is_told_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(UserError) as caught:
+        suite.bench(load_config({}), name)
+    assert caught.value.mend == near
+    assert "build, extension, export, device" in caught.value.expected
+
+
+def test_no_repetition_is_no_measurement() -> None:
+    with pytest.raises(UserError, match="no run"):
+        suite.bench(load_config({}), "export", times=0)
+
+
+def test_a_step_that_ran_spoils_the_unchanged_run() -> None:
+    build.require_same_stamps({"a": 1, "b": 2}, {"a": 1, "b": 2})
+    with pytest.raises(CommandFailed) as caught:
+        build.require_same_stamps({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4})
+    assert caught.value.found == "b, c"
+
+
+def test_the_plain_way_installs_the_same_packages() -> None:
+    text = build.dockerfile("base:1", ["python3", "udev"])
+    assert text.splitlines()[0] == "FROM base:1"
+    assert text.splitlines()[-1] == "RUN apt-get install --yes --no-install-recommends python3 udev"
+
+
+def test_command_lines_of_the_compiler_are_found_with_their_quotes() -> None:
+    output = """running build_ext
+building 'x' extension
+arm-linux-gnueabihf-g++ -O2 "-DTYPE=\\"_gcc\\"" -c a.cpp -o build/temp/a.o
+/usr/bin/gcc-14 -c b.c -o build/temp/b.o
+  c++ --version
+gcc -c 'torn quote -o x
+gcc is not a command here
+arm-linux-gnueabihf-g++ -shared build/temp/a.o -o build/lib/x.so
+"""
+    found = incremental.compiler_commands(output)
+    assert [words[0] for words in found] == ["arm-linux-gnueabihf-g++", "/usr/bin/gcc-14", "arm-linux-gnueabihf-g++"]
+    assert found[0][2] == '-DTYPE="_gcc"'
+    assert found[2][1] == "-shared"
+
+
+def test_a_compilers_time_is_told_by_the_shell() -> None:
+    script = "began=$(date +%s%N); sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; "
+    script += "echo took $(( $(date +%s%N) - began )) ns; times"
+    said = subprocess.run(["sh", "-euc", script], check=True, capture_output=True, text=True).stdout
+    spent = extension.spent_in("a compiler's warning, 3m2s of it\n" + said)
+    assert 0 < spent.cpu < spent.seconds + 0.1
+    assert extension.cpu_of([extension.Spent(1, 5), extension.Spent(1, 2), extension.Spent(1, 3)]) == 3
+    with pytest.raises(CommandFailed, match="was not told"):
+        extension.spent_in("took 5 ns\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "line"),
+    [
+        (device.KERNELS, device.changed_kernel, "return x * y + 101.0f; }"),
+        (device.PROGRAM.relative_to(ROOT), device.changed_program, "*p = x + 101.0f;"),
+    ],
+)
+def test_the_kernel_is_changed_and_nothing_else(path: Path, change: Callable[[str, int], str], line: str) -> None:
+    source = (ROOT / path).read_text()
+    first = change(source, 101)
+    assert line in first
+    assert change(first, 102) == change(source, 102), "a changed one can be changed again"
+    different = [pair for pair in zip(source.splitlines(), first.splitlines(), strict=True) if pair[0] != pair[1]]
+    assert len(different) == 1
+    with pytest.raises(CommandFailed, match="not as this benchmark knows it"):
+        change("int main() {}", 1)
+
+
+def test_only_the_changed_kernels_result_counts() -> None:
+    assert device.imports_in("motd\nimports 2.5 result 116.0\n", 116.0) == 2.5
+    assert device.imports_in("result 116.0\n", 116.0) == 0.0
+    for output, found in (("result 115.0\n", "115.0"), ("result 15.0 116.0\n", "15.0 116.0"), ("", "no result")):
+        with pytest.raises(CommandFailed) as caught:
+            device.imports_in(output, 116.0)
+        assert caught.value.found == found
+
+
+def test_a_copied_checkout_is_whole_and_goes_again(tmp_path: Path) -> None:
+    with device.copied_checkout(tmp_path) as copy:
+        assert (copy / "tasks.py").read_bytes() == (ROOT / "tasks.py").read_bytes()
+        assert (copy / "inv").stat().st_mode & 0o111
+        assert (copy / device.KERNELS).is_file()
+        assert not (copy / "build").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_round_ends_with_the_result() -> None:
+    assert device.Round(made=5.0, booted=20.0, ran=3.0, imports=2.0).total == 28.0
+
+
+def test_the_plain_export_keeps_owners_and_capabilities() -> None:
+    line = export.plain_way("c0ffee", Path("/somewhere/a tree"))
+    assert "export c0ffee | tar --extract '--directory=/somewhere/a tree'" in line
+    assert "--numeric-owner -p --xattrs '--xattrs-include=*'" in line

@@ -1,0 +1,62 @@
+"""The command line: what users type becomes what Invoke understands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from toolchain.cli import spelt_out
+from toolchain.config import ROOT
+
+
+@pytest.mark.parametrize(
+    ("typed", "understood"),
+    [
+        (["build-image", "--plan"], ["build-image", "--plan"]),
+        (["mirror"], ["mirror"]),
+        (["mirror", "https://a", "https://b"], ["mirror", "--url", "https://a", "--url", "https://b"]),
+        (["mirror", "--remove", "https://a"], ["mirror", "--remove", "--url", "https://a"]),
+        (["mirror", "--url", "https://a"], ["mirror", "--url", "https://a"]),
+        (["mirror", "https://a", "doctor", "--json"], ["mirror", "--url", "https://a", "doctor", "--json"]),
+    ],
+)
+def test_a_task_may_take_many_urls(typed: list[str], understood: list[str]) -> None:
+    assert spelt_out(typed) == understood
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "toolchain.cli", *words]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_every_task_has_help_with_its_options() -> None:
+    listed = run("--list", "--list-format=flat")
+    assert listed.returncode == 0
+    names = [line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ") and line.strip()]
+    names = [name for name in names if name.replace("-", "").isalpha() and name.islower()]
+    assert {"build-image", "export-nfsroot", "test-on-pi", "push", "shell", "doctor", "test"} <= set(names)
+    for name in ("build-image", "export-nfsroot", "test-on-pi", "push", "shell"):
+        told = run("--help", name)
+        assert told.returncode == 0
+        assert "Docstring:\n  none" not in told.stdout
+
+
+@pytest.mark.parametrize("words", [["registry", "sideways"], ["share-internet", "maybe"]])
+def test_a_wrong_word_is_refused_with_the_right_ones(words: list[str]) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert "expected" in done.stderr
+    assert "status" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_configuration_is_reported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INVOKE_IMAGE_SUITE", "trixi")
+    monkeypatch.setenv("INVOKE_NFS_PORT", "0")
+    done = run("build-image", "--plan")
+    assert done.returncode == 11
+    assert "2 faults" in done.stderr
+    assert "image.suite: expected one of trixie, bookworm; did you mean 'trixie'?" in done.stderr
+    assert "nfs.port" in done.stderr

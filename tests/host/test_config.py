@@ -1,0 +1,300 @@
+"""The configuration: what is refused and with which words, and how Invoke's own hierarchy reaches it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.config import ROOT, Config, ImageConfig, defaults, load_config, take_variables
+from toolchain.errors import ConfigError
+
+TASKS = """
+import dataclasses, json, os
+from invoke import Collection, Exit, task
+from toolchain.config import defaults, load_config, take_variables
+from toolchain.errors import UserError
+
+VARIABLES = take_variables(os.environ)
+
+@task
+def show(context, qpulib=""):
+    try:
+        config = load_config(context.config, environment=VARIABLES, options={"qpu.library": qpulib})
+    except UserError as fault:
+        raise Exit(str(fault), code=fault.exit_code)
+    print(json.dumps(dataclasses.asdict(config), default=str))
+
+namespace = Collection(show)
+namespace.configure(defaults())
+"""
+
+
+def invoke(
+    folder: Path, *options: str, yaml: str = "", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Real Invoke in a folder of its own, with a tasks.py that prints the configuration as JSON."""
+    (folder / "tasks.py").write_text(TASKS)
+    if yaml:
+        (folder / "invoke.yaml").write_text(yaml)
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", "show", *options],
+        cwd=folder,
+        env={**bare, "PYTHONPATH": str(ROOT), "HOME": str(folder), **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def shown(folder: Path, *options: str, yaml: str = "", **environment: str) -> dict[str, Any]:
+    done = invoke(folder, *options, yaml=yaml, environment=environment)
+    assert done.returncode == 0, done.stderr
+    config: dict[str, Any] = json.loads(done.stdout)
+    return config
+
+
+def fault_of(tree: dict[str, Any]) -> str:
+    """The one fault of a tree that has one."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree)
+    assert len(caught.value.faults) == 1
+    return caught.value.faults[0]
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert load_config({}) == Config()
+
+
+def test_the_defaults_given_as_invoke_holds_them_are_the_defaults() -> None:
+    assert load_config(defaults()) == Config()
+
+
+def test_every_default_is_valid_and_every_setting_has_a_help_text() -> None:
+    for section in dataclasses.fields(Config):
+        for item in dataclasses.fields(getattr(Config(), section.name)):
+            value = getattr(getattr(Config(), section.name), item.name)
+            check = item.metadata["check"]
+            assert check is None or check(value) == "", f"{section.name}.{item.name}"
+            assert item.metadata["help"]
+
+
+BAD = {
+    "unknown section, near": ({"imgae": {}}, "imgae: no such section; did you mean 'image'?"),
+    "unknown section, far": ({"zzz": {}}, "zzz: no such section; valid: image, build, torch"),
+    "section that is none": ({"image": "armhf"}, "image: expected a section with keys, found 'armhf'"),
+    "empty section": ({"torch": None}, "torch: expected a section with keys, found None"),
+    "unknown key, near": ({"image": {"suit": "trixie"}}, "image.suit: no such setting; did you mean 'suite'?"),
+    "unknown key, far": ({"torch": {"zzz": 1}}, "torch.zzz: no such setting; valid: wheelhouse, required"),
+    "suite": ({"image": {"suite": "trixi"}}, "did you mean 'trixie'?, found 'trixi'"),
+    "suite that is far": ({"image": {"suite": 12}}, "image.suite: expected a text, found 12"),
+    "flavour": ({"image": {"flavour": "ubuntu"}}, "expected one of debian, raspbian, found 'ubuntu'"),
+    "architecture": ({"image": {"architecture": "armv7"}}, "expected one of armhf, arm64, amd64"),
+    "profile": ({"image": {"profile": "boot"}}, "did you mean 'bootable'?"),
+    "kernel": ({"image": {"kernel": "mainline"}}, "expected one of distribution, raspberrypi"),
+    "package": ({"image": {"extra_packages": ["vim", "Bad Name"]}}, "'Bad Name': expected a Debian package name"),
+    "packages that are no list": ({"image": {"extra_packages": {"vim": 1}}}, "expected a list of texts"),
+    "packages that are no texts": ({"image": {"extra_packages": ["vim", 1]}}, "expected a list of texts"),
+    "image name": ({"image": {"name": "PiTorch"}}, "expected a lower-case repository name, found 'PiTorch'"),
+    "mirror": ({"image": {"mirror": "deb.example"}}, "expected an http(s):// URL, or nothing"),
+    "mirror with a space": ({"image": {"mirror": "http://a b"}}, "expected an http(s):// URL, or nothing"),
+    "true or false": ({"image": {"strict": "maybe"}}, "image.strict: expected true or false, found 'maybe'"),
+    "true or false as number": ({"image": {"strict": 2}}, "expected true or false, found 2"),
+    "epoch": ({"image": {"source_date_epoch": 0}}, "expected 1 to 4102444800, found 0"),
+    "build folder": ({"build": {"folder": ""}}, "build.folder: expected the name of a folder, found ''"),
+    "build folder, null": ({"build": {"folder": None}}, "build.folder: expected the name of a folder, found None"),
+    "jobs": ({"build": {"jobs": -1}}, "build.jobs: expected 0 to 1024, found -1"),
+    "jobs, one beyond": ({"build": {"jobs": 1025}}, "expected 0 to 1024, found 1025"),
+    "jobs as word": ({"build": {"jobs": "many"}}, "build.jobs: expected a number, found 'many'"),
+    "half a job": ({"build": {"jobs": 1.5}}, "expected a whole number, found 1.5"),
+    "jobs without end": ({"build": {"jobs": float("inf")}}, "build.jobs: expected a number, found inf"),
+    "jobs as truth": ({"build": {"jobs": True}}, "expected a number, found True"),
+    "memory": ({"build": {"memory_per_job_mib": 63}}, "expected 64 to 65536 MiB, found 63"),
+    "wheelhouse": ({"torch": {"wheelhouse": None}}, "torch.wheelhouse: expected a list of texts, found None"),
+    "library": ({"qpu": {"library": "upstreem"}}, "did you mean 'upstream'?"),
+    "mode": ({"qpu": {"upstream_mode": "emu"}}, "expected one of emulation, qpu"),
+    "registry": ({"registry": {"address": "http://r:5000"}}, "expected HOST[:PORT], found 'http://r:5000'"),
+    "registry, none": ({"registry": {"address": ""}}, "expected HOST[:PORT], found ''"),
+    "namespace": ({"registry": {"namespace": "Team"}}, "expected a lower-case repository name"),
+    "repository": ({"registry": {"repository": "a//b"}}, "expected a lower-case repository name"),
+    "tag": ({"registry": {"tag": "-x"}}, "registry.tag: expected an image tag, or nothing, found '-x'"),
+    "port": ({"nfs": {"port": 65536}}, "nfs.port: expected 1 to 65535, found 65536"),
+    "subnet": ({"nfs": {"subnet": "192.168.77.300/24"}}, "nfs.subnet: expected an IPv4 subnet"),
+    "subnet with host bits": ({"nfs": {"subnet": "192.168.77.1/24"}}, "with no host bits set"),
+    "subnet without length": ({"nfs": {"subnet": "192.168.77.0"}}, "with its prefix length"),
+    "host": ({"device": {"host": "pi@"}}, "expected [USER@]HOST, or nothing"),
+    "init": ({"device": {"init": "sysv"}}, "expected one of lean, systemd"),
+    "device memory": ({"device": {"memory_mib": 255}}, "expected 256 to 3072 MiB"),
+    "device cpus": ({"device": {"cpus": 5}}, "expected 1 to 4"),
+    "not a number of seconds": ({"device": {"boot_timeout_s": float("nan")}}, "expected 10 to 86400 s"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_fault_is_refused_with_what_is_expected_and_what_was_found(name: str) -> None:
+    tree, words = BAD[name]
+    assert words in fault_of(tree)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    tree = {"image": {"suite": "sid", "flavor": "debian"}, "build": {"jobs": "x"}, "zoo": {}, "nfs": 3}
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree, environment={"INVOKE_IMAGE_SUIT": "sid"})
+    assert len(caught.value.faults) == 6
+    text = str(caught.value)
+    assert text.startswith("the configuration has 6 faults:\n")
+    for word in ("image.suite", "did you mean 'flavour'?", "build.jobs", "zoo", "nfs", "INVOKE_IMAGE_SUIT"):
+        assert word in text
+    assert "mend:" in text
+    assert caught.value.exit_code == 11
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("build", "jobs", 0),
+        ("build", "jobs", 1024),
+        ("build", "memory_per_job_mib", 64),
+        ("nfs", "port", 65535),
+        ("image", "source_date_epoch", 1),
+        ("device", "boot_timeout_s", 10.0),
+        ("registry", "tag", "v1.0_rc-2"),
+        ("nfs", "subnet", "10.0.0.0/8"),
+        ("device", "host", "pi@192.168.77.2"),
+        ("image", "mirror", "https://mirror.example/debian"),
+        ("image", "strict", True),
+    ],
+)
+def test_limits_belong_to_what_is_valid(section: str, key: str, value: object) -> None:
+    assert getattr(getattr(load_config({section: {key: value}}), section), key) == value
+
+
+def test_zero_and_false_are_values_not_absences() -> None:
+    made = load_config({"build": {"native_compiler": False, "jobs": 0}})
+    assert made.build.native_compiler is False
+    assert made.build.jobs == 0
+
+
+def test_the_result_is_frozen() -> None:
+    made = load_config({})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.image.suite = "sid"  # type: ignore[misc]
+
+
+def test_paths_and_names_that_others_derive() -> None:
+    made = load_config(
+        {"image": {"flavour": "raspbian", "suite": "bookworm"}, "build": {"folder": "out"}, "registry": {"tag": "t1"}}
+    )
+    assert made.target_root == ROOT / "out/raspbian-bookworm-armhf"
+    assert made.nfsroot == made.target_root / "nfsroot"
+    assert made.image_reference("dev") == "pitorch/dev:raspbian-bookworm-armhf"
+    assert made.tag == "t1"
+    assert load_config({}).tag == "trixie-armhf"
+    assert load_config({"nfs": {"folder": "/srv/pi"}}).nfsroot == Path("/srv/pi")
+    assert made.qpulib_source == ROOT / "out/sources/qpulib"
+    assert load_config({"qpu": {"upstream_source": "/srv/q"}}).qpulib_source == Path("/srv/q")
+    assert ImageConfig(architecture="arm64").target.oci_platform == "linux/arm64"
+
+
+def test_options_win_and_empty_ones_do_not_count() -> None:
+    tree = {"qpu": {"library": "local", "upstream_mode": "qpu"}}
+    assert load_config(tree, options={"qpu.library": "upstream"}).qpu.library == "upstream"
+    assert load_config(tree, options={"qpu.library": "upstream"}).qpu.upstream_mode == "qpu"
+    assert load_config(tree, options={"qpu.library": ""}).qpu.library == "local"
+    assert load_config({}, options={"qpu.library": "upstream"}).qpu.library == "upstream"
+    with pytest.raises(ConfigError, match="did you mean 'upstream'"):
+        load_config(tree, options={"qpu.library": "up-stream"})
+
+
+def test_variables_that_name_no_setting_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({}, environment={"INVOKE_IMAGE_SUTE": "bookworm", "INVOKE_@": "1"})
+    assert caught.value.faults == (
+        "INVOKE_@: no such setting",
+        "INVOKE_IMAGE_SUTE: no such setting; did you mean 'INVOKE_IMAGE_SUITE'?",
+    )
+
+
+def test_variables_are_taken_out_of_the_environment_and_invokes_own_stay() -> None:
+    own = {"INVOKE_RUN_ECHO": "1", "INVOKE_RUNTIME_CONFIG": "x.yaml", "INVOKE_DEBUG": "1", "HOME": "/"}
+    ours = {"INVOKE_IMAGE_SUITE": "bookworm", "INVOKE_NONSENSE": "1"}
+    environment = own | ours
+    assert take_variables(environment) == ours
+    assert environment == own
+
+
+def test_a_variable_of_a_section_that_is_none_leaves_the_fault_to_be_told() -> None:
+    with pytest.raises(ConfigError, match="image: expected a section with keys"):
+        load_config({"image": 3}, environment={"INVOKE_IMAGE_SUITE": "trixie"})
+
+
+def test_invoke_yaml_reaches_the_configuration(tmp_path: Path) -> None:
+    made = shown(
+        tmp_path,
+        yaml="image:\n  suite: bookworm\n  strict: true\n  extra_packages: [vim, htop]\nbuild:\n  jobs: 3\n"
+        "device:\n  boot_timeout_s: 30\n",
+    )
+    assert made["image"]["suite"] == "bookworm"
+    assert made["image"]["strict"] is True
+    assert made["image"]["extra_packages"] == ["vim", "htop"]
+    assert made["build"]["jobs"] == 3
+    assert made["device"]["boot_timeout_s"] == 30.0
+    assert made["image"]["flavour"] == "debian"
+
+
+def test_variables_win_over_invoke_yaml_and_may_hold_lists_numbers_and_truth_values(tmp_path: Path) -> None:
+    made = shown(
+        tmp_path,
+        yaml="image:\n  suite: bookworm\n  strict: true\n  extra_packages: [nano]\nbuild:\n  jobs: 3\n",
+        INVOKE_IMAGE_SUITE="trixie",
+        INVOKE_IMAGE_STRICT="false",
+        INVOKE_IMAGE_EXTRA_PACKAGES="vim, htop,",
+        INVOKE_BUILD_JOBS="0",
+        INVOKE_BUILD_NATIVE_COMPILER="no",
+        INVOKE_TORCH_WHEELHOUSE="/a,/b",
+        INVOKE_DEVICE_BOOT_TIMEOUT_S="12.5",
+    )
+    assert made["image"]["suite"] == "trixie"
+    assert made["image"]["strict"] is False
+    assert made["image"]["extra_packages"] == ["vim", "htop"]
+    assert made["build"]["jobs"] == 0
+    assert made["build"]["native_compiler"] is False
+    assert made["torch"]["wheelhouse"] == ["/a", "/b"]
+    assert made["device"]["boot_timeout_s"] == 12.5
+
+
+def test_the_command_line_wins_over_variables(tmp_path: Path) -> None:
+    assert shown(tmp_path, "--qpulib=upstream", INVOKE_QPU_LIBRARY="local")["qpu"]["library"] == "upstream"
+
+
+def test_faults_of_file_and_variables_end_the_task_with_their_own_exit_code_and_no_traceback(tmp_path: Path) -> None:
+    done = invoke(
+        tmp_path,
+        yaml="image:\n  suite: sid\n  extra_packages: [vim]\nbuild:\n  jobs: 2\nregistri: {}\n",
+        environment={
+            "INVOKE_BUILD_JOBS": "many",
+            "INVOKE_IMAGE_STRICT": "perhaps",
+            "INVOKE_IMAGE_EXTRA_PACKAGES": "vim,Not A Package",
+            "INVOKE_NFS_PROT": "1",
+        },
+    )
+    assert done.returncode == 11
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for words in (
+        "the configuration has 6 faults",
+        "INVOKE_NFS_PROT: no such setting; did you mean 'INVOKE_NFS_PORT'?",
+        "registri: no such section; did you mean 'registry'?",
+        "image.suite: expected one of trixie, bookworm, found 'sid'",
+        "build.jobs: expected a number, found 'many'",
+        "image.strict: expected true or false, found 'perhaps'",
+        "'Not A Package': expected a Debian package name",
+    ):
+        assert words in done.stderr

@@ -1,0 +1,148 @@
+"""What labgrid is told about a board, how a board is named and proven, and what its refusals mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labgrid import Environment
+from labgrid.strategy import StrategyError
+
+from device import suite
+from device.strategy import BoardStrategy, Status, cause_of
+from nfsroot import access
+from nfsroot.layout import Layout, write_marker
+from toolchain.config import Config, load_config
+from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, UserError
+from toolchain.manifest import Manifest
+
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """An export, as far as the environment needs one."""
+    made = load_config(
+        {"nfs": {"folder": str(tmp_path / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(tmp_path / "b")}}
+    )
+    layout = Layout.of(made)
+    layout.tree.mkdir()
+    layout.folder.mkdir()
+    layout.known_hosts.write_text(f"* {HOST_KEY}\n")
+    layout.client_key.write_text("a key\n")
+    write_marker(layout, frozenset({layout.tree.stat().st_ino}))
+    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
+    return made
+
+
+def environment(config: Config, **how: Any) -> Any:
+    paths = suite.Paths(folder=config.target_root / "report")
+    suite.prepare(config, paths, **{"host": None, "chroot": False, "timing": False, **how})
+    return Environment(str(paths.environment))
+
+
+def test_virtual_board_has_tree_server_machine_and_pinned_ssh(config: Config) -> None:
+    strategy = environment(config).get_target("main").get_driver("Strategy", activate=False)
+    assert isinstance(strategy, BoardStrategy)
+    assert strategy.status is Status.off
+    assert strategy.server.tree.folder == str(config.nfsroot)
+    assert strategy.board.init == "lean"
+    pinned = Path(strategy.ssh.access.known_hosts)
+    assert pinned.read_text() == f"{access.ALIAS} {HOST_KEY}\n"
+    assert strategy.ssh.access.key == Layout.of(config).client_key
+
+
+def test_real_board_is_reached_not_booted(config: Config) -> None:
+    strategy = (
+        environment(config, host="pi@192.168.77.50:2222").get_target("main").get_driver("Strategy", activate=False)
+    )
+    assert strategy.board is None
+    assert strategy.server is None
+    assert str(strategy.ssh.access) == "pi@192.168.77.50:2222"
+    assert strategy.ssh.access.known_hosts is not None
+    strategy.transition("booted")
+    assert strategy.status is Status.booted, "states without a driver are passed through"
+    strategy.abandon()
+
+
+def test_board_with_a_system_of_its_own_is_proven_by_the_users_known_hosts(config: Config) -> None:
+    made = environment(config, host="pi@127.0.0.1", chroot=True)
+    strategy = made.get_target("main").get_driver("Strategy", activate=False)
+    assert strategy.ssh.access.known_hosts is None
+    assert strategy.ssh.access.key is None
+    assert strategy.server.port == config.nfs.port
+    assert "127.0.0.1" in strategy.server.allowed.split()
+    assert made.config.data["options"]["chroot"] == "served"
+    assert made.config.data["options"]["chroot_address"] == "127.0.0.1"
+
+
+def test_without_an_export_the_task_is_named(config: Config) -> None:
+    Layout.of(config).manifest.unlink()
+    with pytest.raises(ArtefactMissing, match="export-nfsroot"):
+        suite.test_on_pi(config)
+
+
+def test_export_without_host_key_is_refused(config: Config) -> None:
+    Layout.of(config).known_hosts.write_text("")
+    with pytest.raises(ArtefactMissing, match="host key"):
+        suite.test_on_pi(config)
+
+
+def test_board_and_machine_at_once_are_refused(config: Config) -> None:
+    with pytest.raises(UserError, match="at once"):
+        suite.test_on_pi(config, host="pi", qemu=True)
+
+
+def test_unknown_init_is_refused(config: Config) -> None:
+    with pytest.raises(UserError, match="busybox"):
+        suite.test_on_pi(config, init="busybox")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("pi", ("root", "pi", 22)),
+        ("pi@raspberry.local", ("pi", "raspberry.local", 22)),
+        ("root@192.168.77.50:2222", ("root", "192.168.77.50", 2222)),
+        ("[fe80::1]:2222", ("root", "fe80::1", 2222)),
+    ],
+)
+def test_board_is_named_by_user_host_and_port(text: str, parts: tuple[str, str, int]) -> None:
+    assert access.parse_host(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "@pi", "pi:0", "pi:70000", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"])
+def test_name_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="does not name a board"):
+        access.parse_host(text)
+
+
+def test_other_key_under_the_same_address_is_an_untrusted_board() -> None:
+    pinned = access.SshAccess(host="pi", known_hosts=Path("k"), key=Path("id"))
+    own = access.SshAccess(host="pi", user="pi")
+    changed = "@@@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @@@\nHost key verification failed."
+    assert isinstance(access.diagnose(pinned, changed), BoardUntrusted)
+    unknown = access.diagnose(own, "No ED25519 host key is known for pi and you have requested strict checking.")
+    assert isinstance(unknown, BoardUntrusted)
+    assert "ssh pi@pi" in unknown.mend
+    denied = access.diagnose(pinned, "root@pi: Permission denied (publickey).")
+    assert isinstance(denied, BoardLoginDenied)
+    assert "Permission denied" in denied.found
+    assert access.diagnose(pinned, "ssh: connect to host pi port 22: Connection refused") is None
+
+
+def test_options_pin_the_key_and_ask_nothing() -> None:
+    words = access.SshAccess(host="pi", known_hosts=Path("/a b/known"), key=Path("/k")).options()
+    assert "StrictHostKeyChecking=yes" in words
+    assert 'UserKnownHostsFile="/a b/known"' in words
+    assert "BatchMode=yes" in words
+    assert "UserKnownHostsFile" not in " ".join(access.SshAccess(host="pi").options())
+
+
+def test_cause_of_a_broken_strategy_is_the_users_error() -> None:
+    mended = UserError("the first fault")
+    outer = StrategyError("broken")
+    outer.__cause__ = mended
+    mended.__cause__ = OSError("below it")
+    assert cause_of(outer) is mended

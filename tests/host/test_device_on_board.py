@@ -1,0 +1,260 @@
+"""The suite on a board that is up, reached over SSH as a real Pi is: results, faults, and enter-nfsroot.
+
+The board is a virtual machine that booted the exported tree; one serves all tests of this file. Nothing is put in
+place of SSH, NFS, labgrid or pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from device_parts import Board, bootable, booted, elsewhere, write_suite
+
+from device import suite
+from nfsroot.layout import Layout
+from toolchain import process
+from toolchain.config import ROOT, Config
+from toolchain.errors import BoardLoginDenied, BoardSilent, BoardUntrusted, DeviceTestsFailed
+from toolchain.manifest import Manifest
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    with booted(bootable(exported_config), tmp_path_factory.mktemp("board")) as made:
+        yield made
+
+
+@pytest.fixture
+def config(board: Board, tmp_path: Path) -> Config:
+    """The board's tree, with the report of each test apart."""
+    return elsewhere(board.config, tmp_path / "build")
+
+
+def impostor(config: Config, folder: Path) -> Config:
+    """An export of the same tree whose host key and login key are others."""
+    real, false = Layout.of(config), Layout(folder / "nfsroot")
+    folder.mkdir()
+    false.tree.symlink_to(real.tree)
+    false.folder.mkdir()
+    for path in (real.marker, real.known_hosts, real.client_key):
+        (false.folder / path.name).write_bytes(path.read_bytes())
+    false.client_key.chmod(0o600)
+    false.manifest.write_bytes(real.manifest.read_bytes())
+    return replace(config, nfs=replace(config.nfs, folder=str(false.tree)))
+
+
+def new_key(path: Path) -> Path:
+    process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path])
+    return path
+
+
+def test_results_come_back_as_junit_evidence_and_report(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(
+        tmp_path / "suite",
+        some="""
+            import pytest, struct
+            def test_word(): assert struct.calcsize("P") == 4
+            @pytest.mark.parametrize("n", [1, 2])
+            def test_many(n): assert n
+            def test_left_out(): pytest.skip("not today")
+        """,
+        nets="import qpu_ops\ndef test_ops(): assert qpu_ops",
+    )
+    result = suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
+    assert result.ok
+    assert (result.failed, result.errors) == (0, 0)
+    assert result.passed >= 3
+    assert result.execution == "emulation"
+    document = json.loads(result.evidence.read_text())
+    assert document["device"]["model"] == "linux,dummy-virt"
+    assert document["device"]["kernel_machine"].startswith("armv")
+    assert document["device"]["access"] == board.host
+    assert len(document["source"]["commit"]) in (0, 40)
+    assert document["rootfs"]["sha256"] == Manifest.read(Layout.of(config).manifest).facts.get("rootfs_sha256", "")  # type: ignore[union-attr]
+    assert all(link["holds"] for link in document["links"])
+    assert any("root is the exported tree" in link["name"] for link in document["links"])
+    cases = {case.get("name") for case in ElementTree.parse(result.junit).iter("testcase")}  # noqa: S314 - our own
+    assert {"test_word", "test_many[1]", "test_many[2]", "test_left_out"} <= cases
+    assert "nothing here was measured on hardware" in result.report.read_text()
+    assert "passed" in result.summary()
+    assert board.run("sh", "-c", "ls -d /tmp/pitorch-suite.* 2>/dev/null || echo none") == "none"
+
+
+def test_failed_tests_raise_after_the_report_is_written(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(
+        tmp_path / "suite",
+        bad="""
+            def test_wrong(): assert 6 * 9 == 42, "the answer"
+            def test_right(): pass
+        """,
+    )
+    with pytest.raises(DeviceTestsFailed) as caught:
+        suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
+    assert caught.value.exit_code == 42
+    assert "1 passed, 1 failed" in caught.value.found
+    assert "test_bad.py::test_wrong" in caught.value.found
+    report = config.target_root / "report"
+    assert "the answer" in (report / "index.html").read_text()
+    assert json.loads((report / "evidence.json").read_text())["results"]["failed"] == 1
+    failures = [case.get("name") for case in ElementTree.parse(report / "junit.xml").iter("testcase") if len(case)]  # noqa: S314
+    assert failures == ["test_wrong"]
+
+
+def test_board_that_goes_away_fails_the_test_it_was_in(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(
+        tmp_path / "suite",
+        gone="""
+            import os
+            def test_before(): pass
+            def test_dies(): os._exit(9)
+            def test_after(): pass
+        """,
+    )
+    with pytest.raises(DeviceTestsFailed) as caught:
+        suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
+    assert "1 passed, 0 failed, 2 errors" in caught.value.found
+    ended = json.loads((config.target_root / "report" / "evidence.json").read_text())["results"]["tests"]
+    texts = {test["nodeid"].partition("::")[2]: test["text"] for test in ended}
+    assert "ended (status 9) before the suite did" in texts["test_dies"]
+    assert "not run" in texts["test_after"]
+
+
+def test_keyword_that_selects_nothing_is_no_pass(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
+    with pytest.raises(DeviceTestsFailed) as caught:
+        suite.test_on_pi(config, host=board.host, suite=tests, keyword="nothing_like_it", timing=False)
+    assert "no test of the device suite ran" in caught.value.summary
+
+
+def test_other_host_key_is_refused_at_once(board: Board, config: Config, tmp_path: Path) -> None:
+    wrong = impostor(config, tmp_path / "impostor")
+    key = new_key(tmp_path / "other")
+    Layout.of(wrong).known_hosts.write_text(f"* {key.with_suffix('.pub').read_text()}")
+    began = time.monotonic()
+    with pytest.raises(BoardUntrusted) as caught:
+        suite.test_on_pi(wrong, host=board.host, timing=False)
+    assert time.monotonic() - began < 120, "an untrusted board is not tried again and again"
+    assert caught.value.exit_code == 41
+    assert "exported again while the board was up" in caught.value.mend
+    assert not (wrong.target_root / "report" / "index.html").exists()
+
+
+def test_refused_login_is_told_apart(board: Board, config: Config, tmp_path: Path) -> None:
+    wrong = impostor(config, tmp_path / "impostor")
+    key = Layout.of(wrong).client_key
+    key.unlink()
+    new_key(key)
+    with pytest.raises(BoardLoginDenied) as caught:
+        suite.test_on_pi(wrong, host=board.host, timing=False)
+    assert caught.value.exit_code == 45
+    assert "authorized_keys" in caught.value.mend
+
+
+def test_nobody_there_is_silence(board: Board, config: Config) -> None:
+    quick = replace(config, device=replace(config.device, boot_timeout_s=10.0))
+    with pytest.raises(BoardSilent) as caught:
+        suite.test_on_pi(quick, host="root@127.0.0.1:1", timing=False)
+    assert caught.value.exit_code == 40
+    assert "within 10 s" in caught.value.expected
+    assert "refused" in caught.value.found
+
+
+def enter(board: Board, config: Config, source: str, tests: Path) -> str:
+    """Run a suite through enter-nfsroot on the board, as --chroot does, and return what pytest printed.
+
+    On this board our key counts, on a real one with a system of its own the user's: hence not through --chroot.
+    """
+    paths = suite.Paths(folder=config.target_root / "report")
+    suite.prepare(config, paths, host=board.host, chroot=False, timing=False, suite=tests)
+    text = paths.environment.read_text()
+    port = f"  chroot_port: {board.server.port}\n"
+    paths.environment.write_text(text.replace("options:\n", f"options:\n  chroot: {json.dumps(source)}\n{port}"))
+    words = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-v"]
+    words += [f"--lg-env={paths.environment}", str(ROOT / "tests" / "device")]
+    done = process.run(words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=False, limit_s=1800)
+    return done.output
+
+
+def test_suite_runs_through_enter_nfsroot_and_leaves_nothing(board: Board, config: Config, tmp_path: Path) -> None:
+    """The tree is mounted a second time, by the helper, on the system that runs."""
+    tests = write_suite(
+        tmp_path / "suite",
+        inside="""
+            import os
+            def test_root_is_a_mount_of_its_own():
+                namespaces = os.readlink("/proc/self/ns/mnt"), os.readlink("/proc/1/ns/mnt")
+                assert namespaces[0] != namespaces[1]
+            def test_devices_are_here(): assert os.path.exists("/dev/null") and os.path.isdir("/proc/self")
+            def test_writable():
+                path = "/root/.entered"
+                open(path, "w").close(); os.unlink(path)
+        """,
+    )
+    before = board.run("cat", "/proc/mounts")
+    said = enter(board, config, f"10.0.2.2:{config.nfsroot}", tests)
+    assert "3 passed" in said, said
+    assert board.run("cat", "/proc/mounts") == before
+    assert board.run("sh", "-c", "ls /tmp/enter-nfsroot.* 2>/dev/null || echo none") == "none"
+
+
+def test_path_that_is_not_exported_is_told(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
+    said = enter(board, config, "10.0.2.2:/no/such/tree", tests)
+    assert "Traceback" not in said
+    assert "the suite did not start on the board" in said
+    assert "/no/such/tree" in said
+
+
+def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tmp_path: Path) -> None:
+    """While a second machine boots: Ctrl-C in the terminal that runs the task."""
+    settings = {"nfs": {"folder": str(config.nfsroot)}, "build": {"folder": str(config.build.folder)}}
+    program = (
+        "import json, signal, sys; from toolchain.config import load_config; from device import suite\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the shell put us in the background\n"
+        "suite.test_on_pi(load_config(json.loads(sys.argv[1])), qemu=True)"
+    )
+    running = subprocess.Popen([sys.executable, "-c", program, json.dumps(settings)], cwd=ROOT, start_new_session=True)
+    console = config.target_root / "report" / "console.log"
+    try:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and (not console.is_file() or console.stat().st_size < 100):
+            time.sleep(0.2)
+        assert console.stat().st_size >= 100, "the kernel prints"
+        mine = owned_by(str(config.target_root))
+        assert any("qemu-system-arm" in line for line in mine.values())
+        assert any("ganesha" in line for line in mine.values())
+        os.kill(running.pid, signal.SIGINT)
+        assert running.wait(60) != 0
+    finally:
+        running.kill()
+        running.wait()
+    deadline = time.monotonic() + 20
+    while owned_by(str(config.target_root)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert owned_by(str(config.target_root)) == {}
+    assert not (config.target_root / "report" / "index.html").exists()
+
+
+def owned_by(folder: str) -> dict[int, str]:
+    """Processes whose command line names a folder, this one left out."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if folder in line and int(path.parent.name) != os.getpid() and "load_config" not in line:
+            found[int(path.parent.name)] = line
+    return found

@@ -1,0 +1,152 @@
+"""From the board's lines to the evidence: the record, the runner that writes it, and what counts as measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from device_parts import write_suite
+
+from device import drive, evidence, onboard
+
+
+def run_onboard(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
+    """The runner as the board starts it: unpacked from the archive, in a process of its own."""
+    unpacked = folder / "unpacked"
+    unpacked.mkdir(exist_ok=True)
+    subprocess.run(["tar", "-xf", "-"], cwd=unpacked, input=drive.archive(folder / "suite"), check=True)
+    done = subprocess.run(
+        [sys.executable, "onboard.py", *arguments],
+        cwd=unpacked,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def outcomes(events: list[dict[str, object]]) -> dict[object, object]:
+    return {event["nodeid"]: event["outcome"] for event in events if event["pitorch"] == "result"}
+
+
+def test_runner_says_everything_in_lines_of_json(tmp_path: Path) -> None:
+    write_suite(
+        tmp_path / "suite",
+        all="""
+            import pytest
+            def test_good(): print("this goes to the test's own output")
+            def test_bad(): assert 1 == 2, "one is not two"
+            def test_left_out(): pytest.skip("no board")
+            @pytest.fixture
+            def broken(): raise RuntimeError("fixture")
+            def test_error(broken): pass
+            @pytest.mark.parametrize("n", [1, 2])
+            def test_many(n): pass
+        """,
+    )
+    done, events = run_onboard(tmp_path)
+    assert done.returncode == 1
+    assert [event["pitorch"] for event in events[:2]] == ["facts", "collected"]
+    assert events[-1]["pitorch"] == "end"
+    assert outcomes(events) == {
+        "test_all.py::test_good": "passed",
+        "test_all.py::test_bad": "failed",
+        "test_all.py::test_left_out": "skipped",
+        "test_all.py::test_error": "error",
+        "test_all.py::test_many[1]": "passed",
+        "test_all.py::test_many[2]": "passed",
+    }
+    texts = {event["nodeid"]: str(event["text"]) for event in events if event["pitorch"] == "result"}
+    assert "one is not two" in texts["test_all.py::test_bad"]
+    assert texts["test_all.py::test_left_out"] == "no board"
+    starts = [event["nodeid"] for event in events if event["pitorch"] == "start"]
+    assert starts == events[1]["nodeids"]
+
+
+def test_file_whose_component_is_absent_is_skipped_and_named(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", nets="import dot_cpp\ndef test_x(): dot_cpp.product", plain="def test_y(): pass")
+    _, events = run_onboard(tmp_path)
+    assert outcomes(events) == {"test_nets.py::all": "skipped", "test_plain.py::test_y": "passed"}
+    record = tmp_path / "record"
+    record.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert evidence.without(evidence.Record.read(record).tests) == ["the QPU extension wheel"]
+
+
+def test_file_that_cannot_be_imported_is_an_error_and_the_others_run(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", broken="import no_such_module_at_all", plain="def test_y(): pass")
+    done, events = run_onboard(tmp_path)
+    assert done.returncode != 0
+    assert outcomes(events) == {"test_broken.py::collection": "error", "test_plain.py::test_y": "passed"}
+
+
+def test_selection_by_node_and_keyword(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", one="def test_a(): pass\ndef test_b(): pass", two="def test_a(): pass")
+    _, events = run_onboard(tmp_path, "test_one.py::test_b")
+    assert list(outcomes(events)) == ["test_one.py::test_b"]
+    _, events = run_onboard(tmp_path, "--keyword=test_a and not two")
+    assert list(outcomes(events)) == ["test_one.py::test_a"]
+
+
+def test_timing_is_a_document_or_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert onboard.run_timing(tmp_path, [], 5) == {"reason": "timing.py is not part of this suite"}
+    script = tmp_path / "timing.py"
+    script.write_text("print('{}')")
+    assert "is not installed" in onboard.run_timing(tmp_path, [], 5)["reason"]
+    monkeypatch.setattr(onboard, "_version", lambda _: "1.0")
+    assert onboard.run_timing(tmp_path, [], 60) == {}
+    script.write_text("import sys; sys.exit('no result')")
+    assert onboard.run_timing(tmp_path, [], 60)["reason"] == "timing.py failed with status 1: no result"
+    script.write_text("print('a table')")
+    assert "printed no JSON" in onboard.run_timing(tmp_path, [], 60)["reason"]
+    script.write_text("import time; time.sleep(60)")
+    assert onboard.run_timing(tmp_path, [], 0.5)["reason"] == "timing.py did not finish within 0 s"
+
+
+def test_record_that_breaks_off_keeps_what_was_and_counts_the_rest_as_errors(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    path.write_text(
+        '{"pitorch": "facts", "model": "linux,dummy-virt"}\n'
+        '{"pitorch": "collected", "nodeids": ["t.py::a", "t.py::b"]}\n'
+        '{"pitorch": "result", "nodeid": "t.py::a", "outcome": "passed", "seconds": 1.5, "text": ""}\n'
+        '{"pitorch": "result", "nodeid": "t.py::b", "outc'
+    )
+    record = evidence.Record.read(path)
+    assert not record.whole
+    assert [(test.nodeid, test.outcome) for test in record.tests] == [("t.py::a", "passed"), ("t.py::b", "error")]
+    assert "went away" in record.tests[1].text
+    assert evidence.count(record.tests) == {"passed": 1, "failed": 0, "errors": 1, "skipped": 0}
+
+
+def test_record_that_is_absent_is_empty(tmp_path: Path) -> None:
+    record = evidence.Record.read(tmp_path / "none")
+    assert (record.tests, record.facts, record.whole, record.error) == ((), {}, False, None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "started_by_us", "execution"),
+    [
+        ({"model": "Raspberry Pi 3 Model B Rev 1.2", "compatible": ["raspberrypi,3-model-b"]}, False, "hardware"),
+        ({"model": "Raspberry Pi 2 Model B", "compatible": ["raspberrypi,2-model-b"]}, True, "emulation"),
+        ({"model": "linux,dummy-virt", "compatible": ["linux,dummy-virt"]}, False, "emulation"),
+        ({"model": "Raspberry Pi 3 Model B", "compatible": ["qemu,raspi3b"]}, False, "emulation"),
+        ({"model": "", "compatible": []}, False, "unverified"),
+        ({"model": "Orange Pi", "compatible": ["xunlong,orangepi"]}, False, "unverified"),
+        ({}, False, "unverified"),
+    ],
+)
+def test_only_a_raspberry_pi_counts_as_hardware(facts: dict[str, object], started_by_us: bool, execution: str) -> None:
+    found, reason = evidence.execution_of(facts, started_by_us=started_by_us)
+    assert found == execution
+    assert reason
+
+
+def test_only_tests_of_the_suite_can_be_named(tmp_path: Path) -> None:
+    suite = tmp_path / "device"
+    named = ["device", "device/test_a.py", "device/test_a.py::test_x[1::2]"]
+    assert list(drive._targets(suite, named, tmp_path)) == ["test_a.py", "test_a.py::test_x[1::2]"]
+    with pytest.raises(pytest.UsageError, match="only tests below"):
+        list(drive._targets(suite, ["elsewhere/test_b.py"], tmp_path))

@@ -1,0 +1,530 @@
+"""Each check of doctor: what it says when all is well, and when the fault is real.
+
+Faults of the machine are made in namespaces of their own. A user namespace has a binfmt_misc of its own, in which no
+emulator is registered until the test does it (Linux 6.7 and newer), and may mount a tmpfs of any size.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from rich.console import Console
+
+from images import doctor, engine, probe
+from images.doctor import Finding, Verdict
+from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
+from toolchain.errors import ChecksFailed
+
+CONF = Path("/usr/lib/binfmt.d/qemu-arm.conf")
+
+
+def runs_arm(folder: Path) -> bool:
+    return doctor.check_execution(folder).verdict is Verdict.OK
+
+
+@pytest.fixture
+def arm(tmp_path: Path) -> None:
+    if not runs_arm(tmp_path):
+        pytest.skip("32-bit ARM programs cannot be executed here: ./inv --set-up registers the emulator")
+
+
+def in_user_namespace(check: str, *, before: str = ":") -> Finding:
+    """The finding of an expression, evaluated in a user namespace after a shell script."""
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            ["unshare", "--user", "--map-root-user", "--mount", "true"], check=False, capture_output=True
+        ).returncode
+    ):
+        pytest.skip("user namespaces are not allowed here")
+    code = f"import dataclasses, json; from pathlib import Path; from images import doctor; f = {check}; "
+    code += "print(json.dumps(dataclasses.asdict(f)))"
+    ended = subprocess.run(
+        [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-ec",
+            f'{before}\nexec "$0" -c "$1"',
+            sys.executable,
+            code,
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    fields = json.loads(ended.stdout)
+    return Finding(**{**fields, "verdict": Verdict(fields["verdict"])})
+
+
+OWN_BINFMT = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
+CHECK_BINFMT = "doctor.check_binfmt(doctor.BINFMT / 'qemu-arm')"
+
+
+@pytest.fixture
+def own_binfmt() -> None:
+    script = f"{OWN_BINFMT} && ls /proc/sys/fs/binfmt_misc"
+    ended = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode or "qemu-arm" in ended.stdout:
+        pytest.skip("a binfmt_misc of its own for a user namespace needs Linux 6.7 and user namespaces")
+
+
+@pytest.fixture
+def conf(own_binfmt: None) -> Path:
+    if not CONF.is_file():
+        pytest.skip(f"{CONF} is missing: it comes with qemu-user-static or qemu-user-binfmt")
+    return CONF
+
+
+# ------------------------------------------------------------------------------------------- the ARM program
+
+
+def test_the_probe_is_what_its_source_says(tmp_path: Path) -> None:
+    compiler = shutil.which("arm-linux-gnueabihf-gcc")
+    if compiler is None:
+        pytest.skip("gcc-arm-linux-gnueabihf is not installed")
+    source = ROOT / "images/probe.S"
+    subprocess.run([compiler, "-nostdlib", "-c", source, "-o", tmp_path / "probe.o"], check=True)
+    copy = ["arm-linux-gnueabihf-objcopy", "-O", "binary", "-j", ".text", tmp_path / "probe.o", tmp_path / "probe.bin"]
+    subprocess.run(copy, check=True)
+    assert (tmp_path / "probe.bin").read_bytes() == probe.CODE
+
+
+def test_the_probe_is_a_static_hard_float_arm_executable(tmp_path: Path) -> None:
+    path = tmp_path / "probe"
+    path.write_bytes(probe.elf())
+    with path.open("rb") as stream:
+        elf = ELFFile(stream)
+        assert (elf.get_machine_arch(), elf.elfclass, elf["e_type"]) == ("ARM", 32, "ET_EXEC")
+        assert elf["e_flags"] == 0x05000400
+        (segment,) = elf.iter_segments()
+        assert segment["p_filesz"] == len(probe.elf())
+        assert segment["p_vaddr"] <= elf["e_entry"] < segment["p_vaddr"] + segment["p_memsz"]
+
+
+@pytest.mark.emulation
+def test_it_runs(tmp_path: Path, arm: None) -> None:
+    finding = doctor.check_execution(tmp_path)
+    assert finding.found == "32-bit ARM code runs"
+
+
+@pytest.mark.emulation
+def test_without_an_emulator_it_does_not_run(own_binfmt: None, tmp_path: Path) -> None:
+    finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=OWN_BINFMT)
+    assert finding.verdict is Verdict.FAIL
+    assert "does not know how to start it" in finding.found
+    assert "./inv --set-up" in finding.mend
+
+
+def test_on_a_noexec_disk_it_does_not_run(tmp_path: Path) -> None:
+    finding = in_user_namespace(
+        f"doctor.check_execution(Path({str(tmp_path)!r}))", before=f"mount -t tmpfs -o noexec tmpfs {tmp_path}"
+    )
+    assert finding.verdict is Verdict.FAIL
+    assert "noexec" in finding.found
+    assert "build.folder" in finding.mend
+
+
+@pytest.mark.emulation
+def test_an_emulator_that_is_gone_is_told(conf: Path, tmp_path: Path) -> None:
+    """Registered without F, the interpreter is looked up when a program starts."""
+    script = f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {conf} >/proc/sys/fs/binfmt_misc/register"
+    finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=script)
+    assert finding.verdict is Verdict.FAIL
+    assert "is gone" in finding.found
+
+
+# ------------------------------------------------------------------------------------------------ binfmt
+
+
+def test_binfmt_misc_that_is_not_mounted() -> None:
+    finding = in_user_namespace(CHECK_BINFMT, before="mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc")
+    assert finding.verdict is Verdict.FAIL
+    assert "not mounted" in finding.found
+
+
+def test_an_emulator_that_is_not_registered(own_binfmt: None) -> None:
+    finding = in_user_namespace(CHECK_BINFMT, before=OWN_BINFMT)
+    assert (finding.verdict, finding.found) == (Verdict.FAIL, "qemu-arm is not registered")
+
+
+def test_an_emulator_that_is_registered_as_it_should_be(conf: Path) -> None:
+    script = f"{OWN_BINFMT}\ncat {conf} >/proc/sys/fs/binfmt_misc/register"
+    finding = in_user_namespace(CHECK_BINFMT, before=script)
+    assert finding.verdict is Verdict.OK
+    assert "F" in finding.found.split(",")[0]
+
+
+def test_an_emulator_that_is_registered_without_f(conf: Path) -> None:
+    script = f"{OWN_BINFMT}\nsed -e 's|:[A-Z]*$|:P|' {conf} >/proc/sys/fs/binfmt_misc/register"
+    finding = in_user_namespace(CHECK_BINFMT, before=script)
+    assert finding.verdict is Verdict.FAIL
+    assert "inside each container" in finding.found
+
+
+def test_an_emulator_that_is_switched_off(conf: Path) -> None:
+    register = f"{OWN_BINFMT}\ncat {conf} >/proc/sys/fs/binfmt_misc/register"
+    finding = in_user_namespace(CHECK_BINFMT, before=f"{register}\necho 0 >/proc/sys/fs/binfmt_misc/qemu-arm")
+    assert finding.verdict is Verdict.FAIL
+    assert "disabled" in finding.found
+    assert finding.mend == "echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm"
+
+
+# ------------------------------------------------------------------------------------------------ listing
+
+
+@pytest.mark.emulation
+def test_a_tmpfs_can_be_listed(arm: None, tmp_path: Path) -> None:
+    finding = in_user_namespace(
+        f"doctor.check_listing(Path({str(tmp_path)!r}))", before=f"mount -t tmpfs tmpfs {tmp_path}"
+    )
+    assert finding.verdict is Verdict.OK, finding.found
+    assert "on tmpfs" in finding.done
+
+
+@pytest.mark.emulation
+def test_ext4_numbers_its_entries_with_64_bits(arm: None) -> None:
+    folder = next((path for path in (Path("/var/tmp"), ROOT) if doctor._file_system(path) == "ext4"), None)
+    if folder is None:
+        pytest.skip("no ext4 disk here")
+    scratch = folder / f"pitorch-doctor-{os.getpid()}"
+    scratch.mkdir()
+    try:
+        finding = doctor.check_listing(scratch)
+    finally:
+        shutil.rmtree(scratch)
+    assert finding.verdict is Verdict.WARN
+    assert finding.found.startswith("EOVERFLOW")
+    assert "tmpfs" in finding.mend
+
+
+@pytest.mark.emulation
+def test_a_listing_that_ends_early_is_no_success(arm: None, tmp_path: Path) -> None:
+    """The program itself counts: a folder of two files is not the folder of 64 that was made."""
+    program = doctor._write_probe(tmp_path)
+    status = (
+        f"mount -t tmpfs tmpfs {tmp_path}/few && touch {tmp_path}/few/a {tmp_path}/few/b\n"
+        f"{program} {tmp_path}/few; echo $? >{tmp_path}/status"
+    )
+    (tmp_path / "few").mkdir()
+    subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", status], check=True)
+    assert (tmp_path / "status").read_text() == "4\n"
+
+
+# ------------------------------------------------------------------------------------------------ the machine
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    script = f"mount -t tmpfs -o size=512k tmpfs {tmp_path}"
+    finding = in_user_namespace(f"doctor.check_disk(Path({str(tmp_path)!r}))", before=script)
+    assert finding.verdict is Verdict.FAIL
+    assert "No space left" in finding.found
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("size_mib", "verdict"), [(64, Verdict.FAIL), (200, Verdict.WARN), (301, Verdict.OK)])
+def test_a_small_disk(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
+    finding = in_user_namespace(
+        f"doctor.check_disk(Path({str(tmp_path)!r}), wanted_mib=300, needed_mib=100)",
+        before=f"mount -t tmpfs -o size={size_mib}m tmpfs {tmp_path}",
+    )
+    assert finding.verdict is verdict, finding.found
+    assert bool(finding.mend) == (verdict is not Verdict.OK)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "available_mib", "verdict", "word"),
+    [
+        (1, 1500, Verdict.OK, ""),
+        (1, 1499, Verdict.FAIL, "swap"),
+        (4, 3000, Verdict.WARN, "build.jobs to 2"),
+        (2, 3000, Verdict.OK, ""),
+        (0, 1000, Verdict.FAIL, "1500 MiB"),
+    ],
+)
+def test_memory_for_each_compile_job(jobs: int, available_mib: int, verdict: Verdict, word: str) -> None:
+    finding = doctor.check_memory(jobs, 1500, available_mib=available_mib)
+    assert finding.verdict is verdict
+    assert word in finding.mend
+
+
+def test_the_containers_memory_limit_counts(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9000000 kB\nMemAvailable:  4194304 kB\n")
+    assert doctor.available_memory_mib(meminfo, tmp_path) == 4096
+    (tmp_path / "memory.current").write_text(f"{100 << 20}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor.available_memory_mib(meminfo, tmp_path) == 4096
+    (tmp_path / "memory.max").write_text(f"{612 << 20}\n")
+    assert doctor.available_memory_mib(meminfo, tmp_path) == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "mend"),
+    [
+        ("4096\n", Verdict.OK, ""),
+        ("65536\n", Verdict.OK, ""),
+        ("65537\n", Verdict.FAIL, "sysctl vm.mmap_min_addr=65536"),
+        (None, Verdict.FAIL, "use WSL 2 or a Linux kernel"),
+    ],
+)
+def test_mmap_min_addr(tmp_path: Path, text: str | None, verdict: Verdict, mend: str) -> None:
+    sysctl = tmp_path / "mmap_min_addr"
+    if text is not None:
+        sysctl.write_text(text)
+    finding = doctor.check_mmap_min_addr(sysctl)
+    assert (finding.verdict, finding.mend) == (verdict, mend)
+
+
+# ------------------------------------------------------------------------------------------- known bad pairs
+
+
+@pytest.mark.parametrize(
+    ("guest", "qemu", "package", "kernel", "bad"),
+    [
+        ("armhf", "7.2.22", "1:7.2+dfsg-7+deb12u18+b3", "6.18.44-custom", False),
+        ("armhf", "7.2.13", "1:7.2+dfsg-7+deb12u8", "6.1.112-1", True),
+        ("armhf", "7.2.13", "1:7.2+dfsg-7+deb12u8", "6.1.99", False),
+        ("armhf", "7.2.15", "1:7.2+dfsg-7+deb12u9", "6.1.112", False),
+        ("armhf", "7.2.13", "", "6.1.112", False),
+        ("armhf", "5.2.0", "", "5.10", True),
+        ("arm64", "5.2.0", "", "5.10", False),
+        ("armhf", "6.0", "", "5.10", False),
+        ("arm64", "4.2.1", "", "5.4.0-81-generic", True),
+        ("armhf", "10.0.13", "1:10.0.13+ds-0+deb13u1", "6.12.107", False),
+    ],
+)
+def test_known_bad_pairs(guest: str, qemu: str, package: str, kernel: str, bad: bool) -> None:
+    if package and shutil.which("dpkg") is None:
+        pytest.skip("dpkg is not installed")
+    finding = doctor.judge_emulator(guest=guest, qemu=qemu, package=package, kernel=kernel)
+    assert (finding.verdict is Verdict.WARN) == bad
+    assert bool(finding.mend) == bad
+
+
+def test_every_known_pair_names_its_source() -> None:
+    pairs = doctor.known_bad_pairs()
+    assert pairs
+    for pair in pairs:
+        assert pair.sources
+        assert all(source.startswith("https://") for source in pair.sources)
+        assert pair.mend
+
+
+# ------------------------------------------------------------------------------------------------ the engine
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_a_container_is_built_and_stamped_for_the_target(arm: None) -> None:
+    try:
+        engine.connect(timeout_s=10).close()
+    except doctor.UserError as fault:
+        pytest.skip(fault.summary)
+    finding = doctor.check_container("linux/arm/v7")
+    assert (finding.verdict, finding.found) == (Verdict.OK, "it ran, and is stamped linux/arm/v7")
+
+
+@pytest.mark.engine
+def test_what_is_inspected_is_compared_with_what_was_asked(arm: None) -> None:
+    """The engine takes a platform that does not exist: the answer counts, not the wish."""
+    try:
+        engine.connect(timeout_s=10).close()
+    except doctor.UserError as fault:
+        pytest.skip(fault.summary)
+    finding = doctor.check_container("linux/arm/v6/none")
+    assert finding.verdict is Verdict.FAIL
+
+
+def test_an_engine_that_does_not_answer_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    found = {item.check: item for item in doctor._engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
+    assert found["engine"].verdict is Verdict.FAIL
+    assert "unset DOCKER_HOST" in found["engine"].mend
+    assert found["container"].mend == "first mend the engine"
+
+
+@pytest.mark.parametrize(
+    ("version", "driver", "verdict"),
+    [
+        ("20.10.24+dfsg1", "overlay2", Verdict.OK),
+        ("19.03.15", "overlay2", Verdict.FAIL),
+        ("26.1.5", "vfs", Verdict.WARN),
+        ("9.9", "overlay2", Verdict.FAIL),
+    ],
+)
+def test_engine_versions_and_storage(version: str, driver: str, verdict: Verdict) -> None:
+    info = engine.EngineInfo(
+        address="unix:///x",
+        version=version,
+        api_version="1.41",
+        storage_driver=driver,
+        cgroup_version="2",
+        data_root=Path("/x"),
+        started_here=False,
+    )
+    assert doctor.judge_engine(info).verdict is verdict
+
+
+# ------------------------------------------------------------------------------------------------ the network
+
+
+class _Mirror(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        there = self.path in ("/debian/dists/trixie/InRelease", "/debian/dists/trixie-updates/InRelease")
+        self.send_response(200 if there else 404)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        """Stay silent."""
+
+
+@pytest.fixture
+def mirror() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Mirror) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in engine.build_environment():
+        monkeypatch.delenv(name)
+
+
+def mirror_config(tmp_path: Path, main: str, *, strict: bool = False) -> Config:
+    image = ImageConfig(mirror=main, security_mirror=main + "-security", strict=strict)
+    return Config(build=BuildConfig(folder=tmp_path), image=image)
+
+
+def test_a_mirror_that_refuses(tmp_path: Path, direct: None) -> None:
+    finding = doctor.check_mirror(mirror_config(tmp_path, "http://127.0.0.1:9/debian"))
+    assert finding.verdict is Verdict.FAIL
+    assert "refused" in finding.found
+    assert "image.mirror" in finding.mend
+
+
+@pytest.mark.parametrize(("strict", "verdict"), [(False, Verdict.WARN), (True, Verdict.FAIL)])
+def test_a_mirror_without_its_security_pocket(
+    tmp_path: Path, mirror: str, direct: None, strict: bool, verdict: Verdict
+) -> None:
+    finding = doctor.check_mirror(mirror_config(tmp_path, f"{mirror}/debian", strict=strict))
+    assert finding.verdict is verdict
+    assert "trixie-security" in finding.found
+    assert "HTTP 404" in finding.found
+
+
+def test_a_package_index_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "0", "NO_INDEX": "0"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    finding = doctor.check_package_index(tmp_path)
+    assert finding.verdict is Verdict.WARN
+    assert "six" in finding.found
+    assert "pip.conf" in finding.mend
+
+
+# ------------------------------------------------------------------------------------------------ programs
+
+
+def test_a_missing_program_is_a_finding_with_its_package(tmp_path: Path) -> None:
+    """A root whose only folder of programs is empty, save for what runs Python."""
+    expression = "doctor._guarded('virtual machine', doctor.check_virtual_machine)"
+    hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"
+    finding = in_user_namespace(expression, before=hide)
+    assert finding.verdict is Verdict.FAIL
+    assert "qemu-system-arm" in finding.mend
+
+
+@pytest.mark.emulation
+def test_the_cross_compilers_program_runs(arm: None, tmp_path: Path) -> None:
+    if shutil.which("arm-linux-gnueabihf-g++") is None:
+        pytest.skip("g++-arm-linux-gnueabihf is not installed")
+    assert doctor.check_cross_compiler(tmp_path, "arm-linux-gnueabihf").verdict is Verdict.OK
+
+
+def test_a_program_that_cannot_run_after_compiling_is_a_fault(own_binfmt: None, tmp_path: Path) -> None:
+    if shutil.which("arm-linux-gnueabihf-g++") is None:
+        pytest.skip("g++-arm-linux-gnueabihf is not installed")
+    expression = (
+        f"doctor._guarded('c', lambda: doctor.check_cross_compiler(Path({str(tmp_path)!r}), 'arm-linux-gnueabihf'))"
+    )
+    finding = in_user_namespace(expression, before=OWN_BINFMT)
+    assert finding.verdict is Verdict.FAIL
+    assert "Exec format error" in finding.found
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+GOOD = Finding(check="one", verdict=Verdict.OK, done="did", found="well [bold]as is[/bold]")
+BAD = Finding(check="two", verdict=Verdict.FAIL, done="did", found="ill", mend="do")
+DOUBTFUL = Finding(check="three", verdict=Verdict.WARN, done="did", found="so-so", mend="do")
+
+
+def test_only_failures_fail() -> None:
+    doctor.require_healthy([GOOD, DOUBTFUL])
+    with pytest.raises(ChecksFailed, match="1 of 3 checks failed: two") as caught:
+        doctor.require_healthy([GOOD, BAD, DOUBTFUL])
+    assert caught.value.exit_code == 50
+
+
+@pytest.mark.parametrize(("findings", "healthy"), [([GOOD, DOUBTFUL], True), ([GOOD, BAD], False)])
+def test_json_for_other_programs(findings: list[Finding], healthy: bool) -> None:
+    document = json.loads(doctor.as_json(findings))
+    assert document["healthy"] is healthy
+    assert document["checks"][0] == {
+        "check": "one",
+        "verdict": "ok",
+        "done": "did",
+        "found": "well [bold]as is[/bold]",
+        "mend": "",
+    }
+
+
+def test_the_table_shows_every_finding_and_mend() -> None:
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    doctor.print_table([GOOD, BAD, DOUBTFUL], console=console)
+    text = console.export_text()
+    console.file.close()
+    for word in ("one", "two", "three", "well [bold]as is[/bold]", "ill", "→ do", "1 ok, 1 warn, 1 fail"):
+        assert word in text
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_the_whole_examination_ends_with_a_finding_for_each_check(tmp_path: Path) -> None:
+    try:
+        engine.connect(timeout_s=10).close()
+    except doctor.UserError as fault:
+        pytest.skip(fault.summary)
+    findings = doctor.examine(Config(build=BuildConfig(folder=tmp_path)))
+    names = [item.check for item in findings]
+    assert len(names) == len(set(names)) >= 15
+    assert all(item.found and item.done for item in findings)
+    assert all(item.mend for item in findings if item.verdict is Verdict.FAIL)
+    assert list(tmp_path.glob(".doctor*")) == []

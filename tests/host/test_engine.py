@@ -1,0 +1,334 @@
+"""The engine: a dockerd of the tests' own, beside whatever runs here, without a bridge or a firewall rule."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from spare_bridge import spare_bridge
+
+from images import doctor, engine
+from toolchain.config import ROOT, BuildConfig, Config
+from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ForeignFolder, ServerFailed
+
+needs_dockerd = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("dockerd", path="/usr/sbin:/usr/bin:" + os.environ["PATH"]) is None,
+    reason="starting dockerd needs root and the package docker.io",
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+
+@pytest.fixture
+def bridge() -> Iterator[str]:
+    with spare_bridge() as name:
+        yield name
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[engine.Daemon]:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    # A socket's path has room for 107 bytes: pytest's own folders are too long.
+    folder = Path(tempfile.mkdtemp(prefix="pitorch-engine-"))
+    made = engine.Daemon(
+        folder=folder / "engine",
+        host=f"unix://{folder}/docker.sock",
+        exec_root=folder / "exec",
+        options=(
+            f"--data-root={folder}/data",
+            f"--bridge={bridge}",
+            "--iptables=false",
+            "--ip-forward=false",
+            "--storage-driver=vfs",
+        ),
+    )
+    yield made
+    engine.stop_daemon(made)
+    subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
+    shutil.rmtree(folder)
+
+
+def processes_of(daemon: engine.Daemon) -> list[str]:
+    """Command lines of everything that names the daemon's folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if words[0].rpartition(b"/")[2] in (b"dockerd", b"containerd") and str(daemon.exec_root).encode() in b" ".join(
+            words
+        ):
+            found.append(b" ".join(words).decode())
+    return found
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_it_is_started_used_and_stopped(daemon: engine.Daemon) -> None:
+    info = engine.ensure_daemon(daemon)
+    assert (info.address, info.storage_driver, info.started_here) == (daemon.host, "vfs", True)
+    pid = json.loads(daemon.state.read_text())["pid"]
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent != os.getpid(), "it would end with the task"
+
+    assert engine.ensure_daemon(daemon) == info
+    assert json.loads(daemon.state.read_text())["pid"] == pid, "a running one is used again"
+
+    said = engine.stop_daemon(daemon)
+    assert f"dockerd (pid {pid}) stopped" in said
+    assert processes_of(daemon) == []
+    assert not daemon.state.exists()
+    assert engine.stop_daemon(daemon) == "no engine was started here"
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@needs_dockerd
+def test_an_engine_started_here_runs_arm_containers(daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = engine.ensure_daemon(daemon)
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    finding = doctor.check_container("linux/arm/v7")
+    assert finding.verdict is doctor.Verdict.OK, finding.found
+    judged = doctor.judge_engine(info)
+    assert judged.verdict is doctor.Verdict.WARN
+    assert "overlay2" in judged.mend
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_two_tasks_at_once_start_one(daemon: engine.Daemon) -> None:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(engine.ensure_daemon, [daemon, daemon])
+    assert first == second
+    assert len([line for line in processes_of(daemon) if "dockerd" in line.split()[0]]) == 1
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_down_also_ends_what_a_killed_dockerd_left(daemon: engine.Daemon) -> None:
+    engine.ensure_daemon(daemon)
+    os.kill(json.loads(daemon.state.read_text())["pid"], signal.SIGKILL)
+    time.sleep(0.5)
+    left = processes_of(daemon)
+    said = engine.stop_daemon(daemon)
+    assert processes_of(daemon) == []
+    if any("containerd" in line.split()[0] for line in left):  # else the machine's own containerd was used
+        assert "leftover containerd" in said
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_one_that_dies_is_told_with_its_last_lines(daemon: engine.Daemon) -> None:
+    broken = dataclasses.replace(daemon, options=(*daemon.options[:-1], "--storage-driver=nonsense"))
+    with pytest.raises(ServerFailed) as caught:
+        engine.ensure_daemon(broken)
+    assert "nonsense" in caught.value.found
+    assert str(broken.log) in caught.value.mend
+    assert not broken.state.exists()
+    assert processes_of(broken) == []
+
+
+def test_down_leaves_a_process_that_is_not_on_record(daemon: engine.Daemon) -> None:
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        record = engine.ProcessRecord.of(bystander.pid)
+        assert record is not None
+        daemon.folder.mkdir(parents=True)
+        reused = {**dataclasses.asdict(record), "start_ticks": record.start_ticks - 1}
+        daemon.state.write_text(json.dumps(reused))
+        assert engine.stop_daemon(daemon) == "no engine was started here"
+        assert bystander.poll() is None
+        assert not daemon.state.exists()
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"pid": 1}', '{"pid": 1, "start_ticks": 1, "boot_id": "x", "more": 1}']
+)
+def test_a_torn_record_names_no_process(daemon: engine.Daemon, text: str) -> None:
+    daemon.folder.mkdir(parents=True)
+    daemon.state.write_text(text)
+    assert engine.stop_daemon(daemon) == "no engine was started here"
+
+
+def test_a_zombie_is_not_alive() -> None:
+    child = subprocess.Popen(["true"])
+    deadline = time.monotonic() + 10
+    while " Z " not in Path(f"/proc/{child.pid}/stat").read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.ProcessRecord.of(child.pid) is None
+    child.wait()
+
+
+def test_a_docker_host_that_does_not_answer_is_not_replaced(
+    daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    with pytest.raises(EngineUnavailable) as caught:
+        engine.ensure_daemon(daemon, host="tcp://127.0.0.1:9")
+    assert "DOCKER_HOST" in caught.value.summary
+    assert "unset DOCKER_HOST" in caught.value.mend
+    assert not daemon.state.exists()
+    with pytest.raises(EngineUnavailable, match="DOCKER_HOST"):
+        engine.connect(timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    "nonsense", ["nonsense", "unix:///nowhere.sock", "unix:///" + 200 * "x", "tcp://127.0.0.1:notaport"]
+)
+def test_a_docker_host_that_is_no_address_is_an_error_too(nonsense: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", nonsense)
+    with pytest.raises(EngineUnavailable) as caught:
+        engine.connect(timeout_s=5)
+    assert caught.value.mend
+
+
+@needs_root
+def test_a_closed_socket_names_its_group(tmp_path: Path) -> None:
+    """As another user: the socket answers root alone."""
+    code = (
+        "from images import engine\n"
+        "from toolchain.errors import EngineUnavailable\n"
+        "try:\n    engine.connect(timeout_s=5)\n"
+        "except EngineUnavailable as fault:\n    print(fault)\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="pitorch-socket-") as folder:
+        Path(folder).chmod(0o755)
+        address = Path(folder) / "docker.sock"
+        listener = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"import socket,time; s=socket.socket(1); s.bind({str(address)!r}); s.listen(); time.sleep(60)",
+            ]
+        )
+        try:
+            while not address.exists():
+                time.sleep(0.02)
+            address.chmod(0o660)
+            drop = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            ended = subprocess.run(
+                [sys.executable, "-c", code.replace("try:", drop + "try:", 1)],
+                env={**os.environ, "DOCKER_HOST": f"unix://{address}", "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        finally:
+            listener.kill()
+            listener.wait()
+    assert "belongs to group root" in ended.stdout
+    assert "usermod -aG root" in ended.stdout
+
+
+@pytest.mark.engine
+def test_the_engine_that_answers_is_used(tmp_path: Path) -> None:
+    try:
+        docker.from_env(timeout=10).close()
+    except docker.errors.DockerException:
+        pytest.skip("no Docker engine answers")
+    config = Config(build=BuildConfig(folder=tmp_path))
+    info = engine.ensure_running(config)
+    assert not info.started_here
+    assert engine.down(config) == "no engine was started here"
+    client = engine.connect()
+    try:
+        assert client.version()["Version"] == info.version
+    finally:
+        client.close()
+
+
+def test_a_build_folder_that_is_a_file_is_told(daemon: engine.Daemon) -> None:
+    daemon.folder.write_text("not a folder")
+    with pytest.raises(ForeignFolder, match="engine"):
+        engine.ensure_daemon(daemon)
+    daemon.folder.unlink()
+
+
+PROC_CGROUPS = (
+    "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t{0}\t1\t1\nmemory\t{0}\t1\t1\nrdma\t0\t1\t1\nnet\t7\t1\t0\n"
+)
+
+
+def test_free_controllers_go_to_the_unified_hierarchy() -> None:
+    assert engine.cgroup_mounts(PROC_CGROUPS.format(0), []) == [["mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup"]]
+
+
+def test_bound_controllers_are_mounted_one_by_one() -> None:
+    commands = engine.cgroup_mounts(PROC_CGROUPS.format(3), ["sysfs"])
+    assert commands[0][:3] == ["mount", "-t", "tmpfs"]
+    assert [argv[4] for argv in commands if "cgroup" in argv[:3]] == ["cpu", "memory"]
+
+
+@pytest.mark.parametrize("mounted", [["cgroup2"], ["tmpfs", "cgroup"]])
+def test_what_is_mounted_stays(mounted: list[str]) -> None:
+    assert engine.cgroup_mounts(PROC_CGROUPS.format(3), mounted) == []
+
+
+@needs_root
+def test_a_bare_container_gets_its_cgroups() -> None:
+    """In a mount namespace without any, as in a container that nobody prepared."""
+    script = (
+        "mount --make-rprivate / && while umount -l /sys/fs/cgroup 2>/dev/null; do :; done\n"
+        f"{sys.executable} -c 'from images import engine; engine._mount_cgroups([])' && cat /proc/self/mounts"
+    )
+    ended = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    kinds = [line.split()[2] for line in ended.stdout.splitlines() if line.split()[1].startswith("/sys/fs/cgroup")]
+    assert "cgroup" in kinds or "cgroup2" in kinds
+
+
+def test_proxies_reach_build_steps_in_both_spellings() -> None:
+    given = {"HTTP_PROXY": "http://upper:1", "https_proxy": "http://lower:2", "all_proxy": "", "PATH": "/bin"}
+    assert engine.build_environment(given) == {
+        "http_proxy": "http://upper:1",
+        "HTTP_PROXY": "http://upper:1",
+        "https_proxy": "http://lower:2",
+        "HTTPS_PROXY": "http://lower:2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("proxy", "network"),
+    [
+        ("http://127.0.0.1:3128", "host"),
+        ("socks5://localhost:1080", "host"),
+        ("http://[::1]:8080", "host"),
+        ("127.8.0.1:80", "host"),
+        ("http://proxy.example:3128", None),
+        ("http://10.0.0.1:3128", None),
+    ],
+)
+def test_a_proxy_on_this_machine_needs_its_network(proxy: str, network: str | None) -> None:
+    assert engine.build_network({"all_proxy": proxy}) == network
+
+
+def test_where_no_proxy_is_not_looked_for_one() -> None:
+    assert engine.build_network({"no_proxy": "localhost,127.0.0.1"}) is None
+
+
+def test_a_broken_docker_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with pytest.raises(EngineConfigUnusable, match="configuration file"):
+        engine.connect()

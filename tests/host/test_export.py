@@ -1,0 +1,647 @@
+"""The export: exact by every road, swapped in whole, refusing what is not ours; and the files beside the tree."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import jinja2
+import nasty_image
+import pytest
+from nasty_image import tree_listing
+from spare_bridge import spare_bridge
+
+from images import engine
+from nfsroot import unpack
+from nfsroot.accompany import accompany, boot_parts
+from nfsroot.export import export
+from nfsroot.layout import Layout, owned_inodes, require_export
+from nfsroot.rendering import render
+from nfsroot.tree import TreeHash, follow, inside
+from toolchain import process
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import (
+    ArtefactMissing,
+    DiskFull,
+    EngineUnavailable,
+    ForeignFolder,
+    InUse,
+    NetworkUnreachable,
+    PlatformMismatch,
+    RootNeeded,
+)
+
+NAME = f"pitorch-test-{os.getpid()}"
+ARMHF = ARCHITECTURES["armhf"]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an export gives files to their owners")
+
+
+@pytest.fixture(scope="module")
+def client() -> docker.DockerClient:
+    try:
+        return engine.connect()
+    except EngineUnavailable as fault:
+        pytest.skip(f"needs a Docker engine: {fault.summary}")
+
+
+@pytest.fixture(scope="module")
+def reference(client: docker.DockerClient) -> Iterator[str]:
+    made = f"{NAME}/system:trixie-armhf"
+    layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
+    nasty_image.load(client, made, layers)
+    yield made
+    client.images.remove(made, force=True)
+
+
+@pytest.fixture(scope="module")
+def heavy(client: docker.DockerClient) -> Iterator[str]:
+    """An image that takes a while to copy: 240 MiB in many files."""
+    made = f"{NAME}-heavy/system:trixie-armhf"
+    block = os.urandom(1 << 20)
+    members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
+    nasty_image.load(client, made, [nasty_image.layer(members)])
+    yield made
+    client.images.remove(made, force=True)
+
+
+def config_for(reference: str, **sections: dict[str, object]) -> Config:
+    return load_config({"image": {"name": reference.split("/")[0]}, **sections})
+
+
+@pytest.fixture
+def config(reference: str) -> Config:
+    return config_for(reference)
+
+
+def expected_tree() -> dict[bytes, tuple[object, ...]]:
+    """What the two layers amount to, by the rules of the OCI image specification; the oracle of this file."""
+    tree: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {}
+
+    def drop(path: str) -> None:
+        for name in [item for item in tree if item == path or item.startswith(f"{path}/")]:
+            del tree[name]
+
+    for members in (nasty_image.lower_layer(), nasty_image.upper_layer()):
+        for info, _ in members:
+            parent, _, name = info.name.rstrip("/").rpartition("/")
+            if name == ".wh..wh..opq":
+                kept = tree[parent]
+                drop(parent)
+                tree[parent] = kept
+            elif name.startswith(".wh."):
+                drop(f"{parent}/{name.removeprefix('.wh.')}")
+        for info, data in members:
+            path = info.name.rstrip("/")
+            if "/.wh." in f"/{path}":
+                continue
+            if path in tree and not (info.isdir() and tree[path][0].isdir()):
+                drop(path)
+            if info.islnk():
+                tree[path] = (*tree[info.linkname][:2], info.linkname)
+            else:
+                tree[path] = (info, data, path)
+    kinds = {tarfile.REGTYPE: 0o100000, tarfile.DIRTYPE: 0o040000, tarfile.SYMTYPE: 0o120000, tarfile.CHRTYPE: 0o020000,
+             tarfile.BLKTYPE: 0o060000, tarfile.FIFOTYPE: 0o010000}  # fmt: skip
+    listed: dict[bytes, tuple[object, ...]] = {}
+    groups: dict[int, bytes] = {}
+    for path, (info, data, _) in sorted(tree.items()):
+        content: object = None
+        if info.isreg():
+            content = nasty_image.sha256(data)
+        elif info.issym():
+            content = os.fsencode(info.linkname)
+        xattrs = tuple(
+            (key.removeprefix("SCHILY.xattr."), value.encode("utf-8", "surrogateescape"))
+            for key, value in info.pax_headers.items()
+        )
+        name = os.fsencode(path)
+        leader = name if info.isdir() else groups.setdefault(id(info), name)
+        listed[name] = (
+            oct(kinds[info.type] | info.mode), info.uid, info.gid, os.makedev(info.devmajor, info.devminor),
+            int(info.mtime) * 10**9, content, xattrs, leader,
+        )  # fmt: skip
+    return listed
+
+
+def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
+    """The root folder itself is in no layer: its time is the engine's."""
+    return {path: facts for path, facts in listing.items() if path != b"."}
+
+
+# Exactness
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("road", ["overlay", "layers"])
+def test_both_roads_are_exact(client: docker.DockerClient, reference: str, tmp_path: Path, road: str) -> None:
+    source = unpack.find_image(client, reference, ARMHF)
+    if road == "overlay" and not source.layers:
+        pytest.skip("the engine does not store images as overlay2 on this machine")
+    chosen = source if road == "overlay" else dataclasses.replace(source, layers=())
+    assert unpack.unpack(client, chosen, tmp_path / "tree") == road
+    found, wanted = without_root(tree_listing(tmp_path / "tree")), expected_tree()
+    assert found.keys() == wanted.keys()
+    assert {path: facts for path, facts in found.items() if facts != wanted[path]} == {}
+    assert [item for item in tmp_path.iterdir() if item.name != "tree"] == []
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_engine_with_other_storage_gives_the_same_tree(
+    reference: str, client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("dockerd", path=f"/usr/sbin:/usr/bin:{os.environ['PATH']}") is None:
+        pytest.skip("needs dockerd, to start one with the storage driver vfs")
+    here = export(config_for(reference), destination=tmp_path / "here", mend=False)
+    # A socket's path has room for 107 bytes: pytest's own folders are too long.
+    folder = Path(tempfile.mkdtemp(prefix="pitorch-vfs-"))
+    with spare_bridge() as bridge:
+        daemon = engine.Daemon(
+            folder=folder / "engine",
+            host=f"unix://{folder}/docker.sock",
+            exec_root=folder / "exec",
+            options=(f"--data-root={folder}/data", f"--bridge={bridge}", "--iptables=false", "--ip-forward=false",
+                     "--storage-driver=vfs"),
+        )  # fmt: skip
+        try:
+            monkeypatch.delenv("DOCKER_HOST", raising=False)
+            engine.ensure_daemon(daemon, host=daemon.host)
+            monkeypatch.setenv("DOCKER_HOST", daemon.host)
+            other = engine.connect()
+            layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
+            nasty_image.load(other, reference, layers)
+            there = export(config_for(reference), destination=tmp_path / "there", mend=False)
+        finally:
+            engine.stop_daemon(daemon)
+            subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
+            shutil.rmtree(folder)
+    assert there.road == "layers"
+    assert there.rootfs_sha256 == here.rootfs_sha256
+    assert there.image_id == here.image_id
+
+
+@pytest.mark.engine
+@needs_root
+def test_the_hash_is_the_same_every_time_and_the_mends_are_the_only_difference(config: Config, tmp_path: Path) -> None:
+    raw = export(config, destination=tmp_path / "raw", mend=False)
+    mended = export(config, destination=tmp_path / "mended")
+    assert raw.rootfs_sha256 == raw.image_tree_sha256 == mended.image_tree_sha256
+    assert raw.findings == ()
+    assert mended.rootfs_sha256 != mended.image_tree_sha256
+    assert mended.rootfs_sha256 == TreeHash.of(tmp_path / "mended").sha256, "kept up to date entry by entry"
+    before, after = tree_listing(tmp_path / "raw"), tree_listing(tmp_path / "mended")
+
+    def untimed(facts: tuple[object, ...] | None) -> tuple[object, ...] | None:
+        return facts if facts is None else facts[:4] + facts[5:]
+
+    changed = {path for path in {*before, *after} if untimed(before.get(path)) != untimed(after.get(path))}
+    named = {os.fsencode(item.path.lstrip("/")) for item in mended.findings}
+    unnamed = {
+        path
+        for path in changed
+        if path not in named and not path.startswith((b"etc/ssh/ssh_host_", b"root/.ssh", b"usr/local"))
+    }
+    assert unnamed == set(), "everything the audit touches is in its findings"
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tarball_holds_the_same_tree(config: Config, tmp_path: Path) -> None:
+    first = export(config, tarball=tmp_path / "one" / "root.tar", mend=False)
+    second = export(config, tarball=tmp_path / "two.tar.gz", destination=tmp_path / "tree", mend=False)
+    assert first.layout is None
+    assert not (tmp_path / "one" / "root").exists()
+    assert first.tarball is not None
+    assert second.tarball is not None
+    first.tarball.verify()
+    (tmp_path / "unpacked").mkdir()
+    subprocess.run(
+        ["tar", "-C", tmp_path / "unpacked", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xpf",
+         first.tarball.path], check=True,
+    )  # fmt: skip
+    assert without_root(tree_listing(tmp_path / "unpacked")) == expected_tree()
+    assert gzip_content(second.tarball.path) == first.tarball.path.read_bytes()
+    assert json.loads((tmp_path / "one" / "root.tar.manifest.json").read_text())["facts"]["rootfs_sha256"]
+
+
+def gzip_content(path: Path) -> bytes:
+    return subprocess.run(["gzip", "-dc", path], capture_output=True, check=True).stdout
+
+
+# Swapping in, refusing, interrupting
+
+
+@pytest.mark.engine
+@needs_root
+def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
+    result = export(config, destination=tmp_path / "nfsroot")
+    layout = result.layout
+    assert layout is not None
+    assert sorted(item.name for item in tmp_path.iterdir()) == [
+        ".nfsroot.lock", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
+    ]  # fmt: skip
+    assert layout.client_key.stat().st_mode & 0o777 == 0o600
+    keys = [line.removeprefix("* ") for line in layout.known_hosts.read_text().splitlines()]
+    assert keys == [
+        (layout.tree / f"etc/ssh/ssh_host_{kind}_key.pub").read_text().strip() for kind in ("ecdsa", "ed25519")
+    ]
+    authorized = (layout.tree / "root/.ssh/authorized_keys").read_text().splitlines()
+    assert authorized == [layout.client_key.with_suffix(".pub").read_text().strip()]
+    assert os.access(layout.helper, os.X_OK)
+    assert owned_inodes(layout) == {layout.tree.stat().st_ino}
+    manifest = require_export(layout)
+    assert manifest.facts["rootfs_sha256"] == result.rootfs_sha256
+    assert manifest.facts["image_id"] == result.image_id
+    assert {item["check"] for item in manifest.facts["findings"]} >= {"hostname", "fstab", "capabilities", "dev"}
+    assert manifest.facts["counts"]["fifos"] == 1
+    assert manifest.facts["counts"]["hardlinks"] == 1
+
+
+@pytest.mark.engine
+@needs_root
+def test_again_replaces_the_tree_keeps_the_login_and_changes_the_host_keys(config: Config, tmp_path: Path) -> None:
+    first = export(config, destination=tmp_path / "nfsroot")
+    assert first.layout is not None
+    layout = first.layout
+    login, hosts = layout.client_key.read_bytes(), layout.known_hosts.read_text()
+    (layout.tree / "written-by-the-board").touch()
+    second = export(config, destination=tmp_path / "nfsroot")
+    assert not (layout.tree / "written-by-the-board").exists()
+    assert layout.client_key.read_bytes() == login
+    assert layout.known_hosts.read_text() != hosts
+    assert second.image_tree_sha256 == first.image_tree_sha256
+    assert not layout.aside.exists()
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_that_is_not_ours_is_left_alone(config: Config, tmp_path: Path) -> None:
+    foreign = tmp_path / "home"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    with pytest.raises(ForeignFolder, match="is not ours") as caught:
+        export(config, destination=foreign)
+    assert caught.value.exit_code == 24
+    assert (foreign / "thesis.tex").read_text() == "years of work"
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".home.lock", "home"]
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_put_in_the_place_of_our_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+    export(config, destination=tmp_path / "nfsroot")
+    (tmp_path / "nfsroot").rename(tmp_path / "away")
+    (tmp_path / "nfsroot").mkdir()
+    (tmp_path / "nfsroot" / "mine").touch()
+    with pytest.raises(ForeignFolder, match="no marker of ours names"):
+        export(config, destination=tmp_path / "nfsroot")
+    assert (tmp_path / "nfsroot" / "mine").exists()
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_or_a_link_is_not_replaced(config: Config, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "nfsroot"
+    if kind == "file":
+        place.write_text("x")
+    else:
+        (tmp_path / "real").mkdir()
+        place.symlink_to("real")
+    with pytest.raises(ForeignFolder, match="is not a folder"):
+        export(config, destination=place)
+    assert place.is_symlink() == (kind == "link")
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_empty_folder_is_taken(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "nfsroot").mkdir()
+    assert export(config, destination=tmp_path / "nfsroot").layout is not None
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tree_with_something_mounted_in_it_is_not_removed(config: Config, tmp_path: Path) -> None:
+    export(config, destination=tmp_path / "nfsroot")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").touch()
+    subprocess.run(["mount", "--bind", precious, tmp_path / "nfsroot" / "tmp"], check=True)
+    try:
+        with pytest.raises(InUse, match="something is mounted there"):
+            export(config, destination=tmp_path / "nfsroot")
+    finally:
+        subprocess.run(["umount", tmp_path / "nfsroot" / "tmp"], check=True)
+    assert (precious / "data").exists()
+
+
+@pytest.mark.engine
+@needs_root
+def test_two_exports_at_once(config: Config, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    with layout.lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(InUse, match="another run") as caught:
+            export(config, destination=layout.tree)
+    assert caught.value.exit_code == 29
+    export(config, destination=layout.tree)
+
+
+RUN = """
+import sys
+from pathlib import Path
+from nfsroot.export import export
+from toolchain.config import load_config
+export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_export_leaves_the_old_tree_whole(
+    config: Config, heavy: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    place = tmp_path / "nfsroot"
+    before = export(config, destination=place)
+    old = tree_listing(place)
+    login = Layout(place).known_hosts.read_text()
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN, heavy.split("/")[0], str(place)],
+        cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    started = Layout(place).aside / "nfsroot"
+    deadline = time.monotonic() + 60
+    while not (started.is_dir() and any(started.iterdir())):
+        assert child.poll() is None, "ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    child.send_signal(number)
+    child.wait(30)
+    assert child.returncode != 0
+    assert tree_listing(place) == old
+    assert Layout(place).known_hosts.read_text() == login
+    assert require_export(Layout(place)).facts["image_id"] == before.image_id
+    if number == signal.SIGINT:
+        assert not Layout(place).aside.exists(), "Ctrl-C cleans up"
+    again = export(config_for(heavy), destination=place)
+    assert again.counts["files"] >= 240
+    assert (place / "file239").stat().st_size == 1 << 20
+    assert not Layout(place).aside.exists(), "the next export clears away what was left"
+
+
+@pytest.mark.engine
+@needs_root
+def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
+    try:
+        with pytest.raises(DiskFull, match="not enough room"):
+            export(config_for(heavy), destination=tmp_path / "nfsroot")
+        assert [item.name for item in tmp_path.iterdir()] == [".nfsroot.lock"]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.engine
+@needs_root
+def test_memory_stays_small_by_the_road_that_streams(heavy: str, tmp_path: Path) -> None:
+    script = (
+        "import sys, dataclasses, re; from pathlib import Path; from images import engine; "
+        "from nfsroot import unpack; from toolchain.architecture import ARCHITECTURES as A; c = engine.connect(); "
+        "s = dataclasses.replace(unpack.find_image(c, sys.argv[1], A['armhf']), layers=()); "
+        "unpack.unpack(c, s, Path(sys.argv[2])); "
+        "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
+    )
+    done = process.run([sys.executable, "-c", script, heavy, tmp_path / "tree"], cwd=ROOT, merge_stderr=False)
+    assert (tmp_path / "tree" / "file0").stat().st_size == 1 << 20
+    assert int(done.output) < 200 * 1024, "KiB; the image alone has 240 MiB"
+
+
+# Bad input
+
+
+@pytest.mark.engine
+@needs_root
+def test_no_image_names_the_task(client: docker.DockerClient, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactMissing, match="no image nowhere/system:trixie-armhf") as caught:
+        export(config_for("nowhere/x"), destination=tmp_path / "nfsroot")
+    assert "build-image" in caught.value.mend
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_image_for_another_platform(client: docker.DockerClient, tmp_path: Path) -> None:
+    name = f"{NAME}-amd64"
+    layer = nasty_image.layer([nasty_image.folder("etc")])
+    nasty_image.load(client, f"{name}/system:trixie-armhf", [layer], architecture="amd64", variant="")
+    try:
+        with pytest.raises(PlatformMismatch) as caught:
+            export(config_for(name), destination=tmp_path / "nfsroot")
+        assert caught.value.expected == "linux/arm/v7"
+        assert caught.value.found == "linux/amd64"
+    finally:
+        client.images.remove(f"{name}/system:trixie-armhf", force=True)
+
+
+@needs_root
+def test_an_ordinary_user_is_told_to_use_sudo(tmp_path: Path) -> None:
+    os.seteuid(65534)
+    try:
+        with pytest.raises(RootNeeded, match="root is needed"):
+            export(load_config({}), destination=tmp_path / "nfsroot")
+    finally:
+        os.seteuid(0)
+
+
+@needs_root
+def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(EngineUnavailable):
+        export(load_config({}), destination=tmp_path / "nfsroot")
+
+
+# Paths in a tree, and its hash
+
+
+def test_links_never_lead_out_of_the_tree(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "lib").symlink_to("/usr/lib")
+    (tmp_path / "up").symlink_to("../../../../etc")
+    (tmp_path / "etc" / "passwd").symlink_to("/../../etc/shadow")
+    assert inside(tmp_path, "/lib/x") == tmp_path / "usr/lib/x"
+    assert inside(tmp_path, "up/passwd") == tmp_path / "etc/passwd"
+    assert inside(tmp_path, "../../etc/passwd") == tmp_path / "etc/passwd"
+    assert follow(tmp_path, "etc/passwd") == tmp_path / "etc/shadow"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="too many links"):
+        inside(tmp_path, "loop/x")
+    with pytest.raises(OSError, match="too many links"):
+        follow(tmp_path, "loop")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "file").chmod(0o600),
+        lambda root: (root / "file").write_text("other"),
+        lambda root: (root / "file").rename(root / "name"),
+        lambda root: (root / "link").unlink(),
+        lambda root: ((root / "link").unlink(), (root / "link").symlink_to("elsewhere")),
+        lambda root: ((root / "twin").unlink(), (root / "twin").write_text("content")),
+        lambda root: os.setxattr(root / "file", "user.x", b"1"),
+        lambda root: os.mkfifo(root / "fifo"),
+        lambda root: (root / "folder").rmdir(),
+    ],
+    ids=["mode", "content", "name", "removed", "target", "hard-link", "xattr", "added", "folder"],
+)
+def test_every_change_changes_the_hash_and_time_alone_does_not(tmp_path: Path, change: object) -> None:
+    root = tmp_path / "tree"
+    (root / "folder").mkdir(parents=True)
+    (root / "file").write_text("content")
+    os.link(root / "file", root / "twin")
+    (root / "link").symlink_to("file")
+    hashed = TreeHash.of(root)
+    before = hashed.sha256
+    os.utime(root / "file", (1, 1))
+    assert TreeHash.of(root).sha256 == before
+    assert callable(change)
+    change(root)
+    after = TreeHash.of(root).sha256
+    assert after != before
+    hashed.refresh(["file", "twin", "link", "name", "fifo", "folder"])
+    assert hashed.sha256 == after, "entry by entry gives what a full pass gives"
+
+
+# The files beside the tree
+
+
+@pytest.fixture
+def bootable(tmp_path: Path) -> Path:
+    tree = tmp_path / "tree"
+    (tree / "boot").mkdir(parents=True)
+    for release in ("6.12.9-armmp", "6.12.107-armmp"):
+        (tree / "boot" / f"vmlinuz-{release}").write_text(f"kernel {release}")
+        (tree / "boot" / f"initrd.img-{release}").write_text(f"initramfs {release}")
+    folder = tree / "usr/lib/linux-image-6.12.107-armmp"
+    folder.mkdir(parents=True)
+    for name in ("bcm2837-rpi-3-b.dtb", "bcm2836-rpi-2-b.dtb", "imx6q-sabrelite.dtb"):
+        (folder / name).write_text(name)
+    return tree
+
+
+def beside(bootable: Path, tmp_path: Path, **nfs: object) -> tuple[Path, list[str]]:
+    final = Layout(tmp_path / "served" / "nfsroot")
+    config = load_config({"nfs": {"address": "192.168.77.1", **nfs}})
+    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    return tmp_path / "aside" / "nfsroot.files", warnings
+
+
+def test_the_newest_kernel_is_chosen_with_its_own_initramfs_and_device_trees(bootable: Path) -> None:
+    parts = boot_parts(bootable)
+    assert parts.kernel is not None
+    assert parts.initramfs is not None
+    assert parts.kernel.name == "vmlinuz-6.12.107-armmp"
+    assert parts.initramfs.name == "initrd.img-6.12.107-armmp"
+    assert [item.name for item in parts.device_trees] == ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb"]
+    assert parts.missing() == ["bootcode.bin, start.elf, fixup.dat (package raspi-firmware)"]
+
+
+def test_what_a_board_boots_by(bootable: Path, tmp_path: Path) -> None:
+    folder, warnings = beside(bootable, tmp_path)
+    assert (folder / "tftp/cmdline.txt").read_text() == (
+        "console=serial0,115200 console=tty1 boot=nfs4 root=/dev/nfs "
+        f"nfsroot=192.168.77.1:{tmp_path}/served/nfsroot,vers=4.1 rw ip=dhcp net.ifnames=0\n"
+    )
+    settings = [
+        line for line in (folder / "tftp/config.txt").read_text().splitlines() if line and not line.startswith("#")
+    ]
+    assert settings == [
+        "arm_64bit=0", "kernel=vmlinuz", "initramfs initrd.img followkernel", "device_tree=bcm2837-rpi-3-b.dtb",
+        "enable_uart=1", "gpu_mem=128", "camera_auto_detect=0", "display_auto_detect=0",
+    ]  # fmt: skip
+    assert (folder / "tftp/vmlinuz").read_text() == "kernel 6.12.107-armmp"
+    assert (folder / "tftp/initrd.img").read_text() == "initramfs 6.12.107-armmp"
+    assert (folder / "tftp/bcm2837-rpi-3-b.dtb").exists()
+    assert any("raspi-firmware" in warning for warning in warnings)
+
+
+def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Path, tmp_path: Path) -> None:
+    for item in bootable.glob("boot/initrd*"):
+        item.unlink()
+    folder, _ = beside(bootable, tmp_path, port=12049)
+    line = (folder / "tftp/cmdline.txt").read_text()
+    assert "boot=nfs4" not in line
+    assert ",vers=4.1,proto=tcp,port=12049 " in line
+    assert line.rstrip().endswith("rootwait")
+    assert "initramfs" not in (folder / "tftp/config.txt").read_text()
+
+
+def test_the_line_for_the_kernels_server(bootable: Path, tmp_path: Path) -> None:
+    folder, _ = beside(bootable, tmp_path, subnet="10.1.0.0/16")
+    assert (folder / "exports").read_text().splitlines()[-1] == (
+        f"{tmp_path}/served/nfsroot 10.1.0.0/16(rw,sync,no_root_squash,no_subtree_check,insecure)"
+    )
+
+
+def test_blanks_in_the_path_are_escaped_for_exports_and_warned_of(bootable: Path, tmp_path: Path) -> None:
+    final = Layout(tmp_path / "two words" / "nfsroot")
+    config = load_config({"nfs": {"address": "192.168.77.1"}})
+    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    folder = tmp_path / "aside" / "nfsroot.files"
+    assert f"{tmp_path}/two\\040words/nfsroot 192.168.77.0/24(" in (folder / "exports").read_text()
+    assert any("kernel command line cannot carry" in warning for warning in warnings)
+
+
+def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) -> None:
+    folder, _ = beside(bootable, tmp_path)
+    proxy, alone = ((folder / name).read_text() for name in ("dnsmasq.conf", "dnsmasq-alone.conf"))
+    assert "dhcp-range=192.168.77.0,proxy,255.255.255.0\n" in proxy
+    assert "option:router" not in proxy
+    assert re.search(r"dhcp-range=192\.168\.77\.\d+,192\.168\.77\.\d+,255\.255\.255\.0,1h\n", alone)
+    assert "dhcp-option=option:router,192.168.77.1\n" in alone
+    for made in (proxy, alone):
+        assert 'pxe-service=0,"Raspberry Pi Boot"\n' in made
+        assert f"tftp-root={tmp_path}/served/nfsroot.files/tftp\n" in made
+        assert "port=0\n" in made, "no name server of its own"
+    if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
+        for name in ("dnsmasq.conf", "dnsmasq-alone.conf"):
+            subprocess.run([program, "--test", "-C", folder / name], check=True, capture_output=True)
+
+
+def test_a_64_bit_target_is_data(bootable: Path) -> None:
+    made = render("config.txt", board="b", bits=64, kernel="k", initramfs="", device_tree="", gpu_memory_mib=64)
+    assert "arm_64bit=1\nkernel=k\nenable_uart=1\n" in made
+
+
+def test_an_undefined_name_in_a_template_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        render("exports", path="/x")
+
+
+def test_a_pc_outside_the_boards_subnet_is_warned_of(bootable: Path, tmp_path: Path) -> None:
+    _, warnings = beside(bootable, tmp_path, subnet="10.1.0.0/16")
+    assert any("this PC's address 192.168.77.1 is not" in warning for warning in warnings)
+
+
+def test_a_name_where_an_address_belongs(bootable: Path, tmp_path: Path) -> None:
+    with pytest.raises(NetworkUnreachable, match=r"nfs\.address is not an IPv4 address"):
+        beside(bootable, tmp_path, address="my-pc.local")

@@ -1,0 +1,306 @@
+"""Files that others rely on: never half-written, never deleted when not ours, the same bytes from the same tree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from toolchain import files
+from toolchain.config import ROOT
+from toolchain.errors import DiskFull, ForeignFolder
+
+
+def write(path: Path, text: str = "", *, mode: int = 0o644, mtime: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    if mtime:
+        os.utime(path, (mtime, mtime))
+    return path
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_a_digest_is_that_of_the_content(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"z" * size)
+    assert files.sha256_of(path) == hashlib.sha256(b"z" * size).hexdigest()
+
+
+def test_text_is_written_whole_with_its_mode_and_makes_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "text"
+    files.write_text_atomically(path, "öne\n", mode=0o600)
+    assert path.read_text() == "öne\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [item.name for item in path.parent.iterdir()] == ["text"]
+
+
+def test_a_reader_never_sees_half_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    texts = {letter * 400_000 for letter in "ab"}
+    files.write_text_atomically(path, "a" * 400_000)
+    stop = threading.Event()
+
+    def rewrite() -> None:
+        while not stop.is_set():
+            for text in sorted(texts):
+                files.write_text_atomically(path, text)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        seen = {path.read_text() for _ in range(200)}
+    finally:
+        stop.set()
+        writer.join()
+    assert seen <= texts
+
+
+@pytest.mark.parametrize("fault", [ValueError("broken"), KeyboardInterrupt()])
+def test_what_fails_in_the_middle_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, fault: BaseException
+) -> None:
+    path = write(tmp_path / "file", "old")
+
+    def fail() -> None:
+        with files.replacing(path) as aside:
+            aside.write_text("half")
+            assert path.read_text() == "old"
+            raise fault
+
+    with pytest.raises(type(fault)):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_block_that_writes_nothing_is_a_bug_and_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "file", "old")
+    with pytest.raises(FileNotFoundError), files.replacing(path):
+        pass
+    assert path.read_text() == "old"
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from toolchain import files
+with files.replacing(Path(sys.argv[1])) as aside:
+    aside.write_text("half")
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_ctrl_c_in_the_middle_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "file", "old")
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        writer.send_signal(signal.SIGINT)
+        writer.wait(20)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_scratch_folder_is_gone_afterwards_whatever_happens(tmp_path: Path) -> None:
+    with files.scratch_folder(tmp_path / "work", "one") as first, files.scratch_folder(tmp_path / "work", "one") as two:
+        assert first != two
+        write(first / "deep" / "file", "x", mode=0o400)
+        (first / "link").symlink_to(tmp_path)
+
+    def fail() -> None:
+        with files.scratch_folder(tmp_path / "work", "three"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list((tmp_path / "work").iterdir()) == []
+    assert tmp_path.is_dir()
+
+
+def test_removing_takes_files_folders_links_and_nothing(tmp_path: Path) -> None:
+    kept = write(tmp_path / "kept" / "file")
+    link = tmp_path / "link"
+    link.symlink_to(kept.parent)
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to("nowhere")
+    for path in (link, dangling, write(tmp_path / "file"), write(tmp_path / "folder" / "file").parent):
+        files.remove(path)
+        assert not path.is_symlink()
+        assert not path.exists()
+    files.remove(tmp_path / "never was")
+    assert kept.is_file()
+
+
+def test_only_our_own_or_empty_folders_may_be_replaced(tmp_path: Path) -> None:
+    files.require_owned(tmp_path / "absent")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    files.require_owned(folder)
+    write(folder / "precious")
+    with pytest.raises(ForeignFolder, match="1 entries and no marker") as caught:
+        files.require_owned(folder)
+    assert caught.value.exit_code == 24
+    assert (folder / "precious").exists()
+    write(folder / files.MARKER)
+    files.require_owned(folder)
+
+
+def test_a_marker_that_is_a_folder_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "folder" / files.MARKER).mkdir(parents=True)
+    with pytest.raises(ForeignFolder):
+        files.require_owned(tmp_path / "folder")
+
+
+def test_a_file_where_a_folder_is_to_be_replaced_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForeignFolder, match="a file"):
+        files.require_owned(write(tmp_path / "file", "precious"))
+
+
+def test_room_is_asked_for_where_it_will_be_needed(tmp_path: Path) -> None:
+    files.require_space(tmp_path / "not" / "yet" / "there", 1, "a test")
+    with pytest.raises(DiskFull, match="not enough room for the moon") as caught:
+        files.require_space(tmp_path / "not" / "there", 1 << 40, "the moon")
+    assert str(tmp_path) in caught.value.expected
+    assert caught.value.exit_code == 21
+
+
+def fingerprint_tree(root: Path) -> Path:
+    write(root / "a.cpp", "int a;")
+    write(root / "sub" / "b.cpp", "int b;")
+    write(root / "sub" / "b.h", "#pragma once")
+    write(root / "run", "#!/bin/sh", mode=0o755)
+    return root
+
+
+def test_a_fingerprint_is_about_names_modes_and_contents_not_about_place_or_time(tmp_path: Path) -> None:
+    one, two = fingerprint_tree(tmp_path / "one"), fingerprint_tree(tmp_path / "two")
+    os.utime(two / "a.cpp", (1, 1))
+    (two / "empty folder").mkdir()
+    write(two / "__pycache__" / "x.pyc", "cache")
+    assert files.tree_fingerprint(one) == files.tree_fingerprint(two)
+
+
+@pytest.mark.parametrize("change", ["content", "name", "mode", "new", "gone"])
+def test_a_fingerprint_sees_each_change(tmp_path: Path, change: str) -> None:
+    root = fingerprint_tree(tmp_path / "tree")
+    before = files.tree_fingerprint(root)
+    if change == "content":
+        write(root / "a.cpp", "int c;")
+    elif change == "name":
+        (root / "a.cpp").rename(root / "c.cpp")
+    elif change == "mode":
+        (root / "run").chmod(0o644)
+    elif change == "new":
+        write(root / "sub" / "c.cpp")
+    else:
+        (root / "run").unlink()
+    assert files.tree_fingerprint(root) != before
+
+
+def test_a_fingerprint_of_patterns_counts_what_matches_once(tmp_path: Path) -> None:
+    root = fingerprint_tree(tmp_path)
+    sources = files.tree_fingerprint(root, "**/*.cpp")
+    assert files.tree_fingerprint(root, "**/*.cpp", "sub/*.cpp") == sources
+    write(root / "sub" / "b.h", "changed")
+    assert files.tree_fingerprint(root, "**/*.cpp") == sources
+    assert files.tree_fingerprint(root, "**/*.h") != sources
+
+
+def packed(folder: Path, tar: Path, epoch: int = 1000) -> bytes:
+    files.pack(folder, tar, epoch=epoch)
+    return tar.read_bytes()
+
+
+def tree_to_pack(root: Path, *, mtime: int) -> Path:
+    write(root / "etc" / "conf", "x", mtime=mtime)
+    write(root / "bin" / "tool", "#!/bin/sh\n", mode=0o755, mtime=mtime)
+    (root / "bin" / "link").symlink_to("tool")
+    (root / "empty").mkdir()
+    os.link(root / "etc" / "conf", root / "etc" / "twin")
+    for folder in (root / "etc", root / "bin", root / "empty"):
+        folder.chmod(0o755)
+    return root
+
+
+def test_the_same_tree_packs_to_the_same_bytes_whenever_it_was_made(tmp_path: Path) -> None:
+    now = int(time.time())
+    one = packed(tree_to_pack(tmp_path / "one", mtime=now), tmp_path / "one.tar")
+    two = packed(tree_to_pack(tmp_path / "two", mtime=now - 5000), tmp_path / "two.tar")
+    assert one == two
+    (tmp_path / "two" / "etc" / "conf").write_text("y")
+    assert packed(tmp_path / "two", tmp_path / "two.tar") != one
+
+
+def test_what_is_packed_belongs_to_root_keeps_its_modes_and_is_no_newer_than_the_epoch(tmp_path: Path) -> None:
+    root = tree_to_pack(tmp_path / "root", mtime=500)
+    (root / "bin" / "tool").chmod(0o4755)
+    if os.geteuid() == 0:
+        os.chown(root / "etc" / "conf", 1234, 1234)
+    packed(root, tmp_path / "out.tar")
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        members = {item.name: item for item in archive}
+    assert list(members) == sorted(members)
+    assert set(members) == {"bin", "bin/link", "bin/tool", "empty", "etc", "etc/conf", "etc/twin"}
+    assert {(item.uid, item.gid, item.uname, item.gname) for item in members.values()} == {(0, 0, "", "")}
+    assert max(item.mtime for item in members.values()) <= 1000
+    assert members["etc/conf"].mtime == 500
+    assert members["bin/tool"].mode & 0o7777 == 0o4755
+    assert members["bin/link"].linkname == "tool"
+    assert members["etc/twin"].islnk()
+    assert members["etc/twin"].linkname == "etc/conf"
+
+
+def test_what_is_packed_unpacks_to_the_same_tree(tmp_path: Path) -> None:
+    root = tree_to_pack(tmp_path / "root", mtime=500)
+    packed(root, tmp_path / "out.tar")
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        archive.extractall(tmp_path / "copy")  # noqa: S202 - our own archive
+    assert files.tree_fingerprint(tmp_path / "copy") == files.tree_fingerprint(root)
+    assert (tmp_path / "copy" / "bin" / "link").readlink() == Path("tool")
+
+
+def test_pipes_are_packed_and_sockets_left_out(tmp_path: Path) -> None:
+    root = tree_to_pack(tmp_path / "root", mtime=500)
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(root / "socket"))
+        packed(root, tmp_path / "out.tar")
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        assert archive.getmember("fifo").isfifo()
+        assert "socket" not in archive.getnames()
+
+
+PACKER = """
+import resource, sys
+from pathlib import Path
+from toolchain import files
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+files.pack(Path(sys.argv[1]), Path(sys.argv[2]), epoch=1)
+"""
+
+
+def test_packing_that_finds_no_room_leaves_the_old_tar(tmp_path: Path) -> None:
+    tar = write(tmp_path / "out.tar", "old")
+    root = tree_to_pack(tmp_path / "root", mtime=500)
+    write(root / "large", "x" * 200_000)
+    done = subprocess.run(
+        [sys.executable, "-c", PACKER, str(root), str(tar)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "File too large" in done.stderr
+    assert tar.read_text() == "old"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["out.tar", "root"]

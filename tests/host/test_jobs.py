@@ -1,0 +1,50 @@
+"""How many compiler processes fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from toolchain.config import ROOT, BuildConfig
+from toolchain.jobs import available_memory_mib, compile_jobs
+
+
+def test_what_is_configured_is_taken() -> None:
+    assert compile_jobs(BuildConfig(jobs=7)) == 7
+    assert compile_jobs(BuildConfig(jobs=1)) == 1
+
+
+def test_memory_is_what_the_kernel_says_is_available() -> None:
+    said = subprocess.run(["free", "--mebi"], check=True, capture_output=True, text=True).stdout.splitlines()
+    total = int(said[1].split()[1])
+    assert 0 < available_memory_mib() <= total
+
+
+def test_at_least_one_process_runs_however_large_it_is() -> None:
+    assert compile_jobs(BuildConfig(memory_per_job_mib=65536 * 1024)) == 1
+
+
+def test_cores_are_the_limit_when_memory_is_not() -> None:
+    assert compile_jobs(BuildConfig(memory_per_job_mib=1)) == len(os.sched_getaffinity(0))
+
+
+def test_memory_is_the_limit_when_cores_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1000)))
+    per_job = max(1, available_memory_mib() // 3)
+    assert compile_jobs(dataclasses.replace(BuildConfig(), memory_per_job_mib=per_job)) in (2, 3, 4)
+
+
+def test_a_process_that_is_bound_to_one_core_uses_one() -> None:
+    program = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from toolchain.config import BuildConfig
+from toolchain.jobs import compile_jobs
+print(compile_jobs(BuildConfig(memory_per_job_mib=1)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout == "1\n"

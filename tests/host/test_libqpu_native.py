@@ -1,0 +1,47 @@
+"""libqpu on this PC: its C++ tests, and clang-tidy over its sources."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from toolchain.config import ROOT, Config
+from toolchain.jobs import compile_jobs
+from toolchain.process import run
+
+SOURCE = ROOT / "recipes" / "libqpu"
+
+
+@pytest.fixture(scope="module")
+def tree(product_config: Config) -> Path:
+    """Libqpu and its tests, compiled; kept between runs, so only what changed is compiled again."""
+    for program in ("cmake", "ninja", "g++"):
+        if shutil.which(program) is None:
+            pytest.skip(f"the program {program} is missing; ./inv installs it")
+    folder = product_config.build_root / "libqpu-native"
+    options = ["-DBUILD_TESTING=ON", "-DQPU_WARNINGS_AS_ERRORS=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    run(["cmake", "-S", SOURCE, "-B", folder, "-G", "Ninja", *options])
+    run(["cmake", "--build", folder, "--parallel", str(compile_jobs(product_config.build))], limit_s=1800)
+    return folder
+
+
+@pytest.mark.timeout(1200)
+def test_the_tests_in_cpp_pass(tree: Path) -> None:
+    done = run(["ctest", "--test-dir", tree, "--output-on-failure", "--no-tests=error"], limit_s=1000)
+    assert "100% tests passed" in done.output
+    assert "0 tests failed" in done.output
+
+
+@pytest.mark.timeout(1800)
+def test_clang_tidy_finds_nothing(tree: Path) -> None:
+    clang_tidy = shutil.which("clang-tidy")
+    if clang_tidy is None:
+        pytest.skip("the program clang-tidy is missing; ./inv installs it")
+    commands = json.loads((tree / "compile_commands.json").read_text())
+    sources = sorted({item["file"] for item in commands if "/libqpu/src/" in item["file"]})
+    assert len(sources) >= 8
+    done = run([clang_tidy, "-p", tree, "--quiet", "--warnings-as-errors=*", *sources], limit_s=1700)
+    assert "error:" not in done.output

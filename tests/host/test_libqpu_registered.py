@@ -1,0 +1,44 @@
+"""Where the target's loader, shell and pkg-config find libqpu."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from recipes.libqpu.build import LOADER_CONFIG, register
+
+PREFIX = "/opt/pitorch"
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Path:
+    """A staged root with a library that is registered."""
+    installed = tmp_path / PREFIX.strip("/")
+    for name, text in {
+        "bin/qpu-info": "#!/bin/sh\n",
+        "lib/pkgconfig/qpu.pc": "prefix=${pcfiledir}/../../\nlibdir=${prefix}/lib\nincludedir=${prefix}/include\n\n"
+        "Name: qpu\nDescription: kernels\nVersion: 1.0\nLibs: -L${libdir} -lqpu\nCflags: -I${includedir}\n",
+    }.items():
+        (installed / name).parent.mkdir(parents=True)
+        (installed / name).write_text(text)
+    register(tmp_path, installed, PREFIX)
+    return tmp_path
+
+
+def test_pkg_config_tells_the_prefix_and_not_the_place_of_its_file(stage: Path) -> None:
+    program = shutil.which("pkg-config")
+    if program is None:
+        pytest.skip("the program pkg-config is missing (package pkgconf)")
+    environment = {**os.environ, "PKG_CONFIG_LIBDIR": str(stage / "usr/local/lib/pkgconfig")}
+    asked = [program, "--cflags", "--libs", "qpu"]
+    said = subprocess.run(asked, env=environment, check=True, capture_output=True, text=True).stdout
+    assert said.split() == ["-I/opt/pitorch/include", "-L/opt/pitorch/lib", "-lqpu"]
+
+
+def test_programs_are_linked_and_the_loader_knows_the_folder(stage: Path) -> None:
+    assert (stage / "usr/local/bin/qpu-info").readlink() == Path("/opt/pitorch/bin/qpu-info")
+    assert (stage / LOADER_CONFIG).read_text() == "/opt/pitorch/lib\n"

@@ -1,0 +1,355 @@
+"""Subprocesses: what is returned, how each fault is told, and that nothing is left running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain import process
+from toolchain.config import ROOT
+from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ProgramMissing
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and waits for its parent does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_for(path: Path, *, limit_s: float = 20.0) -> str:
+    """The text of a file that another process is about to write, its line end included."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if path.is_file() and (text := path.read_text()).endswith("\n"):
+            return text
+        time.sleep(0.01)
+    raise AssertionError(f"{path} was not written in {limit_s} s")
+
+
+def wait_until_gone(pid: int, *, limit_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if not alive(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@contextlib.contextmanager
+def killed_at_the_end(*pids: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_output_status_and_time_come_back() -> None:
+    done = process.run(["sh", "-c", "echo one; echo two >&2; sleep 0.05"])
+    assert done.output == "one\ntwo\n"
+    assert done.returncode == 0
+    assert 0.05 <= done.seconds < 300
+    assert done.argv == ("sh", "-c", "echo one; echo two >&2; sleep 0.05")
+
+
+def test_stderr_can_be_kept_apart_and_is_told_when_it_fails() -> None:
+    done = process.run(["sh", "-c", "echo out; echo err >&2"], merge_stderr=False)
+    assert done.output == "out\n"
+    with pytest.raises(CommandFailed, match="only on stderr"):
+        process.run(["sh", "-c", "echo only on stderr >&2; exit 3"], merge_stderr=False)
+
+
+def test_output_of_is_stripped() -> None:
+    assert process.output_of(["printf", " text \n\n"]) == "text"
+
+
+def test_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
+    odd = ["a b", "$HOME", "*", "'", "\n", ""]
+    program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *odd]
+    assert process.run(program).output == f"{odd}\n"
+    assert shlex.split(process.pasteable(program, tmp_path)) == ["cd", str(tmp_path), "&&", *program]
+
+
+def test_folder_and_environment_are_the_given_ones_over_our_own(tmp_path: Path) -> None:
+    done = process.run(["sh", "-c", 'pwd; echo "$MINE $PATH"'], cwd=tmp_path, env={"MINE": "yes"})
+    assert done.output == f"{tmp_path}\nyes {os.environ['PATH']}\n"
+
+
+def test_a_folder_that_is_not_there_is_not_taken_for_a_missing_program(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        process.run(["true"], cwd=tmp_path / "nowhere")
+
+
+def test_lines_are_seen_as_they_come() -> None:
+    seen: list[tuple[str, float]] = []
+    process.run(
+        ["sh", "-c", "echo first; sleep 0.4; printf last"], on_line=lambda line: seen.append((line, time.monotonic()))
+    )
+    assert [line for line, _ in seen] == ["first", "last"]
+    assert seen[1][1] - seen[0][1] > 0.2
+
+
+def test_bytes_that_are_no_text_do_not_stop_it() -> None:
+    assert process.run(["printf", r"\377ok\n"]).output == "\ufffdok\n"
+
+
+def test_the_log_gets_the_command_and_its_output_run_after_run(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "one.log"
+    process.run(["echo", "a b"], log=log, cwd=tmp_path)
+    process.run(["sh", "-c", "echo err >&2; exit 1"], log=log, check=False, merge_stderr=False)
+    assert log.read_text() == f"$ cd {tmp_path} && echo 'a b'\na b\n$ sh -c 'echo err >&2; exit 1'\nerr\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 3_000_000])
+def test_stdin_is_fed_whatever_its_size_while_output_is_read(size: int) -> None:
+    fed = b"x" * size
+    assert process.run(["cat"], stdin=fed).output == fed.decode()
+
+
+def test_a_program_that_does_not_read_its_stdin_is_no_fault() -> None:
+    assert process.run(["true"], stdin=b"y" * 3_000_000).returncode == 0
+    assert process.run(["head", "-c", "2"], stdin=b"y" * 3_000_000).output == "yy"
+
+
+def test_without_stdin_there_is_nothing_to_read() -> None:
+    assert process.run(["cat"]).output == ""
+
+
+@pytest.mark.parametrize(
+    ("ending", "returncode", "words"),
+    [
+        ("exit 3", 3, "exit status 3"),
+        ("exit 127", 127, "exit status 127: a program it calls was not found"),
+        ("no-such-program-anywhere", 127, "exit status 127: a program it calls was not found"),
+        ("exit 137", 137, "exit status 137: killed, nearly always by the kernel because memory ran out"),
+        ("kill -SEGV $$", -signal.SIGSEGV, "ended by SIGSEGV"),
+        ("kill -KILL $$", -signal.SIGKILL, "ended by SIGKILL"),
+    ],
+)
+def test_an_exit_is_told_in_words(ending: str, returncode: int, words: str) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        process.run(["sh", "-c", f"echo before; {ending}"], mend="do this")
+    assert caught.value.returncode == returncode
+    assert caught.value.found == words
+    assert caught.value.exit_code == 14
+    text = str(caught.value)
+    assert "before" in text
+    assert "mend:     do this" in text
+    assert process.run(["sh", "-c", ending], check=False).returncode == returncode
+
+
+@pytest.mark.parametrize("number", [int(signal.SIGRTMIN), int(signal.SIGRTMIN) + 1, int(signal.SIGRTMAX)])
+def test_signals_without_a_name_are_told_by_their_number(number: int) -> None:
+    assert process.explain_exit(-number) == f"ended by signal {number}"
+
+
+def test_the_last_lines_are_kept_and_no_more() -> None:
+    with pytest.raises(CommandFailed) as caught:
+        process.run(["sh", "-c", "seq 1000; exit 1"])
+    lines = caught.value.tail.split()
+    assert lines == [str(number) for number in range(976, 1001)]
+
+
+def test_a_missing_program_is_named_with_its_package() -> None:
+    with pytest.raises(ProgramMissing) as caught:
+        process.run(["ganesha.nfsd-that-is-not-there", "x"])
+    assert caught.value.exit_code == 13
+    assert "ganesha.nfsd-that-is-not-there" in caught.value.expected
+    with pytest.raises(ProgramMissing) as needed:
+        process.require_program("no-such-tool", "to test this")
+    assert "no-such-tool is needed to test this" in str(needed.value)
+    assert "apt-get install no-such-tool" in needed.value.mend
+
+
+def test_a_program_that_is_there_is_found_also_outside_an_ordinary_users_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert process.require_program("ldconfig", "to test this").name == "ldconfig"
+
+
+def test_a_script_whose_interpreter_is_missing_is_told_as_such(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    with pytest.raises(ProgramMissing, match="no such interpreter"):
+        process.run([script])
+
+
+def test_a_file_that_may_not_be_executed_is_told_as_such(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\n")
+    with pytest.raises(CommandFailed, match="Permission denied") as caught:
+        process.run([script])
+    assert caught.value.returncode == 126
+
+
+def test_a_program_of_an_unknown_format_is_refused_with_the_mend(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF" + bytes(60))
+    program.chmod(0o755)
+    with pytest.raises(ForeignBinaryRefused, match=r"\./inv doctor"):
+        process.run([program])
+
+
+def test_at_its_deadline_it_is_ended_and_its_last_words_are_told(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    began = time.monotonic()
+    with pytest.raises(CommandTimedOut, match=r"an end within 0\.5 s") as caught:
+        process.run(["sh", "-c", f"echo $$ > {pid_file}; echo working; exec sleep 600"], limit_s=0.5)
+    assert time.monotonic() - began < 300
+    assert caught.value.exit_code == 15
+    assert "working" in str(caught.value)
+    assert not alive(int(wait_for(pid_file)))
+
+
+def test_the_deadline_counts_also_when_output_was_closed_or_never_stops() -> None:
+    with pytest.raises(CommandTimedOut):
+        process.run(["sh", "-c", "exec >/dev/null 2>&1; sleep 600"], limit_s=0.3)
+    with pytest.raises(CommandTimedOut):
+        process.run(["yes"], limit_s=0.3)
+
+
+def test_what_ignores_the_polite_signal_is_killed() -> None:
+    child = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    with child:
+        assert child.stdout.readline() == b"ready\n"
+        began = time.monotonic()
+        process.end_group(child, polite_s=0.3)
+        assert child.returncode == -signal.SIGKILL
+        assert time.monotonic() - began < 300
+
+
+def test_a_child_that_outlives_its_parent_is_ended_too(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    stubborn = f"trap '' TERM; echo $$ > {pid_file}; while :; do sleep 0.1; done"
+    leader = subprocess.Popen(["sh", "-c", f"sh -c {shlex.quote(stubborn)} & wait"], start_new_session=True)
+    pid = int(wait_for(pid_file))
+    with killed_at_the_end(pid):
+        process.end_group(leader, polite_s=0.3)
+        assert leader.returncode == -signal.SIGTERM
+        assert wait_until_gone(pid)
+
+
+def test_ending_what_has_ended_is_no_fault() -> None:
+    child = subprocess.Popen(["true"], start_new_session=True)
+    child.wait()
+    process.end_group(child)
+    assert child.returncode == 0
+
+
+def test_work_in_threads_is_ended_by_interrupt_all(tmp_path: Path) -> None:
+    faults: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            process.run(["sh", "-c", f"echo $$ > {tmp_path / str(number)}; exec sleep 600"])
+        except CommandFailed as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    pids = [int(wait_for(tmp_path / str(number))) for number in range(2)]
+    deadline = time.monotonic() + 20
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+        process.interrupt_all()
+        time.sleep(0.02)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [str(fault.found) for fault in faults if isinstance(fault, CommandFailed)] == ["ended by SIGTERM"] * 2
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_cleanup_that_fails_does_not_keep_the_others_from_being_called() -> None:
+    called: list[str] = []
+
+    def bad() -> None:
+        raise RuntimeError("broken")
+
+    with process.on_interrupt(bad), process.on_interrupt(lambda: called.append("second")):
+        process.interrupt_all()
+    process.interrupt_all()
+    assert called == ["second"]
+
+
+RUNNER = """
+import sys
+from pathlib import Path
+from toolchain import process
+try:
+    process.run(["sh", "-c", sys.argv[1]], log=Path(sys.argv[2]))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_the_whole_group(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    line = f"sleep 600 & first=$!; sleep 600 & echo $$ $first $! > {pids}; wait"
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, line, str(tmp_path / "log")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started = [int(pid) for pid in wait_for(pids).split()]
+    with killed_at_the_end(*started):
+        assert all(alive(pid) for pid in started)
+        runner.send_signal(signal.SIGINT)
+        out, err = runner.communicate(timeout=20)
+        assert runner.returncode == 130
+        assert out == "interrupted\n"
+        assert err == ""
+        assert all(wait_until_gone(pid) for pid in started)
+
+
+HASTY = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from toolchain import process
+
+class Hasty(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+subprocess.Popen = Hasty
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+try:
+    process.run(["sleep", "600"])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_in_the_moment_of_the_childs_birth_does_not_lose_it(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HASTY, name], cwd=ROOT, capture_output=True, text=True, check=False)
+    pid, said = done.stdout.split()
+    with killed_at_the_end(int(pid)):
+        assert said == "interrupted"
+        assert done.returncode == 0, done.stderr
+        assert not alive(int(pid))

@@ -1,0 +1,222 @@
+"""The virtual machine: what is booted, with which command line, and how a boot that fails is told."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from device_parts import BOOT_LIMIT_S, Board, bootable, booted
+
+from nfsroot import access, qemu, serve
+from toolchain import process
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing, BoardSilent, BoardUntrusted, UserError
+
+
+def tree_with(folder: Path, *kernels: str, without_initrd: str = "") -> Path:
+    (folder / "boot").mkdir(parents=True)
+    for name in kernels:
+        (folder / "boot" / f"vmlinuz-{name}").write_bytes(b"\0" * 4096)
+        if name != without_initrd:
+            (folder / "boot" / f"initrd.img-{name}").write_bytes(b"\0" * 4096)
+    return folder
+
+
+def spec_of(folder: Path, **changes: object) -> qemu.MachineSpec:
+    tree = tree_with(folder / "tree", "6.12.1+deb13-armmp")
+    values: dict[str, object] = {"boot": qemu.boot_files(tree, "armhf"), "nfs_path": str(tree), "nfs_port": 2049}
+    return qemu.MachineSpec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_newest_kernel_with_an_initramfs_is_booted(tmp_path: Path) -> None:
+    names = ("6.12.9+deb13-armmp", "6.12.107+deb13-armmp", "6.13.0+deb13-armmp", "6.12.107+rpt-rpi-v7")
+    tree = tree_with(tmp_path, *names, without_initrd="6.13.0+deb13-armmp")
+    assert qemu.boot_files(tree, "armhf").release == "6.12.107+deb13-armmp"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "said"),
+    [((), "no kernel in boot/"), (("6.12.1+rpt-rpi-v7",), "kernels for boards only (6.12.1+rpt-rpi-v7)")],
+)
+def test_tree_that_qemu_cannot_boot_is_refused(tmp_path: Path, kernels: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ArtefactMissing) as caught:
+        qemu.boot_files(tree_with(tmp_path, *kernels), "armhf")
+    assert said in caught.value.found
+    assert "image.profile: bootable" in caught.value.mend
+
+
+def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:
+    lean = spec_of(tmp_path / "a", nfs_path="/srv/pi", nfs_port=12049).kernel_command_line()
+    assert "boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:/srv/pi,vers=4.1,port=12049 " in lean
+    assert lean.endswith("init=/usr/local/sbin/pi-init")
+    assert "init=" not in spec_of(tmp_path / "b", init="systemd").kernel_command_line()
+
+
+@pytest.mark.parametrize("path", ["/srv/my pi", "/srv/a,b", "/srv/a:b", "/srv/'x'"])
+def test_path_that_a_kernel_command_line_cannot_hold_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(UserError) as caught:
+        spec_of(tmp_path, nfs_path=path).kernel_command_line()
+    assert "--folder" in caught.value.mend
+
+
+def test_only_the_loopback_is_forwarded(tmp_path: Path) -> None:
+    command = spec_of(tmp_path).command(2222, tmp_path / "a,b.log")
+    assert "user,id=n0,hostfwd=tcp:127.0.0.1:2222-:22" in command
+    assert f"file:{tmp_path}/a,,b.log" in command, "QEMU reads a comma as the end of the name"
+
+
+@pytest.mark.machine
+def test_machine_that_never_answers_is_silent(tmp_path: Path) -> None:
+    """Real QEMU, and for a kernel nothing that could print or answer."""
+    process.require_program("qemu-system-arm", "for this test")
+    machine = qemu.Machine(spec_of(tmp_path), tmp_path / "console.log")
+    machine.start()
+    pid = machine.pid
+    assert pid is not None
+    try:
+        began = time.monotonic()
+        with pytest.raises(BoardSilent) as caught:
+            machine.wait_until_answers(3)
+        assert 3 <= time.monotonic() - began < 20
+        assert "within 3 s" in caught.value.expected
+        assert "(nothing at all)" in caught.value.found
+        assert "device.boot_timeout_s" in caught.value.mend
+    finally:
+        machine.end()
+    assert not Path(f"/proc/{pid}").exists()
+    machine.end()
+
+
+@pytest.mark.machine
+def test_qemu_that_refuses_to_start_says_why(tmp_path: Path) -> None:
+    machine = qemu.Machine(spec_of(tmp_path, memory_mib=10_000_000), tmp_path / "console.log")
+    with pytest.raises(BoardSilent) as caught:
+        machine.start()
+    assert "QEMU: exit status" in caught.value.found
+    assert "RAM" in caught.value.found or "memory" in caught.value.found
+    assert machine.pid is None
+
+
+@pytest.mark.machine
+def test_qemu_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
+    """Even by SIGKILL, which leaves no chance to clean up."""
+    tree = tree_with(tmp_path / "tree", "6.12.1+deb13-armmp")
+    program = (
+        "import sys, time; from pathlib import Path; from nfsroot import qemu\n"
+        "tree = Path(sys.argv[1])\n"
+        "spec = qemu.MachineSpec(boot=qemu.boot_files(tree, 'armhf'), nfs_path=str(tree))\n"
+        "machine = qemu.Machine(spec, Path(sys.argv[2]))\n"
+        "machine.start(); print(machine.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tree), str(tmp_path / "console.log")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(scope="module")
+def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    with booted(bootable(exported_config), tmp_path_factory.mktemp("board")) as made:
+        yield made
+
+
+@pytest.mark.machine
+def test_exported_tree_boots_over_nfs_and_lets_us_in(board: Board) -> None:
+    assert board.machine.boot_seconds is not None
+    assert 1 < board.machine.boot_seconds < BOOT_LIMIT_S
+    assert board.run("uname", "-m").startswith("armv")
+    root = board.run("sh", "-c", "grep ' / ' /proc/mounts | tail -n 1").split()
+    assert root[0] == f"10.0.2.2:{board.config.nfsroot}"
+    assert root[2] == "nfs4"
+
+
+@pytest.mark.machine
+def test_what_the_guest_writes_is_on_the_host(board: Board) -> None:
+    name = f"/root/.from-guest-{socket.gethostname()}-{board.machine.pid}"
+    path = board.config.nfsroot / name.lstrip("/")
+    try:
+        board.run("sh", "-c", f"echo pi > {name}; chown 1000:1001 {name}; sync")
+        assert path.read_text() == "pi\n"
+        assert (path.stat().st_uid, path.stat().st_gid) == (1000, 1001)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.machine
+def test_other_host_key_is_refused(board: Board, tmp_path: Path) -> None:
+    process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"])
+    wrong = access.SshAccess(
+        host="127.0.0.1",
+        port=board.machine.ssh_port,
+        key=board.access.key,
+        known_hosts=access.pin(tmp_path / "other.pub", tmp_path / "known_hosts"),
+    )
+    done = process.run(wrong.command(["true"]), check=False, limit_s=120)
+    assert done.returncode == 255
+    assert isinstance(access.diagnose(wrong, done.output), BoardUntrusted)
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize(
+    ("extra", "path", "found", "mend"),
+    [
+        ("init=/bin/false", "", "Kernel panic", "its init does not run"),
+        ("", "/no/such/tree", "No such file or directory", "does not export that path"),
+    ],
+    ids=["init ends", "path not exported"],
+)
+def test_failed_boot_is_told_at_once(
+    exported_config: Config, tmp_path: Path, extra: str, path: str, found: str, mend: str
+) -> None:
+    """Long before the deadline, with the end of the console."""
+    config = bootable(exported_config)
+    with serve.running_server(config.nfsroot) as server:
+        spec = qemu.MachineSpec(
+            boot=qemu.boot_files(config.nfsroot, "armhf"),
+            nfs_path=path or str(config.nfsroot),
+            nfs_port=server.port,
+            init="systemd",
+            extra_arguments=extra,
+        )
+        machine = qemu.Machine(spec, tmp_path / "console.log")
+        machine.start()
+        try:
+            with pytest.raises(BoardSilent) as caught:
+                machine.wait_until_answers(BOOT_LIMIT_S)
+        finally:
+            machine.end()
+    text = str(caught.value)
+    assert found in text
+    assert mend in text
+    assert re.search(r"\| \S", text), "the console's last lines are part of the error"
+
+
+@pytest.mark.machine
+def test_machine_powers_off_when_asked(board: Board) -> None:
+    """The last use of the module's board."""
+    asked = []
+
+    def power_off() -> None:
+        asked.append(board.run("touch", "/run/poweroff"))
+
+    board.machine.end(power_off, polite_s=300)
+    assert asked == [""]
+    assert "Power down" in board.machine.console_text()
+    assert board.machine.pid is None

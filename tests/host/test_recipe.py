@@ -1,0 +1,138 @@
+"""Recipes' data files: each is whole, and a fingerprint is about what makes the artefact."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recipes import recipe as recipes
+from recipes.recipe import HERE, Recipe, load
+from toolchain.errors import ArtefactMissing, UserError
+
+NAMES = sorted(path.parent.name for path in HERE.glob("*/recipe.toml"))
+
+DATA = """
+name = "thing"
+title = "a thing"
+source = "tree"
+inputs = ["src/**/*", "Makefile"]
+outputs = ["lib/*.so", "include/thing.h"]
+prefix = "/opt/thing"
+"""
+
+
+@pytest.fixture
+def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a recipe of the tests' own."""
+    folder = tmp_path / "thing"
+    (folder / "src" / "deep").mkdir(parents=True)
+    (folder / "recipe.toml").write_text(DATA)
+    (folder / "Makefile").write_text("all:\n")
+    (folder / "src" / "a.c").write_text("int a;\n")
+    (folder / "src" / "deep" / "b.c").write_text("int b;\n")
+    (folder / "README").write_text("not an input\n")
+    monkeypatch.setattr(recipes, "HERE", tmp_path)
+    return folder
+
+
+def test_the_recipes_are_those_we_know() -> None:
+    assert set(NAMES) >= {"libqpu", "qpulib", "torch", "qpu_ops"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_is_whole(name: str) -> None:
+    recipe = load(name)
+    assert recipe.folder == HERE / name
+    assert recipe.title
+    assert recipe.source in ("tree", "wheelhouse", "git")
+    assert recipe.outputs
+    for pattern in recipe.inputs:
+        assert any(path.is_file() for path in recipe.folder.glob(pattern)), f"{name}: {pattern} matches nothing"
+    assert all(isinstance(value, str) for value in recipe.settings.values())
+
+
+def test_what_only_one_recipe_has_is_among_its_settings(thing: Path) -> None:
+    recipe = load("thing")
+    assert recipe.settings == {"prefix": "/opt/thing"}
+    assert (recipe.name, recipe.title, recipe.source) == ("thing", "a thing", "tree")
+    assert recipe.inputs == ("src/**/*", "Makefile")
+
+
+def test_a_recipe_that_is_not_there_names_those_that_are(thing: Path) -> None:
+    with pytest.raises(UserError, match="thing") as caught:
+        load("thin")
+    assert "no recipe" in caught.value.summary
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (DATA.replace('title = "a thing"\n', ""), "title"),
+        (DATA.replace('inputs = ["src/**/*", "Makefile"]', 'inputs = "src"'), "inputs"),
+        (DATA.replace("outputs = [", "outputs = [1, "), "outputs"),
+        (DATA.replace('"tree"', '"treee"'), "source"),
+        (DATA.replace('"/opt/thing"', "3"), "prefix"),
+        ("name = \n", "recipe.toml"),
+    ],
+    ids=["missing", "no list", "list of others", "unknown source", "setting that is no text", "no TOML"],
+)
+def test_a_data_file_with_a_fault_is_told(thing: Path, text: str, words: str) -> None:
+    (thing / "recipe.toml").write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        load("thing")
+    assert str(thing / "recipe.toml") in str(caught.value)
+
+
+def test_all_faults_of_a_data_file_are_told_at_once(thing: Path) -> None:
+    (thing / "recipe.toml").write_text('name = 1\nsource = "x"\ninputs = 2\noutputs = []\n')
+    with pytest.raises(UserError) as caught:
+        load("thing")
+    for words in ("name", "title", "source", "inputs", "outputs"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("changed", ["recipe.toml", "Makefile", "src/a.c", "src/deep/b.c", "src/new.c"])
+def test_the_fingerprint_changes_with_every_input_and_the_data_file(thing: Path, changed: str) -> None:
+    before = load("thing").fingerprint()
+    with (thing / changed).open("a") as stream:
+        stream.write("# changed\n")
+    assert load("thing").fingerprint() != before
+
+
+def test_the_fingerprint_is_not_about_other_files_or_the_place(thing: Path, tmp_path: Path) -> None:
+    before = load("thing").fingerprint()
+    (thing / "README").write_text("changed\n")
+    assert load("thing").fingerprint() == before
+    shutil.copytree(thing, tmp_path / "copy")
+    assert load("copy").fingerprint() == before
+
+
+def promised(thing: Path, out: Path, *names: str) -> Recipe:
+    for name in names:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("")
+    out.mkdir(exist_ok=True)
+    return load("thing")
+
+
+def test_all_that_is_promised_must_be_there(thing: Path, tmp_path: Path) -> None:
+    promised(thing, tmp_path / "out", "lib/libthing.so", "include/thing.h").require_outputs(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected", "found"),
+    [
+        ((), "a file that matches lib/*.so", "an empty folder"),
+        (("lib/libthing.so", "share/x"), "a file that matches include/thing.h", "lib, share"),
+    ],
+)
+def test_what_was_promised_and_is_not_there_is_named(
+    thing: Path, tmp_path: Path, names: tuple[str, ...], expected: str, found: str
+) -> None:
+    recipe = promised(thing, tmp_path / "out", *names)
+    with pytest.raises(ArtefactMissing) as caught:
+        recipe.require_outputs(tmp_path / "out")
+    assert (caught.value.expected, caught.value.found) == (expected, found)
+    assert "recipes/thing/recipe.toml" in caught.value.mend

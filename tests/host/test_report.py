@@ -1,0 +1,237 @@
+"""The report: everything in one file, nothing claimed that was not measured, text of tests never taken for HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from device import report, suite
+from toolchain.files import sha256_of
+
+WIDTHS = (1, 10, 100)
+
+
+def timing() -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    for width in WIDTHS:
+        for method, factor in (("cpu", 1e-6), ("torch", 2e-7), ("qpu", 5e-5)):
+            compute = None if method == "torch" else factor * width
+            rows.append({"width": width, "method": method, "compute_s": compute, "end_to_end_s": 2 * factor * width})
+    return {
+        "what": "matrix times vector",
+        "statistic": "median",
+        "height": 100,
+        "machine": {"cpu_label": "not measured on a Raspberry Pi", "qpu_label": "model: the interpreter"},
+        "rows": rows,
+        "left_out": [{"width": 1000, "reason": "would take about 95 s of the 80 s left"}],
+        "published": {"what": "Raspberry Pi 3B, 2021", "rows": [{"width": 10, "cpu_s": 23e-6, "qpu_s": 169e-6}]},
+    }
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    tests = [
+        {"nodeid": "test_a.py::test_good", "outcome": "passed", "seconds": 0.25, "text": ""},
+        {
+            "nodeid": "test_a.py::test_out",
+            "outcome": "skipped",
+            "seconds": 0.0,
+            "text": "the image is built without torch",
+        },
+    ]
+    made: dict[str, Any] = {
+        "schema": 1,
+        "made": "2026-01-02T03:04:05+00:00",
+        "source": {"commit": "0123456789abcdef" * 2 + "01234567", "dirty": False, "changes": []},
+        "target": {"label": "trixie-armhf", "flavour": "debian", "suite": "trixie", "architecture": "armhf"},
+        "steps": [
+            {
+                "step": "libqpu",
+                "key": "ab" * 32,
+                "seconds": 3.5,
+                "warnings": ["the security pocket was left out"],
+                "artefacts": [{"name": "libqpu.tar", "size": 4096, "sha256": "cd" * 32}],
+            }
+        ],
+        "image": {"reference": "pitorch/system:trixie-armhf", "id": "sha256:" + "12" * 32, "digests": []},
+        "wheels": [{"name": "torch-2.6.0-cp313-cp313-linux_armv7l.whl", "size": None, "sha256": "ef" * 32}],
+        "rootfs": {"path": "/srv/pi", "sha256": "34" * 32, "image_tree_sha256": "", "counts": {}, "findings": []},
+        "device": {
+            "model": "linux,dummy-virt",
+            "kernel": "6.12.1",
+            "access": "QEMU",
+            "through": "boot",
+            "execution": "emulation",
+            "execution_reason": "a virtual machine that this run started in QEMU (linux,dummy-virt)",
+            "boot_seconds": 21.3,
+            "init": "lean",
+            "qpu_info": {"absent": "qpu-info is not installed"},
+        },
+        "tools": {"python": "3.11"},
+        "without": ["torch"],
+        "links": [{"name": "the board loads the tree's libqpu", "expected": "a", "found": "b", "holds": False}],
+        "results": {"passed": 1, "failed": 0, "errors": 0, "skipped": 1, "seconds": 12.0, "tests": tests},
+        "timing": {"reason": "the timing was not asked for"},
+    }
+    made.update(changes)
+    return made
+
+
+def render(made: dict[str, Any]) -> str:
+    return report.render(made, evidence_name="evidence.json", evidence_sha256="56" * 32)
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)))
+
+
+class Balance(HTMLParser):
+    """Checks that every element is closed."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "link", "use", "path"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        """Note what was opened."""
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """It must be what was opened last."""
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_report_is_one_whole_file_without_outside_parts() -> None:
+    html = render(document(timing=timing()))
+    balance = Balance()
+    balance.feed(html)
+    assert balance.open == []
+    references = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]+)""", html) + re.findall(r"url\(([^)#]+)", html)
+    assert references == []
+    assert "<script" not in html
+    assert "@import" not in html
+
+
+def test_emulation_is_labelled_everywhere() -> None:
+    made = document(timing=timing())
+    text = text_of(render(made))
+    assert "Emulation: nothing here was measured on hardware" in text
+    assert "not measured on hardware" in report.execution_label(made)
+    assert "not measured on hardware" in report.chart(timing(), report.execution_label(made)), (
+        "the picture alone says it"
+    )
+    assert "model: the interpreter" in text
+    assert "not measured here" in text, "the published times"
+
+
+def test_hardware_and_unverified_are_told_apart() -> None:
+    device = {**document()["device"], "model": "Raspberry Pi 3 Model B"}
+    on_a_pi = document(device={**device, "execution": "hardware", "execution_reason": "the device tree says so"})
+    assert "Ran on hardware" in render(on_a_pi)
+    assert report.execution_label(on_a_pi) == "hardware: Raspberry Pi 3 Model B"
+    unknown = document(device={**device, "execution": "unverified", "execution_reason": "no model"})
+    assert "not counted as measured on hardware" in render(unknown)
+
+
+def test_what_is_missing_is_said_loudly() -> None:
+    text = text_of(render(document()))
+    assert "Without torch" in text
+    assert "No timing: the timing was not asked for" in text
+    assert "the security pocket was left out" in text
+    assert "expected a , found b" in text, "a link of the chain that does not hold"
+
+
+def test_failures_come_first_with_their_text_escaped() -> None:
+    tests = [
+        {"nodeid": "test_a.py::test_good", "outcome": "passed", "seconds": 0.1, "text": ""},
+        {"nodeid": "test_z.py::test_bad[<b>]", "outcome": "failed", "seconds": 0.1, "text": "assert '<script>' & 1"},
+    ]
+    results = {"passed": 1, "failed": 1, "errors": 0, "skipped": 0, "seconds": 1.0, "tests": tests}
+    html = render(document(results=results))
+    assert html.index("test_z.py") < html.index("test_a.py")
+    assert "assert &#39;&lt;script&gt;&#39; &amp; 1" in html
+    assert "<b>]" not in html
+    assert "1 of 2 tests did not pass" in html
+
+
+def test_no_test_at_all_is_no_pass() -> None:
+    results = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0, "seconds": 0.0, "tests": []}
+    html = render(document(results=results))
+    assert "No test ran" in html
+    assert "not passed" in html
+
+
+def test_chart_is_an_image_that_follows_the_readers_colours() -> None:
+    drawn = report.chart(timing(), "emulation")
+    root = ElementTree.fromstring(drawn)  # noqa: S314 - our own
+    assert root.tag.endswith("svg")
+    for css in ("--ink", "--rule", "--cpu", "--torch", "--qpu"):
+        assert f"var({css})" in drawn
+    assert "#0101" not in drawn, "a stand-in colour was not replaced"
+    assert drawn == report.chart(timing(), "emulation"), "the same evidence makes the same file"
+    assert report.chart({"reason": "none"}, "emulation") == ""
+
+
+def test_timing_table_has_a_row_per_width_beside_the_published() -> None:
+    rows = report.timing_table(timing())
+    assert [row["width"] for row in rows] == list(WIDTHS)
+    assert rows[1]["ratio"] == pytest.approx(0.02)
+    assert rows[1]["published_ratio"] == pytest.approx(23 / 169)
+    assert rows[0]["published_cpu"] is None
+    assert "would take about 95 s" in text_of(render(document(timing=timing())))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (0.0, "0 µs"), (3e-6, "3 µs"), (0.00123, "1.23 ms"), (0.5, "500 ms"), (1.0, "1 s"), (123.4, "123 s")],
+)
+def test_seconds_get_a_unit_that_suits_them(value: float | None, shown: str) -> None:
+    assert report.seconds(value) == shown
+
+
+def test_qpu_info_is_told_with_reason_and_mends() -> None:
+    info = {
+        "version": "0.1.0",
+        "backend": {"name": "interpreter", "reason": "the only one in this build"},
+        "board": {"model": None, "revision": None, "soc": None, "verdict": "no Raspberry Pi"},
+        "nodes": [
+            {"path": "/dev/vcio", "present": False, "mode": None, "owner": None, "readable": False, "writable": False},
+            {"path": "/dev/mem", "present": True, "mode": "0640", "owner": "root", "readable": True, "writable": False},
+        ],
+        "kms": {"state": "unknown", "evidence": "no device tree", "settings": []},
+        "gpu_memory": {"mib": None, "source": "unknown: nobody to ask", "setting": None},
+        "obstacles": [{"what": "KMS drives the GPU", "mend": "remove dtoverlay=vc4-kms-v3d"}],
+        "note": "not measured on hardware",
+    }
+    rows = dict(report.qpu_rows(info))
+    assert rows["backend"] == ["interpreter", "the only one in this build"]
+    assert rows["device nodes"] == ["/dev/vcio: absent", "/dev/mem: 0640 root, readable"]
+    assert rows["in the way"] == ["KMS drives the GPU → remove dtoverlay=vc4-kms-v3d"]
+    html = render(document(device={**document()["device"], "qpu_info": info}))
+    assert "no Raspberry Pi" in html
+
+
+def test_report_states_the_hash_of_its_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text(json.dumps(document()))
+    report.write(document(), tmp_path / "index.html", evidence_file=path)
+    assert sha256_of(path) in (tmp_path / "index.html").read_text()
+
+
+def test_junit_says_what_it_ran_on(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    path.write_text('<testsuites><testsuite name="device" tests="1"><testcase name="a"/></testsuite></testsuites>')
+    suite.label_junit(path, document())
+    found = {item.get("name"): item.get("value") for item in ElementTree.parse(path).iter("property")}  # noqa: S314
+    assert found["execution"] == "emulation"
+    assert found["without"] == "torch"
+    assert found["image_id"] == "sha256:" + "12" * 32

@@ -1,0 +1,376 @@
+"""The user-space NFS server, for real: started, asked by an NFS client, ended; and each way it cannot start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nfsroot import serve
+from nfsroot.layout import Layout, write_marker
+from nfsroot.rendering import render
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactMissing, PortTaken, ProgramMissing, RootNeeded, ServerFailed
+from toolchain.manifest import Manifest
+
+needs_server = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the NFS server opens files of all owners"),
+    pytest.mark.skipif(shutil.which("ganesha.nfsd") is None, reason="needs ganesha.nfsd (package nfs-ganesha)"),
+    pytest.mark.skipif(shutil.which("nfs-ls") is None, reason="needs nfs-ls (package libnfs-utils)"),
+]
+
+
+def marked(*marks: pytest.MarkDecorator):  # type: ignore[no-untyped-def]
+    def apply(function):  # type: ignore[no-untyped-def]
+        for mark in (*needs_server, *marks):
+            function = mark(function)
+        return function
+
+    return apply
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "a tree"
+    (made / "etc").mkdir(parents=True)
+    (made / "etc" / "hostname").write_text("pitorch\n")
+    return made
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Config:
+    """A configuration whose folder looks like an export."""
+    tree = tmp_path / "nfsroot"
+    (tree / "etc").mkdir(parents=True)
+    layout = Layout(tree)
+    layout.folder.mkdir()
+    write_marker(layout, frozenset({tree.stat().st_ino}))
+    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
+    return load_config({"nfs": {"folder": str(tree), "address": "127.0.0.1", "port": free_port()}})
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+def listing(server: serve.NfsServer, path: Path) -> str:
+    url = f"nfs://127.0.0.1{path}?version=4&nfsport={server.port}"
+    return subprocess.run(["nfs-ls", url], capture_output=True, text=True, check=True).stdout
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@marked()
+def test_a_client_sees_the_folder_and_the_server_is_gone_afterwards(folder: Path) -> None:
+    with serve.running_server(folder) as server:
+        assert "hostname" in listing(server, folder / "etc")
+        assert serve.probe(server, folder) == ""
+        assert "NOENT" in serve.probe(server, folder.parent / "elsewhere")
+        assert server.source() == f"127.0.0.1:{folder}"
+    assert gone(server.pid)
+    with socket.socket() as trial:
+        assert trial.connect_ex(("127.0.0.1", server.port)) != 0
+
+
+@marked()
+def test_what_a_client_writes_as_root_is_roots_file(folder: Path) -> None:
+    with serve.running_server(folder) as server:
+        url = f"nfs://127.0.0.1{folder}/etc/new?version=4&nfsport={server.port}&uid=0&gid=0"
+        source = folder.parent / "source"
+        source.write_text("written over NFS")
+        subprocess.run(["nfs-cp", str(source), url], check=True, capture_output=True)
+    made = folder / "etc" / "new"
+    assert made.read_text() == "written over NFS"
+    assert made.stat().st_uid == 0
+
+
+@marked()
+def test_two_folders_by_one_server_and_two_servers_at_once(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "second").touch()
+    with serve.running_server([folder, other]) as one, serve.running_server(other) as two:
+        assert "second" in listing(one, other)
+        assert "etc" in listing(one, folder)
+        assert one.port != two.port
+        assert "second" in listing(two, other)
+
+
+@marked()
+def test_the_server_ends_when_the_block_fails(folder: Path) -> None:
+    pids = []
+
+    def interrupted() -> None:
+        with serve.running_server(folder) as server:
+            pids.append(server.pid)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert gone(pids[0])
+
+
+@marked()
+def test_a_taken_port_is_told_with_who_has_it(folder: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(PortTaken, match=f"port {port} is taken") as caught,
+            serve.running_server(folder, port=port),
+        ):
+            raise AssertionError("must not start")
+    assert str(os.getpid()) in caught.value.found or "another program" in caught.value.found
+    assert caught.value.exit_code == 44
+
+
+@marked()
+def test_a_foreign_address_is_refused(folder: Path) -> None:
+    with (
+        pytest.raises(ServerFailed, match=r"cannot listen on 192\.0\.2\.250"),
+        serve.running_server(folder, address="192.0.2.250", port=2049),
+    ):
+        raise AssertionError("must not start")
+
+
+@marked()
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactMissing, match="cannot be served"), serve.running_server(tmp_path / "none"):
+        raise AssertionError("must not start")
+
+
+@marked()
+def test_a_missing_server_names_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ProgramMissing, match=r"ganesha\.nfsd") as caught, serve.running_server(folder):
+        raise AssertionError("must not start")
+    assert "nfs-ganesha" in caught.value.mend
+
+
+@marked()
+def test_an_ordinary_user_is_told_to_use_sudo(folder: Path) -> None:
+    os.seteuid(65534)
+    try:
+        with pytest.raises(RootNeeded) as caught, serve.running_server(folder):
+            raise AssertionError("must not start")
+    finally:
+        os.seteuid(0)
+    assert caught.value.mend == "sudo ./inv serve-nfsroot"
+
+
+@marked()
+def test_a_file_system_without_file_handles_is_told_at_once(tmp_path: Path) -> None:
+    lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
+    for item in (lower, upper, work, merged):
+        item.mkdir()
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},index=off"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
+    try:
+        began = time.monotonic()
+        with pytest.raises(ServerFailed, match="does not export") as caught, serve.running_server(merged):
+            raise AssertionError("must not start")
+        assert time.monotonic() - began < 30
+        assert "file handles" in caught.value.mend
+    finally:
+        subprocess.run(["umount", str(merged)], check=True)
+
+
+@marked(pytest.mark.skipif(not Path("/etc/mtab").is_symlink(), reason="needs an /etc/mtab that is a link"))
+def test_a_bare_container_without_mtab_gets_one() -> None:
+    script = (
+        "import sys; from pathlib import Path; from nfsroot.serve import running_server\n"
+        "with running_server(Path(sys.argv[1])) as server: print(Path('/etc/mtab').readlink())"
+    )
+    # /etc in memory, without mtab, in a mount namespace of its own: the machine's stays.
+    bare = "mkdir /tmp/e && cp -a /etc/. /tmp/e/ && rm /tmp/e/mtab && mount --bind /tmp/e /etc"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t /tmp && {bare} && exec "$@"', "bare",
+         sys.executable, "-c", script, "/var"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "../proc/self/mounts\n"
+    assert "made /etc/mtab" in done.stderr
+
+
+@marked()
+def test_paths_that_the_configuration_cannot_hold_are_refused(tmp_path: Path) -> None:
+    odd = tmp_path / 'a"b'
+    odd.mkdir()
+    with pytest.raises(ServerFailed, match="cannot export that path"), serve.running_server(odd):
+        raise AssertionError("must not start")
+
+
+@marked()
+def test_serving_stops_when_asked_and_says_how_long(exported: Config) -> None:
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    made = serve.serve(exported, stop=stop)
+    assert made.ended_by == "request"
+    assert made.seconds >= 1
+    assert made.source == f"127.0.0.1:{exported.nfsroot}"
+
+
+@marked()
+def test_nothing_exported_yet_names_the_task(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactMissing, match="export-nfsroot"):
+        serve.serve(load_config({"nfs": {"folder": str(tmp_path / "none")}}))
+
+
+@marked()
+def test_a_folder_that_is_not_the_exported_one_is_not_served(exported: Config) -> None:
+    tree = exported.nfsroot
+    tree.rename(tree.with_name("moved"))
+    tree.mkdir()
+    with pytest.raises(ArtefactMissing, match="is not the tree that was exported"):
+        serve.serve(exported)
+
+
+FOREGROUND = """
+import sys
+from nfsroot.serve import serve
+from toolchain.config import load_config
+made = serve(load_config({"nfs": {"folder": sys.argv[1], "address": "127.0.0.1", "port": int(sys.argv[2])}}))
+print("ended by", made.ended_by)
+"""
+
+
+@contextlib.contextmanager
+def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    """Serve as the task does, in a process; gives the process, the server's pid and what was said."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", FOREGROUND, str(config.nfsroot), str(config.nfs.port)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert child.stderr is not None
+        said = ""
+        while "chroot /mnt" not in said:
+            line = child.stderr.readline()
+            assert line, f"ended before it served: {said}"
+            said += line
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        yield child, int(children[0]), said
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@marked()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_sigterm_and_a_dropped_terminal_stop_all(exported: Config, number: signal.Signals) -> None:
+    with in_foreground(exported) as (child, server, said):
+        assert f"enter-nfsroot -o port={exported.nfs.port} 127.0.0.1:{exported.nfsroot}" in said
+        child.send_signal(number)
+        output, _ = child.communicate(timeout=30)
+    assert output.strip() == f"ended by {number.name}"
+    assert child.returncode == 0
+    assert gone(server)
+
+
+@marked()
+def test_a_server_that_dies_is_noticed(exported: Config) -> None:
+    with in_foreground(exported) as (child, server, _):
+        os.kill(server, signal.SIGKILL)
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode != 0
+    assert "the NFS server ended by itself" in errors
+
+
+V3 = """
+import subprocess, sys
+from pathlib import Path
+from nfsroot.serve import running_server
+folder = Path(sys.argv[1])
+with running_server(folder, port=2049, nfsv3=True) as server:
+    for version in (3, 4):
+        print(subprocess.run(["nfs-ls", f"nfs://127.0.0.1{folder}?version={version}"], capture_output=True, text=True))
+print("rpcbind left:", subprocess.run(["ss", "-Hltn", "sport = :111"], capture_output=True, text=True).stdout)
+"""
+
+
+@marked(
+    pytest.mark.network_namespaces,
+    pytest.mark.skipif(shutil.which("rpcbind", path="/usr/sbin:/sbin") is None, reason="needs rpcbind"),
+)
+def test_version_3_for_stock_initramfs_brings_its_own_portmapper(tmp_path: Path) -> None:
+    (tmp_path / "for-v3-and-v4").touch()
+    # A network and a /run of its own: the host may run a portmapper and an NFS server.
+    # The server looks its address up, and the resolver knows no loopback address while there is no other.
+    script = (
+        "mount -t tmpfs tmpfs /run && ip link set lo up && ip link add v0 type veth peer name v1 && ip link set v0 up "
+        '&& ip link set v1 up && ip addr add 192.0.2.77/24 dev v0 && exec "$@"'
+    )
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", script, "v3", sys.executable, "-c", V3, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("for-v3-and-v4") == 2, done.stdout
+    assert done.stdout.rstrip().endswith("rpcbind left:")
+
+
+def test_the_configuration_of_the_server() -> None:
+    made = render(
+        "ganesha.conf",
+        folders=["/srv/tree"],
+        address="127.0.0.1",
+        port=12049,
+        nfsv3=False,
+        clients=["10.0.0.0/8"],
+        recovery="/r",
+        plugins="/p",
+        major=4,
+    )
+    settings = dict(re.findall(r"^\s+(\w+) = (.+);$", made, re.MULTILINE))
+    assert settings["Minor_Versions"] == "0, 1", "2 gives EIO to Linux 6 clients"
+    assert settings["Graceless"] == "true"
+    assert settings["Only_Numeric_Owners"] == "true"
+    assert settings["Squash"] == "No_Root_Squash"
+    assert settings["Bind_addr"] == "127.0.0.1"
+    assert settings["NFS_Port"] == "12049"
+    assert settings["Path"] == settings["Pseudo"] == '"/srv/tree"'
+    assert settings["Clients"] == "10.0.0.0/8"
+    # Who is not in the list gets nothing.
+    assert re.search(r"EXPORT_DEFAULTS \{\s+Access_Type = None;", made)
+
+
+def test_version_3_adds_what_the_portmapper_needs() -> None:
+    values = {
+        "folders": ["/t"],
+        "address": "0.0.0.0",
+        "port": 2049,
+        "clients": ["*"],
+        "recovery": "/r",
+        "plugins": "/p",
+        "major": 4,
+    }
+    made = render("ganesha.conf", nfsv3=True, **values)
+    assert "Protocols = 3,4;" in made
+    assert "MNT_Port = 20048;" in made
+    assert "Enable_UDP = Mount;" in made
+    assert "Transports = UDP, TCP;" in made
+    assert "MNT_Port" not in render("ganesha.conf", nfsv3=False, **values)
+
+
+def test_version_6_is_allowed_to_run_in_a_container() -> None:
+    values = {"folders": ["/t"], "address": "127.0.0.1", "port": 1, "clients": ["*"], "recovery": "/r", "plugins": "/p"}
+    assert "Allow_Set_Io_Flusher_Fail = true;" in render("ganesha.conf", nfsv3=False, major=6, **values)
+    # Version 4 ends at a setting it does not know.
+    assert "Flusher" not in render("ganesha.conf", nfsv3=False, major=4, **values)

@@ -1,0 +1,230 @@
+"""Internet sharing, in network namespaces with real packets: board - gateway (this PC) - outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.config import ROOT
+
+pytestmark = [
+    pytest.mark.network_namespaces,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make network namespaces"),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="needs the program ip (package iproute2)"),
+    pytest.mark.skipif(shutil.which("nft", path="/usr/sbin:/usr/bin") is None, reason="needs nft (package nftables)"),
+    pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl"),
+]
+
+SUBNET = "192.168.77.0/24"
+
+CALL = """
+import json, sys
+from pathlib import Path
+from nfsroot import share_internet
+from toolchain.config import load_config
+from toolchain.errors import UserError
+action, state, subnet = sys.argv[1:]
+try:
+    made = getattr(share_internet, action)(load_config({"nfs": {"subnet": subnet}}), state=Path(state))
+    print(json.dumps({**made.__dict__, "lines": made.lines()}))
+except UserError as fault:
+    print(json.dumps({"error": type(fault).__name__, "text": str(fault)}))
+"""
+
+
+@dataclass
+class Net:
+    """Three namespaces, wired."""
+
+    pi: str
+    gateway: str
+    outside: str
+    state: Path
+
+    def run(self, where: str, *words: str, check: bool = True) -> str:
+        """Standard output of a command in a namespace."""
+        done = subprocess.run(["ip", "netns", "exec", where, *words], capture_output=True, text=True, check=False)
+        if check and done.returncode != 0:
+            raise AssertionError(f"{words}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def share(self, action: str, subnet: str = SUBNET) -> dict[str, Any]:
+        """Call the product in the gateway's namespace: on, off or status."""
+        script = [sys.executable, "-c", CALL, action, str(self.state), subnet]
+        done = subprocess.run(["ip", "netns", "exec", self.gateway, *script], cwd=ROOT, capture_output=True, text=True,
+                              check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def fetch(self) -> str:
+        """What the board gets from the server outside; empty when it gets nothing."""
+        return self.run(self.pi, "curl", "-s", "-m", "3", "http://203.0.113.2:8080/hello", check=False)
+
+    def ruleset(self) -> str:
+        """All packet filter rules of the gateway."""
+        return self.run(self.gateway, "nft", "list", "ruleset")
+
+    def forward(self) -> str:
+        """Whether the gateway's kernel forwards."""
+        return self.run(self.gateway, "cat", "/proc/sys/net/ipv4/ip_forward").strip()
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Net]:
+    tag = f"{os.getpid()}"
+    made = Net(f"pi{tag}", f"gw{tag}", f"out{tag}", tmp_path / "run" / "state.json")
+    names = (made.pi, made.gateway, made.outside)
+    server = None
+    stack = contextlib.ExitStack()
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+        for left, right, ends in (
+            (made.pi, made.gateway, ("192.168.77.50/24", "192.168.77.1/24")),
+            (made.gateway, made.outside, ("203.0.113.1/24", "203.0.113.2/24")),
+        ):
+            devices = (f"to{right[:2]}", f"to{left[:2]}")
+            subprocess.run(
+                ["ip", "link", "add", devices[0], "netns", left, "type", "veth",
+                 "peer", "name", devices[1], "netns", right],
+                check=True,
+            )  # fmt: skip
+            for where, device, address in zip((left, right), devices, ends, strict=True):
+                subprocess.run(["ip", "-n", where, "addr", "add", address, "dev", device], check=True)
+                subprocess.run(["ip", "-n", where, "link", "set", device, "up"], check=True)
+        made.run(made.pi, "ip", "route", "add", "default", "via", "192.168.77.1")
+        made.run(made.gateway, "ip", "route", "add", "default", "via", "203.0.113.2")
+        made.run(made.gateway, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/ip_forward")
+        log = stack.enter_context((tmp_path / "server.log").open("w"))
+        (tmp_path / "www").mkdir()
+        (tmp_path / "www" / "hello").write_text("hello, board")
+        server = subprocess.Popen(
+            ["ip", "netns", "exec", made.outside, sys.executable, "-m", "http.server", "8080", "--bind", "203.0.113.2"],
+            cwd=tmp_path / "www", stdout=subprocess.DEVNULL, stderr=log,
+        )  # fmt: skip
+        deadline = time.monotonic() + 20
+        url = "http://203.0.113.2:8080/hello"
+        while not made.run(made.gateway, "curl", "-s", "-m", "1", url, check=False):
+            assert time.monotonic() < deadline, "the server outside did not come up"
+            time.sleep(0.1)
+        yield made
+    finally:
+        if server is not None:
+            server.kill()
+            server.wait()
+        stack.close()
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+def test_the_board_reaches_the_outside_only_while_it_is_on(net: Net, tmp_path: Path) -> None:
+    assert net.fetch() == ""
+    made = net.share("on")
+    assert made["on"]
+    assert made["uplink"] == "toou"
+    assert made["gateway"] == "192.168.77.1"
+    assert made["problems"] == []
+    assert "    ip route replace default via 192.168.77.1" in made["lines"]
+    assert net.fetch() == "hello, board"
+    assert net.share("status")["packets"] >= 1
+    # The outside sees the gateway, not the board.
+    assert "203.0.113.1 - -" in (tmp_path / "server.log").read_text()
+    assert "192.168.77" not in (tmp_path / "server.log").read_text()
+    made = net.share("off")
+    assert not made["on"]
+    assert net.fetch() == ""
+
+
+def test_off_leaves_nothing(net: Net) -> None:
+    before = (net.ruleset(), net.forward())
+    net.share("on")
+    assert net.forward() == "1"
+    net.share("off")
+    assert (net.ruleset(), net.forward()) == before
+    assert not net.state.exists()
+    assert net.share("off")["problems"] == []
+
+
+@pytest.mark.parametrize("earlier", ["0", "1"])
+def test_ip_forward_gets_its_earlier_value_back_however_often_it_was_turned_on(net: Net, earlier: str) -> None:
+    net.run(net.gateway, "sh", "-c", f"echo {earlier} > /proc/sys/net/ipv4/ip_forward")
+    net.share("on")
+    rules = net.ruleset()
+    net.share("on")
+    assert net.ruleset() == rules
+    net.share("off")
+    assert net.forward() == earlier
+
+
+def test_a_firewall_that_drops_is_opened_for_the_subnet_and_closed_again(net: Net) -> None:
+    # As the Docker engine leaves it: a forward chain whose policy is drop, with rules of its own.
+    net.run(net.gateway, "nft", "add table ip filter")
+    net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
+    net.run(net.gateway, "nft", 'add rule ip filter FORWARD iifname "docker0" accept comment "theirs"')
+    before = net.ruleset()
+    made = net.share("on")
+    assert made["opened"] == ["ip filter FORWARD"]
+    assert net.fetch() == "hello, board"
+    # Not opened the other way: the outside cannot start a connection to the board.
+    net.run(net.outside, "ip", "route", "add", "192.168.77.0/24", "via", "203.0.113.1")
+    back = net.run(net.outside, "curl", "-s", "-m", "2", "-w", "%{exitcode}", "http://192.168.77.50:22/", check=False)
+    assert back.endswith("28"), "expected a timeout: the packets are dropped, not refused"
+    net.share("off")
+    assert net.ruleset() == before
+
+
+def test_a_table_that_was_flushed_is_reported_and_mended(net: Net) -> None:
+    net.share("on")
+    net.run(net.gateway, "nft", "flush", "ruleset")
+    found = net.share("status")
+    assert not found["on"]
+    assert any("is gone" in problem for problem in found["problems"])
+    assert net.share("on")["on"]
+    assert net.fetch() == "hello, board"
+    net.share("off")
+    assert net.forward() == "0"
+
+
+def test_another_subnet_takes_the_place_of_the_first(net: Net) -> None:
+    net.share("on", "192.168.99.0/24")
+    found = net.share("on")
+    assert "192.168.99" not in net.ruleset()
+    assert found["subnet"] == SUBNET
+    net.share("off")
+    assert net.forward() == "0"
+
+
+def test_no_uplink_is_an_error_and_changes_nothing(net: Net) -> None:
+    net.run(net.gateway, "ip", "route", "del", "default")
+    before = net.ruleset()
+    made = net.share("on")
+    assert made["error"] == "NetworkSharingFailed"
+    assert "a default route" in made["text"]
+    assert net.ruleset() == before
+    assert net.forward() == "0"
+    assert not net.state.exists()
+
+
+def test_the_uplinks_own_subnet_is_refused(net: Net) -> None:
+    made = net.share("on", "203.0.113.0/24")
+    assert made["error"] == "NetworkSharingFailed"
+    assert "nothing to translate" in made["text"]
+
+
+def test_a_gateway_without_an_address_in_the_subnet_is_told(net: Net) -> None:
+    made = net.share("on", "10.99.0.0/24")
+    assert made["on"]
+    assert any("ip address add 10.99.0.1/24" in problem for problem in made["problems"])
+    net.share("off", "10.99.0.0/24")

@@ -1,0 +1,430 @@
+"""Steps with a memory: when each runs, what it says of the reason, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from toolchain.config import ROOT
+from toolchain.errors import UserError
+from toolchain.manifest import Manifest
+from toolchain.steps import Decision, Made, Pipeline, Step, key_of, plan_table
+
+Runs = list[str]
+
+
+def writer(
+    folder: Path,
+    runs: Runs,
+    name: str,
+    *,
+    needs: tuple[str, ...] = (),
+    text: Callable[[], str] | None = None,
+    missing: Callable[[Manifest], str] = lambda _: "",
+    **inputs: str,
+) -> Step:
+    """A step that writes NAME.txt: what ``text`` returns, or else its inputs and what it needs."""
+
+    def action(made: Mapping[str, Manifest]) -> Made:
+        runs.append(name)
+        path = folder / f"{name}.txt"
+        below = [item.artefact(".txt").path.read_text() for item in made.values()]
+        path.write_text(text() if text else json.dumps([inputs, below]))
+        return Made((path,))
+
+    return Step(name=name, title=f"the {name}", inputs=inputs, action=action, needs=needs, missing=missing)
+
+
+def reasons(decisions: list[Decision]) -> dict[str, str]:
+    return {item.step.name: item.reason for item in decisions if item.runs}
+
+
+def execute(folder: Path, *steps: Step, force: frozenset[str] = frozenset()) -> list[Manifest]:
+    pipeline = Pipeline(folder, steps)
+    return pipeline.execute(pipeline.plan(force=force))
+
+
+def test_a_first_run_runs_everything_and_a_second_nothing(tmp_path: Path) -> None:
+    runs: Runs = []
+    steps = (writer(tmp_path, runs, "root", version="1"), writer(tmp_path, runs, "image", needs=("root",)))
+    assert reasons(Pipeline(tmp_path, steps).plan()) == {
+        "root": "never finished before",
+        "image": "never finished before",
+    }
+    made = execute(tmp_path, *steps)
+    assert [item.step for item in made] == ["root", "image"]
+    assert runs == ["root", "image"]
+    assert reasons(Pipeline(tmp_path, steps).plan()) == {}
+    assert [item.reason for item in Pipeline(tmp_path, steps).plan()] == ["inputs unchanged"] * 2
+    again = execute(tmp_path, *steps)
+    assert runs == ["root", "image"]
+    assert [item.product for item in again] == [item.product for item in made]
+
+
+def test_planning_touches_nothing(tmp_path: Path) -> None:
+    Pipeline(tmp_path / "none", [writer(tmp_path, [], "root")]).plan()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_changed_input_is_told_with_its_difference(tmp_path: Path) -> None:
+    runs: Runs = []
+    execute(tmp_path, writer(tmp_path, runs, "root", suite="bookworm", gone="x", same="s"))
+    now = writer(tmp_path, runs, "root", suite="trixie", new="y", same="s")
+    assert reasons(Pipeline(tmp_path, [now]).plan()) == {
+        "root": "changed: gone x → absent; new absent → y; suite bookworm → trixie"
+    }
+
+
+def test_long_values_and_digests_are_shortened_in_the_difference(tmp_path: Path) -> None:
+    runs: Runs = []
+    execute(tmp_path, writer(tmp_path, runs, "root", sources="a" * 64, packages="p" * 80))
+    (decision,) = Pipeline(tmp_path, [writer(tmp_path, runs, "root", sources="b" * 64, packages="q" * 80)]).plan()
+    assert decision.reason == (f"changed: packages {'p' * 57}… → {'q' * 57}…; sources {'a' * 12} → {'b' * 12}")
+
+
+def test_a_product_that_is_gone_or_cut_short_is_made_again(tmp_path: Path) -> None:
+    runs: Runs = []
+    step = writer(tmp_path, runs, "root", version="1")
+    execute(tmp_path, step)
+    (tmp_path / "root.txt").write_text("")
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product gone or cut short: root.txt"}
+    execute(tmp_path, step)
+    (tmp_path / "root.txt").unlink()
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product gone or cut short: root.txt"}
+    execute(tmp_path, step)
+    assert runs == ["root"] * 3
+
+
+def test_what_the_probe_misses_is_the_reason(tmp_path: Path) -> None:
+    runs: Runs = []
+    execute(tmp_path, writer(tmp_path, runs, "image"))
+    step = writer(tmp_path, runs, "image", missing=lambda made: f"{made.step} is gone from the engine")
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"image": "image is gone from the engine"}
+
+
+def test_the_probe_is_not_asked_about_a_step_that_never_finished(tmp_path: Path) -> None:
+    def never(_: Manifest) -> str:
+        raise AssertionError("asked")
+
+    (decision,) = Pipeline(tmp_path, [writer(tmp_path, [], "image", missing=never)]).plan()
+    assert decision.reason == "never finished before"
+
+
+def test_a_step_that_is_asked_for_runs_once(tmp_path: Path) -> None:
+    runs: Runs = []
+    steps = (writer(tmp_path, runs, "root"), writer(tmp_path, runs, "image", needs=("root",)))
+    execute(tmp_path, *steps)
+    assert reasons(Pipeline(tmp_path, steps).plan(force=frozenset({"root"}))) == {
+        "root": "asked for",
+        "image": "root will be made again",
+    }
+    execute(tmp_path, *steps, force=frozenset({"root"}))
+    assert runs == ["root", "image", "root"]
+    assert reasons(Pipeline(tmp_path, steps).plan()) == {}
+
+
+def test_what_is_made_again_to_the_same_bytes_wakes_nobody(tmp_path: Path) -> None:
+    runs: Runs = []
+
+    def steps(version: str) -> tuple[Step, ...]:
+        return (
+            writer(tmp_path, runs, "sources", version=version, text=lambda: "the same"),
+            writer(tmp_path, runs, "library", needs=("sources",)),
+            writer(tmp_path, runs, "image", needs=("library",)),
+        )
+
+    execute(tmp_path, *steps("1"))
+    planned = Pipeline(tmp_path, steps("2")).plan()
+    assert reasons(planned) == {
+        "sources": "changed: version 1 → 2",
+        "library": "sources will be made again",
+        "image": "library will be made again",
+    }
+    execute(tmp_path, *steps("2"))
+    assert runs == ["sources", "library", "image", "sources"]
+
+
+def test_what_is_made_again_to_other_bytes_wakes_who_needs_it_with_both_digests_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: Runs = []
+
+    def steps(version: str) -> tuple[Step, ...]:
+        return (
+            writer(tmp_path, runs, "library", version=version),
+            writer(tmp_path, runs, "other", version="1"),
+            writer(tmp_path, runs, "image", needs=("library", "other")),
+        )
+
+    first = execute(tmp_path, *steps("1"))
+    capsys.readouterr()
+    second = execute(tmp_path, *steps("2"))
+    assert sorted(runs[:2]) == ["library", "other"]
+    assert runs[2:] == ["image", "library", "image"]
+    said = capsys.readouterr().err
+    assert f"the image: runs (changed: library {first[0].product[:12]} → {second[0].product[:12]})" in said
+    assert "the other: skipped (inputs unchanged)" in said
+
+
+def test_facts_alone_are_a_product_too(tmp_path: Path) -> None:
+    value = "one"
+    runs: Runs = []
+
+    def steps() -> tuple[Step, ...]:
+        def action(_: Mapping[str, Manifest]) -> Made:
+            return Made(facts={"image": value}, warnings=("careful",))
+
+        def after(made: Mapping[str, Manifest]) -> Made:
+            runs.append(made["image"].facts["image"])
+            return Made()
+
+        return (
+            Step(name="image", title="image", inputs={"value": value}, action=action),
+            Step(name="push", title="push", inputs={}, action=after, needs=("image",)),
+        )
+
+    made = execute(tmp_path, *steps())
+    assert made[0].warnings == ("careful",)
+    execute(tmp_path, *steps())
+    value = "two"
+    execute(tmp_path, *steps())
+    assert runs == ["one", "two"]
+
+
+def test_warnings_of_a_step_that_is_skipped_are_not_forgotten(tmp_path: Path) -> None:
+    step = Step(name="torch", title="torch", inputs={}, action=lambda _: Made(warnings=("WITHOUT torch",)))
+    execute(tmp_path, step)
+    (again,) = execute(tmp_path, step)
+    assert again.warnings == ("WITHOUT torch",)
+
+
+def test_a_torn_manifest_is_as_none(tmp_path: Path) -> None:
+    step = writer(tmp_path, [], "root")
+    execute(tmp_path, step)
+    path = Pipeline(tmp_path, [step]).manifest_path("root")
+    path.write_text(path.read_text()[:-20])
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "never finished before"}
+
+
+def test_a_build_folder_can_be_moved(tmp_path: Path) -> None:
+    step = writer(tmp_path / "old", [], "root")
+    (tmp_path / "old").mkdir()
+    execute(tmp_path / "old", step)
+    (tmp_path / "old").rename(tmp_path / "new")
+    (decision,) = Pipeline(tmp_path / "new", [writer(tmp_path / "new", [], "root")]).plan()
+    assert not decision.runs
+
+
+def test_keys_are_about_name_and_inputs() -> None:
+    assert key_of("a", {"x": "1", "y": "2"}) == key_of("a", {"y": "2", "x": "1"})
+    keys = {key_of("a", {"x": "1"}), key_of("b", {"x": "1"}), key_of("a", {"x": "2"}), key_of("a", {"y": "1"})}
+    assert len(keys) == 4
+
+
+def test_a_need_that_does_not_come_before_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="image needs"):
+        Pipeline(Path("/"), [Step(name="image", title="", inputs={}, action=lambda _: Made(), needs=("root",))])
+
+
+def test_steps_that_do_not_need_each_other_run_side_by_side(tmp_path: Path) -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    def step(name: str) -> Step:
+        def action(_: Mapping[str, Manifest]) -> Made:
+            together.wait()
+            return Made()
+
+        return Step(name=name, title=name, inputs={}, action=action)
+
+    assert [item.step for item in execute(tmp_path, step("one"), step("two"))] == ["one", "two"]
+
+
+def test_a_skipped_step_lets_the_next_begin_beside_one_that_runs(tmp_path: Path) -> None:
+    done = Step(name="done", title="done", inputs={}, action=lambda _: Made())
+    execute(tmp_path, done)
+    together = threading.Barrier(2, timeout=60)
+
+    def meet(_: Mapping[str, Manifest]) -> Made:
+        together.wait()
+        return Made()
+
+    steps = (
+        Step(name="slow", title="slow", inputs={}, action=meet),
+        done,
+        Step(name="next", title="next", inputs={}, action=meet, needs=("done",)),
+    )
+    assert [item.step for item in execute(tmp_path, *steps)] == ["slow", "done", "next"]
+
+
+def test_no_more_steps_run_at_once_than_allowed(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    running: list[str] = []
+    most = 0
+
+    def step(name: str) -> Step:
+        def action(_: Mapping[str, Manifest]) -> Made:
+            nonlocal most
+            with lock:
+                running.append(name)
+                most = max(most, len(running))
+            time.sleep(0.05)
+            with lock:
+                running.remove(name)
+            return Made()
+
+        return Step(name=name, title=name, inputs={}, action=action)
+
+    pipeline = Pipeline(tmp_path, [step(str(number)) for number in range(5)])
+    assert len(pipeline.execute(pipeline.plan(), at_once=1)) == 5
+    assert most == 1
+
+
+def test_the_first_failure_is_kept_running_steps_end_and_no_new_one_starts(tmp_path: Path) -> None:
+    runs: Runs = []
+    failed = threading.Event()
+
+    def fail(_: Mapping[str, Manifest]) -> Made:
+        raise UserError("the first")
+
+    def fail_later(_: Mapping[str, Manifest]) -> Made:
+        runs.append("beside")
+        assert failed.wait(60)
+        raise UserError("the second")
+
+    def watch() -> None:
+        while "beside" not in runs:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        failed.set()
+
+    steps = (
+        Step(name="beside", title="beside", inputs={}, action=fail_later),
+        Step(name="broken", title="broken", inputs={}, action=fail),
+        writer(tmp_path, runs, "after", needs=("broken",)),
+        writer(tmp_path, runs, "free"),
+    )
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(UserError, match="the first"):
+        execute(tmp_path, *steps)
+    watcher.join()
+    assert runs == ["beside"]
+
+
+def test_what_finished_before_a_failure_is_not_done_again(tmp_path: Path) -> None:
+    runs: Runs = []
+    broken = True
+
+    def sometimes() -> str:
+        if broken:
+            raise UserError("broken")
+        return "fine"
+
+    steps = (
+        writer(tmp_path, runs, "root"),
+        writer(tmp_path, runs, "library", needs=("root",), text=sometimes),
+    )
+    with pytest.raises(UserError, match="broken"):
+        execute(tmp_path, *steps)
+    assert not Pipeline(tmp_path, steps).manifest_path("library").exists()
+    broken = False
+    execute(tmp_path, *steps)
+    assert runs == ["root", "library", "library"]
+
+
+def test_a_step_that_fails_after_it_once_succeeded_runs_again(tmp_path: Path) -> None:
+    runs: Runs = []
+    broken = False
+
+    def sometimes() -> str:
+        if broken:
+            raise UserError("broken")
+        return "fine"
+
+    step = writer(tmp_path, runs, "library", text=sometimes)
+    execute(tmp_path, step)
+    broken = True
+    with pytest.raises(UserError, match="broken"):
+        execute(tmp_path, step, force=frozenset({"library"}))
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"library": "never finished before"}
+
+
+def test_a_step_that_does_not_make_what_it_says_has_not_finished(tmp_path: Path) -> None:
+    step = Step(name="root", title="root", inputs={}, action=lambda _: Made((tmp_path / "never made",)))
+    with pytest.raises(FileNotFoundError):
+        execute(tmp_path, step)
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "never finished before"}
+
+
+def test_a_part_of_a_plan_can_be_executed(tmp_path: Path) -> None:
+    runs: Runs = []
+    pipeline = Pipeline(tmp_path, [writer(tmp_path, runs, name) for name in ("one", "two", "three")])
+    wanted = [item for item in pipeline.plan() if item.step.name != "two"]
+    assert [item.step for item in pipeline.execute(wanted)] == ["one", "three"]
+    assert sorted(runs) == ["one", "three"]
+
+
+def test_a_plan_is_shown_a_line_a_step(tmp_path: Path) -> None:
+    runs: Runs = []
+    execute(tmp_path, writer(tmp_path, runs, "root"))
+    steps = (writer(tmp_path, runs, "root"), writer(tmp_path, runs, "image", needs=("root",)))
+    assert plan_table(Pipeline(tmp_path, steps).plan()) == (
+        "the root   skipped  inputs unchanged\nthe image  runs     never finished before"
+    )
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from toolchain import process
+from toolchain.steps import Made, Pipeline, Step
+
+folder = Path(sys.argv[1])
+
+def work(number):
+    def action(_):
+        # A step seldom starts one program alone: what it would start next must not keep Ctrl-C waiting.
+        ends = [
+            process.run(["sh", "-c", f"echo $$ >> {folder}/pids; exec sleep 600"], check=False).returncode
+            for _ in range(5)
+        ]
+        raise RuntimeError(ends)
+    return Step(name=f"s{number}", title=f"s{number}", inputs={}, action=action)
+
+pipeline = Pipeline(folder, [work(0), work(1), work(2)])
+try:
+    pipeline.execute(pipeline.plan())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_what_running_steps_started_and_leaves_no_manifest(tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    pids = tmp_path / "pids"
+    while time.monotonic() < deadline and (not pids.exists() or len(pids.read_text().split()) < 2):
+        time.sleep(0.02)
+    program.send_signal(signal.SIGINT)
+    out, _ = program.communicate(timeout=120)
+    assert out == "interrupted\n"
+    assert list(tmp_path.iterdir()) == [pids]
+    started = pids.read_text().split()
+    assert len(started) == 10, "two steps, five programs each; the third step never began"
+    for pid in started:
+        state = Path(f"/proc/{pid}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"

@@ -1,0 +1,134 @@
+"""Where the torch wheel comes from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
+
+from recipes.torch import resolve
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import PlatformMismatch, WheelUnusable
+from toolchain.files import sha256_of
+
+FITS = "cp313-cp313-linux_armv7l"
+
+
+def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any) -> Config:
+    wheelhouse = [str(folder) for folder in folders]
+    return load_config({"torch": {"wheelhouse": wheelhouse, **torch}, "image": image or {}})
+
+
+def torch_wheel(folder: Path, version: str = "2.6.0", tag: str = FITS, content: bytes = b"") -> Path:
+    contents = {"torch/__init__.py": "", "torch/_C.so": content or elf(EM_ARM, flags=HARD)}
+    return make_wheel(folder, contents, name="torch", version=version, tag=tag)
+
+
+def test_a_wheel_that_fits_is_taken_and_identified(tmp_path: Path) -> None:
+    wheel = torch_wheel(tmp_path)
+    found = resolve.resolve(configured(tmp_path))
+    assert (found.wheel, found.version) == (wheel, "2.6.0")
+    assert found.reason == f"from {tmp_path}"
+    assert resolve.identity(found) == sha256_of(wheel)
+
+
+def test_local_version_labels_are_kept(tmp_path: Path) -> None:
+    torch_wheel(tmp_path, "1.4.0a0+7f73f1d")
+    assert resolve.resolve(configured(tmp_path)).version == "1.4.0a0+7f73f1d"
+
+
+def test_the_first_wheelhouse_that_has_one_wins_then_the_newest(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    torch_wheel(second, "2.9.0")
+    torch_wheel(second, "2.10.0")
+    assert resolve.resolve(configured(tmp_path / "absent", first, second)).version == "2.10.0"
+    torch_wheel(first, "2.1.0")
+    assert resolve.resolve(configured(first, second)).version == "2.1.0"
+
+
+def test_folders_are_relative_to_the_checkout() -> None:
+    assert resolve.wheelhouses(load_config({})) == [ROOT / "wheelhouse"]
+    assert resolve.wheelhouses(load_config({"torch": {"wheelhouse": ["/srv/w", "w"]}})) == [Path("/srv/w"), ROOT / "w"]
+
+
+def test_without_a_wheel_the_reason_names_the_folders(tmp_path: Path) -> None:
+    make_wheel(tmp_path, name="torchvision", tag=FITS)
+    found = resolve.resolve(configured(tmp_path, tmp_path / "absent"))
+    assert found.wheel is None
+    assert found.version == ""
+    assert found.reason == f"no torch wheel in {tmp_path}, {tmp_path / 'absent'}"
+    assert resolve.identity(found) == ""
+
+
+def test_wheels_of_another_python_or_machine_are_told(tmp_path: Path) -> None:
+    names = [torch_wheel(tmp_path, tag=tag).name for tag in ("cp311-cp311-linux_armv7l", "cp313-cp313-linux_x86_64")]
+    found = resolve.resolve(configured(tmp_path))
+    assert found.wheel is None
+    assert "no wheel is tagged cp313-cp313-linux_armv7l" in found.reason
+    assert all(name in found.reason for name in names)
+
+
+@pytest.mark.parametrize(
+    ("image", "tag"),
+    [
+        ({"suite": "bookworm"}, "cp311-cp311-linux_armv7l"),
+        ({"suite": "trixie"}, "cp313-cp313-linux_armv7l"),
+        ({"suite": "trixie", "architecture": "amd64"}, "cp313-cp313-linux_x86_64"),
+    ],
+)
+def test_what_fits_follows_the_image(tmp_path: Path, image: dict[str, Any], tag: str) -> None:
+    content = elf(EM_X86_64, bits=64) if tag.endswith("x86_64") else elf(EM_ARM, flags=HARD)
+    for each in ("cp311-cp311-linux_armv7l", "cp313-cp313-linux_armv7l", "cp313-cp313-linux_x86_64"):
+        torch_wheel(tmp_path, tag=each, content=content)
+    found = resolve.resolve(configured(tmp_path, image=image))
+    assert found.wheel is not None
+    assert found.wheel.name == f"torch-2.6.0-{tag}.whl"
+
+
+def test_a_required_wheel_that_is_missing_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(WheelUnusable, match=r"torch\.required is set") as caught:
+        resolve.resolve(configured(tmp_path, required=True))
+    assert caught.value.exit_code == 22
+    assert "torch-*-cp313-cp313-linux_armv7l.whl" in caught.value.expected
+    assert str(tmp_path) in caught.value.found
+    assert "torch.wheelhouse" in caught.value.mend
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_wheel_that_fits_by_its_name_alone_is_an_error_at_any_rate(tmp_path: Path, required: bool) -> None:
+    torch_wheel(tmp_path, content=elf(EM_X86_64, bits=64))
+    with pytest.raises(PlatformMismatch, match=r"torch/_C\.so"):
+        resolve.resolve(configured(tmp_path, required=required))
+
+
+def test_a_damaged_wheel_is_an_error_and_not_passed_over_for_an_older_one(tmp_path: Path) -> None:
+    torch_wheel(tmp_path, "2.5.0")
+    newest = torch_wheel(tmp_path, "2.6.0")
+    newest.write_bytes(newest.read_bytes()[:-30])
+    with pytest.raises(WheelUnusable, match=r"torch-2\.6\.0-.* is damaged"):
+        resolve.resolve(configured(tmp_path))
+
+
+def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    listings = [resolve.listing(config)]
+    assert listings == ["empty"]
+    wheel = torch_wheel(tmp_path)
+    listings.append(resolve.listing(config))
+    os.utime(wheel, ns=(1, 1))
+    listings.append(resolve.listing(config))
+    wheel.rename(tmp_path / "torch-2.6.1-cp313-cp313-linux_armv7l.whl")
+    listings.append(resolve.listing(config))
+    assert len(set(listings)) == 4
+    make_wheel(tmp_path, name="numpy", tag=FITS)
+    assert resolve.listing(config) == listings[-1]
+
+
+def test_a_link_that_leads_nowhere_is_no_wheel(tmp_path: Path) -> None:
+    (tmp_path / f"torch-2.6.0-{FITS}.whl").symlink_to("gone.whl")
+    assert resolve.listing(configured(tmp_path)) == "empty"
+    assert resolve.resolve(configured(tmp_path)).wheel is None
