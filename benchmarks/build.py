@@ -1,0 +1,165 @@
+"""The image: built clean, built again with nothing changed, and its packages installed by emulated RUN lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
+from benchmarks.workspace import Workspace
+from images import archive, engine, system
+from recipes import main_job
+from toolchain import files, process, progress
+from toolchain.errors import CommandFailed
+from toolchain.manifest import Artefact, Manifest
+
+CLEAN = "clean build-image"
+AGAIN = "build-image again, nothing changed"
+OURS = "root filesystem, the native way"
+EMULATED = "the same packages by emulated RUN lines"
+PEAK = "peak memory of Python, build-image"
+
+_PLAIN_STEPS = ("mirror", "tools", "rootfs")
+"""What it takes to get the root filesystem from nothing."""
+
+RULE = (
+    "Clean: an empty build folder, no image, no package downloaded; one run, downloads included. Again: one run that "
+    "does not count, then the median. Both by the task, in a process of its own. Root filesystem, RUN lines: one run "
+    "each, alone, downloads included; the minimal root that the RUN lines start from is given to them for free."
+)
+
+
+def measure(workspace: Workspace) -> Result:
+    """Build clean, again, and the plain way. Raises what the tasks raise."""
+    workspace.clean()
+    with progress.step("clean build-image"):
+        clean = workspace.task("build-image")
+    steps = workspace.manifests()
+    built = Figure(name=CLEAN, value=clean.seconds, goal=Goal(120), note=_contents(steps))
+    spent = tuple(
+        Figure(name=f"  step {name}", value=item.seconds, note="two steps at once") for name, item in steps.items()
+    )
+    with progress.step("build-image again"):
+        again = median_of(AGAIN, _again(workspace), goal=Goal(5), note="whole process, no step ran")
+    peak = Figure(name=PEAK, value=clean.peak_mb, unit="MB", goal=Goal(200), note="VmHWM of the clean build")
+    figures = [built, *spent, again, peak]
+    notes = [] if steps["torch"].facts["wheel"] else ["WITHOUT torch: no wheel was at hand, so the goal is not tried"]
+    if workspace.config.image.flavour == "debian":
+        with progress.step("root filesystem alone"):
+            ours = Figure(name=OURS, value=root_alone(workspace), note=f"steps {', '.join(_PLAIN_STEPS)}, alone")
+        minimal, seconds = by_run_lines(workspace, steps)
+        plain = Figure(
+            name=EMULATED, value=seconds, note=f"from a minimal root ({quantity(minimal, 's')}, not counted)"
+        )
+        figures += [ours, plain, ratio("emulated / native", plain, ours)]
+    else:
+        notes.append(f"emulated RUN lines are measured for the flavour debian, not {workspace.config.image.flavour}")
+    return Result(
+        name="build",
+        title="Image build",
+        rule=RULE,
+        figures=tuple(figures),
+        notes=tuple(notes),
+        facts={"packages": steps["rootfs"].inputs["packages"].split(), "torch": steps["torch"].facts["version"]},
+    )
+
+
+def _contents(steps: Mapping[str, Manifest]) -> str:
+    version = steps["torch"].facts["version"]
+    return f"with torch {version} from a wheel" if version else "WITHOUT torch: no wheel at hand"
+
+
+def _again(workspace: Workspace) -> tuple[float, ...]:
+    before = workspace.stamps()
+    seconds = timed(lambda: workspace.task("build-image"), times=workspace.times, warm_up=1)
+    require_same_stamps(before, workspace.stamps())
+    return seconds
+
+
+def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Raise CommandFailed when a step ran although nothing had changed: the figure would be of something else."""
+    changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+    if changed:
+        raise CommandFailed(
+            "build-image with nothing changed ran steps",
+            expected="all steps skipped",
+            found=", ".join(changed),
+            mend="do not change sources while benchmarks run; else ./inv build-image --plan says what changed",
+        )
+
+
+def root_alone(workspace: Workspace) -> float:
+    """Seconds to make the root filesystem from nothing, with no other step beside it."""
+    config = workspace.config
+    for folder in config.build_root.glob("archives/*"):
+        files.remove(folder)
+    built = main_job.build_image(config, only=("rootfs",), again=_PLAIN_STEPS)
+    return sum(built.manifest(name).seconds for name in _PLAIN_STEPS)
+
+
+def dockerfile(base: str, packages: list[str]) -> str:
+    """The plain way: apt in emulated RUN lines, the packages by name."""
+    return (
+        f"FROM {base}\n"
+        "ENV DEBIAN_FRONTEND=noninteractive\n"
+        "RUN apt-get update\n"
+        f"RUN apt-get install --yes --no-install-recommends {' '.join(packages)}\n"
+    )
+
+
+def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
+    """Seconds for a minimal root by mmdebstrap, and for installing the packages on top of it in the engine."""
+    config = workspace.config
+    target = config.image.target
+    tar = workspace.folder / "minimal.tar"
+    with progress.step("minimal root by mmdebstrap"):
+        (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"].facts["sources"], tar), times=1)
+    packages = sorted(set(steps["rootfs"].inputs["packages"].split()) | set(_torch_packages(steps)))
+    client = engine.connect(timeout_s=3600)
+    try:
+        base = f"{config.image.name}/minimal:{config.image.label}"
+        archive.load_root(client, Artefact.of(tar), base, target, epoch=config.image.source_date_epoch)
+        text = dockerfile(base, packages)
+        with progress.step(f"{len(packages)} packages by emulated RUN lines"):
+            (seconds,) = timed(
+                lambda: system.build(client, f"{config.image.name}/run-lines:{config.image.label}", text, [], target),
+                times=1,
+            )
+    finally:
+        client.close()
+        files.remove(tar)
+    return minimal, seconds
+
+
+def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
+    return steps["rootfs"].inputs["torch packages"].split() if steps["torch"].facts["wheel"] else []
+
+
+def minimal_root(workspace: Workspace, sources: list[Mapping[str, Any]], tar: Path) -> None:
+    """A minimal root of the target, as anybody would make one. Raises CommandFailed."""
+    image = workspace.config.image
+    program = process.require_program("mmdebstrap", "to build root filesystems")
+    lines = []
+    for source in sources:
+        if image.architecture in source["architectures"]:
+            options = f"arch={image.architecture} signed-by={source['keyring']}"
+            lines.append(
+                f"deb [{options}] {source['uri']} {source['pocket']['suite']} {' '.join(source['components'])}"
+            )
+    with files.replacing(tar) as aside:
+        named = aside.with_suffix(".tar")
+        try:
+            process.run(
+                [
+                    *(program, "--mode=root", "--variant=minbase", f"--architectures={image.architecture}"),
+                    *("--format=tar", '--aptopt=APT::Sandbox::User "root"', "--include=ca-certificates"),
+                    *(image.suite, named, "-"),
+                ],
+                stdin="".join(f"{line}\n" for line in lines).encode(),
+                env=engine.build_environment(),
+                log=workspace.results / "logs" / "minimal.log",
+            )
+            named.rename(aside)
+        finally:
+            files.remove(named)

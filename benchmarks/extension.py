@@ -1,0 +1,282 @@
+"""An extension wheel three ways: emulated, with the native compiler in the emulated container, plain cross-compiled.
+
+A plain cross-compiler cannot make a wheel (setup.py needs the target's Python), so there are two comparisons: the
+whole wheel by ``pip wheel``, both ways inside the container; and the compiler's and linker's work alone, all three
+ways, by the very command lines that the wheel's build uses, in the same folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import shutil
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+
+from benchmarks.measure import Figure, Goal, Result, median_of, ratio, timed
+from benchmarks.workspace import Workspace
+from images import engine
+from images.containers import run_in
+from images.flavour import load_suite
+from images.native import Mounts
+from recipes import recipe
+from recipes.flow import Flow
+from recipes.qpu_ops.incremental import compiler_commands
+from toolchain import files, process, progress
+from toolchain.architecture import Architecture, host_architecture
+from toolchain.errors import CommandFailed
+
+SOURCE = "/usr/src/extension"
+WHEEL_EMULATED = "whole wheel, emulated compiler"
+WHEEL_NATIVE = "whole wheel, native compiler in the container"
+COMPILED = {
+    "emulated": "compile and link, emulated",
+    "native": "compile and link, native in the container",
+    "cross": "compile and link, plain cross compiler",
+}
+
+RULE = (
+    "Emulated: one run. Native and plain cross: the build that finds out the command lines serves as warm-up, then the "
+    "median, taken in turns. Whole wheels are timed with their container, commands inside it. One compiler at a time."
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is built: its source, and what is mounted into every container."""
+
+    title: str
+    source: Path
+    binds: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by the clock, and CPU seconds (user and system) of all processes."""
+
+    seconds: float
+    cpu: float
+
+
+def cpu_of(samples: Sequence[Spent]) -> float:
+    """The median of the CPU seconds."""
+    return statistics.median(item.cpu for item in samples)
+
+
+def spent_in(output: str) -> Spent:
+    """What the script of a replay told at its end. Raises CommandFailed when it told nothing."""
+    took = re.search(r"^took (\d+) ns$", output, re.MULTILINE)
+    # times(1p): the shell's own user and system time, then, a line below, that of its children.
+    parts = [int(minutes) * 60 + float(rest) for minutes, rest in re.findall(r"(\d+)m([0-9.]+)s", output)[-4:]]
+    if took is None or len(parts) != 4:
+        raise CommandFailed("the compiler's time was not told", tail=output[-2000:])
+    return Spent(int(took[1]) / 1e9, sum(parts))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compile: an image, mounts over it, and its architecture."""
+
+    image: str
+    architecture: Architecture
+    binds: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def subject_of(workspace: Workspace) -> Subject:
+    """The QPU extension where torch is in the image, else the stand-in."""
+    flow = Flow(workspace.config)
+    manifests = workspace.manifests()
+    if not manifests["torch-site"].facts["version"]:
+        return Subject("a stand-in (no torch wheel at hand)", Path(__file__).parent / "standin", (), {})
+    packages = f"usr/local/lib/python{flow.suite.python}/dist-packages"
+    prefix = str(manifests["libqpu"].facts["prefix"])
+    return Subject(
+        "qpu_ops",
+        recipe.load("qpu_ops").folder,
+        (
+            f"{flow.torch_site / packages}:/{packages}:ro",
+            f"{flow.libqpu_stage / prefix.removeprefix('/')}:{prefix}:ro",
+        ),
+        {"LIBQPU_PREFIX": prefix},
+    )
+
+
+def measure(workspace: Workspace) -> Result:
+    """Build the wheel and replay its compiler's work. Raises CommandFailed with the compiler's words."""
+    workspace.ensure_built()
+    config = workspace.config
+    flow = Flow(config)
+    subject = subject_of(workspace)
+    compiler = flow.compiler()
+    client = engine.connect(timeout_s=3600)
+    try:
+        with files.scratch_folder(workspace.folder, "extension") as scratch:
+            dev = config.image_reference("dev")
+            target = config.image.target
+            ways = {
+                "emulated": Way(dev, target, subject.binds, subject.environment),
+                "native": _with(Way(dev, target, subject.binds, subject.environment), compiler),
+                "cross": Way(
+                    config.image_reference("builder"),
+                    host_architecture(),
+                    (*subject.binds, *python_headers(workspace, scratch / "headers")),
+                    subject.environment,
+                ),
+            }
+            trial = Trial(workspace, client, subject, scratch)
+            with progress.step("find out the command lines"):
+                commands = trial.command_lines(ways["native"])
+            samples: dict[str, list[Spent]] = {name: [] for name in ways}
+            objects: dict[str, dict[str, str]] = {}
+            for _ in range(workspace.times):
+                for name in ("native", "cross"):
+                    with progress.step(COMPILED[name]):
+                        samples[name].append(trial.replay(ways[name], commands))
+                        objects[name] = trial.objects()
+            with progress.step(COMPILED["emulated"]):
+                samples["emulated"].append(trial.replay(ways["emulated"], commands))
+                objects["emulated"] = trial.objects()
+            wheels: dict[str, list[float]] = {"native": [], "emulated": []}
+            for name in [*["native"] * workspace.times, "emulated"]:
+                with progress.step(f"pip wheel, {name}"):
+                    wheels[name].append(trial.pip_wheel(ways[name]))
+    finally:
+        client.close()
+    compiled = {
+        name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
+        for name, title in COMPILED.items()
+    }
+    by_cpu = {name: Figure(name=name, value=cpu_of(found)) for name, found in samples.items()}
+    wheel = {
+        "emulated": median_of(WHEEL_EMULATED, wheels["emulated"]),
+        "native": median_of(WHEEL_NATIVE, wheels["native"], note="emulated Python and pip included"),
+    }
+    same = {
+        name: "the same bytes" if found == objects["emulated"] else "OTHER BYTES" for name, found in objects.items()
+    }
+    return Result(
+        name="extension",
+        title=f"Extension wheel: {subject.title}",
+        rule=RULE,
+        figures=(
+            *compiled.values(),
+            ratio("emulated / native in the container", compiled["emulated"], compiled["native"], goal=Goal(6, False)),
+            ratio("native in the container / plain cross", compiled["native"], compiled["cross"], goal=Goal(1.15)),
+            ratio("  by CPU time: emulated / native", by_cpu["emulated"], by_cpu["native"]),
+            ratio("  by CPU time: native / plain cross", by_cpu["native"], by_cpu["cross"]),
+            *wheel.values(),
+            ratio("whole wheel: emulated / native in the container", wheel["emulated"], wheel["native"]),
+        ),
+        notes=(
+            f"objects beside the emulated compiler's: native in the container {same['native']}, "
+            f"plain cross {same['cross']}",
+        ),
+        facts={"commands": commands, "objects": objects},
+    )
+
+
+def _with(way: Way, compiler: Mounts) -> Way:
+    return Way(
+        way.image,
+        way.architecture,
+        (*way.binds, *compiler.binds()),
+        {**way.environment, **compiler.environment},
+    )
+
+
+def python_headers(workspace: Workspace, folder: Path) -> list[str]:
+    """Python's and pybind11's headers of the development root, as mounts for the native builder image."""
+    gnu = workspace.config.image.target.gnu
+    suite = load_suite(workspace.config.image.suite)
+    names = (
+        f"usr/include/python{suite.python}",
+        f"usr/include/{gnu}/python{suite.python}",
+        "usr/include/pybind11",
+        "usr/lib/python3/dist-packages/pybind11/include",
+    )
+    tar = workspace.manifests()["dev"].artefact("dev.tar").path
+    folder.mkdir()
+    words = ["tar", "--extract", f"--file={tar}", f"--directory={folder}", "--no-same-owner"]
+    process.run([*words, *(f"./{name}" for name in names)])
+    return [f"{folder / name}:/{name}:ro" for name in names]
+
+
+class Trial:
+    """Builds one subject in one scratch folder, each time from the same clean source."""
+
+    def __init__(self, workspace: Workspace, client: docker.DockerClient, subject: Subject, scratch: Path) -> None:
+        self._workspace, self._client, self._subject = workspace, client, subject
+        self._source = scratch / "source"
+        self._log = workspace.results / "logs" / "extension.log"
+
+    def command_lines(self, way: Way) -> list[list[str]]:
+        """Build by setup.py, and return the command lines that it ran. Raises CommandFailed when it ran none."""
+        self._fresh()
+        output = self._run(way, "python3 setup.py build_ext --build-lib build/lib --build-temp build/temp")
+        commands = compiler_commands(output)
+        if not commands:
+            raise CommandFailed(
+                "the extension's build ran no compiler",
+                expected="command lines of a compiler in its output",
+                found=f"{len(output.splitlines())} other lines",
+                tail=output[-2000:],
+            )
+        return commands
+
+    def replay(self, way: Way, commands: Sequence[Sequence[str]]) -> Spent:
+        """Run the command lines one after the other; the time is taken inside the container."""
+        self._fresh()
+        for words in commands:
+            product = self._source / words[words.index("-o") + 1]
+            product.parent.mkdir(parents=True, exist_ok=True)
+        script = "; ".join(
+            ("began=$(date +%s%N)", *map(shlex.join, commands), "echo took $(( $(date +%s%N) - began )) ns", "times")
+        )
+        return spent_in(self._run(way, script))
+
+    def objects(self) -> dict[str, str]:
+        """SHA-256 of the object files."""
+        return {
+            str(path.relative_to(self._source)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(self._source.rglob("*.o"))
+        }
+
+    def pip_wheel(self, way: Way) -> float:
+        """Seconds that ``pip wheel`` takes, its container included."""
+        self._fresh()
+        script = "python3 -m pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir out ."
+        (seconds,) = timed(lambda: self._run(way, script), times=1)
+        if not list((self._source / "out").glob("*.whl")):
+            raise CommandFailed("pip wheel left no wheel", found="an empty folder")
+        return seconds
+
+    def _fresh(self) -> None:
+        files.remove(self._source)
+        ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "target.py", "native.py")
+        shutil.copytree(self._subject.source, self._source, ignore=ignored)
+
+    def _run(self, way: Way, script: str) -> str:
+        return run_in(
+            self._client,
+            way.image,
+            ["sh", "-euc", script],
+            architecture=way.architecture,
+            binds=[f"{self._source}:{SOURCE}:rw", *way.binds],
+            environment={
+                "SOURCE_DATE_EPOCH": str(self._workspace.config.image.source_date_epoch),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PIP_ROOT_USER_ACTION": "ignore",
+                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+                "MAX_JOBS": "1",
+                **way.environment,
+            },
+            workdir=SOURCE,
+            log=self._log,
+        ).output

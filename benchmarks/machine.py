@@ -1,0 +1,109 @@
+"""The machine that figures were taken on: without it they mean nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from images import engine
+from toolchain import process
+from toolchain.architecture import Architecture
+from toolchain.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Cores, memory (MiB), load averages over 1, 5 and 15 minutes, and the versions that times depend on."""
+
+    processor: str
+    cores: int
+    memory_mib: int
+    load: tuple[float, float, float]
+    system: str
+    kernel: str
+    python: str
+    qemu_user: str
+    qemu_system: str
+    engine: str
+    storage: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For the result file."""
+        return asdict(self) | {"load": list(self.load)}
+
+    def lines(self) -> list[str]:
+        """For readers."""
+        return [
+            f"{self.cores} cores ({self.processor}), {self.memory_mib / 1024:.1f} GiB memory, "
+            f"load {', '.join(f'{item:.2f}' for item in self.load)}",
+            f"{self.system}, Linux {self.kernel}, Python {self.python}",
+            f"qemu-user {self.qemu_user}, qemu-system {self.qemu_system}, engine {self.engine}, storage {self.storage}",
+        ]
+
+
+def describe(target: Architecture) -> Machine:
+    """This machine now. What cannot be learnt is empty."""
+    release = dict(
+        line.split("=", 1) for line in _text(Path("/etc/os-release")).splitlines() if re.match(r"[A-Z_]+=", line)
+    )
+    found = re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
+    version = storage = ""
+    with contextlib.suppress(UserError):
+        client = engine.connect(timeout_s=30)
+        try:
+            info = client.info()
+        finally:
+            client.close()
+        version = str(info.get("ServerVersion", ""))
+        backing = dict(info.get("DriverStatus") or ()).get("Backing Filesystem", "")
+        storage = f"{info.get('Driver', '')}{f' on {backing}' if backing else ''}"
+    return Machine(
+        processor=processor(_text(Path("/proc/cpuinfo"))),
+        cores=len(os.sched_getaffinity(0)),
+        memory_mib=int(found[1]) >> 10 if found else 0,
+        load=os.getloadavg(),
+        system=release.get("PRETTY_NAME", "").strip('"'),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        qemu_user=_version(_interpreter(target.qemu)),
+        qemu_system=_version(f"qemu-system-{target.qemu}"),
+        engine=version,
+        storage=storage,
+    )
+
+
+def processor(cpuinfo: str) -> str:
+    """The processor's name in /proc/cpuinfo, where it has one."""
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def _interpreter(suffix: str) -> str:
+    """The emulator that the kernel runs for this architecture (binfmt_misc)."""
+    entry = _text(Path(f"/proc/sys/fs/binfmt_misc/qemu-{suffix}"))
+    found = re.search(r"^interpreter (\S+)$", entry, re.MULTILINE)
+    if found is None:
+        return ""
+    # Debian registers a link whose name carries flags; the program behind it tells its version.
+    return os.path.realpath(found[1])
+
+
+def _version(program: str) -> str:
+    if not program:
+        return ""
+    with contextlib.suppress(UserError, OSError):
+        match = re.search(r"version (\S+)(?: \(Debian ([^)]+)\))?", process.output_of([program, "--version"]))
+        return (match[2] or match[1]) if match else ""
+    return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

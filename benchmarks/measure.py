@@ -1,0 +1,234 @@
+"""Figures: how they are taken, what they are compared with, and how they are shown."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import Machine
+from toolchain import process
+from toolchain.config import ROOT
+from toolchain.errors import CommandFailed
+from toolchain.files import write_text_atomically
+
+SCHEMA = 1
+IDLE_LOAD = 0.3
+"""Runnable tasks per core above which a machine does not count as idle (one-minute load average)."""
+
+_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A promise about a figure. ``at_most`` false means at least."""
+
+    limit: float
+    at_most: bool = True
+
+    def met(self, value: float) -> bool:
+        """Whether the figure keeps it."""
+        return value <= self.limit if self.at_most else value >= self.limit
+
+    def text(self, unit: str) -> str:
+        """As ``≤ 5 s``."""
+        return f"{'≤' if self.at_most else '≥'} {quantity(self.limit, unit)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured value. ``unit`` is s, MB, MB/s or ×; ``samples`` are what the value is the median of."""
+
+    name: str
+    value: float
+    unit: str = "s"
+    samples: tuple[float, ...] = ()
+    goal: Goal | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None without one."""
+        return None if self.goal is None else self.goal.met(self.value)
+
+    @property
+    def spread(self) -> str:
+        """Smallest and largest sample, and how many there are; empty for a single one."""
+        if len(self.samples) < 2:
+            return ""
+        return f"{min(self.samples):.2f}–{max(self.samples):.2f} ({len(self.samples)})"
+
+    def as_json(self) -> dict[str, Any]:
+        """For the result file."""
+        document: dict[str, Any] = {"name": self.name, "value": round(self.value, 4), "unit": self.unit}
+        if self.samples:
+            document["samples"] = [round(item, 4) for item in self.samples]
+        if self.goal is not None:
+            document |= {"goal": self.goal.text(self.unit), "met": self.met}
+        return document | ({"note": self.note} if self.note else {})
+
+
+def quantity(value: float, unit: str) -> str:
+    """A value with its unit and three digits that count."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    shown = f"{value:.{digits}f}"
+    return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown} {unit}"
+
+
+def median_of(name: str, samples: Sequence[float], *, goal: Goal | None = None, note: str = "") -> Figure:
+    """The median of several timings, in seconds."""
+    return Figure(name=name, value=statistics.median(samples), samples=tuple(samples), goal=goal, note=note)
+
+
+def ratio(name: str, longer: Figure, shorter: Figure, *, goal: Goal | None = None) -> Figure:
+    """How many times ``longer`` takes as long as ``shorter``."""
+    note = f"{quantity(longer.value, longer.unit)} / {quantity(shorter.value, shorter.unit)}"
+    return Figure(name=name, value=longer.value / shorter.value, unit="×", goal=goal, note=note)
+
+
+def timed(
+    action: Callable[[], object], *, times: int, warm_up: int = 0, before: Callable[[], object] = lambda: None
+) -> tuple[float, ...]:
+    """Seconds of each of ``times`` calls, after ``warm_up`` calls that do not count; ``before`` is not timed."""
+    samples = []
+    for number in range(warm_up + times):
+        before()
+        began = time.monotonic()
+        action()
+        if number >= warm_up:
+            samples.append(time.monotonic() - began)
+    return tuple(samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A task that ran in a process of its own. ``peak_mb`` is the most memory its Python process had resident, MB."""
+
+    seconds: float
+    peak_mb: float
+    output: str
+
+
+def observe(
+    words: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    cwd: Path = ROOT,
+    limit_s: float = 3600.0,
+    program: str = "benchmarks.observed",
+) -> Observed:
+    """Run a task as the user would and return what it took. Raises CommandFailed with the task's last lines.
+
+    The peak is VmHWM of proc(5), of the Python process alone: programs that it starts have their own.
+    """
+    report = log.with_suffix(".observed.json")
+    report.unlink(missing_ok=True)
+    done = process.run(
+        [sys.executable, "-m", program, str(report), *words], cwd=cwd, env=environment, log=log, limit_s=limit_s
+    )
+    try:
+        peak_kib = int(json.loads(report.read_text())["peak_kib"])
+    except (FileNotFoundError, ValueError, KeyError) as fault:
+        raise CommandFailed(
+            f"{' '.join(words)} left no record of its memory", found=str(fault), tail=done.output[-2000:]
+        ) from fault
+    return Observed(seconds=done.seconds, peak_mb=peak_kib * 1024 / 1e6, output=done.output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one benchmark found. ``rule`` says what was warmed up, repeated and left out of the times."""
+
+    name: str
+    title: str
+    rule: str
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def figure(self, name: str) -> Figure:
+        """The figure of that name."""
+        return next(item for item in self.figures if item.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A benchmark's result with the machine that it was found on."""
+
+    result: Result
+    machine: Machine
+    load_after: tuple[float, float, float]
+    started: datetime.datetime
+    seconds: float
+    commit: str
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why these figures are not those of an idle machine."""
+        load = self.machine.load[0] / self.machine.cores
+        if load <= IDLE_LOAD:
+            return ()
+        return (
+            f"the machine was BUSY before this began (load {self.machine.load[0]:.1f} on {self.machine.cores} cores): "
+            "times are those of a busy machine, ratios hold within this run only",
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The result file's document."""
+        return {
+            "schema": SCHEMA,
+            "benchmark": self.result.name,
+            "title": self.result.title,
+            "rule": self.result.rule,
+            "started": self.started.isoformat(timespec="seconds"),
+            "seconds": round(self.seconds, 1),
+            "commit": self.commit,
+            "machine": self.machine.as_json(),
+            "load_after": list(self.load_after),
+            "warnings": list(self.warnings),
+            "notes": list(self.result.notes),
+            "facts": dict(self.result.facts),
+            "figures": [item.as_json() for item in self.result.figures],
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Write the result file, atomically; its path."""
+        path = folder / f"{self.result.name}.json"
+        write_text_atomically(path, json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n")
+        return path
+
+    def text(self) -> str:
+        """The table, as plain text."""
+        sink = io.StringIO()
+        console = Console(file=sink, width=_WIDTH, highlight=False)
+        table = Table(title=self.result.title, title_justify="left", title_style="bold", padding=(0, 1))
+        table.add_column("figure", overflow="fold")
+        table.add_column("measured", justify="right", no_wrap=True)
+        table.add_column("min–max (n)", justify="right", no_wrap=True)
+        table.add_column("goal", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        table.add_column("", overflow="fold")
+        for item in self.result.figures:
+            table.add_row(
+                item.name,
+                quantity(item.value, item.unit),
+                item.spread,
+                item.goal.text(item.unit) if item.goal else "",
+                {None: "", True: "met", False: "NOT MET"}[item.met],
+                item.note,
+            )
+        console.print(table)
+        for line in (f"rule: {self.result.rule}", *self.result.notes, *(f"WARNING: {text}" for text in self.warnings)):
+            console.print(line, markup=False)
+        return sink.getvalue()

@@ -1,0 +1,32 @@
+"""Runs a task as ``./inv TASK…`` does and, however it ends, writes how much memory this process had at most.
+
+    python -m benchmarks.observed REPORT.json TASK [OPTIONS]
+
+VmHWM (proc(5)) is of this program alone: getrusage's maximum would include the image that this process was forked
+from, and wait4's the programs that it started.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from toolchain import cli
+
+
+def peak_kib() -> int:
+    """The most memory that this process had resident, KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1])
+    raise RuntimeError("/proc/self/status has no VmHWM")
+
+
+if __name__ == "__main__":
+    _, report, *words = sys.argv
+    sys.argv = ["inv", *words]
+    try:
+        cli.main()
+    finally:
+        Path(report).write_text(json.dumps({"peak_kib": peak_kib()}))

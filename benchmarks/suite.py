@@ -1,0 +1,118 @@
+"""All benchmarks, one after the other: what ``./inv bench`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import difflib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import build, device, export, extension
+from benchmarks.machine import describe
+from benchmarks.measure import Report, Result
+from benchmarks.workspace import Workspace
+from images import engine
+from toolchain import process, progress
+from toolchain.config import ROOT, Config
+from toolchain.errors import CommandFailed, ProgramMissing, UserError
+
+BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
+    "build": build.measure,
+    "extension": extension.measure,
+    "export": export.measure,
+    "device": device.measure,
+}
+"""In the order in which they are run: the first makes the image that the others use."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run found; ``folder`` holds a JSON file for each benchmark."""
+
+    reports: tuple[Report, ...]
+    folder: Path
+
+    def text(self) -> str:
+        """The machine, then every table."""
+        machine = self.reports[0].machine.lines() if self.reports else []
+        results = [f"results: {self.folder / f'{item.result.name}.json'}" for item in self.reports]
+        return "\n".join([*machine, "", *(item.text() for item in self.reports), *results])
+
+    @property
+    def goals(self) -> tuple[int, int]:
+        """How many goals were met, and how many there are."""
+        tried = [figure.met for item in self.reports for figure in item.result.figures if figure.met is not None]
+        return sum(tried), len(tried)
+
+
+def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False) -> Run:
+    """Run one benchmark, or all of them; short measurements are repeated ``times`` times.
+
+    Each result is written as soon as it is there. What was built for the benchmarks is removed at the end, unless
+    ``keep`` is set: then the next run of a single one starts sooner. Raises UserError for an unknown name.
+    """
+    chosen = _chosen(name)
+    if times < 1:
+        raise UserError("nothing can be measured in no run", expected="--times of 1 or more", found=str(times))
+    engine.ensure_running(config)
+    workspace = Workspace.of(config, times=times)
+    reports = []
+    with workspace.alone(), _dropped(workspace, keep=keep):
+        for item, measure in chosen.items():
+            report = run_one(workspace, item, measure)
+            report.write(workspace.results)
+            reports.append(report)
+    return Run(tuple(reports), workspace.results)
+
+
+def run_one(workspace: Workspace, name: str, measure: Callable[[Workspace], Result]) -> Report:
+    """Run one benchmark, and say on what machine and at what load."""
+    machine = describe(workspace.config.image.target)
+    started = datetime.datetime.now(datetime.UTC)
+    began = time.monotonic()
+    with progress.step(f"benchmark {name}"):
+        result = measure(workspace)
+    return Report(
+        result=result,
+        machine=machine,
+        load_after=os.getloadavg(),
+        started=started,
+        seconds=time.monotonic() - began,
+        commit=_commit(),
+    )
+
+
+def _chosen(name: str) -> Mapping[str, Callable[[Workspace], Result]]:
+    if not name:
+        return BENCHMARKS
+    if name not in BENCHMARKS:
+        near = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.5)
+        raise UserError(
+            f"there is no benchmark {name!r}",
+            expected=f"one of {', '.join(BENCHMARKS)}, or nothing for all",
+            found=name,
+            mend=f"./inv bench --name={near[0]}" if near else "./inv bench",
+        )
+    return {name: BENCHMARKS[name]}
+
+
+@contextlib.contextmanager
+def _dropped(workspace: Workspace, *, keep: bool) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if not keep:
+            workspace.drop()
+
+
+def _commit() -> str:
+    """The commit that was measured, with ``+`` where the checkout has changes; empty outside a checkout."""
+    with contextlib.suppress(CommandFailed, ProgramMissing):
+        commit = process.output_of(["git", "rev-parse", "HEAD"], cwd=ROOT)
+        changes = process.output_of(["git", "status", "--porcelain"], cwd=ROOT)
+        return commit + ("+" if changes else "")
+    return ""
