@@ -3,6 +3,7 @@
 #ifndef QPU_SRC_INTERP_ARITH_HPP
 #define QPU_SRC_INTERP_ARITH_HPP
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -86,6 +87,42 @@ inline std::int32_t order(std::uint32_t x) {
 }
 inline std::uint32_t fmin(std::uint32_t a, std::uint32_t b) { return order(a) > order(b) ? b : a; }
 inline std::uint32_t fmax(std::uint32_t a, std::uint32_t b) { return order(a) > order(b) ? a : b; }
+
+inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t x = a & kMagnitude;
+  const std::uint32_t y = b & kMagnitude;
+  return x > y ? x : y;
+}
+
+// The special function unit: no table of its results is published, about 12 of
+// the 24 bits are right. Guess: the exact result cut to 12 bits after the binary
+// point of the significand. Settle it by 2^16 samples per function of a board.
+constexpr unsigned kSfuDroppedBits = 11;
+inline std::uint32_t sfuResult(double exact) {
+  const auto bits = bitCast<std::uint32_t>(static_cast<float>(exact));
+  if (hasTopExponent(bits)) return bits & ~(kMagnitude & ~kExponent);
+  if (isFlushed(bits)) return 0;
+  return bits & ~((1U << kSfuDroppedBits) - 1U);
+}
+inline std::uint32_t recip(std::uint32_t a) {
+  if (isFlushed(a)) return kExponent;
+  if (hasTopExponent(a)) return 0;
+  return sfuResult(1.0 / widen(a));
+}
+inline std::uint32_t recipSqrt(std::uint32_t a) {
+  if (isFlushed(a)) return kExponent;
+  if (hasTopExponent(a)) return 0;
+  return sfuResult(1.0 / std::sqrt(std::fabs(widen(a))));
+}
+inline std::uint32_t exp2(std::uint32_t a) {
+  if (hasTopExponent(a)) return (a & kSign) != 0 ? 0U : kExponent;
+  return sfuResult(std::exp2(widen(a)));
+}
+inline std::uint32_t log2(std::uint32_t a) {
+  if (isFlushed(a)) return kSign | kExponent;
+  if (hasTopExponent(a)) return kExponent;
+  return sfuResult(std::log2(std::fabs(widen(a))));
+}
 
 inline std::uint32_t itof(std::uint32_t a) {
   return truncateToFloat(bitCast<std::uint64_t>(static_cast<double>(asSigned(a))));

@@ -17,8 +17,9 @@ using detail::Type;
 enum class Opcode : std::uint8_t {
   // slot <- slots; in the order of detail::Op
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
-  FAdd, FSub, FMul, FMin, FMax, ItoF, FtoI,
-  Rotate,
+  FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
+  Recip, RecipSqrt, Exp2, Log2,
+  Rotate, Broadcast,
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
   MaskAnd, MaskOr, MaskNot, Any, All,
   Move,

@@ -40,6 +40,12 @@ Opcode opcode(Op op) {
     case Op::FMul: return Opcode::FMul;
     case Op::FMin: return Opcode::FMin;
     case Op::FMax: return Opcode::FMax;
+    case Op::FMaxAbs: return Opcode::FMaxAbs;
+    case Op::Recip: return Opcode::Recip;
+    case Op::RecipSqrt: return Opcode::RecipSqrt;
+    case Op::Exp2: return Opcode::Exp2;
+    case Op::Log2: return Opcode::Log2;
+    case Op::Broadcast: return Opcode::Broadcast;
     case Op::ItoF: return Opcode::ItoF;
     case Op::FtoI: return Opcode::FtoI;
     case Op::Rotate: return Opcode::Rotate;
@@ -148,6 +154,10 @@ class Lowering {
       case Op::Not:
       case Op::ItoF:
       case Op::FtoI:
+      case Op::Recip:
+      case Op::RecipSqrt:
+      case Op::Exp2:
+      case Op::Log2:
       case Op::Load:
       case Op::MaskNot:
       case Op::Any:
@@ -301,6 +311,10 @@ Uses uses(Opcode code) {
     case Opcode::Not:
     case Opcode::ItoF:
     case Opcode::FtoI:
+    case Opcode::Recip:
+    case Opcode::RecipSqrt:
+    case Opcode::Exp2:
+    case Opcode::Log2:
     case Opcode::MaskNot:
     case Opcode::Any:
     case Opcode::All:

@@ -238,6 +238,14 @@ class Machine {
         case Opcode::FMul: vectorFmul(v[in.target], v[in.a], v[in.b]); break;
         case Opcode::FMin: map(v[in.target], v[in.a], v[in.b], fmin); break;
         case Opcode::FMax: map(v[in.target], v[in.a], v[in.b], fmax); break;
+        case Opcode::FMaxAbs: map(v[in.target], v[in.a], v[in.b], fmaxabs); break;
+        case Opcode::Recip: map(v[in.target], v[in.a], recip); break;
+        case Opcode::RecipSqrt: map(v[in.target], v[in.a], recipSqrt); break;
+        case Opcode::Exp2: map(v[in.target], v[in.a], exp2); break;
+        case Opcode::Log2: map(v[in.target], v[in.a], log2); break;
+        case Opcode::Broadcast:
+          v[in.target] = splat(v[in.a].e[v[in.b].e[0] % kElements]);
+          break;
         case Opcode::ItoF: map(v[in.target], v[in.a], itof); break;
         case Opcode::FtoI: map(v[in.target], v[in.a], ftoi); break;
         case Opcode::Rotate:

@@ -40,12 +40,16 @@ struct Site {
   bool exact = false;  // else the statement comes after file:line
 };
 
+constexpr std::uint32_t kNoExpression = UINT32_MAX;
+
 struct Statement {
   StatementKind kind;
   Site site;
   std::uint32_t target = 0;  // variable
   std::uint32_t value = 0;   // expression: value, condition or mask
   std::uint32_t address = 0; // expression
+  // Store: expression for how many words, 1..16, from element 0 on; else all 16.
+  std::uint32_t limit = kNoExpression;
   Type element = Type::Int;
   bool wait = false;
   Direction direction = Direction::Horizontal;

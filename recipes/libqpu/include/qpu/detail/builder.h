@@ -23,9 +23,11 @@ enum class Op : std::uint8_t {
   // Int; the names are those of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // Float
-  FAdd, FSub, FMul, FMin, FMax, ItoF, FtoI,
-  // any
-  Rotate, Load,
+  FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
+  // Float, by the special function unit: about 12 bits
+  Recip, RecipSqrt, Exp2, Log2,
+  // any; Broadcast: element b (a Constant, 0..15) of a in all elements
+  Rotate, Broadcast, Load,
   // comparisons, per element
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
   // masks and scalars

@@ -1,0 +1,53 @@
+// A compiled kernel: words for the QPUs and what the runtime must know to start
+// them. It is plain data, is written to the cache on disk, and holds nothing
+// of the machine it was made on.
+#ifndef QPU_SRC_CODE_OBJECT_HPP
+#define QPU_SRC_CODE_OBJECT_HPP
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "isa/instruction.hpp"
+
+namespace qpu::code {
+
+// One word of a QPU's uniform stream.
+struct Uniform {
+  enum class Kind : std::uint8_t {
+    QpuNumber,   // logical, 0 .. count - 1
+    QpuCount,
+    Argument,    // number `value` of the kernel
+    SpillBase,   // bus address of this QPU's spill area
+    Constant     // `value` itself
+  };
+  Kind kind = Kind::Constant;
+  std::uint32_t value = 0;
+};
+
+// What an error or a listing says of an instruction: a construct of the source.
+struct Site {
+  std::string construct;    // "store"
+  std::string description;  // "store at rot3d.cpp:12"
+};
+
+struct Object {
+  static constexpr std::uint32_t kNoSite = UINT32_MAX;
+
+  std::string name;
+  std::uint32_t parameters = 0;
+  std::vector<isa::Word> words;
+  std::vector<Uniform> uniforms;     // read in this order by every QPU
+  std::vector<Site> sites;
+  std::vector<std::uint32_t> siteOf; // one per word, kNoSite for the compiler's own
+  std::uint32_t spillBytes = 0;      // of one QPU; a multiple of 64
+  bool usesSfu = false;              // results are not bit exact on hardware
+};
+
+// The uniform stream of logical QPU `qpu`; `spill` is the address of its own area.
+std::vector<std::uint32_t> uniformStream(const Object& object, int qpu, int count,
+                                         const std::uint32_t* arguments, std::uint32_t spill);
+
+}  // namespace qpu::code
+
+#endif
