@@ -1,4 +1,6 @@
 // Each construct of the language, on vectors whose results are known.
+#include <cmath>
+
 #include "tests/run.hpp"
 
 using test::Ints;
@@ -400,4 +402,101 @@ TEST_CASE("an expression used many times in itself is computed once") {
           for (int i = 0; i < 40; ++i) e = e + e - x;
           return e;
         }) == expected([](int i) { return i; }));
+}
+
+TEST_CASE("mul24 is the product of Int") {
+  CHECK(ints([](Int& x) { return mul24(x - 8, 5); }) ==
+        expected([](int i) { return static_cast<int>((static_cast<unsigned>(i - 8) & 0xffffffU) * 5U); }));
+}
+
+TEST_CASE("abs clears the sign") {
+  CHECK(ints([](Int& x) { return toInt(abs(toFloat(x - 8))); }) ==
+        expected([](int i) { return i < 8 ? 8 - i : i - 8; }));
+  CHECK(ints([](Int& x) { return asInt(abs(asFloat(x | INT32_MIN))); }) ==
+        expected([](int i) { return i; }));
+}
+
+TEST_CASE("asInt and asFloat keep the bits") {
+  CHECK(ints([](Int& x) { return asInt(asFloat(x + 0x3f800000) + 0.0F); }) ==
+        expected([](int i) { return i + 0x3f800000; }));
+}
+
+TEST_CASE("broadcast copies one element to all") {
+  for (int k = 0; k < 16; ++k) {
+    CHECK(ints([k](Int& x) { return broadcast(x * 3, k); }) ==
+          expected([k](int) { return 3 * k; }));
+    CHECK(ints([k](Int& x) { return toInt(broadcast(toFloat(x), k)); }) ==
+          expected([k](int) { return k; }));
+  }
+}
+
+TEST_CASE("recip, rsqrt, exp2, log2 are right to about 12 bits") {
+  SharedArray<float> in(16), out(64);
+  for (int i = 0; i < 16; ++i) in[i] = 0.3F + 0.9F * static_cast<float>(i);
+  compile([](Ptr<Float> p, Ptr<Float> q) {
+    Float x = *p;
+    q[0] = recip(x);
+    q[16] = rsqrt(x);
+    q[32] = exp2(x);
+    q[48] = log2(x);
+  })(&in, &out);
+  const auto near = [](float a, float b) { return std::fabs(a - b) <= 1e-3F * std::fabs(b); };
+  for (int i = 0; i < 16; ++i) {
+    CHECK(near(out[i], 1 / in[i]));
+    CHECK(near(out[16 + i], 1 / std::sqrt(in[i])));
+    CHECK(near(out[32 + i], std::exp2(in[i])));
+    CHECK(std::fabs(out[48 + i] - std::log2(in[i])) < 1e-2F);
+  }
+}
+
+TEST_CASE("store of n words leaves what follows") {
+  SharedArray<int> out(32);
+  auto k = compile([](Ptr<Int> p, Int n) {
+    store(index() + 1, p, n);
+    store(index() + 101, p + 20, 3);
+  });
+  for (int n = 1; n <= 16; ++n) {
+    for (int& x : out) x = -1;
+    k(&out, n);
+    for (int i = 0; i < 32; ++i)
+      CHECK(out[i] == (i < n ? i + 1 : i >= 20 && i < 23 ? 81 + i : -1));
+  }
+}
+
+TEST_CASE("store of n words needs no room for 16") {
+  SharedArray<float> out(3);
+  compile([](Ptr<Float> p) { store(toFloat(index()), p + 1, 2); })(&out);
+  CHECK(out[0] == 0.0F);
+  CHECK(out[1] == 0.0F);
+  CHECK(out[2] == 1.0F);
+  SharedArray<int*> table(2);
+  SharedArray<int> data(16);
+  compile([](Ptr<Ptr<Int>> t, Ptr<Int> p) { store(p + index(), t, 2); })(&table, &data);
+  CHECK(table[1].address() == data.getAddress() + 4);
+}
+
+TEST_CASE("constants are folded as they are computed") {
+  const auto both = [](auto f) {
+    const Ints folded = ints([f](Int&) -> Int { return f(IntExpr(-77), IntExpr(37)); });
+    const Ints run = ints([f](Int&) -> Int {
+      Int a = -77, b = 37;
+      return f(a, b);
+    });
+    CHECK(folded == run);
+  };
+  both([](const IntExpr& a, const IntExpr& b) { return a + b; });
+  both([](const IntExpr& a, const IntExpr& b) { return a - b; });
+  both([](const IntExpr& a, const IntExpr& b) { return a * b; });
+  both([](const IntExpr& a, const IntExpr& b) { return a << b; });
+  both([](const IntExpr& a, const IntExpr& b) { return a >> b; });
+  both([](const IntExpr& a, const IntExpr& b) { return shr(a, b); });
+  both([](const IntExpr& a, const IntExpr& b) { return ror(a, b); });
+  both([](const IntExpr& a, const IntExpr& b) { return a & b; });
+  both([](const IntExpr& a, const IntExpr& b) { return a | b; });
+  both([](const IntExpr& a, const IntExpr& b) { return a ^ b; });
+  both([](const IntExpr& a, const IntExpr& b) { return min(a, b); });
+  both([](const IntExpr& a, const IntExpr& b) { return max(a, b); });
+  both([](const IntExpr& a, const IntExpr&) { return ~a; });
+  both([](const IntExpr& a, const IntExpr&) { return rotate(a, 3); });
+  both([](const IntExpr& a, const IntExpr&) { return broadcast(a, 7); });
 }

@@ -171,6 +171,7 @@ TEST_CASE("stores, gathers and loops inside Where") {
   };
   CHECK(contains(inside([](Int& x, Ptr<Int>& p) { *p = x; }), "not possible inside Where"));
   CHECK(contains(inside([](Int& x, Ptr<Int>& p) { store(x, p); }), "store at"));
+  CHECK(contains(inside([](Int& x, Ptr<Int>& p) { store(x, p, 4); }), "store at"));
   CHECK(contains(inside([](Int&, Ptr<Int>& p) { gather(p); }), "gather at"));
   CHECK(contains(inside([](Int& x, Ptr<Int>&) { vpmPut(x); }), "vpmPut at"));
   CHECK(contains(inside([](Int& x, Ptr<Int>&) {
@@ -191,6 +192,29 @@ TEST_CASE("numbers that hardware has no room for") {
   CHECK(contains(refused([] { dmaSetupWrite(VERT, 17, 0); }), "rows is 17, must be 1..16"));
   CHECK(contains(refused([] { vpmSetupRead(HORIZ, 0, 0); }), "vectors is 0, must be 1..16"));
   CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 0, 65); }), "stride is 65, must be 1..64"));
+}
+
+TEST_CASE("a broadcast of an element that is not there") {
+  const std::string text = refused([] { (void)broadcast(toFloat(index()), 16); });
+  CHECK(contains(text, "kernel 'bad': broadcast at"));
+  CHECK(contains(text, "the element is 16, must be 0..15"));
+  CHECK(contains(refused([] { (void)broadcast(index(), -1); }), "the element is -1"));
+}
+
+TEST_CASE("a store of no words or more than a vector") {
+  const auto storing = [](int n) {
+    return thrown<qpu::CompileError>(
+        [n] { compile([n](Ptr<Int> p) { store(index(), p, n); }, "some"); });
+  };
+  CHECK(contains(storing(0), "kernel 'some': store at"));
+  CHECK(contains(storing(0), "the number of words is 0, must be 1..16"));
+  CHECK(contains(storing(17), "is 17"));
+  const auto k = compile([](Ptr<Int> p, Int n) { store(index(), p, n); }, "some");
+  SharedArray<int> a(32);
+  for (const int n : {0, -1, 17, 1 << 30})
+    CHECK(contains(thrown<qpu::ExecutionError>([&] { k(&a, n); }),
+                   "the number of words is " + std::to_string(n) + ", must be 1..16"));
+  CHECK(a[0] == 0);
 }
 
 TEST_CASE("vectors outside of compile") {

@@ -6,6 +6,7 @@
 #include "qpu/condition.h"
 #include "qpu/error.h"
 #include "qpu/kernel.h"
+#include "qpu/math.h"
 #include "qpu/shared_array.h"
 #include "qpu/statement.h"
 #include "qpu/vector.h"

@@ -52,26 +52,42 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, Location where = QPU_
   detail::store(x.node(), p.node(), false, where);
 }
 
+// Store the first n words, 1..16, of x only: what follows them in memory keeps
+// its values. n's element 0 counts.
+inline void store(const IntExpr& x, const PtrExpr<Int>& p, const IntExpr& n,
+                  Location where = QPU_HERE) {
+  detail::storeFirst(x.node(), p.node(), n.node(), where);
+}
+inline void store(const FloatExpr& x, const PtrExpr<Float>& p, const IntExpr& n,
+                  Location where = QPU_HERE) {
+  detail::storeFirst(x.node(), p.node(), n.node(), where);
+}
+template <typename T>
+void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
+           Location where = QPU_HERE) {
+  detail::storeFirst(x.node(), p.node(), n.node(), where);
+}
+
 // Print from a kernel: text as it is, a vector as <e0,e1,..,e15> and a newline.
 // Goes to standard output; nothing on backends that cannot print.
 inline void Print(const char* text, Location where = QPU_HERE) { detail::printText(text, where); }
 inline void Print(const IntExpr& x, Location where = QPU_HERE) {
-  detail::printVector(x.node(), where);
+  detail::printVector(x.node(), detail::Type::Int, where);
 }
 inline void Print(const FloatExpr& x, Location where = QPU_HERE) {
-  detail::printVector(x.node(), where);
+  detail::printVector(x.node(), detail::Type::Float, where);
 }
 template <typename A, typename detail::IfInteger<A>::type = 0>
 void Print(A x, Location where = QPU_HERE) {
-  detail::printVector(IntExpr(x).node(), where);
+  detail::printVector(IntExpr(x).node(), detail::Type::Int, where);
 }
 template <typename A, typename detail::IfReal<A>::type = 0>
 void Print(A x, Location where = QPU_HERE) {
-  detail::printVector(FloatExpr(x).node(), where);
+  detail::printVector(FloatExpr(x).node(), detail::Type::Float, where);
 }
 template <typename T>
 void Print(const PtrExpr<T>& x, Location where = QPU_HERE) {
-  detail::printVector(x.node(), where);
+  detail::printVector(x.node(), detail::Type::Address, where);
 }
 
 // The 16 semaphores 0..15 are shared by all QPUs, count 0..15 and are 0 when a

@@ -136,6 +136,9 @@ inline IntExpr intOp(Op op, const IntExpr& a, const IntExpr& b) {
 inline FloatExpr floatOp(Op op, const FloatExpr& a, const FloatExpr& b) {
   return FloatExpr(FromNode(binary(op, Type::Float, a.node(), b.node())));
 }
+inline FloatExpr floatOp(Op op, const FloatExpr& a) {
+  return FloatExpr(FromNode(unary(op, Type::Float, a.node())));
+}
 template <typename T>
 PtrExpr<T> offset(Op op, const PtrExpr<T>& p, const IntExpr& i) {
   const Node bytes = binary(Op::Shl, Type::Int, i.node(), constantInt(2));
@@ -158,6 +161,7 @@ inline IntExpr operator-(const IntExpr& a) { return detail::intOp(detail::Op::Su
 inline IntExpr operator*(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Mul24, a, b);
 }
+inline IntExpr mul24(const IntExpr& a, const IntExpr& b) { return a * b; }
 inline IntExpr operator<<(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Shl, a, b);
 }
@@ -209,6 +213,22 @@ inline FloatExpr max(const FloatExpr& a, const FloatExpr& b) {
   return detail::floatOp(detail::Op::FMax, a, b);
 }
 
+// The sign cleared; denormals stay as they are.
+inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FMaxAbs, a, a); }
+
+// The special function unit: about 12 of 24 bits are right, and which ones the
+// others are differs between the interpreter and a board. qpu/math.h has
+// functions that are right to the last bits.
+// 1/x, 1/sqrt(|x|), 2^x, log2(|x|); 0 gives Inf, Inf, 1, -Inf.
+inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
+inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
+inline FloatExpr exp2(const FloatExpr& a) { return detail::floatOp(detail::Op::Exp2, a); }
+inline FloatExpr log2(const FloatExpr& a) { return detail::floatOp(detail::Op::Log2, a); }
+
+// The same 32 bits per element as the other type.
+inline IntExpr asInt(const FloatExpr& a) { return IntExpr(detail::FromNode(a.node())); }
+inline FloatExpr asFloat(const IntExpr& a) { return FloatExpr(detail::FromNode(a.node())); }
+
 // Rounded toward zero; a float that no 32-bit integer holds becomes 0.
 inline FloatExpr toFloat(const IntExpr& a) {
   return FloatExpr(
@@ -226,6 +246,14 @@ inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
 inline FloatExpr rotate(const FloatExpr& a, const IntExpr& n) {
   return FloatExpr(detail::FromNode(
       detail::binary(detail::Op::Rotate, detail::Type::Float, a.node(), n.node())));
+}
+
+// Element k, 0..15, in all elements.
+inline IntExpr broadcast(const IntExpr& a, int k, Location where = QPU_HERE) {
+  return IntExpr(detail::FromNode(detail::broadcast(detail::Type::Int, a.node(), k, where)));
+}
+inline FloatExpr broadcast(const FloatExpr& a, int k, Location where = QPU_HERE) {
+  return FloatExpr(detail::FromNode(detail::broadcast(detail::Type::Float, a.node(), k, where)));
 }
 
 // Pointers move by elements of 4 bytes, each of the 16 addresses on its own.

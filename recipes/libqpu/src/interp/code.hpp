@@ -27,6 +27,7 @@ enum class Opcode : std::uint8_t {
   // memory
   Load,         // target <- words at slot a
   Store,        // words at slot b <- slot a
+  StoreFirst,   // the same for the first words only; their number is in slot `extra`
   Gather,       // request the words at slot a
   Receive,      // target <- oldest request
   // control; `extra` is an instruction number or an index

@@ -254,7 +254,11 @@ class Lowering {
       case StatementKind::Assign: return assign(s);
       case StatementKind::Store: {
         const std::uint32_t value = evaluate(s.value);
-        emit(Opcode::Store, 0, value, evaluate(s.address));
+        const std::uint32_t address = evaluate(s.address);
+        if (s.limit == detail::kNoExpression)
+          emit(Opcode::Store, 0, value, address);
+        else
+          emit(Opcode::StoreFirst, 0, value, address, evaluate(s.limit));
         return;
       }
       case StatementKind::Gather: emit(Opcode::Gather, 0, evaluate(s.address)); return;
@@ -320,7 +324,8 @@ Uses uses(Opcode code) {
     case Opcode::All:
     case Opcode::Move:
     case Opcode::Load: return {true, false, true};
-    case Opcode::Store: return {true, true, false};
+    case Opcode::Store:
+    case Opcode::StoreFirst: return {true, true, false};
     case Opcode::Receive:
     case Opcode::VpmRead: return {false, false, true};
     case Opcode::Gather:

@@ -122,6 +122,15 @@ class Machine {
     return host;
   }
 
+  void storeFirst(Qpu& q, const Instruction& in) {
+    const std::uint32_t n = q.slots[in.extra].e[0];
+    if (n < 1 || n > kElements)
+      fail<ExecutionError>(
+          q, in.site, "the number of words is " + std::to_string(asSigned(n)) + ", must be 1..16");
+    std::memcpy(words(q, index(in), q.slots[in.b].e[0], 4 * n, "writing"), q.slots[in.a].e.data(),
+                std::size_t{4} * n);
+  }
+
   void gather(Qpu& q, const Instruction& in) {
     if (q.outstanding == kMaxGathers)
       fail<ExecutionError>(q, in.site,
@@ -176,6 +185,7 @@ class Machine {
     }
     useOf(q, a);
     if (u.b) useOf(q, q.strays.find(in.b));
+    if (in.code == Opcode::StoreFirst) useOf(q, q.strays.find(in.extra));
     if (u.target && in.code != Opcode::MoveWhere) q.strays.erase(in.target);
   }
 
@@ -307,6 +317,7 @@ class Machine {
           std::memcpy(words(q, index(in), v[in.b].e[0], kVectorBytes, "writing"),
                       v[in.a].e.data(), kVectorBytes);
           break;
+        case Opcode::StoreFirst: storeFirst(q, in); break;
         case Opcode::Gather: gather(q, in); break;
         case Opcode::Receive: receive(q, in); break;
         case Opcode::Jump: at = program + in.extra; break;

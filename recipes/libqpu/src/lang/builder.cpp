@@ -2,6 +2,7 @@
 #include "qpu/detail/builder.h"
 
 #include <cstring>
+#include <string>
 
 #include "lang/fold.hpp"
 #include "lang/recorder.hpp"
@@ -36,7 +37,9 @@ Node leaf(Op op, Type type) {
 
 Node unary(Op op, Type type, Node a) {
   Recorder& r = Recorder::current();
-  Expression e{op, type, r.expression(r.use(a)).readsVpm};
+  const Expression& operand = r.expression(r.use(a));
+  if (op == Op::Not && operand.op == Op::Constant) return constant(type, ~operand.bits);
+  Expression e{op, type, operand.readsVpm};
   e.a = r.use(a);
   return r.make(e);
 }
@@ -53,6 +56,14 @@ Node binary(Op op, Type type, Node a, Node b) {
   e.a = a.id;
   e.b = b.id;
   return r.make(e);
+}
+
+Node broadcast(Type type, Node a, int element, Location where) {
+  Recorder& r = Recorder::current();
+  if (element < 0 || element > 15)
+    r.failHere("broadcast", where,
+               "the element is " + std::to_string(element) + ", must be 0..15");
+  return binary(Op::Broadcast, type, a, constantInt(element));
 }
 
 Node load(Node address, Type type) {
@@ -78,6 +89,20 @@ void store(Node value, Node address, bool wait, Location where) {
   s.value = r.use(value);
   s.address = r.use(address);
   s.wait = wait;
+}
+
+void storeFirst(Node value, Node address, Node words, Location where) {
+  Recorder& r = Recorder::current();
+  Statement& s = r.add(StatementKind::Store, "store", where);
+  r.refuseInWhere(s.site,
+                  "a store writes consecutive words; load the old ones, choose, then store after "
+                  "End");
+  s.value = r.use(value);
+  s.address = r.use(address);
+  s.limit = r.use(words);
+  const Expression& limit = r.expression(s.limit);
+  if (limit.op == Op::Constant)
+    r.requireRange(s.site, "the number of words", static_cast<int>(limit.bits), 1, 16);
 }
 
 void gather(Node address, Type element, Location where) {
@@ -115,11 +140,11 @@ void printText(const char* text, Location where) {
   s.text = text != nullptr ? text : "";
 }
 
-void printVector(Node value, Location where) {
+void printVector(Node value, Type type, Location where) {
   Recorder& r = Recorder::current();
   Statement& s = r.add(StatementKind::PrintVector, "Print", where);
   s.value = r.use(value);
-  s.element = r.expression(s.value).type;
+  s.element = type;
 }
 
 namespace {

@@ -142,6 +142,10 @@ void Recorder::fail(const Site& site, const std::string& what) const {
                       {source_.name, site.construct, -1, 0});
 }
 
+void Recorder::failHere(const char* construct, Location where, const std::string& what) {
+  fail(site(construct, where), what);
+}
+
 void Recorder::refuseInWhere(const Site& site, const char* why) const {
   for (const Open& o : open_)
     if (o.statement.kind == StatementKind::Where)

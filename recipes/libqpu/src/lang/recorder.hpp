@@ -38,6 +38,8 @@ class Recorder {
   void end(Location where);
 
   [[noreturn]] void fail(const Site& site, const std::string& what) const;
+  // For what is wrong with an expression, which is no statement of its own.
+  [[noreturn]] void failHere(const char* construct, Location where, const std::string& what);
   void refuseInWhere(const Site& site, const char* why) const;
   void requireRange(const Site& site, const char* what, int value, int low, int high) const;
 

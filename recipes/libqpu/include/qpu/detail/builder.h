@@ -49,6 +49,7 @@ QPU_API Node leaf(Op op, Type type);
 QPU_API Node unary(Op op, Type type, Node a);
 QPU_API Node binary(Op op, Type type, Node a, Node b);
 QPU_API Node load(Node address, Type type);
+QPU_API Node broadcast(Type type, Node a, int element, Location where);
 
 QPU_API Node declare(Type type, Location where);
 // Variable that holds kernel parameter `position` when the kernel starts.
@@ -57,6 +58,8 @@ QPU_API Node parameter(std::size_t position);
 QPU_API void assign(Node variable, Node value, Location where);
 // `wait`: the QPU goes on only when the words are in memory.
 QPU_API void store(Node value, Node address, bool wait, Location where);
+// The first `words` words only, without waiting.
+QPU_API void storeFirst(Node value, Node address, Node words, Location where);
 QPU_API void gather(Node address, Type element, Location where);
 QPU_API void receive(Node variable, Location where);
 
@@ -69,7 +72,7 @@ QPU_API void beginElse(Location where);
 QPU_API void end(Location where);
 
 QPU_API void printText(const char* text, Location where);
-QPU_API void printVector(Node value, Location where);
+QPU_API void printVector(Node value, Type type, Location where);
 
 QPU_API void semaphoreRelease(int number, Location where);
 QPU_API void semaphoreAcquire(int number, Location where);

@@ -1,0 +1,152 @@
+// Functions made of the language's own operations: each call writes them out
+// anew, as a macro would. Errors are in units of the last place (ulp), as the
+// interpreter rounds; they hold for a special function unit that is right to
+// 10 bits.
+#ifndef QPU_MATH_H
+#define QPU_MATH_H
+
+#include "qpu/statement.h"
+
+namespace qpu {
+
+namespace detail {
+
+// Horner's scheme, highest coefficient first.
+inline FloatExpr polynomial(const FloatExpr& x, const float* c, int count) {
+  FloatExpr sum = c[0];
+  for (int i = 1; i < count; ++i) sum = sum * x + c[i];
+  return sum;
+}
+
+constexpr float kLeastNormal = 1.17549435e-38F;
+constexpr float kGreatest = 3.40282347e38F;
+// ln 2, the high part short enough that its products with exponents are exact.
+constexpr float kLn2High = 0.693359375F;
+constexpr float kLn2Low = -2.12194440e-4F;
+
+}  // namespace detail
+
+// 1/x: two steps of Newton and Raphson, to 3 ulp. 0 and denormals give Inf; 0
+// for |x| > 2^126.
+inline FloatExpr reciprocal(const FloatExpr& x) {
+  FloatExpr r = recip(x);
+  r = r * (FloatExpr(2) - x * r);
+  return r * (FloatExpr(2) - x * r);
+}
+
+// a/b to 4 ulp, where reciprocal(b) is right.
+inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) { return a * reciprocal(b); }
+
+// Square root to 4 ulp. Negative x and denormals give 0, Inf gives 2^64.
+inline FloatExpr sqrt(const FloatExpr& x) {
+  const FloatExpr v = min(max(x, 0), detail::kGreatest);
+  const FloatExpr half = v * 0.5F;
+  FloatExpr y = rsqrt(v);
+  y = y * (FloatExpr(1.5F) - half * y * y);
+  y = y * (FloatExpr(1.5F) - half * y * y);
+  return v * y;
+}
+
+// e^x to 4 ulp, without the special function unit. Above 88.73 Inf, below -86.99
+// (results under 1.7e-38) 0.
+inline FloatExpr exp(const FloatExpr& x) {
+  static const float c[] = {1.9875691500e-4F, 1.3981999507e-3F, 8.3334519073e-3F,
+                            4.1665795894e-2F, 1.6666665459e-1F, 5.0000001201e-1F};
+  const FloatExpr v = min(max(x, -87.5F), 89.4F);
+  // Positive before the conversion, which truncates.
+  const IntExpr n = toInt(v * 1.44269504F + 192.5F) - 192;
+  const FloatExpr scale = toFloat(n);
+  const FloatExpr f = v - scale * detail::kLn2High - scale * detail::kLn2Low;
+  const FloatExpr p = detail::polynomial(f, c, 6) * (f * f) + f + 1;
+  return (p + p) * asFloat((n + 126) << 23);
+}
+
+// Natural logarithm to 4 ulp, or 2e-7 near 1. -Inf for 0, denormals and
+// negative x.
+inline FloatExpr log(const FloatExpr& x) {
+  static const float c[] = {7.0376836292e-2F,  -1.1514610310e-1F, 1.1676998740e-1F,
+                            -1.2420140846e-1F, 1.4249322787e-1F,  -1.6668057665e-1F,
+                            2.0000714765e-1F,  -2.4999993993e-1F, 3.3333331174e-1F};
+  const IntExpr bits = asInt(x);
+  // x = m * 2^e with m around 1.
+  const IntExpr e = (bits - 0x3f3504f3) >> 23;
+  const FloatExpr f = asFloat(bits - (e << 23)) - 1;
+  const FloatExpr z = f * f;
+  const FloatExpr scale = toFloat(e);
+  const FloatExpr rest =
+      detail::polynomial(f, c, 9) * z * f + scale * detail::kLn2Low - z * 0.5F;
+  Float r = f + rest + scale * detail::kLn2High;
+  Where_(x < detail::kLeastNormal);
+  r = asFloat(IntExpr(static_cast<int>(0xff800000U)));
+  End_();
+  return r;
+}
+
+// 1 / (1 + e^-x) to 8 ulp; 0 below -88.
+inline FloatExpr sigmoid(const FloatExpr& x) { return reciprocal(exp(-x) + 1); }
+
+// Hyperbolic tangent to 8 ulp.
+inline FloatExpr tanh(const FloatExpr& x) {
+  static const float c[] = {-5.70498872745e-3F, 2.06390887954e-2F, -5.37397155531e-2F,
+                            1.33314422036e-1F, -3.33332819422e-1F};
+  const FloatExpr size = abs(x);
+  const FloatExpr z = x * x;
+  Float r = FloatExpr(1) - reciprocal(exp(size + size) + 1) * 2;
+  Where_(size < 0.625F);
+  r = detail::polynomial(z, c, 5) * z * size + size;
+  End_();
+  return asFloat(asInt(r) | (asInt(x) & static_cast<int>(0x80000000U)));
+}
+
+// `yes` where the mask holds, `no` elsewhere; both are computed.
+inline Float select(const BoolExpr& mask, const FloatExpr& yes, const FloatExpr& no) {
+  Float r = no;
+  Where_(mask);
+  r = yes;
+  End_();
+  return r;
+}
+inline Int select(const BoolExpr& mask, const IntExpr& yes, const IntExpr& no) {
+  Int r = no;
+  Where_(mask);
+  r = yes;
+  End_();
+  return r;
+}
+
+// Over the 16 elements of x, the result in all of them. Sums are formed in the
+// order of halving: elements 8 apart, then 4, 2, 1.
+inline FloatExpr sumOf(const FloatExpr& x) {
+  FloatExpr s = x;
+  for (int n = 8; n > 0; n /= 2) s = s + rotate(s, n);
+  return s;
+}
+inline IntExpr sumOf(const IntExpr& x) {
+  IntExpr s = x;
+  for (int n = 8; n > 0; n /= 2) s = s + rotate(s, n);
+  return s;
+}
+inline FloatExpr maxOf(const FloatExpr& x) {
+  FloatExpr s = x;
+  for (int n = 8; n > 0; n /= 2) s = max(s, rotate(s, n));
+  return s;
+}
+inline IntExpr maxOf(const IntExpr& x) {
+  IntExpr s = x;
+  for (int n = 8; n > 0; n /= 2) s = max(s, rotate(s, n));
+  return s;
+}
+inline FloatExpr minOf(const FloatExpr& x) {
+  FloatExpr s = x;
+  for (int n = 8; n > 0; n /= 2) s = min(s, rotate(s, n));
+  return s;
+}
+inline IntExpr minOf(const IntExpr& x) {
+  IntExpr s = x;
+  for (int n = 8; n > 0; n /= 2) s = min(s, rotate(s, n));
+  return s;
+}
+
+}  // namespace qpu
+
+#endif

@@ -1,0 +1,141 @@
+// The functions of qpu/math.h against the C library in double, in units of the
+// last place of the float result.
+#include "qpu/math.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/run.hpp"
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+double ulp(double exact) {
+  const auto f = static_cast<float>(std::fabs(exact));
+  return std::max(std::ldexp(1.0, std::ilogb(f) - 23), 0x1p-149);
+}
+
+template <typename F>
+std::vector<float> apply(const std::vector<float>& in, F f) {
+  const std::size_t padded = (in.size() + 15) / 16 * 16;
+  SharedArray<float> x(padded), y(padded);
+  x.copyFrom(in.data(), in.size());
+  compile([f](Int n, Ptr<Float> p, Ptr<Float> q) {
+    For (Int i = 0, i < n, i += 16)
+      Float v = p[i];
+      q[i] = f(v);
+    End
+  })(static_cast<int>(padded), &x, &y);
+  std::vector<float> out(in.size());
+  y.copyTo(out.data(), out.size());
+  return out;
+}
+
+// Greatest error of f against `exact`, in ulp.
+template <typename F, typename Exact>
+double worst(const std::vector<float>& in, F f, Exact exact) {
+  const std::vector<float> out = apply(in, f);
+  double most = 0;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const double e = exact(static_cast<double>(in[i]));
+    most = std::max(most, std::fabs(static_cast<double>(out[i]) - e) / ulp(e));
+  }
+  return most;
+}
+
+std::vector<float> evenly(float from, float to, int count) {
+  std::vector<float> v;
+  for (int i = 0; i < count; ++i)
+    v.push_back(from + (to - from) * static_cast<float>(i) / static_cast<float>(count - 1));
+  return v;
+}
+
+// Every size, both signs.
+std::vector<float> everywhere() {
+  std::vector<float> v;
+  for (int e = -120; e <= 120; e += 3)
+    for (const float m : {1.0F, 1.25F, 1.3333334F, 1.7F, 1.9999999F})
+      for (const float sign : {1.0F, -1.0F}) v.push_back(sign * std::ldexp(m, e));
+  return v;
+}
+
+std::vector<float> positive(std::vector<float> v) {
+  for (float& x : v) x = std::fabs(x);
+  return v;
+}
+
+}  // namespace
+
+TEST_CASE("reciprocal and div") {
+  CHECK(worst(everywhere(), [](Float& x) { return reciprocal(x); },
+              [](double x) { return 1 / x; }) <= 3);
+  CHECK(worst(everywhere(), [](Float& x) { return div(3.1F, x); },
+              [](double x) { return static_cast<double>(3.1F) / x; }) <= 4);
+  CHECK(apply({0.0F, kInf, -kInf}, [](Float& x) { return reciprocal(x); }) ==
+        std::vector<float>{kInf, 0, 0});
+}
+
+TEST_CASE("sqrt") {
+  CHECK(worst(positive(everywhere()), [](Float& x) { return sqrt(x); },
+              [](double x) { return std::sqrt(x); }) <= 4);
+  CHECK(apply({0.0F, -4.0F, 1e-40F}, [](Float& x) { return sqrt(x); }) ==
+        std::vector<float>{0, 0, 0});
+}
+
+TEST_CASE("exp") {
+  CHECK(worst(evenly(-86.9F, 88.7F, 20000), [](Float& x) { return exp(x); },
+              [](double x) { return std::exp(x); }) <= 4);
+  CHECK(apply({0.0F, 88.8F, 1000.0F, kInf, -88.0F, -1000.0F, -kInf},
+              [](Float& x) { return exp(x); }) ==
+        std::vector<float>{1, kInf, kInf, kInf, 0, 0, 0});
+}
+
+TEST_CASE("log") {
+  CHECK(worst(positive(everywhere()), [](Float& x) { return log(x); },
+              [](double x) { return std::log(x); }) <= 4);
+  const std::vector<float> near = evenly(0.5F, 2.0F, 4000);
+  const std::vector<float> out = apply(near, [](Float& x) { return log(x); });
+  for (std::size_t i = 0; i < near.size(); ++i)
+    CHECK(std::fabs(out[i] - std::log(near[i])) < 2e-7F);
+  CHECK(apply({0.0F, -1.0F, 1.0F}, [](Float& x) { return log(x); }) ==
+        std::vector<float>{-kInf, -kInf, 0});
+}
+
+TEST_CASE("sigmoid and tanh") {
+  CHECK(worst(evenly(-86.0F, 80.0F, 20000), [](Float& x) { return sigmoid(x); },
+              [](double x) { return 1 / (1 + std::exp(-x)); }) <= 8);
+  CHECK(worst(evenly(-10.0F, 10.0F, 20001), [](Float& x) { return tanh(x); },
+              [](double x) { return std::tanh(x); }) <= 8);
+  CHECK(worst(evenly(-1e-3F, 1e-3F, 1000), [](Float& x) { return tanh(x); },
+              [](double x) { return std::tanh(x); }) <= 8);
+  CHECK(apply({-kInf, kInf, 0.0F}, [](Float& x) { return sigmoid(x); }) ==
+        std::vector<float>{0, 1, 0.5F});
+  CHECK(apply({-kInf, kInf, 0.0F}, [](Float& x) { return tanh(x); }) ==
+        std::vector<float>{-1, 1, 0});
+}
+
+TEST_CASE("select chooses per element, inside Where too") {
+  CHECK(test::ints([](Int& x) { return select(x < 5, x, 100 - x); })[5] == 95);
+  CHECK(apply({1.0F, -2.0F}, [](Float& x) {
+          Float r = 0;
+          Where (x > 0)
+            r = select(x > 0.5F, x * 2, -x);
+          End
+          return r;
+        }) == std::vector<float>{2, 0});
+}
+
+TEST_CASE("sums, maxima and minima over a vector are in all elements") {
+  test::Ints all{};
+  all.fill(120);
+  CHECK(test::ints([](Int& x) { return sumOf(x); }) == all);
+  CHECK(test::ints([](Int& x) { return toInt(sumOf(toFloat(x))); }) == all);
+  all.fill(17);
+  CHECK(test::ints([](Int& x) { return maxOf((x ^ 5) + 2); }) == all);
+  CHECK(test::ints([](Int& x) { return toInt(maxOf(toFloat(x) + 2)); }) == all);
+  all.fill(2);
+  CHECK(test::ints([](Int& x) { return minOf((x ^ 5) + 2); }) == all);
+  CHECK(test::ints([](Int& x) { return toInt(minOf(toFloat(x) + 2)); }) == all);
+}
