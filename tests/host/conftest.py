@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # A wheel that lies beside the checkout is taken; without one everything that needs no torch is tested.
     "torch": {"wheelhouse": ["wheelhouse", str(ROOT.parent / "shared" / "wheels")]},
 }
+
+
+# A shell starts its background jobs deaf to Ctrl-C, and their children inherit that: tests of it need it back.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def needs_the_machine() -> None:
