@@ -10,8 +10,25 @@
 
 namespace qpu::isa {
 
-// One line, without address: "fadd ra1, r4, r5; fmul r0, r1, rb2.ldtmu0". Words
-// that decode() refuses are listed as ".word 0x...".
+// One line, without address: parts with "; " between them.
+//
+//   fadd.zs.sf ra1, r4, rb2; fmul r0, r1, ra3.16a; ldtmu0
+//
+// First the ADD pipe, or nop; then the MUL pipe, if it works; then reads that no
+// ALU takes ("read vpm_st_wait") and the signal. mov is or x, x and v8min x, x.
+// Suffixes of operations: the condition (zs zc ns nc cs cc never; none: always),
+// sf sets flags, rot1..rot15 and rotr5 rotate the MUL result. Suffixes of
+// registers: packs of what is written, unpacks of what is read, ".b" for
+// registers that both files have and that are read through file B. Numbers are
+// small immediates. Which result goes to which file is in the names; where it is
+// not, "ws" says that the two are exchanged.
+//
+//   ldi r0, 0x3f800000          ldis, ldiu r0, [0,1,...]: per element
+//   brr.anyzc -64; link ra9     bytes after the delay slots; bra: absolute
+//   sacq 3                      semaphore, srel to release
+//
+// Words that decode() refuses, and those with bits that no such line would carry
+// (the sources of a nop), are listed as ".word 0x...".
 std::string disassemble(Word word);
 
 // The word of one such line; assemble(disassemble(w)) == w for every w. Throws

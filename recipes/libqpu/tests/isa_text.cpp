@@ -1,0 +1,262 @@
+// Listings and what is assembled from them.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "isa/text.hpp"
+#include "tests/isa_reference.hpp"
+
+using namespace isa_build;
+using qpu::isa::assemble;
+using qpu::isa::decode;
+using qpu::isa::disassemble;
+using qpu::isa::encode;
+using qpu::isa::Word;
+
+namespace {
+
+std::string complaint(const std::string& line) {
+  try {
+    const Word word = assemble(line);
+    return "no complaint: " + disassemble(word);
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+}
+
+bool isRaw(const std::string& line) { return line.rfind(".word", 0) == 0; }
+
+// Any value of each field that the form has; not all make sense.
+Instruction anyFields(std::mt19937_64& random) {
+  const auto upTo = [&](std::uint64_t n) { return random() % n; };
+  const auto number = [&](std::uint64_t n) { return static_cast<std::uint8_t>(upTo(n)); };
+  const auto address = [&] { return number(3) == 0 ? number(64) : byte(39); };
+  static constexpr Form kForms[] = {Form::Alu,           Form::Alu,
+                                    Form::Alu,           Form::Branch,
+                                    Form::LoadImmediate, Form::LoadPerElementSigned,
+                                    Form::Semaphore,     Form::LoadPerElementUnsigned};
+  Instruction i;
+  i.form = kForms[upTo(8)];
+  i.swap = upTo(2) != 0;
+  i.waddrAdd = upTo(2) != 0 ? number(64) : byte(39);
+  i.waddrMul = address();
+  i.immediate = static_cast<std::uint32_t>(upTo(2) != 0 ? random() : upTo(64));
+  if (i.form == Form::Branch) {
+    static constexpr int kConds[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15};
+    i.branchCond = static_cast<BranchCond>(kConds[upTo(13)]);
+    i.branchRelative = upTo(2) != 0;
+    i.branchRegister = upTo(2) != 0;
+    if (i.branchRegister) i.branchRegisterA = number(32);
+    return i;
+  }
+  i.condAdd = static_cast<Cond>(upTo(2) != 0 ? 1 : upTo(8));
+  i.condMul = static_cast<Cond>(upTo(2) != 0 ? 1 : upTo(8));
+  i.setFlags = upTo(4) == 0;
+  if (upTo(3) == 0) i.pack = number(16);
+  i.pm = upTo(4) == 0;
+  if (i.form != Form::Alu) return i;
+  i.immediate = 0;
+  do {
+    i.signal = static_cast<Signal>(upTo(2) != 0 ? 1 : upTo(14));
+  } while (i.signal == Signal::LoadImmediate || i.signal == Signal::Branch);
+  if (upTo(3) == 0) i.unpack = number(8);
+  static constexpr int kOps[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  12, 13, 14,
+                                 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 30, 31};
+  i.opAdd = static_cast<AddOp>(kOps[upTo(24)]);
+  i.opMul = static_cast<MulOp>(upTo(2) != 0 ? 0 : upTo(8));
+  i.raddrA = address();
+  i.raddrB = address();
+  i.addA = static_cast<Mux>(upTo(8));
+  i.addB = upTo(2) != 0 ? i.addA : static_cast<Mux>(upTo(8));
+  i.mulA = static_cast<Mux>(upTo(8));
+  i.mulB = upTo(2) != 0 ? i.mulA : static_cast<Mux>(upTo(8));
+  if (i.opAdd == AddOp::Nop) {
+    i.addA = i.addB = Mux::R0;
+    i.condAdd = Cond::Never;
+    i.waddrAdd = 39;
+  }
+  if (i.opMul == MulOp::Nop) {
+    i.mulA = i.mulB = Mux::R0;
+    i.condMul = Cond::Never;
+    i.waddrMul = 39;
+  }
+  return i;
+}
+
+}  // namespace
+
+TEST_CASE("reference words have readable lines that assemble to them") {
+  const std::vector<Reference> all = references();
+  for (const Reference& r : all) {
+    INFO(r.name);
+    const std::string line = disassemble(r.word);
+    CHECK_FALSE(isRaw(line));
+    CHECK(assemble(line) == r.word);
+  }
+}
+
+TEST_CASE("how lines look") {
+  const std::map<Word, std::string> lines{
+      {0x100009e7009e7000, "nop"},
+      {0x100228e70d147dc0, "sub.sf r3, ra5, rb7"},
+      {0x100049c2200c4037, "nop; fmul rb2, ra3, rb4"},
+      {0x10024821219e7293, "fadd r0, r1, r2; fmul r1, r2, r3"},
+      {0xd00208271498fdc0, "and r0, element_number, 15"},
+      {0x100212a715827d80, "mov rb10, uniform"},
+      {0x10020867070a7d80, "ftoi r1, ra2"},
+      {0xd0020827019e13c0, "fadd r0, r1, 2.0"},
+      {0xd00208270d9d03c0, "sub r0, r1, -16"},
+      {0xd00049e1809ff000, "nop; mov.rot15 r1, r0"},
+      {0xd00049e1809f0000, "nop; mov.rotr5 r1, r0"},
+      {0x10020967159e7000, "mov r5_quad, r0"},
+      {0x10021967159e7000, "mov r5_all, r0"},
+      {0xf00809e7ffffffc0, "brr.allzs -64"},
+      {0xf0b80267ffffffa0, "brr.anycc -96; link ra9"},
+      {0xf0f489e700000000, "bra ra4, 0x0"},
+      {0x10040827159e7240, "mov.zs r0, r1"},
+      {0xe002082712345678, "ldi r0, 0x12345678"},
+      {0xe2020827ccccaaaa, "ldis r0, [0,1,-2,-1,0,1,-2,-1,0,1,-2,-1,0,1,-2,-1]"},
+      {0xe6020827ccccaaaa, "ldiu r0, [0,1,2,3,0,1,2,3,0,1,2,3,0,1,2,3]"},
+      {0xe80009e700000013, "sacq 3"},
+      {0xe80009e700000003, "srel 3"},
+      {0x10020e27159e7000, "mov tmu0_s, r0"},
+      {0xa00009e7009e7000, "nop; ldtmu0"},
+      {0x10d20067159e7000, "mov ra1.8bs, r0"},
+      {0x1402082701067c40, "fadd r0, ra1.16b, r1"},
+      {0x10021c67159e7000, "mov vpm_wr_setup, r0"},
+      {0x100009e7009f2000, "nop; read vpm_st_wait"},
+      {0x300009e7009e7000, "nop; thrend"},
+      {encode(swapped(move(toR(0), r(1)))), "mov r0, r1; ws"},
+      {encode(move(toR(0), rb(address::kUniform))), "mov r0, uniform.b"},
+      {encode(flags(mul(MulOp::FMul, toA(1), r(1), r(2), Cond::CClear))),
+       "nop; fmul.cc.sf ra1, r1, r2"},
+      {0xffffffffffffffff, ".word 0xffffffffffffffff"},
+      {0, ".word 0x0000000000000000"},
+  };
+  for (const auto& [word, line] : lines) {
+    CHECK(disassemble(word) == line);
+    CHECK(assemble(line) == word);
+  }
+}
+
+TEST_CASE("every word survives its line") {
+  std::mt19937_64 random(5);
+  for (int n = 0; n < 200000; ++n) {
+    const Word word = random();
+    if (assemble(disassemble(word)) != word) FAIL_CHECK(disassemble(word), " of ", word);
+  }
+  int readable = 0;
+  constexpr int kMany = 400000;
+  for (int n = 0; n < kMany; ++n) {
+    const Word word = encode(anyFields(random));
+    const std::string line = disassemble(word);
+    if (!isRaw(line)) ++readable;
+    if (assemble(line) != word) FAIL_CHECK(line, " of ", word);
+  }
+  CHECK(readable > kMany / 3);
+}
+
+TEST_CASE("readable lines stand for the fields, whatever their spacing") {
+  CHECK(assemble("  fadd   r0 ,r1,  r2;fmul r1 , r2,r3  ") == 0x10024821219e7293);
+  CHECK(assemble("fmul rb2, ra3, rb4") == 0x100049c2200c4037);
+  CHECK(assemble("ldi r0, 305419896") == 0xe002082712345678);
+  CHECK(assemble("ldi rb3, -1") == 0xe00210e7ffffffff);
+  CHECK(assemble("brr.allzs 0xffffffc0") == 0xf00809e7ffffffc0);
+  CHECK(assemble(".word 18446744073709551615") == ~Word{0});
+  CHECK(assemble("nop; nop; ldtmu0") == 0xa00009e7009e7000);
+}
+
+TEST_CASE("complaints name the place and what was expected") {
+  const std::map<std::string, std::string> complaints{
+      {"", "column 1: expected an operation, found the end of the line"},
+      {"frob r0, r1", "column 1: expected an operation, found 'frob'"},
+      {"fadd r0, r1", "column 12: expected ',', found the end of the line"},
+      {"fadd r9, r1, r2", "column 6: expected a register to write, found 'r9'"},
+      {"fadd r4, r1, r2", "column 6: expected a register to write, found 'r4'"},
+      {"fadd r0, r1, r6", "column 14: expected a register to read, found 'r6'"},
+      {"fadd r0, ra32, r1", "column 10: expected a register to read, found 'ra32'"},
+      {"fadd r0, ra01, r1", "column 10: expected a register to read, found 'ra01'"},
+      {"fadd r0, ra1, ra2", "column 15: expected one address of file A, found 'ra2'"},
+      {"fadd r0, rb1, rb2", "column 15: expected one address of file B, found 'rb2'"},
+      {"fadd ra1, r0, r0; fmul ra2, r0, r0",
+       "column 24: expected the two results in different files, found 'ra2'"},
+      {"fadd.zs.zc r0, r1, r2",
+       "column 9: expected a condition, sf or rot, each once, found 'zc'"},
+      {"fadd.rot3 r0, r1, r2",
+       "column 11: expected the rotation on the MUL operation, found 'r0'"},
+      {"nop; mov.rot16 r0, r1", "column 10: expected rot1..rot15 or rotr5, found 'rot16'"},
+      {"add r0, r1, 16", "column 13: expected a small immediate, found '16'"},
+      {"add r0, r1, -17", "column 13: expected a small immediate, found '-17'"},
+      {"fadd r0, r1, 3.0", "column 14: expected a small immediate, found '3.0'"},
+      {"add r0, 1, 2", "column 12: expected one small immediate, found '2'"},
+      {"add r0, rb1, 2",
+       "column 15: expected no read of file B beside a small immediate or rotation, found the end "
+       "of the line"},
+      {"add r0, r1, 2; ldtmu0",
+       "column 22: expected no signal beside a small immediate or rotation, found the end of the "
+       "line"},
+      {"add r0, r1, 2; mov.rot3 r1, r2",
+       "column 31: expected -13 as the immediate of this rotation, found the end of the line"},
+      {"nop; ldtmu0; ldtmu1", "column 14: expected one signal only, found 'ldtmu1'"},
+      {"ldtmu0", "column 1: expected an operation, such as nop, first, found 'ldtmu0'"},
+      {"ldi r0, 1; ldtmu0",
+       "column 12: expected no signal beside a load of an immediate, found 'ldtmu0'"},
+      {"ldi r0, 1; ldi rb1, 2", "column 21: expected the same value in both pipes, found '2'"},
+      {"ldi r0, 4294967296", "column 9: expected a smaller number, found '4294967296'"},
+      {"ldi r0, -2147483649", "column 9: expected a number less negative, found '-2147483649'"},
+      {"ldi r0, 0x", "column 9: expected a number, found '0x'"},
+      {"ldiu r0, [0,4]", "column 13: expected 0..3, found '4'"},
+      {"ldis r0, [0,2]", "column 13: expected -2..1, found '2'"},
+      {"ldiu r0, [0]", "column 12: expected ',', found ']'"},
+      {"add r0, r1, r2; ldi rb1, 2",
+       "column 17: expected an operation like the one of the ADD pipe, found 'ldi'"},
+      {"sacq 16", "column 6: expected a semaphore 0..15, found '16'"},
+      {"brr.frob 0", "column 5: expected a branch condition, found 'frob'"},
+      {"bra rb1, 0", "column 5: expected ra0..ra31 or a number of bytes, found 'rb1'"},
+      {"brr 0; fmul r0, r1, r2", "column 8: expected nothing beside a branch, found 'fmul'"},
+      {"fadd r0, r1.16a, r2", "column 13: expected no such unpack, found '16a'"},
+      {"fadd r0, ra1.16a, ra1",
+       "column 19: expected the same unpack wherever it is read, found 'ra1'"},
+      {"fadd r0, ra1.16a, r4.16a",
+       "column 22: expected packs and unpacks of one kind, found '16a'"},
+      {"mov ra1.9z, r0", "column 9: expected no such pack, found '9z'"},
+      {"mov rb1.8a, r0", "column 9: expected the two results in different files, found '8a'"},
+      {"fadd r0, r1, r2; fmul.sf r1, r2, r3",
+       "column 18: expected sf on the operation that makes the flags, found 'fmul.sf'"},
+      {"nop.sf; fmul r1, r2, r3",
+       "column 1: expected sf on the operation that makes the flags, found 'nop.sf'"},
+      {"fadd r0, ra1, r2; read ra2", "column 24: expected one address of file A, found 'ra2'"},
+      {"fadd r0, r1, r2 r3", "column 17: expected ';' or the end of the line, found 'r3'"},
+      {".word 0x1 2", "column 11: expected the end of the line, found '2'"},
+      {".byte 1", "column 1: expected .word, found '.byte'"},
+  };
+  for (const auto& [line, expected] : complaints) {
+    INFO(line);
+    CHECK(complaint(line) == expected);
+  }
+}
+
+TEST_CASE("assembling any text either works or complains") {
+  static constexpr const char* kPieces[] = {
+      "fadd", "mov",  "ldi",  "ldiu", "brr", "bra",  "sacq",  "nop", " ",   " ",   ", ",
+      "; ",   "ra1",  "rb31", "r4",   "r0",  ".sf",  ".zs",   ".8a", ".b",  "-",   "0x",
+      "12",   "1.0",  "[",    "]",    "[0",  "link", "read",  "ws",  "vpm", "\xff", "ldtmu0",
+      ".rot1", ".word", "uniform", "99999999999999999999"};
+  std::mt19937_64 random(9);
+  int assembled = 0;
+  for (int n = 0; n < 100000; ++n) {
+    std::string line;
+    for (std::uint64_t p = random() % 10; p > 0; --p) line += kPieces[random() % std::size(kPieces)];
+    try {
+      const Word word = assemble(line);
+      ++assembled;
+      if (assemble(disassemble(word)) != word) FAIL_CHECK(line);
+    } catch (const std::invalid_argument& e) {
+      if (std::string(e.what()).rfind("column ", 0) != 0) FAIL_CHECK(e.what());
+    }
+  }
+  CHECK(assembled > 100);
+}
