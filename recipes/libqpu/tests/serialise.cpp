@@ -1,0 +1,142 @@
+// Objects to bytes and back, and bytes that are no objects.
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "code/serialise.hpp"
+
+using qpu::code::load;
+using qpu::code::looksSaved;
+using qpu::code::Object;
+using qpu::code::save;
+using qpu::code::seal;
+using Kind = qpu::code::Uniform::Kind;
+
+namespace {
+
+Object example() {
+  Object o;
+  o.name = "rot3D";
+  o.parameters = 3;
+  o.words = {0x100009e7009e7000, 0x300009e7009e7000, 0x100009e7009e7000, 0x100009e7009e7000};
+  o.uniforms = {{Kind::QpuNumber, 0},
+                {Kind::QpuCount, 0},
+                {Kind::Argument, 2},
+                {Kind::SpillBase, 0},
+                {Kind::Constant, 0xdeadbeef}};
+  o.sites = {{"store", "store at rot3d.cpp:12"}, {"For", std::string("a\0b", 3)}};
+  o.siteOf = {0, Object::kNoSite, 1, 0};
+  o.spillBytes = 128;
+  o.usesSfu = true;
+  return o;
+}
+
+void checkSame(const Object& a, const Object& b) {
+  CHECK(a.name == b.name);
+  CHECK(a.parameters == b.parameters);
+  CHECK(a.words == b.words);
+  REQUIRE(a.uniforms.size() == b.uniforms.size());
+  for (std::size_t n = 0; n < a.uniforms.size(); ++n) {
+    CHECK(a.uniforms[n].kind == b.uniforms[n].kind);
+    CHECK(a.uniforms[n].value == b.uniforms[n].value);
+  }
+  REQUIRE(a.sites.size() == b.sites.size());
+  for (std::size_t n = 0; n < a.sites.size(); ++n) {
+    CHECK(a.sites[n].construct == b.sites[n].construct);
+    CHECK(a.sites[n].description == b.sites[n].description);
+  }
+  CHECK(a.siteOf == b.siteOf);
+  CHECK(a.spillBytes == b.spillBytes);
+  CHECK(a.usesSfu == b.usesSfu);
+}
+
+// The content of a sound file, with bytes from `at` on replaced, sealed again.
+std::optional<Object> loadPatched(std::size_t at, const std::string& bytes) {
+  std::string content = save(example()).substr(24);
+  content.replace(at, bytes.size(), bytes);
+  return load(seal(content));
+}
+
+}  // namespace
+
+TEST_CASE("objects come back as they were") {
+  const auto o = load(save(example()));
+  REQUIRE(o);
+  checkSame(*o, example());
+  const auto empty = load(save({}));
+  REQUIRE(empty);
+  checkSame(*empty, {});
+}
+
+TEST_CASE("the bytes are those of the format") {
+  Object o;
+  o.name = "ab";
+  o.words = {0x0102030405060708};
+  o.siteOf = {Object::kNoSite};
+  const std::string content("\2\0\0\0ab"
+                            "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+                            "\1\0\0\0\10\7\6\5\4\3\2\1\xff\xff\xff\xff",
+                            39);
+  const std::string data = save(o);
+  CHECK(data.substr(0, 16) == std::string("QPUobj\r\0\1\0\0\0\x27\0\0\0", 16));
+  CHECK(data.substr(24) == content);
+  CHECK(data == seal(content));
+}
+
+TEST_CASE("every truncation, every flipped bit and anything appended is refused") {
+  const std::string data = save(example());
+  for (std::size_t n = 0; n < data.size(); ++n) CHECK_FALSE(load(data.substr(0, n)));
+  for (std::size_t n = 0; n < data.size(); ++n) {
+    for (unsigned bit = 0; bit < 8; ++bit) {
+      std::string bad = data;
+      bad[n] = static_cast<char>(static_cast<unsigned char>(bad[n]) ^ 1U << bit);
+      if (load(bad)) FAIL_CHECK("bit ", bit, " of byte ", n);
+    }
+  }
+  CHECK_FALSE(load(data + '\0'));
+  CHECK_FALSE(load(data + data));
+  CHECK_FALSE(load(std::string(data.size(), '\0')));
+  CHECK_FALSE(load("\x7f"
+                   "ELF and so on, which is another format"));
+}
+
+TEST_CASE("files of a later version are refused") {
+  std::string data = save(example());
+  data[8] = 2;
+  CHECK(looksSaved(data));
+  CHECK_FALSE(load(data));
+}
+
+TEST_CASE("sealed content that is no sound object is refused") {
+  // name 4+5, parameters 4, spill 4, sfu 1, uniforms 4+25, sites, words, sites of words
+  constexpr std::size_t kSpill = 13, kSfu = 17, kUniforms = 18, kArgument = 22 + 2 * 5;
+  REQUIRE(loadPatched(0, ""));
+  CHECK_FALSE(loadPatched(0, "\xff\xff\xff\xff"));
+  CHECK_FALSE(loadPatched(kSpill, "\x01"));
+  CHECK_FALSE(loadPatched(kSfu, "\x02"));
+  CHECK_FALSE(loadPatched(kUniforms, "\xff\xff\xff\xff"));
+  CHECK_FALSE(loadPatched(kArgument, "\x05"));
+  CHECK_FALSE(loadPatched(kArgument + 1, "\x03"));
+  const std::size_t last = save(example()).size() - 24 - 4;
+  CHECK(loadPatched(last, "\x01"));
+  CHECK_FALSE(loadPatched(last, "\x02"));
+  CHECK_FALSE(load(seal(save(example()).substr(24) + "x")));
+  CHECK_FALSE(load(seal("")));
+}
+
+TEST_CASE("random content does no harm") {
+  std::mt19937 random(11);
+  const std::string content = save(example()).substr(24);
+  int sound = 0;
+  for (int n = 0; n < 50000; ++n) {
+    std::string bad = content;
+    for (unsigned changes = random() % 4 + 1; changes > 0; --changes)
+      bad[random() % bad.size()] = static_cast<char>(random());
+    if (const auto o = load(seal(bad))) {
+      ++sound;
+      if (o->siteOf.size() != o->words.size()) FAIL_CHECK("site numbers missing");
+      if (save(*o) != seal(bad)) FAIL_CHECK("came back otherwise");
+    }
+  }
+  CHECK(sound > 1000);
+}
