@@ -13,6 +13,7 @@ from typing import Any
 import docker
 import pytest
 
+from images import engine
 from images.engine import connect
 from recipes import main_job
 from toolchain.config import ROOT, Config, load_config
@@ -55,10 +56,12 @@ def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def built(product_config: Config) -> main_job.Built:
+def built(product_config: Config) -> Iterator[main_job.Built]:
     """The system image, built for real: from the mirror to the image that was seen working."""
     needs_the_machine()
-    return main_job.build_image(product_config)
+    yield main_job.build_image(product_config)
+    # An engine that this started is recorded in the tests' own build folder, where ./inv down does not look.
+    engine.down(product_config)
 
 
 @pytest.fixture(scope="session")
