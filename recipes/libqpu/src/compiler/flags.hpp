@@ -1,0 +1,68 @@
+// Which flags a comparison leaves where it holds and where it does not, and
+// what follows for comparisons made of others.
+#ifndef QPU_SRC_COMPILER_FLAGS_HPP
+#define QPU_SRC_COMPILER_FLAGS_HPP
+
+#include <cstdint>
+#include <optional>
+
+#include "isa/instruction.hpp"
+
+namespace qpu::compiler {
+
+// Sets of combinations of N, Z and C: bit 4 N + 2 Z + C.
+struct FlagSets {
+  std::uint8_t yes = 0;  // possible where the mask holds
+  std::uint8_t no = 0;
+
+  FlagSets inverse() const { return {no, yes}; }
+};
+
+constexpr std::uint8_t kFlagsNone = 1U << 0U;
+constexpr std::uint8_t kFlagsC = 1U << 1U;
+constexpr std::uint8_t kFlagsZ = 1U << 2U;
+constexpr std::uint8_t kFlagsZC = 1U << 3U;
+constexpr std::uint8_t kFlagsN = 1U << 4U;
+constexpr std::uint8_t kFlagsNC = 1U << 5U;
+
+constexpr isa::Cond opposite(isa::Cond c) {
+  return static_cast<isa::Cond>(static_cast<unsigned>(c) ^ 1U);
+}
+
+// The combinations for which the condition holds.
+constexpr std::uint8_t flagsOf(isa::Cond c) {
+  constexpr std::uint8_t all = 0x3f;
+  switch (c) {
+    case isa::Cond::Never: return 0;
+    case isa::Cond::Always: return all;
+    case isa::Cond::ZSet: return kFlagsZ | kFlagsZC;
+    case isa::Cond::ZClear: return all & ~(kFlagsZ | kFlagsZC);
+    case isa::Cond::NSet: return kFlagsN | kFlagsNC;
+    case isa::Cond::NClear: return all & ~(kFlagsN | kFlagsNC);
+    case isa::Cond::CSet: return kFlagsC | kFlagsZC | kFlagsNC;
+    case isa::Cond::CClear: return all & ~(kFlagsC | kFlagsZC | kFlagsNC);
+  }
+  return 0;
+}
+
+// A condition that holds exactly where the mask does.
+constexpr std::optional<isa::Cond> condition(FlagSets f) {
+  constexpr isa::Cond all[] = {isa::Cond::ZSet,   isa::Cond::ZClear, isa::Cond::NSet,
+                               isa::Cond::NClear, isa::Cond::CSet,   isa::Cond::CClear};
+  for (const isa::Cond c : all)
+    if ((f.yes & ~flagsOf(c)) == 0 && (f.no & flagsOf(c)) == 0) return c;
+  return std::nullopt;
+}
+
+// Flags are set by the first mask, then by the second where the first holds
+// (both) or does not (either): elements that the second skips keep the first's.
+constexpr FlagSets both(FlagSets first, FlagSets second) {
+  return {second.yes, static_cast<std::uint8_t>(first.no | second.no)};
+}
+constexpr FlagSets either(FlagSets first, FlagSets second) {
+  return {static_cast<std::uint8_t>(first.yes | second.yes), second.no};
+}
+
+}  // namespace qpu::compiler
+
+#endif

@@ -1,0 +1,19 @@
+// Results of operations on constants, by the interpreter's arithmetic.
+#ifndef QPU_SRC_COMPILER_FOLD_HPP
+#define QPU_SRC_COMPILER_FOLD_HPP
+
+#include <cstdint>
+#include <optional>
+
+#include "compiler/ir.hpp"
+
+namespace qpu::compiler {
+
+// Nothing for operations that the language does not have.
+std::optional<std::uint32_t> fold(isa::AddOp op, std::uint32_t a, std::uint32_t b);
+std::optional<std::uint32_t> fold(isa::MulOp op, std::uint32_t a, std::uint32_t b);
+bool fold(ir::Test test, std::uint32_t a, std::uint32_t b);
+
+}  // namespace qpu::compiler
+
+#endif

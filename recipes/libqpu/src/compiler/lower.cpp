@@ -1,0 +1,835 @@
+#include "compiler/lower.hpp"
+
+#include <algorithm>
+#include <bitset>
+#include <utility>
+
+#include "compiler/maker.hpp"
+#include "compiler/vpm_layout.hpp"
+#include "error_facts.hpp"
+#include "isa/instruction.hpp"
+
+namespace qpu::compiler {
+namespace {
+
+using detail::Direction;
+using detail::Expression;
+using detail::Source;
+using detail::Statement;
+using detail::StatementKind;
+using ir::kNone;
+using ir::Value;
+using isa::AddOp;
+using isa::MulOp;
+using SourceOp = detail::Op;
+
+constexpr std::size_t kSemaphores = 16;
+
+// What the statements of a block, and those within them, do.
+struct Summary {
+  std::vector<std::uint32_t> assigned;  // variables
+  bool stores = false;
+  bool waitsForStore = false;
+  bool acquires = false;
+};
+
+// What is known of the kernel as a whole.
+struct Facts {
+  std::bitset<kSemaphores> semaphores;
+  bool stores = false;
+  bool gathers = false;
+  bool loads = false;
+  bool vpmByHand = false;
+};
+
+class Lowering {
+ public:
+  Lowering(const Source& source, const Options& options)
+      : source_(source), optimise_(options.level > 0), maker_(graph_, optimise_) {
+    computedIn_.resize(source.expressions.size(), 0);
+    valueOf_.resize(source.expressions.size(), kNone);
+    assignedIn_.resize(source.variables.size() + kHidden, 0);
+  }
+
+  ir::Graph run() {
+    graph_.name = source_.name;
+    graph_.parameters = static_cast<std::uint32_t>(source_.parameters.size());
+    gatherFacts(source_.body);
+    for (const Expression& e : source_.expressions)
+      if (e.op == SourceOp::Load) facts_.loads = true;
+    graph_.usesVpmByHand = facts_.vpmByHand;
+    graph_.usesTwoTmus = facts_.gathers && facts_.loads;
+    if (!facts_.vpmByHand) {
+      graph_.spillRow = vpm::kSpillRow;
+      graph_.spillRowStride = 1;
+    }
+    place(newBlock());
+    graph_.qpuNumber = uniform({code::Uniform::Kind::QpuNumber, 0});
+    count_ = uniform({code::Uniform::Kind::QpuCount, 0});
+    environment_.assign(source_.variables.size() + kHidden, maker_.constant(0));
+    for (std::uint32_t i = 0; i < source_.parameters.size(); ++i)
+      environment_[i] = uniform({code::Uniform::Kind::Argument, i});
+    prepareVpm();
+    block(source_.body);
+    finish();
+    number();
+    return std::move(graph_);
+  }
+
+ private:
+  // Variables of the compiler's own, after those of the source.
+  enum Hidden : std::uint32_t { StoreSetup, kHidden };
+  enum class Pending : std::uint8_t { None, Store, StoreToWaitFor };
+
+  std::uint32_t hidden(Hidden h) const {
+    return static_cast<std::uint32_t>(source_.variables.size()) + h;
+  }
+
+  [[noreturn]] void fail(const Statement& s, const std::string& what) const {
+    detail::raise<CompileError>(
+        "kernel '" + source_.name + "': " + source_.describe(s.site) + ": " + what,
+        {source_.name, s.site.construct, -1, 0});
+  }
+
+  // --- facts ---
+
+  void gatherFacts(const std::vector<Statement>& statements) {
+    for (const Statement& s : statements) {
+      switch (s.kind) {
+        case StatementKind::Store: facts_.stores = true; break;
+        case StatementKind::Gather: facts_.gathers = true; break;
+        case StatementKind::SemaphoreAcquire:
+        case StatementKind::SemaphoreRelease:
+          facts_.semaphores.set(static_cast<std::size_t>(s.count));
+          break;
+        case StatementKind::DmaWriteStart:
+          facts_.stores = facts_.vpmByHand = true;
+          break;
+        case StatementKind::DmaReadPitch:
+        case StatementKind::DmaReadSetup:
+        case StatementKind::DmaReadStart:
+        case StatementKind::DmaReadWait:
+        case StatementKind::DmaWriteStride:
+        case StatementKind::DmaWriteSetup:
+        case StatementKind::DmaWriteWait:
+        case StatementKind::VpmReadSetup:
+        case StatementKind::VpmWriteSetup:
+        case StatementKind::VpmWrite: facts_.vpmByHand = true; break;
+        default: break;
+      }
+      gatherFacts(s.body);
+      gatherFacts(s.other);
+    }
+  }
+
+  void assigns(Summary& summary, std::uint32_t variable) {
+    if (assignedIn_[variable] == summaries_) return;
+    assignedIn_[variable] = summaries_;
+    summary.assigned.push_back(variable);
+  }
+
+  void summarise(const std::vector<Statement>& statements, Summary& summary) {
+    for (const Statement& s : statements) {
+      switch (s.kind) {
+        case StatementKind::Assign:
+        case StatementKind::Receive: assigns(summary, s.target); break;
+        case StatementKind::Store:
+          summary.stores = true;
+          summary.waitsForStore = summary.waitsForStore || s.wait;
+          assigns(summary, hidden(StoreSetup));
+          break;
+        case StatementKind::DmaWriteStart: summary.stores = true; break;
+        case StatementKind::SemaphoreAcquire: summary.acquires = true; break;
+        default: break;
+      }
+      summarise(s.body, summary);
+      summarise(s.other, summary);
+    }
+  }
+
+  Summary summaryOf(const Statement& s) {
+    ++summaries_;
+    Summary summary;
+    summarise(s.body, summary);
+    summarise(s.other, summary);
+    return summary;
+  }
+
+  // --- blocks ---
+
+  std::uint32_t newBlock() {
+    graph_.blocks.emplace_back();
+    return static_cast<std::uint32_t>(graph_.blocks.size() - 1);
+  }
+
+  void place(std::uint32_t b) {
+    order_.push_back(b);
+    graph_.blocks[b].loop = loop_;
+    maker_.at(b);
+  }
+
+  bool reached(std::uint32_t b) const { return !graph_.blocks[b].preds.empty(); }
+
+  void jump(std::uint32_t to) {
+    ir::Block& b = graph_.blocks[maker_.block()];
+    b.exit = ir::Block::Exit::Jump;
+    b.next = to;
+    graph_.blocks[to].preds.push_back(maker_.block());
+  }
+
+  void branch(Value mask, bool all, std::uint32_t yes, std::uint32_t no) {
+    ir::Block& b = graph_.blocks[maker_.block()];
+    b.exit = ir::Block::Exit::Branch;
+    b.condition = mask;
+    b.all = all;
+    b.taken = yes;
+    b.next = no;
+    b.site = site_;
+    graph_.blocks[yes].preds.push_back(maker_.block());
+    graph_.blocks[no].preds.push_back(maker_.block());
+  }
+
+  // The merged value of a variable at the start of the current block: first[i]
+  // from its first `count` ways in, second[i] from the others.
+  void merge(const std::vector<std::uint32_t>& variables, std::size_t count,
+             const std::vector<Value>& first, const std::vector<Value>& second) {
+    const std::uint32_t b = maker_.block();
+    const std::size_t ways = graph_.blocks[b].preds.size();
+    for (std::size_t i = 0; i < variables.size(); ++i) {
+      Value& v = environment_[variables[i]];
+      if (count == 0 || count == ways || first[i] == second[i]) {
+        v = count == 0 ? second[i] : first[i];
+        continue;
+      }
+      v = maker_.phi(b);
+      std::vector<Value>& arguments = graph_.arguments(v);
+      arguments.assign(ways, second[i]);
+      std::fill_n(arguments.begin(), count, first[i]);
+    }
+  }
+
+  std::vector<Value> valuesOf(const std::vector<std::uint32_t>& variables) const {
+    std::vector<Value> values(variables.size());
+    for (std::size_t i = 0; i < variables.size(); ++i) values[i] = environment_[variables[i]];
+    return values;
+  }
+
+  void restore(const std::vector<std::uint32_t>& variables, const std::vector<Value>& values) {
+    for (std::size_t i = 0; i < variables.size(); ++i) environment_[variables[i]] = values[i];
+  }
+
+  // Blocks in the order of placing, so that numbers tell what comes first.
+  void number() {
+    std::vector<std::uint32_t> to(graph_.blocks.size(), kNone);
+    for (std::uint32_t i = 0; i < order_.size(); ++i) to[order_[i]] = i;
+    std::vector<ir::Block> blocks;
+    blocks.reserve(order_.size());
+    const auto renumber = [&to](std::uint32_t& b) {
+      if (b != kNone) b = to[b];
+    };
+    for (const std::uint32_t b : order_) blocks.push_back(std::move(graph_.blocks[b]));
+    for (ir::Block& b : blocks) {
+      renumber(b.taken);
+      renumber(b.next);
+      for (std::uint32_t& p : b.preds) renumber(p);
+    }
+    graph_.blocks = std::move(blocks);
+    for (ir::Instruction& i : graph_.values) renumber(i.block);
+    for (ir::Loop& l : graph_.loops) {
+      renumber(l.preheader);
+      renumber(l.header);
+      renumber(l.last);
+    }
+  }
+
+  // --- expressions ---
+
+  Value uniform(code::Uniform u) {
+    ir::Instruction i;
+    i.kind = ir::Kind::Uniform;
+    i.bits = static_cast<std::uint32_t>(graph_.uniforms.size());
+    graph_.uniforms.push_back(u);
+    graph_.values.push_back(i);
+    return static_cast<Value>(graph_.values.size() - 1);
+  }
+
+  Value evaluate(std::uint32_t id) {
+    const Expression& e = source_.expressions[id];
+    switch (e.op) {
+      case SourceOp::Constant: return maker_.constant(e.bits);
+      case SourceOp::Variable: return environment_[e.bits];
+      case SourceOp::ElementNumber: return maker_.element();
+      case SourceOp::QpuNumber: return graph_.qpuNumber;
+      case SourceOp::QpuCount: return count_;
+      default: break;
+    }
+    if (!e.readsVpm && computedIn_[id] == statement_) return valueOf_[id];
+    const Value v = compute(e);
+    computedIn_[id] = statement_;
+    valueOf_[id] = v;
+    return v;
+  }
+
+  Value alu(AddOp op, const Expression& e) {
+    const Value a = evaluate(e.a);
+    return maker_.alu(op, a, evaluate(e.b));
+  }
+  Value aluOfOne(AddOp op, const Expression& e) { return maker_.alu(op, evaluate(e.a)); }
+  Value mul(MulOp op, const Expression& e) {
+    const Value a = evaluate(e.a);
+    return maker_.mul(op, a, evaluate(e.b));
+  }
+  // `swap`: the test is of b and a.
+  Value compare(ir::Test test, const Expression& e, bool swap, bool negate) {
+    const Value a = evaluate(e.a);
+    const Value b = evaluate(e.b);
+    const Value mask = swap ? maker_.compare(test, b, a) : maker_.compare(test, a, b);
+    return negate ? maker_.maskNot(mask) : mask;
+  }
+
+  Value compute(const Expression& e) {
+    using ir::Test;
+    switch (e.op) {
+      case SourceOp::Add: return alu(AddOp::Add, e);
+      case SourceOp::Sub: return alu(AddOp::Sub, e);
+      case SourceOp::Mul24: return mul(MulOp::Mul24, e);
+      case SourceOp::Min: return alu(AddOp::Min, e);
+      case SourceOp::Max: return alu(AddOp::Max, e);
+      case SourceOp::Shl: return alu(AddOp::Shl, e);
+      case SourceOp::Asr: return alu(AddOp::Asr, e);
+      case SourceOp::Shr: return alu(AddOp::Shr, e);
+      case SourceOp::Ror: return alu(AddOp::Ror, e);
+      case SourceOp::And: return alu(AddOp::And, e);
+      case SourceOp::Or: return alu(AddOp::Or, e);
+      case SourceOp::Xor: return alu(AddOp::Xor, e);
+      case SourceOp::Not: return aluOfOne(AddOp::Not, e);
+      case SourceOp::FAdd: return alu(AddOp::FAdd, e);
+      case SourceOp::FSub: return alu(AddOp::FSub, e);
+      case SourceOp::FMul: return mul(MulOp::FMul, e);
+      case SourceOp::FMin: return alu(AddOp::FMin, e);
+      case SourceOp::FMax: return alu(AddOp::FMax, e);
+      case SourceOp::FMaxAbs: return alu(AddOp::FMaxAbs, e);
+      case SourceOp::ItoF: return aluOfOne(AddOp::ItoF, e);
+      case SourceOp::FtoI: return aluOfOne(AddOp::FtoI, e);
+      case SourceOp::Recip: return maker_.sfu(isa::address::kSfuRecip, evaluate(e.a));
+      case SourceOp::RecipSqrt: return maker_.sfu(isa::address::kSfuRecipSqrt, evaluate(e.a));
+      case SourceOp::Exp2: return maker_.sfu(isa::address::kSfuExp, evaluate(e.a));
+      case SourceOp::Log2: return maker_.sfu(isa::address::kSfuLog, evaluate(e.a));
+      case SourceOp::Rotate: {
+        const Value a = evaluate(e.a);
+        return maker_.rotate(a, evaluate(e.b));
+      }
+      case SourceOp::Broadcast:
+        return maker_.broadcast(evaluate(e.a), source_.expressions[e.b].bits & 15U);
+      case SourceOp::Load: return load(e);
+      case SourceOp::VpmRead: return maker_.effect(Op::VpmRead);
+      case SourceOp::Eq: return compare(Test::Equal, e, false, false);
+      case SourceOp::Ne: return compare(Test::Equal, e, false, true);
+      case SourceOp::Lt: return compare(Test::Less, e, false, false);
+      case SourceOp::Ge: return compare(Test::Less, e, false, true);
+      case SourceOp::Gt: return compare(Test::Less, e, true, false);
+      case SourceOp::Le: return compare(Test::Less, e, true, true);
+      case SourceOp::FEq: return compare(Test::FloatEqual, e, false, false);
+      case SourceOp::FNe: return compare(Test::FloatEqual, e, false, true);
+      case SourceOp::FLt: return compare(Test::FloatLess, e, false, false);
+      case SourceOp::FGe: return compare(Test::FloatLess, e, false, true);
+      case SourceOp::FGt: return compare(Test::FloatLess, e, true, false);
+      case SourceOp::FLe: return compare(Test::FloatLess, e, true, true);
+      case SourceOp::MaskAnd: {
+        const Value a = evaluate(e.a);
+        return maker_.maskAnd(a, evaluate(e.b));
+      }
+      case SourceOp::MaskOr: {
+        const Value a = evaluate(e.a);
+        return maker_.maskOr(a, evaluate(e.b));
+      }
+      case SourceOp::MaskNot: return maker_.maskNot(evaluate(e.a));
+      // Leaves are evaluate()'s, scalars branchOn()'s.
+      case SourceOp::Constant:
+      case SourceOp::Variable:
+      case SourceOp::ElementNumber:
+      case SourceOp::QpuNumber:
+      case SourceOp::QpuCount:
+      case SourceOp::Any:
+      case SourceOp::All: break;
+    }
+    return maker_.constant(0);
+  }
+
+  // --- conditions ---
+
+  bool isScalar(std::uint32_t id) const {
+    return source_.expressions[id].type == detail::Type::Scalar;
+  }
+
+  // The masks under a scalar condition, all computed before the first branch.
+  void evaluateMasks(std::uint32_t id, std::vector<Value>& masks) {
+    const Expression& e = source_.expressions[id];
+    if (e.op == SourceOp::Any || e.op == SourceOp::All) {
+      masks.push_back(evaluate(e.a));
+      return;
+    }
+    evaluateMasks(e.a, masks);
+    if (e.op != SourceOp::MaskNot) evaluateMasks(e.b, masks);
+  }
+
+  void branchOn(std::uint32_t id, std::vector<Value>::const_iterator& mask, std::uint32_t yes,
+                std::uint32_t no) {
+    const Expression& e = source_.expressions[id];
+    switch (e.op) {
+      case SourceOp::MaskNot: return branchOn(e.a, mask, no, yes);
+      case SourceOp::MaskAnd:
+      case SourceOp::MaskOr: {
+        const std::uint32_t second = newBlock();
+        if (e.op == SourceOp::MaskAnd)
+          branchOn(e.a, mask, second, no);
+        else
+          branchOn(e.a, mask, yes, second);
+        if (!reached(second)) {
+          skip(e.b, mask);
+          return;
+        }
+        place(second);
+        return branchOn(e.b, mask, yes, no);
+      }
+      default: {
+        const Value m = *mask++;
+        if (optimise_ && graph_.isConstant(m) && !closing_) {
+          jump(graph_.values[m].bits != 0 ? yes : no);
+          return;
+        }
+        branch(m, e.op == SourceOp::All, yes, no);
+        return;
+      }
+    }
+  }
+
+  void skip(std::uint32_t id, std::vector<Value>::const_iterator& mask) const {
+    const Expression& e = source_.expressions[id];
+    if (e.op == SourceOp::Any || e.op == SourceOp::All) {
+      ++mask;
+      return;
+    }
+    skip(e.a, mask);
+    if (e.op != SourceOp::MaskNot) skip(e.b, mask);
+  }
+
+  // Ends the current block.
+  void decide(std::uint32_t condition, std::uint32_t yes, std::uint32_t no) {
+    std::vector<Value> masks;
+    evaluateMasks(condition, masks);
+    std::vector<Value>::const_iterator next = masks.begin();
+    branchOn(condition, next, yes, no);
+  }
+
+  // --- statements ---
+
+  void conditional(const Statement& s) {
+    const Summary summary = summaryOf(s);
+    const std::uint32_t yes = newBlock();
+    const std::uint32_t join = newBlock();
+    const std::uint32_t no = s.other.empty() ? join : newBlock();
+    decide(s.value, yes, no);
+    const std::size_t direct = graph_.blocks[join].preds.size();
+    const std::vector<Value> before = valuesOf(summary.assigned);
+    const State entry = state_;
+    if (reached(yes)) part(yes, s.body, join);
+    const std::vector<Value> after = valuesOf(summary.assigned);
+    if (s.other.empty()) {
+      place(join);
+      if (direct > 0) state_.join(entry);
+      merge(summary.assigned, direct, before, after);
+      return;
+    }
+    const std::size_t ways = graph_.blocks[join].preds.size();
+    const State afterYes = state_;
+    restore(summary.assigned, before);
+    state_ = entry;
+    if (reached(no)) part(no, s.other, join);
+    if (ways > 0) {
+      if (reached(no))
+        state_.join(afterYes);
+      else
+        state_ = afterYes;
+    }
+    const std::vector<Value> afterNo = valuesOf(summary.assigned);
+    place(join);
+    merge(summary.assigned, ways, after, afterNo);
+  }
+
+  void part(std::uint32_t b, const std::vector<Statement>& statements, std::uint32_t then) {
+    place(b);
+    const std::size_t mark = maker_.mark();
+    block(statements);
+    maker_.forget(mark);
+    jump(then);
+  }
+
+  void loop(const Statement& s) {
+    const Summary summary = summaryOf(s);
+    const std::uint32_t preheader = newBlock();
+    const std::uint32_t exit = newBlock();
+    const std::uint32_t outer = loop_;
+    decide(s.value, preheader, exit);
+    if (!reached(preheader)) {
+      place(exit);
+      return;
+    }
+    const std::size_t direct = graph_.blocks[exit].preds.size();
+    const std::vector<Value> before = valuesOf(summary.assigned);
+    place(preheader);
+    const std::uint32_t header = newBlock();
+    jump(header);
+    loop_ = static_cast<std::uint32_t>(graph_.loops.size());
+    ir::Loop l;
+    l.parent = outer;
+    l.depth = outer == kNone ? 1 : graph_.loops[outer].depth + 1;
+    l.preheader = preheader;
+    l.header = header;
+    graph_.loops.push_back(l);
+    place(header);
+    std::vector<Value> phis;
+    phis.reserve(summary.assigned.size());
+    for (const std::uint32_t v : summary.assigned) {
+      phis.push_back(maker_.phi(header));
+      environment_[v] = phis.back();
+    }
+    const State entry = state_;
+    state_.enterLoop(summary.stores, summary.waitsForStore, summary.acquires);
+    const std::size_t mark = maker_.mark();
+    block(s.body);
+    block(s.other);
+    beginStatement(s);
+    closing_ = true;
+    decide(s.value, header, exit);
+    closing_ = false;
+    maker_.forget(mark);
+    const std::vector<Value> after = valuesOf(summary.assigned);
+    for (std::size_t i = 0; i < phis.size(); ++i) {
+      std::vector<Value>& arguments = graph_.arguments(phis[i]);
+      arguments.assign(graph_.blocks[header].preds.size(), after[i]);
+      arguments[0] = before[i];
+    }
+    graph_.loops[loop_].last = order_.back();
+    loop_ = outer;
+    place(exit);
+    merge(summary.assigned, direct, before, after);
+    if (state_.gathers != entry.gathers) state_.gathers = kUnknown;
+    if (direct > 0) state_.join(entry);
+  }
+
+  void where(const Statement& s) {
+    const Value outer = mask_;
+    const Value condition = evaluate(s.value);
+    mask_ = outer == kNone ? condition : maker_.maskAnd(condition, outer);
+    block(s.body);
+    if (!s.other.empty()) {
+      const Value inverse = maker_.maskNot(condition);
+      mask_ = outer == kNone ? inverse : maker_.maskAnd(inverse, outer);
+      block(s.other);
+    }
+    mask_ = outer;
+  }
+
+  void set(std::uint32_t variable, Value v) {
+    environment_[variable] =
+        mask_ == kNone ? v : maker_.select(mask_, v, environment_[variable]);
+  }
+
+  void block(const std::vector<Statement>& statements) {
+    for (const Statement& s : statements) {
+      beginStatement(s);
+      statement(s);
+    }
+  }
+
+  void beginStatement(const Statement& s) {
+    ++statement_;
+    site_ = static_cast<std::uint32_t>(graph_.sites.size());
+    graph_.sites.push_back({s.site.construct, source_.describe(s.site)});
+    maker_.site(site_);
+  }
+
+  void statement(const Statement& s) {
+    switch (s.kind) {
+      case StatementKind::Assign: set(s.target, evaluate(s.value)); return;
+      case StatementKind::Store: return store(s);
+      case StatementKind::Gather:
+        if (state_.pending == Pending::StoreToWaitFor) waitForStore();
+        maker_.effect(Op::TmuRequest, evaluate(s.address), 0, 0);
+        if (state_.gathers != kUnknown) ++state_.gathers;
+        return;
+      case StatementKind::Receive:
+        set(s.target, maker_.effect(Op::TmuReceive, kNone, 0, 0));
+        if (state_.gathers != kUnknown) --state_.gathers;
+        return;
+      case StatementKind::If: return conditional(s);
+      case StatementKind::While:
+      case StatementKind::For: return loop(s);
+      case StatementKind::Where: return where(s);
+      case StatementKind::PrintText: return;
+      case StatementKind::PrintVector:
+        // Nothing to print on, but what it takes from the VPM is gone.
+        if (source_.expressions[s.value].readsVpm) (void)evaluate(s.value);
+        return;
+      case StatementKind::SemaphoreRelease:
+        waitForStore();
+        maker_.effect(Op::SemaphoreRelease, kNone, static_cast<std::uint32_t>(s.count));
+        return;
+      case StatementKind::SemaphoreAcquire:
+        maker_.effect(Op::SemaphoreAcquire, kNone, static_cast<std::uint32_t>(s.count));
+        state_.acquired = true;
+        return;
+      case StatementKind::DmaReadPitch:
+        maker_.effect(Op::VpmReadSetup, with(0x90000000U, evaluate(s.value)));
+        return;
+      case StatementKind::DmaReadSetup:
+        maker_.effect(Op::VpmReadSetup, with(dmaReadWord(s), evaluate(s.address)));
+        return;
+      case StatementKind::DmaReadStart:
+        waitForStore();
+        maker_.effect(Op::DmaLoadStart, evaluate(s.address));
+        return;
+      case StatementKind::DmaReadWait: maker_.effect(Op::DmaLoadWait); return;
+      case StatementKind::DmaWriteStride:
+        maker_.effect(Op::VpmWriteSetup, with(0xc0000000U, evaluate(s.value)));
+        return;
+      case StatementKind::DmaWriteSetup:
+        maker_.effect(
+            Op::VpmWriteSetup,
+            with(dmaWriteWord(s),
+                 maker_.alu(AddOp::Shl, evaluate(s.address), maker_.constant(3))));
+        return;
+      case StatementKind::DmaWriteStart:
+        waitForStore();
+        maker_.effect(Op::DmaStoreStart, evaluate(s.address));
+        state_.stored = true;
+        return;
+      case StatementKind::DmaWriteWait:
+        maker_.effect(Op::DmaStoreWait);
+        state_.pending = Pending::None;
+        return;
+      case StatementKind::VpmReadSetup:
+        maker_.effect(Op::VpmReadSetup, with(vpmReadWord(s), evaluate(s.address)));
+        return;
+      case StatementKind::VpmWriteSetup:
+        maker_.effect(Op::VpmWriteSetup, with(vpmWriteWord(s), evaluate(s.address)));
+        return;
+      case StatementKind::VpmWrite: maker_.effect(Op::VpmWrite, evaluate(s.value)); return;
+    }
+  }
+
+  // --- memory ---
+
+  // Fields that are known and one that may not be.
+  Value with(std::uint32_t word, Value field) {
+    return maker_.alu(AddOp::Or, field, maker_.constant(word));
+  }
+
+  static std::uint32_t horizontal(const Statement& s, unsigned bit) {
+    return s.direction == Direction::Horizontal ? 1U << bit : 0;
+  }
+  static std::uint32_t field(int value, unsigned bits, unsigned shift) {
+    return (static_cast<std::uint32_t>(value) & ((1U << bits) - 1)) << shift;
+  }
+  static std::uint32_t dmaReadWord(const Statement& s) {
+    return 1U << 31U | field(s.length, 4, 20) | field(s.count, 4, 16) | field(s.pitch, 4, 12) |
+           (horizontal(s, 11) ^ 1U << 11U);
+  }
+  static std::uint32_t dmaWriteWord(const Statement& s) {
+    return 2U << 30U | field(s.count, 7, 23) | field(s.length, 7, 16) | horizontal(s, 14);
+  }
+  static std::uint32_t vpmReadWord(const Statement& s) {
+    return field(s.count, 4, 20) | field(s.pitch, 6, 12) | horizontal(s, 11) | 2U << 8U;
+  }
+  static std::uint32_t vpmWriteWord(const Statement& s) {
+    return field(s.pitch, 6, 12) | horizontal(s, 11) | 2U << 8U;
+  }
+
+  void prepareVpm() {
+    const Value me = graph_.qpuNumber;
+    const auto shifted = [&](std::uint32_t by) {
+      return maker_.alu(AddOp::Shl, me, maker_.constant(by));
+    };
+    const auto plus = [&](Value a, std::uint32_t b) {
+      return maker_.alu(AddOp::Add, a, maker_.constant(b));
+    };
+    if (facts_.vpmByHand) {
+      const auto minus = [&](std::uint32_t a, Value b) {
+        return maker_.alu(AddOp::Sub, maker_.constant(a), b);
+      };
+      writeWindow_ = minus(vpm::writeRows(vpm::kHandStoreRow, 0), me);
+      environment_[hidden(StoreSetup)] =
+          minus(vpm::storeRow(vpm::kHandStoreRow), shifted(vpm::kStoreRowShift));
+      loadSetup_ = minus(vpm::loadRow(vpm::kHandLoadRow), shifted(vpm::kLoadRowShift));
+      readWindow_ = minus(vpm::readRow(vpm::kHandLoadRow), me);
+      return;
+    }
+    if (facts_.stores) {
+      writeWindow_ = plus(me, vpm::writeRows(vpm::kStoreRow, vpm::kStoreRowDistance));
+      maker_.effect(Op::VpmWriteSetup, writeWindow_);
+      environment_[hidden(StoreSetup)] =
+          plus(shifted(vpm::kStoreRowShift), vpm::storeRow(vpm::kStoreRow));
+    }
+    if (facts_.loads && facts_.stores) {
+      loadSetup_ = plus(shifted(vpm::kLoadRowShift), vpm::loadRow(vpm::kLoadRow));
+      readWindow_ = plus(me, vpm::readRow(vpm::kLoadRow));
+    }
+  }
+
+  void waitForStore() {
+    if (state_.pending == Pending::None) return;
+    maker_.effect(Op::DmaStoreWait);
+    state_.pending = Pending::None;
+  }
+
+  void store(const Statement& s) {
+    const Value value = evaluate(s.value);
+    const Value address = evaluate(s.address);
+    Value& setup = environment_[hidden(StoreSetup)];
+    Value word = setup;
+    if (s.limit != detail::kNoExpression) {
+      // Sixteen words less so many.
+      const Value missing =
+          maker_.alu(AddOp::Sub, maker_.constant(16), evaluate(s.limit));
+      word = maker_.alu(
+          AddOp::Sub, setup,
+          maker_.alu(AddOp::Shl, missing, maker_.constant(vpm::kStoreDepthShift)));
+    }
+    if (facts_.vpmByHand) {
+      waitForStore();
+      maker_.effect(Op::VpmWriteSetup, writeWindow_);
+      maker_.effect(Op::VpmWrite, value);
+    } else {
+      maker_.effect(Op::VpmWrite, value);
+      waitForStore();
+      setup = maker_.alu(AddOp::Xor, setup,
+                         maker_.constant(vpm::kStoreRowDistance << vpm::kStoreRowShift));
+    }
+    maker_.effect(Op::VpmWriteSetup, word);
+    maker_.effect(Op::DmaStoreStart, address);
+    state_.pending = s.wait ? Pending::StoreToWaitFor : Pending::Store;
+    state_.stored = true;
+    if (s.wait && !optimise_) waitForStore();
+  }
+
+  // The TMU's caches do not see stores of the same run: where one may have come
+  // before, of this QPU or of another that a semaphore orders, go past them.
+  Value load(const Expression& e) {
+    const Value address = evaluate(e.a);
+    const bool stale = state_.stored || (facts_.stores && state_.acquired);
+    if (!stale) return maker_.load(address, ir::LoadBy::Tmu);
+    waitForStore();
+    maker_.effect(Op::VpmReadSetup, loadSetup_);
+    maker_.effect(Op::DmaLoadStart, address);
+    maker_.effect(Op::DmaLoadWait);
+    maker_.effect(Op::VpmReadSetup, readWindow_);
+    return maker_.effect(Op::VpmRead);
+  }
+
+  // The last store is in memory, no gather is outstanding, every QPU is done:
+  // then QPU 0 tells the host.
+  void finish() {
+    site_ = code::Object::kNoSite;
+    maker_.site(site_);
+    waitForStore();
+    for (; state_.gathers > 0; --state_.gathers) maker_.effect(Op::TmuReceive, kNone, 0, 0);
+    const std::uint32_t semaphore = freeSemaphore();
+    const std::uint32_t worker = newBlock();
+    const std::uint32_t master = newBlock();
+    const std::uint32_t preheader = newBlock();
+    const std::uint32_t acquire = newBlock();
+    const std::uint32_t interrupt = newBlock();
+    const std::uint32_t end = newBlock();
+    const Value zero = maker_.constant(0);
+    const Value minusOne = maker_.constant(UINT32_MAX);
+    branch(maker_.compare(ir::Test::Equal, graph_.qpuNumber, zero), false, master, worker);
+    place(worker);
+    maker_.effect(Op::SemaphoreRelease, kNone, semaphore);
+    jump(end);
+    place(master);
+    const Value others = maker_.alu(AddOp::Add, count_, minusOne);
+    branch(maker_.compare(ir::Test::Equal, others, zero), false, interrupt, preheader);
+    place(preheader);
+    jump(acquire);
+    ir::Loop l;
+    l.parent = kNone;
+    l.preheader = preheader;
+    l.header = l.last = acquire;
+    loop_ = static_cast<std::uint32_t>(graph_.loops.size());
+    graph_.loops.push_back(l);
+    place(acquire);
+    const Value left = maker_.phi(acquire);
+    maker_.effect(Op::SemaphoreAcquire, kNone, semaphore);
+    const Value less = maker_.alu(AddOp::Add, left, minusOne);
+    branch(maker_.compare(ir::Test::Equal, less, zero), false, interrupt, acquire);
+    graph_.arguments(left) = {others, less};
+    loop_ = kNone;
+    place(interrupt);
+    maker_.effect(Op::HostInterrupt);
+    jump(end);
+    place(end);
+  }
+
+  std::uint32_t freeSemaphore() const {
+    for (std::size_t s = kSemaphores; s-- > 0;)
+      if (!facts_.semaphores.test(s)) return static_cast<std::uint32_t>(s);
+    detail::raise<CompileError>(
+        "kernel '" + source_.name +
+            "': uses all 16 semaphores; one must be left for the end of the kernel, where QPU 0 "
+            "waits for the others",
+        {source_.name, "semaphore", -1, 0});
+  }
+
+  static constexpr int kUnknown = -1;
+
+  // What holds at a point of the kernel on every way there.
+  struct State {
+    Pending pending = Pending::None;  // at most
+    bool stored = false;              // a store may have been made
+    bool acquired = false;            // a semaphore may have been acquired
+    int gathers = 0;                  // outstanding
+
+    void join(const State& o) {
+      pending = std::max(pending, o.pending);
+      stored = stored || o.stored;
+      acquired = acquired || o.acquired;
+      if (gathers != o.gathers) gathers = kUnknown;
+    }
+    void enterLoop(bool stores, bool waits, bool acquires) {
+      if (stores) pending = std::max(pending, waits ? Pending::StoreToWaitFor : Pending::Store);
+      stored = stored || stores;
+      acquired = acquired || acquires;
+    }
+  };
+
+  const Source& source_;
+  const bool optimise_;
+  ir::Graph graph_;
+  Maker maker_;
+  Facts facts_;
+  std::vector<Value> environment_;  // of each variable; hidden ones last
+  std::vector<std::uint32_t> order_;
+  std::vector<std::uint32_t> computedIn_;
+  std::vector<Value> valueOf_;
+  std::vector<std::uint32_t> assignedIn_;
+  std::uint32_t summaries_ = 0;
+  std::uint32_t statement_ = 0;
+  std::uint32_t site_ = code::Object::kNoSite;
+  std::uint32_t loop_ = kNone;
+  Value mask_ = kNone;
+  Value count_ = kNone;
+  Value writeWindow_ = kNone;
+  Value loadSetup_ = kNone;
+  Value readWindow_ = kNone;
+  State state_;
+  bool closing_ = false;  // a loop's condition after its body
+};
+
+}  // namespace
+
+ir::Graph lower(const Source& source, const Options& options) {
+  return Lowering(source, options).run();
+}
+
+}  // namespace qpu::compiler

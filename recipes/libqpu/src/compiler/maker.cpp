@@ -1,0 +1,264 @@
+#include "compiler/maker.hpp"
+
+#include <utility>
+
+#include "compiler/fold.hpp"
+
+namespace qpu::compiler {
+
+using ir::Instruction;
+using ir::Kind;
+using ir::kNone;
+using ir::Value;
+using isa::AddOp;
+using isa::MulOp;
+
+namespace {
+
+bool commutes(AddOp op) {
+  switch (op) {
+    case AddOp::Add:
+    case AddOp::Min:
+    case AddOp::Max:
+    case AddOp::And:
+    case AddOp::Or:
+    case AddOp::Xor: return true;
+    default: return false;  // fadd takes the sign of an infinite sum from its second operand
+  }
+}
+
+bool isShift(AddOp op) {
+  return op == AddOp::Shl || op == AddOp::Shr || op == AddOp::Asr || op == AddOp::Ror;
+}
+
+Instruction make(Kind kind, Value a = kNone, Value b = kNone, std::uint32_t bits = 0) {
+  Instruction i;
+  i.kind = kind;
+  i.a = a;
+  i.b = b;
+  i.bits = bits;
+  return i;
+}
+
+}  // namespace
+
+Value Maker::append(Instruction i) {
+  const auto v = static_cast<Value>(graph_.values.size());
+  i.block = block_;
+  i.site = site_;
+  graph_.values.push_back(i);
+  graph_.blocks[block_].body.push_back(v);
+  return v;
+}
+
+Value Maker::find(const Instruction& i) {
+  if (!simplify_) return append(i);
+  const Key key{static_cast<std::uint64_t>(i.kind) | static_cast<std::uint64_t>(i.add) << 8U |
+                    static_cast<std::uint64_t>(i.mul) << 16U |
+                    static_cast<std::uint64_t>(i.test) << 24U |
+                    static_cast<std::uint64_t>(i.bits) << 32U,
+                static_cast<std::uint64_t>(i.a) << 32U | i.b, i.c};
+  const auto [entry, fresh] = table_.try_emplace(key, kNone);
+  if (!fresh) return entry->second;
+  known_.push_back(key);
+  const Value v = append(i);
+  entry->second = v;
+  return v;
+}
+
+void Maker::forget(std::size_t mark) {
+  for (; known_.size() > mark; known_.pop_back()) table_.erase(known_.back());
+}
+
+Value Maker::constant(std::uint32_t bits) {
+  const auto [entry, fresh] =
+      constants_.try_emplace(bits, static_cast<Value>(graph_.values.size()));
+  if (fresh) graph_.values.push_back(make(Kind::Constant, kNone, kNone, bits));
+  return entry->second;
+}
+
+Value Maker::element() { return find(make(Kind::Element)); }
+
+Value Maker::folded(AddOp op, Value& a, Value& b) {
+  if (commutes(op) && (of(a).kind == Kind::Constant || (of(b).kind != Kind::Constant && a > b)))
+    std::swap(a, b);
+  if (of(b).kind != Kind::Constant) {
+    if (a == b) {
+      if (op == AddOp::Sub || op == AddOp::Xor) return constant(0);
+      if (op == AddOp::And || op == AddOp::Or || op == AddOp::Min || op == AddOp::Max) return a;
+      if (op == AddOp::Not && of(a).kind == Kind::Alu && of(a).add == AddOp::Not) return of(a).a;
+    }
+    return kNone;
+  }
+  std::uint32_t y = of(b).bits;
+  if (of(a).kind == Kind::Constant) {
+    const auto result = fold(op, of(a).bits, y);
+    return result ? constant(*result) : kNone;
+  }
+  if (isShift(op) && (y & 31U) == 0) return a;
+  switch (op) {
+    case AddOp::Sub: return alu(AddOp::Add, a, constant(0U - y));
+    case AddOp::Add:
+      if (y == 0) return a;
+      if (of(a).kind == Kind::Alu && of(a).add == AddOp::Add &&
+          of(of(a).b).kind == Kind::Constant)
+        return alu(AddOp::Add, of(a).a, constant(of(of(a).b).bits + y));
+      break;
+    case AddOp::Or:
+    case AddOp::Xor:
+      if (y == 0) return a;
+      break;
+    case AddOp::And:
+      if (y == 0) return b;
+      if (y == UINT32_MAX) return a;
+      break;
+    case AddOp::Shl:
+      if (y > 31) return alu(op, a, constant(y & 31U));
+      if (of(a).kind == Kind::Alu && of(a).add == AddOp::Shl &&
+          of(of(a).b).kind == Kind::Constant && of(of(a).b).bits + y < 32)
+        return alu(op, of(a).a, constant(of(of(a).b).bits + y));
+      break;
+    default: break;
+  }
+  return kNone;
+}
+
+Value Maker::folded(MulOp op, Value& a, Value& b) {
+  if (of(a).kind == Kind::Constant || (of(b).kind != Kind::Constant && a > b)) std::swap(a, b);
+  if (of(b).kind != Kind::Constant) return kNone;
+  const std::uint32_t y = of(b).bits;
+  if (of(a).kind == Kind::Constant) {
+    const auto result = fold(op, of(a).bits, y);
+    return result ? constant(*result) : kNone;
+  }
+  if (op == MulOp::Mul24 && (y & 0xffffffU) == 0) return constant(0);
+  if (op == MulOp::FMul && (y & 0x7f800000U) == 0) return constant(0);
+  // The bits that mul24 ignores leave the word at the top.
+  if (op == MulOp::Mul24 && y < 1U << 24U && (y & (y - 1)) == 0)
+    for (std::uint32_t n = 8; n < 24; ++n)
+      if (y == 1U << n) return alu(AddOp::Shl, a, constant(n));
+  return kNone;
+}
+
+Value Maker::alu(AddOp op, Value a, Value b) {
+  if (simplify_) {
+    const Value known = folded(op, a, b);
+    if (known != kNone) return known;
+  }
+  Instruction i = make(Kind::Alu, a, b);
+  i.add = op;
+  return find(i);
+}
+
+Value Maker::mul(MulOp op, Value a, Value b) {
+  if (simplify_) {
+    const Value known = folded(op, a, b);
+    if (known != kNone) return known;
+  }
+  Instruction i = make(Kind::Mul, a, b);
+  i.mul = op;
+  return find(i);
+}
+
+Value Maker::rotate(Value a, Value amount) {
+  if (of(amount).kind == Kind::Constant) {
+    std::uint32_t n = of(amount).bits & 15U;
+    if (simplify_) {
+      if (of(a).kind == Kind::Rotate && of(of(a).b).kind == Kind::Constant) {
+        n = (n + of(of(a).b).bits) & 15U;
+        a = of(a).a;
+      }
+      if (n == 0 || of(a).kind == Kind::Constant || of(a).kind == Kind::Uniform) return a;
+    }
+    amount = constant(n);
+  }
+  return find(make(Kind::Rotate, a, amount));
+}
+
+Value Maker::broadcast(Value a, std::uint32_t element) {
+  if (simplify_ && (of(a).kind == Kind::Constant || of(a).kind == Kind::Uniform ||
+                    of(a).kind == Kind::Broadcast))
+    return a;
+  return find(make(Kind::Broadcast, a, kNone, element));
+}
+
+Value Maker::sfu(std::uint32_t function, Value a) {
+  return find(make(Kind::Sfu, a, kNone, function));
+}
+
+Value Maker::select(Value mask, Value a, Value b) {
+  if (simplify_) {
+    if (a == b) return a;
+    if (of(mask).kind == Kind::Constant) return of(mask).bits != 0 ? a : b;
+  }
+  Instruction i = make(Kind::Select, a, b);
+  i.c = mask;
+  return find(i);
+}
+
+Value Maker::compare(ir::Test test, Value a, Value b) {
+  if (simplify_) {
+    if (of(a).kind == Kind::Constant && of(b).kind == Kind::Constant)
+      return constant(fold(test, of(a).bits, of(b).bits) ? UINT32_MAX : 0);
+    if (a == b && (test == ir::Test::Equal || test == ir::Test::Less))
+      return constant(test == ir::Test::Equal ? UINT32_MAX : 0);
+    if (test == ir::Test::Equal && (of(a).kind == Kind::Constant || a > b) &&
+        of(b).kind != Kind::Constant)
+      std::swap(a, b);
+  }
+  Instruction i = make(Kind::Compare, a, b);
+  i.test = test;
+  return find(i);
+}
+
+Value Maker::maskAnd(Value a, Value b) {
+  if (simplify_) {
+    if (a == b) return a;
+    if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? b : a;
+    if (of(b).kind == Kind::Constant) return of(b).bits != 0 ? a : b;
+  }
+  return find(make(Kind::MaskAnd, a, b));
+}
+
+Value Maker::maskOr(Value a, Value b) {
+  if (simplify_) {
+    if (a == b) return a;
+    if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? a : b;
+    if (of(b).kind == Kind::Constant) return of(b).bits != 0 ? b : a;
+  }
+  return find(make(Kind::MaskOr, a, b));
+}
+
+Value Maker::maskNot(Value a) {
+  if (simplify_) {
+    if (of(a).kind == Kind::MaskNot) return of(a).a;
+    if (of(a).kind == Kind::Constant) return constant(~of(a).bits);
+  }
+  return find(make(Kind::MaskNot, a));
+}
+
+Value Maker::load(Value address, ir::LoadBy by) {
+  Instruction i = make(Kind::Load, address);
+  i.by = by;
+  return append(i);
+}
+
+Value Maker::effect(Op op, Value a, std::uint32_t bits, std::uint8_t unit) {
+  Instruction i = make(Kind::Effect, a, kNone, bits);
+  i.op = op;
+  i.unit = unit;
+  return append(i);
+}
+
+Value Maker::phi(std::uint32_t block) {
+  Instruction i = make(Kind::Phi, kNone, kNone, static_cast<std::uint32_t>(graph_.phis.size()));
+  i.block = block;
+  i.site = site_;
+  const auto v = static_cast<Value>(graph_.values.size());
+  graph_.values.push_back(i);
+  graph_.phis.emplace_back();
+  graph_.blocks[block].phis.push_back(v);
+  return v;
+}
+
+}  // namespace qpu::compiler

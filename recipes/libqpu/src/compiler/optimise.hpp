@@ -1,0 +1,31 @@
+// Passes over the middle form.
+#ifndef QPU_SRC_COMPILER_OPTIMISE_HPP
+#define QPU_SRC_COMPILER_OPTIMISE_HPP
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/ir.hpp"
+
+namespace qpu::compiler {
+
+// Phis of one value become that value.
+void simplifyPhis(ir::Graph& graph);
+
+// What no effect depends on goes.
+void removeDead(ir::Graph& graph);
+
+// Of each value: element i is element 0 + i * stride, where that is known.
+struct Stride {
+  bool known = false;
+  std::uint32_t step = 0;  // 0: all elements are equal
+};
+std::vector<Stride> strides(const ir::Graph& graph);
+
+// Loads become requests and receives. With `known` empty nothing is assumed of
+// their addresses.
+void lowerLoads(ir::Graph& graph, const std::vector<Stride>& known);
+
+}  // namespace qpu::compiler
+
+#endif

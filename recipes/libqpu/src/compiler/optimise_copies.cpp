@@ -1,0 +1,321 @@
+#include "compiler/optimise_copies.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace qpu::compiler {
+namespace {
+
+constexpr std::uint32_t kNone = UINT32_MAX;
+
+bool isCopy(const Operation& o) {
+  return o.op == Op::Move && o.a.isRegister() && o.cond == isa::Cond::Always && !o.setsFlags &&
+         o.target != Operation::kNone;
+}
+
+// Operation n reads at position 2 n and writes at 2 n + 1. Of a register's life
+// the part from one write to the next has one value; copies have the value of
+// their source, so that both may be alive at once in one register.
+struct Segment {
+  std::uint32_t from;
+  std::uint32_t to;  // exclusive
+  std::uint32_t value;
+};
+using Life = std::vector<Segment>;
+
+class Joining {
+ public:
+  explicit Joining(Function& function) : f_(function) {}
+
+  void run() {
+    findCopies();
+    if (!copies_.empty()) {
+      findLiveness();
+      findLives();
+      join();
+    }
+    rename();
+    threadJumps();
+    compact();
+  }
+
+ private:
+  struct Copy {
+    Vreg target;
+    Vreg source;
+    std::uint32_t depth;
+  };
+
+  void findCopies() {
+    related_.assign(f_.registers, false);
+    for (const Block& b : f_.blocks)
+      for (const Operation& o : b.operations) {
+        if (!isCopy(o) || o.a.value == f_.qpuNumber) continue;
+        copies_.push_back({o.target, o.a.value, b.loopDepth});
+        related_[o.target] = related_[o.a.value] = true;
+      }
+    std::stable_sort(copies_.begin(), copies_.end(),
+                     [](const Copy& a, const Copy& b) { return a.depth > b.depth; });
+    class_.resize(f_.registers);
+    std::iota(class_.begin(), class_.end(), 0U);
+  }
+
+  // Which of the copies' registers are live into and out of each block.
+  void findLiveness() {
+    std::vector<std::uint32_t> home(f_.registers, kNone);  // the block of all occurrences
+    std::vector<bool> global(f_.registers, false);
+    severalBlocks_.assign(f_.registers, false);
+    std::vector<std::uint32_t> writer(f_.registers, kNone);
+    for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
+      const auto occurs = [&](Vreg v) {
+        if (!related_[v]) return;
+        if (home[v] == kNone) home[v] = b;
+        if (home[v] != b) global[v] = true;
+      };
+      for (const Operation& o : f_.blocks[b].operations) {
+        forRegisters(o, [&](const Operand& a) { occurs(a.value); });
+        if (o.target == Operation::kNone) continue;
+        occurs(o.target);
+        if (writer[o.target] != kNone && writer[o.target] != b) severalBlocks_[o.target] = true;
+        writer[o.target] = b;
+      }
+    }
+    bit_.assign(f_.registers, kNone);
+    for (Vreg v = 0; v < f_.registers; ++v)
+      if (global[v]) {
+        bit_[v] = static_cast<std::uint32_t>(globals_.size());
+        globals_.push_back(v);
+      }
+    words_ = (globals_.size() + 63) / 64;
+    Sets reads(f_.blocks.size() * words_, 0);
+    Sets writes(f_.blocks.size() * words_, 0);
+    liveIn_.assign(f_.blocks.size() * words_, 0);
+    liveOut_.assign(f_.blocks.size() * words_, 0);
+    for (std::uint32_t b = 0; b < f_.blocks.size(); ++b)
+      for (const Operation& o : f_.blocks[b].operations) {
+        const auto read = [&](Vreg v) {
+          if (bit_[v] != kNone && !test(writes, b, bit_[v])) set(reads, b, bit_[v]);
+        };
+        forRegisters(o, [&](const Operand& a) { read(a.value); });
+        if (o.target == Operation::kNone) continue;
+        if (keepsElements(o)) read(o.target);
+        if (bit_[o.target] != kNone) set(writes, b, bit_[o.target]);
+      }
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (auto b = static_cast<std::uint32_t>(f_.blocks.size()); b-- > 0;) {
+        const Block& block = f_.blocks[b];
+        for (std::size_t w = 0; w < words_; ++w) {
+          std::uint64_t out = 0;
+          if (block.exit != Block::Exit::End) out |= liveIn_[block.next * words_ + w];
+          if (block.exit == Block::Exit::Branch) out |= liveIn_[block.taken * words_ + w];
+          liveOut_[b * words_ + w] = out;
+          const std::uint64_t in = reads[b * words_ + w] | (out & ~writes[b * words_ + w]);
+          changed = changed || in != liveIn_[b * words_ + w];
+          liveIn_[b * words_ + w] = in;
+        }
+      }
+    }
+  }
+
+  using Sets = std::vector<std::uint64_t>;
+  bool test(const Sets& s, std::size_t block, std::uint32_t bit) const {
+    return (s[block * words_ + bit / 64] >> (bit % 64) & 1U) != 0;
+  }
+  void set(Sets& s, std::size_t block, std::uint32_t bit) const {
+    s[block * words_ + bit / 64] |= std::uint64_t{1} << (bit % 64);
+  }
+  template <typename F>
+  void forMembers(const Sets& s, std::size_t block, F f) const {
+    for (std::size_t w = 0; w < words_; ++w)
+      for (std::uint64_t bits = s[block * words_ + w]; bits != 0; bits &= bits - 1)
+        f(globals_[w * 64 + static_cast<std::size_t>(__builtin_ctzll(bits))]);
+  }
+
+  void findLives() {
+    lives_.resize(f_.registers);
+    value_.assign(f_.registers, kNone);
+    start_.assign(f_.registers, kNone);
+    lastRead_.assign(f_.registers, kNone);
+    std::uint32_t position = 0;
+    std::uint32_t values = 0;
+    std::vector<Vreg> open;
+    for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
+      open.clear();
+      const auto begin = [&](Vreg v, std::uint32_t value, std::uint32_t at) {
+        if (start_[v] == kNone) open.push_back(v);
+        value_[v] = value;
+        start_[v] = lastRead_[v] = at;
+      };
+      forMembers(liveIn_, b, [&](Vreg v) {
+        const bool fresh = severalBlocks_[v] || value_[v] == kNone;
+        begin(v, fresh ? values++ : value_[v], position);
+      });
+      position += 2;
+      for (const Operation& o : f_.blocks[b].operations) {
+        forRegisters(o, [&](const Operand& a) {
+          if (related_[a.value]) lastRead_[a.value] = position;
+        });
+        if (o.target != Operation::kNone && related_[o.target]) {
+          const Vreg v = o.target;
+          if (keepsElements(o)) lastRead_[v] = position;
+          close(v, lastRead_[v] + 1);
+          const bool copied = isCopy(o) && value_[o.a.value] != kNone;
+          begin(v, copied ? value_[o.a.value] : values++, position + 1);
+        }
+        position += 2;
+      }
+      for (const Vreg v : open) {
+        const bool out = bit_[v] != kNone && test(liveOut_, b, bit_[v]);
+        close(v, out ? position + 1 : lastRead_[v] + 1);
+        start_[v] = kNone;
+      }
+      position += 2;
+    }
+  }
+
+  void close(Vreg v, std::uint32_t to) {
+    if (start_[v] == kNone) return;
+    lives_[v].push_back({start_[v], std::max(to, start_[v] + 1), value_[v]});
+  }
+
+  // --- joining ---
+
+  Vreg classOf(Vreg v) {
+    while (class_[v] != v) v = class_[v] = class_[class_[v]];
+    return v;
+  }
+
+  static Life::const_iterator firstAfter(const Life& life, std::uint32_t position) {
+    return std::partition_point(life.begin(), life.end(),
+                                [position](const Segment& s) { return s.to <= position; });
+  }
+
+  static bool conflict(const Life& few, const Life& many) {
+    for (const Segment& s : few)
+      for (auto m = firstAfter(many, s.from); m != many.end() && m->from < s.to; ++m)
+        if (m->value != s.value) return true;
+    return false;
+  }
+
+  static void insert(Life& life, Segment s) {
+    const auto first = life.begin() + (firstAfter(life, s.from) - life.cbegin());
+    auto last = first;
+    for (; last != life.end() && last->from < s.to; ++last) {
+      s.from = std::min(s.from, last->from);
+      s.to = std::max(s.to, last->to);
+    }
+    if (last == first) {
+      life.insert(first, s);
+      return;
+    }
+    *first = s;
+    life.erase(first + 1, last);
+  }
+
+  void join() {
+    for (const Copy& c : copies_) {
+      Vreg a = classOf(c.target);
+      Vreg b = classOf(c.source);
+      if (a == b) continue;
+      if (lives_[a].size() > lives_[b].size()) std::swap(a, b);
+      if (conflict(lives_[a], lives_[b])) continue;
+      for (const Segment& s : lives_[a]) insert(lives_[b], s);
+      lives_[a] = {};
+      class_[a] = b;
+    }
+  }
+
+  // --- tidying ---
+
+  void rename() {
+    for (Block& b : f_.blocks) {
+      auto kept = b.operations.begin();
+      for (Operation& o : b.operations) {
+        forRegisters(o, [&](Operand& a) { a.value = classOf(a.value); });
+        if (o.target != Operation::kNone) o.target = classOf(o.target);
+        if (isCopy(o) && o.target == o.a.value) continue;
+        if (&*kept != &o) *kept = o;
+        ++kept;
+      }
+      b.operations.erase(kept, b.operations.end());
+    }
+    f_.qpuNumber = classOf(f_.qpuNumber);
+  }
+
+  // Ways that lead through empty blocks go where those lead; blocks that no way
+  // reaches any more go.
+  void threadJumps() {
+    const auto end = [this](std::uint32_t b) {
+      for (std::size_t steps = 0; steps < f_.blocks.size(); ++steps) {
+        const Block& block = f_.blocks[b];
+        if (!block.operations.empty() || block.exit != Block::Exit::Jump) break;
+        b = block.next;
+      }
+      return b;
+    };
+    std::vector<std::uint32_t> number(f_.blocks.size(), kNone);
+    std::vector<std::uint32_t> work = {0};
+    number[0] = 0;
+    while (!work.empty()) {
+      Block& b = f_.blocks[work.back()];
+      work.pop_back();
+      const auto follow = [&](std::uint32_t& to) {
+        to = end(to);
+        if (number[to] == kNone) work.push_back(to);
+        number[to] = 0;
+      };
+      if (b.exit != Block::Exit::End) follow(b.next);
+      if (b.exit == Block::Exit::Branch) follow(b.taken);
+    }
+    std::uint32_t reached = 0;
+    std::vector<Block> blocks;
+    for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
+      if (number[b] == kNone) continue;
+      number[b] = reached++;
+      blocks.push_back(std::move(f_.blocks[b]));
+    }
+    for (Block& b : blocks) {
+      if (b.exit != Block::Exit::End) b.next = number[b.next];
+      if (b.exit == Block::Exit::Branch) b.taken = number[b.taken];
+    }
+    f_.blocks = std::move(blocks);
+  }
+
+  void compact() {
+    std::vector<Vreg> number(f_.registers, kNone);
+    Vreg count = 0;
+    const auto renumber = [&](Vreg& v) {
+      if (number[v] == kNone) number[v] = count++;
+      v = number[v];
+    };
+    for (Block& b : f_.blocks)
+      for (Operation& o : b.operations) {
+        forRegisters(o, [&](Operand& a) { renumber(a.value); });
+        if (o.target != Operation::kNone) renumber(o.target);
+      }
+    renumber(f_.qpuNumber);
+    f_.registers = count;
+  }
+
+  Function& f_;
+  std::vector<Copy> copies_;
+  std::vector<bool> related_;
+  std::vector<bool> severalBlocks_;  // written in several blocks
+  std::vector<std::uint32_t> bit_;
+  std::vector<Vreg> globals_;
+  std::size_t words_ = 0;
+  Sets liveIn_, liveOut_;
+  std::vector<Life> lives_;
+  std::vector<std::uint32_t> value_;
+  std::vector<std::uint32_t> start_;
+  std::vector<std::uint32_t> lastRead_;
+  std::vector<Vreg> class_;
+};
+
+}  // namespace
+
+void joinCopies(Function& function) { Joining(function).run(); }
+
+}  // namespace qpu::compiler
