@@ -703,11 +703,12 @@ class Lowering {
     } else {
       maker_.effect(Op::VpmWrite, value);
       waitForStore();
-      setup = maker_.alu(AddOp::Xor, setup,
-                         maker_.constant(vpm::kStoreRowDistance << vpm::kStoreRowShift));
     }
     maker_.effect(Op::VpmWriteSetup, word);
     maker_.effect(Op::DmaStoreStart, address);
+    if (!facts_.vpmByHand)
+      setup = maker_.alu(AddOp::Xor, setup,
+                         maker_.constant(vpm::kStoreRowDistance << vpm::kStoreRowShift));
     state_.pending = s.wait ? Pending::StoreToWaitFor : Pending::Store;
     state_.stored = true;
     if (s.wait && !optimise_) waitForStore();
