@@ -75,7 +75,7 @@ def export(
     With a tarball and no destination no folder is left. ``mend`` false gives the image's tree untouched.
 
     Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
-    is not ours), InUse (another export, or mounts in the old tree) and DiskFull.
+    is not ours), InUse (another export, a server of the tree, or mounts in it) and DiskFull.
     """
     require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
@@ -84,7 +84,7 @@ def export(
     tarball = _absolute(tarball) if tarball is not None else None
     client = engine.connect()
     source = unpack.find_image(client, config.image_reference("system"), config.image.target)
-    with _locked(final):
+    with locked(final):
         _refuse_foreign(final, as_folder=as_folder)
         needed = (source.size >> 20) * (1 if source.layers else 2) + 64
         require_space(final.tree.parent, needed, f"the export of {source.reference}")
@@ -195,7 +195,8 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
 
 
 @contextlib.contextmanager
-def _locked(final: Layout) -> Iterator[None]:
+def locked(final: Layout) -> Iterator[None]:
+    """Be the only export of the tree, with no server of it. Raises InUse."""
     final.lock.parent.mkdir(parents=True, exist_ok=True)
     with final.lock.open("a") as handle:
         try:
@@ -207,7 +208,17 @@ def _locked(final: Layout) -> Iterator[None]:
                 found="a lock",
                 mend="wait for the other run, or end it",
             ) from fault
-        yield
+        with final.served.open("a") as served:
+            try:
+                fcntl.flock(served, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as fault:
+                raise InUse(
+                    f"{final.tree} is being served over NFS",
+                    expected="no server: a board that runs from the tree would lose its files",
+                    found=f"a lock on {final.served}",
+                    mend="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
+                ) from fault
+            yield
 
 
 def _refuse_foreign(final: Layout, *, as_folder: bool) -> None:

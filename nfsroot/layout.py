@@ -7,6 +7,7 @@ The exported tree holds the board's files and nothing else, so everything about 
     nfsroot.manifest.json    image, hashes, counts, what the audit found and mended
     nfsroot.files/           the marker that makes the tree ours, keys, and the files rendered from templates
     .nfsroot.lock            held by an export, so that there is one at a time
+    .nfsroot.served          held by every server of the tree, so that no export changes it under a board
     .nfsroot.export/         where the next tree is written; gone when no export runs
 
 The marker names the trees it stands for by inode: another folder under the same name is not ours.
@@ -49,6 +50,11 @@ class Layout:
     def lock(self) -> Path:
         """Held while an export runs."""
         return self.tree.with_name(f".{self.tree.name}.lock")
+
+    @property
+    def served(self) -> Path:
+        """Held, shared, while servers serve the tree, and alone while an export replaces it."""
+        return self.tree.with_name(f".{self.tree.name}.served")
 
     @property
     def aside(self) -> Path:

@@ -14,6 +14,7 @@ line says so: a server whose export was refused prints the same line.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import re
@@ -33,7 +34,7 @@ from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
 from toolchain import process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, PortTaken, ProgramMissing, RootNeeded, ServerFailed
+from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
 
 _PORTMAPPER = 111
 _READY_LIMIT_S = 60.0
@@ -154,8 +155,8 @@ def running_server(
     ``clients`` may mount, as root, for writing: keep the list short. The server has listed every folder to a real
     client when the block starts, and is gone when it ends.
 
-    Raises RootNeeded, ProgramMissing, PortTaken, ArtefactMissing (no such folder) or ServerFailed with the last
-    lines of its log.
+    Raises RootNeeded, ProgramMissing, PortTaken, ArtefactMissing (no such folder), InUse (an export is replacing a
+    folder) or ServerFailed with the last lines of its log.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
     require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
@@ -171,6 +172,8 @@ def running_server(
     require_free(address, port)
     _provide_mtab()
     with contextlib.ExitStack() as stack:
+        for item in folders:
+            stack.enter_context(_kept_as_it_is(Layout(item)))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pitorch-nfs.")))
         (scratch / "recovery").mkdir()
         log = log or scratch / "ganesha.log"
@@ -206,6 +209,25 @@ def running_server(
         made = NfsServer(folders=folders, address=address, port=port, nfsv3=nfsv3, log=log, pid=server.pid)
         _await_ready(made, server, limit_s)
         yield made
+
+
+@contextlib.contextmanager
+def _kept_as_it_is(layout: Layout) -> Iterator[None]:
+    """Keep exports from replacing the tree: clients of the old one would be left with stale handles."""
+    if not layout.marker.is_file():
+        yield
+        return
+    with layout.served.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            raise InUse(
+                f"{layout.tree} cannot be served now",
+                expected="no export that replaces it",
+                found="one that runs",
+                mend="wait for it to end",
+            ) from fault
+        yield
 
 
 def probe(server: NfsServer, folder: Path) -> str:

@@ -254,7 +254,7 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
     layout = result.layout
     assert layout is not None
     assert sorted(item.name for item in tmp_path.iterdir()) == [
-        ".nfsroot.lock", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
+        ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
     ]  # fmt: skip
     assert layout.client_key.stat().st_mode & 0o777 == 0o600
     keys = [line.removeprefix("* ") for line in layout.known_hosts.read_text().splitlines()]
@@ -299,7 +299,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(config: Config, tmp_path: Path)
         export(config, destination=foreign)
     assert caught.value.exit_code == 24
     assert (foreign / "thesis.tex").read_text() == "years of work"
-    assert sorted(item.name for item in tmp_path.iterdir()) == [".home.lock", "home"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".home.lock", ".home.served", "home"]
 
 
 @pytest.mark.engine
@@ -414,7 +414,7 @@ def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) 
     try:
         with pytest.raises(DiskFull, match="not enough room"):
             export(config_for(heavy), destination=tmp_path / "nfsroot")
-        assert [item.name for item in tmp_path.iterdir()] == [".nfsroot.lock"]
+        assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 

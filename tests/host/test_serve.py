@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from nfsroot import serve
+from nfsroot import export, serve
 from nfsroot.layout import Layout, write_marker
 from nfsroot.rendering import render
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactMissing, PortTaken, ProgramMissing, RootNeeded, ServerFailed
+from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
 from toolchain.manifest import Manifest
 
 needs_server = [
@@ -192,17 +192,17 @@ def test_a_file_system_without_file_handles_is_told_at_once(tmp_path: Path) -> N
 
 
 @marked(pytest.mark.skipif(not Path("/etc/mtab").is_symlink(), reason="needs an /etc/mtab that is a link"))
-def test_a_bare_container_without_mtab_gets_one() -> None:
+def test_a_bare_container_without_mtab_gets_one(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from nfsroot.serve import running_server\n"
         "with running_server(Path(sys.argv[1])) as server: print(Path('/etc/mtab').readlink())"
     )
-    # /etc in memory, without mtab, in a mount namespace of its own: the machine's stays.
-    bare = "mkdir /tmp/e && cp -a /etc/. /tmp/e/ && rm /tmp/e/mtab && mount --bind /tmp/e /etc"
+    # A copy of /etc, without mtab, in a mount namespace of its own: the machine's stays.
+    bare = "cp -a /etc/. . && rm mtab && mount --bind . /etc"
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t /tmp && {bare} && exec "$@"', "bare",
-         sys.executable, "-c", script, "/var"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+        ["unshare", "--mount", "sh", "-c", f'cd "$1" && {bare} && cd "$2" && shift 2 && exec "$@"', "bare",
+         tmp_path, ROOT, sys.executable, "-c", script, "/var"],
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "../proc/self/mounts\n"
@@ -225,6 +225,18 @@ def test_serving_stops_when_asked_and_says_how_long(exported: Config) -> None:
     assert made.ended_by == "request"
     assert made.seconds >= 1
     assert made.source == f"127.0.0.1:{exported.nfsroot}"
+
+
+@marked()
+def test_a_served_tree_is_not_replaced_under_its_boards(exported: Config) -> None:
+    layout = Layout.of(exported)
+    with serve.running_server(layout.tree):
+        with serve.running_server(layout.tree) as second:
+            assert serve.probe(second, layout.tree) == ""
+        with pytest.raises(InUse, match="is being served over NFS"), export.locked(layout):
+            raise AssertionError("must not be replaced")
+    with export.locked(layout), pytest.raises(InUse, match="cannot be served now"), serve.running_server(layout.tree):
+        raise AssertionError("must not be served")
 
 
 @marked()
