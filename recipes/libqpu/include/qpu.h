@@ -24,6 +24,18 @@ QPU_C_API const char *qpu_backend_name(void);
  * qpu_backend_name() or qpu_backend_reason() again. */
 QPU_C_API const char *qpu_backend_reason(void);
 
+/* What went wrong in this thread's last call that failed; "" when none has. Valid
+ * until the next one does. */
+QPU_C_API const char *qpu_last_error(void);
+
+/* Frees what a function here says is to be freed. NULL is fine. */
+QPU_C_API void qpu_free(void *memory);
+
+/* What qpu-info prints: as text, or with `json` not 0 as one JSON object. `root`
+ * is the directory to find /proc, /dev and /boot in; for "/" or NULL the hardware
+ * is asked too. Free it with qpu_free(); NULL on failure. */
+QPU_C_API char *qpu_machine_report(const char *root, int json);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,15 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/info/mailbox.hpp"
-#include "tools/info/report.hpp"
+#include "runtime/report.hpp"
 
-using qpu::info::Board;
-using qpu::info::Kms;
-using qpu::info::Obstacle;
-using qpu::info::Root;
-using qpu::info::Soc;
-using qpu::info::System;
+using qpu::runtime::Board;
+using qpu::runtime::Kms;
+using qpu::runtime::Obstacle;
+using qpu::runtime::Root;
+using qpu::runtime::Soc;
+using qpu::runtime::System;
 
 namespace {
 
@@ -49,10 +48,10 @@ class Tree {
   }
 
   Root root() const { return Root(directory_); }
-  Board readBoard() const { return qpu::info::readBoard(root()); }
-  System readSystem() const { return qpu::info::readSystem(root()); }
+  Board readBoard() const { return qpu::runtime::readBoard(root()); }
+  System readSystem() const { return qpu::runtime::readSystem(root(), nullptr); }
   std::vector<Obstacle> obstacles() const {
-    return qpu::info::obstacles(readBoard(), readSystem());
+    return qpu::runtime::obstacles(readBoard(), readSystem());
   }
 
  private:
@@ -82,7 +81,7 @@ TEST_CASE("a Pi 3 is recognised by its device tree and revision") {
 }
 
 TEST_CASE("revision codes") {
-  const auto decode = qpu::info::decodeRevision;
+  const auto decode = qpu::runtime::decodeRevision;
   CHECK(decode(0x9000c1).model == "Zero W");
   CHECK(decode(0x9000c1).soc == "BCM2835");
   CHECK(decode(0x9000c1).memoryMib == 512);
@@ -188,41 +187,60 @@ TEST_CASE("too little GPU memory") {
   Tree tree;
   System s = tree.pi3().v3d("disabled").readSystem();
   s.gpuMemoryMib = 16;
-  CHECK(names(qpu::info::obstacles(tree.readBoard(), s), "16 MiB", "gpu_mem=64"));
+  CHECK(names(qpu::runtime::obstacles(tree.readBoard(), s), "16 MiB", "gpu_mem=64"));
   s.gpuMemoryMib = 32;
-  CHECK_FALSE(names(qpu::info::obstacles(tree.readBoard(), s), "MiB", "gpu_mem"));
-}
-
-TEST_CASE("the mailbox message, word for word") {
-  const qpu::info::VcMemoryMessage request = qpu::info::vcMemoryRequest();
-  CHECK(request == qpu::info::VcMemoryMessage{32, 0, 0x00010006, 8, 0, 0, 0, 0});
-  qpu::info::VcMemoryMessage reply = {32,         0x80000000, 0x00010006, 8,
-                                      0x80000008, 0x3b400000, 0x04c00000, 0};
-  CHECK(qpu::info::vcMemorySize(reply) == 0x04c00000U);
-  reply[1] = 0x80000001;
-  CHECK_FALSE(qpu::info::vcMemorySize(reply));
-  reply[1] = 0x80000000;
-  reply[4] = 0;
-  CHECK_FALSE(qpu::info::vcMemorySize(reply));
-  std::string fault;
-  CHECK_FALSE(qpu::info::askVcMemory("/no/such/vcio", fault));
-  CHECK(fault.find("cannot open /no/such/vcio") != std::string::npos);
+  CHECK_FALSE(names(qpu::runtime::obstacles(tree.readBoard(), s), "MiB", "gpu_mem"));
 }
 
 TEST_CASE("text and JSON carry the findings") {
   Tree tree;
   tree.pi3().v3d("okay").file("dev/vcio", "", 0660);
-  const qpu::info::Library library{"1.2.3", "", "QPU_BACKEND=\"x\\y\" names no backend"};
-  const std::string text = qpu::info::asText(library, tree.readBoard(), tree.readSystem());
-  for (const char* part : {"1.2.3", "none: QPU_BACKEND", "Raspberry Pi 3 Model B Rev 1.2",
-                           "a02082: model 3B, BCM2837, 1024 MiB, revision 2", "full (",
-                           "In the way of the hardware", "mend: ", "not measured on hardware"})
+  qpu::runtime::Findings f;
+  f.library = {"1.2.3", "", "QPU_BACKEND=\"x\\y\" names no backend"};
+  f.backends = {{"vc4-registers", false, "no power"}, {"interpreter", true, "the reference"}};
+  f.board = tree.readBoard();
+  f.system = tree.readSystem();
+  f.v3d.ident0 = 0x02443356;
+  f.v3d.clockHz = 400000000;
+  f.v3d.source = "firmware";
+  f.stateFolder = "/run/qpu";
+  f.users.resize(2);
+  f.users[0].pid = 4711;
+  f.users[0].alive = true;
+  f.users[0].holds = true;
+  f.users[1].pid = 12;
+  f.users[1].pieces = 3;
+  f.users[1].bytes = 12288;
+  f.note = "gave back much";
+  const std::string text = qpu::runtime::asText(f);
+  for (const char* part :
+       {"1.2.3", "none: QPU_BACKEND", "Raspberry Pi 3 Model B Rev 1.2", "no: no power",
+        "works: the reference", "a02082: model 3B, BCM2837, 1024 MiB, revision 2", "full (",
+        "IDENT0 0x02443356, 400 MHz (firmware)", "/run/qpu/qpu.state",
+        "process 4711 has the QPUs on", "process 12, which has ended, has the QPUs off, 12288 bytes",
+        "gave back much", "In the way of the hardware", "mend: ", "not measured on hardware"})
     CHECK_MESSAGE(text.find(part) != std::string::npos, part);
-  const std::string json = qpu::info::asJson(library, tree.readBoard(), tree.readSystem());
+  const std::string json = qpu::runtime::asJson(f);
   for (const char* part :
        {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" names)",
+        R"({"name": "vc4-registers", "usable": false, "reason": "no power"})",
         R"("compatible": ["raspberrypi,some", "brcm,bcm2837"])", R"("suitable": true)",
         R"("code": "a02082")", R"("memory_mib": 1024)", R"("state": "full")",
-        R"("mode": "-rw-rw----")", R"("mib": null)", R"("obstacles": [{"what": )"})
+        R"({"ident0": "0x02443356", "ident1": null, "clock_hz": 400000000)",
+        R"({"pid": 4711, "alive": true, "holds_qpus": true, "pieces": 0, "bytes": 0})",
+        R"("cleaned_up": "gave back much")", R"("mode": "-rw-rw----")", R"("mib": null)",
+        R"("obstacles": [{"what": )"})
     CHECK_MESSAGE(json.find(part) != std::string::npos, part);
+}
+
+TEST_CASE("of another root only files are looked at") {
+  Tree tree;
+  tree.pi3().v3d("disabled").file("dev/vcio", "", 0660);
+  qpu::runtime::Host host;
+  host.root = tree.root();
+  const qpu::runtime::Findings f = qpu::runtime::findAll(host);
+  CHECK(f.backends.empty());
+  CHECK(f.v3d.source.find("root is not /") != std::string::npos);
+  CHECK(f.board.socName == "BCM2837");
+  CHECK(f.library.backend == "interpreter");
 }

@@ -2,13 +2,14 @@
 // Exit codes: 0 report printed, 1 output failed, 2 wrong use.
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "qpu.h"
-#include "tools/info/report.hpp"
 
 namespace {
 
@@ -44,14 +45,11 @@ int report(const Options& options) {
   std::error_code none;
   if (!std::filesystem::is_directory(options.root, none))
     return wrongUse("--root " + options.root + " is no directory");
-  const qpu::info::Root root(options.root);
-  const char* const backend = qpu_backend_name();
-  const qpu::info::Library library{qpu_version(), backend == nullptr ? "" : backend,
-                                   qpu_backend_reason()};
-  const qpu::info::Board board = qpu::info::readBoard(root);
-  const qpu::info::System system = qpu::info::readSystem(root);
-  return print(options.json ? qpu::info::asJson(library, board, system)
-                            : qpu::info::asText(library, board, system));
+  const std::unique_ptr<char, void (*)(void*)> text(
+      qpu_machine_report(options.root.c_str(), options.json ? 1 : 0), qpu_free);
+  if (text) return print(text.get());
+  (void)std::fprintf(stderr, "qpu-info: %s\n", qpu_last_error());
+  return 1;
 }
 
 int run(const std::vector<std::string>& arguments) {

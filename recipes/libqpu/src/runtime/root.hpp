@@ -1,13 +1,13 @@
 // Files of the system under a root directory, "/" or a copy made for a test.
-#ifndef QPU_TOOLS_INFO_ROOT_HPP
-#define QPU_TOOLS_INFO_ROOT_HPP
+#ifndef QPU_SRC_RUNTIME_ROOT_HPP
+#define QPU_SRC_RUNTIME_ROOT_HPP
 
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
-namespace qpu::info {
+namespace qpu::runtime {
 
 class Root {
  public:
@@ -31,6 +31,6 @@ class Root {
 // The parts of a device-tree string list; NUL ends each.
 std::vector<std::string> splitNul(const std::string& text);
 
-}  // namespace qpu::info
+}  // namespace qpu::runtime
 
 #endif

@@ -1,4 +1,4 @@
-#include "tools/info/system.hpp"
+#include "runtime/system.hpp"
 
 #include <algorithm>
 #include <array>
@@ -8,9 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/info/mailbox.hpp"
+#include "qpu/error.h"
+#include "runtime/mailbox.hpp"
 
-namespace qpu::info {
+namespace qpu::runtime {
 namespace {
 
 std::string modeText(mode_t mode) {
@@ -21,7 +22,7 @@ std::string modeText(mode_t mode) {
   return text;
 }
 
-// qpu-info has one thread.
+// Called once per process, or by qpu-info, which has one thread.
 // NOLINTBEGIN(concurrency-mt-unsafe)
 std::string userName(uid_t uid) {
   const passwd* const entry = getpwuid(uid);
@@ -106,24 +107,22 @@ void readConfig(const Root& root, System& s) {
   }
 }
 
-void readGpuMemory(const Root& root, System& s) {
+void readGpuMemory(Os* os, System& s) {
   const Node* const vcio = s.node("/dev/vcio");
   if (vcio == nullptr || !vcio->present) {
     s.gpuMemorySource = "unknown: no /dev/vcio to ask firmware through";
     return;
   }
-  if (!root.isLive()) {
+  if (os == nullptr) {
     s.gpuMemorySource = "unknown: firmware is asked only when the root is /";
     return;
   }
-  std::string fault;
-  const auto bytes = askVcMemory("/dev/vcio", fault);
-  if (!bytes) {
-    s.gpuMemorySource = "unknown: " + fault;
-    return;
+  try {
+    s.gpuMemoryMib = static_cast<int>(Mailbox(*os).vcMemory().bytes >> 20U);
+    s.gpuMemorySource = "firmware, mailbox tag 0x00010006";
+  } catch (const Error& e) {
+    s.gpuMemorySource = std::string("unknown: ") + e.what();
   }
-  s.gpuMemoryMib = static_cast<int>(*bytes >> 20U);
-  s.gpuMemorySource = "firmware, mailbox tag 0x00010006";
 }
 
 }  // namespace
@@ -144,13 +143,13 @@ const Node* System::node(const std::string& path) const {
   return found == nodes.end() ? nullptr : &*found;
 }
 
-System readSystem(const Root& root) {
+System readSystem(const Root& root, Os* os) {
   System s;
   s.nodes = readNodes(root);
   readKms(root, s);
   readConfig(root, s);
-  readGpuMemory(root, s);
+  readGpuMemory(os, s);
   return s;
 }
 
-}  // namespace qpu::info
+}  // namespace qpu::runtime

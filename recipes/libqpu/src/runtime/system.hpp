@@ -1,15 +1,16 @@
 // What the operating system grants: device nodes, display driver, GPU memory.
-#ifndef QPU_TOOLS_INFO_SYSTEM_HPP
-#define QPU_TOOLS_INFO_SYSTEM_HPP
+#ifndef QPU_SRC_RUNTIME_SYSTEM_HPP
+#define QPU_SRC_RUNTIME_SYSTEM_HPP
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tools/info/root.hpp"
+#include "runtime/os.hpp"
+#include "runtime/root.hpp"
 
-namespace qpu::info {
+namespace qpu::runtime {
 
 struct Node {
   std::string path;
@@ -43,8 +44,9 @@ struct System {
   const Node* node(const std::string& path) const;
 };
 
-System readSystem(const Root& root);
+// Firmware is asked through `os`, unless it is null.
+System readSystem(const Root& root, Os* os);
 
-}  // namespace qpu::info
+}  // namespace qpu::runtime
 
 #endif

@@ -1,11 +1,11 @@
-#include "tools/info/root.hpp"
+#include "runtime/root.hpp"
 
 #include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <system_error>
 
-namespace qpu::info {
+namespace qpu::runtime {
 
 bool Root::exists(const std::string& path) const {
   std::error_code none;
@@ -40,4 +40,4 @@ std::vector<std::string> splitNul(const std::string& text) {
   return parts;
 }
 
-}  // namespace qpu::info
+}  // namespace qpu::runtime

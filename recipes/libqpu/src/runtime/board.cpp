@@ -1,4 +1,4 @@
-#include "tools/info/board.hpp"
+#include "runtime/board.hpp"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <sstream>
 
-namespace qpu::info {
+namespace qpu::runtime {
 namespace {
 
 struct Named {
@@ -126,4 +126,4 @@ Board readBoard(const Root& root) {
   return b;
 }
 
-}  // namespace qpu::info
+}  // namespace qpu::runtime

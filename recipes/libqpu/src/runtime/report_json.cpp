@@ -1,9 +1,9 @@
 #include <array>
 #include <cstdio>
 
-#include "tools/info/report.hpp"
+#include "runtime/report.hpp"
 
-namespace qpu::info {
+namespace qpu::runtime {
 namespace {
 
 std::string quoted(const std::string& text) {
@@ -91,42 +91,87 @@ const char* socWord(Soc soc) {
   return "null";
 }
 
+std::string hexOrNull(const std::optional<std::uint32_t>& value) {
+  if (!value) return "null";
+  std::array<char, 16> code{};
+  (void)std::snprintf(code.data(), code.size(), "\"0x%08x\"", *value);
+  return code.data();
+}
+
+std::string json(const BackendFinding& b) {
+  return Object()
+      .text("name", b.name)
+      .raw("usable", boolean(b.usable))
+      .text("reason", b.reason)
+      .str();
+}
+
+std::string json(const V3dFacts& v) {
+  return Object()
+      .raw("ident0", hexOrNull(v.ident0))
+      .raw("ident1", hexOrNull(v.ident1))
+      .raw("clock_hz", v.clockHz ? std::to_string(*v.clockHz) : "null")
+      .text("source", v.source)
+      .str();
+}
+
+std::string json(const User& u) {
+  return Object()
+      .raw("pid", std::to_string(u.pid))
+      .raw("alive", boolean(u.alive))
+      .raw("holds_qpus", boolean(u.holds))
+      .raw("pieces", std::to_string(u.pieces))
+      .raw("bytes", std::to_string(u.bytes))
+      .str();
+}
+
+std::string json(const Board& b) {
+  return Object()
+      .text("model", b.model)
+      .raw("compatible", array(b.compatible, quoted))
+      .raw("revision", b.revision ? json(*b.revision) : "null")
+      .text("soc", b.socName)
+      .raw("suitable", socWord(b.soc))
+      .text("verdict", b.verdict)
+      .str();
+}
+
 }  // namespace
 
-std::string asJson(const Library& library, const Board& board, const System& system) {
+std::string asJson(const Findings& f) {
   const auto one = [](const auto& item) { return json(item); };
-  Object boardObject;
-  boardObject.text("model", board.model)
-      .raw("compatible", array(board.compatible, quoted))
-      .raw("revision", board.revision ? json(*board.revision) : "null")
-      .text("soc", board.socName)
-      .raw("suitable", socWord(board.soc))
-      .text("verdict", board.verdict);
   Object kms;
-  kms.text("state", name(system.kms))
-      .text("evidence", system.kmsEvidence)
-      .raw("settings", array(system.kmsSettings, one));
+  kms.text("state", name(f.system.kms))
+      .text("evidence", f.system.kmsEvidence)
+      .raw("settings", array(f.system.kmsSettings, one));
   Object memory;
-  memory.raw("mib", system.gpuMemoryMib ? std::to_string(*system.gpuMemoryMib) : "null")
-      .text("source", system.gpuMemorySource)
-      .raw("setting", system.gpuMemSetting ? json(*system.gpuMemSetting) : "null");
+  memory.raw("mib", f.system.gpuMemoryMib ? std::to_string(*f.system.gpuMemoryMib) : "null")
+      .text("source", f.system.gpuMemorySource)
+      .raw("setting", f.system.gpuMemSetting ? json(*f.system.gpuMemSetting) : "null");
+  Object state;
+  state.text("folder", f.stateFolder)
+      .raw("users", array(f.users, one))
+      .text("cleaned_up", f.note);
   const auto obstacle = [](const Obstacle& o) {
     return Object().text("what", o.what).text("mend", o.mend).str();
   };
   return Object()
-             .text("version", library.version)
+             .text("version", f.library.version)
              .raw("backend", Object()
-                                 .text("name", library.backend)
-                                 .text("reason", library.reason)
+                                 .text("name", f.library.backend)
+                                 .text("reason", f.library.reason)
                                  .str())
-             .raw("board", boardObject.str())
-             .raw("nodes", array(system.nodes, one))
+             .raw("backends", array(f.backends, one))
+             .raw("board", json(f.board))
+             .raw("v3d", json(f.v3d))
+             .raw("nodes", array(f.system.nodes, one))
              .raw("kms", kms.str())
              .raw("gpu_memory", memory.str())
-             .raw("obstacles", array(obstacles(board, system), obstacle))
+             .raw("state", state.str())
+             .raw("obstacles", array(obstacles(f.board, f.system), obstacle))
              .text("note", kUnmeasured)
              .str() +
          "\n";
 }
 
-}  // namespace qpu::info
+}  // namespace qpu::runtime

@@ -1,15 +1,15 @@
 // Which board this is, and whether its SoC has QPUs that libqpu knows.
-#ifndef QPU_TOOLS_INFO_BOARD_HPP
-#define QPU_TOOLS_INFO_BOARD_HPP
+#ifndef QPU_SRC_RUNTIME_BOARD_HPP
+#define QPU_SRC_RUNTIME_BOARD_HPP
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tools/info/root.hpp"
+#include "runtime/root.hpp"
 
-namespace qpu::info {
+namespace qpu::runtime {
 
 // A revision code taken apart. Source: Raspberry Pi documentation, "revision
 // codes"; codes without bit 23 are the old list, all of them BCM2835.
@@ -41,6 +41,6 @@ struct Board {
 
 Board readBoard(const Root& root);
 
-}  // namespace qpu::info
+}  // namespace qpu::runtime
 
 #endif

@@ -1,0 +1,366 @@
+#include "runtime/device.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "error_facts.hpp"
+#include "runtime/obstacles.hpp"
+
+namespace qpu::runtime {
+namespace {
+
+constexpr const char* kDevMem = "/dev/mem";
+constexpr std::uint32_t kPage = 4096;
+constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
+
+// Uncached by the VideoCore on boards whose CPU does not look into its L2;
+// through that cache on the others. tests/device's round trip settles the two.
+constexpr std::uint32_t kDirect = 0x4;
+constexpr std::uint32_t kL1NonAllocating = 0xc;
+
+std::uint32_t flagsFor(const Board& board) {
+  return board.socName == "BCM2835" ? kL1NonAllocating : kDirect;
+}
+
+constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kPause = std::chrono::microseconds(20);
+// How long a dying process waits for programs that it cannot stop.
+constexpr auto kLastWait = std::chrono::milliseconds(500);
+
+std::string seconds(std::chrono::nanoseconds time) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) +
+         " ms";
+}
+
+}  // namespace
+
+std::chrono::milliseconds launchLimit() {
+  constexpr long kDefault = 10000;
+  const char* const set = std::getenv("QPU_TIMEOUT_MS");  // NOLINT(concurrency-mt-unsafe)
+  if (set == nullptr || *set == '\0') return std::chrono::milliseconds(kDefault);
+  char* end = nullptr;
+  const long value = std::strtol(set, &end, 10);
+  if (*end != '\0' || value < 1 || value > 3600000)
+    detail::raise<BackendError>("QPU_TIMEOUT_MS=" + std::string(set) +
+                                ": expected milliseconds, 1..3600000");
+  return std::chrono::milliseconds(value);
+}
+
+GpuMemory::~GpuMemory() { device_->release(*this); }
+
+std::shared_ptr<Device> Device::open(const Host& host) {
+  return std::shared_ptr<Device>(new Device(host));
+}
+
+Device::Device(const Host& host)
+    : os_(*host.os),
+      board_(readBoard(host.root)),
+      system_(readSystem(host.root, host.os)),
+      self_(Process::current()),
+      memoryFlags_(flagsFor(board_)) {
+  if (const auto found = obstacles(board_, system_); !found.empty()) raiseObstacle(found.front());
+  mailbox_ = std::make_unique<Mailbox>(os_);
+  memory_ = os_.open(kDevMem, O_RDWR | O_SYNC);
+  if (memory_ < 0) raiseObstacle(cannotOpen(kDevMem, -memory_));
+  try {
+    state_ = std::make_unique<State>(stateFolder());
+    {
+      const State::Lock lock(*state_);
+      recover();
+      enable();
+    }
+    openRegisters(peripheralBase(host.root));
+  } catch (...) {
+    close();
+    (void)os_.close(memory_);
+    throw;
+  }
+}
+
+Device::~Device() {
+  close();
+  v3d_.reset();
+  (void)os_.close(memory_);
+}
+
+// The caller holds the state's lock.
+void Device::recover() {
+  std::size_t dead = 0;
+  std::size_t pieces = 0;
+  std::uint64_t bytes = 0;
+  bool held = false;
+  const auto entries = state_->entries();
+  for (const State::Entry& e : entries) {
+    if (e.record.process.alive()) {
+      held = held || e.record.kind == Record::Kind::Holder;
+    } else if (e.record.kind == Record::Kind::Memory) {
+      // First out of the file: a handle that is released twice may by then be
+      // another program's, one that is not released costs memory.
+      state_->clear(e.index);
+      (void)mailbox_->unlock(e.record.handle);
+      (void)mailbox_->release(e.record.handle);
+      ++pieces;
+      bytes += e.record.bytes;
+    }
+  }
+  for (const State::Entry& e : entries) {
+    if (e.record.kind != Record::Kind::Holder || e.record.process.alive()) continue;
+    // On once for all of them.
+    if (!held && dead == 0) (void)mailbox_->enableQpus(false);
+    state_->clear(e.index);
+    ++dead;
+  }
+  if (dead != 0 || pieces != 0)
+    note_ = "gave back what " + std::to_string(dead) + " ended processes had left: " +
+            std::to_string(pieces) + " pieces of GPU memory, " + std::to_string(bytes) + " bytes";
+}
+
+// The caller holds the state's lock.
+void Device::enable() {
+  if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
+    raiseObstacle(enableRefused(system_));
+  Record record;
+  record.kind = Record::Kind::Holder;
+  record.process = self_;
+  holder_ = state_->add(record);
+}
+
+void Device::openRegisters(std::uint32_t peripherals) {
+  try {
+    v3d_ = std::make_unique<V3d>(os_, memory_, peripherals);
+    v3d_->requirePower();
+    v3d_->requireIdle();
+  } catch (const BackendError& e) {
+    registersFault_ = e.what();
+  }
+}
+
+const std::string& Device::fault(Method method) const {
+  static const std::string none;
+  return method == Method::Registers ? registersFault_ : none;
+}
+
+std::uint32_t Device::clockHz() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  requireOpen();
+  return mailbox_->clockRate(kV3dClock);
+}
+
+std::pair<std::uint32_t, std::uint32_t> Device::identity() {
+  requireOpen();
+  if (!v3d_ || !registersFault_.empty()) detail::raise<BackendError>(registersFault_);
+  return {v3d_->read(v3d::kIdent0), v3d_->read(v3d::kIdent1)};
+}
+
+void Device::requireOpen() const {
+  if (static_cast<std::uint32_t>(getpid()) != self_.pid)
+    detail::raise<BackendError>(
+        "the QPUs were opened by process " + std::to_string(self_.pid) +
+        ", of which this one is a fork; start it anew (exec, or 'spawn' in Python) or let it use "
+        "QPU_BACKEND=interpreter");
+  if (stuck_)
+    detail::raise<BackendError>("a kernel that did not end could not be stopped; reboot");
+  if (closed_) detail::raise<BackendError>("the QPUs are switched off, for the process is ending");
+}
+
+std::unique_ptr<GpuMemory> Device::allocate(std::uint32_t bytes, const std::string& purpose) {
+  if (bytes > UINT32_MAX - kPage)
+    detail::raise<AllocationError>(purpose + text(outOfGpuMemory(bytes, system_)));
+  const std::uint32_t whole = (bytes + kPage - 1) / kPage * kPage;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  requireOpen();
+  auto* const slot = std::find_if(slots_.begin(), slots_.end(),
+                                  [](const Slot& s) { return s.load() == 0; });
+  if (slot == slots_.end())
+    detail::raise<AllocationError>(purpose + std::to_string(kMostAllocations) +
+                                   " pieces of GPU memory are live; release some");
+
+  const std::uint32_t handle = mailbox_->allocate(whole, kPage, memoryFlags_);
+  if (handle == 0)
+    detail::raise<AllocationError>(purpose + text(outOfGpuMemory(whole, system_)));
+  std::size_t index = 0;
+  try {
+    const State::Lock locked(*state_);
+    Record record;
+    record.kind = Record::Kind::Memory;
+    record.handle = handle;
+    record.process = self_;
+    record.bytes = whole;
+    index = state_->add(record);
+  } catch (...) {
+    (void)mailbox_->release(handle);
+    throw;
+  }
+  *slot = static_cast<std::uint64_t>(index + 1) << 32U | handle;
+  const auto number = static_cast<std::size_t>(slot - slots_.begin());
+
+  const std::uint32_t bus = mailbox_->lock(handle);
+  if (bus == 0) {
+    releaseSlot(number);
+    detail::raise<AllocationError>(purpose + text(outOfGpuMemory(whole, system_)));
+  }
+  void* at = nullptr;
+  const std::uint32_t physical = bus & kPhysicalMask;
+  if (const int failed = os_.map(memory_, whole, physical, &at); failed < 0) {
+    releaseSlot(number);
+    raiseObstacle(cannotMap("GPU memory at " + detail::hex(physical), -failed));
+  }
+  return std::make_unique<GpuMemory>(shared_from_this(), number, bus, whole,
+                                     static_cast<unsigned char*>(at));
+}
+
+void Device::release(const GpuMemory& memory) noexcept {
+  if (static_cast<std::uint32_t>(getpid()) == self_.pid) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_) releaseSlot(memory.slot_);
+  }
+  (void)os_.unmap(memory.host_, memory.bytes_);
+}
+
+void Device::releaseSlot(std::size_t slot) noexcept {
+  const std::uint64_t held = slots_[slot].exchange(0);
+  if (held == 0) return;
+  const auto handle = static_cast<std::uint32_t>(held);
+  state_->clear(static_cast<std::size_t>(held >> 32U) - 1);
+  Message unlock(tag::kUnlock, {handle}, 1);
+  (void)exchange(os_, mailbox_->descriptor(), unlock);
+  Message release(tag::kRelease, {handle}, 1);
+  (void)exchange(os_, mailbox_->descriptor(), release);
+}
+
+void Device::close() noexcept {
+  if (static_cast<std::uint32_t>(getpid()) != self_.pid || !state_ || closed_.exchange(true))
+    return;
+  // Without the lock the file stays as it is, and the next start cleans up.
+  const bool locked = state_->tryLock();
+  const bool others = !locked || state_->othersHold(self_);
+  bool stopped = !launching_;
+  if (holder_ && !others) {
+    Message off(tag::kEnableQpu, {0}, 1);
+    stopped = exchange(os_, mailbox_->descriptor(), off) == 0 || stopped;
+  } else if (!stopped) {
+    waitForQueue();
+    stopped = !launching_;
+  }
+  // Programs that run on must not find their memory with another owner.
+  if (stopped)
+    for (std::size_t i = 0; i < slots_.size(); ++i) releaseSlot(i);
+  if (holder_ && locked) state_->clear(*holder_);
+  if (locked) state_->unlock();
+}
+
+// For programs that a signal or exit() left running.
+void Device::waitForQueue() noexcept {
+  const auto end = os_.now() + kLastWait;
+  while (launching_ && os_.now() < end) {
+    if (v3d_) {
+      const std::uint32_t queue = v3d_->read(v3d::kQueue);
+      const std::uint32_t completed = queue >> 16U & 0xffU;
+      const std::uint32_t requested = queue >> 8U & 0xffU;
+      if (completed == requested) launching_ = false;
+    }
+    os_.pause(kPause);
+  }
+}
+
+void Device::launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
+                    std::uint32_t controlOffset, const std::string& kernel) {
+  const std::lock_guard<std::mutex> one(launchMutex_);
+  requireOpen();
+  if (!fault(method).empty()) detail::raise<BackendError>(fault(method));
+  const State::LaunchLock alone(*state_);
+  launching_ = true;
+  try {
+    os_.barrier();
+    if (method == Method::Registers)
+      launchByRegisters(starts, kernel);
+    else
+      launchByMailbox(starts, control, controlOffset, kernel);
+    os_.barrier();
+  } catch (...) {
+    launching_ = false;
+    throw;
+  }
+  launching_ = false;
+}
+
+void Device::launchByRegisters(const std::vector<Start>& starts, const std::string& kernel) {
+  const auto limit = launchLimit();
+  v3d_->requirePower();
+  v3d_->requireIdle();
+  v3d_->write(v3d::kDebugConfig, 0);
+  v3d_->write(v3d::kInterruptEnable, 0);
+  v3d_->write(v3d::kInterruptLatch, UINT32_MAX);
+  v3d_->write(v3d::kL2Control, v3d::kClearL2);
+  v3d_->write(v3d::kSliceCaches, v3d::kClearSlices);
+  v3d_->write(v3d::kQueue, v3d::kClearQueue);
+  for (const Start& s : starts) {
+    v3d_->write(v3d::kUniforms, s.uniforms);
+    v3d_->write(v3d::kProgram, s.code);
+  }
+
+  const auto began = os_.now();
+  for (;;) {
+    const std::uint32_t queue = v3d_->read(v3d::kQueue);
+    if ((queue & v3d::kQueueError) != 0)
+      detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" +
+                                        v3d_->state() + "); another program launches beside it",
+                                    {kernel, "", -1, 0});
+    if ((queue >> 16U & 0xffU) == starts.size()) return;
+    const auto taken = os_.now() - began;
+    if (taken > limit) break;
+    if (taken > kSpin) os_.pause(kPause);
+  }
+  const std::string state = v3d_->state();
+  detail::raise<ExecutionError>("kernel '" + kernel + "' did not end within " + seconds(limit) +
+                                    " (" + state + "); " + afterTimeOut() +
+                                    ". If it only takes long, raise QPU_TIMEOUT_MS",
+                                {kernel, "", -1, 0});
+}
+
+void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,
+                             std::uint32_t offset, const std::string& kernel) {
+  const auto limit = launchLimit();
+  auto* const words = reinterpret_cast<volatile std::uint32_t*>(control.host() + offset);
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    words[2 * i] = starts[i].uniforms;
+    words[2 * i + 1] = starts[i].code;
+  }
+  os_.barrier();
+  const auto began = os_.now();
+  // Firmware clears the caches.
+  const Mailbox::Outcome outcome =
+      mailbox_->executeQpus(static_cast<std::uint32_t>(starts.size()), control.bus() + offset,
+                            false, static_cast<std::uint32_t>(limit.count()));
+  if (outcome == Mailbox::Outcome::Done) return;
+  const std::string what = "kernel '" + kernel + "' did not end within ";
+  if (outcome == Mailbox::Outcome::TimedOut)
+    detail::raise<ExecutionError>(what + seconds(limit) + ", or raised no host interrupt; " +
+                                      afterTimeOut() +
+                                      ". If it only takes long, raise QPU_TIMEOUT_MS",
+                                  {kernel, "", -1, 0});
+  detail::raise<ExecutionError>(
+      what + seconds(os_.now() - began) +
+          ", the time that this kernel of Linux gives a mailbox call; " + afterTimeOut() +
+          ". Use QPU_BACKEND=vc4-registers, or split the work into calls below 1 s",
+      {kernel, "", -1, 0});
+}
+
+// That off and on again stops a program is a guess; a launch after a time-out on
+// a board settles it.
+std::string Device::afterTimeOut() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const State::Lock locked(*state_);
+  if (state_->othersHold(self_)) return "it may still run, for other processes use the QPUs too";
+  if (!mailbox_->enableQpus(false) || !mailbox_->enableQpus(true)) {
+    stuck_ = true;
+    return "switching the QPUs off and on failed: reboot";
+  }
+  return "the QPUs were switched off and on";
+}
+
+}  // namespace qpu::runtime

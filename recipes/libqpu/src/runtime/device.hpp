@@ -1,0 +1,141 @@
+// The VideoCore of this machine: QPUs on or off, GPU memory, launches. Shared
+// with other processes by way of the state file. Not measured on hardware.
+#ifndef QPU_SRC_RUNTIME_DEVICE_HPP
+#define QPU_SRC_RUNTIME_DEVICE_HPP
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/board.hpp"
+#include "runtime/mailbox.hpp"
+#include "runtime/os.hpp"
+#include "runtime/root.hpp"
+#include "runtime/state.hpp"
+#include "runtime/system.hpp"
+#include "runtime/v3d.hpp"
+
+namespace qpu::runtime {
+
+// The machine, or a double of it.
+struct Host {
+  Os* os = nullptr;
+  Root root{"/"};
+};
+
+enum class Method : std::uint8_t { Registers, Mailbox };
+
+class Device;
+
+// A piece of GPU memory, mapped. Its device must not die before.
+class GpuMemory {
+ public:
+  GpuMemory(std::shared_ptr<Device> device, std::size_t slot, std::uint32_t bus,
+            std::uint32_t bytes, unsigned char* host)
+      : device_(std::move(device)), slot_(slot), bus_(bus), bytes_(bytes), host_(host) {}
+  GpuMemory(const GpuMemory&) = delete;
+  GpuMemory& operator=(const GpuMemory&) = delete;
+  ~GpuMemory();
+
+  std::uint32_t bus() const { return bus_; }  // a multiple of 4096
+  std::uint32_t bytes() const { return bytes_; }
+  unsigned char* host() const { return host_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+  std::size_t slot_;
+  std::uint32_t bus_;
+  std::uint32_t bytes_;
+  unsigned char* host_;
+};
+
+// Bus addresses of one QPU's program and of its uniforms.
+struct Start {
+  std::uint32_t uniforms = 0;
+  std::uint32_t code = 0;
+};
+
+class Device : public std::enable_shared_from_this<Device> {
+ public:
+  // Enables the QPUs, after it has given back what dead processes left.
+  // Throws BackendError with the mend.
+  static std::shared_ptr<Device> open(const Host& host);
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device();
+
+  const Board& board() const { return board_; }
+  const System& system() const { return system_; }
+  const std::string& openingNote() const { return note_; }  // what dead processes had left; or ""
+  // Why launches by this method are not possible; "" when they are.
+  const std::string& fault(Method method) const;
+  std::uint32_t clockHz();  // of V3D
+  std::pair<std::uint32_t, std::uint32_t> identity();  // IDENT0, IDENT1; by registers only
+
+  // Whole pages, not zeroed. Throws AllocationError.
+  std::unique_ptr<GpuMemory> allocate(std::uint32_t bytes, const std::string& purpose);
+
+  // Runs one program per QPU, 1..12, to the end of all. By mailbox the programs
+  // must raise the host interrupt once, after all of them have finished;
+  // `control` is 8 bytes per program of GPU memory. Throws ExecutionError with
+  // `kernel` in its text.
+  void launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
+              std::uint32_t controlOffset, const std::string& kernel);
+
+  // Gives everything back; no launch and no allocation after it. Async-signal-
+  // safe, idempotent, and without effect in another process than opened it.
+  void close() noexcept;
+
+ private:
+  friend class GpuMemory;
+  explicit Device(const Host& host);
+
+  void recover();
+  void enable();
+  void openRegisters(std::uint32_t peripherals);
+  void requireOpen() const;
+  void release(const GpuMemory& memory) noexcept;
+  void releaseSlot(std::size_t slot) noexcept;
+  void waitForQueue() noexcept;
+  void launchByRegisters(const std::vector<Start>& starts, const std::string& kernel);
+  void launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,
+                       std::uint32_t offset, const std::string& kernel);
+  std::string afterTimeOut();
+
+  // One live allocation: handle, and above it the index of its record plus one.
+  using Slot = std::atomic<std::uint64_t>;
+  static constexpr std::size_t kMostAllocations = 4096;
+
+  Os& os_;
+  Board board_;
+  System system_;
+  Process self_;
+  std::unique_ptr<Mailbox> mailbox_;
+  std::unique_ptr<State> state_;
+  int memory_ = -1;  // /dev/mem
+  std::unique_ptr<V3d> v3d_;
+  std::string registersFault_;
+  std::string note_;
+  std::uint32_t memoryFlags_ = 0;
+  std::optional<std::size_t> holder_;  // index of our record
+  std::array<Slot, kMostAllocations> slots_{};
+  std::mutex mutex_;        // mailbox, slots, state
+  std::mutex launchMutex_;  // before mutex_
+  std::atomic<bool> launching_{false};
+  std::atomic<bool> stuck_{false};  // a program could not be stopped
+  std::atomic<bool> closed_{false};
+};
+
+// QPU_TIMEOUT_MS, else 10 s: longer than that a launch does not take.
+std::chrono::milliseconds launchLimit();
+
+}  // namespace qpu::runtime
+
+#endif

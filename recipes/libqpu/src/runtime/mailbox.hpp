@@ -1,0 +1,103 @@
+// The firmware's property interface through /dev/vcio. Not measured on
+// hardware.
+#ifndef QPU_SRC_RUNTIME_MAILBOX_HPP
+#define QPU_SRC_RUNTIME_MAILBOX_HPP
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "runtime/os.hpp"
+
+namespace qpu::runtime {
+
+constexpr const char* kVcio = "/dev/vcio";
+
+namespace tag {
+constexpr std::uint32_t kFirmwareRevision = 0x00000001;
+constexpr std::uint32_t kBoardModel = 0x00010001;
+constexpr std::uint32_t kBoardRevision = 0x00010002;
+constexpr std::uint32_t kArmMemory = 0x00010005;
+constexpr std::uint32_t kVcMemory = 0x00010006;
+constexpr std::uint32_t kTemperature = 0x00030006;
+constexpr std::uint32_t kClockRate = 0x00030002;
+constexpr std::uint32_t kMeasuredClockRate = 0x00030047;
+constexpr std::uint32_t kAllocate = 0x0003000c;
+constexpr std::uint32_t kLock = 0x0003000d;
+constexpr std::uint32_t kUnlock = 0x0003000e;
+constexpr std::uint32_t kRelease = 0x0003000f;
+constexpr std::uint32_t kExecuteQpu = 0x00030011;
+constexpr std::uint32_t kEnableQpu = 0x00030012;
+}  // namespace tag
+
+constexpr std::uint32_t kV3dClock = 5;
+// What kExecuteQpu and kEnableQpu answer when they did not.
+constexpr std::uint32_t kQpuRefused = 0x80000000;
+
+// Number of the property ioctl for programs with pointers of that size. 32-bit
+// programs keep theirs on a 64-bit kernel.
+constexpr unsigned long propertyRequest(std::size_t pointerBytes) {
+  return 3UL << 30U | static_cast<unsigned long>(pointerBytes) << 16U | 100UL << 8U;
+}
+
+// One message with one tag: size, code, tag, bytes for values, bytes of the
+// request, values, end.
+struct Message {
+  static constexpr std::size_t kMostValues = 8;
+
+  alignas(16) std::array<std::uint32_t, 6 + kMostValues> words{};
+
+  // Room for the larger of request and reply.
+  Message(std::uint32_t tag, std::initializer_list<std::uint32_t> request,
+          std::size_t replyWords) noexcept;
+  bool succeeded(std::size_t replyWords) const noexcept;
+  std::uint32_t value(std::size_t i) const noexcept { return words[5 + i]; }
+};
+
+// Hands the message over and gets it back as the reply; 0 or the negative
+// errno. May be called from a signal handler.
+int exchange(Os& os, int fd, Message& message) noexcept;
+
+class Mailbox {
+ public:
+  // Throws BackendError with the mend.
+  explicit Mailbox(Os& os);
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+  ~Mailbox();
+
+  int descriptor() const { return fd_; }
+
+  // The first words of the replies. Throw BackendError when the ioctl fails
+  // or firmware does not know the tag.
+  std::uint32_t ask(std::uint32_t tag, std::initializer_list<std::uint32_t> request = {});
+  struct Memory {
+    std::uint32_t base = 0;
+    std::uint32_t bytes = 0;
+  };
+  Memory vcMemory();
+  std::uint32_t clockRate(std::uint32_t clock);  // Hz
+
+  // 0 when the firmware has none left.
+  std::uint32_t allocate(std::uint32_t bytes, std::uint32_t alignment, std::uint32_t flags);
+  std::uint32_t lock(std::uint32_t handle);  // bus address, 0 when it failed
+  // False when firmware knows no such handle.
+  bool unlock(std::uint32_t handle);
+  bool release(std::uint32_t handle);
+  // False when firmware refuses, or, for true, when the QPUs are on already.
+  bool enableQpus(bool on);
+
+  enum class Outcome : std::uint8_t { Done, TimedOut, KernelGaveUp };
+  Outcome executeQpus(std::uint32_t programs, std::uint32_t control, bool flushed,
+                      std::uint32_t limitMs);
+
+ private:
+  Os& os_;
+  int fd_;
+};
+
+}  // namespace qpu::runtime
+
+#endif

@@ -1,0 +1,155 @@
+#include "runtime/obstacles.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "error_facts.hpp"
+
+namespace qpu::runtime {
+namespace {
+
+// Below this, firmware is a cut-down build without QPU tags.
+constexpr int kLeastGpuMemoryMib = 32;
+
+constexpr const char* kJoinVideo = "add the user to group video and log in again";
+constexpr const char* kNeedsPiKernel = "boot a Raspberry Pi kernel; others lack the vcio driver";
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+void checkNode(const System& system, const std::string& path, const char* missing,
+               const char* refused, std::vector<Obstacle>& found) {
+  const Node* const node = system.node(path);
+  if (node == nullptr || !node->present)
+    found.push_back({path + " is missing", missing});
+  else if (!node->readable || !node->writable)
+    found.push_back(
+        {path + " (" + node->mode + " " + node->owner + ") is closed to this user", refused});
+}
+
+const Node* renderNode(const System& system) {
+  const auto found =
+      std::find_if(system.nodes.begin(), system.nodes.end(), [](const Node& n) {
+        return n.present && n.path.rfind("/dev/dri/renderD", 0) == 0;
+      });
+  return found == system.nodes.end() ? nullptr : &*found;
+}
+
+std::string kmsMend(const System& system) {
+  if (system.kmsSettings.empty())
+    return "comment out dtoverlay=vc4-kms-v3d and dtoverlay=vc4-fkms-v3d in config.txt of the "
+           "boot partition and reboot";
+  std::string text = "comment out ";
+  for (const Setting& s : system.kmsSettings)
+    text += (&s == &system.kmsSettings.front() ? "" : " and ") + s.text + " (" + s.file +
+            " line " + std::to_string(s.line) + ")";
+  return text + " and reboot";
+}
+
+}  // namespace
+
+std::vector<Obstacle> obstacles(const Board& board, const System& system) {
+  if (board.soc != Soc::Suitable)
+    return {{board.verdict,
+             "use a Raspberry Pi 1, 2, 3 or Zero; kernels run here on the interpreter"}};
+  std::vector<Obstacle> found;
+  if (system.kms == Kms::Full || system.kms == Kms::Fake)
+    found.push_back({std::string("the ") + name(system.kms) +
+                         " KMS driver owns V3D, so firmware refuses to enable the QPUs (" +
+                         system.kmsEvidence + ")",
+                     kmsMend(system)});
+  else if (const Node* const render = renderNode(system))
+    found.push_back({render->path + " shows that a kernel driver may own V3D; a launch beside it "
+                                    "can hang the GPU",
+                     "turn the KMS driver off and reboot, or unload the vc4 module"});
+  if (system.gpuMemoryMib && *system.gpuMemoryMib < kLeastGpuMemoryMib)
+    found.push_back({"the GPU has " + std::to_string(*system.gpuMemoryMib) +
+                         " MiB, for which cut-down firmware without QPU support is loaded",
+                     "set gpu_mem=64 in config.txt (128 for large arrays) and reboot"});
+  checkNode(system, "/dev/vcio", kNeedsPiKernel, kJoinVideo, found);
+  checkNode(system, "/dev/mem", "make it with: mknod -m 640 /dev/mem c 1 1",
+            "run as root: GPU memory and V3D's registers are reached through it", found);
+  return found;
+}
+
+std::string text(const Obstacle& obstacle) { return obstacle.what + "; " + obstacle.mend; }
+
+void raiseObstacle(const Obstacle& obstacle) { detail::raise<BackendError>(text(obstacle)); }
+
+Obstacle cannotOpen(const std::string& path, int error) {
+  const bool vcio = path == "/dev/vcio";
+  std::string mend = "run as root";
+  if (error == ENOENT || error == ENXIO || error == ENODEV)
+    mend = vcio ? kNeedsPiKernel : "make it with: mknod -m 640 " + path + " c 1 1";
+  else if (vcio && (error == EACCES || error == EPERM))
+    mend = kJoinVideo;
+  return {"cannot open " + path + ": " + reason(error), mend};
+}
+
+Obstacle cannotMap(const std::string& what, int error) {
+  const bool refused = error == EPERM || error == EACCES;
+  return {"cannot map " + what + " through /dev/mem: " + reason(error),
+          refused ? "run as root; where the kernel refuses root too, add iomem=relaxed to "
+                    "cmdline.txt of the boot partition and reboot"
+                  : "close programs that hold much memory"};
+}
+
+Obstacle mailboxFails(std::uint32_t tag, int error) {
+  const std::string what =
+      "the property call " + detail::hex(tag) + " through /dev/vcio fails: " + reason(error);
+  switch (error) {
+    case ENOTTY:
+    case EINVAL: return {what, "/dev/vcio is not that of a Raspberry Pi kernel; boot one"};
+    case EPERM:
+    case EACCES: return {what, "use the unrestricted /dev/vcio, as root or in group video"};
+    case ETIMEDOUT: return {what, "the firmware hangs; reboot"};
+    default: return {what, "reboot; if it stays, update the firmware"};
+  }
+}
+
+Obstacle tagRefused(std::uint32_t tag, std::uint32_t code) {
+  return {"firmware does not serve the property tag " + detail::hex(tag) + " (it answers " +
+              detail::hex(code) + ")",
+          "update the firmware; with gpu_mem=16 a cut-down one is loaded, so set gpu_mem=64 in "
+          "config.txt and reboot"};
+}
+
+Obstacle enableRefused(const System& system) {
+  const std::string what = "firmware refuses to enable the QPUs";
+  if (system.kms == Kms::Full || system.kms == Kms::Fake)
+    return {what + ": the " + name(system.kms) + " KMS driver owns V3D", kmsMend(system)};
+  if (system.gpuMemoryMib && *system.gpuMemoryMib < kLeastGpuMemoryMib)
+    return {what + ": the GPU has " + std::to_string(*system.gpuMemoryMib) + " MiB",
+            "set gpu_mem=64 in config.txt (128 for large arrays) and reboot"};
+  return {what,
+          "end other programs that use the QPUs; else turn off dtoverlay=vc4-kms-v3d and "
+          "dtoverlay=vc4-fkms-v3d, set gpu_mem=64 in config.txt, update the firmware and reboot"};
+}
+
+Obstacle noV3d(std::uint32_t ident) {
+  return {"V3D's identification reads " + detail::hex(ident) + " where a VideoCore IV has " +
+              detail::hex(0x02443356) + ": it has no power, or is not there",
+          "reboot; choose QPU_BACKEND=vc4-mailbox if it stays"};
+}
+
+Obstacle v3dBusy(const std::string& registers) {
+  return {"V3D runs a 3D job of another program (" + registers + ")",
+          "end programs that draw with OpenGL ES, and turn the KMS driver off"};
+}
+
+Obstacle outOfGpuMemory(std::uint32_t bytes, const System& system) {
+  const std::string split =
+      system.gpuMemoryMib ? " of " + std::to_string(*system.gpuMemoryMib) + " MiB" : "";
+  return {"the GPU's memory" + split + " has no room for " + std::to_string(bytes) + " bytes",
+          "release arrays, or raise gpu_mem in config.txt and reboot; memory of programs that "
+          "crashed comes back at the next start of a program with libqpu, else at a reboot"};
+}
+
+Obstacle wrongMapping(std::uint32_t bus, std::uint32_t physical) {
+  return {"memory at bus address " + detail::hex(bus) + " is not what the CPU sees at " +
+              detail::hex(physical),
+          "report the board with the output of qpu-info; kernels run with "
+          "QPU_BACKEND=interpreter"};
+}
+
+}  // namespace qpu::runtime

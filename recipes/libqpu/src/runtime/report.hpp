@@ -1,0 +1,65 @@
+// All findings, what stands in the way of the hardware, and how to mend it.
+#ifndef QPU_SRC_RUNTIME_REPORT_HPP
+#define QPU_SRC_RUNTIME_REPORT_HPP
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/backends.hpp"
+#include "runtime/board.hpp"
+#include "runtime/device.hpp"
+#include "runtime/obstacles.hpp"
+#include "runtime/system.hpp"
+
+namespace qpu::runtime {
+
+struct Library {
+  std::string version;
+  std::string backend;  // "" when QPU_BACKEND cannot be served
+  std::string reason;
+};
+
+struct V3dFacts {
+  std::optional<std::uint32_t> ident0;
+  std::optional<std::uint32_t> ident1;
+  std::optional<std::uint32_t> clockHz;
+  std::string source;  // of these, or why there are none
+};
+
+// A process of the state file.
+struct User {
+  std::uint32_t pid = 0;
+  bool alive = false;
+  bool holds = false;  // has the QPUs on
+  std::size_t pieces = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct Findings {
+  Library library;
+  std::vector<BackendFinding> backends;
+  Board board;
+  System system;
+  V3dFacts v3d;
+  std::string stateFolder;
+  std::vector<User> users;
+  std::string note;  // what was cleaned up
+};
+
+// Of a tree that is not the machine's own, hardware is not asked.
+Findings findAll(const Host& host);
+std::vector<User> usersOf(const std::string& stateFolder);
+
+std::string asText(const Findings& findings);
+std::string asJson(const Findings& findings);
+
+// What no one has yet seen on a board.
+constexpr const char* kUnmeasured =
+    "not measured on hardware: the mailbox, GPU memory, V3D's registers, and every judgement about "
+    "what firmware allows";
+
+}  // namespace qpu::runtime
+
+#endif

@@ -1,0 +1,491 @@
+// The way to the hardware, on a Raspberry Pi that is a test double.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "qpu/error.h"
+#include "runtime/device.hpp"
+#include "runtime/machine.hpp"
+#include "runtime/mailbox.hpp"
+#include "runtime/obstacles.hpp"
+#include "runtime/report.hpp"
+#include "tests/fake_vcio.hpp"
+
+using qpu::runtime::Device;
+using qpu::runtime::GpuMemory;
+using qpu::runtime::Mailbox;
+using qpu::runtime::Message;
+using qpu::runtime::Method;
+using qpu::runtime::Start;
+using test::FakeTree;
+using test::FakeVcio;
+using test::Launched;
+
+namespace {
+
+template <typename E, typename F>
+std::string thrown(F f) {
+  try {
+    f();
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    FAIL("another exception: " << e.what());
+  }
+  FAIL("no exception");
+  return {};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string refusal(FakeVcio& pi, const FakeTree& tree) {
+  return thrown<qpu::BackendError>([&] { (void)Device::open(tree.host(pi)); });
+}
+
+// Programs that "run" by adding 1 to the word at their uniforms' address.
+FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
+  for (const Launched& p : programs) {
+    std::uint32_t value = 0;
+    unsigned char* const at = pi.memory(p.uniforms, 4);
+    if (at == nullptr) return FakeVcio::Ends::Never;
+    std::memcpy(&value, at, 4);
+    ++value;
+    std::memcpy(at, &value, 4);
+  }
+  return FakeVcio::Ends::Yes;
+}
+
+// Layout of these tests: code at 0, uniforms of QPU i at 256 + 64 i, control
+// block at 2048.
+std::vector<Start> starts(const GpuMemory& memory, std::uint32_t qpus) {
+  std::vector<Start> all;
+  for (std::uint32_t i = 0; i < qpus; ++i) {
+    all.push_back({memory.bus() + 256 + 64 * i, memory.bus()});
+    std::memcpy(memory.host() + 256 + 64 * i, &i, 4);
+  }
+  return all;
+}
+std::uint32_t uniform(const GpuMemory& memory, std::uint32_t qpu) {
+  std::uint32_t value = 0;
+  std::memcpy(&value, memory.host() + 256 + 64 * qpu, 4);
+  return value;
+}
+
+// Runs `f` in a child and returns how it ended, as waitpid() tells.
+template <typename F>
+int inChild(F f) {
+  const pid_t child = fork();
+  if (child == 0) {
+    f();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+struct Setting {
+  Setting(const char* key, const char* value) : name(key) { setenv(key, value, 1); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+  ~Setting() { unsetenv(name); }
+  const char* name;
+};
+
+}  // namespace
+
+TEST_CASE("messages, word for word") {
+  using Words = std::array<std::uint32_t, 14>;
+  CHECK(Message(0x00010006, {}, 2).words == Words{32, 0, 0x00010006, 8, 0, 0, 0, 0});
+  CHECK(Message(0x0003000c, {4096, 4096, 4}, 1).words ==
+        Words{36, 0, 0x0003000c, 12, 12, 4096, 4096, 4, 0});
+  CHECK(Message(0x0003000d, {7}, 1).words == Words{28, 0, 0x0003000d, 4, 4, 7, 0});
+  CHECK(Message(0x00030002, {5}, 2).words == Words{32, 0, 0x00030002, 8, 4, 5, 0, 0});
+  CHECK(Message(0x00030011, {12, 0xc0000000, 0, 1000}, 1).words ==
+        Words{40, 0, 0x00030011, 16, 16, 12, 0xc0000000, 0, 1000, 0});
+  Message reply(0x00010006, {}, 2);
+  CHECK_FALSE(reply.succeeded(2));
+  reply.words[1] = 0x80000000;
+  reply.words[4] = 0x80000008;
+  CHECK(reply.succeeded(2));
+  reply.words[1] = 0x80000001;
+  CHECK_FALSE(reply.succeeded(2));
+  reply.words[1] = 0x80000000;
+  reply.words[4] = 0x80000004;
+  CHECK_FALSE(reply.succeeded(2));
+}
+
+TEST_CASE("the ioctl's number tells 32-bit and 64-bit programs apart") {
+  CHECK(qpu::runtime::propertyRequest(4) == 0xc0046400UL);
+  CHECK(qpu::runtime::propertyRequest(8) == 0xc0086400UL);
+}
+
+TEST_CASE("questions to the firmware") {
+  FakeVcio pi;
+  Mailbox box(pi);
+  CHECK(box.ask(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
+  CHECK(box.ask(qpu::runtime::tag::kBoardRevision) == 0xa02082);
+  CHECK(box.vcMemory().bytes == 64U << 20U);
+  CHECK(box.vcMemory().base == FakeVcio::kPhysical);
+  CHECK(box.clockRate(5) == 400000000);
+  CHECK(box.ask(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
+  CHECK(box.ask(qpu::runtime::tag::kTemperature, {0}) == 47236);
+  CHECK(thrown<qpu::BackendError>([&] { box.ask(0x00030099); }).find("does not serve") !=
+        std::string::npos);
+  CHECK(pi.complaints() == "tag 0x00030099\n");
+}
+
+TEST_CASE("on, memory, launch, off: both ways to launch") {
+  for (const Method method : {Method::Registers, Method::Mailbox}) {
+    FakeVcio pi;
+    const FakeTree tree;
+    pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
+    {
+      const auto device = Device::open(tree.host(pi));
+      CHECK(pi.enabled() == 1);
+      CHECK(device->openingNote().empty());
+      CHECK(device->fault(method).empty());
+      CHECK(device->clockHz() == 400000000);
+      const auto memory = device->allocate(5000, "");
+      CHECK(memory->bytes() == 8192);
+      CHECK(memory->bus() == (0xc0000000 | FakeVcio::kPhysical));
+      for (std::uint32_t qpus = 1; qpus <= 12; ++qpus) {
+        device->launch(method, starts(*memory, qpus), *memory, 2048, "addOne");
+        for (std::uint32_t i = 0; i < qpus; ++i) CHECK(uniform(*memory, i) == i + 1);
+      }
+      CHECK(pi.launches() == 78);
+      CHECK(pi.cacheClears() == 12);
+      CHECK(pi.allocations() == 1);
+    }
+    CHECK(pi.allocations() == 0);
+    CHECK(pi.enabled() == 0);
+    CHECK(pi.enables() == 1);
+    CHECK(pi.complaints().empty());
+    CHECK(qpu::runtime::readState(tree.state()).empty());
+  }
+}
+
+TEST_CASE("memory flags and bus addresses differ between boards") {
+  FakeVcio pi;
+  const FakeTree newer;
+  CHECK(Device::open(newer.host(pi))->allocate(4, "")->bus() >> 28U == 0xf);
+  CHECK(pi.lastFlags() == 4);
+  FakeTree tree("bcm2835");
+  tree.file("proc/device-tree/soc/ranges",
+            std::string("\x7e\0\0\0\x3f\0\0\0\x01\0\0\0", 12));
+  CHECK(Device::open(tree.host(pi))->allocate(4, "")->bus() >> 28U == 0x7);
+  CHECK(pi.lastFlags() == 0xc);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("peripherals are where the device tree says") {
+  FakeTree tree;
+  const auto base = [&tree](const std::string& ranges) {
+    FakeVcio none;
+    tree.file("proc/device-tree/soc/ranges", ranges);
+    return qpu::runtime::peripheralBase(tree.host(none).root);
+  };
+  CHECK(base(std::string("\x7e\0\0\0\x20\0\0\0\x01\0\0\0", 12)) == 0x20000000);
+  CHECK(base(std::string("\x7e\0\0\0\x3f\0\0\0\x01\0\0\0", 12)) == 0x3f000000);
+  CHECK(base(std::string("\x7e\0\0\0\0\0\0\0\xfe\0\0\0\x01\0\0\0", 16)) == 0xfe000000);
+  CHECK(base("") == 0x20000000);
+}
+
+TEST_CASE("many pieces of memory at once, and none left") {
+  FakeVcio pi(1U << 20U);
+  const FakeTree tree;
+  const auto device = Device::open(tree.host(pi));
+  std::vector<std::unique_ptr<GpuMemory>> all;
+  for (int i = 0; i < 256; ++i) all.push_back(device->allocate(4096, ""));
+  CHECK(pi.allocations() == 256);
+  const std::string text =
+      thrown<qpu::AllocationError>([&] { device->allocate(1, "SharedArray: "); });
+  CHECK(contains(text, "SharedArray: the GPU's memory of 64 MiB has no room for 4096 bytes"));
+  CHECK(contains(text, "gpu_mem"));
+  all.erase(all.begin(), all.begin() + 2);
+  CHECK(device->allocate(8192, "")->bus() == (0xc0000000 | FakeVcio::kPhysical));
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("what is in the way is told with the mend, and nothing stays on") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const auto refused = [&](const std::string& what, const std::string& mend) {
+    const std::string text = refusal(pi, tree);
+    CHECK_MESSAGE(contains(text, what), text);
+    CHECK_MESSAGE(contains(text, mend), text);
+    CHECK(pi.enabled() == 0);
+    CHECK(pi.allocations() == 0);
+    CHECK(qpu::runtime::readState(tree.state()).empty());
+  };
+  pi.refusesQpus = true;
+  refused("refuses to enable the QPUs", "vc4-kms-v3d");
+  pi.refusesQpus = false;
+  pi.lacksQpuTags = true;
+  refused("does not serve the property tag 0x00030012", "gpu_mem=64");
+  pi.lacksQpuTags = false;
+  pi.openMemError = EACCES;
+  refused("cannot open /dev/mem: Permission denied", "run as root");
+  pi.openMemError = 0;
+  pi.openVcioError = EACCES;
+  refused("cannot open /dev/vcio: Permission denied", "group video");
+  pi.openVcioError = ENXIO;
+  refused("cannot open /dev/vcio", "Raspberry Pi kernel");
+  pi.openVcioError = 0;
+  pi.ioctlError = ENOTTY;
+  refused("Inappropriate ioctl", "not that of a Raspberry Pi kernel");
+  pi.ioctlError = ETIMEDOUT;
+  refused("timed out", "reboot");
+  pi.ioctlError = EPERM;
+  refused("Operation not permitted", "group video");
+  pi.ioctlError = 0;
+  const Setting nowhere("QPU_STATE_DIR", "/no/such/folder");
+  refused("/no/such/folder/qpu.state", "QPU_STATE_DIR");
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a board with another SoC, or under KMS, is refused before anything is touched") {
+  FakeVcio pi;
+  FakeTree four("bcm2711");
+  CHECK(contains(refusal(pi, four), "VideoCore VI"));
+  FakeTree kms;
+  kms.file("proc/device-tree/soc/v3d@7ec00000/status", std::string("okay", 5));
+  CHECK(contains(refusal(pi, kms), "full KMS driver owns V3D"));
+  FakeTree rendering;
+  rendering.file("dev/dri/renderD128", "");
+  CHECK(contains(refusal(pi, rendering), "renderD128"));
+  CHECK(pi.enables() == 0);
+}
+
+TEST_CASE("without V3D's registers the mailbox is left") {
+  const FakeTree tree;
+  const auto fault = [&tree](FakeVcio& pi) {
+    const auto device = Device::open(tree.host(pi));
+    CHECK(device->fault(Method::Mailbox).empty());
+    CHECK(pi.enabled() == 1);
+    return device->fault(Method::Registers);
+  };
+  FakeVcio strict;
+  strict.mapRegistersError = EPERM;
+  CHECK(contains(fault(strict), "iomem=relaxed"));
+  FakeVcio powerless;
+  powerless.powerless = true;
+  CHECK(contains(fault(powerless), "reads 0xdeadbeef"));
+  FakeVcio drawing;
+  drawing.draws = true;
+  CHECK(contains(fault(drawing), "3D job"));
+}
+
+TEST_CASE("memory that cannot be mapped is given back") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const auto device = Device::open(tree.host(pi));
+  pi.mapMemoryError = EPERM;
+  CHECK(contains(thrown<qpu::BackendError>([&] { device->allocate(4096, ""); }), "iomem=relaxed"));
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a kernel that does not end, by registers") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const Setting limit("QPU_TIMEOUT_MS", "250");
+  pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+  const auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  const std::string text = thrown<qpu::ExecutionError>(
+      [&] { device->launch(Method::Registers, starts(*memory, 3), *memory, 2048, "endless"); });
+  CHECK(contains(text, "kernel 'endless' did not end within 250 ms (SRQCS 0x00000300, PCS "
+                       "0x00000000, ERRSTAT 0x00000000)"));
+  CHECK(contains(text, "switched off and on"));
+  CHECK(pi.enables() == 2);
+  pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
+  device->launch(Method::Registers, starts(*memory, 2), *memory, 2048, "next");
+  CHECK(uniform(*memory, 1) == 2);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a kernel that does not end, by mailbox") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  const auto text = [&] {
+    return thrown<qpu::ExecutionError>(
+        [&] { device->launch(Method::Mailbox, starts(*memory, 3), *memory, 2048, "long"); });
+  };
+  pi.runs = [](const auto&) { return FakeVcio::Ends::WithoutInterrupt; };
+  CHECK(contains(text(), "did not end within 10000 ms, or raised no host interrupt"));
+  pi.kernelLimitMs = 1000;
+  CHECK(contains(text(), "did not end within 1000 ms, the time that this kernel of Linux gives"));
+  CHECK(contains(text(), "QPU_BACKEND=vc4-registers, or split"));
+  const Setting limit("QPU_TIMEOUT_MS", "500");
+  CHECK(contains(text(), "500 ms, or raised"));
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a V3D that cannot be recovered is not used again") {
+  FakeVcio pi;
+  const FakeTree tree;
+  pi.stuckAfterTimeOut = true;
+  pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+  const auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  const auto go = [&] {
+    device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "k");
+  };
+  CHECK(contains(thrown<qpu::ExecutionError>(go), "reboot"));
+  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+}
+
+TEST_CASE("a queue that overflows, and a limit that is none") {
+  FakeVcio pi;
+  const FakeTree tree;
+  pi.queueOverflows = true;
+  const auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  const auto go = [&] {
+    device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "k");
+  };
+  CHECK(contains(thrown<qpu::ExecutionError>(go), "queue overflowed"));
+  const Setting limit("QPU_TIMEOUT_MS", "soon");
+  CHECK(contains(thrown<qpu::BackendError>(go), "QPU_TIMEOUT_MS=soon"));
+}
+
+TEST_CASE("two processes: the first switches on, the last switches off") {
+  FakeVcio pi;
+  const FakeTree tree;
+  auto device = Device::open(tree.host(pi));
+  const int status = inChild([&] {
+    const auto other = Device::open(tree.host(pi));
+    const auto memory = other->allocate(4096, "");
+    if (pi.enables() != 1 || !other->openingNote().empty()) _exit(1);
+    const auto users = qpu::runtime::usersOf(tree.state());
+    if (users.size() != 2 || users[1].bytes != 4096 || !users[1].holds) _exit(2);
+  });
+  CHECK(status == 0);
+  CHECK(pi.enabled() == 1);
+  CHECK(pi.allocations() == 0);
+  device.reset();
+  CHECK(pi.enabled() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("what a killed process leaves is given back at the next start") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const int status = inChild([&] {
+    const auto device = Device::open(tree.host(pi));
+    const auto a = device->allocate(4096, "");
+    const auto b = device->allocate(8192, "");
+    (void)raise(SIGKILL);
+  });
+  CHECK(WTERMSIG(status) == SIGKILL);
+  CHECK(pi.enabled() == 1);
+  CHECK(pi.allocations() == 2);
+  const auto dead = qpu::runtime::usersOf(tree.state());
+  REQUIRE(dead.size() == 1);
+  CHECK_FALSE(dead[0].alive);
+  CHECK(dead[0].pieces == 2);
+  auto device = Device::open(tree.host(pi));
+  CHECK(device->openingNote() ==
+        "gave back what 1 ended processes had left: 2 pieces of GPU memory, 12288 bytes");
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.enabled() == 1);
+  CHECK(pi.enables() == 2);
+  device.reset();
+  CHECK(pi.enabled() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("beside a living process a dead one's memory is given back, the QPUs stay on") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const auto mine = Device::open(tree.host(pi));
+  (void)inChild([&] {
+    const auto device = Device::open(tree.host(pi));
+    const auto a = device->allocate(4096, "");
+    (void)raise(SIGKILL);
+  });
+  CHECK(inChild([&] {
+          const auto third = Device::open(tree.host(pi));
+          if (third->openingNote().empty() || pi.allocations() != 0 || pi.enables() != 1) _exit(1);
+        }) == 0);
+  CHECK(pi.enabled() == 1);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("signals and exit() that end a process switch the QPUs off") {
+  for (const int signal : {SIGTERM, SIGINT, SIGSEGV, SIGABRT, 0}) {
+    FakeVcio pi;
+    const FakeTree tree;
+    const int status = inChild([&] {
+      ::signal(SIGINT, SIG_DFL);
+      for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) ::signal(s, SIG_DFL);
+      auto* const host = new qpu::runtime::WithHost(tree.host(pi));
+      (void)host;
+      auto* const memory =
+          qpu::runtime::openDevice().device->allocate(4096, "").release();
+      if (memory == nullptr || pi.enabled() != 1 || pi.allocations() != 1) _exit(1);
+      if (signal != 0) (void)raise(signal);
+      std::exit(0);  // NOLINT(concurrency-mt-unsafe)
+    });
+    if (signal == 0)
+      CHECK(status == 0);
+    else
+      CHECK(WTERMSIG(status) == signal);
+    CHECK(pi.enabled() == 0);
+    CHECK(pi.allocations() == 0);
+    CHECK(pi.complaints().empty());
+    CHECK(qpu::runtime::readState(tree.state()).empty());
+  }
+}
+
+TEST_CASE("a signal that the program handles itself is left alone") {
+  FakeVcio pi;
+  const FakeTree tree;
+  CHECK(inChild([&] {
+          ::signal(SIGTERM, SIG_IGN);
+          const qpu::runtime::WithHost host(tree.host(pi));
+          if (!qpu::runtime::openDevice().device) _exit(1);
+          (void)raise(SIGTERM);
+          if (pi.enabled() != 1) _exit(2);
+        }) == 0);
+}
+
+TEST_CASE("a fork of a process with the QPUs open cannot use or close them") {
+  FakeVcio pi;
+  const FakeTree tree;
+  auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  CHECK(inChild([&] {
+          const std::string text =
+              thrown<qpu::BackendError>([&] { (void)device->allocate(4096, ""); });
+          if (!contains(text, "fork")) _exit(1);
+          device->close();
+        }) == 0);
+  CHECK(pi.enabled() == 1);
+  CHECK(pi.allocations() == 1);
+}
+
+TEST_CASE("the report shows what the hardware says") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const qpu::runtime::WithHost with(tree.host(pi));
+  REQUIRE(qpu::runtime::openDevice().device);
+  const qpu::runtime::Findings f = qpu::runtime::findAll(tree.host(pi));
+  CHECK(f.v3d.ident0 == 0x02443356U);
+  CHECK(f.v3d.clockHz == 400000000U);
+  CHECK(f.system.gpuMemoryMib == 64);
+  REQUIRE(f.users.size() == 1);
+  CHECK(f.users[0].holds);
+  CHECK(f.stateFolder == tree.state());
+}

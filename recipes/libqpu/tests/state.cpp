@@ -1,0 +1,138 @@
+// The file that tells which processes use the QPUs.
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/state.hpp"
+#include "tests/fake_vcio.hpp"
+
+using qpu::runtime::Process;
+using qpu::runtime::Record;
+using qpu::runtime::State;
+
+namespace {
+
+Record memoryOf(const Process& p, std::uint32_t handle, std::uint32_t bytes) {
+  Record r;
+  r.kind = Record::Kind::Memory;
+  r.process = p;
+  r.handle = handle;
+  r.bytes = bytes;
+  return r;
+}
+
+std::string fileOf(const test::FakeTree& tree) { return tree.state() + "/qpu.state"; }
+
+}  // namespace
+
+TEST_CASE("records are kept, cleared, and their places used again") {
+  const test::FakeTree tree;
+  State state(tree.state());
+  const State::Lock lock(state);
+  const Process self = Process::current();
+  CHECK(self.pid == static_cast<std::uint32_t>(getpid()));
+  CHECK(self.start > 0);
+  CHECK(state.entries().empty());
+  CHECK(state.add(memoryOf(self, 7, 4096)) == 0);
+  CHECK(state.add(memoryOf(self, 8, 8192)) == 1);
+  state.clear(0);
+  REQUIRE(state.entries().size() == 1);
+  CHECK(state.entries()[0].index == 1);
+  CHECK(state.entries()[0].record.handle == 8);
+  CHECK(state.entries()[0].record.bytes == 8192);
+  CHECK(state.entries()[0].record.process == self);
+  CHECK(state.add(memoryOf(self, 9, 4096)) == 0);
+  const auto read = qpu::runtime::readState(tree.state());
+  REQUIRE(read.size() == 2);
+  CHECK(read[0].handle == 9);
+}
+
+TEST_CASE("a process lives until it has ended, and its number alone is not it") {
+  const Process self = Process::current();
+  CHECK(self.alive());
+  Process later = self;
+  ++later.start;
+  CHECK_FALSE(later.alive());
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  Process other;
+  other.pid = static_cast<std::uint32_t>(child);
+  std::ifstream stat("/proc/" + std::to_string(child) + "/stat");
+  std::string word;
+  for (int field = 1; field <= 22; ++field) stat >> word;
+  other.start = std::stoull(word);
+  CHECK(other.alive());
+  kill(child, SIGKILL);
+  siginfo_t info{};
+  REQUIRE(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
+  CHECK_FALSE(other.alive());  // a zombie
+  waitpid(child, nullptr, 0);
+  CHECK_FALSE(other.alive());
+}
+
+TEST_CASE("a torn record is dropped, the others stay") {
+  const test::FakeTree tree;
+  const Process self = Process::current();
+  {
+    State state(tree.state());
+    const State::Lock lock(state);
+    for (std::uint32_t handle = 1; handle <= 3; ++handle) state.add(memoryOf(self, handle, 4096));
+  }
+  {
+    std::fstream file(fileOf(tree), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(2 * 48 + 5);
+    file.put('\x5a');
+  }
+  State state(tree.state());
+  CHECK(state.damaged() == 1);
+  const State::Lock lock(state);
+  REQUIRE(state.entries().size() == 2);
+  CHECK(state.entries()[1].record.handle == 3);
+}
+
+TEST_CASE("a file cut off in a record") {
+  const test::FakeTree tree;
+  {
+    State state(tree.state());
+    const State::Lock lock(state);
+    for (std::uint32_t handle = 1; handle <= 3; ++handle)
+      state.add(memoryOf(Process::current(), handle, 4096));
+  }
+  std::filesystem::resize_file(fileOf(tree), 3 * 48 + 20);
+  State state(tree.state());
+  CHECK(state.damaged() == 1);
+  const State::Lock lock(state);
+  CHECK(state.entries().size() == 2);
+}
+
+TEST_CASE("what is no state file, or one of before a reboot, is begun anew") {
+  const test::FakeTree tree;
+  for (const char* text : {"", "short", "a text of more than forty-eight bytes, which no one wrote"}) {
+    std::ofstream(fileOf(tree), std::ios::binary) << text;
+    State state(tree.state());
+    const State::Lock lock(state);
+    CHECK(state.entries().empty());
+    CHECK(state.damaged() == 0);
+    CHECK(state.add(memoryOf(Process::current(), 1, 4096)) == 0);
+  }
+}
+
+TEST_CASE("a folder that cannot be used is told with the mend") {
+  std::string text;
+  try {
+    const State state("/no/such/folder");
+  } catch (const qpu::BackendError& e) {
+    text = e.what();
+  }
+  CHECK(text.find("/no/such/folder/qpu.state") != std::string::npos);
+  CHECK(text.find("QPU_STATE_DIR") != std::string::npos);
+  CHECK(qpu::runtime::readState("/no/such/folder").empty());
+}
