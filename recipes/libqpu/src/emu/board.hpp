@@ -14,6 +14,9 @@ struct Board {
   std::uint32_t tmuL1Clocks = 0;      // request to data, hit in the TMU's cache
   std::uint32_t tmuL2Clocks = 0;
   std::uint32_t tmuMemoryClocks = 0;
+  std::uint32_t tmuRequestClocks = 0;  // between the requests that one TMU takes
+  std::uint32_t fetchL2Clocks = 0;     // of a line of instructions or uniforms
+  std::uint32_t fetchMemoryClocks = 0;
   double memoryBytesPerClock = 0;     // SDRAM, reads and writes together
   double l2BytesPerClock = 0;         // V3D L2, all slices together
   std::uint32_t dmaStoreClocks = 0;   // set-up of one transfer
@@ -24,6 +27,7 @@ struct Board {
   std::uint32_t l1Bytes = 0;          // of one TMU, direct mapped
   std::uint32_t l2Bytes = 0;
   std::uint32_t icacheBytes = 0;      // of one slice
+  std::uint32_t uniformCacheBytes = 0;
 
   double peakFlops() const { return clockHz * 12 * 4 * 2; }
 };

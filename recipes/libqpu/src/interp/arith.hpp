@@ -18,6 +18,12 @@ constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 constexpr bool kFmulTruncates = true;
 // fadd overflow: 0x7f7fffff plus itself; expected Inf.
 // ftoi of -2^31: expected 0x80000000; of larger magnitudes: 0, as Inf gives.
+// C of mul24 when the product exceeds this, else clear: set flags from the MUL
+// pipe (op_add nop) of 0xffffff times 1, 2 and 0x1000.
+constexpr std::uint64_t kMul24CarryAbove = 0xffffffU;
+// Packing to half floats rounds away from zero, else to nearest: pack 1 + 2^-13
+// to half a, expected 0x3c01.
+constexpr bool kHalfRoundsAway = true;
 
 template <typename To, typename From>
 inline To bitCast(From from) {
@@ -88,6 +94,11 @@ inline std::int32_t order(std::uint32_t x) {
 inline std::uint32_t fmin(std::uint32_t a, std::uint32_t b) { return order(a) > order(b) ? b : a; }
 inline std::uint32_t fmax(std::uint32_t a, std::uint32_t b) { return order(a) > order(b) ? a : b; }
 
+inline std::uint32_t fminabs(std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t x = a & kMagnitude;
+  const std::uint32_t y = b & kMagnitude;
+  return x > y ? y : x;
+}
 inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
   const std::uint32_t x = a & kMagnitude;
   const std::uint32_t y = b & kMagnitude;
@@ -144,6 +155,79 @@ inline std::uint32_t asr(std::uint32_t a, std::uint32_t b) {
 inline std::uint32_t ror(std::uint32_t a, std::uint32_t b) {
   const std::uint32_t n = b & 31U;
   return (a >> n) | (a << ((32U - n) & 31U));
+}
+
+inline std::uint32_t clz(std::uint32_t a) {
+  std::uint32_t n = 0;
+  for (unsigned step = 16; step != 0; step /= 2)
+    if ((a >> (32U - step)) == 0) {
+      n += step;
+      a <<= step;
+    }
+  return n + (a == 0 ? 1U : 0U);
+}
+
+// Four bytes, each on its own.
+template <typename F>
+inline std::uint32_t eachByte(std::uint32_t a, std::uint32_t b, F f) {
+  std::uint32_t r = 0;
+  for (unsigned at = 0; at < 32; at += 8)
+    r |= static_cast<std::uint32_t>(f((a >> at) & 0xffU, (b >> at) & 0xffU)) << at;
+  return r;
+}
+inline std::uint32_t v8adds(std::uint32_t a, std::uint32_t b) {
+  return eachByte(a, b, [](auto x, auto y) { return x + y > 255U ? 255U : x + y; });
+}
+inline std::uint32_t v8subs(std::uint32_t a, std::uint32_t b) {
+  return eachByte(a, b, [](auto x, auto y) { return x < y ? 0U : x - y; });
+}
+inline std::uint32_t v8min(std::uint32_t a, std::uint32_t b) {
+  return eachByte(a, b, [](auto x, auto y) { return x < y ? x : y; });
+}
+inline std::uint32_t v8max(std::uint32_t a, std::uint32_t b) {
+  return eachByte(a, b, [](auto x, auto y) { return x < y ? y : x; });
+}
+inline std::uint32_t v8muld(std::uint32_t a, std::uint32_t b) {
+  return eachByte(a, b, [](auto x, auto y) { return (x * y + 127U) / 255U; });
+}
+
+// Half floats: what is too large becomes Inf, as NaN does, and what is below the
+// normal halves +0.
+inline std::uint32_t toHalf(std::uint32_t a) {
+  constexpr std::uint32_t bias = 112;
+  constexpr std::uint32_t inf = 0x7c00;
+  const std::uint32_t sign = (a & kSign) >> 16U;
+  const std::uint32_t exponent = (a & kExponent) >> 23U;
+  if (exponent <= bias) return 0;
+  if (exponent >= bias + 31) return sign | inf;
+  const std::uint32_t exact = (a & kMagnitude) - (bias << 23U);
+  constexpr std::uint32_t dropped = 0x1fff;
+  std::uint32_t half = exact >> 13U;
+  const std::uint32_t rest = exact & dropped;
+  if (kHalfRoundsAway)
+    half += rest != 0 ? 1U : 0U;
+  else
+    half += rest > 0x1000U || (rest == 0x1000U && (half & 1U) != 0) ? 1U : 0U;
+  return sign | half;
+}
+// A denormal half becomes a denormal float, which arithmetic takes as 0.
+inline std::uint32_t fromHalf(std::uint32_t half) {
+  const std::uint32_t sign = (half & 0x8000U) << 16U;
+  const std::uint32_t exponent = (half >> 10U) & 0x1fU;
+  const std::uint32_t mantissa = (half & 0x3ffU) << 13U;
+  if (exponent == 0) return sign | mantissa;
+  return sign | (exponent == 31 ? kExponent : (exponent + 112U) << 23U) | mantissa;
+}
+// byte / 255, rounded toward zero.
+inline std::uint32_t byteToFloat(std::uint32_t byte) {
+  return truncateToFloat(bitCast<std::uint64_t>(static_cast<double>(byte) / 255.0));
+}
+// Nearest of 0..255 for 0.0..1.0; what lies outside is clamped. Guess: halves go
+// up. Settle it by packing k/510 for odd k as colours.
+inline std::uint32_t toColour(std::uint32_t a) {
+  if ((a & kSign) != 0 || isFlushed(a)) return 0;
+  const double scaled = hasTopExponent(a) ? 255.0 : widen(a) * 255.0 + 0.5;
+  return scaled >= 255.0 ? 255U : static_cast<std::uint32_t>(scaled);
 }
 
 }  // namespace qpu::interp

@@ -1,0 +1,90 @@
+// The texts of errors.
+#include <cstdio>
+
+#include "emu/failure.hpp"
+#include "emu/machine.hpp"
+
+namespace qpu::emu {
+namespace {
+
+std::string wordOf(isa::Word word) {
+  std::array<char, 24> text{};
+  (void)std::snprintf(text.data(), text.size(), "0x%016llx",
+                      static_cast<unsigned long long>(word));
+  return text.data();
+}
+
+}  // namespace
+
+const code::Site* Machine::siteOf(std::uint32_t at) const {
+  const code::Object* object = launch_.object;
+  if (object == nullptr || at >= object->siteOf.size()) return nullptr;
+  const std::uint32_t site = object->siteOf[at];
+  return site < object->sites.size() ? &object->sites[site] : nullptr;
+}
+
+std::string Machine::kernel() const {
+  return launch_.object != nullptr ? launch_.object->name : std::string();
+}
+
+std::string Machine::describe(std::uint32_t at) const {
+  std::string text = "instruction " + std::to_string(at);
+  if (at < program_.count()) text += " (" + wordOf(launch_.words[at]) + ")";
+  const code::Site* site = siteOf(at);
+  if (site != nullptr) text += " of " + site->description;
+  return text;
+}
+
+std::string Machine::who(const Qpu& q, std::uint32_t at) const {
+  return "kernel '" + kernel() + "', QPU " + std::to_string(q.number) + ", " + describe(at) + ": ";
+}
+
+detail::ErrorFacts Machine::facts(const Qpu& q, std::uint32_t at, std::uint32_t address) const {
+  const code::Site* site = siteOf(at);
+  return {kernel(), site != nullptr ? site->construct : std::string(),
+          static_cast<int>(q.number), address};
+}
+
+void Machine::failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
+                          const std::string& what) const {
+  fail<BoundsError>(q, at,
+                    what + " bus address " + detail::hex(address) +
+                        ", outside of every SharedArray; " + memory_.nearest(address),
+                    address);
+}
+
+void Machine::failPoisoned(const Qpu& q, std::uint32_t at, std::uint16_t poison) const {
+  const Poison& p = poisons_[poison - 1U];
+  failOutside(q, p.instruction, p.address,
+              "element " + std::to_string(p.element) +
+                  " of a vector that was received and is used by " + describe(at) + " came from");
+}
+
+void Machine::deadlock() const {
+  std::string text;
+  for (const Qpu& q : qpus_) {
+    if (q.state == State::Ended) continue;
+    text += text.empty() ? "" : "; ";
+    text += "QPU " + std::to_string(q.number) + " in " + describe(q.next);
+    if (q.state == State::AtSemaphore)
+      text += " for semaphore " + std::to_string(q.awaited) + ", which is " +
+              std::to_string(semaphores_[q.awaited]);
+    else
+      text += " for the mutex, which QPU " + std::to_string(mutexHolder_->number) + " holds";
+  }
+  detail::raise<DeadlockError>(
+      "kernel '" + kernel() + "': deadlock, every QPU that has not ended waits: " + text,
+      {kernel(), "semaphore", -1, 0});
+}
+
+void Machine::requireBalancedSemaphores() const {
+  for (std::size_t i = 0; i < semaphores_.size(); ++i)
+    if (semaphores_[i] != 0)
+      detail::raise<ExecutionError>(
+          "kernel '" + kernel() + "': semaphore " + std::to_string(i) + " is left at " +
+              std::to_string(semaphores_[i]) +
+              "; hardware would hand that to the next kernel, so leave it at 0",
+          {kernel(), "semaphore", -1, 0});
+}
+
+}  // namespace qpu::emu

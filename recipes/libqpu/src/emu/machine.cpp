@@ -1,0 +1,473 @@
+#include "emu/machine.hpp"
+
+#include <algorithm>
+
+#include "emu/failure.hpp"
+
+namespace qpu::emu {
+namespace {
+
+using isa::AddOp;
+using isa::BranchCond;
+using isa::Cond;
+using isa::Form;
+using isa::Instruction;
+using isa::MulOp;
+
+constexpr Clock kInstructionClocks = 4;
+constexpr std::uint32_t kNoJump = UINT32_MAX;
+constexpr std::uint32_t kInstructionsPerLine = 8;
+constexpr std::uint32_t kWordBytes = 8;
+constexpr std::uint32_t kDelaySlots = 3;
+// Registers, accumulators and flags are undefined at the start; a pattern that
+// no kernel wants makes a kernel that relies on them fail.
+constexpr std::uint32_t kUndefined = 0xdeadbeefU;
+
+Mask holds(Cond cond, const Qpu& q) {
+  switch (cond) {
+    case Cond::Never: return 0;
+    case Cond::Always: return kAllElements;
+    case Cond::ZSet: return q.z;
+    case Cond::ZClear: return ~q.z & kAllElements;
+    case Cond::NSet: return q.n;
+    case Cond::NClear: return ~q.n & kAllElements;
+    case Cond::CSet: return q.c;
+    case Cond::CClear: return ~q.c & kAllElements;
+  }
+  return 0;
+}
+
+bool taken(BranchCond cond, const Qpu& q) {
+  switch (cond) {
+    case BranchCond::AllZSet: return q.z == kAllElements;
+    case BranchCond::AllZClear: return q.z == 0;
+    case BranchCond::AnyZSet: return q.z != 0;
+    case BranchCond::AnyZClear: return q.z != kAllElements;
+    case BranchCond::AllNSet: return q.n == kAllElements;
+    case BranchCond::AllNClear: return q.n == 0;
+    case BranchCond::AnyNSet: return q.n != 0;
+    case BranchCond::AnyNClear: return q.n != kAllElements;
+    case BranchCond::AllCSet: return q.c == kAllElements;
+    case BranchCond::AllCClear: return q.c == 0;
+    case BranchCond::AnyCSet: return q.c != 0;
+    case BranchCond::AnyCClear: return q.c != kAllElements;
+    case BranchCond::Always: return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Machine::Machine(const Launch& launch)
+    : launch_(launch),
+      program_(launch.words, launch.count, launch.codeAddress),
+      memory_(launch.memory),
+      timing_(launch.board != nullptr ? *launch.board : kDefaultBoard),
+      loads_(timing_, true),
+      stores_(timing_, false),
+      qpus_(launch.uniforms.size()) {
+  if (launch.profile) report_.perInstruction.resize(launch.count);
+  for (std::size_t n = 0; n < qpus_.size(); ++n) {
+    Qpu& q = qpus_[n];
+    q.number = static_cast<std::uint32_t>(n);
+    q.vectors.assign(slot::kConstants, interp::splat(kUndefined));
+    for (std::uint32_t i = 0; i < kElements; ++i) q.vectors[slot::kElementNumber].e[i] = i;
+    q.vectors[slot::kQpuNumber] = interp::splat(q.number);
+    q.vectors.insert(q.vectors.end(), program_.constants.begin(), program_.constants.end());
+    q.v = q.vectors.data();
+    q.uniforms.words = launch.uniforms[n].data();
+    q.uniforms.count = static_cast<std::uint32_t>(launch.uniforms[n].size());
+    q.careful = launch.profile;
+    q.fetches = true;
+  }
+}
+
+Report Machine::run() {
+  std::size_t running = qpus_.size();
+  while (running != 0) {
+    // The actor that is due, and the next one after it.
+    std::uint64_t first = key(loads_.next() == kNever ? kNever >> 4U : loads_.next(), kLoadEngine);
+    std::uint64_t second =
+        key(stores_.next() == kNever ? kNever >> 4U : stores_.next(), kStoreEngine);
+    if (second < first) std::swap(first, second);
+    for (const Qpu& q : qpus_) {
+      if (q.state != State::Ready) continue;
+      const std::uint64_t k = key(q.clock, q.number);
+      if (k < first) {
+        second = first;
+        first = k;
+      } else if (k < second) {
+        second = k;
+      }
+    }
+    if (first >> 4U == kNever >> 4U) deadlock();
+    const auto actor = static_cast<std::uint32_t>(first & 15U);
+    if (actor >= kLoadEngine) {
+      stepEngine(actor == kLoadEngine);
+      continue;
+    }
+    Qpu& q = qpus_[actor];
+    horizon_ = second;
+    q.leave = false;
+    if (q.fetches && !fetch(q, q.next)) continue;
+    if (q.careful)
+      go<true>(q);
+    else
+      go<false>(q);
+    if (q.state == State::Ended) --running;
+  }
+  requireBalancedSemaphores();
+  for (const Qpu& q : qpus_) {
+    report_.instructions += q.executed;
+    report_.clocks = std::max(report_.clocks, q.clock);
+  }
+  report_.memoryReadBytes = timing_.traffic().readBytes;
+  report_.memoryWriteBytes = timing_.traffic().writeBytes;
+  return report_;
+}
+
+void Machine::stepEngine(bool load) {
+  Clock ended = 0;
+  const std::uint32_t number = (load ? loads_ : stores_).step(ended);
+  if (number == Engine::kNone) return;
+  Qpu& q = qpus_[number];
+  Dma& dma = load ? q.load : q.store;
+  dma.running = false;
+  dma.ended = ended;
+  if (q.state == (load ? State::AtLoadWait : State::AtStoreWait)) {
+    q.state = State::Ready;
+    stall(q, q.next, ended, report_.stalledOnVpm);
+  }
+}
+
+// Runs q until it has to let others go first.
+template <bool Careful>
+void Machine::go(Qpu& q) {
+  const Op* const ops = program_.ops.data();
+  Vector* const v = q.v;
+  std::uint32_t at = q.next;
+  for (;;) {
+    const Op& op = ops[at];
+    if (op.before != 0) {
+      q.next = at;
+      if (!before(q, op, at)) return;
+    }
+    if constexpr (Careful)
+      if (q.poisoned != 0) followPoison(q, op, at);
+    Vector x, y;
+    if (op.add != 0) add(op.add, v[op.addA], v[op.addB], x);
+    if (op.mul != MulOp::Nop) multiply(op.mul, v[op.mulA], v[op.mulB], y);
+    if constexpr (Careful)
+      if (launch_.profile) ++report_.perInstruction[at].executed;
+    q.clock += kInstructionClocks;
+    ++q.executed;
+    if (op.after == 0) {
+      if (op.add != 0) v[op.addTarget] = x;
+      if (op.mul != MulOp::Nop) v[op.mulTarget] = y;
+      ++at;
+      continue;
+    }
+    q.next = at + 1;
+    after(q, op, at, x, y);
+    if (q.leave) return;
+    at = q.next;
+    if constexpr (Careful) {
+      if (q.poisoned == 0 && !launch_.profile) {
+        q.careful = false;
+        return;
+      }
+    }
+  }
+}
+
+// Everything but the ALUs that comes before them. False when q cannot run the
+// instruction yet; nothing has happened then.
+bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
+  const std::uint16_t needs = op.before;
+  if ((needs & need::kOffEnd) != 0)
+    fail<ExecutionError>(q, at, "the program runs on past its last instruction");
+  if ((needs & need::kLine) != 0 && !fetch(q, at)) return false;
+  if ((needs & ~need::kLine) == 0) return true;
+  if ((needs & need::kFault) != 0) {
+    const Fault* fault = program_.faultAt(at, at - q.flow);
+    if (fault != nullptr)
+      fail<ExecutionError>(
+          q, at,
+          fault->rule + (fault->distance == 0 ? std::string()
+                                              : "; before it: " + describe(at - fault->distance)));
+  }
+  if ((needs & need::kOrder) != 0 && !ordered(q)) return false;
+  const Instruction& i = program_.instructions[at];
+  if (!mayPass(q, op, i)) return false;
+  if ((needs & need::kPortA) != 0) readPort(q, i.raddrA, true, at);
+  if ((needs & need::kPortB) != 0) readPort(q, i.raddrB, false, at);
+  if ((needs & need::kUnpack) != 0) unpackInput(q, i);
+  if ((needs & need::kTmuLoad) != 0) {
+    const RequestQueue& queue = q.tmu[i.signal == isa::Signal::LoadTmu1 ? 1 : 0];
+    if (queue.count == 0)
+      fail<ExecutionError>(q, at, "a TMU is loaded from that has no request in flight");
+    stall(q, at, queue.ring[queue.oldest].arrives, report_.stalledOnTmu);
+  }
+  return true;
+}
+
+// Whether nothing blocks the instruction.
+bool Machine::mayPass(Qpu& q, const Op& op, const Instruction& i) {
+  if ((op.before & need::kSemaphore) != 0) return passSemaphore(q, i);
+  const bool readsA = (op.before & need::kPortA) != 0;
+  const bool readsB = (op.before & need::kPortB) != 0;
+  if (!readsA && !readsB) return true;
+  namespace address = isa::address;
+  const auto reads = [&](std::uint8_t a) {
+    return (readsA && i.raddrA == a) || (readsB && i.raddrB == a);
+  };
+  if (reads(address::kUniform) && uniformNeedsOrder(q) && !ordered(q)) return false;
+  if (reads(address::kMutex)) return passMutex(q);
+  if (readsA && i.raddrA == address::kDmaWait) return passDma(q, q.load, State::AtLoadWait);
+  if (readsB && i.raddrB == address::kDmaWait) return passDma(q, q.store, State::AtStoreWait);
+  return true;
+}
+
+// The instruction line of `at`. False when it must come from the L2 and others
+// go first.
+bool Machine::fetch(Qpu& q, std::uint32_t at) {
+  const std::uint32_t line =
+      lineOf(Space::Code, launch_.codeAddress % kLineBytes + at * kWordBytes);
+  if (line == q.line) {
+    q.fetches = false;
+    return true;
+  }
+  Clock arrives = timing_.codeLine(slice(q), line);
+  if (arrives == kNever) {
+    if (!ordered(q)) return false;
+    arrives = timing_.fetchCode(slice(q), line, q.clock);
+  }
+  q.line = line;
+  q.fetches = false;
+  if (arrives > q.clock) stall(q, at, arrives, report_.stalledOnOther);
+  return true;
+}
+
+void Machine::unpackInput(Qpu& q, const Instruction& i) {
+  if (i.pm) {
+    q.v[slot::kUnpackedR4] = unpack(i.unpack, q.v[slot::kR4], true);
+    return;
+  }
+  const auto reads = [](isa::Mux m) { return m == isa::Mux::A; };
+  const bool byAdd = isFloat(i.opAdd) && (reads(i.addA) || (readsB(i.opAdd) && reads(i.addB)));
+  const bool byMul = i.opMul == MulOp::FMul && (reads(i.mulA) || reads(i.mulB));
+  q.v[slot::kPortA] = unpack(i.unpack, q.v[slot::kFileA + i.raddrA], byAdd || byMul);
+}
+
+// What the results do beyond going to registers.
+void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y) {
+  const Instruction& i = program_.instructions[at];
+  const std::uint16_t needs = op.after;
+  if ((needs & need::kBranch) != 0) {
+    branch(q, op, at);
+  } else {
+    Mask whereX = kAllElements;
+    Mask whereY = kAllElements;
+    if ((needs & need::kCondition) != 0) {
+      whereX = holds(i.condAdd, q);
+      whereY = holds(i.condMul, q);
+    }
+    if ((needs & need::kRotate) != 0) {
+      const auto isFull = [](isa::Mux m) { return m <= isa::Mux::R3; };
+      const unsigned n = i.raddrB == 48 ? q.v[slot::kR5].e[0] & 15U : i.raddrB - 48U;
+      rotate(y, n, isFull(i.mulA) && isFull(i.mulB));
+    }
+    if ((needs & need::kFlags) != 0) setFlags(q, op, i, x, y, whereX, whereY);
+    if ((needs & (need::kCondition | need::kPack | need::kWriteIo)) == 0) {
+      if (op.add != 0) q.v[op.addTarget] = x;
+      if (op.mul != MulOp::Nop) q.v[op.mulTarget] = y;
+    } else {
+      writeResults(q, op, at, x, y, whereX, whereY);
+    }
+  }
+  if ((needs & need::kR4) != 0) receive(q, at, i.signal == isa::Signal::LoadTmu1 ? 1 : 0);
+  if ((needs & need::kEnd) != 0) q.ending = true;
+  if ((needs & need::kSlot) != 0 && q.jump != kNoJump) jump(q, at);
+  if ((needs & need::kLast) != 0 && q.ending) end(q, at);
+}
+
+void Machine::writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector& x,
+                           const Vector& y, Mask whereX, Mask whereY) {
+  const Instruction& i = program_.instructions[at];
+  const bool adds = op.add != 0;
+  const bool multiplies = op.mul != MulOp::Nop;
+  const bool alu = i.form == Form::Alu;
+  const bool packs = (op.after & need::kPack) != 0;
+  Vector packedX;
+  Vector packedY;
+  const Vector* toX = &x;
+  const Vector* toY = &y;
+  if (packs && adds && !i.pm && addWritesA(i)) {
+    const AddOp operation = alu ? i.opAdd : AddOp::Or;
+    packedX = packA(i.pack, x, q.v[op.addTarget],
+                    {givesFloat(operation), operation, &q.v[op.addA], &q.v[op.addB]});
+    toX = &packedX;
+  }
+  if (packs && multiplies && i.pm) {
+    packedY = packColour(i.pack, y, q.v[op.mulTarget]);
+    toY = &packedY;
+  } else if (packs && multiplies && mulWritesA(i)) {
+    packedY = packA(i.pack, y, q.v[op.mulTarget],
+                    {alu && i.opMul == MulOp::FMul, AddOp::Nop, nullptr, nullptr});
+    toY = &packedY;
+  }
+  const auto put = [&](bool fileA, std::uint8_t address, std::uint16_t target, const Vector& value,
+                       Mask where) {
+    if (target != slot::kNowhere)
+      write(q.v[target], value, where);
+    else if (address != isa::address::kNop)
+      writeIo(q, at, fileA, address, value, where);
+  };
+  if (adds) put(addWritesA(i), i.waddrAdd, op.addTarget, *toX, whereX);
+  if (multiplies) put(mulWritesA(i), i.waddrMul, op.mulTarget, *toY, whereY);
+}
+
+// Of the ADD ALU unless that does nothing; only where its condition holds.
+void Machine::setFlags(Qpu& q, const Op& op, const Instruction& i, const Vector& x,
+                       const Vector& y, Mask whereX, Mask whereY) {
+  const bool alu = i.form == Form::Alu;
+  const bool ofAdd = op.add != 0;
+  const Vector& r = ofAdd ? x : y;
+  const Mask where = ofAdd ? whereX : whereY;
+  Mask c = 0;
+  if (alu && ofAdd) c = carry(i.opAdd, q.v[op.addA], q.v[op.addB], r);
+  if (alu && !ofAdd) c = carry(i.opMul, q.v[op.mulA], q.v[op.mulB]);
+  q.n = (q.n & ~where) | (negative(r) & where);
+  q.z = (q.z & ~where) | (zero(r) & where);
+  q.c = (q.c & ~where) | (c & where);
+}
+
+void Machine::branch(Qpu& q, const Op& op, std::uint32_t at) {
+  const Instruction& i = program_.instructions[at];
+  if (!taken(i.branchCond, q)) return;
+  std::uint32_t address = i.immediate;
+  const std::uint32_t base = launch_.codeAddress;
+  if (i.branchRelative) address += base + (at + 1 + kDelaySlots) * kWordBytes;
+  if (i.branchRegister) {
+    const Vector& r = q.v[slot::kFileA + i.branchRegisterA];
+    for (const std::uint32_t e : r.e)
+      if (e != r.e[0])
+        fail<ExecutionError>(q, at,
+                             "the elements of the register that a branch goes to differ; it is "
+                             "not known which one counts");
+    address += r.e[0];
+  }
+  const std::uint32_t offset = address - base;
+  if (offset % kWordBytes != 0 || offset / kWordBytes >= program_.count())
+    fail<ExecutionError>(q, at,
+                         "the branch goes to " + detail::hex(address) +
+                             ", where the program has no instruction");
+  for (const std::uint16_t target : {op.addTarget, op.mulTarget})
+    if (target != slot::kNowhere) q.v[target] = q.v[op.addA];
+  q.jump = offset / kWordBytes;
+  q.jumpedAt = at;
+}
+
+// After the last delay slot.
+void Machine::jump(Qpu& q, std::uint32_t at) {
+  if (launch_.limit != 0 && q.executed > launch_.limit)
+    fail<ExecutionError>(q, at,
+                         "the program does not end: this QPU has run " +
+                             std::to_string(q.executed) + " instructions, the limit is " +
+                             std::to_string(launch_.limit));
+  std::uint32_t broken = 0;
+  const char* rule = program_.faultOfJump(q.jumpedAt, q.jump, broken);
+  if (rule != nullptr)
+    fail<ExecutionError>(q, broken,
+                         std::string(rule) + "; it was jumped to from " + describe(q.jumpedAt));
+  q.next = q.jump;
+  q.flow = q.jump;
+  q.jump = kNoJump;
+  if (q.ending) fail<ExecutionError>(q, at, "a branch is taken while the program ends");
+  if (!fetch(q, q.next)) {
+    q.fetches = true;
+    q.leave = true;
+  }
+}
+
+void Machine::end(Qpu& q, std::uint32_t at) {
+  if (!q.load.awaited || !q.store.awaited)
+    fail<ExecutionError>(q, at,
+                         std::string("the program ends while a DMA ") +
+                             (q.load.awaited ? "store" : "load") +
+                             " runs that has not been waited for, started by " +
+                             describe((q.load.awaited ? q.store : q.load).startedAt));
+  if (q.reads.left != 0)
+    fail<ExecutionError>(q, at,
+                         "the program ends with " + std::to_string(q.reads.left) +
+                             " announced VPM vectors unread");
+  if (mutexHolder_ == &q) fail<ExecutionError>(q, at, "the program ends and holds the mutex");
+  q.state = State::Ended;
+  q.leave = true;
+}
+
+void Machine::stall(Qpu& q, std::uint32_t at, Clock until, std::uint64_t& counter) {
+  if (until <= q.clock) return;
+  const Clock clocks = until - q.clock;
+  q.clock = until;
+  counter += clocks;
+  if (launch_.profile) report_.perInstruction[at].stalled += clocks;
+}
+
+// A register's value is poisoned by a load and by moves from there; any other
+// use of it is an error.
+void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
+  const Instruction& i = program_.instructions[at];
+  const auto of = [&](std::uint16_t s) {
+    return s < slot::kRegisters ? q.poison[s] : std::uint16_t{0};
+  };
+  const bool plain =
+      (op.after & (need::kFlags | need::kPack | need::kRotate)) == 0 && i.form == Form::Alu;
+  const auto result = [&](bool moves, std::uint16_t a, std::uint16_t b, std::uint16_t target,
+                          std::uint8_t address) -> std::uint16_t {
+    const bool kept = moves && a == b && plain &&
+                      (target != slot::kNowhere || address == isa::address::kNop);
+    if (kept) return of(a);
+    for (const std::uint16_t s : {a, b})
+      if (of(s) != 0) failPoisoned(q, at, of(s));
+    return 0;
+  };
+  if (i.form == Form::Branch) {
+    if (i.branchRegister && of(slot::kFileA + i.branchRegisterA) != 0)
+      failPoisoned(q, at, of(slot::kFileA + i.branchRegisterA));
+    return;
+  }
+  if ((op.before & need::kUnpack) != 0) {
+    const auto from =
+        static_cast<std::uint16_t>(i.pm ? slot::kR4 : slot::kFileA + i.raddrA);
+    if (of(from) != 0) failPoisoned(q, at, of(from));
+  }
+  const auto add = static_cast<AddOp>(op.add);
+  std::uint16_t x = 0;
+  std::uint16_t y = 0;
+  if (op.add != 0)
+    x = result(add == AddOp::Or || add == AddOp::And || add == AddOp::FMin || add == AddOp::FMax,
+               op.addA, op.addB, op.addTarget, i.waddrAdd);
+  if (op.mul != MulOp::Nop)
+    y = result(op.mul == MulOp::V8Min || op.mul == MulOp::V8Max, op.mulA, op.mulB, op.mulTarget,
+               i.waddrMul);
+  if (op.add != 0) setPoison(q, op.addTarget, x, i.condAdd == Cond::Always);
+  if (op.mul != MulOp::Nop) setPoison(q, op.mulTarget, y, i.condMul == Cond::Always);
+}
+
+// `whole`: all of the old value is gone.
+void Machine::setPoison(Qpu& q, std::uint16_t target, std::uint16_t poison, bool whole) {
+  if (target >= slot::kRegisters) return;
+  std::uint16_t& p = q.poison[target];
+  if (poison == 0 && !whole) return;
+  q.poisoned += (poison != 0 ? 1U : 0U) - (p != 0 ? 1U : 0U);
+  p = poison;
+}
+
+Report run(const Launch& launch) {
+  Machine machine(launch);
+  const QpuRounding rounding;
+  return machine.run();
+}
+
+}  // namespace qpu::emu

@@ -1,0 +1,195 @@
+// QPUs that run one program: registers, peripherals and the order among them.
+//
+// What happens in what order: actors (the QPUs, then the load engine, then the
+// store engine) act in the order of their clocks, ties in the order of their
+// numbers. A QPU runs ahead of the others as long as it touches nothing that
+// they share. DMA moves its data when it is started and takes its time after
+// that; TMU requests take the words as they are at the request.
+#ifndef QPU_SRC_EMU_MACHINE_HPP
+#define QPU_SRC_EMU_MACHINE_HPP
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emu/emulator.hpp"
+#include "emu/memory.hpp"
+#include "emu/program.hpp"
+#include "emu/timing.hpp"
+#include "emu/vpm.hpp"
+#include "error_facts.hpp"
+#include "qpu/error.h"
+
+namespace qpu::emu {
+
+constexpr std::uint32_t kMaxRequests = 4;  // of one TMU in flight
+constexpr std::uint32_t kSemaphores = 16;
+constexpr std::uint32_t kSemaphoreMost = 15;
+constexpr std::uint32_t kLoadEngine = 12;  // actors; QPUs are 0..11
+constexpr std::uint32_t kStoreEngine = 13;
+
+// Why the words of a gather must not be used; a vector that nobody uses does no
+// harm, for pipelines fetch one too many.
+struct Poison {
+  enum class Kind : std::uint8_t { Outside, Stale };
+  Kind kind = Kind::Outside;
+  std::uint32_t address = 0;
+  std::uint32_t element = 0;
+  std::uint32_t instruction = 0;  // of the request
+};
+
+struct Request {
+  Vector words;
+  Clock arrives = 0;
+  std::uint16_t poison = 0;  // number of a Poison, from 1 on
+};
+
+// Oldest first.
+struct RequestQueue {
+  std::array<Request, kMaxRequests> ring;
+  std::uint32_t oldest = 0;
+  std::uint32_t count = 0;
+};
+
+enum class State : std::uint8_t {
+  Ready, AtSemaphore, AtMutex, AtLoadWait, AtStoreWait, Ended
+};
+
+// One direction of DMA of one QPU.
+struct Dma {
+  DmaSetup setup;
+  bool running = false;   // by the engine
+  bool awaited = true;    // nothing since the last wait
+  Clock ended = 0;
+  std::uint32_t startedAt = 0;  // instruction
+  std::array<std::uint16_t, kVpmRows> words{};  // that it touches, a bit per column
+};
+
+struct UniformStream {
+  const std::uint32_t* words = nullptr;  // null: in memory
+  std::uint32_t next = 0;                // index, or bus address in memory
+  std::uint32_t count = 0;
+  std::uint32_t region = 0;
+  std::uint32_t line = UINT32_MAX;       // newest that was fetched
+  Clock arrives = 0;
+};
+
+struct alignas(64) Qpu {
+  Vector* v = nullptr;
+  std::vector<Vector> vectors;
+  std::uint32_t number = 0;
+  std::uint32_t next = 0;      // instruction
+  Clock clock = 0;
+  std::uint64_t executed = 0;
+  Mask n = 0, z = 0, c = 0;
+  State state = State::Ready;
+  bool careful = false;
+  bool leave = false;          // to the scheduler, after this instruction
+  bool fetches = false;        // an instruction line, before going on
+  bool ending = false;
+  bool noSwap = false;
+  std::uint32_t flow = 0;      // where the last jump led to
+  std::uint32_t jump = UINT32_MAX;  // after the delay slots
+  std::uint32_t jumpedAt = 0;
+  std::uint32_t line = UINT32_MAX;  // of instructions
+  std::uint32_t region = 0;    // hint
+  std::array<RequestQueue, 2> tmu;
+  Window reads;
+  Window writes;
+  Clock readsReady = 0;
+  Dma load;
+  Dma store;
+  UniformStream uniforms;
+  std::uint32_t awaited = 0;   // number of a semaphore
+  std::array<std::uint16_t, slot::kRegisters> poison{};
+  std::uint32_t poisoned = 0;  // registers
+};
+
+class Machine {
+ public:
+  explicit Machine(const Launch& launch);
+  Report run();
+
+ private:
+  template <bool Careful>
+  void go(Qpu& q);
+  bool before(Qpu& q, const Op& op, std::uint32_t at);
+  bool mayPass(Qpu& q, const Op& op, const isa::Instruction& i);
+  bool passSemaphore(Qpu& q, const isa::Instruction& i);
+  bool passMutex(Qpu& q);
+  bool passDma(Qpu& q, Dma& dma, State waiting);
+  void readPort(Qpu& q, std::uint8_t address, bool fileA, std::uint32_t at);
+  void unpackInput(Qpu& q, const isa::Instruction& i);
+  void after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y);
+  void writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector& x, const Vector& y,
+                    Mask whereX, Mask whereY);
+  void setFlags(Qpu& q, const Op& op, const isa::Instruction& i, const Vector& x,
+                const Vector& y, Mask whereX, Mask whereY);
+  void branch(Qpu& q, const Op& op, std::uint32_t at);
+  void jump(Qpu& q, std::uint32_t at);
+  void end(Qpu& q, std::uint32_t at);
+  bool fetch(Qpu& q, std::uint32_t at);
+
+  void writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t address, const Vector& value,
+               Mask where);
+  void writeR5(Qpu& q, bool fileA, const Vector& value, Mask where);
+  void request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addresses);
+  void receive(Qpu& q, std::uint32_t at, unsigned tmu);
+  unsigned unitOf(const Qpu& q, unsigned tmu) const;
+  bool uniformNeedsOrder(const Qpu& q) const;
+  std::uint32_t readUniform(Qpu& q, std::uint32_t at);
+  void setupReads(Qpu& q, std::uint32_t at, std::uint32_t word);
+  void setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word);
+  void setupWindow(Qpu& q, std::uint32_t at, Window& window, std::uint32_t word);
+  void setupLoadPitch(Qpu& q, std::uint32_t at, std::uint32_t word);
+  void readVpm(Qpu& q, std::uint32_t at, Vector& v);
+  void writeVpm(Qpu& q, std::uint32_t at, const Vector& v);
+  void startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t address);
+  void moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std::uint32_t row,
+               bool load, std::uint32_t address);
+  void wake(Qpu& by, State waiting, std::uint32_t semaphore);
+  void releaseMutex(Qpu& q, std::uint32_t at);
+
+  void followPoison(Qpu& q, const Op& op, std::uint32_t at);
+  void setPoison(Qpu& q, std::uint16_t target, std::uint16_t poison, bool whole);
+  [[noreturn]] void failPoisoned(const Qpu& q, std::uint32_t at, std::uint16_t poison) const;
+
+  bool ordered(const Qpu& q) const { return key(q.clock, q.number) <= horizon_; }
+  static std::uint64_t key(Clock clock, std::uint32_t actor) { return clock << 4U | actor; }
+  void stall(Qpu& q, std::uint32_t at, Clock until, std::uint64_t& counter);
+  void stepEngine(bool load);
+  std::uint32_t slice(const Qpu& q) const { return q.number / 4; }
+
+  const code::Site* siteOf(std::uint32_t at) const;
+  std::string describe(std::uint32_t at) const;
+  std::string kernel() const;
+  std::string who(const Qpu& q, std::uint32_t at) const;
+  detail::ErrorFacts facts(const Qpu& q, std::uint32_t at, std::uint32_t address) const;
+  template <typename E>  // failure.hpp
+  [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
+                         std::uint32_t address = 0) const;
+  [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
+                                const std::string& what) const;
+  [[noreturn]] void deadlock() const;
+  void requireBalancedSemaphores() const;
+
+  const Launch& launch_;
+  Program program_;
+  Memory memory_;
+  Timing timing_;
+  Engine loads_;
+  Engine stores_;
+  Vpm vpm_;
+  std::vector<Qpu> qpus_;
+  std::array<std::uint32_t, kSemaphores> semaphores_{};
+  Qpu* mutexHolder_ = nullptr;
+  std::uint64_t horizon_ = 0;
+  std::vector<Poison> poisons_;
+  Report report_;
+};
+
+}  // namespace qpu::emu
+
+#endif

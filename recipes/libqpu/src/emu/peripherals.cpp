@@ -1,0 +1,425 @@
+// What QPUs reach through I/O addresses.
+#include <algorithm>
+#include <cstring>
+
+#include "emu/failure.hpp"
+
+namespace qpu::emu {
+namespace {
+
+using detail::hex;
+namespace address = isa::address;
+
+constexpr std::uint32_t kAcquire = 16;         // bit of a semaphore instruction
+constexpr std::uint32_t kUniformPrefetch = 2;  // words
+constexpr std::uint32_t kUniformSpan = 1U << 14U;  // bytes between streams in their space
+constexpr std::uint32_t kMaxPitch = 8191;
+constexpr Clock kVpmSetupClocks = 16;  // manual: three instructions before the first read
+constexpr std::uint32_t kVectorBytes = 4 * kElements;
+
+std::string count(std::uint32_t n, const char* what) {
+  return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+}
+
+}  // namespace
+
+void Machine::readPort(Qpu& q, std::uint8_t from, bool fileA, std::uint32_t at) {
+  Vector& v = q.v[fileA ? slot::kPortA : slot::kPortB];
+  switch (from) {
+    case address::kUniform: v = interp::splat(readUniform(q, at)); return;
+    case address::kVpm: readVpm(q, at, v); return;
+    case address::kDmaBusy: {
+      Dma& dma = fileA ? q.load : q.store;
+      const bool busy = dma.running || dma.ended > q.clock;
+      if (!busy) dma.awaited = true;
+      v = interp::splat(busy ? 1U : 0U);
+      return;
+    }
+    case address::kMutex: v = q.v[fileA ? slot::kElementNumber : slot::kQpuNumber]; return;
+    default: v = interp::splat(0); return;
+  }
+}
+
+void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, const Vector& value,
+                      Mask where) {
+  switch (to) {
+    case address::kR5: writeR5(q, fileA, value, where); return;
+    case address::kHostInterrupt:
+      if ((where & 1U) != 0 && value.e[0] != 0) report_.hostInterrupt = true;
+      return;
+    case address::kTmuNoSwap:
+      if (q.tmu[0].count != 0 || q.tmu[1].count != 0)
+        fail<ExecutionError>(q, at, "TMU_NOSWAP is written while TMU requests are in flight");
+      q.noSwap = value.e[0] != 0;
+      return;
+    case address::kUniformsAddress:
+      if (value.e[0] % 4 != 0)
+        fail<BoundsError>(q, at,
+                          "UNIFORMS_ADDRESS is set to " + hex(value.e[0]) +
+                              ", which is no multiple of 4",
+                          value.e[0]);
+      q.uniforms = UniformStream{};
+      q.uniforms.next = value.e[0];
+      return;
+    case address::kVpm: writeVpm(q, at, value); return;
+    case address::kVpmSetup:
+      if (fileA)
+        setupReads(q, at, value.e[0]);
+      else
+        setupWrites(q, at, value.e[0]);
+      return;
+    case address::kDmaAddress: startDma(q, at, fileA, value.e[0]); return;
+    case address::kMutex: releaseMutex(q, at); return;
+    case address::kTmu0S:
+    case address::kTmu1S: request(q, at, to == address::kTmu1S ? 1 : 0, value); return;
+    default:
+      special(to, value, q.v[slot::kR4]);
+      stall(q, at, q.clock + timing_.board().sfuClocks, report_.stalledOnOther);
+      return;
+  }
+}
+
+// Element 0 of each quad, or of all. Guess: the condition of the element copied
+// from decides. Board test: write r5 under a condition that holds for odd elements.
+void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
+  Vector& r5 = q.v[slot::kR5];
+  for (std::uint32_t e = 0; e < kElements; ++e) {
+    const std::uint32_t from = fileA ? e & ~3U : 0U;
+    if ((where >> from & 1U) != 0) r5.e[e] = value.e[from];
+  }
+}
+
+// QPUs 2 and 3 of a slice see the TMUs exchanged unless TMU_NOSWAP is set.
+unsigned Machine::unitOf(const Qpu& q, unsigned tmu) const {
+  const bool swapped = !q.noSwap && (q.number & 2U) != 0;
+  return 2 * slice(q) + (swapped ? 1 - tmu : tmu);
+}
+
+void Machine::request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addresses) {
+  RequestQueue& queue = q.tmu[tmu];
+  if (queue.count == kMaxRequests)
+    fail<ExecutionError>(q, at,
+                         "a fifth request to TMU" + std::to_string(tmu) +
+                             " is in flight; hardware takes 4 before it hangs");
+  Request& r = queue.ring[(queue.oldest + queue.count) % kMaxRequests];
+  ++queue.count;
+  r.poison = 0;
+  r.arrives = timing_.tmu(unitOf(q, tmu), q.clock, addresses);
+  report_.tmuBytes += kVectorBytes;
+  const std::uint32_t first = addresses.e[0] & ~3U;
+  std::uint32_t scattered = 0;
+  for (std::uint32_t e = 0; e < kElements; ++e)
+    scattered |= (addresses.e[e] & ~3U) ^ (first + 4 * e);
+  if (scattered == 0) {
+    const std::uint32_t region = memory_.find(first, kVectorBytes, q.region);
+    if (region != Memory::kNone) {
+      std::memcpy(r.words.e.data(), memory_.host(region, first), kVectorBytes);
+      return;
+    }
+  }
+  for (std::uint32_t e = 0; e < kElements; ++e) {
+    const std::uint32_t from = addresses.e[e] & ~3U;
+    const std::uint32_t region = memory_.find(from, 4, q.region);
+    if (region != Memory::kNone) {
+      std::memcpy(&r.words.e[e], memory_.host(region, from), 4);
+    } else if (r.poison == 0) {
+      poisons_.push_back({Poison::Kind::Outside, from, e, at});
+      r.poison = static_cast<std::uint16_t>(poisons_.size());
+    }
+  }
+}
+
+void Machine::receive(Qpu& q, std::uint32_t /*at*/, unsigned tmu) {
+  RequestQueue& queue = q.tmu[tmu];
+  const Request& r = queue.ring[queue.oldest];
+  queue.oldest = (queue.oldest + 1) % kMaxRequests;
+  --queue.count;
+  q.v[slot::kR4] = r.words;
+  setPoison(q, slot::kR4, r.poison, true);
+  if (r.poison != 0 && !q.careful) {
+    q.careful = true;
+    q.leave = true;
+  }
+}
+
+bool Machine::uniformNeedsOrder(const Qpu& q) const {
+  const UniformStream& u = q.uniforms;
+  const bool given = u.words != nullptr;
+  const std::uint32_t ahead = given ? q.number * kUniformSpan + 4 * (u.next + kUniformPrefetch)
+                                    : u.next + 4 * kUniformPrefetch;
+  return lineOf(given ? Space::Uniforms : Space::Memory, ahead) != u.line;
+}
+
+// Two words are fetched ahead, so that a line is on its way before it is needed.
+std::uint32_t Machine::readUniform(Qpu& q, std::uint32_t at) {
+  UniformStream& u = q.uniforms;
+  const bool given = u.words != nullptr;
+  if (given && u.next >= u.count)
+    fail<ExecutionError>(q, at,
+                         "a uniform is read beyond the " + count(u.count, "uniform") +
+                             " of this QPU");
+  const Space space = given ? Space::Uniforms : Space::Memory;
+  const std::uint32_t here = given ? q.number * kUniformSpan + 4 * u.next : u.next;
+  const std::uint32_t line = lineOf(space, here);
+  const std::uint32_t ahead = lineOf(space, here + 4 * kUniformPrefetch);
+  if (u.line != line && u.line != ahead) {
+    u.line = line;
+    u.arrives = timing_.uniformLine(slice(q), line, q.clock);
+  }
+  if (u.line == line) stall(q, at, u.arrives, report_.stalledOnOther);
+  if (u.line != ahead) {
+    u.line = ahead;
+    u.arrives = timing_.uniformLine(slice(q), ahead, q.clock);
+  }
+  if (given) return u.words[u.next++];
+  const std::uint32_t region = memory_.find(here, 4, u.region);
+  if (region == Memory::kNone) failOutside(q, at, here, "a uniform is read from");
+  std::uint32_t word = 0;
+  std::memcpy(&word, memory_.host(region, here), 4);
+  u.next += 4;
+  return word;
+}
+
+void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
+  constexpr std::uint32_t pitch = 9;
+  if (word >> 30U == 0) {
+    if (q.reads.left != 0)
+      fail<ExecutionError>(q, at,
+                           "a VPM read setup comes while " + count(q.reads.left, "vector") +
+                               " of the one before " + (q.reads.left == 1 ? "is" : "are") +
+                               " unread");
+    setupWindow(q, at, q.reads, word);
+    q.readsReady = q.clock + kVpmSetupClocks;
+    if (q.load.awaited) return;
+    Window w = q.reads;
+    for (std::uint32_t n = 0; n < w.left; ++n, w.advance())
+      for (std::uint32_t e = 0; e < kElements; ++e) {
+        const std::uint32_t p = w.place(e).word;
+        if ((q.load.words[p / kVpmColumns] >> p % kVpmColumns & 1U) != 0)
+          fail<ExecutionError>(q, at,
+                               "the VPM is read where a DMA load writes that has not been waited "
+                               "for, started by " +
+                                   describe(q.load.startedAt));
+      }
+  } else if (word >> 28U == pitch) {
+    setupLoadPitch(q, at, word);
+  } else if (word >> 31U == 1) {
+    q.load.setup.ready = true;
+    q.load.setup.basic = word;
+  } else {
+    fail<ExecutionError>(q, at, "the VPM read setup " + hex(word) + " has no meaning");
+  }
+}
+
+void Machine::setupLoadPitch(Qpu& q, std::uint32_t at, std::uint32_t word) {
+  const std::uint32_t pitch = word & 0xfffffffU;
+  if (pitch > kMaxPitch)
+    fail<ExecutionError>(q, at,
+                         "a DMA load pitch of " + std::to_string(pitch) + " bytes, must be 0.." +
+                             std::to_string(kMaxPitch));
+  q.load.setup.hasPitch = true;
+  q.load.setup.pitch = pitch;
+}
+
+void Machine::setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word) {
+  DmaSetup& setup = q.store.setup;
+  switch (word >> 30U) {
+    case 0: setupWindow(q, at, q.writes, word); return;
+    case 2: {
+      constexpr std::uint32_t laned = 1U << 15U;
+      if ((word & 7U) == 1 || (word & laned) != 0)
+        fail<ExecutionError>(q, at, "the DMA store setup " + hex(word) + " has reserved bits set");
+      setup.ready = true;
+      setup.basic = word;
+      return;
+    }
+    case 3: {
+      const std::uint32_t stride = word & 0xffffU;
+      if (stride > kMaxPitch)
+        fail<ExecutionError>(q, at,
+                             "a DMA store stride of " + std::to_string(stride) +
+                                 " bytes, must be 0.." + std::to_string(kMaxPitch));
+      setup.hasPitch = true;
+      setup.pitch = stride;
+      setup.packed = (word >> 16U & 1U) != 0;
+      return;
+    }
+    default:
+      fail<ExecutionError>(q, at, "the VPM write setup " + hex(word) + " has no meaning");
+  }
+}
+
+void Machine::setupWindow(Qpu& q, std::uint32_t at, Window& window, std::uint32_t word) {
+  const Window w(word);
+  if (w.size == 3) fail<ExecutionError>(q, at, "the VPM setup " + hex(word) + " has no meaning");
+  window = w;
+}
+
+void Machine::readVpm(Qpu& q, std::uint32_t at, Vector& v) {
+  if (!q.reads.ready) fail<ExecutionError>(q, at, "the VPM is read without a read setup");
+  if (q.reads.left == 0)
+    fail<ExecutionError>(q, at, "the VPM is read once more than the read setup announced");
+  stall(q, at, q.readsReady, report_.stalledOnVpm);
+  vpm_.read(q.reads, v);
+  q.reads.advance();
+  --q.reads.left;
+}
+
+void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
+  if (!q.writes.ready) fail<ExecutionError>(q, at, "the VPM is written without a write setup");
+  for (const Dma* dma : {&q.store, &q.load}) {
+    if (dma->awaited) continue;
+    for (std::uint32_t e = 0; e < kElements; ++e) {
+      const std::uint32_t p = q.writes.place(e).word;
+      if ((dma->words[p / kVpmColumns] >> p % kVpmColumns & 1U) != 0)
+        fail<ExecutionError>(q, at,
+                             std::string("the VPM is written where a DMA ") +
+                                 (dma == &q.store ? "store reads" : "load writes") +
+                                 " that has not been waited for, started by " +
+                                 describe(dma->startedAt));
+    }
+  }
+  vpm_.write(q.writes, v);
+  q.writes.advance();
+}
+
+void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) {
+  Dma& dma = load ? q.load : q.store;
+  Dma& other = load ? q.store : q.load;
+  const std::string what = load ? "DMA load" : "DMA store";
+  const DmaSetup& setup = dma.setup;
+  if (!setup.ready) fail<ExecutionError>(q, at, "a " + what + " is started without a setup");
+  if (!dma.awaited)
+    fail<ExecutionError>(q, at,
+                         "a " + what + " is started while the one before has not been waited for, " +
+                             "started by " + describe(dma.startedAt));
+  const Transfer t = load ? setup.load() : setup.store();
+  if (t.rows > 1 && !setup.hasPitch && (!load || setup.loadUsesPitch()))
+    fail<ExecutionError>(q, at,
+                         "a " + what + " of " + count(t.rows, "row") + " is started without " +
+                             (load ? "a pitch" : "a stride"));
+  dma.startedAt = at;
+  dma.words.fill(0);
+  for (std::uint32_t i = 0; i < t.rows; ++i)
+    moveRow(q, at, dma, t, i, load, from + i * t.memoryPitch);
+  if (!other.awaited)
+    for (std::uint32_t r = 0; r < kVpmRows; ++r)
+      if ((dma.words[r] & other.words[r]) != 0)
+        fail<ExecutionError>(q, at,
+                             "a " + what + " uses words of the VPM that a DMA " +
+                                 (load ? "store" : "load") +
+                                 " uses which has not been waited for, started by " +
+                                 describe(other.startedAt));
+  dma.running = true;
+  dma.awaited = false;
+  Engine& engine = load ? loads_ : stores_;
+  engine.start(q.number, t.rows, t.length * t.unitBytes, q.clock);
+  horizon_ = std::min(horizon_, key(engine.next(), load ? kLoadEngine : kStoreEngine));
+}
+
+void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std::uint32_t row,
+                      bool load, std::uint32_t from) {
+  const std::uint32_t bytes = t.length * t.unitBytes;
+  const char* const verb = load ? "reading " : "writing ";
+  if (from % t.unitBytes != 0)
+    fail<BoundsError>(q, at,
+                      verb + hex(from) + ", which is no multiple of " +
+                          std::to_string(t.unitBytes) + ", by DMA",
+                      from);
+  const std::uint32_t region = memory_.find(from, bytes, q.region);
+  if (region == Memory::kNone)
+    failOutside(q, at, memory_.firstOutside(from),
+                verb + count(t.length, t.unitBytes == 4   ? "word"
+                                       : t.unitBytes == 2 ? "half word"
+                                                          : "byte") +
+                    " from " + hex(from) + " on by DMA reaches");
+  unsigned char* const host = memory_.host(region, from);
+  for (std::uint32_t j = 0; j < t.length; ++j) {
+    const std::uint32_t n = t.word(row, j);
+    if (n == Transfer::kOutside)
+      fail<ExecutionError>(q, at,
+                           "row " + std::to_string(row) + " of a DMA " +
+                               (load ? "load" : "store") + " of " + count(t.rows, "row") + " by " +
+                               std::to_string(t.length) + " from row " + std::to_string(t.row) +
+                               ", column " + std::to_string(t.column) +
+                               " leaves the VPM's 64 rows by 16 columns");
+    dma.words[n / kVpmColumns] =
+        static_cast<std::uint16_t>(dma.words[n / kVpmColumns] | 1U << n % kVpmColumns);
+    std::uint32_t& word = vpm_.word(n);
+    if (t.unitBytes == 4) {
+      if (load)
+        std::memcpy(&word, host + std::size_t{4} * j, 4);
+      else
+        std::memcpy(host + std::size_t{4} * j, &word, 4);
+      continue;
+    }
+    const std::uint32_t shift = t.shift(row, j);
+    const std::uint32_t mask = (1U << 8 * t.unitBytes) - 1U;
+    for (std::uint32_t b = 0; b < t.unitBytes; ++b) {
+      unsigned char& byte = host[j * t.unitBytes + b];
+      const std::uint32_t place = shift + 8 * b;
+      if (load)
+        word = (word & ~(0xffU << place)) | std::uint32_t{byte} << place;
+      else
+        byte = static_cast<unsigned char>(word >> place & mask);
+    }
+  }
+}
+
+bool Machine::passDma(Qpu& q, Dma& dma, State waiting) {
+  if (dma.running) {
+    q.state = waiting;
+    return false;
+  }
+  stall(q, q.next, dma.ended, report_.stalledOnVpm);
+  dma.awaited = true;
+  return true;
+}
+
+bool Machine::passSemaphore(Qpu& q, const isa::Instruction& i) {
+  const std::uint32_t number = i.immediate % kSemaphores;
+  const bool acquires = (i.immediate & kAcquire) != 0;
+  std::uint32_t& value = semaphores_[number];
+  if (value == (acquires ? 0 : kSemaphoreMost)) {
+    q.state = State::AtSemaphore;
+    q.awaited = number;
+    return false;
+  }
+  if (acquires)
+    --value;
+  else
+    ++value;
+  wake(q, State::AtSemaphore, number);
+  return true;
+}
+
+bool Machine::passMutex(Qpu& q) {
+  if (mutexHolder_ != nullptr && mutexHolder_ != &q) {
+    q.state = State::AtMutex;
+    return false;
+  }
+  mutexHolder_ = &q;
+  return true;
+}
+
+void Machine::releaseMutex(Qpu& q, std::uint32_t at) {
+  if (mutexHolder_ != &q)
+    fail<ExecutionError>(q, at, "the mutex is released, but this QPU does not hold it");
+  mutexHolder_ = nullptr;
+  wake(q, State::AtMutex, 0);
+}
+
+// Lets the QPU that has waited longest try again.
+void Machine::wake(Qpu& by, State waiting, std::uint32_t semaphore) {
+  Qpu* first = nullptr;
+  for (Qpu& q : qpus_) {
+    if (q.state != waiting || (waiting == State::AtSemaphore && q.awaited != semaphore)) continue;
+    if (first == nullptr || key(q.clock, q.number) < key(first->clock, first->number)) first = &q;
+  }
+  if (first == nullptr) return;
+  first->state = State::Ready;
+  stall(*first, first->next, by.clock, report_.stalledOnOther);
+  horizon_ = std::min(horizon_, key(first->clock, first->number));
+}
+
+}  // namespace qpu::emu

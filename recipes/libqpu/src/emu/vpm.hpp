@@ -1,0 +1,126 @@
+// The VPM, the windows that QPUs read and write it through, and the shapes of
+// DMA transfers. Manual: section 7, VPM and VCD; VDW.
+#ifndef QPU_SRC_EMU_VPM_HPP
+#define QPU_SRC_EMU_VPM_HPP
+
+#include <array>
+#include <cstdint>
+
+#include "emu/alu.hpp"
+
+namespace qpu::emu {
+
+constexpr std::uint32_t kVpmRows = 64;
+constexpr std::uint32_t kVpmColumns = 16;
+constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
+
+// Guesses, each with the board test that would settle it.
+// 16- and 8-bit reads are zero-extended: write 0xffffffff, read laned bytes.
+// 16- and 8-bit DMA fills consecutive halves or bytes of the words from X on,
+// beginning with the half or byte of MODEW: load 64 counting bytes with MODEW 5.
+// VPITCH carries into the upper bits of Y, and moves columns when VERT: load 4
+// rows from Y = 14, and 4 columns.
+// A row of a transfer does not run on into the next row of the VPM, which is
+// made an error: store one row of 32 words.
+// BLOCKMODE with columns goes on at the top of the next column: store 2 rows of
+// 48 words.
+
+// Accesses of one QPU to vectors; setup words of the manual's table of
+// "VPM generic block".
+struct Window {
+  bool ready = false;
+  bool horizontal = true;
+  bool laned = false;
+  std::uint32_t size = 2;  // 0: bytes, 1: halves, 2: words
+  std::uint32_t address = 0;
+  std::uint32_t stride = 0;
+  std::uint32_t left = 0;  // reads that the setup announced
+
+  explicit Window(std::uint32_t word);
+  Window() = default;
+
+  struct Place {
+    std::uint32_t word;  // 16 * row + column
+    std::uint32_t shift;
+  };
+  // Of element e of the vector at the address; the part has 8 << size bits.
+  Place place(std::uint32_t e) const;
+  void advance() { address += stride; }
+};
+
+// One transfer between memory and VPM.
+struct Transfer {
+  bool horizontal = true;       // memory rows lie along VPM rows
+  bool packed = false;          // BLOCKMODE: they follow each other in the VPM
+  std::uint32_t rows = 1;
+  std::uint32_t length = 1;     // units of a memory row
+  std::uint32_t unitBytes = 4;
+  std::uint32_t row = 0;        // of the first word
+  std::uint32_t column = 0;
+  std::uint32_t part = 0;       // of that word, in units
+  std::uint32_t vpmPitch = 1;   // loads only; in units when these are parts of words
+  std::uint32_t memoryPitch = 0;  // start to start
+
+  static constexpr std::uint32_t kOutside = UINT32_MAX;
+  // Word (16 * row + column) of unit j of memory row i, kOutside beyond the VPM.
+  std::uint32_t word(std::uint32_t i, std::uint32_t j) const;
+  // Its lowest bit there.
+  std::uint32_t shift(std::uint32_t i, std::uint32_t j) const;
+
+ private:
+  std::uint32_t perWord() const { return 4 / unitBytes; }
+  std::uint32_t position(std::uint32_t i) const;
+};
+
+// What a QPU has set up for one direction.
+struct DmaSetup {
+  bool ready = false;
+  bool hasPitch = false;
+  std::uint32_t basic = 0;
+  std::uint32_t pitch = 0;  // load: MPITCHB; store: STRIDE
+  bool packed = false;      // store: BLOCKMODE
+
+  Transfer load() const;
+  bool loadUsesPitch() const;
+  Transfer store() const;
+};
+
+class Vpm {
+ public:
+  std::uint32_t& word(std::uint32_t n) { return words_[n / kVpmColumns].e[n % kVpmColumns]; }
+
+  void read(const Window& w, Vector& v) {
+    if (w.size == 2 && w.horizontal) {
+      v = words_[w.address % kVpmRows];
+      return;
+    }
+    const std::uint32_t part = partMask(w);
+    for (std::uint32_t e = 0; e < kElements; ++e) {
+      const Window::Place p = w.place(e);
+      v.e[e] = word(p.word) >> p.shift & part;
+    }
+  }
+  void write(const Window& w, const Vector& v) {
+    if (w.size == 2 && w.horizontal) {
+      words_[w.address % kVpmRows] = v;
+      return;
+    }
+    const std::uint32_t part = partMask(w);
+    for (std::uint32_t e = 0; e < kElements; ++e) {
+      const Window::Place p = w.place(e);
+      std::uint32_t& x = word(p.word);
+      x = (x & ~(part << p.shift)) | (v.e[e] & part) << p.shift;
+    }
+  }
+
+ private:
+  static std::uint32_t partMask(const Window& w) {
+    return w.size == 2 ? UINT32_MAX : (1U << (8U << w.size)) - 1U;
+  }
+
+  std::array<Vector, kVpmRows> words_{};
+};
+
+}  // namespace qpu::emu
+
+#endif
