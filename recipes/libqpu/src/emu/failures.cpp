@@ -1,21 +1,9 @@
 // The texts of errors.
-#include <cstdio>
-
 #include "emu/failure.hpp"
 #include "emu/machine.hpp"
+#include "isa/text.hpp"
 
 namespace qpu::emu {
-namespace {
-
-std::string wordOf(isa::Word word) {
-  std::array<char, 24> text{};
-  (void)std::snprintf(text.data(), text.size(), "0x%016llx",
-                      static_cast<unsigned long long>(word));
-  return text.data();
-}
-
-}  // namespace
-
 const code::Site* Machine::siteOf(std::uint32_t at) const {
   const code::Object* object = launch_.object;
   if (object == nullptr || at >= object->siteOf.size()) return nullptr;
@@ -29,7 +17,7 @@ std::string Machine::kernel() const {
 
 std::string Machine::describe(std::uint32_t at) const {
   std::string text = "instruction " + std::to_string(at);
-  if (at < program_.count()) text += " (" + wordOf(launch_.words[at]) + ")";
+  if (at < program_.count()) text += " (" + isa::disassemble(launch_.words[at]) + ")";
   const code::Site* site = siteOf(at);
   if (site != nullptr) text += " of " + site->description;
   return text;
