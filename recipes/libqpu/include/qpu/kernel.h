@@ -36,12 +36,24 @@ struct Argument<Float> {
   }
 };
 QPU_API std::uint32_t arrayUniform(bool given, std::uint32_t address);
+// What a call takes for a Ptr: an array, or a place in one.
+template <typename H>
+class ArrayOrPlace {
+ public:
+  ArrayOrPlace(const SharedArray<H>* array)
+      : given_(array != nullptr), address_(array ? array->getAddress() : 0) {}
+  ArrayOrPlace(std::nullptr_t) : given_(false), address_(0) {}
+  ArrayOrPlace(BusPointer<H> place) : given_(true), address_(place.address()) {}
+  std::uint32_t uniform() const { return arrayUniform(given_, address_); }
+
+ private:
+  bool given_;
+  std::uint32_t address_;
+};
 template <typename H>
 struct ArrayArgument {
-  typedef SharedArray<H>* Host;
-  static std::uint32_t uniform(const SharedArray<H>* array) {
-    return arrayUniform(array != nullptr, array ? array->getAddress() : 0);
-  }
+  typedef ArrayOrPlace<H> Host;
+  static std::uint32_t uniform(const ArrayOrPlace<H>& array) { return array.uniform(); }
 };
 template <typename T>
 struct HostElement;
