@@ -1,6 +1,7 @@
 // The kernel library against plain C++: results, sizes around the block's, any
 // number of QPUs, and nothing touched outside of the ranges given.
 #include "qpu/kernels.h"
+#include "qpu_kernels.h"
 
 #include <algorithm>
 #include <cmath>
@@ -234,4 +235,333 @@ TEST_CASE("ranges outside of arrays are refused before anything runs") {
   CHECK(test::contains(refused([&] { k::add(a, b, b, 64, 13); }), "12 QPUs"));
   CHECK_NOTHROW(k::add(nullptr, nullptr, nullptr, 0));
   CHECK_NOTHROW(k::add(a, b.getPointer(), &b, 64));
+}
+
+namespace {
+
+// What a chain of `adds` truncated sums of these products may be off by.
+double chainBound(int adds, double products) { return (adds + 2) * 0x1p-23 * products + 1e-37; }
+
+struct Shape {
+  int m, n, k;
+};
+
+// A matrix in a guarded array of its own, with rows a little apart.
+struct TestMatrix {
+  int rows, columns, stride;
+  bool transposed;
+  Guarded data;
+
+  TestMatrix(int m, int n, bool transpose = false)
+      : rows(m), columns(n), stride(std::max(transpose ? m : n, 1) + dice(0, 3)),
+        transposed(transpose), data(extent(m, n)) {}
+  int extent(int m, int n) const {
+    const int lines = transposed ? n : m;
+    return m == 0 || n == 0 ? 0 : (lines - 1) * stride + (transposed ? m : n);
+  }
+  int place(int i, int j) const { return transposed ? j * stride + i : i * stride + j; }
+  float at(int i, int j) const { return data[place(i, j)]; }
+  k::Matrix view() const {
+    return transposed ? k::Matrix(data, 1, stride) : k::Matrix(data, stride);
+  }
+};
+
+void checkMatvec(int m, int n, bool transposed = false) {
+  const TestMatrix a(m, n, transposed);
+  const SharedArray<float> x = tight(n);
+  Guarded y(m), again(m);
+  const int qpus = dice(1, 12);
+  k::matvec(y, a.view(), x, m, n, qpus);
+  k::matvec(again, a.view(), x, m, n, 13 - qpus);
+  CHECK(y.intact());
+  CHECK(y.values() == again.values());
+  for (int i = 0; i < m; ++i) {
+    double sum = 0, products = 0;
+    for (int j = 0; j < n; ++j) {
+      const double p = static_cast<double>(a.at(i, j)) * static_cast<double>(x[j]);
+      sum += p;
+      products += std::fabs(p);
+    }
+    INFO(m << " x " << n << ", row " << i << ", QPUs " << qpus);
+    REQUIRE(std::fabs(static_cast<double>(y[i]) - sum) <= chainBound(n + 16, products));
+  }
+}
+
+void checkMatmul(const Shape& s, bool transposeA = false, bool transposeB = false) {
+  const TestMatrix a(s.m, s.k, transposeA), b(s.k, s.n, transposeB);
+  TestMatrix c(s.m, s.n), again(s.m, s.n);
+  const int qpus = dice(1, 12);
+  const float alpha = dice(0, 1) == 0 ? 1 : uniform(-2, 2);
+  const float beta = dice(0, 1) == 0 ? 0 : uniform(-2, 2);
+  std::vector<double> old(static_cast<std::size_t>(s.m * s.n));
+  std::vector<float> gaps = c.data.values();
+  for (int i = 0; i < s.m; ++i)
+    for (int j = 0; j < s.n; ++j) {
+      again.data[again.place(i, j)] = c.at(i, j);
+      old[static_cast<std::size_t>(i * s.n + j)] = static_cast<double>(c.at(i, j));
+    }
+  k::matmul(c.view(), a.view(), b.view(), s.m, s.n, s.k, alpha, beta, qpus);
+  k::matmul(again.view(), a.view(), b.view(), s.m, s.n, s.k, alpha, beta, 13 - qpus);
+  CHECK(c.data.intact());
+  for (int i = 0; i < s.m; ++i)
+    for (int j = 0; j < s.n; ++j) {
+      double sum = 0, products = 0;
+      for (int l = 0; l < s.k; ++l) {
+        const double p = static_cast<double>(a.at(i, l)) * static_cast<double>(b.at(l, j));
+        sum += p;
+        products += std::fabs(p);
+      }
+      const double before =
+          static_cast<double>(beta) * old[static_cast<std::size_t>(i * s.n + j)];
+      sum = static_cast<double>(alpha) * sum + before;
+      products = std::fabs(static_cast<double>(alpha)) * products + std::fabs(before);
+      INFO(s.m << " x " << s.n << " x " << s.k << ", element " << i << ", " << j << ", QPUs "
+               << qpus);
+      REQUIRE(std::fabs(static_cast<double>(c.at(i, j)) - sum) <= chainBound(s.k + 2, products));
+      REQUIRE(c.at(i, j) == again.at(i, j));
+      gaps[static_cast<std::size_t>(c.place(i, j))] = c.at(i, j);
+    }
+  CHECK(c.data.values() == gaps);
+}
+
+}  // namespace
+
+TEST_CASE("matvec of any shape") {
+  for (const int m : {0, 1, 7, 8, 9, 100})
+    for (const int n : {0, 1, 15, 16, 17, 127, 128, 129, 1000}) checkMatvec(m, n);
+  for (int i = 0; i < 60; ++i) checkMatvec(dice(1, 40), dice(1, 600), i % 4 == 3);
+  checkMatvec(13, 20000);
+}
+
+TEST_CASE("matmul of any shape, with strides, transposed, added to what is there") {
+  for (const int m : {1, 8, 9})
+    for (const int n : {1, 16, 63, 64, 65})
+      for (const int l : {0, 1, 15, 16, 17, 33}) checkMatmul({m, n, l});
+  for (int i = 0; i < 120; ++i)
+    checkMatmul({dice(1, 40), dice(1, 150), dice(1, 70)}, dice(0, 2) == 0, dice(0, 2) == 0);
+  checkMatmul({100, 100, 100});
+}
+
+TEST_CASE("matmul refuses what does not fit") {
+  SharedArray<float> a(64);
+  const auto refused = [](auto f) { return test::thrown<qpu::ArgumentError>(f); };
+  const k::Matrix square(a, 8);
+  CHECK(test::contains(refused([&] { k::matmul(square, square, square, 8, 8, 9); }),
+                       "kernels::matmul: a: 65 elements"));
+  CHECK(test::contains(refused([&] { k::matmul(k::Matrix(a, 4), square, square, 8, 8, 8); }),
+                       "c's rows are 4 apart and overlap"));
+  CHECK(test::contains(refused([&] { k::matmul(k::Matrix(a, 1, 8), square, square, 8, 8, 8); }),
+                       "c's column stride must be 1"));
+  CHECK(test::contains(refused([&] { k::matmul(square, square, square, 8, -8, 8); }), "n is -8"));
+  CHECK_NOTHROW(k::matmul(k::Matrix(nullptr, 0), square, square, 0, 8, 8));
+}
+
+namespace {
+
+void checkSoftmax(int rows, int columns) {
+  const int stride = columns + dice(0, 5);
+  const int extent = rows == 0 ? 0 : (rows - 1) * stride + columns;
+  const Guarded a(extent, -20, 20);
+  Guarded out(extent), again(extent);
+  std::vector<float> gaps = out.values();
+  const int qpus = dice(1, 12);
+  k::softmax(out, a, rows, columns, stride, qpus);
+  k::softmax(again, a, rows, columns, stride, 13 - qpus);
+  CHECK(out.intact());
+  for (int i = 0; i < rows; ++i) {
+    double most = -1e30, sum = 0;
+    for (int j = 0; j < columns; ++j) most = std::max(most, static_cast<double>(a[i * stride + j]));
+    for (int j = 0; j < columns; ++j) sum += std::exp(static_cast<double>(a[i * stride + j]) - most);
+    for (int j = 0; j < columns; ++j) {
+      const int at = i * stride + j;
+      const double x = static_cast<double>(a[at]) - most;
+      const double e = std::exp(x) / sum;
+      INFO(rows << " x " << columns << ", element " << i << ", " << j << ", QPUs " << qpus);
+      REQUIRE(std::fabs(static_cast<double>(out[at]) - e) <= (24 - x) * ulpOf(e));
+      REQUIRE(out[at] == again[at]);
+      gaps[static_cast<std::size_t>(at)] = out[at];
+    }
+  }
+  CHECK(out.values() == gaps);
+}
+
+k::Window randomWindow() {
+  k::Window w;
+  w.batch = dice(1, 3);
+  w.channels = dice(1, 5);
+  w.kernelHeight = dice(1, 4);
+  w.kernelWidth = dice(1, 4);
+  w.strideY = dice(1, 3);
+  w.strideX = dice(1, 3);
+  w.dilationY = dice(1, 2);
+  w.dilationX = dice(1, 2);
+  w.paddingY = dice(0, w.kernelHeight / 2);
+  w.paddingX = dice(0, w.kernelWidth / 2);
+  w.height = w.dilationY * w.kernelHeight + dice(0, 12);
+  w.width = w.dilationX * w.kernelWidth + dice(0, 25);
+  return w;
+}
+
+// Element (c, y, x) of the window over output pixel (oy, ox) of image b, or null.
+template <typename Get>
+void overWindow(const k::Window& w, int b, int c, int oy, int ox, Get get) {
+  for (int y = 0; y < w.kernelHeight; ++y)
+    for (int x = 0; x < w.kernelWidth; ++x) {
+      const int iy = oy * w.strideY - w.paddingY + y * w.dilationY;
+      const int ix = ox * w.strideX - w.paddingX + x * w.dilationX;
+      if (iy >= 0 && iy < w.height && ix >= 0 && ix < w.width)
+        get(((b * w.channels + c) * w.height + iy) * w.width + ix, y * w.kernelWidth + x);
+    }
+}
+
+void checkConv(const k::Window& w, int outChannels) {
+  const SharedArray<float> a = tight(w.batch * w.channels * w.height * w.width);
+  const int area = w.kernelHeight * w.kernelWidth;
+  const SharedArray<float> weights = tight(outChannels * w.channels * area);
+  const SharedArray<float> bias = tight(outChannels);
+  const bool biased = dice(0, 1) == 1;
+  const int pixels = w.outHeight() * w.outWidth();
+  Guarded out(w.batch * outChannels * pixels), again(w.batch * outChannels * pixels);
+  const int qpus = dice(1, 12);
+  const k::Floats b = biased ? k::Floats(bias) : k::Floats(nullptr);
+  k::conv2d(out, a, weights, b, w, outChannels, qpus);
+  k::conv2d(again, a, weights, b, w, outChannels, 13 - qpus);
+  CHECK(out.intact());
+  CHECK(out.values() == again.values());
+  int at = 0;
+  for (int i = 0; i < w.batch; ++i)
+    for (int o = 0; o < outChannels; ++o)
+      for (int y = 0; y < w.outHeight(); ++y)
+        for (int x = 0; x < w.outWidth(); ++x, ++at) {
+          double sum = biased ? static_cast<double>(bias[o]) : 0;
+          double products = std::fabs(sum);
+          for (int c = 0; c < w.channels; ++c)
+            overWindow(w, i, c, y, x, [&](int element, int place) {
+              const double p = static_cast<double>(a[element]) *
+                               static_cast<double>(weights[(o * w.channels + c) * area + place]);
+              sum += p;
+              products += std::fabs(p);
+            });
+          REQUIRE(std::fabs(static_cast<double>(out[at]) - sum) <=
+                  chainBound(w.channels * area + 1, products));
+        }
+}
+
+void checkPool(const k::Window& w) {
+  const SharedArray<float> a = tight(w.batch * w.channels * w.height * w.width);
+  const int pixels = w.outHeight() * w.outWidth();
+  Guarded out(w.batch * w.channels * pixels);
+  k::maxPool2d(out, a, w, dice(0, 12));
+  CHECK(out.intact());
+  int at = 0;
+  for (int i = 0; i < w.batch; ++i)
+    for (int c = 0; c < w.channels; ++c)
+      for (int y = 0; y < w.outHeight(); ++y)
+        for (int x = 0; x < w.outWidth(); ++x, ++at) {
+          float most = -kInf;
+          overWindow(w, i, c, y, x, [&](int element, int) { most = std::max(most, a[element]); });
+          REQUIRE(out[at] == most);
+        }
+}
+
+void checkBatchNorm(int batch, int channels, int size) {
+  const int n = batch * channels * size;
+  const SharedArray<float> a = tight(n), mean = tight(channels), weight = tight(channels),
+                           bias = tight(channels), variance = tight(channels, 0.1F, 3);
+  Guarded out(n), again(n);
+  const bool affine = dice(0, 1) == 1;
+  const k::Floats none(nullptr);
+  const int qpus = dice(1, 12);
+  const auto call = [&](Guarded& to, int q) {
+    k::batchNorm(to, a, mean, variance, affine ? k::Floats(weight) : none,
+                 affine ? k::Floats(bias) : none, 1e-5F, batch, channels, size, q);
+  };
+  call(out, qpus);
+  call(again, 13 - qpus);
+  CHECK(out.intact());
+  CHECK(out.values() == again.values());
+  for (int i = 0; i < n; ++i) {
+    const int c = i / size % channels;
+    const double scale = (affine ? static_cast<double>(weight[c]) : 1) /
+                         std::sqrt(static_cast<double>(variance[c]) + 1e-5);
+    const double product =
+        (static_cast<double>(a[i]) - static_cast<double>(mean[c])) * scale;
+    const double e = product + (affine ? static_cast<double>(bias[c]) : 0);
+    INFO(batch << " x " << channels << " x " << size << ", element " << i);
+    REQUIRE(std::fabs(static_cast<double>(out[i]) - e) <= 9 * ulpOf(product) + ulpOf(e));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("softmax of any shape") {
+  for (const int columns : {0, 1, 15, 16, 17, 63, 64, 65, 128, 300, 1000})
+    for (const int rows : {0, 1, 5, 13}) checkSoftmax(rows, columns);
+  // An element far below the others, and rows of one value.
+  SharedArray<float> a(70), out(70);
+  for (float& x : a) x = 1000;
+  a[3] = -kInf;
+  k::softmax(out, a, 1, 70, 70);
+  CHECK(out[3] == 0);
+  CHECK(out[69] == doctest::Approx(1.0 / 69));
+}
+
+TEST_CASE("conv2d of any shape") {
+  for (int i = 0; i < 80; ++i) checkConv(randomWindow(), dice(1, 12));
+  k::Window w;
+  w.channels = 3;
+  w.height = w.width = 20;
+  w.kernelHeight = w.kernelWidth = 3;
+  w.paddingY = w.paddingX = 1;
+  checkConv(w, 17);
+}
+
+TEST_CASE("maxPool2d of any shape") {
+  for (int i = 0; i < 80; ++i) checkPool(randomWindow());
+}
+
+TEST_CASE("batchNorm of any shape") {
+  for (int i = 0; i < 40; ++i) checkBatchNorm(dice(0, 4), dice(1, 20), dice(0, 200));
+  checkBatchNorm(1, 3, 3000);
+}
+
+TEST_CASE("windows that do not fit are refused") {
+  SharedArray<float> a(64);
+  const auto refused = [&](auto change) {
+    k::Window w;
+    w.height = w.width = 8;
+    change(w);
+    return test::thrown<qpu::ArgumentError>([&] { k::maxPool2d(a, a, w); });
+  };
+  CHECK(test::contains(refused([](k::Window& w) { w.kernelHeight = 9; }),
+                       "the kernel is larger than the padded image"));
+  CHECK(test::contains(refused([](k::Window& w) { w.strideX = 0; }),
+                       "strideX is 0, must be at least 1"));
+  CHECK(test::contains(refused([](k::Window& w) { w.height = 9; }), "out: 72 elements"));
+  CHECK(test::contains(refused([](k::Window& w) { w.paddingX = -1; }), "paddingX is -1"));
+  CHECK(test::contains(refused([](k::Window& w) { w.channels = 0; }), "channels is 0"));
+}
+
+TEST_CASE("the C functions compute the same and report failures") {
+  const int n = 100;
+  SharedArray<float> a = tight(n), b = tight(n), out(n), expected(n);
+  float* const p = out.getPointer();
+  k::add(expected, a, b, n);
+  CHECK(qpu_add(p, a.getPointer(), b.getPointer(), n, 0) == 0);
+  for (int i = 0; i < n; ++i) CHECK(out[i] == expected[i]);
+  float result = 0;
+  int number = -1;
+  CHECK(qpu_dot(&result, a.getPointer(), b.getPointer(), n, 5) == 0);
+  CHECK(result == k::dot(a, b, n));
+  CHECK(qpu_argmax(&number, a.getPointer(), n, 5) == 0);
+  CHECK(number == k::argmax(a, n));
+  const qpu_matrix square = {a.getPointer(), 10, 1};
+  CHECK(qpu_matmul({p, 10, 1}, square, square, 10, 10, 10, 1, 0, 0) == 0);
+  k::matmul(k::Matrix(expected, 10), k::Matrix(a, 10), k::Matrix(a, 10), 10, 10, 10);
+  for (int i = 0; i < n; ++i) CHECK(out[i] == expected[i]);
+  CHECK(qpu_add(p, p, p, -1, 0) == -1);
+  CHECK(test::contains(qpu_kernels_error(), "n is -1"));
+  float outside = 0;
+  CHECK(qpu_relu(p, &outside, 1, 0) == -1);
+  CHECK(test::contains(qpu_kernels_error(), "live SharedArrays only"));
 }

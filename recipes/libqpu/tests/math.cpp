@@ -77,7 +77,9 @@ TEST_CASE("reciprocal and div") {
         std::vector<float>{kInf, 0, 0});
 }
 
-TEST_CASE("sqrt") {
+TEST_CASE("sqrt and its reciprocal") {
+  CHECK(worst(positive(everywhere()), [](Float& x) { return reciprocalSqrt(x); },
+              [](double x) { return 1 / std::sqrt(x); }) <= 4);
   CHECK(worst(positive(everywhere()), [](Float& x) { return sqrt(x); },
               [](double x) { return std::sqrt(x); }) <= 4);
   CHECK(apply({0.0F, -4.0F, 1e-40F}, [](Float& x) { return sqrt(x); }) ==

@@ -37,14 +37,18 @@ inline FloatExpr reciprocal(const FloatExpr& x) {
 // a/b to 4 ulp, where reciprocal(b) is right.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) { return a * reciprocal(b); }
 
+// 1/sqrt(x) to 4 ulp for normal x > 0.
+inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
+  const FloatExpr half = x * 0.5F;
+  FloatExpr y = rsqrt(x);
+  y = y * (FloatExpr(1.5F) - half * y * y);
+  return y * (FloatExpr(1.5F) - half * y * y);
+}
+
 // Square root to 4 ulp. Negative x and denormals give 0, Inf gives 2^64.
 inline FloatExpr sqrt(const FloatExpr& x) {
   const FloatExpr v = min(max(x, 0), detail::kGreatest);
-  const FloatExpr half = v * 0.5F;
-  FloatExpr y = rsqrt(v);
-  y = y * (FloatExpr(1.5F) - half * y * y);
-  y = y * (FloatExpr(1.5F) - half * y * y);
-  return v * y;
+  return v * reciprocalSqrt(v);
 }
 
 // e^x to 4 ulp, without the special function unit. Above 88.73 Inf, below -86.99

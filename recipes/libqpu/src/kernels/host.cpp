@@ -37,6 +37,13 @@ void requireSize(const char* name, const char* what, std::int64_t value, std::in
                      std::to_string(least));
 }
 
+void requireFactor(const char* name, const char* what, std::int64_t value) {
+  constexpr std::int64_t most = (1 << 24) - 1;
+  if (value > most)
+    refuse(name, std::string(what) + " is " + std::to_string(value) + ", must be at most " +
+                     std::to_string(most));
+}
+
 void requireRange(const char* name, const char* what, Floats at, std::int64_t count) {
   if (count == 0) return;
   const std::uint32_t address = at.address();

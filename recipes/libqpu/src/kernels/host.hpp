@@ -16,6 +16,8 @@ namespace qpu::kernels {
 
 // Sizes that are below `least` are refused.
 void requireSize(const char* name, const char* what, std::int64_t value, std::int64_t least = 0);
+// Indices and strides that kernels multiply have 24 bits.
+void requireFactor(const char* name, const char* what, std::int64_t value);
 // Throws ArgumentError unless one live array holds the `count` words from `at` on.
 void requireRange(const char* name, const char* what, Floats at, std::int64_t count);
 // The same for m x n elements of a matrix.

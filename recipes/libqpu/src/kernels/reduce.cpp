@@ -14,21 +14,6 @@ namespace {
 constexpr std::size_t kWorkers = 12;
 constexpr std::size_t kPartials = 16 * kWorkers;
 
-// A sum with what its rounding has lost so far, which stays finite so that a
-// sum that has become Inf stays that.
-struct Sum {
-  Float total = 0;
-  Float lost = 0;
-
-  void add(const FloatExpr& x) {
-    constexpr float most = std::numeric_limits<float>::max();
-    Float y = x - lost;
-    Float t = total + y;
-    lost = qpu::min(qpu::max((t - total) - y, -most), most);
-    total = t;
-  }
-};
-
 // Partial sums of f over N inputs: 16 per worker, then what they have lost.
 template <std::size_t N, typename F>
 void partialSums(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {

@@ -4,6 +4,7 @@
 #define QPU_SRC_KERNELS_STREAM_HPP
 
 #include <array>
+#include <limits>
 
 #include "qpu/macros.h"
 #include "qpu/math.h"
@@ -91,6 +92,21 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
     tail(x, at, count);
   End
 }
+
+// A sum with what its rounding has lost so far, which stays finite so that a
+// sum that has become Inf stays that.
+struct Sum {
+  Float total = 0;
+  Float lost = 0;
+
+  void add(const FloatExpr& x) {
+    constexpr float most = std::numeric_limits<float>::max();
+    Float y = x - lost;
+    Float t = total + y;
+    lost = qpu::min(qpu::max((t - total) - y, -most), most);
+    total = t;
+  }
+};
 
 // Stores four vectors at `to` in one DMA, overlapped with what follows. Each QPU
 // has VPM rows 4 * me() .. 4 * me() + 3 for it; rows from 48 on are the

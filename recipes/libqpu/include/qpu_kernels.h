@@ -1,0 +1,69 @@
+/* The kernel library for C. What each function computes, its ranges and bounds:
+ * qpu/kernels.h, under the same names.
+ *
+ * Pointers are the CPU's addresses of elements in shared memory, or bus addresses
+ * cast to pointers. `qpus` is 1..12; 0 lets the library choose. All return 0, or
+ * -1 when they failed; then qpu_kernels_error() says why. */
+#ifndef QPU_KERNELS_C_H
+#define QPU_KERNELS_C_H
+
+#include "qpu.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What this thread's last failed call says; "" before any. Valid until the next. */
+QPU_C_API const char *qpu_kernels_error(void);
+
+QPU_C_API int qpu_add(float *out, const float *a, const float *b, int n, int qpus);
+QPU_C_API int qpu_sub(float *out, const float *a, const float *b, int n, int qpus);
+QPU_C_API int qpu_mul(float *out, const float *a, const float *b, int n, int qpus);
+QPU_C_API int qpu_fma(float *out, const float *a, const float *b, const float *c, int n, int qpus);
+QPU_C_API int qpu_axpy(float *out, float factor, const float *a, const float *b, int n, int qpus);
+QPU_C_API int qpu_scale(float *out, float factor, const float *a, int n, int qpus);
+QPU_C_API int qpu_relu(float *out, const float *a, int n, int qpus);
+QPU_C_API int qpu_clamp(float *out, const float *a, float low, float high, int n, int qpus);
+QPU_C_API int qpu_exp(float *out, const float *a, int n, int qpus);
+QPU_C_API int qpu_sqrt(float *out, const float *a, int n, int qpus);
+QPU_C_API int qpu_sigmoid(float *out, const float *a, int n, int qpus);
+QPU_C_API int qpu_tanh(float *out, const float *a, int n, int qpus);
+
+QPU_C_API int qpu_sum(float *result, const float *a, int n, int qpus);
+QPU_C_API int qpu_dot(float *result, const float *a, const float *b, int n, int qpus);
+QPU_C_API int qpu_norm(float *result, const float *a, int n, int qpus);
+QPU_C_API int qpu_max(float *result, const float *a, int n, int qpus);
+QPU_C_API int qpu_argmax(int *result, const float *a, int n, int qpus);
+
+/* Element (i, j) of a matrix lies at data + i * row_stride + j * column_stride. */
+struct qpu_matrix {
+  float *data;
+  int row_stride;
+  int column_stride;
+};
+QPU_C_API int qpu_matvec(float *y, struct qpu_matrix a, const float *x, int m, int k, int qpus);
+QPU_C_API int qpu_matmul(struct qpu_matrix c, struct qpu_matrix a, struct qpu_matrix b, int m,
+                         int n, int k, float alpha, float beta, int qpus);
+QPU_C_API int qpu_softmax(float *out, const float *a, int rows, int columns, int row_stride,
+                          int qpus);
+
+struct qpu_window {
+  int batch, channels, height, width;
+  int kernel_height, kernel_width;
+  int stride_y, stride_x;
+  int padding_y, padding_x;
+  int dilation_y, dilation_x;
+};
+QPU_C_API int qpu_conv2d(float *out, const float *a, const float *weights, const float *bias,
+                         const struct qpu_window *window, int out_channels, int qpus);
+QPU_C_API int qpu_max_pool2d(float *out, const float *a, const struct qpu_window *window,
+                             int qpus);
+QPU_C_API int qpu_batch_norm(float *out, const float *a, const float *mean, const float *variance,
+                             const float *weight, const float *bias, float epsilon, int batch,
+                             int channels, int size, int qpus);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

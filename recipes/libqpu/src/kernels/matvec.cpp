@@ -1,0 +1,202 @@
+// Matrix times vector. A task is a group of eight rows by one segment of the
+// columns; its chunks of 128 columns keep their part of x in registers while the
+// rows pass by. Segments are joined by a second kernel. Which tasks there are
+// depends on the shape alone, and so does the order of every sum.
+#include <algorithm>
+
+#include "kernels/host.hpp"
+#include "kernels/stream.hpp"
+
+namespace qpu::kernels {
+namespace {
+
+constexpr int kRows = 8;     // of a group
+constexpr int kChunk = 8;    // vectors of a chunk
+constexpr int kColumns = 16 * kChunk;
+
+// -1 where a < b, else 0, for differences that do not overflow.
+IntExpr ifBelow(const IntExpr& a, const IntExpr& b) { return (a - b) >> 31; }
+
+// out[segment * m + row] = the row's sum over the segment.
+void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, Ptr<Float> x,
+                     Int groups, Int segments, Int chunksOfSegment) {
+  Int chunks = k >> 7;
+  Int group = me(), segment = 0;
+  While (group >= groups)
+    group = group - groups;
+    segment = segment + 1;
+  End
+  While (segment < segments)
+    Int row = group << 3;
+    Int rows = min(m - row, kRows);
+    Int chunk = segment * chunksOfSegment;
+    Int end = min(chunk + chunksOfSegment, chunks);
+    Ptr<Float> base = a + row * rowStride + index();
+    std::array<Float, kRows> sum;
+    for (Float& s : sum) s = 0;
+
+    If (chunk < end)
+      Ptr<Float> nextX = x + ((chunk << 7) + index());
+      Ptr<Float> nextRow = base + (chunk << 7);  // the group's first row
+      Ptr<Float> next = nextRow;
+      Int asked = chunk;
+      constexpr int stream = kChunk * (kRows + 1);  // x, then the rows
+      const auto request = [&](int position) {
+        const int r = position % stream / kChunk - 1;
+        const int j = position % kChunk;
+        if (position == stream) {
+          asked = asked + 1;
+          Int move = ifBelow(asked, end) & kColumns;
+          nextX = nextX + move;
+          nextRow = nextRow + move;
+        }
+        if (r < 0) {
+          gather(nextX + 16 * j);
+          return;
+        }
+        // Rows that are not there are the last one again.
+        if (r == 0 && j == 0) next = nextRow;
+        if (r > 0 && j == 0) next = next + (rowStride & ifBelow(r, rows));
+        gather(next + 16 * j);
+      };
+      for (int p = 0; p < kInFlight; ++p) request(p);
+      While (chunk < end)
+        std::array<Float, kChunk> part;
+        for (int j = 0; j < kChunk; ++j) {
+          receive(part[static_cast<std::size_t>(j)]);
+          request(j + kInFlight);
+        }
+        for (int r = 0; r < kRows; ++r) {
+          Float product;
+          for (int j = 0; j < kChunk; ++j) {
+            Float v;
+            receive(v);
+            request((r + 1) * kChunk + j + kInFlight);
+            const Float& p = part[static_cast<std::size_t>(j)];
+            product = j == 0 ? v * p : product + v * p;
+          }
+          Float& s = sum[static_cast<std::size_t>(r)];
+          s = s + product;
+        }
+        chunk = chunk + 1;
+      End
+      Float unused;
+      for (int p = 0; p < kInFlight; ++p) receive(unused);
+    End
+
+    // Columns beyond the chunks, in the last segment.
+    Int column = select(segment == segments - 1, chunks << 7, k);
+    For (Int c = column, c < k, c = c + 16)
+      Int count = min(k - c, 16);
+      Int lane = min(index(), count - 1) - index();
+      Float v;
+      Ptr<Float> next = base + (c + lane);
+      gather(x + (c + min(index(), count - 1)));
+      gather(next);
+      Float p;
+      receive(p);
+      p = select(index() < count, p, 0);
+      for (int r = 0; r < kRows; ++r) {
+        next = next + (rowStride & ifBelow(r + 1, rows));
+        gather(next);
+        receive(v);
+        Float& s = sum[static_cast<std::size_t>(r)];
+        // What x's zeros meet may be Inf: the product is 0 on a QPU all the same.
+        s = s + v * p;
+      }
+      receive(v);
+    End
+
+    Float result = 0;
+    for (int r = 0; r < kRows; ++r) {
+      Float total = sumOf(sum[static_cast<std::size_t>(r)]);
+      Where (index() == r)
+        result = total;
+      End
+    }
+    store(result, out + (segment * m + row), rows);
+
+    group = group + numQPUs();
+    While (group >= groups)
+      group = group - groups;
+      segment = segment + 1;
+    End
+  End
+}
+
+// out[i] = sum over s of parts[s * m + i].
+void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
+  For (Int i = me() << 4, i < m, i = i + (numQPUs() << 4))
+    Int count = min(m - i, 16);
+    Ptr<Float> p = parts + (i + min(index(), count - 1));
+    Float sum = 0;
+    For (Int s = 0, s < segments, s = s + 2)
+      // An odd one out is asked for twice and counted once.
+      Int more = ifBelow(s + 1, segments);
+      gather(p);
+      p = p + (m & more);
+      gather(p);
+      p = p + m;
+      Float one, other;
+      receive(one);
+      receive(other);
+      sum = sum + one;
+      sum = sum + asFloat(asInt(other) & more);
+    End
+    store(sum, out + i, count);
+  End
+}
+
+// How many segments the columns are cut into: few, but enough to give all QPUs
+// about the same number of tasks.
+int segmentsFor(int groups, int chunks) {
+  int best = 1;
+  double bestShare = 0;
+  for (int s = 1; s <= std::min(kMostQpus, std::max(chunks, 1)); ++s) {
+    const int tasks = groups * s;
+    const int rounds = (tasks + kMostQpus - 1) / kMostQpus;
+    const double share = static_cast<double>(tasks) / (kMostQpus * rounds);
+    if (share > bestShare + 0.05) {
+      best = s;
+      bestShare = share;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus) {
+  requireSize("matvec", "m", m);
+  requireSize("matvec", "k", k);
+  requireRange("matvec", "y", y, m);
+  requireRange("matvec", "x", x, k);
+  requireMatrix("matvec", "a", a, m, k);
+  requireFactor("matvec", "m", m);
+  requireFactor("matvec", "a's row stride", a.rowStride);
+  if (m == 0) return;
+  if (a.columnStride != 1) {
+    // The row vector of x times the transposed matrix.
+    matmul(Matrix(y, m), Matrix(x, k), Matrix(a.data, a.columnStride, a.rowStride), 1, m, k, 1, 0,
+           qpus);
+    return;
+  }
+  static const auto products = compile(partialProducts, "matvec");
+  static const auto join = compile(joinSegments, "matvec-join");
+  const int groups = (m + kRows - 1) / kRows;
+  const int chunks = k / kColumns;
+  const int segments = segmentsFor(groups, chunks);
+  const int each = (chunks + segments - 1) / segments;
+  // An empty matrix has a first element nowhere, but is not read either.
+  const Floats from = k == 0 ? y : a.data;
+  const Floats by = k == 0 ? y : x;
+  if (segments == 1) {
+    run(products, qpus, m, k, y, from, a.rowStride, by, groups, segments, each);
+    return;
+  }
+  const Scratch parts(static_cast<std::size_t>(m) * static_cast<std::size_t>(segments));
+  run(products, qpus, m, k, parts.floats(), from, a.rowStride, by, groups, segments, each);
+  run(join, qpus, m, segments, y, parts.floats());
+}
+
+}  // namespace qpu::kernels
