@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,18 @@ def test_the_tests_in_cpp_pass(tree: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_clang_tidy_finds_nothing(tree: Path) -> None:
+def test_clang_tidy_finds_nothing(tree: Path, product_config: Config) -> None:
     clang_tidy = shutil.which("clang-tidy")
     if clang_tidy is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
     commands = json.loads((tree / "compile_commands.json").read_text())
     sources = sorted({item["file"] for item in commands if "/libqpu/src/" in item["file"]})
     assert len(sources) >= 8
-    done = run([clang_tidy, "-p", tree, "--quiet", "--warnings-as-errors=*", *sources], limit_s=1700)
-    assert "error:" not in done.output
+
+    def check(source: str) -> str:
+        done = run([clang_tidy, "-p", tree, "--quiet", "--warnings-as-errors=*", source], check=False, limit_s=600)
+        return "" if done.returncode == 0 else done.output
+
+    with ThreadPoolExecutor(compile_jobs(product_config.build)) as pool:
+        found = [words for words in pool.map(check, sources) if words]
+    assert found == []

@@ -1,0 +1,301 @@
+#include <algorithm>
+
+#include "compiler/compile.hpp"
+#include "compiler/schedule.hpp"
+#include "error_facts.hpp"
+
+namespace qpu::compiler {
+namespace {
+
+constexpr std::size_t kDelaySlots = 3;
+
+isa::BranchCond opposite(isa::BranchCond c) {
+  using isa::BranchCond;
+  switch (c) {
+    case BranchCond::AllZSet: return BranchCond::AnyZClear;
+    case BranchCond::AllZClear: return BranchCond::AnyZSet;
+    case BranchCond::AnyZSet: return BranchCond::AllZClear;
+    case BranchCond::AnyZClear: return BranchCond::AllZSet;
+    case BranchCond::AllNSet: return BranchCond::AnyNClear;
+    case BranchCond::AllNClear: return BranchCond::AnyNSet;
+    case BranchCond::AnyNSet: return BranchCond::AllNClear;
+    case BranchCond::AnyNClear: return BranchCond::AllNSet;
+    case BranchCond::AllCSet: return BranchCond::AnyCClear;
+    case BranchCond::AllCClear: return BranchCond::AnyCSet;
+    case BranchCond::AnyCSet: return BranchCond::AllCClear;
+    case BranchCond::AnyCClear: return BranchCond::AllCSet;
+    default: return c;
+  }
+}
+
+// Blocks that do nothing and blocks that nothing leads to go.
+void straighten(Function& function) {
+  auto& blocks = function.blocks;
+  for (Block& b : blocks)
+    if (b.exit == Block::Exit::Branch &&
+        (b.cond == isa::BranchCond::Always || b.taken == b.next)) {
+      if (b.cond == isa::BranchCond::Always) b.next = b.taken;
+      b.exit = Block::Exit::Jump;
+    }
+  const auto target = [&](std::uint32_t b) {
+    for (std::size_t steps = 0; steps < blocks.size(); ++steps) {
+      if (!blocks[b].operations.empty() || blocks[b].exit != Block::Exit::Jump) break;
+      b = blocks[b].next;
+    }
+    return b;
+  };
+  for (Block& b : blocks) {
+    if (b.exit != Block::Exit::End) b.next = target(b.next);
+    if (b.exit == Block::Exit::Branch) b.taken = target(b.taken);
+    if (b.exit == Block::Exit::Branch && b.taken == b.next) b.exit = Block::Exit::Jump;
+  }
+  std::vector<char> reached(blocks.size(), 0);
+  std::vector<std::uint32_t> work{0};
+  reached[0] = 1;
+  while (!work.empty()) {
+    const std::uint32_t b = work.back();
+    work.pop_back();
+    for (const std::uint32_t s : successors(blocks[b]))
+      if (reached[s] == 0) {
+        reached[s] = 1;
+        work.push_back(s);
+      }
+  }
+  std::vector<std::uint32_t> number(blocks.size(), 0);
+  std::vector<Block> kept;
+  for (std::size_t b = 0; b < blocks.size(); ++b)
+    if (reached[b] != 0) {
+      number[b] = static_cast<std::uint32_t>(kept.size());
+      kept.push_back(std::move(blocks[b]));
+    }
+  for (Block& b : kept) {
+    b.next = number[b.next];
+    b.taken = number[b.taken];
+  }
+  blocks = std::move(kept);
+}
+
+class Emitter {
+ public:
+  Emitter(Function function, const Options& options)
+      : function_(std::move(function)), options_(options) {}
+
+  code::Object emit() {
+    straighten(function_);
+    live_ = findLiveness(function_);
+    homes_ = findHomes(function_, live_, options_.fileRegisters);
+    if (homes_.empty() && !live_.globals.empty()) failRegisters();
+    followTmus();
+    const std::size_t n = function_.blocks.size();
+    starts_.resize(n);
+    lastWritten_.assign(n, 0);
+    isDone_.assign(n, 0);
+    predecessors_.resize(n);
+    for (std::uint32_t b = 0; b < n; ++b)
+      for (const std::uint32_t s : successors(function_.blocks[b])) predecessors_[s].push_back(b);
+    for (std::uint32_t b = 0; b < n; ++b) emitBlock(b);
+    return finish();
+  }
+
+ private:
+  [[noreturn]] void failRegisters() const {
+    detail::raise<CompileError>(
+        "kernel '" + function_.name + "': too many vectors are alive at once for " +
+            std::to_string(2 * options_.fileRegisters) + " registers",
+        {function_.name, "", -1, 0});
+  }
+
+  // Requests that are outstanding where blocks begin.
+  void followTmus() {
+    inFlight_.assign(function_.blocks.size(), {0, 0});
+    std::vector<char> seen(function_.blocks.size(), 0);
+    std::vector<std::uint32_t> work{0};
+    seen[0] = 1;
+    while (!work.empty()) {
+      const std::uint32_t b = work.back();
+      work.pop_back();
+      std::array<std::uint32_t, 2> count = inFlight_[b];
+      for (const Operation& o : function_.blocks[b].operations) {
+        std::uint32_t& c = count[o.unit & 1U];
+        if (o.op == Op::TmuRequest) ++c;
+        if (o.op == Op::TmuReceive && c > 0) --c;
+      }
+      for (const std::uint32_t s : successors(function_.blocks[b]))
+        if (seen[s] == 0) {
+          seen[s] = 1;
+          inFlight_[s] = count;
+          work.push_back(s);
+        }
+    }
+  }
+
+  std::uint64_t homesOf(const Bits& globals) const {
+    std::uint64_t mask = 0;
+    for (std::size_t g = 0; g < homes_.size(); ++g)
+      if (globals.has(g)) mask |= std::uint64_t{1} << homes_[g];
+    return mask;
+  }
+
+  // Registers that the instruction before the block may write.
+  std::uint64_t unreadableAt(std::uint32_t b) const {
+    std::uint64_t mask = 0;
+    for (const std::uint32_t p : predecessors_[b]) {
+      if (isDone_[p] != 0) {
+        mask |= lastWritten_[p];
+        continue;
+      }
+      for (const Operation& o : function_.blocks[p].operations)
+        if (o.target != Operation::kNone && live_.indexOf[o.target] != Liveness::kLocal)
+          mask |= std::uint64_t{1} << homes_[live_.indexOf[o.target]];
+    }
+    return mask;
+  }
+
+  ScheduledBlock scheduleBlock(std::uint32_t b) const {
+    BlockContext context;
+    context.function = &function_;
+    context.live = &live_;
+    context.homes = &homes_;
+    context.block = b;
+    context.inFlight = inFlight_[b];
+    context.fuse = options_.level > 0;
+    context.setNoSwap = b == 0 && function_.usesTwoTmus;
+    ScheduleOptions so;
+    so.fileRegisters = options_.fileRegisters;
+    so.pair = options_.level > 0;
+    so.occupied = homesOf(live_.in[b]);
+    so.reserved = homesOf(live_.out[b]);
+    so.unreadable = unreadableAt(b);
+    const Graph graph = buildGraph(context);
+    static constexpr std::array<std::uint32_t, 4> kWindows{160, 40, 8, 1};
+    for (const std::uint32_t window : kWindows) {
+      if (options_.level == 0 && window != 1) continue;
+      so.window = window;
+      if (auto result = schedule(graph, so)) return std::move(*result);
+    }
+    if (context.fuse) {
+      context.fuse = false;
+      if (auto result = schedule(buildGraph(context), so)) return std::move(*result);
+    }
+    failRegisters();
+  }
+
+  void push(const Slot& slot) {
+    slots_.push_back(slot);
+  }
+  void pushNops(std::size_t count) {
+    for (std::size_t k = 0; k < count; ++k) push({});
+  }
+
+  void pushBranch(isa::BranchCond cond, std::uint32_t target, std::uint32_t site) {
+    Slot slot;
+    slot.instruction.form = isa::Form::Branch;
+    slot.instruction.branchCond = cond;
+    slot.instruction.branchRelative = true;
+    slot.site = site;
+    branches_.push_back({slots_.size(), target});
+    push(slot);
+  }
+
+  void emitBlock(std::uint32_t b) {
+    const Block& block = function_.blocks[b];
+    ScheduledBlock code = scheduleBlock(b);
+    isDone_[b] = 1;
+    lastWritten_[b] = code.lastWritten;
+    if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);
+    while (code.slots.size() < static_cast<std::size_t>(code.settles)) {
+      code.slots.emplace_back();
+      lastWritten_[b] = 0;
+    }
+    starts_[b] = slots_.size();
+    const bool isLast = b + 1 == function_.blocks.size();
+    const auto isNext = [&](std::uint32_t target) { return !isLast && target == b + 1; };
+    if (block.exit == Block::Exit::End) {
+      for (const Slot& s : code.slots) push(s);
+      Slot end;
+      end.instruction.signal = isa::Signal::End;
+      push(end);
+      pushNops(2);
+      return;
+    }
+    if (block.exit == Block::Exit::Jump && isNext(block.next)) {
+      for (const Slot& s : code.slots) push(s);
+      return;
+    }
+    isa::BranchCond cond = isa::BranchCond::Always;
+    std::uint32_t taken = block.next;
+    bool jumpsToo = false;
+    if (block.exit == Block::Exit::Branch) {
+      cond = block.cond;
+      taken = block.taken;
+      if (isNext(block.taken)) {
+        cond = opposite(cond);
+        taken = block.next;
+      } else {
+        jumpsToo = !isNext(block.next);
+      }
+    }
+    const std::size_t size = code.slots.size();
+    std::size_t at = size > kDelaySlots ? size - kDelaySlots : 0;
+    if (cond != isa::BranchCond::Always)
+      at = std::max(at, static_cast<std::size_t>(code.flagsAt + 1));
+    for (std::size_t k = 0; k < at; ++k) push(code.slots[k]);
+    pushBranch(cond, taken, block.site);
+    for (std::size_t k = at; k < size; ++k) push(code.slots[k]);
+    if (size < at + kDelaySlots) {
+      pushNops(at + kDelaySlots - size);
+      lastWritten_[b] = 0;
+    }
+    if (jumpsToo) {
+      pushBranch(isa::BranchCond::Always, block.next, block.site);
+      pushNops(kDelaySlots);
+    }
+  }
+
+  code::Object finish() {
+    code::Object object;
+    for (const Branch& branch : branches_)
+      slots_[branch.at].instruction.immediate =
+          static_cast<std::uint32_t>((static_cast<std::int64_t>(starts_[branch.target]) -
+                                      static_cast<std::int64_t>(branch.at + kDelaySlots + 1)) *
+                                     8);
+    object.name = function_.name;
+    object.parameters = function_.parameters;
+    object.uniforms = function_.uniforms;
+    object.sites = function_.sites;
+    object.words.reserve(slots_.size());
+    object.siteOf.reserve(slots_.size());
+    for (const Slot& slot : slots_) {
+      object.words.push_back(isa::encode(slot.instruction));
+      object.siteOf.push_back(slot.site);
+    }
+    for (const Block& b : function_.blocks)
+      for (const Operation& o : b.operations) object.usesSfu |= o.op == Op::Sfu;
+    return object;
+  }
+
+  struct Branch {
+    std::size_t at;
+    std::uint32_t target;
+  };
+
+  Function function_;
+  const Options& options_;
+  Liveness live_;
+  std::vector<Place> homes_;
+  std::vector<std::array<std::uint32_t, 2>> inFlight_;
+  std::vector<std::vector<std::uint32_t>> predecessors_;
+  std::vector<std::size_t> starts_;
+  std::vector<std::uint64_t> lastWritten_;
+  std::vector<char> isDone_;
+  std::vector<Branch> branches_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace
+
+code::Object emit(Function function, const Options& options) {
+  return Emitter(std::move(function), options).emit();
+}
+
+}  // namespace qpu::compiler

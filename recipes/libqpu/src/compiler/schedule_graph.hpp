@@ -1,0 +1,109 @@
+// The operations of one block as a graph: what must come before what, and which
+// vectors they hand to each other.
+#ifndef QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
+#define QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/allocate.hpp"
+
+namespace qpu::compiler {
+
+constexpr std::uint32_t kNone = UINT32_MAX;
+
+// Outstanding requests that one TMU holds safely; more were seen to fail.
+constexpr std::uint32_t kTmuDepth = 4;
+// What the scheduler expects, in instructions; a wrong guess costs time only.
+constexpr int kTmuLatency = 20;
+constexpr int kDmaLatency = 40;
+
+// Manual, hazards: instructions from one to the other.
+constexpr int kVpmReadLatency = 4;
+constexpr int kNoSwapLatency = 3;
+constexpr int kSfuLatency = 3;
+
+constexpr std::uint8_t kRotateByR5 = 16;
+
+// Bits of the two pipes, of the two files, of what may be once per instruction.
+constexpr std::uint8_t kAddPipe = 1;
+constexpr std::uint8_t kMulPipe = 2;
+constexpr std::uint8_t kToA = 1;
+constexpr std::uint8_t kToB = 2;
+constexpr std::uint8_t kToNeither = 4;
+constexpr std::uint8_t kUnitAccess = 1;  // TMU, SFU, mutex, semaphore
+constexpr std::uint8_t kVpmAccess = 2;   // VPM, DMA, and results of TMUs against those
+
+struct Source {
+  enum class Kind : std::uint8_t { None, Value, Small, ReadA, ReadB, ReadEither };
+  Kind kind = Kind::None;
+  std::uint32_t number = 0;  // of a value, a small-immediate code, or an address
+  bool isValue() const { return kind == Kind::Value; }
+};
+
+struct Node {
+  enum class Form : std::uint8_t { Alu, Load, LoadSigned, LoadUnsigned, Receive, Wait, Semaphore };
+  Form form = Form::Alu;
+  std::uint8_t pipes = 0;
+  isa::AddOp add = isa::AddOp::Nop;
+  isa::MulOp mul = isa::MulOp::Nop;
+  isa::Cond cond = isa::Cond::Always;
+  bool setsFlags = false;
+  bool removed = false;
+  bool homecoming = false;  // brings value `a` to its home
+  bool quadSource = false;  // the rotation stays within the first quad
+  std::uint8_t rotate = 0;  // 1..15 or kRotateByR5
+  std::uint8_t address = isa::address::kNop;  // I/O address written, if no register
+  std::uint8_t files = kToNeither;            // where `address` is
+  std::uint8_t exclusive = 0;
+  std::uint8_t unit = 0;
+  Place result = kNowhere;  // kR4, kR5: the target comes out there
+  Source a, b;
+  std::uint32_t target = kNone;  // a value
+  std::uint32_t constant = 0;
+  std::uint32_t site = code::Object::kNoSite;
+  std::uint32_t waitsFor = 0;  // edges into it
+  std::int32_t height = 0;     // instructions from here to the end of the block at least
+};
+
+// A vector from one full write of a register to the next.
+struct Value {
+  Vreg vreg = 0;
+  Place home = kNowhere;   // of a register that is alive at an end of the block
+  bool liveIn = false;     // is at home from the start
+  bool liveOut = false;    // must be at home in the end
+  std::uint32_t reads = 0;
+  std::uint32_t updates = 0;    // conditional writes
+  std::uint32_t rotations = 0;  // reads by full rotations
+  std::uint32_t firstUse = 0, uses = 0;  // range of Graph::users
+};
+
+struct Edge {
+  std::uint32_t to;
+  std::int32_t latency;
+};
+
+struct Graph {
+  std::vector<Node> nodes;
+  std::vector<Value> values;
+  std::vector<std::uint32_t> users;      // nodes that read a value, by value
+  std::vector<std::uint32_t> firstEdge;  // range of edges of each node; one more at the end
+  std::vector<Edge> edges;
+  std::uint32_t lastFlags = kNone;       // node that sets the flags of the block's exit
+};
+
+struct BlockContext {
+  const Function* function = nullptr;
+  const Liveness* live = nullptr;
+  const std::vector<Place>* homes = nullptr;  // by index in live->globals
+  std::size_t block = 0;
+  std::array<std::uint32_t, 2> inFlight{};    // requests of each TMU before the block
+  bool fuse = false;       // operations may write I/O addresses themselves
+  bool setNoSwap = false;  // entry block of a kernel that names its TMUs
+};
+
+Graph buildGraph(const BlockContext& context);
+
+}  // namespace qpu::compiler
+
+#endif
