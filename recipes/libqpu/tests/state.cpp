@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "qpu/error.h"
 #include "runtime/state.hpp"
 #include "tests/fake_vcio.hpp"
 

@@ -49,6 +49,7 @@ class GpuMemory {
   unsigned char* host() const { return host_; }
 
  private:
+  friend class Device;
   std::shared_ptr<Device> device_;
   std::size_t slot_;
   std::uint32_t bus_;
