@@ -1,0 +1,332 @@
+#include "isa/verify.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <tuple>
+
+#include "isa/access.hpp"
+#include "isa/flow.hpp"
+#include "isa/graph.hpp"
+#include "isa/rules.hpp"
+#include "isa/text.hpp"
+
+namespace qpu::isa {
+namespace {
+
+// The most instructions that a rule looks back.
+constexpr std::size_t kLongest = 3;
+
+bool isReservedPmPack(std::uint8_t pack) { return pack != 0 && (pack < 3 || pack > 7); }
+
+bool isTriggering(std::uint8_t a) {
+  return a == address::kTmuNoSwap || a == address::kUniformsAddress || a >= kTlbFirst;
+}
+
+// The name stands for two registers, one in each file.
+bool isSided(std::uint8_t a) {
+  return a == address::kVpmSetup || a == address::kDmaAddress || a == 41 || a == kMsFlags;
+}
+
+class Verifier {
+ public:
+  explicit Verifier(const std::vector<Word>& program) : program_(program) {
+    for (std::size_t n = 0; n < program.size(); ++n) {
+      const auto decoded = decode(program[n]);
+      if (!decoded) fault(n, n, RuleId::UnknownInstruction);
+      instructions_.push_back(decoded.value_or(Instruction()));
+      accesses_.push_back(accessOf(instructions_.back()));
+    }
+  }
+
+  std::vector<Fault> run() {
+    if (program_.empty()) fault(0, 0, RuleId::RunsOut, "there is no instruction");
+    for (std::size_t n = 0; n < program_.size(); ++n) single(n);
+    const Graph graph(instructions_);
+    for (const std::size_t n : graph.leaving()) fault(n, n, RuleId::RunsOut);
+    flow(graph);
+    for (const Graph::Node n : graph.reachable()) {
+      place(n);
+      near(graph, n);
+    }
+    return result();
+  }
+
+ private:
+  struct Found {
+    std::size_t instruction;
+    std::size_t cause;
+    RuleId rule;
+    std::string detail;
+    auto key() const { return std::tie(instruction, cause, rule, detail); }
+    bool operator<(const Found& other) const { return key() < other.key(); }
+    bool operator==(const Found& other) const { return key() == other.key(); }
+  };
+
+  void fault(std::size_t at, std::size_t cause, RuleId rule, const std::string& detail = {}) {
+    found_.push_back({at, cause, rule, detail});
+  }
+
+  std::string listed(std::size_t n) const {
+    std::string text = "instruction " + std::to_string(n);
+    if (n < program_.size()) text += " (" + disassemble(program_[n]) + ")";
+    return text;
+  }
+
+  std::vector<Fault> result() {
+    std::sort(found_.begin(), found_.end());
+    found_.erase(std::unique(found_.begin(), found_.end()), found_.end());
+    std::vector<Fault> faults;
+    faults.reserve(found_.size());
+    for (const Found& f : found_) {
+      const Rule& rule = rules()[static_cast<std::size_t>(f.rule)];
+      std::string text = listed(f.instruction);
+      if (f.cause != f.instruction) text += " after " + listed(f.cause);
+      text += std::string(": ") + rule.text;
+      if (!f.detail.empty()) text += ": " + f.detail;
+      faults.push_back({f.instruction, f.cause, rule.name, text});
+    }
+    return faults;
+  }
+
+  // Rules that one instruction can break.
+
+  void single(std::size_t n) {
+    const Instruction& i = instructions_[n];
+    const Access& a = accesses_[n];
+    const auto say = [&](RuleId rule, const std::string& detail = {}) {
+      fault(n, n, rule, detail);
+    };
+    if (i.form == Form::Alu) {
+      signals(n);
+      if (i.opAdd == AddOp::Nop && i.waddrAdd != address::kNop) say(RuleId::NopWrites, "ADD");
+      if (i.opMul == MulOp::Nop && i.waddrMul != address::kNop) say(RuleId::NopWrites, "MUL");
+      unpacks(n);
+    }
+    if (i.form == Form::Branch) {
+      std::size_t target = 0;
+      if (!branchTarget(i, n, program_.size(), target)) say(RuleId::BranchTarget);
+    } else {
+      packs(n);
+    }
+    if (a.writes == 2) {
+      const Write& w = a.write[0];
+      const bool same = w.address == a.write[1].address && w.address >= 32 && !isSided(w.address);
+      const bool bothWrite = w.isIo() || (!w.never && !a.write[1].never);
+      if (same && bothWrite) say(RuleId::SameDestination);
+    }
+    for (const std::uint8_t io : {address::kUniform, kVarying, address::kVpm})
+      if (a.portA == io && a.portB == io) say(RuleId::IoReadTwice);
+    peripherals(n);
+    for (const Write& w : a)
+      if (isTriggering(w.address) && !w.always) say(RuleId::ConditionalTrigger);
+    const bool pair = (a.vpm & (a.vpm - 1)) != 0 && a.vpm != (kVpmRead | kVpmWrite);
+    const bool load = i.signal == Signal::LoadTmu0 || i.signal == Signal::LoadTmu1;
+    if (pair || (load && a.vpm != 0)) say(RuleId::VpmPair);
+    if (a.ends)
+      for (const Write& w : a)
+        if (w.isRegister()) say(RuleId::EndWritesRegister);
+  }
+
+  void signals(std::size_t n) {
+    switch (instructions_[n].signal) {
+      case Signal::Breakpoint: fault(n, n, RuleId::Breakpoint); break;
+      case Signal::ThreadSwitch:
+      case Signal::LastThreadSwitch: fault(n, n, RuleId::ThreadSwitch); break;
+      case Signal::WaitScoreboard:
+        if (n < 2) fault(n, n, RuleId::ScoreboardStart);
+        break;
+      default: break;
+    }
+  }
+
+  void packs(std::size_t n) {
+    const Instruction& i = instructions_[n];
+    if (i.pack == 0) return;
+    if (i.pm && isReservedPmPack(i.pack)) fault(n, n, RuleId::ReservedPack);
+    for (const Write& w : accesses_[n]) {
+      const bool packed = i.pm ? w.pipe == Pipe::Mul : w.fileA;
+      const bool fits = w.address < 32 || (i.pm && !w.isIo());
+      if (packed && !fits) fault(n, n, RuleId::PackOnIo);
+    }
+  }
+
+  void unpacks(std::size_t n) {
+    const Instruction& i = instructions_[n];
+    if (i.unpack == 0 || i.pm) return;
+    const Access& a = accesses_[n];
+    if (a.takesA && *a.portA >= 32) fault(n, n, RuleId::UnpackOnIo);
+    constexpr std::uint8_t kReplicate = 3;  // the same for both kinds
+    if (i.unpack == kReplicate || i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop) return;
+    const bool add = i.addA == Mux::A || (!isUnary(i.opAdd) && i.addB == Mux::A);
+    const bool mul = i.mulA == Mux::A || i.mulB == Mux::A;
+    if (add && mul && isFloat(i.opAdd) != (i.opMul == MulOp::FMul))
+      fault(n, n, RuleId::MixedUnpack);
+  }
+
+  void peripherals(std::size_t n) {
+    const Instruction& i = instructions_[n];
+    const Access& a = accesses_[n];
+    const bool semaphore = i.form == Form::Semaphore;
+    int used = (semaphore ? 1 : 0) + (a.loadsR4 ? 1 : 0);
+    if (a.portA == address::kMutex) ++used;
+    if (a.portB == address::kMutex) ++used;
+    for (const Write& w : a) {
+      const bool counts = isTmu(w.address) || isTlb(w.address) || isSfu(w.address);
+      if (counts && semaphore) fault(n, n, RuleId::SemaphoreWrites);
+      if (counts && !semaphore) ++used;
+    }
+    if (used > 1) fault(n, n, RuleId::OnePeripheral);
+  }
+
+  // Rules of places on a path: slots and the program's end.
+
+  void place(Graph::Node node) {
+    const std::size_t n = Graph::instruction(node);
+    const Place place = Graph::place(node);
+    const bool branches = instructions_[n].form == Form::Branch;
+    const Access& a = accesses_[n];
+    std::size_t from = n;  // the branch or program end
+    if (place >= Place::Slot1 && place <= Place::Slot3)
+      from = n - static_cast<std::size_t>(place);
+    else if (place != Place::Plain)
+      from = n - (place == Place::EndSlot1 ? 1 : 2);
+    if (place >= Place::Slot1 && place <= Place::Slot3) {
+      if (branches) fault(n, from, RuleId::BranchInDelaySlot);
+      if (a.ends) fault(n, from, RuleId::BranchNearEnd);
+      return;
+    }
+    if (place == Place::Plain && (!a.ends || branches)) return;
+    if (from != n && branches) fault(n, from, RuleId::BranchNearEnd);
+    if (a.uniformReads != 0 || a.varyingRead) fault(n, from, RuleId::EndUniform);
+    if (a.vpm != 0) fault(n, from, RuleId::EndVpm);
+    constexpr std::uint8_t kAddress = 14;
+    bool touched = a.portA == kAddress || a.portB == kAddress;
+    for (const Write& w : a) {
+      touched = touched || w.address == kAddress;
+      if (place == Place::EndSlot2 && w.address == kTlbZ) fault(n, from, RuleId::EndTlbZ);
+    }
+    if (touched) fault(n, from, RuleId::EndAddress14);
+  }
+
+  // Rules of distance.
+
+  void near(const Graph& graph, Graph::Node node) {
+    std::vector<Graph::Node> at{node};
+    for (std::size_t distance = 1; distance <= kLongest; ++distance) {
+      std::vector<Graph::Node> before;
+      for (const Graph::Node n : at)
+        before.insert(before.end(), graph.predecessors(n).begin(), graph.predecessors(n).end());
+      std::sort(before.begin(), before.end());
+      before.erase(std::unique(before.begin(), before.end()), before.end());
+      for (const Graph::Node n : before)
+        pair(Graph::instruction(n), Graph::instruction(node), distance);
+      at = std::move(before);
+    }
+  }
+
+  static bool rotates(const Access& a, const Write& w) {
+    if (!w.isAccumulator()) return false;
+    const unsigned number = w.isR5() ? 5U : w.address - 32U;
+    return (a.rotationSources >> number & 1U) != 0;
+  }
+
+  // `second` runs `distance` instructions after `first`.
+  void pair(std::size_t first, std::size_t second, std::size_t distance) {
+    const Access& f = accesses_[first];
+    const Access& s = accesses_[second];
+    const auto say = [&](RuleId rule) { fault(second, first, rule); };
+    for (const Write& w : f) {
+      if (distance == 1) {
+        const bool taken = w.fileA ? s.takesA && s.portA == w.address
+                                   : s.takesB && s.portB == w.address;
+        if (w.isRegister() && taken) say(RuleId::RegisterFileLatency);
+        if (s.rotatesByR5 && w.isR5()) say(RuleId::RotateByR5Latency);
+        if (rotates(s, w)) say(RuleId::RotateSourceLatency);
+      }
+      if (distance <= 2) {
+        if (isSfu(w.address)) afterSfu(s, say);
+        if (w.address == address::kTmuNoSwap && writes(s, isTmu)) say(RuleId::NoSwapLatency);
+        if (w.address == address::kUniformsAddress && s.uniformReads != 0)
+          say(RuleId::UniformsAddressLatency);
+        if (w.address == kTlbZ && s.portA == kMsFlags) say(RuleId::TlbZLatency);
+      }
+      if (mayBeReadSetup_[first] && w.address == address::kVpmSetup && (s.vpm & kVpmRead) != 0)
+        say(RuleId::VpmReadLatency);
+    }
+    // r4 is written by its signal.
+    if (distance == 1 && f.loadsR4 && (s.rotationSources & 16U) != 0)
+      say(RuleId::RotateSourceLatency);
+  }
+
+  template <class Say>
+  static void afterSfu(const Access& s, const Say& say) {
+    if (s.readsR4()) say(RuleId::SfuLatency);
+    if (s.loadsR4 || writes(s, isSfu)) say(RuleId::SfuResultWrite);
+  }
+
+  template <class Predicate>
+  static bool writes(const Access& a, Predicate predicate) {
+    return std::any_of(a.begin(), a.end(), [&](const Write& w) { return predicate(w.address); });
+  }
+
+  // Rules of what was before, however long.
+
+  void flow(const Graph& graph) {
+    if (graph.reachable().empty()) return;
+    mayBeReadSetup_.resize(program_.size());
+    const bool twoTmus = usesTmu(address::kTmu0S) && usesTmu(address::kTmu1S);
+    std::vector<State> states(graph.nodes());
+    std::vector<bool> reached(graph.nodes()), queued(graph.nodes());
+    std::deque<Graph::Node> queue{graph.reachable().front()};
+    reached[queue.front()] = true;
+    while (!queue.empty()) {
+      const Graph::Node node = queue.front();
+      queue.pop_front();
+      queued[node] = false;
+      State after = states[node];
+      const std::size_t n = Graph::instruction(node);
+      step(after, instructions_[n], accesses_[n], twoTmus, {});
+      for (const Graph::Node next : graph.successors(node)) {
+        const bool first = !reached[next];
+        if (first) states[next] = after;
+        const bool changed = first || states[next].join(after);
+        reached[next] = true;
+        if (!changed || queued[next]) continue;
+        queued[next] = true;
+        queue.push_back(next);
+      }
+    }
+    for (const Graph::Node node : graph.reachable()) {
+      const std::size_t n = Graph::instruction(node);
+      std::size_t at = n;
+      const Report say = [&](RuleId rule, const std::string& detail) {
+        fault(at, at, rule, detail);
+      };
+      State after = states[node];
+      step(after, instructions_[n], accesses_[n], twoTmus, say);
+      if (after.wroteReadSetup) mayBeReadSetup_[n] = true;
+      if (Graph::place(node) != Place::EndSlot2) continue;
+      at = n - 2;  // the program end
+      finish(after, say);
+    }
+  }
+
+  bool usesTmu(std::uint8_t first) const {
+    const auto writesIt = [&](const Access& a) {
+      return writes(a, [&](std::uint8_t w) { return w >= first && w < first + 4; });
+    };
+    return std::any_of(accesses_.begin(), accesses_.end(), writesIt);
+  }
+
+  const std::vector<Word>& program_;
+  std::vector<Instruction> instructions_;
+  std::vector<Access> accesses_;
+  std::vector<bool> mayBeReadSetup_;  // and not for the DMA, at the same address
+  std::vector<Found> found_;
+};
+
+}  // namespace
+
+std::vector<Fault> verify(const std::vector<Word>& program) { return Verifier(program).run(); }
+
+}  // namespace qpu::isa
