@@ -1,6 +1,7 @@
 // Words of the instruction set: fields to words and back.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -100,8 +101,8 @@ TEST_CASE("uniform streams are in the object's order, one per QPU") {
                      {Kind::QpuCount, 0},
                      {Kind::SpillBase, 0},
                      {Kind::Argument, 0}};
-  const std::uint32_t arguments[] = {5, 6};
-  CHECK(qpu::code::uniformStream(object, 3, 12, arguments, 0xc0010000U) ==
+  const std::array<std::uint32_t, 2> arguments{5, 6};
+  CHECK(qpu::code::uniformStream(object, 3, 12, arguments.data(), 0xc0010000U) ==
         std::vector<std::uint32_t>{6, 3, 77, 12, 0xc0010000U, 5});
   CHECK(qpu::code::uniformStream({}, 0, 1, nullptr, 0).empty());
 }

@@ -1,6 +1,7 @@
 // Listings and what is assembled from them.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <map>
 #include <random>
 #include <stdexcept>
@@ -34,10 +35,10 @@ Instruction anyFields(std::mt19937_64& random) {
   const auto upTo = [&](std::uint64_t n) { return random() % n; };
   const auto number = [&](std::uint64_t n) { return static_cast<std::uint8_t>(upTo(n)); };
   const auto address = [&] { return number(3) == 0 ? number(64) : byte(39); };
-  static constexpr Form kForms[] = {Form::Alu,           Form::Alu,
-                                    Form::Alu,           Form::Branch,
-                                    Form::LoadImmediate, Form::LoadPerElementSigned,
-                                    Form::Semaphore,     Form::LoadPerElementUnsigned};
+  static constexpr std::array<Form, 8> kForms{
+      Form::Alu,    Form::Alu,           Form::Alu,
+      Form::Branch, Form::LoadImmediate, Form::LoadPerElementSigned,
+      Form::Semaphore, Form::LoadPerElementUnsigned};
   Instruction i;
   i.form = kForms[upTo(8)];
   i.swap = upTo(2) != 0;
@@ -45,7 +46,7 @@ Instruction anyFields(std::mt19937_64& random) {
   i.waddrMul = address();
   i.immediate = static_cast<std::uint32_t>(upTo(2) != 0 ? random() : upTo(64));
   if (i.form == Form::Branch) {
-    static constexpr int kConds[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15};
+    static constexpr std::array<int, 13> kConds{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15};
     i.branchCond = static_cast<BranchCond>(kConds[upTo(13)]);
     i.branchRelative = upTo(2) != 0;
     i.branchRegister = upTo(2) != 0;
@@ -63,7 +64,7 @@ Instruction anyFields(std::mt19937_64& random) {
     i.signal = static_cast<Signal>(upTo(2) != 0 ? 1 : upTo(14));
   } while (i.signal == Signal::LoadImmediate || i.signal == Signal::Branch);
   if (upTo(3) == 0) i.unpack = number(8);
-  static constexpr int kOps[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  12, 13, 14,
+  static constexpr std::array<int, 24> kOps{0,  1,  2,  3,  4,  5,  6,  7,  8,  12, 13, 14,
                                  15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 30, 31};
   i.opAdd = static_cast<AddOp>(kOps[upTo(24)]);
   i.opMul = static_cast<MulOp>(upTo(2) != 0 ? 0 : upTo(8));
@@ -233,14 +234,14 @@ TEST_CASE("complaints name the place and what was expected") {
       {".word 0x1 2", "column 11: expected the end of the line, found '2'"},
       {".byte 1", "column 1: expected .word, found '.byte'"},
   };
-  for (const auto& [line, expected] : complaints) {
-    INFO(line);
-    CHECK(complaint(line) == expected);
+  for (const auto& entry : complaints) {
+    INFO(entry.first);
+    CHECK(complaint(entry.first) == entry.second);
   }
 }
 
 TEST_CASE("assembling any text either works or complains") {
-  static constexpr const char* kPieces[] = {
+  static constexpr std::array<const char*, 37> kPieces{
       "fadd", "mov",  "ldi",  "ldiu", "brr", "bra",  "sacq",  "nop", " ",   " ",   ", ",
       "; ",   "ra1",  "rb31", "r4",   "r0",  ".sf",  ".zs",   ".8a", ".b",  "-",   "0x",
       "12",   "1.0",  "[",    "]",    "[0",  "link", "read",  "ws",  "vpm", "\xff", "ldtmu0",
@@ -249,7 +250,7 @@ TEST_CASE("assembling any text either works or complains") {
   int assembled = 0;
   for (int n = 0; n < 100000; ++n) {
     std::string line;
-    for (std::uint64_t p = random() % 10; p > 0; --p) line += kPieces[random() % std::size(kPieces)];
+    for (std::uint64_t p = random() % 10; p > 0; --p) line += kPieces[random() % kPieces.size()];
     try {
       const Word word = assemble(line);
       ++assembled;

@@ -77,10 +77,10 @@ class Cursor {
     return isDigit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
   }
   static Word digitOf(char c) {
-    if (isDigit(c)) return static_cast<Word>(c - '0');
-    if (c >= 'a' && c <= 'f') return static_cast<Word>(c - 'a' + 10);
-    if (c >= 'A' && c <= 'F') return static_cast<Word>(c - 'A' + 10);
-    return 99;
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    const bool upper = c >= 'A' && c <= 'F';
+    const std::size_t digit = kDigits.find(upper ? static_cast<char>(c - 'A' + 'a') : c);
+    return digit == std::string_view::npos ? 99 : digit;
   }
 
   std::string found(std::size_t at) const {

@@ -9,10 +9,10 @@ namespace {
 using names::File;
 
 std::string hex(Word value, int digits) {
-  char text[20];
-  (void)std::snprintf(text, sizeof text, "0x%0*llx", digits,
+  std::array<char, 20> text{};
+  (void)std::snprintf(text.data(), text.size(), "0x%0*llx", digits,
                       static_cast<unsigned long long>(value));
-  return text;
+  return text.data();
 }
 
 std::string suffix(std::string_view name) {
@@ -254,7 +254,7 @@ class Writer {
 std::string disassemble(Word word) {
   if (const auto i = decode(word)) {
     Writer writer(*i);
-    const std::string line = writer.line();
+    std::string line = writer.line();
     if (writer.shown() == *i && encode(*i) == word) return line;
   }
   return std::string(names::kWord) + " " + hex(word, 16);

@@ -24,7 +24,9 @@ Graph::Graph(const std::vector<Instruction>& decoded)
   if (decoded.empty()) return;
   seen_[0] = true;
   reachable_.push_back(0);
-  for (std::size_t n = 0; n < reachable_.size(); ++n) follow(decoded, reachable_[n]);
+  // Grows on the way.
+  std::size_t next = 0;
+  while (next < reachable_.size()) follow(decoded, reachable_[next++]);
 }
 
 void Graph::connect(Node from, std::size_t instruction, Place place) {

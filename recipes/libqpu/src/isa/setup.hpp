@@ -27,7 +27,7 @@ constexpr std::uint32_t kStrideLimit = 8192;
 
 // Words row * 16 + column of the VPM that are certain to be touched by 32-bit
 // setups; none for others.
-using VpmWords = std::bitset<64 * 16>;
+using VpmWords = std::bitset<1024>;
 VpmWords vectorWords(std::uint32_t vpmReadSetup);
 VpmWords loadWords(std::uint32_t dmaLoadSetup);
 
