@@ -135,8 +135,8 @@ class Step {
 
   Cell mulResult() const {
     if (mulClears()) return Cell::constant(0);
-    const bool copies = (i_.opMul == MulOp::V8Min || i_.opMul == MulOp::V8Max) && i_.mulA == i_.mulB;
-    return copies ? value(i_.mulA) : Cell::varying();
+    const bool copies = i_.opMul == MulOp::V8Min || i_.opMul == MulOp::V8Max;
+    return copies && i_.mulA == i_.mulB ? value(i_.mulA) : Cell::varying();
   }
 
   bool packs(const Write& w) const {
