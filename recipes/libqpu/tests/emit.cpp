@@ -1,7 +1,11 @@
-// The back half of the compiler: words for machine operations.
+// The back half of the compiler: the words that it makes of machine operations
+// compute, on the emulator, what the operations do.
 #include <doctest/doctest.h>
 
+#include <cstring>
+
 #include "compiler/compile.hpp"
+#include "emu/emulator.hpp"
 #include "isa/text.hpp"
 #include "mir_build.hpp"
 
@@ -13,6 +17,69 @@ using qpu::code::Object;
 using qpu::compiler::emit;
 using qpu::compiler::Options;
 namespace isa = qpu::isa;
+
+constexpr std::uint32_t kInput = 0xc0010000U;
+constexpr std::uint32_t kOutput = 0xc0010800U;
+constexpr std::uint32_t kWords = 4096;
+constexpr std::uint32_t kSpill = 0xc0020000U;
+constexpr std::uint32_t kCode = 0xc0040000U;
+
+std::vector<std::uint32_t> freshMemory() {
+  std::vector<std::uint32_t> words(kWords);
+  std::mt19937 engine(7);
+  for (std::uint32_t& w : words) w = static_cast<std::uint32_t>(engine());
+  return words;
+}
+
+std::string listing(const Object& object) {
+  std::string text;
+  for (std::size_t k = 0; k < object.words.size(); ++k)
+    text += std::to_string(k) + "  " + isa::disassemble(object.words[k]) + "\n";
+  return text;
+}
+
+std::vector<std::uint32_t> expected(const Function& f) {
+  mir::Memory memory{kInput, freshMemory()};
+  mir::Run run(f, {0, kInput, kOutput}, memory);
+  run();
+  return memory.words;
+}
+
+std::vector<std::uint32_t> emulated(const Object& object) {
+  std::vector<std::uint32_t> words = freshMemory();
+  std::vector<std::uint32_t> spill(object.spillBytes / 4 + 16);
+  const std::array<std::uint32_t, 2> arguments{kInput, kOutput};
+  qpu::emu::Launch launch;
+  launch.words = object.words.data();
+  launch.count = object.words.size();
+  launch.codeAddress = kCode;
+  launch.uniforms = {qpu::code::uniformStream(object, 0, 1, arguments.data(), kSpill)};
+  launch.memory = {
+      {kInput, kWords * 4, reinterpret_cast<unsigned char*>(words.data())},
+      {kSpill, static_cast<std::uint32_t>(spill.size() * 4),
+       reinterpret_cast<unsigned char*>(spill.data())}};
+  launch.object = &object;
+  launch.limit = 2000000;
+  qpu::emu::run(launch);
+  return words;
+}
+
+void checkRuns(const Function& f, const Options& options, const std::vector<std::uint32_t>& wanted) {
+  CAPTURE(options.level);
+  CAPTURE(options.fileRegisters);
+  const Object object = emit(f, options);
+  std::string fault;
+  std::vector<std::uint32_t> got;
+  try {
+    got = emulated(object);
+  } catch (const std::exception& e) {
+    fault = e.what();
+  }
+  if (fault.empty() && got == wanted) return;
+  std::size_t at = 0;
+  while (at < got.size() && got[at] == wanted[at]) ++at;
+  FAIL(fault << " first difference at word " << at << "\n" << listing(object));
+}
 
 struct Counts {
   int instructions = 0, dual = 0, floats = 0;
@@ -44,6 +111,19 @@ Counts countLoop(const Object& object) {
 }
 
 }  // namespace
+
+TEST_CASE("random programs") {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    mir::RandomOptions random;
+    random.variables = 3 + static_cast<int>(seed % 23);
+    random.operations = 20 + static_cast<int>(seed * 7 % 150);
+    random.loops = static_cast<int>(seed % 4);
+    const Function f = mir::Random(seed, random).f;
+    const std::vector<std::uint32_t> wanted = expected(f);
+    for (int level = 0; level <= 2; ++level) checkRuns(f, {level, 32}, wanted);
+  }
+}
 
 TEST_CASE("an empty kernel ends") {
   Builder b;

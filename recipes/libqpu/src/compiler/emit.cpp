@@ -298,4 +298,8 @@ code::Object emit(Function function, const Options& options) {
   return Emitter(std::move(function), options).emit();
 }
 
+code::Object compile(const detail::Source& source, const Options& options) {
+  return emit(select(source, options), options);
+}
+
 }  // namespace qpu::compiler

@@ -180,6 +180,7 @@ class Builder {
       move.a = {Source::Kind::Value, n.target};
       current_[o.target] = move.target = newValue(o.target, false);
       definitions_[move.target].node = push(move);
+      positions_.back() = kNone;
     } else {
       current_[o.target] = n.target = newValue(o.target, false);
       definitions_[n.target].node = push(n);
@@ -367,6 +368,7 @@ class Builder {
       count.a = source(o.b);
       count.address = address::kR5;
       count.files = kToA | kToB;
+      count.exclusive = kR5Access;
       count.result = kR5;
       count.target = newValue(Operation::kNone, false);
       definitions_[count.target].node = push(count);
@@ -382,6 +384,7 @@ class Builder {
     n.a = source(o.a);
     n.address = address::kR5;
     n.files = kToB;
+    n.exclusive = kR5Access;
     if (element != 0) {
       n.pipes = kMulPipe;
       n.rotate = static_cast<std::uint8_t>(16 - element);

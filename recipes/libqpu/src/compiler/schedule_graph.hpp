@@ -33,6 +33,7 @@ constexpr std::uint8_t kToB = 2;
 constexpr std::uint8_t kToNeither = 4;
 constexpr std::uint8_t kUnitAccess = 1;  // TMU, SFU, mutex, semaphore
 constexpr std::uint8_t kVpmAccess = 2;   // VPM, DMA, and results of TMUs against those
+constexpr std::uint8_t kR5Access = 4;
 
 struct Source {
   enum class Kind : std::uint8_t { None, Value, Small, ReadA, ReadB, ReadEither };
