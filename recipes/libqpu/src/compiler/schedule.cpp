@@ -667,6 +667,13 @@ class Scheduler {
     return one(p, q) || one(q, p);
   }
 
+  // Whether `copy` moves a vector that the other plan moves or updates too.
+  bool moves(const Plan& copy, const Plan& other) const {
+    if (copy.value == kNone) return false;
+    return other.value == copy.value ||
+           (other.node != kNone && graph_.nodes[other.node].target == copy.value);
+  }
+
   bool fits(const Bundle& bundle, const Plan& plan) const {
     if (bundle.count != 0) {
       if (bundle.whole || plan.whole || (bundle.exclusive & plan.exclusive) != 0) return false;
@@ -679,9 +686,7 @@ class Scheduler {
           (plan.portB != bundle.portB || plan.small != bundle.small))
         return false;
       for (unsigned k = 0; k < bundle.count; ++k)
-        if (plan.node == kNone && bundle.plans[k]->node == kNone &&
-            plan.value == bundle.plans[k]->value)
-          return false;
+        if (moves(plan, *bundle.plans[k]) || moves(*bundle.plans[k], plan)) return false;
     }
     if (!homeIsFree(bundle, plan)) return false;
     const Free f = freeAfter(bundle, plan);
