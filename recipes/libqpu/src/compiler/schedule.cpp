@@ -200,8 +200,11 @@ class Scheduler {
   bool isDroppable(Place p) const {
     const std::uint32_t v = occupant_[p];
     if (v == kNone || values_[v].copy != p) return false;
-    return values_[v].rotations == 0 &&
-           (values_[v].copyFor == kNone || nodes_[values_[v].copyFor].done);
+    return values_[v].rotations == 0 && !isHeld(v);
+  }
+  // The operation that the vector was copied or moved for is still to come.
+  bool isHeld(std::uint32_t v) const {
+    return values_[v].copyFor != kNone && !nodes_[values_[v].copyFor].done;
   }
 
   // Places
@@ -428,8 +431,12 @@ class Scheduler {
     std::size_t done = 0;
     for (const Request& r : requests_) {
       if (++done > 3) break;
-      const ValueState& state = values_[r.value];
-      if (state.copy != kNowhere && !isDroppable(state.copy)) continue;
+      ValueState& state = values_[r.value];
+      if (state.copy != kNowhere) {
+        if (isHeld(r.value)) continue;
+        freePlace(state.copy);
+        state.copy = kNowhere;
+      }
       Plan plan;
       const bool leaves = state.main >= kR4 && !isPinned(r.value);
       const bool file = ((r.allowed & kToA) != 0 && freeA_ != 0) ||
@@ -456,7 +463,7 @@ class Scheduler {
     for (Place p = kR0; p < kR4; ++p) {
       const std::uint32_t v = occupant_[p];
       if (v == kNone || v == r.value) continue;
-      const bool held = values_[v].copyFor != kNone && !nodes_[values_[v].copyFor].done;
+      const bool held = isHeld(v);
       if (values_[v].copy == p && !held) {
         freePlace(p);
         values_[v].copy = kNowhere;
