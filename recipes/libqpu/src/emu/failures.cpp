@@ -1,6 +1,5 @@
 // The texts of errors.
 #include "emu/failure.hpp"
-#include "emu/machine.hpp"
 #include "isa/text.hpp"
 
 namespace qpu::emu {
@@ -41,11 +40,35 @@ void Machine::failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
                     address);
 }
 
-void Machine::failPoisoned(const Qpu& q, std::uint32_t at, std::uint16_t poison) const {
-  const Poison& p = poisons_[poison - 1U];
-  failOutside(q, p.instruction, p.address,
-              "element " + std::to_string(p.element) +
-                  " of a vector that was received and is used by " + describe(at) + " came from");
+std::string Machine::describeWriter(Tag writer) const {
+  const std::string qpu = "QPU " + std::to_string(History::qpuOf(writer));
+  const std::uint32_t at = history_.instructionOf(writer);
+  return at == History::kUnknown ? qpu : qpu + ", " + describe(at);
+}
+
+std::string Machine::describe(const Poison& p) const {
+  const std::string where = "bus address " + detail::hex(p.address) + ", ";
+  switch (p.kind) {
+    case Poison::Kind::Outside:
+      return where + "outside of every SharedArray; " + memory_.nearest(p.address);
+    case Poison::Kind::Stale:
+      return where + "written by " + describeWriter(p.writer) +
+             " after a cache had fetched its line, which hardware may still serve; read it by "
+             "DMA, or in another launch";
+    case Poison::Kind::Unordered:
+      return where + "which may not be written yet by " + describeWriter(p.writer) +
+             ": no wait for that DMA store and no semaphore or mutex comes between";
+  }
+  return where;
+}
+
+void Machine::failPoisoned(const Qpu& q, std::uint32_t at, PoisonNumber number) const {
+  const Poison& p = poisons_[number - 1U];
+  const std::string text = "element " + std::to_string(p.element) +
+                           " of a vector that was received and is used by " + describe(at) +
+                           " came from " + describe(p);
+  if (p.kind == Poison::Kind::Outside) fail<BoundsError>(q, p.instruction, text, p.address);
+  fail<ExecutionError>(q, p.instruction, text, p.address);
 }
 
 void Machine::deadlock() const {

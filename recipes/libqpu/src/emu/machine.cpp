@@ -62,6 +62,7 @@ Machine::Machine(const Launch& launch)
     : launch_(launch),
       program_(launch.words, launch.count, launch.codeAddress),
       memory_(launch.memory),
+      history_(launch.memory, launch.uniforms.size()),
       timing_(launch.board != nullptr ? *launch.board : kDefaultBoard),
       loads_(timing_, true),
       stores_(timing_, false),
@@ -75,6 +76,7 @@ Machine::Machine(const Launch& launch)
     q.vectors[slot::kQpuNumber] = interp::splat(q.number);
     q.vectors.insert(q.vectors.end(), program_.constants.begin(), program_.constants.end());
     q.v = q.vectors.data();
+    q.uniforms.given = true;
     q.uniforms.words = launch.uniforms[n].data();
     q.uniforms.count = static_cast<std::uint32_t>(launch.uniforms[n].size());
     q.careful = launch.profile;
@@ -419,12 +421,12 @@ void Machine::stall(Qpu& q, std::uint32_t at, Clock until, std::uint64_t& counte
 void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   const Instruction& i = program_.instructions[at];
   const auto of = [&](std::uint16_t s) {
-    return s < slot::kRegisters ? q.poison[s] : std::uint16_t{0};
+    return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
   const bool plain =
       (op.after & (need::kFlags | need::kPack | need::kRotate)) == 0 && i.form == Form::Alu;
   const auto result = [&](bool moves, std::uint16_t a, std::uint16_t b, std::uint16_t target,
-                          std::uint8_t address) -> std::uint16_t {
+                          std::uint8_t address) -> PoisonNumber {
     const bool kept = moves && a == b && plain &&
                       (target != slot::kNowhere || address == isa::address::kNop);
     if (kept) return of(a);
@@ -443,8 +445,8 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
     if (of(from) != 0) failPoisoned(q, at, of(from));
   }
   const auto add = static_cast<AddOp>(op.add);
-  std::uint16_t x = 0;
-  std::uint16_t y = 0;
+  PoisonNumber x = 0;
+  PoisonNumber y = 0;
   if (op.add != 0)
     x = result(add == AddOp::Or || add == AddOp::And || add == AddOp::FMin || add == AddOp::FMax,
                op.addA, op.addB, op.addTarget, i.waddrAdd);
@@ -456,9 +458,9 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
 }
 
 // `whole`: all of the old value is gone.
-void Machine::setPoison(Qpu& q, std::uint16_t target, std::uint16_t poison, bool whole) {
+void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole) {
   if (target >= slot::kRegisters) return;
-  std::uint16_t& p = q.poison[target];
+  PoisonNumber& p = q.poison[target];
   if (poison == 0 && !whole) return;
   q.poisoned += (poison != 0 ? 1U : 0U) - (p != 0 ? 1U : 0U);
   p = poison;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "emu/emulator.hpp"
+#include "emu/history.hpp"
 #include "emu/memory.hpp"
 #include "emu/program.hpp"
 #include "emu/timing.hpp"
@@ -33,17 +34,23 @@ constexpr std::uint32_t kStoreEngine = 13;
 // Why the words of a gather must not be used; a vector that nobody uses does no
 // harm, for pipelines fetch one too many.
 struct Poison {
-  enum class Kind : std::uint8_t { Outside, Stale };
+  enum class Kind : std::uint8_t {
+    Outside,
+    Stale,      // a cache may have them from before they were written
+    Unordered   // they may not be written yet
+  };
   Kind kind = Kind::Outside;
   std::uint32_t address = 0;
   std::uint32_t element = 0;
   std::uint32_t instruction = 0;  // of the request
+  Tag writer = 0;
 };
+using PoisonNumber = std::uint32_t;  // 0: none
 
 struct Request {
   Vector words;
   Clock arrives = 0;
-  std::uint16_t poison = 0;  // number of a Poison, from 1 on
+  PoisonNumber poison = 0;
 };
 
 // Oldest first.
@@ -68,7 +75,8 @@ struct Dma {
 };
 
 struct UniformStream {
-  const std::uint32_t* words = nullptr;  // null: in memory
+  bool given = false;                    // with the launch, else in memory
+  const std::uint32_t* words = nullptr;
   std::uint32_t next = 0;                // index, or bus address in memory
   std::uint32_t count = 0;
   std::uint32_t region = 0;
@@ -103,7 +111,7 @@ struct alignas(64) Qpu {
   Dma store;
   UniformStream uniforms;
   std::uint32_t awaited = 0;   // number of a semaphore
-  std::array<std::uint16_t, slot::kRegisters> poison{};
+  std::array<PoisonNumber, slot::kRegisters> poison{};
   std::uint32_t poisoned = 0;  // registers
 };
 
@@ -120,6 +128,7 @@ class Machine {
   bool passSemaphore(Qpu& q, const isa::Instruction& i);
   bool passMutex(Qpu& q);
   bool passDma(Qpu& q, Dma& dma, State waiting);
+  void awaited(Qpu& q, Dma& dma);
   void readPort(Qpu& q, std::uint8_t address, bool fileA, std::uint32_t at);
   void unpackInput(Qpu& q, const isa::Instruction& i);
   void after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y);
@@ -136,6 +145,10 @@ class Machine {
                Mask where);
   void writeR5(Qpu& q, bool fileA, const Vector& value, Mask where);
   void request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addresses);
+  void gatherWord(Qpu& q, std::uint32_t at, Request& r, std::uint32_t element,
+                  std::uint32_t address);
+  // Why a word that the caches deliver must not be used.
+  bool isDoubtful(const Qpu& q, std::uint32_t region, Poison& p) const;
   void receive(Qpu& q, std::uint32_t at, unsigned tmu);
   unsigned unitOf(const Qpu& q, unsigned tmu) const;
   bool uniformNeedsOrder(const Qpu& q) const;
@@ -146,6 +159,9 @@ class Machine {
   void setupLoadPitch(Qpu& q, std::uint32_t at, std::uint32_t word);
   void readVpm(Qpu& q, std::uint32_t at, Vector& v);
   void writeVpm(Qpu& q, std::uint32_t at, const Vector& v);
+  void tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by);
+  void checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t address) const;
+  void tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t address);
   void startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t address);
   void moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std::uint32_t row,
                bool load, std::uint32_t address);
@@ -153,8 +169,8 @@ class Machine {
   void releaseMutex(Qpu& q, std::uint32_t at);
 
   void followPoison(Qpu& q, const Op& op, std::uint32_t at);
-  void setPoison(Qpu& q, std::uint16_t target, std::uint16_t poison, bool whole);
-  [[noreturn]] void failPoisoned(const Qpu& q, std::uint32_t at, std::uint16_t poison) const;
+  void setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole);
+  [[noreturn]] void failPoisoned(const Qpu& q, std::uint32_t at, PoisonNumber poison) const;
 
   bool ordered(const Qpu& q) const { return key(q.clock, q.number) <= horizon_; }
   static std::uint64_t key(Clock clock, std::uint32_t actor) { return clock << 4U | actor; }
@@ -164,6 +180,8 @@ class Machine {
 
   const code::Site* siteOf(std::uint32_t at) const;
   std::string describe(std::uint32_t at) const;
+  std::string describeWriter(Tag writer) const;
+  std::string describe(const Poison& p) const;
   std::string kernel() const;
   std::string who(const Qpu& q, std::uint32_t at) const;
   detail::ErrorFacts facts(const Qpu& q, std::uint32_t at, std::uint32_t address) const;
@@ -178,13 +196,16 @@ class Machine {
   const Launch& launch_;
   Program program_;
   Memory memory_;
+  History history_;
   Timing timing_;
   Engine loads_;
   Engine stores_;
   Vpm vpm_;
   std::vector<Qpu> qpus_;
   std::array<std::uint32_t, kSemaphores> semaphores_{};
+  std::array<History::Times, kSemaphores> released_{};
   Qpu* mutexHolder_ = nullptr;
+  History::Times mutexReleased_{};
   std::uint64_t horizon_ = 0;
   std::vector<Poison> poisons_;
   Report report_;

@@ -31,7 +31,7 @@ void Machine::readPort(Qpu& q, std::uint8_t from, bool fileA, std::uint32_t at) 
     case address::kDmaBusy: {
       Dma& dma = fileA ? q.load : q.store;
       const bool busy = dma.running || dma.ended > q.clock;
-      if (!busy) dma.awaited = true;
+      if (!busy) awaited(q, dma);
       v = interp::splat(busy ? 1U : 0U);
       return;
     }
@@ -112,21 +112,40 @@ void Machine::request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addr
     scattered |= (addresses.e[e] & ~3U) ^ (first + 4 * e);
   if (scattered == 0) {
     const std::uint32_t region = memory_.find(first, kVectorBytes, q.region);
-    if (region != Memory::kNone) {
+    if (region != Memory::kNone && !history_.isWritten(region)) {
       std::memcpy(r.words.e.data(), memory_.host(region, first), kVectorBytes);
+      history_.fetch(region, first, kVectorBytes);
       return;
     }
   }
-  for (std::uint32_t e = 0; e < kElements; ++e) {
-    const std::uint32_t from = addresses.e[e] & ~3U;
-    const std::uint32_t region = memory_.find(from, 4, q.region);
-    if (region != Memory::kNone) {
-      std::memcpy(&r.words.e[e], memory_.host(region, from), 4);
-    } else if (r.poison == 0) {
-      poisons_.push_back({Poison::Kind::Outside, from, e, at});
-      r.poison = static_cast<std::uint16_t>(poisons_.size());
-    }
+  for (std::uint32_t e = 0; e < kElements; ++e) gatherWord(q, at, r, e, addresses.e[e] & ~3U);
+}
+
+void Machine::gatherWord(Qpu& q, std::uint32_t at, Request& r, std::uint32_t element,
+                         std::uint32_t from) {
+  const std::uint32_t region = memory_.find(from, 4, q.region);
+  Poison p{Poison::Kind::Outside, from, element, at, 0};
+  bool doubtful = true;
+  if (region != Memory::kNone) {
+    std::memcpy(&r.words.e[element], memory_.host(region, from), 4);
+    doubtful = isDoubtful(q, region, p);
+    history_.fetch(region, from, 4);
   }
+  if (!doubtful || r.poison != 0) return;
+  poisons_.push_back(p);
+  r.poison = static_cast<PoisonNumber>(poisons_.size());
+}
+
+bool Machine::isDoubtful(const Qpu& q, std::uint32_t region, Poison& p) const {
+  if (!history_.isWritten(region)) return false;
+  p.writer = history_.writer(region, p.address);
+  if (!history_.isOver(p.writer, q.number))
+    p.kind = Poison::Kind::Unordered;
+  else if (history_.isStale(region, p.address))
+    p.kind = Poison::Kind::Stale;
+  else
+    return false;
+  return true;
 }
 
 void Machine::receive(Qpu& q, std::uint32_t /*at*/, unsigned tmu) {
@@ -144,7 +163,7 @@ void Machine::receive(Qpu& q, std::uint32_t /*at*/, unsigned tmu) {
 
 bool Machine::uniformNeedsOrder(const Qpu& q) const {
   const UniformStream& u = q.uniforms;
-  const bool given = u.words != nullptr;
+  const bool given = u.given;
   const std::uint32_t ahead = given ? q.number * kUniformSpan + 4 * (u.next + kUniformPrefetch)
                                     : u.next + 4 * kUniformPrefetch;
   return lineOf(given ? Space::Uniforms : Space::Memory, ahead) != u.line;
@@ -153,7 +172,7 @@ bool Machine::uniformNeedsOrder(const Qpu& q) const {
 // Two words are fetched ahead, so that a line is on its way before it is needed.
 std::uint32_t Machine::readUniform(Qpu& q, std::uint32_t at) {
   UniformStream& u = q.uniforms;
-  const bool given = u.words != nullptr;
+  const bool given = u.given;
   if (given && u.next >= u.count)
     fail<ExecutionError>(q, at,
                          "a uniform is read beyond the " + count(u.count, "uniform") +
@@ -174,6 +193,10 @@ std::uint32_t Machine::readUniform(Qpu& q, std::uint32_t at) {
   if (given) return u.words[u.next++];
   const std::uint32_t region = memory_.find(here, 4, u.region);
   if (region == Memory::kNone) failOutside(q, at, here, "a uniform is read from");
+  Poison p{Poison::Kind::Outside, here, 0, at, 0};
+  if (isDoubtful(q, region, p))
+    fail<ExecutionError>(q, at, "a uniform is read from " + describe(p));
+  history_.fetch(region, here, 4);
   std::uint32_t word = 0;
   std::memcpy(&word, memory_.host(region, here), 4);
   u.next += 4;
@@ -279,8 +302,44 @@ void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
                                  describe(dma->startedAt));
     }
   }
+  if (history_.isShared()) {
+    const Tag by = history_.tagOfQpu(q.number);
+    for (std::uint32_t e = 0; e < kElements; ++e) tagVpm(q, at, q.writes.place(e).word, by);
+  }
   vpm_.write(q.writes, v);
   q.writes.advance();
+}
+
+void Machine::tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by) {
+  Tag& tag = history_.vpm(word);
+  if (tag == by) return;
+  if (!history_.mayOverwrite(tag, q.number))
+    fail<ExecutionError>(q, at,
+                         "row " + std::to_string(word / kVpmColumns) + ", column " +
+                             std::to_string(word % kVpmColumns) +
+                             " of the VPM is written, and was written by " + describeWriter(tag) +
+                             " without an order between the two");
+  tag = by;
+}
+
+void Machine::tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region,
+                        std::uint32_t to) {
+  const Tag by = history_.tagOfDma(q.number, false);
+  const Tag before = history_.write(region, to, by);
+  if (before != by && !history_.mayOverwrite(before, q.number))
+    fail<ExecutionError>(q, at,
+                         "bus address " + hex(to) + " is written, and was written by " +
+                             describeWriter(before) + " without an order between the two",
+                         to);
+}
+
+// DMA loads do not go through the caches, but may come before the store.
+void Machine::checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region,
+                        std::uint32_t from) const {
+  const Tag writer = history_.writer(region, from);
+  if (history_.isOver(writer, q.number)) return;
+  const Poison p{Poison::Kind::Unordered, from, 0, at, writer};
+  fail<ExecutionError>(q, at, "a DMA load reads " + describe(p), from);
 }
 
 void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) {
@@ -300,6 +359,7 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
                              (load ? "a pitch" : "a stride"));
   dma.startedAt = at;
   dma.words.fill(0);
+  history_.start(q.number, load, at);
   for (std::uint32_t i = 0; i < t.rows; ++i)
     moveRow(q, at, dma, t, i, load, from + i * t.memoryPitch);
   if (!other.awaited)
@@ -334,6 +394,13 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
                                                           : "byte") +
                     " from " + hex(from) + " on by DMA reaches");
   unsigned char* const host = memory_.host(region, from);
+  for (std::uint32_t word = from & ~3U; word < from + bytes; word += 4) {
+    if (!load)
+      tagMemory(q, at, region, word);
+    else if (history_.isWritten(region))
+      checkRead(q, at, region, word);
+  }
+  const bool tags = load && history_.isShared();
   for (std::uint32_t j = 0; j < t.length; ++j) {
     const std::uint32_t n = t.word(row, j);
     if (n == Transfer::kOutside)
@@ -345,6 +412,7 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
                                " leaves the VPM's 64 rows by 16 columns");
     dma.words[n / kVpmColumns] =
         static_cast<std::uint16_t>(dma.words[n / kVpmColumns] | 1U << n % kVpmColumns);
+    if (tags) tagVpm(q, at, n, history_.tagOfDma(q.number, true));
     std::uint32_t& word = vpm_.word(n);
     if (t.unitBytes == 4) {
       if (load)
@@ -372,8 +440,13 @@ bool Machine::passDma(Qpu& q, Dma& dma, State waiting) {
     return false;
   }
   stall(q, q.next, dma.ended, report_.stalledOnVpm);
-  dma.awaited = true;
+  awaited(q, dma);
   return true;
+}
+
+void Machine::awaited(Qpu& q, Dma& dma) {
+  dma.awaited = true;
+  history_.await(q.number, &dma == &q.load);
 }
 
 bool Machine::passSemaphore(Qpu& q, const isa::Instruction& i) {
@@ -385,10 +458,14 @@ bool Machine::passSemaphore(Qpu& q, const isa::Instruction& i) {
     q.awaited = number;
     return false;
   }
-  if (acquires)
+  if (acquires) {
     --value;
-  else
+    history_.acquire(q.number, released_[number]);
+    if (value == 0) released_[number] = {};
+  } else {
     ++value;
+    history_.release(q.number, released_[number]);
+  }
   wake(q, State::AtSemaphore, number);
   return true;
 }
@@ -399,6 +476,7 @@ bool Machine::passMutex(Qpu& q) {
     return false;
   }
   mutexHolder_ = &q;
+  history_.acquire(q.number, mutexReleased_);
   return true;
 }
 
@@ -406,6 +484,7 @@ void Machine::releaseMutex(Qpu& q, std::uint32_t at) {
   if (mutexHolder_ != &q)
     fail<ExecutionError>(q, at, "the mutex is released, but this QPU does not hold it");
   mutexHolder_ = nullptr;
+  history_.release(q.number, mutexReleased_);
   wake(q, State::AtMutex, 0);
 }
 

@@ -1,0 +1,367 @@
+// The emulator: what programs must not do, and how they are told.
+#include "tests/emulator_run.hpp"
+
+using namespace emulator_run;
+
+namespace {
+
+Instruction rotated(In in, int n) {
+  Instruction i = mul(MulOp::V8Min, toR(1), in, in);
+  i.signal = Signal::SmallImmediate;
+  i.raddrB = byte(48 + n);
+  return i;
+}
+
+// The error of a few instructions between a start and an end that are fine.
+template <typename E = qpu::ExecutionError>
+std::string errorOf(const std::vector<Instruction>& instructions, Setting setting = {}) {
+  Code code;
+  code.set(toR(0), 0).nops(3);
+  for (const Instruction& i : instructions) code << i;
+  code.nops(3).end();
+  return failure<E>(code, std::move(setting));
+}
+
+void says(const std::string& text, const std::string& part) {
+  INFO(text);
+  CHECK(contains(text, part));
+}
+
+void passes(const std::vector<Instruction>& instructions, Setting setting = {}) {
+  Code code;
+  code.set(toR(0), 0).nops(3);
+  for (const Instruction& i : instructions) code << i;
+  code.nops(3).end();
+  CHECK(run(code, std::move(setting)).report.instructions > 0);
+}
+
+Instruction sfu() { return move(to(address::kSfuRecip), r(0)); }
+Instruction tmu() { return move(to(address::kTmu0S), r(0)); }
+Instruction write(int io) { return move(to(io), r(0)); }
+
+}  // namespace
+
+TEST_CASE("errors name kernel, QPU, instruction with listing, and construct") {
+  qpu::code::Object object;
+  object.name = "broken";
+  object.sites = {{"store", "store at broken.cpp:7"}};
+  object.siteOf = {qpu::code::Object::kNoSite, 0};
+  Setting setting;
+  setting.object = &object;
+  Code code;
+  code.set(toA(1), 3);
+  code << move(toR(0), ra(1));
+  code.end();
+  try {
+    (void)run(code, setting);
+    FAIL("no exception");
+  } catch (const qpu::ExecutionError& e) {
+    CHECK(std::string(e.what()) ==
+          "kernel 'broken', QPU 0, instruction 1 (mov r0, ra1) of store at broken.cpp:7: a "
+          "register of file A or B is read in the instruction after the one that writes it; "
+          "before it: instruction 0 (ldi ra1, 0x3)");
+    CHECK(std::string(e.construct()) == "store");
+    CHECK(std::string(e.kernel()) == "broken");
+    CHECK(e.qpu() == 0);
+  }
+}
+
+TEST_CASE("registers of the files may be read two instructions after they are written") {
+  const char* rule = "a register of file A or B is read in the instruction after";
+  says(errorOf({move(toB(3), r(0)), move(toR(1), rb(3))}), rule);
+  says(errorOf({move(toA(3), r(0), Cond::ZSet), move(toR(1), ra(3))}), rule);
+  passes({move(toA(3), r(0)), nop(), move(toR(1), ra(3))});
+  passes({move(toA(3), r(0)), move(toR(1), rb(3))});
+  passes({move(toR(2), r(0)), move(toR(1), r(2))});
+  // Over a jump, and not over one that leads away.
+  Code code;
+  code << move(toA(3), r(0)) << branch(0) << nop() << nop() << move(toA(4), r(0));
+  code << move(toR(1), ra(4));
+  code.end();
+  says(failure(code), "jumped to from instruction 1 (brr");
+  Code other;
+  other << branch(8) << nop() << nop() << nop() << move(toA(4), r(0)) << move(toR(1), ra(4));
+  other.end();
+  CHECK(run(other).report.instructions == 8);
+}
+
+TEST_CASE("r4 belongs to the SFU for two instructions") {
+  says(errorOf({sfu(), move(toR(1), r(4))}), "r4 is read before the SFU's result");
+  says(errorOf({sfu(), nop(), move(toR(1), r(4))}), "r4 is read before the SFU's result");
+  says(errorOf({sfu(), nop(), sfu()}), "r4 is loaded while the SFU's result");
+  says(errorOf({tmu(), sfu(), signal(Signal::LoadTmu0)}), "r4 is loaded while the SFU's result");
+  passes({sfu(), nop(), nop(), sfu(), nop(), nop(), move(toR(1), r(4))});
+}
+
+TEST_CASE("rotations come two instructions after what they rotate and by") {
+  says(errorOf({move(toR(0), r(1)), rotated(r(0), 1)}), "an accumulator is rotated");
+  says(errorOf({move(to(address::kR5), r(1)), rotated(r(0), 0)}), "a rotation by r5");
+  passes({move(toR(0), r(1)), nop(), rotated(r(0), 1)});
+  passes({move(to(address::kR5), r(1)), rotated(r(0), 1)});
+}
+
+TEST_CASE("TMU_NOSWAP and UNIFORMS_ADDRESS take two instructions") {
+  says(errorOf({write(address::kTmuNoSwap), nop(), tmu()}), "after TMU_NOSWAP");
+  const Instruction uniform = move(toR(1), ra(kUniform));
+  Instruction set = write(address::kUniformsAddress);
+  says(errorOf({set, nop(), uniform}), "after UNIFORMS_ADDRESS");
+  says(errorOf<qpu::BoundsError>({set, nop(), nop(), uniform}),
+       "a uniform is read from bus address 0x00000000, outside of every SharedArray; nearest is "
+       "the SharedArray of 1024 elements at 0x40000000..0x40000fff, 1073741824 bytes before its "
+       "start");
+  says(errorOf({uniform}), "a uniform is read beyond the 0 uniforms of this QPU");
+  says(errorOf<qpu::BoundsError>({load(to(address::kUniformsAddress), 6)}), "no multiple of 4");
+}
+
+TEST_CASE("the end of a program") {
+  const auto ends = [](Instruction last, Instruction first, Instruction second) {
+    Code code;
+    code.set(toR(0), 0) << nop() << nop();
+    code << signal(Signal::End, last) << first << second;
+    return failure(code);
+  };
+  says(ends(move(toA(2), r(0)), nop(), nop()), "with the program end writes a register");
+  says(ends(nop(), readA(kUniform), nop()), "a uniform is read in the last three");
+  says(ends(nop(), nop(), write(address::kVpm)), "accessed in the last three");
+  says(ends(nop(), readB(address::kDmaWait), nop()), "accessed in the last three");
+  says(ends(nop(), nop(), move(toB(14), r(0))), "ra14 or rb14");
+  says(ends(nop(), branch(0), nop()), "a branch or a program end is in the two");
+  Code code;
+  code << nop();
+  says(failure(code), "runs on past its last instruction");
+  Code other;
+  other << branch(0) << signal(Signal::End) << nop() << nop() << nop();
+  says(failure(other), "a program end is in the delay slots of a branch");
+}
+
+TEST_CASE("branches") {
+  says(errorOf({branch(0), nop(), branch(0)}), "a branch is in the delay slots of a branch");
+  says(errorOf({branch(0), nop(), nop(), branch(0)}), "in the delay slots");
+  says(errorOf({branch(-4096)}), "where the program has no instruction");
+  says(errorOf({branch(4)}), "where the program has no instruction");
+  Instruction far = branch(0);
+  far.branchRelative = false;
+  far.branchRegister = true;
+  far.branchRegisterA = 3;
+  says(errorOf({move(toA(3), ra(address::kElementNumber)), nop(), far}),
+       "the elements of the register that a branch goes to differ");
+  Code code;
+  code.branchTo(0).end();
+  Setting setting;
+  setting.limit = 1000;
+  says(failure(code, setting), "the program does not end: this QPU has run 100");
+}
+
+TEST_CASE("what one instruction must not do") {
+  says(errorOf({signal(Signal::LoadTmu0, tmu())}), "more than one of: TMU write, TMU load");
+  says(errorOf({both(sfu(), mul(MulOp::V8Min, to(address::kSfuExp), r(0), r(0)))}),
+       "more than one of");
+  says(errorOf({signal(Signal::LoadTmu0, readA(address::kMutex))}), "more than one of");
+  says(errorOf({signal(Signal::LoadTmu0, write(address::kVpm))}), "a TMU load and an access");
+  says(errorOf({both(write(address::kVpm), readA(address::kDmaWait))}),
+       "only VPM_READ and VPM_WRITE may go together");
+  says(errorOf({move(to(address::kTmu0S), r(0), Cond::ZSet)}), "written under a condition");
+  says(errorOf({move(to(address::kVpm), r(0), Cond::NClear)}), "written under a condition");
+  passes({move(to(address::kHostInterrupt), r(0), Cond::ZSet)});
+  says(errorOf({both(move(toR(1), r(0)), mul(MulOp::V8Min, toR(1), r(0), r(0)))}),
+       "both ALUs write the same");
+  says(errorOf({packed(4, write(address::kVpm))}), "pack of what goes to");
+  says(errorOf({packed(4, move(toR(1), r(0)))}), "pack of what goes to");
+  says(errorOf({unpacked(4, move(toR(1), ra(kUniform)))}), "unpack of what a peripheral gives");
+  says(errorOf({add(AddOp::Add, toR(1), ra(kUniform), rb(kUniform))}), "both ports read the same");
+  says(errorOf({signal(Signal::LoadColour)}), "a signal that user programs do not have");
+  says(errorOf({move(toR(1), ra(35))}), "a read address that user programs do not have");
+  says(errorOf({write(44)}), "a write address that user programs do not have");
+  says(errorOf({write(address::kTmu0S + 1)}), "one for a texture");
+  says(errorOf({move(toR(1), ra(address::kNop))}), "file A is read by an ALU, but no address");
+}
+
+TEST_CASE("words that are no instructions") {
+  Launch launch;
+  const qpu::isa::Word word = 0x1000000009000000U;
+  launch.words = &word;
+  launch.count = 1;
+  launch.uniforms = {{}};
+  CHECK_THROWS_WITH_AS((void)qpu::emu::run(launch),
+                       "kernel '', QPU 0, instruction 0 (.word 0x1000000009000000): the word is no "
+                       "instruction",
+                       qpu::ExecutionError);
+}
+
+TEST_CASE("the TMU's queue") {
+  const Instruction in = load(toR(0), kIn);
+  says(errorOf({in, tmu(), tmu(), tmu(), tmu(), tmu()}), "a fifth request to TMU0 is in flight");
+  says(errorOf({signal(Signal::LoadTmu1)}), "loaded from that has no request in flight");
+  says(errorOf({in, tmu(), write(address::kTmuNoSwap)}), "while TMU requests are in flight");
+}
+
+TEST_CASE("a gather from nowhere is an error once its vector is used") {
+  const Instruction out = load(toR(0), kIn + 4096);
+  const Instruction get = signal(Signal::LoadTmu0);
+  passes({out, tmu()});
+  passes({out, tmu(), get, move(toA(1), r(4)), nop(), move(toB(2), ra(1))});
+  // Overwritten before it is used.
+  passes({out, tmu(), get, load(toR(0), kIn), tmu(), get, add(AddOp::Add, toR(1), r(4), r(4))});
+  const std::string text = errorOf<qpu::BoundsError>(
+      {out, tmu(), get, move(toA(1), r(4)), nop(), nop(), add(AddOp::Add, toR(1), r(0), ra(1))});
+  says(text, "instruction 5 (mov tmu0_s, r0): element 0 of a vector that was received and is used "
+             "by instruction 10 (add r1, r0, ra1) came from bus address 0x40001000, outside of "
+             "every SharedArray; nearest is the SharedArray of 1024 elements at "
+             "0x40000000..0x40000fff, 0 bytes past its end");
+  says(errorOf<qpu::BoundsError>({out, tmu(), get, load(toB(address::kVpmSetup), rows32(0)),
+                                  move(to(address::kVpm), r(4))}),
+       "is used by");
+}
+
+TEST_CASE("the VPM's windows") {
+  const auto setup = [](std::uint32_t word) { return load(toA(address::kVpmSetup), word); };
+  const Instruction get = readA(address::kVpm);
+  says(errorOf({get}), "the VPM is read without a read setup");
+  says(errorOf({setup(rows32(0, 1)), get, get}), "once more than the read setup announced");
+  says(errorOf({setup(rows32(0, 2)), get, setup(rows32(0, 1))}), "while 1 vector of the one before");
+  says(errorOf({setup(rows32(0, 3)), get}), "ends with 2 announced VPM vectors unread");
+  says(errorOf({write(address::kVpm)}), "the VPM is written without a write setup");
+  says(errorOf({setup(0x300)}), "the VPM setup 0x00000300 has no meaning");
+  says(errorOf({setup(1U << 30U)}), "the VPM read setup 0x40000000 has no meaning");
+  says(errorOf({load(toB(address::kVpmSetup), 1U << 30U)}), "the VPM write setup 0x40000000");
+}
+
+TEST_CASE("limits of DMA") {
+  const auto store = [](std::uint32_t setup, std::uint32_t to) {
+    return std::vector<Instruction>{load(toB(address::kVpmSetup), setup),
+                                    load(toB(address::kDmaAddress), to),
+                                    readB(address::kDmaWait)};
+  };
+  const auto fetch = [](std::uint32_t setup, std::uint32_t from) {
+    return std::vector<Instruction>{load(toA(address::kVpmSetup), setup),
+                                    load(toA(address::kDmaAddress), from),
+                                    readA(address::kDmaWait)};
+  };
+  passes(store(storeSetup(1, 16, 0), kOut));
+  says(errorOf({load(toB(address::kDmaAddress), kOut)}), "a DMA store is started without a setup");
+  says(errorOf<qpu::BoundsError>(store(storeSetup(1, 16, 0), kOut + 2)),
+       "writing 0x40100002, which is no multiple of 4, by DMA");
+  says(errorOf<qpu::BoundsError>(store(storeSetup(1, 16, 0), kOut + 4 * 4096 - 60)),
+       "writing 16 words from 0x40103fc4 on by DMA reaches bus address 0x40104000, outside of "
+       "every SharedArray; nearest is");
+  says(errorOf<qpu::BoundsError>(fetch(loadSetup(1, 16, 0), kIn - 64)), "reading 16 words from");
+  says(errorOf(store(storeSetup(2, 16, 0), kOut)), "a DMA store of 2 rows is started without a stride");
+  says(errorOf(fetch(loadSetup(2, 16, 0), kIn)), "a DMA load of 2 rows is started without a pitch");
+  says(errorOf(store(storeSetup(1, 16, 0, 1), kOut)), "leaves the VPM's 64 rows by 16 columns");
+  says(errorOf(fetch(loadSetup(1, 16, 60, 0, false), kIn)), "leaves the VPM's 64 rows");
+  says(errorOf({load(toB(address::kVpmSetup), storeStride(8192))}),
+       "a DMA store stride of 8192 bytes, must be 0..8191");
+  says(errorOf({load(toA(address::kVpmSetup), loadPitch(8192))}),
+       "a DMA load pitch of 8192 bytes, must be 0..8191");
+  says(errorOf({load(toB(address::kVpmSetup), storeSetup(1, 16, 0, 0, true, 1))}), "reserved bits");
+}
+
+TEST_CASE("DMA that has not been waited for") {
+  const std::vector<Instruction> store = {load(toB(address::kVpmSetup), storeSetup(1, 16, 0)),
+                                          load(toB(address::kDmaAddress), kOut)};
+  const std::vector<Instruction> fetch = {load(toA(address::kVpmSetup), loadSetup(1, 16, 1)),
+                                          load(toA(address::kDmaAddress), kIn)};
+  const auto then = [](std::vector<Instruction> first, const std::vector<Instruction>& more) {
+    first.insert(first.end(), more.begin(), more.end());
+    return first;
+  };
+  says(errorOf(store), "ends while a DMA store runs that has not been waited for, started by "
+                       "instruction 5");
+  says(errorOf(fetch), "ends while a DMA load runs");
+  says(errorOf(then(store, store)), "a DMA store is started while the one before");
+  says(errorOf(then(fetch, fetch)), "a DMA load is started while the one before");
+  says(errorOf(then(store, {load(toB(address::kVpmSetup), rows32(0)), write(address::kVpm)})),
+       "the VPM is written where a DMA store reads that has not been waited for");
+  passes(then(store, {load(toB(address::kVpmSetup), rows32(1)), write(address::kVpm),
+                      readB(address::kDmaWait)}));
+  says(errorOf(then(fetch, {load(toA(address::kVpmSetup), rows32(1, 1))})),
+       "the VPM is read where a DMA load writes");
+  says(errorOf(then(fetch, {load(toB(address::kVpmSetup), storeSetup(1, 16, 1)),
+                            load(toB(address::kDmaAddress), kOut)})),
+       "a DMA store uses words of the VPM that a DMA load uses");
+  // A store and its words, read before the wait.
+  says(errorOf(then(store, {load(toR(0), kOut), tmu(), signal(Signal::LoadTmu0),
+                            move(toR(1), r(4)), add(AddOp::Add, toR(1), r(4), r(0))})),
+       "which may not be written yet by QPU 0, instruction 5");
+}
+
+TEST_CASE("deadlocks and semaphores") {
+  Setting two;
+  two.uniforms = {{}, {}};
+  Code code;
+  code << nop() << semaphore(3, true);
+  code.end();
+  CHECK(failure<qpu::DeadlockError>(code, two) ==
+        "kernel '': deadlock, every QPU that has not ended waits: QPU 0 in instruction 1 (sacq 3) "
+        "for semaphore 3, which is 0; QPU 1 in instruction 1 (sacq 3) for semaphore 3, which is "
+        "0");
+  says(errorOf({semaphore(2, false)}), "semaphore 2 is left at 1; hardware would hand that");
+  says(errorOf<qpu::DeadlockError>(std::vector<Instruction>(16, semaphore(2, false))),
+       "for semaphore 2, which is 15");
+  Code mutex;
+  mutex << readA(address::kMutex);
+  mutex.end();
+  says(failure(mutex), "the program ends and holds the mutex");
+  says(errorOf({write(address::kMutex)}), "released, but this QPU does not hold it");
+}
+
+TEST_CASE("QPUs that write one word need an order") {
+  const auto program = [](bool ordered, bool memory) {
+    // QPU 0 writes first; the other waits for it when `ordered`.
+    Code code;
+    code << move(toR(0), ra(kUniform));
+    code << flags(move(to(address::kNop), r(0)));
+    code.branchTo(code.size() + 5, BranchCond::AllZSet);
+    code << (ordered ? semaphore(1, true) : nop());
+    code.set(toB(address::kVpmSetup), rows32(0));
+    if (!memory) code.set(to(address::kVpm), 1);
+    if (memory) {
+      code << add(AddOp::Shl, toR(1), r(0), imm(7));  // rows of their own
+      code.set(toR(2), storeSetup(1, 16, 0));
+      code << add(AddOp::Add, toB(address::kVpmSetup), r(1), r(2));
+      code.set(toB(address::kDmaAddress), kOut) << readB(address::kDmaWait);
+    }
+    code << flags(move(to(address::kNop), r(0)));
+    code.branchTo(code.size() + 5, BranchCond::AllZClear);
+    code << (ordered ? semaphore(1, false) : nop());
+    return code.end();
+  };
+  Setting two;
+  two.uniforms = {{0}, {1}};
+  CHECK(run(program(true, true), two).report.instructions > 0);
+  CHECK(run(program(true, false), two).report.instructions > 0);
+  says(failure(program(false, true), two),
+       "bus address 0x40100000 is written, and was written by QPU ");
+  says(failure(program(false, true), two), "without an order between the two");
+  says(failure(program(false, false), two), "row 0, column 0 of the VPM is written, and was written "
+                                            "by QPU 0 without an order");
+}
+
+TEST_CASE("the mutex orders") {
+  Code code;
+  code << move(toR(0), ra(address::kMutex));
+  code.set(toB(address::kVpmSetup), rows32(0)).set(to(address::kVpm), 1);
+  code.dmaStore(storeSetup(1, 16, 0), kOut);
+  code << write(address::kMutex);
+  code.end();
+  Setting setting;
+  setting.uniforms.resize(12);
+  CHECK(run(code, setting).vector()[0] == 1);
+}
+
+TEST_CASE("a cache may serve what was there before a store") {
+  const Instruction out = load(toR(0), kOut);
+  const Instruction get = signal(Signal::LoadTmu0);
+  std::vector<Instruction> p = {out, tmu(), get, load(toB(address::kVpmSetup), storeSetup(1, 16, 0)),
+                                load(toB(address::kDmaAddress), kOut + 64),
+                                readB(address::kDmaWait), load(toR(0), kOut + 64), tmu(), get,
+                                add(AddOp::Add, toR(1), r(4), r(4))};
+  passes(p);  // another line
+  p[4].immediate = kOut;
+  p[6].immediate = kOut + 32;
+  says(errorOf(p), "came from bus address 0x40100020, written by QPU 0, instruction 8 (ldi vpm");
+  says(errorOf(p), "after a cache had fetched its line, which hardware may still serve; read it by "
+                   "DMA, or in another launch");
+  p.pop_back();
+  passes(p);  // not used
+}
