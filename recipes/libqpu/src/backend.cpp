@@ -19,43 +19,31 @@ namespace {
 struct Known {
   std::string_view name;
   Kind kind;
-  bool built;
 };
 
 // The best first.
 constexpr std::array<Known, 4> kBackends = {{
-    {"vc4-registers", Kind::Registers, false},
-    {"vc4-mailbox", Kind::Mailbox, false},
-    {"interpreter", Kind::Interpreter, true},
-    {"emulator", Kind::Emulator, false},
+    {"vc4-registers", Kind::Registers},
+    {"vc4-mailbox", Kind::Mailbox},
+    {"interpreter", Kind::Interpreter},
+    {"emulator", Kind::Emulator},
 }};
 
-std::string names(bool builtOnly) {
-  std::string all;
-  for (const Known& k : kBackends) {
-    if (builtOnly && !k.built) continue;
-    all += (all.empty() ? "" : ", ") + std::string(k.name);
-    if (!k.built) all += " (not in this build)";
-  }
-  return all;
-}
-
 // "" when the backend works.
-std::string faultOf(const Known& k) {
-  if (!k.built) return "is not in this build, use " + names(true);
-  if (k.kind == Kind::Interpreter || k.kind == Kind::Emulator) return {};
+std::string faultOf(Kind kind) {
+  if (kind == Kind::Interpreter || kind == Kind::Emulator) return {};
   const Opened& opened = openDevice();
   if (!opened.device) return opened.fault;
-  return opened.device->fault(k.kind == Kind::Registers ? Method::Registers : Method::Mailbox);
+  return opened.device->fault(kind == Kind::Registers ? Method::Registers : Method::Mailbox);
 }
 
 Choice best() {
   std::string why = "QPU_BACKEND is not set";
   std::string last;
   for (const Known& k : kBackends) {
-    if (!k.built) continue;
-    const std::string fault = faultOf(k);
-    if (fault.empty()) return {k.name.data(), k.kind, why + "; " + std::string(k.name) + " is the best that works"};
+    const std::string fault = faultOf(k.kind);
+    if (fault.empty())
+      return {k.name.data(), k.kind, why + "; so the " + std::string(k.name) + " runs kernels"};
     // One reason for both ways to the hardware is told once.
     if (fault != last) why += "; " + std::string(k.name) + ": " + fault;
     last = fault;
@@ -69,12 +57,13 @@ Choice choose(const std::string& wanted) {
       std::find_if(kBackends.begin(), kBackends.end(),
                    [&wanted](const Known& k) { return k.name == wanted; });
   const std::string setting = "QPU_BACKEND=" + wanted;
-  if (found == kBackends.end())
-    return {nullptr, Kind::Interpreter,
-            setting + " names no backend; valid names are " + names(false)};
-  if (const std::string fault = faultOf(*found); !fault.empty())
-    return {nullptr, found->kind,
-            setting + ": " + (found->built ? "" : "backend '" + wanted + "' ") + fault};
+  if (found == kBackends.end()) {
+    std::string names;
+    for (const Known& k : kBackends) names += (names.empty() ? "" : ", ") + std::string(k.name);
+    return {nullptr, Kind::Interpreter, setting + " names no backend; valid names are " + names};
+  }
+  if (const std::string fault = faultOf(found->kind); !fault.empty())
+    return {nullptr, found->kind, setting + ": " + fault};
   return {found->name.data(), found->kind, "chosen by " + setting};
 }
 
@@ -108,11 +97,12 @@ Kind requireBackend() {
 std::vector<BackendFinding> backendFindings() {
   std::vector<BackendFinding> found;
   for (const Known& k : kBackends) {
-    const std::string fault = faultOf(k);
+    const std::string fault = faultOf(k.kind);
     std::string reason = fault;
-    if (fault.empty() && k.kind == Kind::Interpreter) reason = "the reference, on the CPU";
-    if (fault.empty() && k.kind == Kind::Emulator) reason = "machine code, on the CPU";
-    if (fault.empty() && reason.empty()) reason = "the QPUs of this board";
+    if (fault.empty())
+      reason = k.kind == Kind::Interpreter ? "on the CPU, from the source"
+               : k.kind == Kind::Emulator  ? "on the CPU, from machine code"
+                                           : "the QPUs of this board";
     found.push_back({std::string(k.name), fault.empty(), reason});
   }
   return found;

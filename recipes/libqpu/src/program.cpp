@@ -2,11 +2,50 @@
 
 #include "error_facts.hpp"
 #include "interp/machine.hpp"
-#include "qpu/backend.h"
+#include "mem/heap.hpp"
 #include "qpu/detail/builder.h"
 #include "qpu/kernel.h"
+#include "runtime/backends.hpp"
+#include "runtime/cache.hpp"
 
 namespace qpu::detail {
+
+Program::Program(Source source) : source_(std::move(source)), code_(interp::lower(source_)) {
+  if (runtime::requireBackend() != runtime::Kind::Interpreter) (void)executable();
+}
+
+runtime::Executable& Program::executable() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!executable_)
+    executable_ = std::make_unique<runtime::Executable>(
+        runtime::compiled(source_, runtime::compilerOptions()));
+  return *executable_;
+}
+
+const runtime::Executable* Program::madeExecutable() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return executable_.get();
+}
+
+namespace {
+
+// QPUs reach what lies in GPU memory; arrays of before the backend was chosen
+// do not.
+void requireOnDevice(const Program& program, const std::uint32_t* uniforms) {
+  const auto table = Heap::instance().table();
+  const std::vector<Type>& parameters = program.source().parameters;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i] != Type::Address) continue;
+    const Block* const block = table->find(uniforms[i]);
+    if (block != nullptr && !block->device)
+      raise<ArgumentError>("kernel '" + program.name() + "': argument " + std::to_string(i + 1) +
+                               " was allocated while no hardware backend was in force; allocate "
+                               "arrays after QPU_BACKEND is set",
+                           {program.name(), "", -1, 0});
+  }
+}
+
+}  // namespace
 
 const char* programName(const Program& program) noexcept { return program.name().c_str(); }
 
@@ -26,9 +65,15 @@ std::uint32_t arrayUniform(bool given, std::uint32_t address) {
   return address;
 }
 
-void launch(const Program& program, int qpus, const std::uint32_t* uniforms, std::size_t count) {
-  (void)backend();
-  interp::run(program.code(), qpus, uniforms, count);
+void launch(const Program& program, int qpus, const std::uint32_t* uniforms, std::size_t count,
+            bool profile) {
+  const runtime::Kind kind = runtime::requireBackend();
+  if (kind == runtime::Kind::Interpreter) {
+    interp::run(program.code(), qpus, uniforms, count);
+    return;
+  }
+  if (kind != runtime::Kind::Emulator) requireOnDevice(program, uniforms);
+  program.executable().run(kind, qpus, uniforms, profile);
 }
 
 }  // namespace qpu::detail

@@ -2,10 +2,13 @@
 #ifndef QPU_SRC_PROGRAM_HPP
 #define QPU_SRC_PROGRAM_HPP
 
+#include <memory>
+#include <mutex>
 #include <string>
 
 #include "interp/code.hpp"
 #include "lang/source.hpp"
+#include "runtime/executable.hpp"
 
 namespace qpu::detail {
 
@@ -13,13 +16,23 @@ constexpr int kMaxQpus = 12;
 
 class Program {
  public:
-  explicit Program(const Source& source) : code_(interp::lower(source)) {}
+  // Compiles for the backend in force. Throws CompileError.
+  explicit Program(Source source);
 
   const std::string& name() const { return code_.name; }
   const interp::Code& code() const { return code_; }
+  const Source& source() const { return source_; }
+
+  // Machine code, made when it is first asked for. Throws CompileError.
+  runtime::Executable& executable() const;
+  // Null when none was made yet.
+  const runtime::Executable* madeExecutable() const;
 
  private:
+  Source source_;
   interp::Code code_;
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<runtime::Executable> executable_;
 };
 
 }  // namespace qpu::detail

@@ -34,12 +34,20 @@ TEST_CASE("the interpreter runs when asked for, and empty means not asked") {
   CHECK(contains(qpu_backend_reason(), "is not set"));
 }
 
-TEST_CASE("backends of other builds are known by name") {
-  for (const char* name : {"emulator", "vc4-mailbox", "vc4-registers"}) {
+TEST_CASE("the emulator runs when asked for") {
+  const Setting s("emulator");
+  CHECK(std::string(qpu::backend().name) == "emulator");
+  SharedArray<int> a(16);
+  compile([](Ptr<Int> p) { *p = index() + me(); })(&a);
+  for (int i = 0; i < 16; ++i) CHECK(a[i] == i);
+}
+
+TEST_CASE("the hardware's backends are refused where there is none") {
+  for (const char* name : {"vc4-mailbox", "vc4-registers"}) {
     const Setting s(name);
     const std::string text = thrown<qpu::BackendError>([] { qpu::backend(); });
-    CHECK(text == "QPU_BACKEND=" + std::string(name) + ": backend '" + name +
-                      "' is not in this build, use interpreter");
+    CHECK(contains(text, "QPU_BACKEND=" + std::string(name) + ": "));
+    CHECK(contains(text, "; "));  // the mend
     CHECK(qpu_backend_name() == nullptr);
     CHECK(qpu_backend_reason() == text);
   }
@@ -55,7 +63,7 @@ TEST_CASE("an unknown name is answered with the valid ones") {
 
 TEST_CASE("a call is refused too when the setting changed after compile") {
   const auto k = compile([](Int) {});
-  const Setting s("emulator");
+  const Setting s("abacus");
   CHECK_THROWS_AS(k(1), qpu::BackendError);
 }
 

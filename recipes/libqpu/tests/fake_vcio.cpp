@@ -12,6 +12,9 @@
 #include <unistd.h>
 #include <utility>
 
+#include "emu/emulator.hpp"
+#include "qpu/error.h"
+
 namespace test {
 namespace {
 
@@ -339,6 +342,36 @@ FakeVcio::Ends FakeVcio::run(const std::vector<Launched>& programs) noexcept {
   }
   shared_->launches += static_cast<std::uint32_t>(programs.size());
   return runs ? runs(programs) : Ends::Yes;
+}
+
+FakeVcio::Ends FakeVcio::emulate(const std::vector<Launched>& programs) {
+  qpu::emu::Launch launch;
+  const std::uint32_t code = programs.front().code;
+  // The hardware knows no end of a program but that in it.
+  launch.count = wordsFrom(code) / 2;
+  std::vector<qpu::isa::Word> words(launch.count);
+  std::memcpy(words.data(), memory(code, 8), 8 * launch.count);
+  launch.words = words.data();
+  launch.codeAddress = code;
+  for (const Launched& p : programs) {
+    if (p.code != code) complain("programs that differ");
+    std::vector<std::uint32_t> stream(std::min(wordsFrom(p.uniforms), 1024U));
+    std::memcpy(stream.data(), memory(p.uniforms, 4), 4 * stream.size());
+    launch.uniforms.push_back(std::move(stream));
+  }
+  for (const Piece& p : shared_->pieces)
+    if (p.handle != 0 && p.locked)
+      launch.memory.push_back(
+          {alias(p.flags) | (kPhysical + p.offset), p.bytes, memory_ + p.offset});
+  std::sort(launch.memory.begin(), launch.memory.end(),
+            [](const auto& a, const auto& b) { return a.start < b.start; });
+  launch.limit = 10000000;
+  try {
+    return qpu::emu::run(launch).hostInterrupt ? Ends::Yes : Ends::WithoutInterrupt;
+  } catch (const qpu::Error& e) {
+    fault = e.what();
+    return Ends::Never;
+  }
 }
 
 std::uint32_t FakeVcio::execute(const std::uint32_t* values, bool& gaveUp) noexcept {

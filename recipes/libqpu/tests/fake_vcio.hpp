@@ -49,6 +49,10 @@ class FakeVcio final : public qpu::runtime::Os {
   std::uint32_t kernelLimitMs = 0;  // 0: calls may take any time
   // Runs what was launched and says how it ended.
   std::function<Ends(const std::vector<Launched>&)> runs;
+  // The same by the emulator, which sees all locked memory. A fault of the program
+  // is in `fault`, and ends nothing.
+  Ends emulate(const std::vector<Launched>& programs);
+  std::string fault;
 
   // What was seen. `complaints` are breaches of the interface, "" when there are none.
   std::string complaints() const;

@@ -133,12 +133,13 @@ class Kernel {
   void operator()(typename detail::Argument<Ts>::Host... arguments) const {
     const std::array<std::uint32_t, sizeof...(Ts) + 1> uniforms = {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
-    detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts));
+    detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts), profiling_);
   }
 
  private:
   std::shared_ptr<const detail::Program> program_;
   int qpus_ = 1;
+  bool profiling_ = false;
 };
 
 namespace detail {

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "lang/recorder.hpp"
 #include "program.hpp"
@@ -43,9 +44,9 @@ Trace::Trace(const char* name, const void* function, const Type* parameters, std
 Trace::~Trace() { delete recorder_; }
 
 const Program* Trace::finish() {
-  const Source source = recorder_->finish();
+  Source source = recorder_->finish();
   checkGathers(source);
-  return new Program(source);
+  return new Program(std::move(source));
 }
 
 }  // namespace qpu::detail

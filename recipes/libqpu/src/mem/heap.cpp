@@ -6,6 +6,9 @@
 #include <new>
 
 #include "error_facts.hpp"
+#include "runtime/backends.hpp"
+#include "runtime/machine.hpp"
+#include "runtime/words.hpp"
 
 namespace qpu::detail {
 namespace {
@@ -91,28 +94,58 @@ std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
 
   const auto block = std::make_shared<Block>();
   block->bytes = static_cast<std::uint32_t>(4 * count);
-  // calloc, for its large blocks are zero without being touched.
-  std::size_t room = std::size_t{block->bytes} + kAlignment;
-  block->memory.reset(std::calloc(1, room));
-  void* host = block->memory.get();
-  if (host == nullptr || std::align(kAlignment, block->bytes, host, room) == nullptr)
-    raise<AllocationError>(what + "the host has no memory for its " +
-                           std::to_string(block->bytes) + " bytes");
-  block->host = static_cast<unsigned char*>(host);
+  const runtime::Choice& choice = runtime::currentChoice();
+  block->device = choice.name != nullptr && (choice.kind == runtime::Kind::Registers ||
+                                             choice.kind == runtime::Kind::Mailbox);
+  if (block->device)
+    takeDeviceMemory(*block, what);
+  else
+    takeHostMemory(*block, what);
 
   const std::lock_guard<std::mutex> lock(mutex_);
-  block->start = place(*table_, block->bytes);
-  if (block->start == 0)
-    raise<AllocationError>(what + "no gap of " + std::to_string(block->bytes) +
-                           " bytes is left among " + std::to_string(table_->blocks.size()) +
-                           " live arrays in 1 GB of bus addresses; release some");
+  if (!block->device) {
+    block->start = place(*table_, block->bytes);
+    if (block->start == 0)
+      raise<AllocationError>(what + "no gap of " + std::to_string(block->bytes) +
+                             " bytes is left among " + std::to_string(table_->blocks.size()) +
+                             " live arrays in 1 GB of bus addresses; release some");
+  }
   const auto grown = std::make_shared<Table>(*table_);
-  grown->blocks.insert(std::upper_bound(grown->blocks.begin(), grown->blocks.end(), block->start,
-                                        startsAfter),
-                       block);
+  const auto next = std::upper_bound(grown->blocks.begin(), grown->blocks.end(), block->start,
+                                     startsAfter);
+  const bool overlaps =
+      (next != grown->blocks.end() && (*next)->start - block->start < block->bytes) ||
+      (next != grown->blocks.begin() && block->start - (*(next - 1))->start < (*(next - 1))->bytes);
+  if (overlaps)
+    raise<AllocationError>(what + "GPU memory at " + hex(block->start) +
+                           " has the address of an array of before QPU_BACKEND changed; set it "
+                           "before the first array");
+  grown->blocks.insert(next, block);
   table_ = grown;
-  next_ = alignUp(block->start + block->bytes) + kGuard;
+  if (!block->device) next_ = alignUp(block->start + block->bytes) + kGuard;
   return block;
+}
+
+void Heap::takeHostMemory(Block& block, const std::string& what) {
+  // calloc, for its large blocks are zero without being touched.
+  std::size_t room = std::size_t{block.bytes} + kAlignment;
+  block.memory.reset(std::calloc(1, room), std::free);
+  void* host = block.memory.get();
+  if (host == nullptr || std::align(kAlignment, block.bytes, host, room) == nullptr)
+    raise<AllocationError>(what + "the host has no memory for its " +
+                           std::to_string(block.bytes) + " bytes");
+  block.host = static_cast<unsigned char*>(host);
+}
+
+void Heap::takeDeviceMemory(Block& block, const std::string& what) {
+  const runtime::Opened& opened = runtime::openDevice();
+  if (!opened.device) raise<AllocationError>(what + opened.fault);
+  const std::shared_ptr<runtime::GpuMemory> memory = opened.device->allocate(block.bytes, what);
+  block.host = memory->host();
+  block.start = memory->bus();
+  block.memory = memory;
+  runtime::clearDeviceWords(block.host, block.bytes / 4);
+  usesDevice_ = true;
 }
 
 void Heap::release(const Block* block) noexcept {

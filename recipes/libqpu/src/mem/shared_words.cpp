@@ -4,6 +4,7 @@
 #include "error_facts.hpp"
 #include "mem/heap.hpp"
 #include "qpu/shared_array.h"
+#include "runtime/words.hpp"
 
 namespace qpu::detail {
 
@@ -71,7 +72,11 @@ void* hostAddress(std::uint32_t bus) {
 }
 
 void copyWords(void* to, const void* from, std::size_t count) noexcept {
-  if (count != 0) std::memcpy(to, from, 4 * count);
+  if (count == 0) return;
+  if (Heap::instance().usesDevice())
+    runtime::copyDeviceWords(to, from, count);
+  else
+    std::memcpy(to, from, 4 * count);
 }
 
 }  // namespace qpu::detail

@@ -119,9 +119,10 @@ QPU_API const char* programName(const Program& program) noexcept;
 // Throws ArgumentError unless 1 <= n <= 12.
 QPU_API void requireQpuCount(const Program& program, int n);
 
-// Run `program` on `qpus` QPUs with one 32-bit word per parameter.
+// Run `program` on `qpus` QPUs with one 32-bit word per parameter. `profile`: on the
+// emulator, count by instruction.
 QPU_API void launch(const Program& program, int qpus, const std::uint32_t* uniforms,
-                    std::size_t count);
+                    std::size_t count, bool profile);
 
 }  // namespace detail
 }  // namespace qpu

@@ -1,0 +1,135 @@
+#include "runtime/executable.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "error_facts.hpp"
+#include "mem/heap.hpp"
+#include "runtime/machine.hpp"
+#include "runtime/words.hpp"
+
+namespace qpu::runtime {
+namespace {
+
+constexpr std::uint32_t kMostQpus = 12;
+constexpr std::uint32_t kLine = 64;
+// QPUs fetch instructions and uniforms ahead of what they need.
+constexpr std::uint32_t kAhead = 256;
+
+std::uint32_t lines(std::size_t bytes) {
+  return static_cast<std::uint32_t>((bytes + kLine - 1) / kLine * kLine);
+}
+
+}  // namespace
+
+const emu::Board& emulatedBoard() {
+  const char* const set = std::getenv("QPU_BOARD");  // NOLINT(concurrency-mt-unsafe): only read
+  if (set == nullptr || *set == '\0') return emu::kDefaultBoard;
+  const emu::Board* const board = emu::findBoard(set);
+  if (board == nullptr) {
+    std::string names;
+    for (const emu::Board* b :
+         {&emu::kPi1, &emu::kPiZero, &emu::kPi2, &emu::kPi3, &emu::kPiZero2})
+      names += (names.empty() ? "" : ", ") + std::string(b->name);
+    detail::raise<BackendError>("QPU_BOARD=" + std::string(set) +
+                                " is no board of the emulator; those are " + names);
+  }
+  return *board;
+}
+
+std::shared_ptr<const emu::Report> Executable::report() const {
+  const std::lock_guard<std::mutex> lock(reportMutex_);
+  return report_;
+}
+
+void Executable::run(Kind kind, int qpus, const std::uint32_t* arguments, bool profile) {
+  const auto streams = [&](std::uint32_t spill) {
+    std::vector<std::vector<std::uint32_t>> all;
+    all.reserve(static_cast<std::size_t>(qpus));
+    for (int q = 0; q < qpus; ++q)
+      all.push_back(code::uniformStream(
+          *object_, q, qpus, arguments,
+          spill + static_cast<std::uint32_t>(q) * object_->spillBytes));
+    return all;
+  };
+  if (kind == Kind::Emulator) {
+    std::vector<unsigned char> spill(static_cast<std::size_t>(qpus) * object_->spillBytes);
+    emulate(streams(kEmulatedSpill), spill.data(), profile);
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  requireImage(object_->uniforms.size());
+  start(kind, streams(image_.memory->bus() + image_.spill));
+}
+
+void Executable::runStreams(Kind kind, std::vector<std::vector<std::uint32_t>> streams,
+                            bool profile) {
+  if (kind == Kind::Emulator) {
+    emulate(std::move(streams), nullptr, profile);
+    return;
+  }
+  std::size_t most = 0;
+  for (const auto& s : streams) most = std::max(most, s.size());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  requireImage(most);
+  start(kind, streams);
+}
+
+void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsigned char* spill,
+                         bool profile) {
+  const auto table = detail::Heap::instance().table();  // keeps the arrays
+  emu::Launch launch;
+  launch.words = object_->words.data();
+  launch.count = object_->words.size();
+  launch.codeAddress = kEmulatedCode;
+  launch.memory.reserve(table->blocks.size() + 1);
+  if (spill != nullptr && object_->spillBytes != 0)
+    launch.memory.push_back({kEmulatedSpill,
+                             static_cast<std::uint32_t>(streams.size()) * object_->spillBytes,
+                             spill});
+  for (const auto& b : table->blocks) launch.memory.push_back({b->start, b->bytes, b->host});
+  launch.uniforms = std::move(streams);
+  launch.object = object_.get();
+  launch.board = &emulatedBoard();
+  launch.profile = profile;
+  auto report = std::make_shared<const emu::Report>(emu::run(launch));
+  const std::lock_guard<std::mutex> lock(reportMutex_);
+  report_ = std::move(report);
+}
+
+// Room for `words` uniforms per QPU. The caller holds the mutex.
+void Executable::requireImage(std::size_t words) {
+  const Opened& opened = openDevice();
+  if (!opened.device) detail::raise<BackendError>(opened.fault);
+  if (image_.memory && image_.device == opened.device && 4 * words <= image_.stride) return;
+  image_ = Image();
+  Image made;
+  made.device = opened.device;
+  made.uniforms = lines(8 * object_->words.size());
+  made.stride = std::max(lines(4 * words), kLine);
+  made.control = made.uniforms + kMostQpus * made.stride;
+  made.spill = made.control + lines(std::size_t{8} * kMostQpus);
+  const std::uint32_t bytes = made.spill + kMostQpus * object_->spillBytes + kAhead;
+  made.memory = opened.device->allocate(bytes, "kernel '" + object_->name + "': ");
+  clearDeviceWords(made.memory->host(), made.memory->bytes() / 4);
+  copyDeviceWords(made.memory->host(), object_->words.data(), 2 * object_->words.size());
+  image_ = std::move(made);
+}
+
+void Executable::start(Kind kind, const std::vector<std::vector<std::uint32_t>>& streams) {
+  const auto table = detail::Heap::instance().table();  // keeps the arrays
+  std::vector<Start> starts;
+  starts.reserve(streams.size());
+  std::uint32_t offset = image_.uniforms;
+  for (const auto& stream : streams) {
+    copyDeviceWords(image_.memory->host() + offset, stream.data(), stream.size());
+    starts.push_back({image_.memory->bus() + offset, image_.memory->bus()});
+    offset += image_.stride;
+  }
+  image_.device->launch(kind == Kind::Registers ? Method::Registers : Method::Mailbox, starts,
+                        *image_.memory, image_.control, object_->name);
+}
+
+}  // namespace qpu::runtime

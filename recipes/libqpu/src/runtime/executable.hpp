@@ -1,0 +1,64 @@
+// Machine code, ready to run on the emulator or the QPUs.
+#ifndef QPU_SRC_RUNTIME_EXECUTABLE_HPP
+#define QPU_SRC_RUNTIME_EXECUTABLE_HPP
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "code/object.hpp"
+#include "emu/emulator.hpp"
+#include "runtime/backends.hpp"
+#include "runtime/device.hpp"
+
+namespace qpu::runtime {
+
+// Bus addresses on the emulator; below all that SharedArrays get.
+constexpr std::uint32_t kEmulatedCode = 0x00100000;
+constexpr std::uint32_t kEmulatedSpill = 0x10000000;
+
+// The emulated board: QPU_BOARD, else a Pi 3. Throws BackendError.
+const emu::Board& emulatedBoard();
+
+class Executable {
+ public:
+  explicit Executable(std::shared_ptr<const code::Object> object) : object_(std::move(object)) {}
+
+  const code::Object& object() const { return *object_; }
+
+  // To the end on `qpus` QPUs, with one word per parameter. `kind` is not
+  // Interpreter.
+  void run(Kind kind, int qpus, const std::uint32_t* arguments, bool profile);
+  // The same with the uniforms of each QPU as they are.
+  void runStreams(Kind kind, std::vector<std::vector<std::uint32_t>> streams, bool profile);
+
+  // Of the last run on the emulator; null before one.
+  std::shared_ptr<const emu::Report> report() const;
+
+ private:
+  // Code, uniforms, control block and spill areas in GPU memory.
+  struct Image {
+    std::shared_ptr<Device> device;
+    std::unique_ptr<GpuMemory> memory;
+    std::uint32_t stride = 0;    // bytes of one QPU's uniforms
+    std::uint32_t uniforms = 0;  // offsets
+    std::uint32_t control = 0;
+    std::uint32_t spill = 0;
+  };
+
+  void emulate(std::vector<std::vector<std::uint32_t>> streams, unsigned char* spill,
+               bool profile);
+  void requireImage(std::size_t words);
+  void start(Kind kind, const std::vector<std::vector<std::uint32_t>>& streams);
+
+  std::shared_ptr<const code::Object> object_;
+  std::mutex mutex_;  // image
+  Image image_;
+  mutable std::mutex reportMutex_;
+  std::shared_ptr<const emu::Report> report_;
+};
+
+}  // namespace qpu::runtime
+
+#endif

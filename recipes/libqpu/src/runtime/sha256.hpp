@@ -1,0 +1,15 @@
+// FIPS 180-4, for names of contents.
+#ifndef QPU_SRC_RUNTIME_SHA256_HPP
+#define QPU_SRC_RUNTIME_SHA256_HPP
+
+#include <string>
+#include <string_view>
+
+namespace qpu::runtime {
+
+// 64 lower-case hexadecimal digits.
+std::string sha256(std::string_view data);
+
+}  // namespace qpu::runtime
+
+#endif

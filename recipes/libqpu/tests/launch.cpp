@@ -1,0 +1,373 @@
+// Kernels on the hardware's backends, with a Raspberry Pi that is a test double
+// and hands what is launched to the emulator.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include "code/serialise.hpp"
+#include "runtime/backends.hpp"
+#include "runtime/cache.hpp"
+#include "runtime/machine.hpp"
+#include "runtime/sha256.hpp"
+#include "runtime/words.hpp"
+#include "tests/fake_vcio.hpp"
+#include "tests/run.hpp"
+#include "tutorial/oet.hpp"
+#include "tutorial/rot3d.hpp"
+
+using test::contains;
+using test::FakeTree;
+using test::FakeVcio;
+using test::thrown;
+
+namespace {
+
+struct Setting {
+  Setting(const char* key, const std::string& value) : name(key) {
+    setenv(key, value.c_str(), 1);
+  }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+  ~Setting() { unsetenv(name); }
+  const char* name;
+};
+
+// A Pi in this machine's place.
+struct Pi {
+  FakeVcio os{8U << 20U};
+  FakeTree tree;
+  qpu::runtime::WithHost host{tree.host(os)};
+
+  Pi() {
+    os.runs = [this](const auto& programs) { return os.emulate(programs); };
+  }
+};
+
+struct Folder {
+  Folder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "qpu-cache-XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()) != nullptr);
+    path = pattern;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    std::filesystem::remove_all(path);
+  }
+  std::vector<std::filesystem::path> files() const {
+    std::vector<std::filesystem::path> all;
+    for (const auto& f : std::filesystem::directory_iterator(path)) all.push_back(f.path());
+    return all;
+  }
+  std::filesystem::path path;
+};
+
+void scaled(Int n, Float factor, Ptr<Float> x) {
+  For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
+    x[i + index()] = x[i + index()] * factor;
+  End
+}
+
+void checkScaled(int qpus) {
+  SharedArray<float> x(160);
+  for (int i = 0; i < 160; ++i) x[i] = static_cast<float>(i);
+  auto k = compile(scaled, "scaled");
+  k.setNumQPUs(qpus);
+  k(160, 0.5F, &x);
+  for (int i = 0; i < 160; ++i) CHECK(x[i] == static_cast<float>(i) * 0.5F);
+}
+
+}  // namespace
+
+TEST_CASE("the best backend that works is taken") {
+  unsetenv("QPU_BACKEND");
+  {
+    const Pi pi;
+    CHECK(std::string(qpu::backend().name) == "vc4-registers");
+    CHECK(contains(qpu::backend().reason, "QPU_BACKEND is not set"));
+  }
+  {
+    Pi pi;
+    pi.os.mapRegistersError = EPERM;
+    CHECK(std::string(qpu::backend().name) == "vc4-mailbox");
+    CHECK(contains(qpu::backend().reason, "vc4-registers: cannot map V3D's registers"));
+    const Setting s("QPU_BACKEND", "vc4-registers");
+    CHECK(contains(thrown<qpu::BackendError>([] { qpu::backend(); }), "iomem=relaxed"));
+  }
+  {
+    Pi pi;
+    pi.os.refusesQpus = true;
+    CHECK(std::string(qpu::backend().name) == "interpreter");
+    CHECK(contains(qpu::backend().reason, "refuses to enable the QPUs"));
+    const auto findings = qpu::runtime::backendFindings();
+    REQUIRE(findings.size() == 4);
+    CHECK_FALSE(findings[0].usable);
+    CHECK_FALSE(findings[1].usable);
+    CHECK(findings[2].usable);
+    CHECK(findings[3].usable);
+  }
+  CHECK(std::string(qpu::backend().name) == "interpreter");
+}
+
+TEST_CASE("kernels run on both hardware backends") {
+  for (const char* backend : {"vc4-registers", "vc4-mailbox"}) {
+    Pi pi;
+    const Setting s("QPU_BACKEND", backend);
+    for (const int qpus : {1, 5, 12}) checkScaled(qpus);
+    SharedArray<int> a(32);
+    for (int i = 0; i < 32; ++i) a[i] = 31 * i % 37 - 18;
+    CHECK((a.getAddress() & 0xfff) == 0);
+    compile(tutorial::oddEvenSort, "oddEvenSort")(&a);
+    for (int i = 1; i < 32; ++i)
+      CHECK(a[(i - 1) / 2 + 16 * ((i - 1) % 2)] <= a[i / 2 + 16 * (i % 2)]);
+    CHECK(pi.os.fault.empty());
+    CHECK(pi.os.complaints().empty());
+    CHECK(pi.os.launches() == 19);
+  }
+}
+
+TEST_CASE("arrays and programs give their GPU memory back") {
+  Pi pi;
+  const Setting s("QPU_BACKEND", "vc4-registers");
+  checkScaled(3);
+  CHECK(pi.os.allocations() == 0);
+  SharedArray<int> a(100);
+  for (int i = 0; i < 100; ++i) CHECK(a[i] == 0);
+  CHECK(pi.os.allocations() == 1);
+  SharedArray<int> b = std::move(a);
+  CHECK(pi.os.allocations() == 1);
+  b.dealloc();
+  CHECK(pi.os.allocations() == 0);
+  CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> big(4U << 20U); }),
+                 "SharedArray of 4194304 elements: the GPU's memory of 64 MiB has no room"));
+  CHECK(pi.os.complaints().empty());
+}
+
+TEST_CASE("threads take turns on the QPUs") {
+  Pi pi;
+  const Setting s("QPU_BACKEND", "vc4-registers");
+  const auto k = [] {
+    auto made = compile(scaled, "scaled");
+    made.setNumQPUs(4);
+    return made;
+  }();
+  std::vector<std::thread> threads;
+  std::array<int, 4> right{};
+  for (std::size_t t = 0; t < right.size(); ++t)
+    threads.emplace_back([&k, &right, t] {
+      for (int round = 0; round < 10; ++round) {
+        SharedArray<float> x(64);
+        for (float& f : x) f = 3;
+        k(64, static_cast<float>(t), &x);
+        bool same = true;
+        for (const float f : x) same = same && f == 3 * static_cast<float>(t);
+        right[t] += same ? 1 : 0;
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  for (const int n : right) CHECK(n == 10);
+  CHECK(pi.os.complaints().empty());
+}
+
+TEST_CASE("an array of another backend is no argument for the hardware") {
+  SharedArray<float> x(16);
+  Pi pi;
+  const Setting s("QPU_BACKEND", "vc4-registers");
+  const auto k = compile(scaled, "scaled");
+  CHECK(contains(thrown<qpu::ArgumentError>([&] { k(16, 1, &x); }),
+                 "kernel 'scaled': argument 3 was allocated while no hardware backend"));
+  CHECK(pi.os.launches() == 0);
+}
+
+TEST_CASE("a kernel made for the interpreter runs where the backend changes to") {
+  const auto k = compile(scaled, "scaled");
+  SharedArray<float> x(16);
+  for (float& f : x) f = 2;
+  k(16, 3, &x);
+  const Setting s("QPU_BACKEND", "emulator");
+  k(16, 3, &x);
+  for (const float f : x) CHECK(f == 18);
+}
+
+TEST_CASE("what no QPU can run is an error of compile() on the emulator") {
+  const auto f = [](Int) {
+    for (int i = 0; i < 16; ++i) {
+      semaInc(i);
+      semaDec(i);
+    }
+  };
+  const auto k = compile(f, "signals");
+  const Setting s("QPU_BACKEND", "emulator");
+  const auto compiles = [&] { (void)compile(f, "signals"); };
+  CHECK(contains(thrown<qpu::CompileError>(compiles), "kernel 'signals': uses all 16 semaphores"));
+  CHECK_THROWS_AS(k(1), qpu::CompileError);
+}
+
+TEST_CASE("settings of compiler and emulator are checked") {
+  const Setting s("QPU_BACKEND", "emulator");
+  {
+    const Setting level("QPU_OPTIMISE", "9");
+    CHECK(contains(thrown<qpu::BackendError>([] { (void)compile(scaled); }), "QPU_OPTIMISE=9"));
+  }
+  {
+    const Setting level("QPU_OPTIMISE", "0");
+    checkScaled(2);
+  }
+  const Setting board("QPU_BOARD", "Pi 9");
+  CHECK(contains(thrown<qpu::BackendError>([] { checkScaled(1); }), "QPU_BOARD=Pi 9"));
+}
+
+TEST_CASE("SHA-256 of the standard's examples") {
+  using qpu::runtime::sha256;
+  CHECK(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
+        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK(sha256(std::string(1000000, 'a')) ==
+        "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+TEST_CASE("a kernel is compiled once: then it comes from memory, and from disk") {
+  const Folder folder;
+  const Setting cache("QPU_CACHE", folder.path.string());
+  const Setting s("QPU_BACKEND", "emulator");
+  qpu::runtime::forgetCompiled();
+  const auto before = qpu::runtime::cacheCounts();
+  checkScaled(1);
+  checkScaled(2);
+  CHECK(qpu::runtime::cacheCounts().compiled == before.compiled + 1);
+  CHECK(qpu::runtime::cacheCounts().fromMemory == before.fromMemory + 1);
+  REQUIRE(folder.files().size() == 1);
+  CHECK(folder.files()[0].filename().string().size() == 64 + 5);
+  qpu::runtime::forgetCompiled();
+  checkScaled(3);
+  CHECK(qpu::runtime::cacheCounts().fromDisk == before.fromDisk + 1);
+  {
+    const Setting level("QPU_OPTIMISE", "0");
+    checkScaled(1);
+  }
+  CHECK(qpu::runtime::cacheCounts().compiled == before.compiled + 2);
+  CHECK(folder.files().size() == 2);
+}
+
+TEST_CASE("torn, emptied and foreign files of the cache are compiled anew") {
+  const Folder folder;
+  const Setting cache("QPU_CACHE", folder.path.string());
+  const Setting s("QPU_BACKEND", "emulator");
+  qpu::runtime::forgetCompiled();
+  checkScaled(1);
+  const auto file = folder.files().at(0);
+  const auto size = std::filesystem::file_size(file);
+  for (const std::uintmax_t left : {std::uintmax_t{0}, size / 2, size - 1, size}) {
+    std::filesystem::resize_file(file, left);
+    if (left == size) {
+      std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
+      f.seekp(static_cast<std::streamoff>(size / 2));
+      f.put('\x7f');
+    }
+    qpu::runtime::forgetCompiled();
+    const auto before = qpu::runtime::cacheCounts();
+    checkScaled(1);
+    CHECK(qpu::runtime::cacheCounts().compiled == before.compiled + 1);
+    CHECK(std::filesystem::file_size(file) == size);
+  }
+}
+
+TEST_CASE("a disk that takes nothing is no error") {
+  const Folder folder;
+  const Setting s("QPU_BACKEND", "emulator");
+  std::ofstream(folder.path / "file") << "in the way";
+  for (const std::string& place :
+       {(folder.path / "file" / "below").string(), std::string("/proc/qpu"), std::string("off")}) {
+    const Setting cache("QPU_CACHE", place);
+    qpu::runtime::forgetCompiled();
+    checkScaled(1);
+  }
+  CHECK(folder.files().size() == 1);
+}
+
+TEST_CASE("the cache's folder") {
+  const auto folder = qpu::runtime::cacheFolder;
+  unsetenv("QPU_CACHE");
+  {
+    const Setting xdg("XDG_CACHE_HOME", "/x");
+    CHECK(folder() == "/x/pitorch/qpu");
+    const Setting own("QPU_CACHE", "/own");
+    CHECK(folder() == "/own");
+  }
+  const Setting off("QPU_CACHE", "off");
+  CHECK(folder().empty());
+}
+
+TEST_CASE("the folder is kept within its limit, the longest unused go first") {
+  const Folder folder;
+  const auto now = std::filesystem::file_time_type::clock::now();
+  for (int i = 0; i < 10; ++i) {
+    const auto path = folder.path / (std::to_string(i) + ".qpuo");
+    std::ofstream(path) << std::string(1000, 'x');
+    std::filesystem::last_write_time(path, now - std::chrono::minutes(10 - i));
+  }
+  const auto stray = folder.path / "a.tmp";
+  std::ofstream(stray) << "left by a crash";
+  std::filesystem::last_write_time(stray, now - std::chrono::hours(2));
+  std::ofstream(folder.path / "notes.txt") << std::string(100000, 'x');
+  qpu::runtime::pruneCache(folder.path.string(), 10000);
+  CHECK(folder.files().size() == 11);
+  qpu::runtime::pruneCache(folder.path.string(), 8000);
+  CHECK(folder.files().size() == 7);
+  CHECK(std::filesystem::exists(folder.path / "notes.txt"));
+  CHECK_FALSE(std::filesystem::exists(folder.path / "3.qpuo"));
+  CHECK(std::filesystem::exists(folder.path / "4.qpuo"));
+}
+
+TEST_CASE("many processes fill one cache") {
+  const Folder folder;
+  const Setting cache("QPU_CACHE", folder.path.string());
+  const Setting s("QPU_BACKEND", "emulator");
+  std::vector<pid_t> children;
+  for (int c = 0; c < 8; ++c) {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int round = 0; round < 20; ++round) {
+        qpu::runtime::forgetCompiled();
+        SharedArray<float> x(16);
+        for (float& f : x) f = 2;
+        compile(scaled, ("scaled" + std::to_string(round % 4)).c_str())(16, 3, &x);
+        for (const float f : x)
+          if (f != 6) _exit(1);
+      }
+      _exit(0);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK(status == 0);
+  }
+  CHECK(folder.files().size() == 4);
+  for (const auto& file : folder.files()) {
+    std::ifstream f(file, std::ios::binary);
+    const std::string data((std::istreambuf_iterator<char>(f)), std::istreambuf_iterator<char>());
+    CHECK(qpu::code::load(data).has_value());
+  }
+}
+
+TEST_CASE("copies to GPU memory use aligned words at every offset") {
+  std::array<std::uint32_t, 40> from{}, to{};
+  for (std::uint32_t i = 0; i < 40; ++i) from[i] = 100 + i;
+  for (std::size_t a = 0; a < 3; ++a)
+    for (std::size_t b = 0; b < 3; ++b)
+      for (std::size_t n = 0; n < 20; ++n) {
+        to.fill(7);
+        qpu::runtime::copyDeviceWords(&to[1 + a], &from[b], n);
+        for (std::size_t i = 0; i < 40; ++i) {
+          const bool in = i >= 1 + a && i < 1 + a + n;
+          CHECK(to[i] == (in ? from[b + i - 1 - a] : 7));
+        }
+      }
+}
