@@ -8,6 +8,7 @@
 #include "emu/emulator.hpp"
 #include "isa/text.hpp"
 #include "mir_build.hpp"
+#include "qpu/error.h"
 
 namespace {
 
@@ -20,7 +21,7 @@ namespace isa = qpu::isa;
 
 constexpr std::uint32_t kInput = 0xc0010000U;
 constexpr std::uint32_t kOutput = 0xc0010800U;
-constexpr std::uint32_t kWords = 4096;
+constexpr std::uint32_t kWords = 8192;
 constexpr std::uint32_t kSpill = 0xc0020000U;
 constexpr std::uint32_t kCode = 0xc0040000U;
 
@@ -123,6 +124,49 @@ TEST_CASE("random programs") {
     const std::vector<std::uint32_t> wanted = expected(f);
     for (int level = 0; level <= 2; ++level) checkRuns(f, {level, 32}, wanted);
   }
+}
+
+TEST_CASE("random programs with few registers") {
+  for (std::uint32_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    mir::RandomOptions random;
+    random.variables = 3 + static_cast<int>(seed * 3 % 31);
+    random.operations = 20 + static_cast<int>(seed * 11 % 150);
+    random.loops = static_cast<int>(seed % 4);
+    const Function f = mir::Random(seed, random).f;
+    const std::vector<std::uint32_t> wanted = expected(f);
+    for (const int registers : {4, 5, 6, 8, 12, 20})
+      for (const int level : {0, 2}) checkRuns(f, {level, registers}, wanted);
+  }
+}
+
+TEST_CASE("more vectors than registers") {
+  for (const int loops : {0, 1}) {
+    mir::RandomOptions random;
+    random.variables = 200;
+    random.operations = 600;
+    random.loops = loops;
+    const Function f = mir::Random(5, random).f;
+    const std::vector<std::uint32_t> wanted = expected(f);
+    for (int level = 0; level <= 2; ++level) checkRuns(f, {level, 32}, wanted);
+    CHECK(emit(f, {}).spillBytes >= 64U * 100);
+  }
+}
+
+TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error") {
+  mir::RandomOptions random;
+  random.variables = 90;
+  Function f = mir::Random(5, random).f;
+  f.usesVpmByHand = true;
+  f.name = "crowded";
+  std::string text;
+  try {
+    emit(f, {});
+  } catch (const qpu::CompileError& e) {
+    text = e.what();
+  }
+  CHECK(text.find("kernel 'crowded' needs 9") == 0);
+  CHECK(text.find("64 registers") != std::string::npos);
 }
 
 TEST_CASE("an empty kernel ends") {

@@ -2,12 +2,14 @@
 
 #include "compiler/compile.hpp"
 #include "compiler/schedule.hpp"
+#include "compiler/spill.hpp"
 #include "error_facts.hpp"
 
 namespace qpu::compiler {
 namespace {
 
 constexpr std::size_t kDelaySlots = 3;
+constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
 
 isa::BranchCond opposite(isa::BranchCond c) {
   using isa::BranchCond;
@@ -75,16 +77,26 @@ void straighten(Function& function) {
   blocks = std::move(kept);
 }
 
+[[noreturn]] void failRegisters(const Function& f, std::uint32_t needed, std::uint32_t registers) {
+  detail::raise<CompileError>(
+      "kernel '" + f.name + "' needs " + std::to_string(needed) + " vectors at once where " +
+          std::to_string(registers) + " registers are" +
+          (f.usesVpmByHand ? "; they cannot be kept in memory because the kernel sets up the VPM "
+                             "or its DMA itself"
+                           : ""),
+      {f.name, "", -1, 0});
+}
+
 class Emitter {
  public:
   Emitter(Function function, const Options& options)
       : function_(std::move(function)), options_(options) {}
 
-  code::Object emit() {
-    straighten(function_);
+  // False when the registers do not suffice.
+  bool run() {
     live_ = findLiveness(function_);
     homes_ = findHomes(function_, live_, options_.fileRegisters);
-    if (homes_.empty() && !live_.globals.empty()) failRegisters();
+    if (homes_.empty() && !live_.globals.empty()) return false;
     followTmus();
     const std::size_t n = function_.blocks.size();
     starts_.resize(n);
@@ -93,18 +105,35 @@ class Emitter {
     predecessors_.resize(n);
     for (std::uint32_t b = 0; b < n; ++b)
       for (const std::uint32_t s : successors(function_.blocks[b])) predecessors_[s].push_back(b);
-    for (std::uint32_t b = 0; b < n; ++b) emitBlock(b);
-    return finish();
+    for (std::uint32_t b = 0; b < n; ++b)
+      if (!emitBlock(b)) return false;
+    return true;
+  }
+
+  code::Object finish(std::uint32_t spillBytes) {
+    code::Object object;
+    for (const Branch& branch : branches_)
+      slots_[branch.at].instruction.immediate =
+          static_cast<std::uint32_t>((static_cast<std::int64_t>(starts_[branch.target]) -
+                                      static_cast<std::int64_t>(branch.at + kDelaySlots + 1)) *
+                                     8);
+    object.name = function_.name;
+    object.parameters = function_.parameters;
+    object.spillBytes = spillBytes;
+    object.uniforms = function_.uniforms;
+    object.sites = function_.sites;
+    object.words.reserve(slots_.size());
+    object.siteOf.reserve(slots_.size());
+    for (const Slot& slot : slots_) {
+      object.words.push_back(isa::encode(slot.instruction));
+      object.siteOf.push_back(slot.site);
+    }
+    for (const Block& b : function_.blocks)
+      for (const Operation& o : b.operations) object.usesSfu |= o.op == Op::Sfu;
+    return object;
   }
 
  private:
-  [[noreturn]] void failRegisters() const {
-    detail::raise<CompileError>(
-        "kernel '" + function_.name + "': too many vectors are alive at once for " +
-            std::to_string(2 * options_.fileRegisters) + " registers",
-        {function_.name, "", -1, 0});
-  }
-
   // Requests that are outstanding where blocks begin.
   void followTmus() {
     inFlight_.assign(function_.blocks.size(), {0, 0});
@@ -151,7 +180,7 @@ class Emitter {
     return mask;
   }
 
-  ScheduledBlock scheduleBlock(std::uint32_t b) const {
+  std::optional<ScheduledBlock> scheduleBlock(std::uint32_t b) const {
     BlockContext context;
     context.function = &function_;
     context.live = &live_;
@@ -171,13 +200,11 @@ class Emitter {
     for (const std::uint32_t window : kWindows) {
       if (options_.level == 0 && window != 1) continue;
       so.window = window;
-      if (auto result = schedule(graph, so)) return std::move(*result);
+      if (auto result = schedule(graph, so)) return result;
     }
-    if (context.fuse) {
-      context.fuse = false;
-      if (auto result = schedule(buildGraph(context), so)) return std::move(*result);
-    }
-    failRegisters();
+    if (!context.fuse) return std::nullopt;
+    context.fuse = false;
+    return schedule(buildGraph(context), so);
   }
 
   void push(const Slot& slot) {
@@ -197,9 +224,11 @@ class Emitter {
     push(slot);
   }
 
-  void emitBlock(std::uint32_t b) {
+  bool emitBlock(std::uint32_t b) {
     const Block& block = function_.blocks[b];
-    ScheduledBlock code = scheduleBlock(b);
+    std::optional<ScheduledBlock> scheduled = scheduleBlock(b);
+    if (!scheduled) return false;
+    ScheduledBlock& code = *scheduled;
     isDone_[b] = 1;
     lastWritten_[b] = code.lastWritten;
     if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);
@@ -216,11 +245,11 @@ class Emitter {
       end.instruction.signal = isa::Signal::End;
       push(end);
       pushNops(2);
-      return;
+      return true;
     }
     if (block.exit == Block::Exit::Jump && isNext(block.next)) {
       for (const Slot& s : code.slots) push(s);
-      return;
+      return true;
     }
     isa::BranchCond cond = isa::BranchCond::Always;
     std::uint32_t taken = block.next;
@@ -250,28 +279,7 @@ class Emitter {
       pushBranch(isa::BranchCond::Always, block.next, block.site);
       pushNops(kDelaySlots);
     }
-  }
-
-  code::Object finish() {
-    code::Object object;
-    for (const Branch& branch : branches_)
-      slots_[branch.at].instruction.immediate =
-          static_cast<std::uint32_t>((static_cast<std::int64_t>(starts_[branch.target]) -
-                                      static_cast<std::int64_t>(branch.at + kDelaySlots + 1)) *
-                                     8);
-    object.name = function_.name;
-    object.parameters = function_.parameters;
-    object.uniforms = function_.uniforms;
-    object.sites = function_.sites;
-    object.words.reserve(slots_.size());
-    object.siteOf.reserve(slots_.size());
-    for (const Slot& slot : slots_) {
-      object.words.push_back(isa::encode(slot.instruction));
-      object.siteOf.push_back(slot.site);
-    }
-    for (const Block& b : function_.blocks)
-      for (const Operation& o : b.operations) object.usesSfu |= o.op == Op::Sfu;
-    return object;
+    return true;
   }
 
   struct Branch {
@@ -295,7 +303,24 @@ class Emitter {
 }  // namespace
 
 code::Object emit(Function function, const Options& options) {
-  return Emitter(std::move(function), options).emit();
+  straighten(function);
+  const std::uint32_t registers = 2 * static_cast<std::uint32_t>(options.fileRegisters);
+  const std::uint32_t most = pressure(function);
+  if (most <= registers) {
+    Emitter emitter(function, options);
+    if (emitter.run()) return emitter.finish(0);
+  }
+  if (function.usesVpmByHand) failRegisters(function, most, registers);
+  // Every limit that leaves the scheduler more room costs more spills.
+  for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U}) {
+    if (spared + kLeastRegisters > registers) break;
+    Function smaller = function;
+    std::uint32_t bytes = 0;
+    if (!spill(smaller, registers - spared, bytes)) continue;
+    Emitter emitter(std::move(smaller), options);
+    if (emitter.run()) return emitter.finish(bytes);
+  }
+  failRegisters(function, most, registers);
 }
 
 code::Object compile(const detail::Source& source, const Options& options) {

@@ -635,10 +635,19 @@ class Scheduler {
     f.r5 |= p == kR5;
   }
 
-  static std::uint8_t choices(const Plan& plan, const Free& f) {
+  // The home of the register that the plan's value is of, if nobody else is there.
+  Place openHome(const Plan& plan) const {
+    const Value& v = graph_.values[plan.node == kNone ? plan.value : graph_.nodes[plan.node].target];
+    if (v.home == kNowhere || v.liveOut || occupant_[v.home] != kNone) return kNowhere;
+    return v.home;
+  }
+
+  std::uint8_t choices(const Plan& plan, const Free& f) const {
     if (!plan.choosesPlace) return plan.files;
+    const Place home = openHome(plan);
     const auto open = static_cast<std::uint8_t>((f.a != 0 ? kToA : 0) | (f.b != 0 ? kToB : 0) |
-                                                (f.accumulators != 0 ? kToNeither : 0));
+                                                (f.accumulators != 0 ? kToNeither : 0) |
+                                                (home != kNowhere ? fileOf(home) : 0));
     return plan.files == 0 ? open : static_cast<std::uint8_t>(open & plan.files);
   }
 
@@ -893,11 +902,8 @@ class Scheduler {
     }
     const std::uint32_t mask = file == kToA ? freeA_ : freeB_;
     // Rather the home of its register, which no other value may take.
-    const std::uint32_t v = plan.node == kNone ? plan.value : graph_.nodes[plan.node].target;
-    const Place home = graph_.values[v].home;
-    if (home != kNowhere && !graph_.values[v].liveOut && fileOf(home) == file &&
-        occupant_[home] == kNone)
-      return home;
+    const Place home = openHome(plan);
+    if (home != kNowhere && fileOf(home) == file) return home;
     return static_cast<Place>((file == kToA ? 0 : kFileB) + __builtin_ctz(mask));
   }
 

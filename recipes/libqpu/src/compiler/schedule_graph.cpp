@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "compiler/spill.hpp"
+
 namespace qpu::compiler {
 namespace {
 
@@ -546,6 +548,12 @@ class Builder {
   }
 
   void connectEffects(std::uint32_t i, const Node& n, const Operation& o) {
+    // Spills share one row of the VPM, so one ends before the next begins.
+    if (o.unit == kSpillUnit && (n.exclusive & kVpmAccess) != 0 &&
+        n.form != Node::Form::Receive) {
+      edge(spill_, i, 1);
+      spill_ = i;
+    }
     switch (o.op) {
       case Op::Uniform:
         edge(uniform_, i, 1);
@@ -555,7 +563,7 @@ class Builder {
         const std::size_t u = n.unit;
         edge(lastRequest_[u], i, lastRequest_[u] != kNone && lastRequest_[u] == noSwap_ ? kNoSwapLatency : 1);
         edge(barrier_, i, 1);
-        edge(store_, i, 1);
+        edge(storeOfKernel_, i, 1);
         lastRequest_[u] = i;
         const std::size_t need = requests_[u].size() + context_.inFlight[u] + 1;
         requests_[u].push_back(i);
@@ -605,8 +613,11 @@ class Builder {
         edge(barrier_, i, 1);
         writeSide_ = i;
         if (o.op == Op::DmaStoreStart || o.op == Op::DmaStoreWait) {
-          edge(lastRequest_[0], i, 1);
-          edge(lastRequest_[1], i, 1);
+          if (o.unit != kSpillUnit) {
+            edge(lastRequest_[0], i, 1);
+            edge(lastRequest_[1], i, 1);
+            storeOfKernel_ = i;
+          }
           edge(loadStart_, i, 1);
           store_ = i;
         }
@@ -688,7 +699,7 @@ class Builder {
   std::array<std::vector<std::uint32_t>, 2> requests_, receives_;
   std::array<std::uint32_t, 2> lastRequest_{kNone, kNone}, lastReceive_{kNone, kNone};
   std::uint32_t uniform_ = kNone, readSide_ = kNone, writeSide_ = kNone, store_ = kNone,
-                loadStart_ = kNone, barrier_ = kNone;
+                storeOfKernel_ = kNone, loadStart_ = kNone, barrier_ = kNone, spill_ = kNone;
 };
 
 }  // namespace
