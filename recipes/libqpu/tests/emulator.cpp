@@ -1,9 +1,9 @@
 // The emulator: what programs compute.
-#include <ios>
-
+#include "error_facts.hpp"
 #include "tests/emulator_run.hpp"
 
 using namespace emulator_run;
+using qpu::detail::hex;
 
 namespace {
 
@@ -36,7 +36,7 @@ Outcome outcome(Instruction i, std::uint32_t a, std::uint32_t b) {
 }
 
 bool is(const Outcome& o, std::uint32_t bits, const std::string& flags) {
-  INFO(std::hex << o.bits << " " << o.flags << ", expected " << bits << " " << flags);
+  INFO(hex(o.bits) << " " << o.flags << ", expected " << hex(bits) << " " << flags);
   CHECK(o.bits == bits);
   CHECK(o.flags == flags);
   return o.bits == bits && o.flags == flags;
@@ -85,7 +85,7 @@ TEST_CASE("recorded results and flags") {
       {AddOp::Clz, 0x90000000, 0, 0x00000000, "z"},
   };
   for (const Row& row : rows) {
-    INFO(static_cast<int>(row.op) << " " << std::hex << row.a << " " << row.b);
+    INFO(static_cast<int>(row.op) << " " << hex(row.a) << " " << hex(row.b));
     CHECK(is(adds(row.op, row.a, row.b), row.result, row.flags));
   }
 }
@@ -410,4 +410,364 @@ TEST_CASE("the host interrupt") {
   Code other;
   other.set(to(address::kHostInterrupt), 1).end();
   CHECK(run(other).report.hostInterrupt);
+}
+
+TEST_CASE("packs of file A") {
+  // The register holds 0x11223344 before.
+  const auto pack = [](int mode, const Instruction& i, std::uint32_t a, std::uint32_t b) {
+    Code code;
+    code.set(toR(0), a).set(toR(1), b).set(toA(5), 0x11223344);
+    Instruction into = i;
+    into.pack = byte(mode);
+    code << into << nop();
+    code.store(ra(5)).end();
+    return run(code).vector()[9];
+  };
+  const auto whole = [&](int mode, std::uint32_t a) { return pack(mode, move(toA(5), r(0)), a, 0); };
+  CHECK(whole(0, 0xdeadbeef) == 0xdeadbeef);
+  CHECK(whole(1, 0xdeadbeef) == 0x1122beef);
+  CHECK(whole(2, 0xdeadbeef) == 0xbeef3344);
+  CHECK(whole(3, 0xdeadbeef) == 0xefefefef);
+  CHECK(whole(4, 0xdeadbeef) == 0x112233ef);
+  CHECK(whole(5, 0xdeadbeef) == 0x1122ef44);
+  CHECK(whole(6, 0xdeadbeef) == 0x11ef3344);
+  CHECK(whole(7, 0xdeadbeef) == 0xef223344);
+  CHECK(whole(8, 0xdeadbeef) == 0xdeadbeef);
+  CHECK(whole(9, 0xdeadbeef) == 0x11228000);
+  CHECK(whole(9, 70000) == 0x11227fff);
+  CHECK(whole(10, 0xffffffff) == 0xffff3344);
+  CHECK(whole(11, 300) == 0xffffffff);
+  CHECK(whole(11, 0xfffffff0) == 0);
+  CHECK(whole(12, 77) == 0x1122334d);
+  CHECK(whole(13, 300) == 0x1122ff44);
+  CHECK(whole(14, 0x80000000) == 0x11003344);
+  CHECK(whole(15, 255) == 0xff223344);
+
+  // Signed overflow: a limit by the sign of b, and-ed with the clamped sum in clamping modes.
+  const auto sum = [&](int mode, std::uint32_t a, std::uint32_t b) {
+    return pack(mode, add(AddOp::Add, toA(5), r(0), r(1)), a, b);
+  };
+  CHECK(sum(0, 0x7fffffff, 1) == 0x80000000);
+  CHECK(sum(8, 0x7fffffff, 1) == 0x7fffffff);
+  CHECK(sum(8, 0x80000000, 0xffffffff) == 0x80000000);
+  CHECK(sum(8, 5, 6) == 11);
+  CHECK(sum(1, 0x7fffffff, 1) == 0x11227fff);
+  CHECK(sum(1, 0x80000000, 0xffffffff) == 0x11228000);
+  CHECK(sum(4, 0x7fffffff, 1) == 0x112233ff);
+  CHECK(sum(4, 0x80000000, 0xffffffff) == 0x11223300);
+  CHECK(sum(9, 0x7fffffff, 1) == 0x11220000);   // 0x7fff & 0x8000
+  CHECK(sum(12, 0x7fffffff, 1) == 0x11223300);  // 0xff & 0
+  CHECK(pack(8, add(AddOp::Sub, toA(5), r(0), r(1)), 0x80000000, 1) == 0x7fffffff);
+  CHECK(pack(8, mul(MulOp::Mul24, toA(5), r(0), r(1)), 0xffffff, 0xffffff) == 0xfe000001);
+
+  // Float results become halves.
+  const auto floats = [&](int mode, std::uint32_t a) {
+    return pack(mode, add(AddOp::FMax, toA(5), r(0), r(0)), a, 0);
+  };
+  CHECK(floats(1, 0x3f800000) == 0x11223c00);
+  CHECK(floats(2, 0xc0000000) == 0xc0003344);
+  CHECK(floats(9, 0x46fffe00) == 0x11227800);  // 32767
+  CHECK(floats(1, 0x47800000) == 0x11227c00);
+  CHECK(floats(1, 0xff800001) == 0x1122fc00);
+  CHECK(floats(1, 0x387fffff) == 0x11220000);
+  CHECK(floats(1, 0x38800000) == 0x11220400);
+  CHECK(floats(4, 0x3f8000ab) == 0x112233ab);
+  CHECK(floats(12, 0x3f8000ab) == 0x112233ff);
+  CHECK(pack(1, mul(MulOp::FMul, toA(5), r(0), r(0)), 0x40000000, 0) == 0x11224400);
+
+  // Flags are those of the whole result.
+  Code code;
+  code.set(toR(0), 0x80000000).set(toR(1), 0);
+  code << packed(1, flags(move(toA(5), r(0))));
+  code << move(toR(1), imm(1), Cond::NSet) << move(toR(1), imm(2), Cond::ZSet);
+  code.store(r(1)).end();
+  CHECK(run(code).vector()[0] == 1);
+}
+
+TEST_CASE("packs under conditions and in loads of immediates") {
+  Code code;
+  code.set(toA(5), 0x11223344);
+  code << flags(add(AddOp::Sub, to(address::kNop), ra(address::kElementNumber), imm(4)));
+  Instruction i = load(toA(5), 0xab);
+  i.pack = 5;
+  i.condAdd = Cond::NSet;
+  code << i << nop();
+  code.store(ra(5)).end();
+  const Vector16 v = run(code).vector();
+  for (std::size_t e = 0; e < 16; ++e) CHECK(v[e] == (e < 4 ? 0x1122ab44 : 0x11223344));
+}
+
+TEST_CASE("colours") {
+  const auto colour = [](int mode, std::uint32_t a) {
+    Code code;
+    code.set(toR(0), a).set(toB(5), 0x11223344).set(toR(1), 0x3f800000);
+    Instruction i = mul(MulOp::FMul, toB(5), r(0), r(1));
+    i.pm = true;
+    i.pack = byte(mode);
+    code << i << nop();
+    code.store(rb(5)).end();
+    return run(code).vector()[0];
+  };
+  CHECK(colour(3, 0x3f800000) == 0xffffffff);
+  CHECK(colour(4, 0x3f000000) == 0x11223380);
+  CHECK(colour(5, 0x40000000) == 0x1122ff44);
+  CHECK(colour(6, 0xbf800000) == 0x11003344);
+  CHECK(colour(7, 0) == 0x00223344);
+}
+
+TEST_CASE("unpacks of file A and of r4") {
+  const auto unpack = [](int mode, const Instruction& i, std::uint32_t a) {
+    Code code;
+    code.set(toA(5), a).set(toR(1), 0) << nop();
+    code << unpacked(mode, i);
+    code.store(r(0)).end();
+    return run(code).vector()[4];
+  };
+  const auto integer = [&](int mode, std::uint32_t a) {
+    return unpack(mode, move(toR(0), ra(5)), a);
+  };
+  const auto floats = [&](int mode, std::uint32_t a) {
+    return unpack(mode, add(AddOp::FMax, toR(0), ra(5), ra(5)), a);
+  };
+  CHECK(integer(1, 0x12348765) == 0xffff8765);
+  CHECK(integer(2, 0x12348765) == 0x1234);
+  CHECK(integer(3, 0x12348765) == 0x12121212);
+  CHECK(integer(4, 0x12348765) == 0x65);
+  CHECK(integer(5, 0x12348765) == 0x87);
+  CHECK(integer(6, 0x12348765) == 0x34);
+  CHECK(integer(7, 0x12348765) == 0x12);
+  CHECK(floats(1, 0x00003c00) == 0x3f800000);
+  CHECK(floats(2, 0xc0003c00) == 0xc0000000);
+  CHECK(floats(1, 0x00007c01) == 0x7f802000);
+  CHECK(floats(1, 0x00008001) == 0x80002000);
+  CHECK(floats(3, 0x3f000000) == 0x3f3f3f3f);
+  CHECK(floats(4, 1) == 0x3b808080);
+  CHECK(floats(4, 127) == 0x3efefefe);
+  CHECK(floats(5, 0x8000) == 0x3f008080);
+  CHECK(floats(7, 0xff000000) == 0x3f800000);
+  // A float operation in either pipe decides.
+  CHECK(unpack(1, mul(MulOp::FMul, toR(0), ra(5), imm(32)), 0x3c00) == 0x3f800000);
+  CHECK(unpack(1, add(AddOp::FtoI, toR(0), ra(5), ra(5)), 0x4400) == 4);
+
+  Setting setting;
+  setting.in.assign(1024, 0x80ff3c00);
+  const auto r4 = [&](int mode) {
+    Code code;
+    code.set(toR(0), kIn).tmuLoad(r(0));
+    Instruction i = unpacked(mode, move(toR(0), r(4)));
+    i.pm = true;
+    code << i;
+    code.store(r(0)).end();
+    return run(code, setting).vector()[0];
+  };
+  CHECK(r4(0) == 0x80ff3c00);
+  CHECK(r4(1) == 0x3f800000);
+  CHECK(r4(3) == 0x80808080);
+  CHECK(r4(6) == 0x3f800000);
+  CHECK(r4(7) == 0x3f008080);
+}
+
+TEST_CASE("writes to r5") {
+  Code code;
+  code << move(to(address::kR5), ra(address::kElementNumber)) << nop();
+  code.store(r(5));
+  code << move(toB(address::kR5), ra(address::kElementNumber)) << nop();
+  code.store(r(5), 1);
+  // The condition of the element copied from decides: it holds for 8 and up.
+  code << flags(add(AddOp::Sub, to(address::kNop), ra(address::kElementNumber), imm(8)));
+  code << move(to(address::kR5), imm(9), Cond::NClear) << nop();
+  code.store(r(5), 2);
+  code << mul(MulOp::V8Min, toA(address::kR5), ra(address::kElementNumber),
+              ra(address::kElementNumber));
+  code.store(r(5), 3).end();
+  const Result result = run(code);
+  for (std::uint32_t e = 0; e < 16; ++e) {
+    CHECK(result.vector(0)[e] == (e & 12U));
+    CHECK(result.vector(1)[e] == 0);
+    CHECK(result.vector(2)[e] == (e < 8 ? 0 : 9));
+    CHECK(result.vector(3)[e] == (e & 12U));
+  }
+}
+
+TEST_CASE("vectors in the VPM, all modes") {
+  // Written in the mode, the whole window read back by DMA.
+  const auto window = [](std::uint32_t setup) {
+    Code code;
+    code.set(toR(0), 0x01010101);
+    code << mul(MulOp::Mul24, toR(0), ra(address::kElementNumber), r(0));
+    code.set(toR(1), 0x10101);
+    code << add(AddOp::Add, toR(0), r(0), r(1));  // 0x010101 * (e + 1)
+    code.set(toB(address::kVpmSetup), setup);
+    code << move(to(address::kVpm), r(0));
+    code.set(toB(address::kVpmSetup), storeStride(0));
+    code.dmaStore(storeSetup(64, 16, 0), kOut).end();
+    return run(code).out;
+  };
+  const auto value = [](std::uint32_t e) { return 0x010101 * (e + 1); };
+  struct Mode {
+    std::uint32_t base;
+    bool horizontal, laned;
+    std::uint32_t bits;
+  };
+  for (const Mode& m : std::vector<Mode>{{0xa00, true, false, 32},
+                                         {0x200, false, false, 32},
+                                         {0x900, true, false, 16},
+                                         {0xd00, true, true, 16},
+                                         {0x100, false, false, 16},
+                                         {0x500, false, true, 16},
+                                         {0x800, true, false, 8},
+                                         {0xc00, true, true, 8},
+                                         {0x000, false, false, 8},
+                                         {0x400, false, true, 8}}) {
+    INFO("base " << hex(m.base));
+    const std::uint32_t parts = 32 / m.bits;
+    const std::uint32_t part = parts - 1;
+    const std::uint32_t y = m.horizontal ? 21 : 32;
+    const std::uint32_t x = m.horizontal ? 0 : 11;
+    const std::uint32_t at = m.horizontal ? y : y | x;
+    const Words out = window(m.base | (at * parts + part));
+    Words expected(4096);
+    const std::uint32_t mask = m.bits == 32 ? UINT32_MAX : (1U << m.bits) - 1;
+    for (std::uint32_t e = 0; e < 16; ++e) {
+      const std::uint32_t along = m.laned || m.bits == 32 ? e : part * 16 / parts + e / parts;
+      const std::uint32_t within = m.laned || m.bits == 32 ? part : e % parts;
+      const std::uint32_t word = m.horizontal ? 16 * y + along : 16 * (y + along) + x;
+      expected[word] |= (value(e) & mask) << (m.bits == 32 ? 0 : m.bits * within);
+    }
+    CHECK(out == expected);
+    // Reading in the mode gives the parts back.
+    Code code;
+    code.set(toA(address::kVpmSetup), m.base | (at * parts + part) | 1U << 20U);
+    code.set(toR(0), 0x01010101);
+    code << mul(MulOp::Mul24, toR(0), ra(address::kElementNumber), r(0));
+    code.set(toR(1), 0x10101);
+    code << add(AddOp::Add, toR(0), r(0), r(1));
+    code.set(toB(address::kVpmSetup), m.base | (at * parts + part));
+    code << move(to(address::kVpm), r(0)) << move(toR(0), ra(address::kVpm));
+    code.store(r(0)).end();
+    const Result result = run(code);
+    for (std::uint32_t e = 0; e < 16; ++e) CHECK(result.vector()[e] == (value(e) & mask));
+  }
+}
+
+TEST_CASE("the windows move by their strides and wrap") {
+  Code code;
+  code.set(toB(address::kVpmSetup), 0xa00 | 62 | 1U << 12U);
+  for (int n = 0; n < 4; ++n) code.set(to(address::kVpm), 100U + static_cast<std::uint32_t>(n));
+  code.set(toA(address::kVpmSetup), 0xa00 | 1 | 62U << 12U | 2U << 20U);
+  code << move(toR(0), ra(address::kVpm)) << nop() << move(toR(1), rb(address::kVpm)) << nop();
+  code.set(toB(address::kVpmSetup), storeStride(0));
+  code.dmaStore(storeSetup(64, 16, 0), kOut);
+  code.store(r(0), 64).store(r(1), 65).end();
+  const Result result = run(code);
+  CHECK(result.vector(62)[1] == 100);
+  CHECK(result.vector(63)[1] == 101);
+  CHECK(result.vector(0)[1] == 102);
+  CHECK(result.vector(1)[1] == 103);
+  CHECK(result.vector(64)[0] == 103);
+  CHECK(result.vector(65)[0] == 101);
+}
+
+TEST_CASE("DMA along columns, of blocks, halves and bytes") {
+  Setting setting;
+  for (std::uint32_t i = 0; i < 1024; ++i) setting.in[i] = 0x01000000 * i + 0x10000 * i + i;
+  const auto window = [&](const std::vector<std::uint32_t>& setups, std::uint32_t from = kIn) {
+    Code code;
+    for (const std::uint32_t s : setups) code.set(toA(address::kVpmSetup), s);
+    code.set(toA(address::kDmaAddress), from) << readA(address::kDmaWait);
+    code.set(toB(address::kVpmSetup), storeStride(0));
+    code.dmaStore(storeSetup(64, 16, 0), kOut).end();
+    return run(code, setting).out;
+  };
+  const auto in = [&](std::uint32_t n) { return setting.in[n]; };
+  // Three columns of five words, two apart.
+  Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 2)});
+  for (std::uint32_t row = 0; row < 3; ++row)
+    for (std::uint32_t j = 0; j < 5; ++j)
+      CHECK(out[16 * (7 + j) + 2 + 2 * row] == in(16 * row + j));
+  // MPITCH: 8 * 2^3 bytes from row to row. VPITCH 0 means 16.
+  out = window({loadSetup(2, 16, 3, 0, true, 0) | 3U << 24U});
+  for (std::uint32_t j = 0; j < 16; ++j) {
+    CHECK(out[16 * 3 + j] == in(j));
+    CHECK(out[16 * 19 + j] == in(16 + j));
+  }
+  // Halves from the upper half of word 4 on.
+  out = window({loadSetup(1, 7, 9, 4, true, 1, 3)}, kIn + 2);
+  for (std::uint32_t j = 0; j < 7; ++j) {
+    const std::uint32_t half = (in((j + 1) / 2) >> 16 * ((j + 1) % 2)) & 0xffffU;
+    CHECK((out[16 * 9 + 4 + (j + 1) / 2] >> 16 * ((j + 1) % 2) & 0xffffU) == half);
+  }
+  CHECK((out[16 * 9 + 4] & 0xffffU) == 0);
+  // Bytes: two rows, the second a VPM row further (4 units).
+  out = window({loadPitch(64), loadSetup(2, 6, 9, 0, true, 4, 4)}, kIn + 1);
+  for (std::uint32_t row = 0; row < 2; ++row)
+    for (std::uint32_t j = 0; j < 6; ++j) {
+      const std::uint32_t b = in(16 * row + (j + 1) / 4) >> 8 * ((j + 1) % 4) & 0xffU;
+      CHECK((out[16 * (9 + row) + j / 4] >> 8 * (j % 4) & 0xffU) == b);
+    }
+  // And back: a column, a packed block, halves.
+  Code code;
+  code.set(toA(address::kVpmSetup), loadPitch(64)).dmaLoad(loadSetup(16, 16, 0), kIn);
+  code.dmaStore(storeSetup(1, 16, 0, 3, false), kOut);
+  code.set(toB(address::kVpmSetup), storeStride(8, true));
+  code.dmaStore(storeSetup(3, 24, 1, 4), kOut + 256);
+  code.set(toB(address::kVpmSetup), storeStride(2));
+  code.dmaStore(storeSetup(2, 3, 5, 1, true, 3), kOut + 1024);
+  code.end();
+  out = run(code, setting).out;
+  for (std::uint32_t j = 0; j < 16; ++j) CHECK(out[j] == in(16 * j + 3));
+  for (std::uint32_t row = 0; row < 3; ++row)
+    for (std::uint32_t j = 0; j < 24; ++j) CHECK(out[64 + 26 * row + j] == in(20 + 24 * row + j));
+  const auto half = [&](std::uint32_t n) { return in(n / 2) >> 16 * (n % 2) & 0xffffU; };
+  for (std::uint32_t row = 0; row < 2; ++row)
+    for (std::uint32_t j = 0; j < 3; ++j) {
+      const std::uint32_t n = 4 * row + j;
+      CHECK((out[256 + n / 2] >> 16 * (n % 2) & 0xffffU) == half(2 * (16 * (5 + row) + 1) + 1 + j));
+    }
+}
+
+TEST_CASE("a barrier of 12 QPUs") {
+  // Each writes its row; after the barrier each stores the next one's.
+  Code code;
+  code << move(toR(0), ra(kUniform)) << move(toR(3), ra(kUniform));
+  code.set(toR(1), 0xa00);
+  code << add(AddOp::Add, toB(address::kVpmSetup), r(0), r(1));
+  code << move(to(address::kVpm), r(0));
+  code << flags(move(to(address::kNop), r(0)));
+  const int others = code.size() + 4 + 11 + 11 + 4;
+  code.branchTo(others, BranchCond::AllZClear);
+  for (int n = 0; n < 11; ++n) code << semaphore(0, true);
+  for (int n = 0; n < 11; ++n) code << semaphore(1, false);
+  code.branchTo(others + 2);
+  CHECK(code.size() == others);
+  code << semaphore(0, false) << semaphore(1, true);
+  code << add(AddOp::Shl, toR(2), r(3), imm(7));
+  code.set(toR(1), storeSetup(1, 16, 0));
+  code << add(AddOp::Add, toB(address::kVpmSetup), r(1), r(2));
+  code.set(toR(1), kOut);
+  code << add(AddOp::Shl, toR(0), r(0), imm(6));
+  code << add(AddOp::Add, toB(address::kDmaAddress), r(0), r(1)) << readB(address::kDmaWait);
+  code.end();
+  Setting setting;
+  setting.uniforms.clear();
+  for (std::uint32_t q = 0; q < 12; ++q) setting.uniforms.push_back({q, (q + 1) % 12});
+  const Result result = run(code, setting);
+  for (int q = 0; q < 12; ++q)
+    CHECK(result.vector(q)[7] == static_cast<std::uint32_t>((q + 1) % 12));
+}
+
+TEST_CASE("the mutex lets one QPU through at a time") {
+  // A sum in one VPM row, read, added to and written under the mutex.
+  Code code;
+  code << readA(address::kMutex);
+  code.set(toA(address::kVpmSetup), rows32(0, 1)).nops(3);
+  code << add(AddOp::Add, toR(0), ra(address::kVpm), imm(1));
+  code.set(toB(address::kVpmSetup), rows32(0));
+  code << move(to(address::kVpm), r(0));
+  code.dmaStore(storeSetup(1, 16, 0), kOut);
+  code << move(to(address::kMutex), r(0));
+  code.end();
+  Setting setting;
+  setting.uniforms.resize(12);
+  CHECK(run(code, setting).vector()[0] == 12);
 }

@@ -191,6 +191,7 @@ TEST_CASE("words that are no instructions") {
 TEST_CASE("the TMU's queue") {
   const Instruction in = load(toR(0), kIn);
   says(errorOf({in, tmu(), tmu(), tmu(), tmu(), tmu()}), "a fifth request to TMU0 is in flight");
+  says(errorOf({in, tmu()}), "ends with 1 results of a TMU that were not loaded");
   says(errorOf({signal(Signal::LoadTmu1)}), "loaded from that has no request in flight");
   says(errorOf({in, tmu(), write(address::kTmuNoSwap)}), "while TMU requests are in flight");
 }
@@ -198,7 +199,7 @@ TEST_CASE("the TMU's queue") {
 TEST_CASE("a gather from nowhere is an error once its vector is used") {
   const Instruction out = load(toR(0), kIn + 4096);
   const Instruction get = signal(Signal::LoadTmu0);
-  passes({out, tmu()});
+  passes({out, tmu(), get});
   passes({out, tmu(), get, move(toA(1), r(4)), nop(), move(toB(2), ra(1))});
   // Overwritten before it is used.
   passes({out, tmu(), get, load(toR(0), kIn), tmu(), get, add(AddOp::Add, toR(1), r(4), r(4))});

@@ -161,9 +161,9 @@ void Machine::go(Qpu& q) {
     if (op.mul != MulOp::Nop) multiply(op.mul, v[op.mulA], v[op.mulB], y);
     if constexpr (Careful)
       if (launch_.profile) ++report_.perInstruction[at].executed;
-    q.clock += kInstructionClocks;
     ++q.executed;
     if (op.after == 0) {
+      q.clock += kInstructionClocks;
       if (op.add != 0) v[op.addTarget] = x;
       if (op.mul != MulOp::Nop) v[op.mulTarget] = y;
       ++at;
@@ -288,6 +288,7 @@ void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y
     }
   }
   if ((needs & need::kR4) != 0) receive(q, at, i.signal == isa::Signal::LoadTmu1 ? 1 : 0);
+  q.clock += kInstructionClocks;
   if ((needs & need::kEnd) != 0) q.ending = true;
   if ((needs & need::kSlot) != 0 && q.jump != kNoJump) jump(q, at);
   if ((needs & need::kLast) != 0 && q.ending) end(q, at);
@@ -403,6 +404,12 @@ void Machine::end(Qpu& q, std::uint32_t at) {
     fail<ExecutionError>(q, at,
                          "the program ends with " + std::to_string(q.reads.left) +
                              " announced VPM vectors unread");
+  for (const RequestQueue& queue : q.tmu)
+    if (queue.count != 0)
+      fail<ExecutionError>(q, at,
+                           "the program ends with " + std::to_string(queue.count) +
+                               " results of a TMU that were not loaded; the next program would "
+                               "get them");
   if (mutexHolder_ == &q) fail<ExecutionError>(q, at, "the program ends and holds the mutex");
   q.state = State::Ended;
   q.leave = true;

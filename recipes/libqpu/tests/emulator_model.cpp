@@ -1,0 +1,192 @@
+// The emulator's cycle model: what it is made from comes out again, and a run
+// depends on its inputs alone.
+#include "tests/emulator_run.hpp"
+
+using namespace emulator_run;
+using qpu::emu::kPi1;
+
+namespace {
+
+constexpr int kTimes = 2000;
+
+double megabytesPerSecond(std::uint64_t bytes, const Report& report) {
+  return static_cast<double>(bytes) / report.seconds(kPi1) * 1e-6;
+}
+
+// One QPU that stores (loads) the same rows again and again, waiting each time.
+double dmaRate(bool load, int rows) {
+  Code code;
+  const auto setup = toA(address::kVpmSetup);
+  code.set(setup, loadPitch(64)).set(toB(address::kVpmSetup), storeStride(0));
+  code.set(toR(0), kTimes / 20);
+  const int loop = code.size();
+  for (int n = 0; n < 20; ++n) {
+    if (load)
+      code.dmaLoad(loadSetup(rows, 16, 0), kIn);
+    else
+      code.dmaStore(storeSetup(rows, 16, 0), kOut);
+  }
+  code << flags(add(AddOp::Sub, toR(0), r(0), imm(1)));
+  code.branchTo(loop, BranchCond::AnyZClear).end();
+  Setting setting;
+  setting.board = &kPi1;
+  return megabytesPerSecond(std::uint64_t{64} * kTimes * static_cast<unsigned>(rows),
+                            run(code, setting).report);
+}
+
+// Reads `lines` lines, `bytes` apart, twice, each load waited for; in r2 the address.
+Report reads(int lines, std::uint32_t bytes) {
+  Code code;
+  code.set(toR(1), bytes).set(toR(3), 2);
+  const int again = code.size();
+  code.set(toR(2), kIn).set(toA(0), static_cast<std::uint32_t>(lines)) << nop();
+  const int loop = code.size();
+  code.tmuLoad(r(2));
+  code << add(AddOp::Add, toR(2), r(2), r(1));
+  code << flags(add(AddOp::Sub, toA(0), ra(0), imm(1)));
+  code.branchTo(loop, BranchCond::AnyZClear);
+  code << flags(add(AddOp::Sub, toR(3), r(3), imm(1)));
+  code.branchTo(again, BranchCond::AnyZClear).end();
+  Setting setting;
+  setting.board = &kPi1;
+  setting.in.resize(1U << 20U);
+  return run(code, setting).report;
+}
+
+// 12 QPUs that read their part of 3 MB, four requests of 16 words in flight.
+Code stream(int lines) {
+  Code code;
+  code << add(AddOp::Shl, toR(2), ra(address::kElementNumber), imm(2));
+  code << add(AddOp::Add, toR(2), r(2), ra(kUniform));
+  code.set(toR(1), 64).set(toR(3), static_cast<std::uint32_t>(lines - 4));
+  for (int n = 0; n < 4; ++n) {
+    code << move(to(address::kTmu0S), r(2));
+    code << add(AddOp::Add, toR(2), r(2), r(1));
+  }
+  const int loop = code.size();
+  code << signal(Signal::LoadTmu0) << flags(add(AddOp::Sub, toR(3), r(3), imm(1)));
+  code << branch(8 * (loop - code.size() - 4), BranchCond::AnyZClear);
+  code << move(to(address::kTmu0S), r(2));
+  code << add(AddOp::Add, toR(2), r(2), r(1)) << nop();
+  for (int n = 0; n < 4; ++n) code << signal(Signal::LoadTmu0);
+  return code.end();
+}
+
+Setting streamSetting(std::uint32_t qpus, std::uint32_t lines) {
+  Setting setting;
+  setting.board = &kPi1;
+  setting.in.resize(std::size_t{16} * qpus * lines);
+  setting.uniforms.clear();
+  for (std::uint32_t q = 0; q < qpus; ++q) setting.uniforms.push_back({kIn + 64 * q * lines});
+  return setting;
+}
+
+bool near(double value, double expected) {
+  INFO(value << ", expected about " << expected);
+  CHECK(value > 0.9 * expected);
+  CHECK(value < 1.1 * expected);
+  return value > 0.9 * expected && value < 1.1 * expected;
+}
+
+}  // namespace
+
+TEST_CASE("the published rates of DMA come out") {
+  // Sugizaki's, less the two or three instructions between a wait and the next start.
+  CHECK(near(dmaRate(false, 1), 300 * 53.0 / 62));
+  CHECK(near(dmaRate(false, 64), 1090));
+  CHECK(near(dmaRate(true, 1), 200 * 80.0 / 89));
+  CHECK(near(dmaRate(true, 16), 690));
+}
+
+TEST_CASE("loads cost by where their line is") {
+  // Clocks of a round are those of the instructions and the stall; the first time
+  // round comes from memory.
+  const int lines = 32;
+  const Report near4k = reads(lines, 64);
+  CHECK(near4k.stalledOnTmu / lines == (80 - 4) + (36 - 4));
+  const Report apart = reads(lines, 4096 + 64);  // fits L1 and L2
+  CHECK(apart.stalledOnTmu == near4k.stalledOnTmu);
+  const Report conflict = reads(2, 4096);  // evict each other from L1 alone
+  CHECK(conflict.stalledOnTmu / 2 == (80 - 4) + (48 - 4));
+  const Report large = reads(2048, 64);  // 128 KB
+  CHECK(large.stalledOnTmu / 2048 == 2 * (80 - 4));
+  CHECK(large.memoryReadBytes >= 2 * 128 * 1024);
+}
+
+TEST_CASE("the bus limits what 12 QPUs read, and latency what one does") {
+  const std::uint32_t lines = 500;
+  const Report all = run(stream(lines), streamSetting(12, lines)).report;
+  CHECK(near(megabytesPerSecond(all.tmuBytes, all), 1200));
+  CHECK(all.tmuBytes == 12 * 64 * lines);
+  CHECK(all.memoryReadBytes >= all.tmuBytes);
+  const Report one = run(stream(lines), streamSetting(1, lines)).report;
+  CHECK(megabytesPerSecond(one.tmuBytes, one) < 4 * 64 / (80 / 250e6) * 1e-6);
+  CHECK(one.stalledOnTmu < all.stalledOnTmu);
+}
+
+TEST_CASE("an instruction takes four clocks") {
+  Code code;
+  const int rounds = 1000;
+  code.set(toR(0), rounds);
+  const int loop = code.size();
+  code << flags(add(AddOp::Sub, toR(0), r(0), imm(1)));
+  code.branchTo(loop, BranchCond::AnyZClear).end();
+  Setting setting;
+  setting.board = &kPi1;
+  const Report report = run(code, setting).report;
+  CHECK(report.instructions == 5 * rounds + 4);
+  CHECK(report.clocks == 4 * report.instructions + report.stalledOnOther);
+  CHECK(report.stalledOnOther == 2 * 80);  // two lines of instructions
+  CHECK(report.seconds(kPi1) == doctest::Approx(static_cast<double>(report.clocks) / 250e6));
+}
+
+TEST_CASE("code beyond the instruction cache is fetched again and again") {
+  const auto stalls = [](int size) {
+    Code code;
+    code.set(toR(0), 10);
+    const int loop = code.size();
+    code.nops(size - 10);
+    code << flags(add(AddOp::Sub, toR(0), r(0), imm(1)));
+    code.branchTo(loop, BranchCond::AnyZClear).end();
+    Setting setting;
+    setting.board = &kPi1;
+    return run(code, setting).report.stalledOnOther;
+  };
+  CHECK(stalls(500) <= 64 * 80);
+  CHECK(stalls(1000) > 10 * 100 * 20);
+}
+
+TEST_CASE("profiles say where the clocks go") {
+  Code code;
+  code.set(toR(0), kIn) << move(to(address::kTmu0S), r(0)) << signal(Signal::LoadTmu0) << nop();
+  code.end();
+  Setting setting;
+  setting.board = &kPi1;
+  setting.profile = true;
+  const Report report = run(code, setting).report;
+  REQUIRE(report.perInstruction.size() == static_cast<std::size_t>(code.size()));
+  for (const auto& i : report.perInstruction) CHECK(i.executed == 1);
+  CHECK(report.perInstruction[2].stalled == 80 - 4);
+  CHECK(report.stalledOnTmu == 80 - 4);
+  setting.profile = false;
+  CHECK(run(code, setting).report.clocks == report.clocks);
+}
+
+TEST_CASE("a run is the same each time") {
+  const Report first = run(stream(100), streamSetting(7, 100)).report;
+  for (int n = 0; n < 3; ++n) {
+    const Report again = run(stream(100), streamSetting(7, 100)).report;
+    CHECK(again.clocks == first.clocks);
+    CHECK(again.instructions == first.instructions);
+    CHECK(again.stalledOnTmu == first.stalledOnTmu);
+    CHECK(again.stalledOnOther == first.stalledOnOther);
+  }
+}
+
+TEST_CASE("boards") {
+  CHECK(qpu::emu::findBoard("pi3") == &qpu::emu::kDefaultBoard);
+  CHECK(qpu::emu::findBoard("pi4") == nullptr);
+  CHECK(qpu::emu::findBoard("pi1")->peakFlops() == 24e9);
+  CHECK(qpu::emu::kPi3.peakFlops() == 38.4e9);
+  CHECK(qpu::emu::kPi3.tmuMemoryClocks == 128);
+}
