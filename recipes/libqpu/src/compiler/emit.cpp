@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "compiler/chains.hpp"
 #include "compiler/compile.hpp"
 #include "compiler/schedule.hpp"
 #include "compiler/spill.hpp"
@@ -324,7 +325,9 @@ code::Object emit(Function function, const Options& options) {
 }
 
 code::Object compile(const detail::Source& source, const Options& options) {
-  return emit(select(source, options), options);
+  Function function = select(source, options);
+  if (options.level > 0) joinChains(function);
+  return emit(std::move(function), options);
 }
 
 }  // namespace qpu::compiler

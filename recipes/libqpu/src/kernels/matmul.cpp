@@ -16,80 +16,100 @@ constexpr int kRows = 8;
 constexpr int kAcross = 4;  // vectors of a tile's row
 constexpr int kColumns = 16 * kAcross;
 constexpr int kPanel = 16;
-constexpr int kStep = 4;  // values of k per turn of the inner loop
+constexpr int kTurn = 4;  // values of k per turn of the inner loop
 static_assert(kInFlight % kAcross == 0, "requests run ahead by whole rows of b");
 static_assert(kAcross == kVectors, "a tile's row is one burst");
 
 enum class Variant { Plain, Accumulate, Tables };
 
-// The kernel's scalars wait in the elements of one vector: as variables each
-// would hold a register through the inner loop.
-class Bag {
- public:
-  void put(int place, const IntExpr& x) {
-    Where (index() == place)
-      all_ = x;
-    End
-  }
-  IntExpr get(int place) const { return broadcast(all_, place); }
-  FloatExpr getFloat(int place) const { return asFloat(get(place)); }
-
- private:
-  Int all_ = 0;
+// What a kernel is told, as elements of a vector in memory. With tables, kBRow and
+// kBColumn are their addresses and kBeta is the bias's. kLastK is k - 1; kStep,
+// how many rows of c all QPUs together take at a time.
+enum Told {
+  kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
+  kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep
 };
-
-// With tables, kBRow and kBColumn are their addresses and kBeta is the bias's.
-enum Place { kC, kCStride, kA, kARow, kAColumn, kB, kBRow, kBColumn, kM, kN, kK, kAlpha, kBeta };
+// What a QPU remembers while k runs, as elements of one vector, for as variables
+// each would hold a register: elements 0..7 are the addresses of the rows of a;
+// kLastK, kAColumn and kBRow are where they were.
+enum Kept { kK = 11, kRow, kColumn, kFrom, kVpmRow };
 
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& bytes) {
   return PtrExpr<T>(detail::FromNode(bytes.node()));
 }
-template <typename T>
-IntExpr bytesOf(const PtrExpr<T>& p) {
-  return IntExpr(detail::FromNode(p.node()));
-}
+IntExpr address(const PtrExpr<Int>& p) { return IntExpr(detail::FromNode(p.node())); }
 
 constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
+// A vector whose elements are numbers of their own.
+class Numbers {
+ public:
+  // Twice, so that the number of requests is even.
+  void fetch(const PtrExpr<Int>& from) {
+    gather(from + index());
+    gather(from + index());
+    Int unused;
+    receive(all_);
+    receive(unused);
+  }
+  IntExpr get(int place) const { return broadcast(all_, place); }
+  FloatExpr getFloat(int place) const { return asFloat(get(place)); }
+  void put(int place, const IntExpr& x) {
+    Where (index() == place)
+      all_ = x;
+    End
+  }
+  void putFirst(int count, const IntExpr& x) {
+    Where (index() < count)
+      all_ = x;
+    End
+  }
+
+ private:
+  Int all_;
+};
+
 class Tile {
  public:
-  Tile(const Bag& bag, Variant variant, const Int& row, const Int& column)
-      : bag_(bag), tables_(variant == Variant::Tables), variant_(variant), row_(row),
-        column_(column), head_(tables_ ? kRows + 2 : kRows) {}
-
-  void compute() {
-    for (auto& r : sum_)
-      for (Float& s : r) s = 0;
+  // `told` becomes what is kept while k runs.
+  Tile(Variant variant, Numbers& told, const Int& row, const Int& column)
+      : tables_(variant == Variant::Tables), variant_(variant),
+        head_(tables_ ? kRows + 2 : kRows), kept_(told) {
     // Rows and columns that are not there are the last ones again.
-    Int r = min(row_ + index(), bag_.get(kM) - 1);
-    rows_ = (r * bag_.get(kARow)) << 2;
+    Int r = min(row + index(), told.get(kM) - 1);
+    Int rows = told.get(kA) + ((r * told.get(kARow)) << 2);
     for (int s = 0; s < kAcross; ++s) {
-      Int j = column(s);
+      Int j = columnsOf(s, told, column);
       if (tables_)
-        gather(pointer<Int>(bag_.get(kBColumn) + (j << 2)));
+        gather(pointer<Int>(told.get(kBColumn) + (j << 2)));
       else
-        columns_[at(s)] = bag_.get(kB) + ((j * bag_.get(kBColumn)) << 2);
+        columns_[at(s)] = told.get(kB) + ((j * told.get(kBColumn)) << 2);
     }
     if (tables_)
       for (Int& c : columns_) {
         receive(c);
-        c = bag_.get(kB) + (c << 2);
+        c = told.get(kB) + (c << 2);
       }
+    kept_.putFirst(kRows, rows);
+    kept_.put(kK, 0);
+    kept_.put(kRow, row);
+    kept_.put(kColumn, column);
+  }
 
-    k_ = 0;
+  void compute() {
+    for (auto& r : sum_)
+      for (Float& s : r) s = 0;
     ask();
     for (int p = 0; p < kInFlight; ++p) requestHead(p);
-    While (k_ < bag_.get(kK))
+    While (kept_.get(kK) <= kept_.get(kLastK))
       head();
-      While ((k_ & (kPanel - 1)) != kPanel - kStep)
-        step(false);
-        for (Float& a : a_) a = rotate(a, 16 - kStep);
-        offset_ = rotate(offset_, 16 - kStep);
-        k_ = k_ + kStep;
+      While ((kept_.get(kK) & (kPanel - 1)) != kPanel - kTurn)
+        turn(false);
+        for (Float& a : a_) a = rotate(a, 16 - kTurn);
+        offset_ = rotate(offset_, 16 - kTurn);
       End
-      k_ = k_ + kStep;
-      step(true);
+      turn(true);
     End
     // What was asked of the panel after the last one.
     Float unused;
@@ -102,25 +122,24 @@ class Tile {
     }
   }
 
-  void write() {
+  void write(const Numbers& told, const Int& row, const Int& column, const Int& vpmRow) {
     Float bias;
     if (tables_) {
-      Ptr<Float> from = pointer<Float>(bag_.get(kBeta)) + min(row_ + index(), bag_.get(kM) - 1);
+      Ptr<Float> from = pointer<Float>(told.get(kBeta)) + min(row + index(), told.get(kM) - 1);
       gather(from);
       gather(from);
       receive(bias);
       Float unused;
       receive(unused);
     }
-    Int width = bag_.get(kN) - column_;
+    Int width = told.get(kN) - column;
     for (int r = 0; r < kRows; ++r) {
-      Int row = row_ + r;
-      If (row < bag_.get(kM))
-        Ptr<Float> start = pointer<Float>(bag_.get(kC)) + row * bag_.get(kCStride);
-        finish(r, start, bias);
-        start = start + column_;
+      If (row + r < told.get(kM))
+        Ptr<Float> start = pointer<Float>(told.get(kC)) + (row + r) * told.get(kCStride);
+        finish(r, told, start, column, width, bias);
+        start = start + column;
         If (width >= kColumns)
-          burst(sum_[at(r)], start);
+          burst(sum_[at(r)], start, vpmRow);
         Else
           finishBursts();
           for (int s = 0; s < kAcross; ++s) {
@@ -135,23 +154,26 @@ class Tile {
 
  private:
   // Numbers of the columns of vector s.
-  Int column(int s) const { return min(column_ + (index() + 16 * s), bag_.get(kN) - 1); }
+  static IntExpr columnsOf(int s, const Numbers& told, const Int& column) {
+    return min(column + (index() + 16 * s), told.get(kN) - 1);
+  }
 
-  // Where the head of the panel from k_ on is; beyond the last it is read again.
+  // Where the panel from k on is; beyond the last value of k that is read again.
   void ask() {
-    wanted_ = min(k_ + index(), bag_.get(kK) - 1);
-    from_ = bag_.get(kA) + ((wanted_ * bag_.get(kAColumn)) << 2);
+    wanted_ = min(kept_.get(kK) + index(), kept_.get(kLastK));
+    from_ = tables_ ? wanted_ << 2 : (wanted_ * kept_.get(kAColumn)) << 2;
+    if (!tables_) offset_ = (wanted_ * kept_.get(kBRow)) << 2;
   }
 
   // Each panel asks for the same stream: its head, then the rows of b.
   void requestHead(int position) {
     if (!tables_) {
-      gather(pointer<Float>(from_ + broadcast(rows_, position)));
+      gather(pointer<Float>(from_ + kept_.get(position)));
     } else if (position < 2) {
       // Twice, so that the number of requests is even.
-      gather(pointer<Int>(bag_.get(kBRow) + (wanted_ << 2)));
+      gather(pointer<Int>(kept_.get(kBRow) + (wanted_ << 2)));
     } else {
-      gather(pointer<Float>(from_ + broadcast(rows_, position - 2)));
+      gather(pointer<Float>(from_ + kept_.get(position - 2)));
     }
   }
   // Vector `position` of b counted from the value of k in element 0 of offset_.
@@ -160,8 +182,7 @@ class Tile {
   }
 
   void head() {
-    Int beyond = (k_ + index() - bag_.get(kK)) >> 31;
-    if (!tables_) offset_ = (wanted_ * bag_.get(kBRow)) << 2;
+    Int there = ~((kept_.get(kLastK) - (kept_.get(kK) + index())) >> 31);
     for (int c = 0; c < head_; ++c) {
       if (tables_ && c == 0) {
         receive(offset_);
@@ -173,7 +194,7 @@ class Tile {
         Float v;
         receive(v);
         // Values of k that are not there count as 0.
-        a_[at(tables_ ? c - 2 : c)] = asFloat(asInt(v) & beyond);
+        a_[at(tables_ ? c - 2 : c)] = asFloat(asInt(v) & there);
       }
       if (c + kInFlight < head_)
         requestHead(c + kInFlight);
@@ -182,17 +203,19 @@ class Tile {
     }
   }
 
-  void step(bool last) {
-    if (last) ask();
-    for (int k = 0; k < kStep; ++k) {
+  // The products of kTurn values of k; the last turn of a panel asks for the next.
+  void turn(bool last) {
+    kept_.put(kK, kept_.get(kK) + kTurn);
+    for (int k = 0; k < kTurn; ++k) {
       std::array<Float, kAcross> b;
       for (int s = 0; s < kAcross; ++s) {
         receive(b[at(s)]);
-        const int next = k * kAcross + s + kInFlight;
-        if (last && next >= kStep * kAcross)
-          requestHead(next - kStep * kAcross);
+        const int next = k * kAcross + s + kInFlight - (last ? kTurn * kAcross : 0);
+        if (last && next == 0) ask();
+        if (last && next >= 0)
+          requestHead(next);
         else
-          requestRow(next);
+          requestRow(k * kAcross + s + kInFlight);
       }
       for (int r = 0; r < kRows; ++r) {
         Float a = broadcast(a_[at(r)], k);
@@ -205,102 +228,101 @@ class Tile {
   }
 
   // Row r's sums become its results.
-  void finish(int r, const PtrExpr<Float>& start, const Float& bias) {
+  void finish(int r, const Numbers& told, const PtrExpr<Float>& start, const Int& column,
+              const Int& width, const Float& bias) {
     std::array<Float, kAcross>& sums = sum_[at(r)];
     if (tables_) {
       for (Float& s : sums) s = s + broadcast(bias, r);
       return;
     }
-    for (Float& s : sums) s = s * bag_.getFloat(kAlpha);
+    for (Float& s : sums) s = s * told.getFloat(kAlpha);
     if (variant_ == Variant::Plain) return;
-    for (int s = 0; s < kAcross; ++s) gather(start + column(s));
+    // Not as in columnsOf(), whose terms would stay in registers from there on.
+    for (int s = 0; s < kAcross; ++s)
+      gather(start + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
     for (Float& s : sums) {
       Float c;
       receive(c);
-      s = s + c * bag_.getFloat(kBeta);
+      s = s + c * told.getFloat(kBeta);
     }
   }
 
-  const Bag& bag_;
   const bool tables_;
   const Variant variant_;
-  const Int& row_;
-  const Int& column_;
   const int head_;  // requests before the rows of b
   std::array<std::array<Float, kAcross>, kRows> sum_;
   std::array<Float, kRows> a_;
   std::array<Int, kAcross> columns_;  // address of the columns in row 0 of b
-  Int rows_;     // bytes to the rows of a, one per element
-  Int offset_;   // bytes to the rows of b, one per element
-  Int k_;
-  Int wanted_;   // values of k of the next panel
-  Int from_;     // address of the panel's columns in row 0 of a
+  Numbers& kept_;
+  Int offset_;  // bytes to the rows of b, one per element
+  Int wanted_;  // values of k of the panel that is asked for
+  Int from_;    // bytes to them in a row of a
 };
-
-void tiles(const Bag& bag, Variant variant) {
-  Int row = me() * kRows;
-  Int column = 0;
-  const auto settle = [&] {
-    Int rows = (bag.get(kM) + (kRows - 1)) & -kRows;
-    While (row >= rows)
-      row = row - rows;
-      column = column + kColumns;
-    End
-  };
-  settle();
-  While (column < bag.get(kN))
-    Tile tile(bag, variant, row, column);
-    tile.compute();
-    tile.write();
-    row = row + numQPUs() * kRows;
-    settle();
-  End
-  finishBursts();
-}
 
 auto compileProduct(Variant variant, const char* name) {
   return compile(
-      [variant](Ptr<Float> c, Int cStride, Ptr<Float> a, Int aRow, Int aColumn, Ptr<Float> b,
-                Int bRow, Int bColumn, Int m, Int n, Int k, Float alpha, Float beta) {
-        Bag bag;
-        bag.put(kC, bytesOf(c));
-        bag.put(kCStride, cStride);
-        bag.put(kA, bytesOf(a));
-        bag.put(kARow, aRow);
-        bag.put(kAColumn, aColumn);
-        bag.put(kB, bytesOf(b));
-        bag.put(kBRow, bRow);
-        bag.put(kBColumn, bColumn);
-        bag.put(kM, m);
-        bag.put(kN, n);
-        bag.put(kK, k);
-        bag.put(kAlpha, asInt(alpha));
-        bag.put(kBeta, asInt(beta));
-        tiles(bag, variant);
+      [variant](Ptr<Int> from) {
+        Int row = me() * kRows;
+        Int column = 0;
+        Int vpmRow = firstVpmRow();
+        Int columns;
+        Numbers told;
+        const auto settle = [&] {
+          columns = told.get(kN);
+          Int rows = (told.get(kM) + (kRows - 1)) & -kRows;
+          While (row >= rows)
+            row = row - rows;
+            column = column + kColumns;
+          End
+        };
+        told.fetch(from);
+        settle();
+        While (column < columns)
+          Tile tile(variant, told, row, column);
+          told.put(kFrom, address(from));
+          told.put(kVpmRow, vpmRow);
+          tile.compute();
+          row = told.get(kRow);
+          column = told.get(kColumn);
+          vpmRow = told.get(kVpmRow);
+          from = pointer<Int>(told.get(kFrom));
+          told.fetch(from);
+          tile.write(told, row, column, vpmRow);
+          row = row + told.get(kStep);
+          settle();
+        End
+        finishBursts();
       },
       name);
 }
 
-auto compileProductByTables() {
-  return compile(
-      [](Ptr<Float> c, Int cStride, Ptr<Float> a, Int aRow, Ptr<Float> b, Ptr<Int> rows,
-         Ptr<Int> columns, Int m, Int n, Int k, Ptr<Float> bias) {
-        Bag bag;
-        bag.put(kC, bytesOf(c));
-        bag.put(kCStride, cStride);
-        bag.put(kA, bytesOf(a));
-        bag.put(kARow, aRow);
-        bag.put(kAColumn, 1);
-        bag.put(kB, bytesOf(b));
-        bag.put(kBRow, bytesOf(rows));
-        bag.put(kBColumn, bytesOf(columns));
-        bag.put(kM, m);
-        bag.put(kN, n);
-        bag.put(kK, k);
-        bag.put(kBeta, bytesOf(bias));
-        tiles(bag, Variant::Tables);
-      },
-      "conv2d");
+int bits(float x) {
+  int b = 0;
+  std::memcpy(&b, &x, sizeof b);
+  return b;
+}
+int bits(std::uint32_t x) { return static_cast<int>(x); }
+
+// Runs a variant with what it is to be told.
+template <typename K>
+void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, int qpus) {
+  const Scratch told(16);
+  int* const at = told.hostInts();
+  at[kC] = bits(p.c.address());
+  at[kCStride] = p.cStride;
+  at[kA] = bits(p.a.address());
+  at[kARow] = p.aRow;
+  at[kAColumn] = p.aColumn;
+  at[kB] = bits(p.b.address());
+  at[kBRow] = bRow;
+  at[kBColumn] = bColumn;
+  at[kM] = p.m;
+  at[kN] = p.n;
+  at[kLastK] = p.k - 1;
+  at[kAlpha] = bits(p.alpha);
+  at[kBeta] = beta;
+  at[kStep] = kRows * (qpus == 0 ? kMostQpus : qpus);
+  run(kernel, qpus, told.ints());
 }
 
 void requireStrides(const char* what, const Matrix& matrix) {
@@ -311,16 +333,19 @@ void requireStrides(const char* what, const Matrix& matrix) {
 }  // namespace
 
 void product(const Product& p, int qpus) {
-  static const auto plain = compileProduct(Variant::Plain, "matmul");
-  static const auto accumulate = compileProduct(Variant::Accumulate, "matmul-accumulate");
-  run(p.beta == 0 ? plain : accumulate, qpus, p.c, p.cStride, p.a, p.aRow, p.aColumn, p.b, p.bRow,
-      p.bColumn, p.m, p.n, p.k, p.alpha, p.beta);
+  if (p.beta == 0) {
+    static const auto kernel = compileProduct(Variant::Plain, "matmul");
+    launch(kernel, p, p.bRow, p.bColumn, 0, qpus);
+    return;
+  }
+  static const auto kernel = compileProduct(Variant::Accumulate, "matmul-accumulate");
+  launch(kernel, p, p.bRow, p.bColumn, bits(p.beta), qpus);
 }
 
 void productByTables(const Product& p, int qpus) {
-  static const auto kernel = compileProductByTables();
-  run(kernel, qpus, p.c, p.cStride, p.a, p.aRow, p.b, p.rowTable, p.columnTable, p.m, p.n, p.k,
-      p.bias);
+  static const auto kernel = compileProduct(Variant::Tables, "conv2d");
+  launch(kernel, p, bits(p.rowTable.address()), bits(p.columnTable.address()),
+         bits(p.bias.address()), qpus);
 }
 
 void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha, float beta,
@@ -348,20 +373,22 @@ void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha, floa
   p.n = n;
   p.beta = beta;
   if (k == 0) {
-    // Nothing to sum: 0 times an element that is there.
-    p.a = p.b = c.data;
+    // Nothing to sum: 0 times a word of no matrix.
+    const Scratch word(1);
+    p.a = p.b = word.floats();
     p.k = 1;
     p.alpha = 0;
-  } else {
-    p.a = a.data;
-    p.aRow = a.rowStride;
-    p.aColumn = a.columnStride;
-    p.b = b.data;
-    p.bRow = b.rowStride;
-    p.bColumn = b.columnStride;
-    p.k = k;
-    p.alpha = alpha;
+    product(p, qpus);
+    return;
   }
+  p.a = a.data;
+  p.aRow = a.rowStride;
+  p.aColumn = a.columnStride;
+  p.b = b.data;
+  p.bRow = b.rowStride;
+  p.bColumn = b.columnStride;
+  p.k = k;
+  p.alpha = alpha;
   product(p, qpus);
 }
 

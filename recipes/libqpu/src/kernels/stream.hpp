@@ -108,15 +108,18 @@ struct Sum {
   }
 };
 
-// Stores four vectors at `to` in one DMA, overlapped with what follows. Each QPU
-// has VPM rows 4 * me() .. 4 * me() + 3 for it; rows from 48 on are the
-// compiler's. finishBursts() before the kernel stores in another way or ends.
-inline void burst(const std::array<Float, kVectors>& x, const PtrExpr<Float>& to) {
+// Each QPU has four VPM rows for its bursts; rows from 48 on are the compiler's.
+inline IntExpr firstVpmRow() { return me() << 2; }
+
+// Stores four vectors at `to` in one DMA, overlapped with what follows.
+// finishBursts() before the kernel stores in another way or ends.
+inline void burst(const std::array<Float, kVectors>& x, const PtrExpr<Float>& to,
+                  const IntExpr& vpmRow = firstVpmRow()) {
   dmaWaitWrite();
-  vpmSetupWrite(HORIZ, me() << 2);
+  vpmSetupWrite(HORIZ, vpmRow);
   for (const Float& v : x) vpmPut(v);
   dmaSetWriteStride(0);
-  dmaSetupWrite(HORIZ, kVectors, me() << 6);
+  dmaSetupWrite(HORIZ, kVectors, vpmRow << 4);
   dmaStartWrite(to);
 }
 inline void finishBursts() { dmaWaitWrite(); }

@@ -1,0 +1,102 @@
+#include "compiler/chains.hpp"
+
+#include <algorithm>
+
+#include "compiler/liveness.hpp"
+
+namespace qpu::compiler {
+namespace {
+
+constexpr std::uint32_t kNever = UINT32_MAX;
+
+bool isPlain(const Operation& o) {
+  return (o.op == Op::Add || o.op == Op::Mul) && o.cond == isa::Cond::Always &&
+         o.target != Operation::kNone;
+}
+
+class Chains {
+ public:
+  explicit Chains(Function& f)
+      : f_(f), live_(findLiveness(f)), writes_(f.registers), lastRead_(f.registers),
+        after_(f.registers) {
+    for (const Block& b : f.blocks)
+      for (const Operation& o : b.operations)
+        if (o.target != Operation::kNone) ++writes_[o.target];
+  }
+
+  void run() {
+    for (std::size_t b = 0; b < f_.blocks.size(); ++b) block(b);
+  }
+
+ private:
+  // What comes after an operation for a register that lives across blocks.
+  struct After {
+    std::uint32_t read = kNever;  // before it is written
+    std::uint32_t write = kNever;
+  };
+
+  void block(std::size_t b) {
+    std::vector<Operation>& operations = f_.blocks[b].operations;
+    const auto end = static_cast<std::uint32_t>(operations.size());
+    for (const Vreg v : live_.globals) after_[v] = {live_.liveOut(b, v) ? end : kNever, kNever};
+    // For each operation what comes after it for its operands.
+    std::vector<std::array<After, 2>> later(end);
+    for (std::uint32_t i = end; i-- > 0;) {
+      const Operation& o = operations[i];
+      if (o.a.isRegister()) later[i][0] = after_[o.a.value];
+      if (o.b.isRegister()) later[i][1] = after_[o.b.value];
+      if (o.target != Operation::kNone) after_[o.target] = {kNever, i};
+      forEachRead(o, [&](Vreg v) { after_[v].read = i; });
+    }
+    for (std::uint32_t i = 0; i < end; ++i)
+      forEachRead(operations[i], [&](Vreg v) { lastRead_[v] = i; });
+
+    renamed_.assign(f_.registers, {kNever, kNever});
+    for (std::uint32_t i = 0; i < end; ++i) {
+      Operation& o = operations[i];
+      std::array<After, 2> next = later[i];
+      std::size_t side = 0;
+      for (Operand* operand : {&o.a, &o.b}) {
+        if (operand->isRegister() && renamed_[operand->value].by != kNever) {
+          // The name's next write is that of the register it was given.
+          next[side] = {lastRead_[operand->value] > i ? lastRead_[operand->value] : kNever,
+                        renamed_[operand->value].write};
+          operand->value = renamed_[operand->value].by;
+        }
+        ++side;
+      }
+      if (isPlain(o)) take(o, next);
+    }
+  }
+
+  void take(Operation& o, const std::array<After, 2>& next) {
+    if (live_.indexOf[o.target] != Liveness::kLocal || writes_[o.target] != 1) return;
+    std::size_t side = 0;
+    for (const Operand* operand : {&o.a, &o.b}) {
+      const After& after = next[side++];
+      if (!operand->isRegister() || live_.indexOf[operand->value] == Liveness::kLocal) continue;
+      if (operand->value == f_.qpuNumber || after.read != kNever) continue;
+      if (after.write != kNever && lastRead_[o.target] > after.write) continue;
+      renamed_[o.target] = {operand->value, after.write};
+      o.target = operand->value;
+      return;
+    }
+  }
+
+  struct Name {
+    std::uint32_t by;
+    std::uint32_t write;  // where the register is written next
+  };
+
+  Function& f_;
+  const Liveness live_;
+  std::vector<std::uint32_t> writes_, lastRead_;
+  std::vector<After> after_;
+  std::vector<Name> renamed_;
+};
+
+}  // namespace
+
+void joinChains(Function& function) { Chains(function).run(); }
+
+}  // namespace qpu::compiler
