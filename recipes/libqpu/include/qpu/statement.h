@@ -25,7 +25,11 @@ inline void Else_(Location where = QPU_HERE) { detail::beginElse(where); }
 inline void End_(Location where = QPU_HERE) { detail::end(where); }
 
 // Ask for the word at each of the 16 addresses of p, without waiting. The low
-// two bits of an address are ignored. At most 4 requests may be outstanding.
+// two bits of an address are ignored. At most 8 requests may be outstanding
+// where gathers and receives alternate between the two TMUs in a way that no
+// branch or loop disturbs: the paths that meet at a point have as many
+// outstanding, and loops ask an even number of times. Else, or when *p is read
+// while some are outstanding, at most 4.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);

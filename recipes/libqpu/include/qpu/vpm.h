@@ -4,6 +4,10 @@
 //
 // A DMA address in the VPM counts words: 16 * row + column. A vector address
 // counts rows when HORIZ (0..63); when VERT it is 16 * (row / 16) + column.
+//
+// In a kernel that uses any of this, store() and *p = x put their vectors into
+// row 63 - me(), as does reading *p where a store may have come before; rows 0
+// to 51 are never the compiler's. Windows and set-ups stay as they were.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 

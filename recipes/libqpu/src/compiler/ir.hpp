@@ -30,15 +30,12 @@ enum class Kind : std::uint8_t {
   Compare,    // mask: `test` of a, b
   MaskAnd, MaskOr, MaskNot,
   Phi,        // bits: index into Graph::phis
-  Load,       // 16 words from element 0 of a on; becomes Effects
+  Load,       // 16 words from element 0 of a on, by TMU `unit`; becomes Effects
   Effect      // `op` of a, with `bits` and `unit`; kept in order
 };
 
 // Others are these with exchanged operands or under MaskNot.
 enum class Test : std::uint8_t { Equal, Less, FloatEqual, FloatLess };
-
-// How a Load may be done.
-enum class LoadBy : std::uint8_t { Tmu, Dma };
 
 struct Instruction {
   Kind kind = Kind::Constant;
@@ -46,7 +43,6 @@ struct Instruction {
   isa::MulOp mul = isa::MulOp::Nop;
   Test test = Test::Equal;
   Op op = Op::Move;
-  LoadBy by = LoadBy::Tmu;
   std::uint8_t unit = 0;
   Value a = kNone;
   Value b = kNone;

@@ -4,10 +4,12 @@
 #include <bitset>
 #include <utility>
 
+#include "compiler/lower_vpm.hpp"
 #include "compiler/maker.hpp"
 #include "compiler/vpm_layout.hpp"
 #include "error_facts.hpp"
 #include "isa/instruction.hpp"
+#include "lang/gathers.hpp"
 
 namespace qpu::compiler {
 namespace {
@@ -45,7 +47,10 @@ struct Facts {
 class Lowering {
  public:
   Lowering(const Source& source, const Options& options)
-      : source_(source), optimise_(options.level > 0), maker_(graph_, optimise_) {
+      : source_(source),
+        optimise_(options.level > 0),
+        gathers_(detail::planGathers(source)),
+        maker_(graph_, optimise_) {
     computedIn_.resize(source.expressions.size(), 0);
     valueOf_.resize(source.expressions.size(), kNone);
     assignedIn_.resize(source.variables.size() + kHidden, 0);
@@ -58,7 +63,9 @@ class Lowering {
     for (const Expression& e : source_.expressions)
       if (e.op == SourceOp::Load) facts_.loads = true;
     graph_.usesVpmByHand = facts_.vpmByHand;
-    graph_.usesTwoTmus = facts_.gathers && facts_.loads;
+    if (facts_.vpmByHand) byHand_ = followVpm(source_);
+    // A kernel whose gathers cannot alternate gives them one TMU, loads the other.
+    graph_.usesTwoTmus = facts_.loads || (facts_.gathers && gathers_.usesBothTmus);
     if (!facts_.vpmByHand) {
       graph_.spillRow = vpm::kSpillRow;
       graph_.spillRowStride = 1;
@@ -78,7 +85,14 @@ class Lowering {
 
  private:
   // Variables of the compiler's own, after those of the source.
-  enum Hidden : std::uint32_t { StoreSetup, kHidden };
+  enum Hidden : std::uint32_t {
+    StoreSetup,       // of the next store
+    Outstanding,      // gathers, where no analysis tells
+    HandWriteWindow,  // set-ups of the source, as they are now
+    HandStoreSetup,
+    HandLoadSetup,
+    kHidden
+  };
   enum class Pending : std::uint8_t { None, Store, StoreToWaitFor };
 
   std::uint32_t hidden(Hidden h) const {
@@ -131,8 +145,18 @@ class Lowering {
   void summarise(const std::vector<Statement>& statements, Summary& summary) {
     for (const Statement& s : statements) {
       switch (s.kind) {
-        case StatementKind::Assign:
-        case StatementKind::Receive: assigns(summary, s.target); break;
+        case StatementKind::Assign: assigns(summary, s.target); break;
+        case StatementKind::Receive:
+          assigns(summary, s.target);
+          if (counting()) assigns(summary, hidden(Outstanding));
+          break;
+        case StatementKind::Gather:
+          if (counting()) assigns(summary, hidden(Outstanding));
+          break;
+        case StatementKind::VpmWrite:
+        case StatementKind::VpmWriteSetup: assigns(summary, hidden(HandWriteWindow)); break;
+        case StatementKind::DmaWriteSetup: assigns(summary, hidden(HandStoreSetup)); break;
+        case StatementKind::DmaReadSetup: assigns(summary, hidden(HandLoadSetup)); break;
         case StatementKind::Store:
           summary.stores = true;
           summary.waitsForStore = summary.waitsForStore || s.wait;
@@ -514,7 +538,6 @@ class Lowering {
     loop_ = outer;
     place(exit);
     merge(summary.assigned, direct, before, after);
-    if (state_.gathers != entry.gathers) state_.gathers = kUnknown;
     if (direct > 0) state_.join(entry);
   }
 
@@ -544,6 +567,7 @@ class Lowering {
   }
 
   void beginStatement(const Statement& s) {
+    at_ = &s;
     ++statement_;
     site_ = static_cast<std::uint32_t>(graph_.sites.size());
     graph_.sites.push_back({s.site.construct, source_.describe(s.site)});
@@ -556,12 +580,12 @@ class Lowering {
       case StatementKind::Store: return store(s);
       case StatementKind::Gather:
         if (state_.pending == Pending::StoreToWaitFor) waitForStore();
-        maker_.effect(Op::TmuRequest, evaluate(s.address), 0, 0);
-        if (state_.gathers != kUnknown) ++state_.gathers;
+        maker_.effect(Op::TmuRequest, evaluate(s.address), 0, unitOf(s));
+        count(1);
         return;
       case StatementKind::Receive:
-        set(s.target, maker_.effect(Op::TmuReceive, kNone, 0, 0));
-        if (state_.gathers != kUnknown) --state_.gathers;
+        set(s.target, maker_.effect(Op::TmuReceive, kNone, 0, unitOf(s)));
+        count(UINT32_MAX);
         return;
       case StatementKind::If: return conditional(s);
       case StatementKind::While:
@@ -584,7 +608,7 @@ class Lowering {
         maker_.effect(Op::VpmReadSetup, with(0x90000000U, evaluate(s.value)));
         return;
       case StatementKind::DmaReadSetup:
-        maker_.effect(Op::VpmReadSetup, with(dmaReadWord(s), evaluate(s.address)));
+        setUp(Op::VpmReadSetup, HandLoadSetup, with(dmaReadWord(s), evaluate(s.address)));
         return;
       case StatementKind::DmaReadStart:
         waitForStore();
@@ -592,18 +616,20 @@ class Lowering {
         return;
       case StatementKind::DmaReadWait: maker_.effect(Op::DmaLoadWait); return;
       case StatementKind::DmaWriteStride:
+        waitForStore();
         maker_.effect(Op::VpmWriteSetup, with(0xc0000000U, evaluate(s.value)));
         return;
       case StatementKind::DmaWriteSetup:
-        maker_.effect(
-            Op::VpmWriteSetup,
-            with(dmaWriteWord(s),
-                 maker_.alu(AddOp::Shl, evaluate(s.address), maker_.constant(3))));
+        waitForStore();
+        setUp(Op::VpmWriteSetup, HandStoreSetup,
+              with(dmaWriteWord(s),
+                   maker_.alu(AddOp::Shl, evaluate(s.address), maker_.constant(3))));
         return;
       case StatementKind::DmaWriteStart:
         waitForStore();
         maker_.effect(Op::DmaStoreStart, evaluate(s.address));
         state_.stored = true;
+        state_.pending = Pending::Store;
         return;
       case StatementKind::DmaWriteWait:
         maker_.effect(Op::DmaStoreWait);
@@ -613,13 +639,20 @@ class Lowering {
         maker_.effect(Op::VpmReadSetup, with(vpmReadWord(s), evaluate(s.address)));
         return;
       case StatementKind::VpmWriteSetup:
-        maker_.effect(Op::VpmWriteSetup, with(vpmWriteWord(s), evaluate(s.address)));
+        setUp(Op::VpmWriteSetup, HandWriteWindow, with(vpmWriteWord(s), evaluate(s.address)));
         return;
-      case StatementKind::VpmWrite: maker_.effect(Op::VpmWrite, evaluate(s.value)); return;
+      case StatementKind::VpmWrite:
+        maker_.effect(Op::VpmWrite, evaluate(s.value));
+        if (facts_.stores) advanceWindow();
+        return;
     }
   }
 
   // --- memory ---
+
+  std::uint8_t unitOf(const Statement& s) const {
+    return gathers_.usesBothTmus ? gathers_.units[s.site.number] : std::uint8_t{0};
+  }
 
   // Fields that are known and one that may not be.
   Value with(std::uint32_t word, Value field) {
@@ -658,11 +691,11 @@ class Lowering {
       const auto minus = [&](std::uint32_t a, Value b) {
         return maker_.alu(AddOp::Sub, maker_.constant(a), b);
       };
-      writeWindow_ = minus(vpm::writeRows(vpm::kHandStoreRow, 0), me);
+      writeWindow_ = minus(vpm::writeRows(vpm::kHandRow, 0), me);
       environment_[hidden(StoreSetup)] =
-          minus(vpm::storeRow(vpm::kHandStoreRow), shifted(vpm::kStoreRowShift));
-      loadSetup_ = minus(vpm::loadRow(vpm::kHandLoadRow), shifted(vpm::kLoadRowShift));
-      readWindow_ = minus(vpm::readRow(vpm::kHandLoadRow), me);
+          minus(vpm::storeRow(vpm::kHandRow), shifted(vpm::kStoreRowShift));
+      loadSetup_ = minus(vpm::loadRow(vpm::kHandRow), shifted(vpm::kLoadRowShift));
+      readWindow_ = minus(vpm::readRow(vpm::kHandRow), me);
       return;
     }
     if (facts_.stores) {
@@ -675,6 +708,30 @@ class Lowering {
       loadSetup_ = plus(shifted(vpm::kLoadRowShift), vpm::loadRow(vpm::kLoadRow));
       readWindow_ = plus(me, vpm::readRow(vpm::kLoadRow));
     }
+  }
+
+  void setUp(Op op, Hidden which, Value word) {
+    maker_.effect(op, word);
+    environment_[hidden(which)] = word;
+  }
+
+  // As the hardware moves a window of 64 rows by its stride.
+  void advanceWindow() {
+    const Value old = environment_[hidden(HandWriteWindow)];
+    const Value mask = maker_.constant(63);
+    const Value stride =
+        maker_.alu(AddOp::And, maker_.alu(AddOp::Shr, old, maker_.constant(12)), mask);
+    const Value moved = maker_.alu(AddOp::Add, old, stride);
+    environment_[hidden(HandWriteWindow)] = maker_.alu(
+        AddOp::Xor, old, maker_.alu(AddOp::And, maker_.alu(AddOp::Xor, old, moved), mask));
+  }
+
+  bool counting() const { return facts_.gathers && !gathers_.endIsKnown; }
+
+  void count(std::uint32_t by) {
+    if (!counting()) return;
+    Value& outstanding = environment_[hidden(Outstanding)];
+    outstanding = maker_.alu(AddOp::Add, outstanding, maker_.constant(by));
   }
 
   void waitForStore() {
@@ -712,6 +769,14 @@ class Lowering {
     state_.pending = s.wait ? Pending::StoreToWaitFor : Pending::Store;
     state_.stored = true;
     if (s.wait && !optimise_) waitForStore();
+    if (!facts_.vpmByHand) return;
+    const VpmNeeds& needs = byHand_.needs[s.site.number];
+    if (needs.writeWindow)
+      maker_.effect(Op::VpmWriteSetup, environment_[hidden(HandWriteWindow)]);
+    if (needs.storeSetup) {
+      waitForStore();
+      maker_.effect(Op::VpmWriteSetup, environment_[hidden(HandStoreSetup)]);
+    }
   }
 
   // The TMU's caches do not see stores of the same run: where one may have come
@@ -719,13 +784,25 @@ class Lowering {
   Value load(const Expression& e) {
     const Value address = evaluate(e.a);
     const bool stale = state_.stored || (facts_.stores && state_.acquired);
-    if (!stale) return maker_.load(address, ir::LoadBy::Tmu);
+    if (!stale) {
+      // Consecutive loads take turns, but for TMU 0 where that is the gathers'.
+      loadUnit_ ^= 1U;
+      const bool shared = !facts_.gathers || gathers_.usesBothTmus;
+      return maker_.load(address, shared ? loadUnit_ : std::uint8_t{1});
+    }
+    if (facts_.vpmByHand && byHand_.unread[at_->site.number])
+      fail(*at_,
+           "reads memory that a store before may have changed, which goes through the VPM; "
+           "take the vectors that vpmSetupRead has announced first");
     waitForStore();
     maker_.effect(Op::VpmReadSetup, loadSetup_);
     maker_.effect(Op::DmaLoadStart, address);
     maker_.effect(Op::DmaLoadWait);
     maker_.effect(Op::VpmReadSetup, readWindow_);
-    return maker_.effect(Op::VpmRead);
+    const Value words = maker_.effect(Op::VpmRead);
+    if (facts_.vpmByHand && byHand_.needs[at_->site.number].loadSetup)
+      maker_.effect(Op::VpmReadSetup, environment_[hidden(HandLoadSetup)]);
+    return words;
   }
 
   // The last store is in memory, no gather is outstanding, every QPU is done:
@@ -734,42 +811,55 @@ class Lowering {
     site_ = code::Object::kNoSite;
     maker_.site(site_);
     waitForStore();
-    for (; state_.gathers > 0; --state_.gathers) maker_.effect(Op::TmuReceive, kNone, 0, 0);
+    for (const std::uint8_t unit : gathers_.left) maker_.effect(Op::TmuReceive, kNone, 0, unit);
+    if (counting()) receiveAll();
     const std::uint32_t semaphore = freeSemaphore();
     const std::uint32_t worker = newBlock();
     const std::uint32_t master = newBlock();
-    const std::uint32_t preheader = newBlock();
-    const std::uint32_t acquire = newBlock();
     const std::uint32_t interrupt = newBlock();
     const std::uint32_t end = newBlock();
     const Value zero = maker_.constant(0);
-    const Value minusOne = maker_.constant(UINT32_MAX);
     branch(maker_.compare(ir::Test::Equal, graph_.qpuNumber, zero), false, master, worker);
     place(worker);
     maker_.effect(Op::SemaphoreRelease, kNone, semaphore);
     jump(end);
     place(master);
-    const Value others = maker_.alu(AddOp::Add, count_, minusOne);
-    branch(maker_.compare(ir::Test::Equal, others, zero), false, interrupt, preheader);
-    place(preheader);
-    jump(acquire);
-    ir::Loop l;
-    l.parent = kNone;
-    l.preheader = preheader;
-    l.header = l.last = acquire;
-    loop_ = static_cast<std::uint32_t>(graph_.loops.size());
-    graph_.loops.push_back(l);
-    place(acquire);
-    const Value left = maker_.phi(acquire);
-    maker_.effect(Op::SemaphoreAcquire, kNone, semaphore);
-    const Value less = maker_.alu(AddOp::Add, left, minusOne);
-    branch(maker_.compare(ir::Test::Equal, less, zero), false, interrupt, acquire);
-    graph_.arguments(left) = {others, less};
-    loop_ = kNone;
+    repeat(maker_.alu(AddOp::Add, count_, maker_.constant(UINT32_MAX)), interrupt,
+           [&] { maker_.effect(Op::SemaphoreAcquire, kNone, semaphore); });
     place(interrupt);
     maker_.effect(Op::HostInterrupt);
     jump(end);
     place(end);
+  }
+
+  void receiveAll() {
+    const std::uint32_t done = newBlock();
+    repeat(environment_[hidden(Outstanding)], done,
+           [&] { maker_.effect(Op::TmuReceive, kNone, 0, 0); });
+    place(done);
+  }
+
+  // Calls f so many times at run time, then goes to `then`.
+  template <typename F>
+  void repeat(Value times, std::uint32_t then, F f) {
+    const Value zero = maker_.constant(0);
+    const std::uint32_t preheader = newBlock();
+    const std::uint32_t again = newBlock();
+    branch(maker_.compare(ir::Test::Equal, times, zero), false, then, preheader);
+    place(preheader);
+    jump(again);
+    ir::Loop l;
+    l.preheader = preheader;
+    l.header = l.last = again;
+    loop_ = static_cast<std::uint32_t>(graph_.loops.size());
+    graph_.loops.push_back(l);
+    place(again);
+    const Value left = maker_.phi(again);
+    f();
+    const Value less = maker_.alu(AddOp::Add, left, maker_.constant(UINT32_MAX));
+    branch(maker_.compare(ir::Test::Equal, less, zero), false, then, again);
+    graph_.arguments(left) = {times, less};
+    loop_ = kNone;
   }
 
   std::uint32_t freeSemaphore() const {
@@ -782,20 +872,16 @@ class Lowering {
         {source_.name, "semaphore", -1, 0});
   }
 
-  static constexpr int kUnknown = -1;
-
   // What holds at a point of the kernel on every way there.
   struct State {
     Pending pending = Pending::None;  // at most
     bool stored = false;              // a store may have been made
     bool acquired = false;            // a semaphore may have been acquired
-    int gathers = 0;                  // outstanding
 
     void join(const State& o) {
       pending = std::max(pending, o.pending);
       stored = stored || o.stored;
       acquired = acquired || o.acquired;
-      if (gathers != o.gathers) gathers = kUnknown;
     }
     void enterLoop(bool stores, bool waits, bool acquires) {
       if (stores) pending = std::max(pending, waits ? Pending::StoreToWaitFor : Pending::Store);
@@ -806,6 +892,7 @@ class Lowering {
 
   const Source& source_;
   const bool optimise_;
+  const detail::GatherPlan gathers_;
   ir::Graph graph_;
   Maker maker_;
   Facts facts_;
@@ -824,6 +911,9 @@ class Lowering {
   Value loadSetup_ = kNone;
   Value readWindow_ = kNone;
   State state_;
+  const Statement* at_ = nullptr;
+  VpmByHand byHand_;
+  std::uint8_t loadUnit_ = 1;
   bool closing_ = false;  // a loop's condition after its body
 };
 

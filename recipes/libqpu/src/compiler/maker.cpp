@@ -237,9 +237,9 @@ Value Maker::maskNot(Value a) {
   return find(make(Kind::MaskNot, a));
 }
 
-Value Maker::load(Value address, ir::LoadBy by) {
+Value Maker::load(Value address, std::uint8_t unit) {
   Instruction i = make(Kind::Load, address);
-  i.by = by;
+  i.unit = unit;
   return append(i);
 }
 

@@ -35,7 +35,7 @@ class Maker {
   ir::Value maskOr(ir::Value a, ir::Value b);
   ir::Value maskNot(ir::Value a);
 
-  ir::Value load(ir::Value address, ir::LoadBy by);
+  ir::Value load(ir::Value address, std::uint8_t unit);
   ir::Value effect(Op op, ir::Value a = ir::kNone, std::uint32_t bits = 0, std::uint8_t unit = 0);
   // Goes to `block`, without arguments yet.
   ir::Value phi(std::uint32_t block);

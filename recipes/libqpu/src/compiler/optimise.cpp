@@ -246,7 +246,7 @@ void lowerLoads(Graph& graph, const std::vector<Stride>& known) {
         address = make(sum, load);
         body.push_back(address);
       }
-      const std::uint8_t unit = graph.usesTwoTmus ? 1 : 0;
+      const std::uint8_t unit = load.unit;
       Instruction request;
       request.kind = Kind::Effect;
       request.op = Op::TmuRequest;

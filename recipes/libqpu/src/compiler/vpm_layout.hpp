@@ -15,9 +15,8 @@ constexpr std::uint32_t kStoreRowDistance = 32;
 constexpr std::uint32_t kLoadRow = 12;
 constexpr std::uint32_t kSpillRow = 44;
 
-// Kernels that use the VPM by hand: these - QPU number.
-constexpr std::uint32_t kHandStoreRow = 63;
-constexpr std::uint32_t kHandLoadRow = 51;
+// Kernels that use the VPM by hand: this - QPU number, for stores and loads.
+constexpr std::uint32_t kHandRow = 63;
 
 // Vectors along rows, each `stride` rows after the one before.
 constexpr std::uint32_t writeRows(std::uint32_t row, std::uint32_t stride) {

@@ -78,6 +78,7 @@ struct Code {
   std::string name;
   std::uint32_t parameters = 0;  // slots 0 .. parameters - 1
   std::uint32_t slots = 0;
+  std::size_t mostGathers = 4;  // outstanding
   std::vector<Preset> constants;
   // Slots of index(), me(), numQPUs(); kNoSlot when not used.
   static constexpr std::uint32_t kNoSlot = UINT32_MAX;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "interp/code.hpp"
+#include "lang/gathers.hpp"
 
 namespace qpu::interp {
 namespace {
@@ -89,6 +90,7 @@ class Lowering {
   }
 
   Code run() {
+    code_.mostGathers = detail::planGathers(source_).most;
     block(source_.body);
     emit(Opcode::End);
     return std::move(code_);

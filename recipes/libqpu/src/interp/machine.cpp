@@ -11,13 +11,14 @@
 #include "interp/memory.hpp"
 #include "interp/vector_ops.hpp"
 #include "interp/vpm.hpp"
+#include "lang/gathers.hpp"
 
 namespace qpu::interp {
 namespace {
 
 using detail::hex;
 
-constexpr std::size_t kMaxGathers = 4;
+constexpr std::size_t kMaxGathers = 2 * detail::kTmuDepth;
 constexpr int kSemaphoreMost = 15;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
@@ -132,9 +133,11 @@ class Machine {
   }
 
   void gather(Qpu& q, const Instruction& in) {
-    if (q.outstanding == kMaxGathers)
+    if (q.outstanding == code_.mostGathers)
       fail<ExecutionError>(q, in.site,
-                           "a fifth gather is outstanding; hardware takes 4 before it hangs");
+                           std::string(q.outstanding == kMaxGathers ? "a ninth" : "a fifth") +
+                               " gather is outstanding; hardware takes " +
+                               std::to_string(q.outstanding) + " of this kernel before it hangs");
     Request& r = q.requests[(q.oldest + q.outstanding) % kMaxGathers];
     ++q.outstanding;
     r.stray = false;

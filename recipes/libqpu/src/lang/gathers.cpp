@@ -1,17 +1,16 @@
 // Follows the queue of outstanding gathers along every path of a kernel. The
 // state is the set of queues that some path may have led to; a statement that
 // no queue of the set allows can only fail. Queues differ by the types of their
-// entries, so there are at most 3^0 + .. + 3^4 of them and loops settle.
+// entries, so there are at most 3^0 + .. + 3^8 of them and loops settle.
+#include "lang/gathers.hpp"
+
 #include <set>
 #include <string>
 
 #include "error_facts.hpp"
-#include "lang/source.hpp"
 
 namespace qpu::detail {
 namespace {
-
-constexpr std::size_t kMaxOutstanding = 4;  // manual: measured limit of the TMU, see docs
 
 using Queue = std::string;
 using Queues = std::set<Queue>;
@@ -34,7 +33,7 @@ const char* word(char letter) {
 
 class Walk {
  public:
-  explicit Walk(const Source& source) : source_(source) {}
+  Walk(const Source& source, std::size_t most) : source_(source), most_(most) {}
 
   Queues block(const std::vector<Statement>& statements, Queues queues) const {
     for (const Statement& s : statements) queues = step(s, std::move(queues));
@@ -51,9 +50,10 @@ class Walk {
   Queues gather(const Statement& s, const Queues& queues) const {
     Queues next;
     for (const Queue& q : queues)
-      if (q.size() < kMaxOutstanding) next.insert(q + letter(s.element));
+      if (q.size() < most_) next.insert(q + letter(s.element));
     if (next.empty() && !queues.empty())
-      fail(s, "4 gathers are outstanding already; receive one before the next gather");
+      fail(s, std::to_string(most_) +
+                  " gathers are outstanding already; receive one before the next gather");
     return next;
   }
 
@@ -101,10 +101,157 @@ class Walk {
   }
 
   const Source& source_;
+  const std::size_t most_;
 };
+
+// Follows how many gathers are outstanding and where in the pattern the next one
+// is. With none outstanding the pattern starts anew.
+class Pattern {
+ public:
+  // Request k of the pattern goes to TMU k mod 2, k = 0 .. period - 1.
+  Pattern(const std::vector<bool>& loads, int period) : loads_(loads), period_(period) {
+    plan_.usesBothTmus = period > 1;
+    if (period == 2) plan_.most = 2 * kTmuDepth;
+  }
+
+  bool fits(const std::vector<Statement>& body) {
+    const State end = block(body, {0, 0});
+    plan_.endIsKnown = end.outstanding != kUnknown;
+    for (int i = 0; i < end.outstanding; ++i)
+      plan_.left.push_back(unit(end.next - end.outstanding + i));
+    return fits_;
+  }
+
+  GatherPlan take() { return std::move(plan_); }
+
+ private:
+  static constexpr int kUnknown = -1;
+
+  struct State {
+    int outstanding = 0;
+    int next = 0;
+    bool operator!=(const State& o) const {
+      return outstanding != o.outstanding || next != o.next;
+    }
+  };
+
+  static State join(const State& a, const State& b) {
+    State s = a;
+    if (a.outstanding != b.outstanding) s.outstanding = kUnknown;
+    if (a.next != b.next || s.outstanding == kUnknown) s.next = kUnknown;
+    return s;
+  }
+
+  std::uint8_t unit(int place) const {
+    return static_cast<std::uint8_t>((place % period_ + period_) % period_ % 2);
+  }
+
+  void record(const Statement& s, int place) {
+    if (plan_.units.size() <= s.site.number) plan_.units.resize(s.site.number + 1, 0);
+    plan_.units[s.site.number] = unit(place);
+  }
+
+  bool hasLoad(const Statement& s) const {
+    const auto in = [this](std::uint32_t e) { return e < loads_.size() && loads_[e]; };
+    switch (s.kind) {
+      case StatementKind::Store: return in(s.value) || in(s.address) || in(s.limit);
+      case StatementKind::Gather:
+      case StatementKind::DmaReadSetup:
+      case StatementKind::DmaReadStart:
+      case StatementKind::DmaWriteSetup:
+      case StatementKind::DmaWriteStart:
+      case StatementKind::VpmReadSetup:
+      case StatementKind::VpmWriteSetup: return in(s.address);
+      case StatementKind::Assign:
+      case StatementKind::If:
+      case StatementKind::While:
+      case StatementKind::For:
+      case StatementKind::Where:
+      case StatementKind::DmaReadPitch:
+      case StatementKind::DmaWriteStride:
+      case StatementKind::VpmWrite: return in(s.value);
+      default: return false;
+    }
+  }
+
+  // A load cannot share a TMU with gathers that are outstanding.
+  void load(const Statement& s, const State& state) {
+    if (state.outstanding != 0 && hasLoad(s)) fits_ = false;
+  }
+
+  State block(const std::vector<Statement>& statements, State state) {
+    for (const Statement& s : statements) state = step(s, state);
+    return state;
+  }
+
+  State step(const Statement& s, State state) {
+    load(s, state);
+    switch (s.kind) {
+      case StatementKind::Gather:
+        if (state.next == kUnknown) fits_ = false;
+        record(s, state.next);
+        if (state.outstanding != kUnknown) ++state.outstanding;
+        if (state.next != kUnknown) state.next = (state.next + 1) % period_;
+        return state;
+      case StatementKind::Receive:
+        if (state.next == kUnknown || state.outstanding == kUnknown) fits_ = false;
+        record(s, state.next - state.outstanding);
+        if (state.outstanding > 0) --state.outstanding;
+        if (state.outstanding == 0) state.next = 0;
+        return state;
+      case StatementKind::If: {
+        const State taken = block(s.body, state);
+        return join(taken, block(s.other, state));
+      }
+      case StatementKind::Where: return block(s.other, block(s.body, state));
+      case StatementKind::While:
+      case StatementKind::For:
+        for (;;) {
+          const State again = block(s.other, block(s.body, state));
+          load(s, again);
+          const State head = join(state, again);
+          if (!(head != state)) return state;
+          state = head;
+        }
+      default: return state;
+    }
+  }
+
+  const std::vector<bool>& loads_;
+  const int period_;
+  GatherPlan plan_;
+  bool fits_ = true;
+};
+
+// Which expressions read memory.
+std::vector<bool> findLoads(const Source& source) {
+  std::vector<bool> loads(source.expressions.size(), false);
+  for (std::size_t i = 0; i < loads.size(); ++i) {
+    const Expression& e = source.expressions[i];
+    // Leaves have operand 0, which is no load of theirs.
+    const bool leaf = e.op <= Op::VpmRead;
+    loads[i] = e.op == Op::Load || (!leaf && (loads[e.a] || loads[e.b]));
+  }
+  return loads;
+}
 
 }  // namespace
 
-void checkGathers(const Source& source) { (void)Walk(source).block(source.body, {Queue()}); }
+// A loop with an odd number of gathers would come to one of them by way of both
+// TMUs, so longer patterns are tried; they promise no more than one TMU does.
+GatherPlan planGathers(const Source& source) {
+  const std::vector<bool> loads = findLoads(source);
+  for (const int period : {2, 3, 5, 7}) {
+    Pattern pattern(loads, period);
+    if (pattern.fits(source.body)) return pattern.take();
+  }
+  Pattern one(loads, 1);
+  (void)one.fits(source.body);
+  return one.take();
+}
+
+void checkGathers(const Source& source) {
+  (void)Walk(source, planGathers(source).most).block(source.body, {Queue()});
+}
 
 }  // namespace qpu::detail

@@ -1,0 +1,164 @@
+#include "compiler/lower_vpm.hpp"
+
+#include <algorithm>
+
+namespace qpu::compiler {
+namespace {
+
+using detail::Expression;
+using detail::Op;
+using detail::Source;
+using detail::Statement;
+using detail::StatementKind;
+
+class Following {
+ public:
+  explicit Following(const Source& source) : source_(source) {
+    // Each evaluation of such an expression reads anew.
+    reads_.resize(source.expressions.size(), 0);
+    for (std::size_t i = 0; i < reads_.size(); ++i) {
+      const Expression& e = source.expressions[i];
+      if (e.op == Op::VpmRead) reads_[i] = 1;
+      if (e.op <= Op::VpmRead || !e.readsVpm) continue;
+      reads_[i] = reads_[e.a] + (isBinary(e.op) ? reads_[e.b] : 0);
+    }
+    std::uint32_t last = 0;
+    countSites(source.body, last);
+    result_.needs.resize(last + 1);
+    result_.unread.resize(last + 1, false);
+  }
+
+  VpmByHand run() {
+    (void)before(source_.body, {});
+    (void)after(source_.body, 0);
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr int kUnknown = -1;
+
+  static bool isBinary(Op op) {
+    switch (op) {
+      case Op::Not:
+      case Op::ItoF:
+      case Op::FtoI:
+      case Op::Recip:
+      case Op::RecipSqrt:
+      case Op::Exp2:
+      case Op::Log2:
+      case Op::Load:
+      case Op::MaskNot:
+      case Op::Any:
+      case Op::All: return false;
+      default: return true;
+    }
+  }
+
+  static void countSites(const std::vector<Statement>& statements, std::uint32_t& last) {
+    for (const Statement& s : statements) {
+      last = std::max(last, s.site.number);
+      countSites(s.body, last);
+      countSites(s.other, last);
+    }
+  }
+
+  // --- needs, backward ---
+
+  VpmNeeds before(const std::vector<Statement>& statements, VpmNeeds needs) {
+    for (auto s = statements.rbegin(); s != statements.rend(); ++s) needs = before(*s, needs);
+    return needs;
+  }
+
+  VpmNeeds before(const Statement& s, VpmNeeds needs) {
+    VpmNeeds& here = result_.needs[s.site.number];
+    here.add(needs);
+    switch (s.kind) {
+      case StatementKind::VpmWrite: needs.writeWindow = true; break;
+      case StatementKind::VpmWriteSetup: needs.writeWindow = false; break;
+      case StatementKind::DmaWriteStart: needs.storeSetup = true; break;
+      case StatementKind::DmaWriteSetup: needs.storeSetup = false; break;
+      case StatementKind::DmaReadStart: needs.loadSetup = true; break;
+      case StatementKind::DmaReadSetup: needs.loadSetup = false; break;
+      case StatementKind::If: {
+        VpmNeeds no = before(s.other, needs);
+        needs = before(s.body, needs);
+        needs.add(no);
+        break;
+      }
+      case StatementKind::Where: needs = before(s.body, before(s.other, needs)); break;
+      case StatementKind::While:
+      case StatementKind::For:
+        for (;;) {
+          VpmNeeds around = before(s.body, before(s.other, needs));
+          around.add(needs);
+          if (around == needs) break;
+          needs = around;
+        }
+        here.add(needs);  // its condition is evaluated after the body too
+        break;
+      default: break;
+    }
+    // A load within the statement comes before what the statement uses.
+    here.add(needs);
+    return needs;
+  }
+
+  // --- unread vectors, forward ---
+
+  int take(std::uint32_t expression, int unread) const {
+    if (expression == detail::kNoExpression || unread == kUnknown) return unread;
+    return std::max(0, unread - reads_[expression]);
+  }
+
+  int after(const std::vector<Statement>& statements, int unread) {
+    for (const Statement& s : statements) unread = after(s, unread);
+    return unread;
+  }
+
+  int after(const Statement& s, int unread) {
+    if (unread != 0) result_.unread[s.site.number] = true;
+    const auto join = [](int a, int b) { return a == b ? a : kUnknown; };
+    switch (s.kind) {
+      case StatementKind::Store:
+        return take(s.limit, take(s.address, take(s.value, unread)));
+      case StatementKind::Assign:
+      case StatementKind::PrintVector:
+      case StatementKind::DmaReadPitch:
+      case StatementKind::DmaWriteStride:
+      case StatementKind::VpmWrite: return take(s.value, unread);
+      case StatementKind::Gather:
+      case StatementKind::DmaReadSetup:
+      case StatementKind::DmaReadStart:
+      case StatementKind::DmaWriteSetup:
+      case StatementKind::DmaWriteStart:
+      case StatementKind::VpmWriteSetup: return take(s.address, unread);
+      case StatementKind::VpmReadSetup: return s.count;
+      case StatementKind::If: {
+        unread = take(s.value, unread);
+        return join(after(s.body, unread), after(s.other, unread));
+      }
+      case StatementKind::Where: return after(s.other, after(s.body, take(s.value, unread)));
+      case StatementKind::While:
+      case StatementKind::For:
+        unread = take(s.value, unread);
+        for (;;) {
+          const int around = take(s.value, after(s.other, after(s.body, unread)));
+          const int both = join(unread, around);
+          if (both == unread) return unread;
+          unread = both;
+          result_.unread[s.site.number] = true;
+        }
+      default: return unread;
+    }
+  }
+
+  const Source& source_;
+  std::vector<int> reads_;
+  VpmByHand result_;
+};
+
+}  // namespace
+
+VpmByHand followVpm(const Source& source) { return Following(source).run(); }
+
+}  // namespace qpu::compiler
