@@ -19,6 +19,7 @@ constexpr Value kNone = UINT32_MAX;
 
 enum class Kind : std::uint8_t {
   Constant,   // bits; in no block
+  Literal,    // bits, in a register from here on
   Uniform,    // bits: number of the uniform; in no block, there from the start
   Element,    // 0..15
   Alu,        // `add` of a, b

@@ -103,6 +103,7 @@ class StrideRules {
   Stride of(const Instruction& i) const {
     switch (i.kind) {
       case Kind::Constant:
+      case Kind::Literal:
       case Kind::Uniform:
       case Kind::Broadcast: return {true, 0};
       case Kind::Element: return {true, 1};

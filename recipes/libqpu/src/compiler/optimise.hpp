@@ -26,6 +26,21 @@ std::vector<Stride> strides(const ir::Graph& graph);
 // their addresses.
 void lowerLoads(ir::Graph& graph, const std::vector<Stride>& known);
 
+// Where more than `limit` values are alive at once, cheap ones are computed anew
+// for each use, as far as that helps.
+void relievePressure(ir::Graph& graph, std::uint32_t limit);
+
+// Values that are the same in every turn of a loop are computed before it, as
+// long as no more than `limit` are alive in it.
+void hoistInvariants(ir::Graph& graph, std::uint32_t limit);
+
+// Addresses and other sums of a loop's counter become counters of their own.
+void reduceStrength(ir::Graph& graph, std::uint32_t limit);
+
+// Constants that need a register get one before the loops that use them, as
+// long as no more than `limit` values are alive there.
+void placeConstants(ir::Graph& graph, std::uint32_t limit);
+
 }  // namespace qpu::compiler
 
 #endif

@@ -2,13 +2,16 @@
 // flags are set where a mask is needed, unless they show it already.
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <unordered_map>
 #include <utility>
 
 #include "compiler/compile.hpp"
 #include "compiler/flags.hpp"
+#include "compiler/immediates.hpp"
 #include "compiler/ir.hpp"
 #include "compiler/lower.hpp"
+#include "compiler/mir_text.hpp"
 #include "compiler/optimise.hpp"
 #include "compiler/optimise_copies.hpp"
 
@@ -22,8 +25,6 @@ using ir::kNone;
 using ir::Value;
 using isa::AddOp;
 using isa::Cond;
-
-bool isImmediate(std::uint32_t bits) { return isa::smallImmediateCode(bits).has_value(); }
 
 isa::BranchCond branchCondition(Cond c, bool all) {
   using isa::BranchCond;
@@ -177,30 +178,20 @@ class Selection {
   }
 
   void alu(const Instruction& i, Vreg target, Cond cond) {
-    AddOp op = i.add;
-    if (isOfOne(op)) {
+    if (isOfOne(i.add)) {
       const Operand a = operand(i.a);
-      emitAdd(op, target, a, a).cond = cond;
+      emitAdd(i.add, target, a, a).cond = cond;
       return;
     }
     if (graph_.isConstant(i.b) && !graph_.isConstant(i.a)) {
-      std::uint32_t bits = graph_.values[i.b].bits;
-      const bool isShift = op == AddOp::Shl || op == AddOp::Shr || op == AddOp::Asr ||
-                           op == AddOp::Ror;
-      if (isShift) {
-        bits &= 31U;
-        if (bits > 15) bits -= 32;  // the same in the five bits that count
-      } else if (op == AddOp::Add && !isImmediate(bits) && isImmediate(0U - bits)) {
-        op = AddOp::Sub;
-        bits = 0U - bits;
-      }
+      const auto [op, bits] = withConstant(i.add, graph_.values[i.b].bits);
       if (isImmediate(bits)) {
         emitAdd(op, target, operand(i.a), Operand::imm(bits)).cond = cond;
         return;
       }
     }
     const auto [a, b] = operands(i.a, i.b);
-    emitAdd(op, target, a, b).cond = cond;
+    emitAdd(i.add, target, a, b).cond = cond;
   }
 
   // The operation of v, into `target`.
@@ -357,6 +348,7 @@ class Selection {
     site_ = i.site;
     switch (i.kind) {
       case Kind::Element: emit(Op::ElementNumber, v); return;
+      case Kind::Literal: return load(v, i.bits);
       case Kind::Alu:
       case Kind::Mul:
         if (!fused_[v]) compute(v, v, Cond::Always);
@@ -486,14 +478,30 @@ class Selection {
 
 }  // namespace
 
+namespace {
+
+// Vectors that are kept alive at once; the rest is for what is short-lived.
+constexpr std::uint32_t kRoomForHoisting = 44;
+constexpr std::uint32_t kMostAlive = 58;
+
+}  // namespace
+
 Function select(const detail::Source& source, const Options& options) {
   Graph graph = lower(source, options);
   simplifyPhis(graph);
   removeDead(graph);
   lowerLoads(graph, options.level > 0 ? strides(graph) : std::vector<Stride>{});
+  if (options.level > 1) {
+    reduceStrength(graph, kRoomForHoisting);
+    removeDead(graph);
+    hoistInvariants(graph, kRoomForHoisting);
+    placeConstants(graph, kRoomForHoisting);
+    relievePressure(graph, kMostAlive);
+  }
   removeDead(graph);
   Function function = Selection(graph).run();
   joinCopies(function);
+  assert(check(function).empty());
   return function;
 }
 

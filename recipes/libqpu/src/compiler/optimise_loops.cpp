@@ -1,0 +1,453 @@
+// What loops need not do in every turn.
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "compiler/immediates.hpp"
+#include "compiler/maker.hpp"
+#include "compiler/optimise.hpp"
+#include "compiler/optimise_live.hpp"
+
+namespace qpu::compiler {
+
+using ir::Graph;
+using ir::Instruction;
+using ir::Kind;
+using ir::kNone;
+using ir::Loop;
+using ir::Value;
+using isa::AddOp;
+
+namespace {
+
+bool isInside(const Loop& l, std::uint32_t block) {
+  return block != kNone && block >= l.header && block <= l.last;
+}
+
+// The pressure of each loop, kept up to date by estimate.
+class Budget {
+ public:
+  Budget(const Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {
+    const Live live(graph);
+    for (const Loop& l : graph.loops) pressure_.push_back(live.pressure(l));
+  }
+  bool hasRoom(std::uint32_t loop) const { return pressure_[loop] < limit_; }
+  std::uint32_t room(std::uint32_t loop) const {
+    return hasRoom(loop) ? limit_ - pressure_[loop] : 0;
+  }
+  void take(std::uint32_t loop) {
+    const std::uint32_t now = ++pressure_[loop];
+    for (std::uint32_t l = graph_.loops[loop].parent; l != kNone; l = graph_.loops[l].parent)
+      pressure_[l] = std::max(pressure_[l], now);
+  }
+  void giveBack(std::uint32_t loop) { --pressure_[loop]; }
+
+ private:
+  const Graph& graph_;
+  const std::uint32_t limit_;
+  std::vector<std::uint32_t> pressure_;
+};
+
+std::vector<std::uint32_t> countUses(const Graph& graph) {
+  std::vector<std::uint32_t> uses(graph.values.size(), 0);
+  for (const ir::Block& b : graph.blocks) {
+    for (const Value v : b.body) forOperands(graph.values[v], [&](Value o) { ++uses[o]; });
+    for (const Value phi : b.phis)
+      for (const Value o : graph.arguments(phi)) ++uses[o];
+    if (b.condition != kNone) ++uses[b.condition];
+  }
+  return uses;
+}
+
+}  // namespace
+
+void hoistInvariants(Graph& graph, std::uint32_t limit) {
+  Budget budget(graph, limit);
+  const std::vector<std::uint32_t> uses = countUses(graph);
+  for (auto n = static_cast<std::uint32_t>(graph.loops.size()); n-- > 0;) {
+    const Loop loop = graph.loops[n];
+    std::vector<Value> hoisted;
+    const auto isInvariant = [&](const Instruction& i) {
+      bool all = ir::isPure(i) && !ir::isMask(i.kind) && i.kind != Kind::Select;
+      forOperands(i, [&](Value o) { all = all && !isInside(loop, graph.values[o].block); });
+      return all;
+    };
+    for (std::uint32_t b = loop.header; b <= loop.last; ++b) {
+      std::vector<Value>& body = graph.blocks[b].body;
+      auto kept = body.begin();
+      for (const Value v : body) {
+        Instruction& i = graph.values[v];
+        if (!isInvariant(i) || !budget.hasRoom(n)) {
+          *kept++ = v;
+          continue;
+        }
+        i.block = loop.preheader;
+        hoisted.push_back(v);
+        budget.take(n);
+        // An operand that was hoisted for this alone is not alive in the loop.
+        forOperands(i, [&](Value o) {
+          if (uses[o] == 1 && graph.values[o].block == loop.preheader &&
+              std::find(hoisted.begin(), hoisted.end(), o) != hoisted.end())
+            budget.giveBack(n);
+        });
+      }
+      body.erase(kept, body.end());
+    }
+    std::vector<Value>& before = graph.blocks[loop.preheader].body;
+    before.insert(before.end(), hoisted.begin(), hoisted.end());
+  }
+}
+
+namespace {
+
+// coefficient * counter + constant + the sum of multiple * value.
+struct Term {
+  Value value;
+  std::uint32_t multiple;
+  bool operator==(const Term& o) const { return value == o.value && multiple == o.multiple; }
+  bool operator<(const Term& o) const {
+    return value != o.value ? value < o.value : multiple < o.multiple;
+  }
+};
+struct Linear {
+  Value counter = kNone;  // a phi of the loop
+  std::uint32_t coefficient = 0;
+  std::uint32_t constant = 0;
+  std::vector<Term> terms;     // in order of values
+  std::uint32_t operations = 0;  // that compute it in the loop
+};
+
+constexpr std::size_t kMostTerms = 4;
+
+bool isPower(std::uint32_t x) { return x != 0 && (x & (x - 1)) == 0; }
+std::uint32_t logarithm(std::uint32_t x) {
+  return static_cast<std::uint32_t>(__builtin_ctz(x));
+}
+
+class Reduction {
+ public:
+  Reduction(Graph& graph, std::uint32_t limit) : graph_(graph), budget_(graph, limit) {}
+
+  void run() {
+    for (auto n = static_cast<std::uint32_t>(graph_.loops.size()); n-- > 0;) loop(n);
+  }
+
+ private:
+  struct Counter {
+    Value init;
+    Value next;
+    Value step;
+    bool down;
+  };
+
+  // x = x + factor * y; false when there are too many terms.
+  static bool add(Linear& x, const Linear& y, std::uint32_t factor) {
+    if (x.counter != kNone && y.counter != kNone && x.counter != y.counter) return false;
+    if (y.counter != kNone) x.counter = y.counter;
+    x.coefficient += factor * y.coefficient;
+    x.constant += factor * y.constant;
+    x.operations = std::max(x.operations, y.operations);
+    for (const Term& t : y.terms) {
+      const auto at = std::find_if(x.terms.begin(), x.terms.end(),
+                                   [&](const Term& u) { return u.value == t.value; });
+      if (at == x.terms.end())
+        x.terms.push_back({t.value, factor * t.multiple});
+      else
+        at->multiple += factor * t.multiple;
+    }
+    x.terms.erase(std::remove_if(x.terms.begin(), x.terms.end(),
+                                 [](const Term& t) { return t.multiple == 0; }),
+                  x.terms.end());
+    std::sort(x.terms.begin(), x.terms.end());
+    return x.terms.size() <= kMostTerms;
+  }
+
+  bool find(Value v, const Loop& l, Linear& out) const {
+    const auto known = linear_.find(v);
+    if (known != linear_.end()) {
+      out = known->second;
+      return true;
+    }
+    const Instruction& i = graph_.values[v];
+    if (i.kind == Kind::Constant) {
+      out.constant = i.bits;
+      return true;
+    }
+    if (isInside(l, i.block)) return false;
+    out.terms.push_back({v, 1});
+    return true;
+  }
+
+  bool analyse(const Instruction& i, const Loop& l, Linear& out) const {
+    if (i.kind != Kind::Alu) return false;
+    Linear b;
+    if (i.add == AddOp::Shl) {
+      if (!graph_.isConstant(i.b) || !find(i.a, l, b)) return false;
+      if (!add(out, b, 1U << (graph_.values[i.b].bits & 31U))) return false;
+    } else if (i.add == AddOp::Add || i.add == AddOp::Sub) {
+      if (!find(i.a, l, out) || !find(i.b, l, b)) return false;
+      if (!add(out, b, i.add == AddOp::Sub ? UINT32_MAX : 1)) return false;
+    } else {
+      return false;
+    }
+    ++out.operations;
+    return out.counter != kNone && out.coefficient != 0;
+  }
+
+  void findCounters(const Loop& l) {
+    counters_.clear();
+    for (const Value phi : graph_.blocks[l.header].phis) {
+      const std::vector<Value>& arguments = graph_.arguments(phi);
+      bool one = true;
+      for (std::size_t k = 2; k < arguments.size(); ++k) one = one && arguments[k] == arguments[1];
+      if (!one || graph_.isConstant(arguments[1])) continue;
+      const Instruction& next = graph_.values[arguments[1]];
+      if (next.kind != Kind::Alu || !isInside(l, next.block)) continue;
+      Value step = kNone;
+      if (next.add == AddOp::Add && next.a == phi) step = next.b;
+      if (next.add == AddOp::Add && next.b == phi) step = next.a;
+      if (next.add == AddOp::Sub && next.a == phi) step = next.b;
+      if (step == kNone || step == phi || isInside(l, graph_.values[step].block)) continue;
+      counters_[phi] = {arguments[0], arguments[1], step, next.add == AddOp::Sub};
+      Linear self;
+      self.counter = phi;
+      self.coefficient = 1;
+      linear_[phi] = self;
+    }
+  }
+
+  void loop(std::uint32_t number) {
+    const Loop l = graph_.loops[number];
+    linear_.clear();
+    findCounters(l);
+    if (counters_.empty()) return;
+    std::vector<Value> order;
+    for (std::uint32_t b = l.header; b <= l.last; ++b)
+      for (const Value v : graph_.blocks[b].body) {
+        Linear form;
+        if (!analyse(graph_.values[v], l, form)) continue;
+        const Counter& c = counters_.at(form.counter);
+        if (v == c.next) form.operations = 0;
+        linear_[v] = form;
+        order.push_back(v);
+      }
+    findRoots(l);
+    convert(l, number, order);
+  }
+
+  // Linear values that something else uses than linear values.
+  void findRoots(const Loop& l) {
+    roots_.clear();
+    const auto use = [&](Value o) { roots_[o] = true; };
+    for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
+      const ir::Block& block = graph_.blocks[b];
+      for (const Value v : block.body)
+        if (!isInside(l, b) || linear_.count(v) == 0) forOperands(graph_.values[v], use);
+      for (const Value phi : block.phis)
+        for (const Value o : graph_.arguments(phi)) use(o);
+    }
+  }
+
+  using Key = std::pair<std::pair<Value, std::uint32_t>, std::vector<Term>>;
+
+  struct Base {
+    Value phi;
+    std::uint32_t constant;
+    Value made;
+  };
+
+  bool isReducible(const Linear& f) const {
+    const Counter& c = counters_.at(f.counter);
+    bool simple = graph_.isConstant(c.step) || isPower(f.coefficient);
+    simple = simple && (isPower(f.coefficient) || graph_.isConstant(c.init));
+    for (const Term& t : f.terms)
+      simple = simple && (isPower(t.multiple) || isPower(0U - t.multiple));
+    return simple;
+  }
+
+  void convert(const Loop& l, std::uint32_t number, const std::vector<Value>& order) {
+    std::map<Key, std::vector<Value>> groups;
+    std::vector<const Key*> inOrder;
+    for (const Value v : order) {
+      const Linear& f = linear_[v];
+      if (roots_.count(v) == 0 || v == counters_.at(f.counter).next || !isReducible(f)) continue;
+      if (isStep(v)) continue;
+      const auto [entry, fresh] =
+          groups.try_emplace({{f.counter, f.coefficient}, f.terms}, std::vector<Value>{});
+      if (fresh) inOrder.push_back(&entry->first);
+      entry->second.push_back(v);
+    }
+    std::unordered_map<Value, Value> replaced;
+    for (const Key* key : inOrder) {
+      const std::vector<Value>& values = groups[*key];
+      bool worth = false;
+      for (const Value v : values) worth = worth || linear_[v].operations > 1;
+      if (!worth || !budget_.hasRoom(number)) continue;
+      budget_.take(number);
+      const Linear& first = linear_[values.front()];
+      const Value phi = counter(l, first);
+      for (const Value v : values) {
+        const std::uint32_t difference = linear_[v].constant - first.constant;
+        replaced[v] = difference == 0 ? phi : offset(v, phi, difference);
+      }
+    }
+    if (!replaced.empty()) replaceAll(replaced);
+  }
+
+  // The next value of a counter made before.
+  bool isStep(Value v) const { return steps_.count(v) != 0; }
+
+  Value append(std::uint32_t block, Instruction i) {
+    i.block = block;
+    graph_.values.push_back(i);
+    const auto v = static_cast<Value>(graph_.values.size() - 1);
+    if (i.kind != Kind::Constant) graph_.blocks[block].body.push_back(v);
+    return v;
+  }
+
+  // v becomes phi + difference where it is.
+  Value offset(Value v, Value phi, std::uint32_t difference) {
+    Instruction& i = graph_.values[v];
+    i.kind = Kind::Alu;
+    i.add = AddOp::Add;
+    i.a = phi;
+    Instruction constant;
+    constant.bits = difference;
+    const Value d = append(kNone, constant);
+    graph_.values[v].b = d;
+    return v;
+  }
+
+  Value counter(const Loop& l, const Linear& f) {
+    const Counter c = counters_.at(f.counter);
+    Maker before(graph_, true);
+    before.at(l.preheader);
+    const auto times = [&](Value v, std::uint32_t factor) {
+      if (graph_.isConstant(v)) return before.constant(graph_.values[v].bits * factor);
+      return before.alu(AddOp::Shl, v, before.constant(logarithm(factor)));
+    };
+    Value init = before.alu(AddOp::Add, times(c.init, f.coefficient), before.constant(f.constant));
+    for (const Term& t : f.terms) {
+      const bool negative = !isPower(t.multiple);
+      const Value term = times(t.value, negative ? 0U - t.multiple : t.multiple);
+      init = before.alu(negative ? AddOp::Sub : AddOp::Add, init, term);
+    }
+    const Value step = times(c.step, f.coefficient);
+    const Value phi = before.phi(l.header);
+    Instruction next;
+    next.kind = Kind::Alu;
+    next.add = c.down ? AddOp::Sub : AddOp::Add;
+    next.a = phi;
+    next.b = step;
+    // Where the old counter is stepped, at the end of that block.
+    const Value stepped = append(graph_.values[c.next].block, next);
+    steps_[stepped] = true;
+    std::vector<Value>& arguments = graph_.arguments(phi);
+    arguments.assign(graph_.blocks[l.header].preds.size(), stepped);
+    arguments[0] = init;
+    return phi;
+  }
+
+  void replaceAll(const std::unordered_map<Value, Value>& replaced) {
+    const auto change = [&](Value& o) {
+      const auto at = replaced.find(o);
+      if (at != replaced.end()) o = at->second;
+    };
+    for (ir::Block& b : graph_.blocks) {
+      for (const Value v : b.body) {
+        if (replaced.count(v) != 0 && replaced.at(v) == v) continue;
+        forOperands(graph_.values[v], change);
+      }
+      for (const Value phi : b.phis)
+        for (Value& o : graph_.arguments(phi)) change(o);
+    }
+  }
+
+  Graph& graph_;
+  Budget budget_;
+  std::unordered_map<Value, Counter> counters_;
+  std::unordered_map<Value, Linear> linear_;
+  std::unordered_map<Value, bool> roots_;
+  std::unordered_map<Value, bool> steps_;
+};
+
+}  // namespace
+
+void reduceStrength(Graph& graph, std::uint32_t limit) { Reduction(graph, limit).run(); }
+
+namespace {
+
+class Constants {
+ public:
+  Constants(Graph& graph, std::uint32_t limit) : graph_(graph), budget_(graph, limit) {}
+
+  void run() {
+    for (std::uint32_t n = 0; n < graph_.loops.size(); ++n) {
+      for (std::uint32_t l = graph_.loops[n].parent; l != kNone; l = graph_.loops[l].parent)
+        for (std::uint32_t k = 0; k < taken_[l]; ++k) budget_.take(n);
+      taken_.push_back(0);
+      loop(n);
+    }
+  }
+
+ private:
+  struct Demand {
+    std::uint32_t bits;
+    double weight;
+  };
+
+  void loop(std::uint32_t n) {
+    const Loop l = graph_.loops[n];
+    std::unordered_map<std::uint32_t, double> weights;
+    std::unordered_map<std::uint32_t, std::uint32_t> last;  // block that counted it
+    double frequency = 1;
+    for (std::uint32_t b = l.header; b <= l.last; ++b) {
+      frequency = 1;
+      for (std::uint32_t d = graph_.depth(b); d > l.depth; --d) frequency *= 8;
+      for (const Value v : graph_.blocks[b].body)
+        forConstantsInRegisters(graph_, graph_.values[v], [&](Value& o) {
+          const std::uint32_t bits = graph_.values[o].bits;
+          const auto [entry, fresh] = last.try_emplace(bits, b);
+          if (!fresh && entry->second == b) return;
+          entry->second = b;
+          weights[bits] += frequency;
+        });
+    }
+    std::vector<Demand> demands;
+    for (const auto& [bits, weight] : weights) demands.push_back({bits, weight});
+    std::sort(demands.begin(), demands.end(), [](const Demand& a, const Demand& b) {
+      return a.weight != b.weight ? a.weight > b.weight : a.bits < b.bits;
+    });
+    if (demands.size() > budget_.room(n)) demands.resize(budget_.room(n));
+    if (demands.empty()) return;
+    std::unordered_map<std::uint32_t, Value> literals;
+    for (const Demand& d : demands) {
+      Instruction i;
+      i.kind = Kind::Literal;
+      i.bits = d.bits;
+      i.block = l.preheader;
+      graph_.values.push_back(i);
+      literals[d.bits] = static_cast<Value>(graph_.values.size() - 1);
+      graph_.blocks[l.preheader].body.push_back(literals[d.bits]);
+      budget_.take(n);
+      ++taken_[n];
+    }
+    for (std::uint32_t b = l.header; b <= l.last; ++b)
+      for (const Value v : graph_.blocks[b].body)
+        forConstantsInRegisters(graph_, graph_.values[v], [&](Value& o) {
+          const auto at = literals.find(graph_.values[o].bits);
+          if (at != literals.end()) o = at->second;
+        });
+  }
+
+  Graph& graph_;
+  Budget budget_;
+  std::vector<std::uint32_t> taken_;
+};
+
+}  // namespace
+
+void placeConstants(Graph& graph, std::uint32_t limit) { Constants(graph, limit).run(); }
+
+}  // namespace qpu::compiler
