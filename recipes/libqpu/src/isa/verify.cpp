@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <tuple>
+#include <unordered_map>
 
 #include "isa/access.hpp"
 #include "isa/flow.hpp"
@@ -271,43 +272,62 @@ class Verifier {
 
   // Rules of what was before, however long.
 
+  // States are kept where paths part or meet; between, they are made anew.
+  static bool keepsState(const Graph& graph, Graph::Node node) {
+    if (node == graph.reachable().front()) return true;
+    const auto& before = graph.predecessors(node);
+    return before.size() != 1 || graph.successors(before.front()).size() != 1;
+  }
+
+  // Runs from a kept state to the next ones, which `arrive` gets.
+  template <class Arrive>
+  void walk(const Graph& graph, Graph::Node node, State state, bool reports, Arrive arrive) {
+    for (;;) {
+      const std::size_t n = Graph::instruction(node);
+      std::size_t at = n;
+      const auto say = [&](RuleId rule, const std::string& detail) {
+        fault(at, at, rule, detail);
+      };
+      const Report report = reports ? Report(say) : Report();
+      step(state, instructions_[n], accesses_[n], twoTmus_, report);
+      if (state.wroteReadSetup) mayBeReadSetup_[n] = true;
+      if (reports && Graph::place(node) == Place::EndSlot2) {
+        at = n - 2;  // the program end
+        finish(state, report);
+      }
+      const auto& next = graph.successors(node);
+      if (next.size() != 1 || keepsState(graph, next.front())) {
+        for (const Graph::Node to : next) arrive(to, state);
+        return;
+      }
+      node = next.front();
+    }
+  }
+
   void flow(const Graph& graph) {
     if (graph.reachable().empty()) return;
     mayBeReadSetup_.resize(program_.size());
-    const bool twoTmus = usesTmu(address::kTmu0S) && usesTmu(address::kTmu1S);
-    std::vector<State> states(graph.nodes());
-    std::vector<bool> reached(graph.nodes()), queued(graph.nodes());
-    std::deque<Graph::Node> queue{graph.reachable().front()};
-    reached[queue.front()] = true;
+    twoTmus_ = usesTmu(address::kTmu0S) && usesTmu(address::kTmu1S);
+    const Graph::Node start = graph.reachable().front();
+    std::unordered_map<Graph::Node, State> states{{start, State()}};
+    std::vector<bool> queued(graph.nodes());
+    std::deque<Graph::Node> queue{start};
     while (!queue.empty()) {
       const Graph::Node node = queue.front();
       queue.pop_front();
       queued[node] = false;
-      State after = states[node];
-      const std::size_t n = Graph::instruction(node);
-      step(after, instructions_[n], accesses_[n], twoTmus, {});
-      for (const Graph::Node next : graph.successors(node)) {
-        const bool first = !reached[next];
-        if (first) states[next] = after;
-        const bool changed = first || states[next].join(after);
-        reached[next] = true;
-        if (!changed || queued[next]) continue;
-        queued[next] = true;
-        queue.push_back(next);
-      }
+      walk(graph, node, states[node], false, [&](Graph::Node to, const State& state) {
+        const auto [entry, first] = states.try_emplace(to, state);
+        const bool changed = first || entry->second.join(state);
+        if (!changed || queued[to]) return;
+        queued[to] = true;
+        queue.push_back(to);
+      });
     }
     for (const Graph::Node node : graph.reachable()) {
-      const std::size_t n = Graph::instruction(node);
-      std::size_t at = n;
-      const Report say = [&](RuleId rule, const std::string& detail) {
-        fault(at, at, rule, detail);
-      };
-      State after = states[node];
-      step(after, instructions_[n], accesses_[n], twoTmus, say);
-      if (after.wroteReadSetup) mayBeReadSetup_[n] = true;
-      if (Graph::place(node) != Place::EndSlot2) continue;
-      at = n - 2;  // the program end
-      finish(after, say);
+      const auto state = states.find(node);
+      if (state != states.end())
+        walk(graph, node, state->second, true, [](Graph::Node, const State&) {});
     }
   }
 
@@ -321,6 +341,7 @@ class Verifier {
   const std::vector<Word>& program_;
   std::vector<Instruction> instructions_;
   std::vector<Access> accesses_;
+  bool twoTmus_ = false;
   std::vector<bool> mayBeReadSetup_;  // and not for the DMA, at the same address
   std::vector<Found> found_;
 };

@@ -1,0 +1,230 @@
+#include "tools/objdump/objdump.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+
+#include "code/listing.hpp"
+#include "code/serialise.hpp"
+#include "isa/text.hpp"
+#include "isa/verify.hpp"
+#include "version.hpp"
+
+namespace qpu::objdump {
+namespace {
+
+constexpr const char* kHelp =
+    "usage: qpu-objdump [--raw] [--verify] FILE\n"
+    "       qpu-objdump --assemble [--output FILE] FILE\n"
+    "\n"
+    "List the instructions of a compiled QPU program: a kernel as libqpu keeps it\n"
+    "on disk, or bare 64-bit little-endian words. FILE - is standard input.\n"
+    "\n"
+    "  --raw          bare words, whatever FILE starts with\n"
+    "  --verify       no listing: the rules of the hardware that the program breaks;\n"
+    "                 exit code 1 if there are any\n"
+    "  --assemble     FILE is text, one instruction per line as listed, # starts a\n"
+    "                 comment; write its words\n"
+    "  --output FILE  write them there, not to standard output\n"
+    "  --version      version of libqpu\n"
+    "  --help         this text\n";
+
+constexpr std::size_t kMostBytes = std::size_t{4} << 20U;
+constexpr std::size_t kWordBytes = sizeof(isa::Word);
+
+// What ends the program with exit code 2, and with 1.
+struct WrongUse : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Options {
+  bool help = false;
+  bool version = false;
+  bool raw = false;
+  bool verify = false;
+  bool assemble = false;
+  std::optional<std::string> output;
+  std::optional<std::string> file;
+};
+
+Options parse(const std::vector<std::string>& arguments) {
+  constexpr std::string_view kOutput = "--output=";
+  Options o;
+  bool onlyFiles = false;
+  for (std::size_t n = 0; n < arguments.size(); ++n) {
+    const std::string& a = arguments[n];
+    if (onlyFiles || a == "-" || a.empty() || a[0] != '-') {
+      if (o.file) throw WrongUse("one file at a time, not also '" + a + "'");
+      o.file = a;
+    } else if (a == "--") {
+      onlyFiles = true;
+    } else if (a == "--help") {
+      o.help = true;
+    } else if (a == "--version") {
+      o.version = true;
+    } else if (a == "--raw") {
+      o.raw = true;
+    } else if (a == "--verify") {
+      o.verify = true;
+    } else if (a == "--assemble") {
+      o.assemble = true;
+    } else if (a == "--output") {
+      if (++n == arguments.size()) throw WrongUse("--output needs a file");
+      o.output = arguments[n];
+    } else if (a.rfind(kOutput, 0) == 0) {
+      o.output = a.substr(kOutput.size());
+    } else {
+      throw WrongUse("unknown argument '" + a + "'");
+    }
+  }
+  if (o.help || o.version) return o;
+  if (!o.file) throw WrongUse("no file given");
+  if (o.assemble && (o.raw || o.verify))
+    throw WrongUse("--assemble goes with neither --raw nor --verify");
+  if (o.output && !o.assemble) throw WrongUse("--output goes with --assemble");
+  return o;
+}
+
+std::string nameOf(const std::string& file) { return file == "-" ? "standard input" : file; }
+
+std::string readAll(std::istream& in, const std::string& name) {
+  std::string data(kMostBytes + 1, '\0');
+  in.read(data.data(), static_cast<std::streamsize>(data.size()));
+  if (in.bad()) throw Failure("cannot read " + name);
+  data.resize(static_cast<std::size_t>(in.gcount()));
+  if (data.size() > kMostBytes)
+    throw Failure(name + " is larger than any program: more than 4 MiB");
+  return data;
+}
+
+std::string readFile(const std::string& file, std::istream& standardInput) {
+  if (file == "-") return readAll(standardInput, nameOf(file));
+  std::error_code none;
+  if (std::filesystem::is_directory(file, none)) throw Failure(file + " is a directory");
+  std::ifstream in(file, std::ios::binary);
+  if (!in) throw Failure("cannot open " + file);
+  return readAll(in, file);
+}
+
+code::Object readProgram(const Options& options, std::istream& in) {
+  const std::string data = readFile(*options.file, in);
+  const std::string name = nameOf(*options.file);
+  if (!options.raw && code::looksSaved(data)) {
+    if (auto object = code::load(data)) return *object;
+    throw Failure(name + " is a damaged kernel, or one of another version of libqpu");
+  }
+  if (data.empty()) throw Failure(name + " is empty");
+  if (data.size() % kWordBytes != 0)
+    throw Failure(name + " is no kernel of libqpu, and its " + std::to_string(data.size()) +
+                  " bytes are no whole 64-bit words");
+  code::Object object;
+  object.name = name;
+  object.words.resize(data.size() / kWordBytes);
+  for (std::size_t n = 0; n < data.size(); ++n)
+    object.words[n / kWordBytes] |= isa::Word{static_cast<unsigned char>(data[n])}
+                                    << n % kWordBytes * 8;
+  return object;
+}
+
+int verify(const code::Object& object, const std::string& name, std::ostream& out) {
+  const std::vector<isa::Fault> faults = isa::verify(object.words);
+  for (const isa::Fault& f : faults) {
+    out << name << ": " << f.rule << ": " << f.text;
+    const bool known = f.instruction < object.siteOf.size() &&
+                       object.siteOf[f.instruction] < object.sites.size();
+    if (known) out << " [" << object.sites[object.siteOf[f.instruction]].description << "]";
+    out << "\n";
+  }
+  out << name << ": " << object.words.size()
+      << (object.words.size() == 1 ? " instruction, " : " instructions, ");
+  if (faults.empty())
+    out << "no faults\n";
+  else
+    out << faults.size() << (faults.size() == 1 ? " fault\n" : " faults\n");
+  return faults.empty() ? 0 : 1;
+}
+
+// All complaints at once, one per line.
+std::string assemble(const std::string& text, const std::string& name) {
+  std::string words;
+  std::string complaints;
+  std::size_t number = 0;
+  for (std::size_t from = 0; from < text.size();) {
+    const std::size_t end = std::min(text.find('\n', from), text.size());
+    std::string line = text.substr(from, end - from);
+    from = end + 1;
+    ++number;
+    line.resize(std::min(line.find('#'), line.size()));
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    try {
+      const isa::Word word = isa::assemble(line);
+      for (std::size_t n = 0; n < kWordBytes; ++n)
+        words += static_cast<char>(word >> (8 * n) & 0xffU);
+    } catch (const std::invalid_argument& e) {
+      if (!complaints.empty()) complaints += "\n";
+      complaints += name + ":" + std::to_string(number) + ": " + e.what();
+    }
+  }
+  if (!complaints.empty()) throw Failure(complaints);
+  return words;
+}
+
+int assembleFile(const Options& options, const Streams& streams) {
+  if (!options.output && streams.outIsTerminal)
+    throw WrongUse("words are no text for a terminal: give --output FILE");
+  const std::string words =
+      assemble(readFile(*options.file, streams.in), nameOf(*options.file));
+  if (!options.output) {
+    streams.out << words;
+    return 0;
+  }
+  std::ofstream file(*options.output, std::ios::binary | std::ios::trunc);
+  file << words;
+  file.close();
+  if (!file) throw Failure("cannot write " + *options.output);
+  return 0;
+}
+
+int dispatch(const Options& options, const Streams& streams) {
+  if (options.help) {
+    streams.out << kHelp;
+    return 0;
+  }
+  if (options.version) {
+    streams.out << QPU_VERSION << "\n";
+    return 0;
+  }
+  if (options.assemble) return assembleFile(options, streams);
+  const code::Object object = readProgram(options, streams.in);
+  if (options.verify) return verify(object, nameOf(*options.file), streams.out);
+  streams.out << code::listing(object);
+  return 0;
+}
+
+}  // namespace
+
+int run(const std::vector<std::string>& arguments, const Streams& streams) {
+  int code = 0;
+  try {
+    code = dispatch(parse(arguments), streams);
+  } catch (const WrongUse& e) {
+    streams.errors << "qpu-objdump: " << e.what() << "; see qpu-objdump --help\n";
+    return 2;
+  } catch (const std::exception& e) {
+    streams.errors << "qpu-objdump: " << e.what() << "\n";
+    return 1;
+  }
+  if (streams.out.flush()) return code;
+  streams.errors << "qpu-objdump: cannot write to standard output\n";
+  return 1;
+}
+
+}  // namespace qpu::objdump
