@@ -1,0 +1,19 @@
+// Any text: it is assembled, and listed and assembled again to the same word, or
+// complained of.
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "fuzz/check.hpp"
+#include "isa/text.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string line(data, data + size);
+  try {
+    const qpu::isa::Word word = qpu::isa::assemble(line);
+    check(qpu::isa::assemble(qpu::isa::disassemble(word)) == word);
+  } catch (const std::invalid_argument& e) {
+    check(std::string(e.what()).rfind("column ", 0) == 0);
+  }
+  return 0;
+}

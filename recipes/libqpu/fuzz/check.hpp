@@ -1,0 +1,11 @@
+#ifndef QPU_FUZZ_CHECK_HPP
+#define QPU_FUZZ_CHECK_HPP
+
+#include <cstdlib>
+
+// What libFuzzer reports as a crash.
+inline void check(bool condition) {
+  if (!condition) std::abort();
+}
+
+#endif
