@@ -22,7 +22,36 @@ std::uint32_t lines(std::size_t bytes) {
   return static_cast<std::uint32_t>((bytes + kLine - 1) / kLine * kLine);
 }
 
+struct Total {
+  std::mutex mutex;
+  EmulatedWork work;
+};
+Total& total() {
+  static Total t;
+  return t;
+}
+
+void addToTotal(const emu::Report& r, std::size_t qpus) {
+  Total& t = total();
+  const std::lock_guard<std::mutex> lock(t.mutex);
+  ++t.work.runs;
+  t.work.clocks += r.clocks;
+  t.work.qpuClocks += r.clocks * qpus;
+  t.work.instructions += r.instructions;
+  t.work.stalledOnTmu += r.stalledOnTmu;
+  t.work.stalledOnVpm += r.stalledOnVpm;
+  t.work.stalledOnOther += r.stalledOnOther;
+  t.work.memoryReadBytes += r.memoryReadBytes;
+  t.work.memoryWriteBytes += r.memoryWriteBytes;
+}
+
 }  // namespace
+
+EmulatedWork emulatedWork() {
+  Total& t = total();
+  const std::lock_guard<std::mutex> lock(t.mutex);
+  return t.work;
+}
 
 const emu::Board& emulatedBoard() {
   const char* const set = std::getenv("QPU_BOARD");  // NOLINT(concurrency-mt-unsafe): only read
@@ -95,6 +124,7 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.board = &emulatedBoard();
   launch.profile = profile;
   auto report = std::make_shared<const emu::Report>(emu::run(launch));
+  addToTotal(*report, launch.uniforms.size());
   const std::lock_guard<std::mutex> lock(reportMutex_);
   report_ = std::move(report);
 }

@@ -21,6 +21,17 @@ constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 // The emulated board: QPU_BOARD, else a Pi 3. Throws BackendError.
 const emu::Board& emulatedBoard();
 
+// What all runs on the emulator in this process came to.
+struct EmulatedWork {
+  std::uint64_t runs = 0;
+  std::uint64_t clocks = 0;     // model
+  std::uint64_t qpuClocks = 0;  // of each QPU in use
+  std::uint64_t instructions = 0;
+  std::uint64_t stalledOnTmu = 0, stalledOnVpm = 0, stalledOnOther = 0;
+  std::uint64_t memoryReadBytes = 0, memoryWriteBytes = 0;
+};
+EmulatedWork emulatedWork();
+
 class Executable {
  public:
   explicit Executable(std::shared_ptr<const code::Object> object) : object_(std::move(object)) {}

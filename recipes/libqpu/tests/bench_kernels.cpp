@@ -1,0 +1,304 @@
+// What the kernel library takes on the emulator: clocks of the model, not of
+// hardware, and their share of what the board allows: the bytes that must cross
+// its bus, or the operations of its pipes. Beside them kernels as a course project
+// wrote them, compiled without optimisation and run on 4 QPUs as there.
+//
+//   bench-kernels [--quick] [--json]
+//
+// QPU_BOARD chooses the board. Exits with 1 when a result is wrong.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "qpu/kernels.h"
+#include "runtime/cache.hpp"
+#include "runtime/executable.hpp"
+#include "tests/naive.hpp"
+
+namespace {
+
+namespace k = qpu::kernels;
+using qpu::emu::Board;
+using qpu::runtime::EmulatedWork;
+using Array = SharedArray<float>;
+
+bool quick = false;
+bool json = false;
+bool wrong = false;
+bool first = true;
+
+const Board& board() { return qpu::runtime::emulatedBoard(); }
+
+std::mt19937 generator(1);
+
+Array filled(std::size_t n) {
+  Array a(n);
+  std::uniform_real_distribution<float> d(-1, 1);
+  for (float& x : a) x = d(generator);
+  return a;
+}
+
+void require(bool right, const char* what) {
+  if (right) return;
+  (void)std::fprintf(stderr, "%s: a wrong result\n", what);
+  wrong = true;
+}
+bool near(float a, double b, double bound) { return std::fabs(static_cast<double>(a) - b) <= bound; }
+
+EmulatedWork measured(const std::function<void()>& f) {
+  const EmulatedWork before = qpu::runtime::emulatedWork();
+  f();
+  EmulatedWork w = qpu::runtime::emulatedWork();
+  w.runs -= before.runs;
+  w.clocks -= before.clocks;
+  w.qpuClocks -= before.qpuClocks;
+  w.instructions -= before.instructions;
+  w.stalledOnTmu -= before.stalledOnTmu;
+  w.stalledOnVpm -= before.stalledOnVpm;
+  w.stalledOnOther -= before.stalledOnOther;
+  w.memoryReadBytes -= before.memoryReadBytes;
+  w.memoryWriteBytes -= before.memoryWriteBytes;
+  return w;
+}
+
+double busClocks(double bytes) { return bytes / board().memoryBytesPerClock; }
+double pipeClocks(double flops) { return flops / 96; }
+
+void header() {
+  if (json) {
+    (void)std::printf("{\"board\": \"%s\", \"figures\": [", board().name);
+    return;
+  }
+  (void)std::printf(
+      "model of a %s: %.0f MHz, %.2f bytes a clock on the bus, %.1f GFLOPS; not measured on "
+      "hardware\n%-28s %10s %9s %7s %7s %6s %6s %6s %6s  %s\n",
+      board().name, board().clockHz / 1e6, board().memoryBytesPerClock, board().peakFlops() / 1e9,
+      "kernel", "clocks", "ms", "share", "of", "issue", "TMU", "VPM", "other", "times naive");
+}
+
+// Prints a line and returns the clocks. `limit` is the least number of clocks, by
+// the bus or by the pipes; `naive` what the naive kernel took, 0 for none.
+double line(const std::string& name, const EmulatedWork& w, double limit, const char* by,
+            double naive = 0) {
+  const auto clocks = static_cast<double>(w.clocks);
+  const auto of = [&w](std::uint64_t part) {
+    return 100 * static_cast<double>(part) / static_cast<double>(w.qpuClocks);
+  };
+  if (json) {
+    (void)std::printf("%s\n  {\"kernel\": \"%s\", \"clocks\": %.0f, \"seconds\": %.6g, \"share\": %.4f, "
+                      "\"limit\": \"%s\"",
+                      first ? "" : ",", name.c_str(), clocks, clocks / board().clockHz,
+                      limit / clocks, by);
+    if (naive != 0) (void)std::printf(", \"timesNaive\": %.3f", naive / clocks);
+    (void)std::printf("}");
+    first = false;
+    return clocks;
+  }
+  (void)std::printf("%-28s %10.0f %9.3f %6.1f%% %7s %5.0f%% %5.0f%% %5.0f%% %5.0f%%", name.c_str(),
+                    clocks, 1e3 * clocks / board().clockHz, 100 * limit / clocks, by,
+                    4 * of(w.instructions), of(w.stalledOnTmu), of(w.stalledOnVpm),
+                    of(w.stalledOnOther));
+  if (naive != 0) (void)std::printf("  %10.2f", naive / clocks);
+  (void)std::printf("\n");
+  (void)std::fflush(stdout);
+  return clocks;
+}
+
+void elementwise() {
+  const int n = quick ? 96000 : 960000;
+  const auto words = static_cast<std::size_t>(n);
+  // The naive ones read a block per QPU too many.
+  Array a = filled(words + 192), b = filled(words + 192), c = filled(words), out(words);
+  const double stream = 4.0 * n;
+  auto naiveAdd = compile(naive::add, "naive-add");
+  for (const int qpus : {4, 12}) {
+    naiveAdd.setNumQPUs(qpus);
+    const EmulatedWork w = measured([&] { naiveAdd(n, &out, &a, &b); });
+    require(near(out[n - 1], static_cast<double>(a[n - 1] + b[n - 1]), 1e-6), "naive add");
+    line("naive add, " + std::to_string(qpus) + " QPUs", w, busClocks(3 * stream), "bus");
+  }
+  naiveAdd.setNumQPUs(4);
+  const auto naive = static_cast<double>(measured([&] { naiveAdd(n, &out, &a, &b); }).clocks);
+  (void)unsetenv("QPU_OPTIMISE");
+  for (const int qpus : {1, 4, 12}) {
+    const EmulatedWork w = measured([&] { k::add(out, a, b, n, qpus); });
+    require(near(out[n - 1], static_cast<double>(a[n - 1] + b[n - 1]), 1e-6), "add");
+    line("add, " + std::to_string(qpus) + " QPUs", w, busClocks(3 * stream), "bus", naive);
+  }
+  const auto one = [&](const char* name, double streams, const std::function<void()>& f) {
+    line(name, measured(f), busClocks(streams * stream), "bus");
+  };
+  one("mul", 3, [&] { k::mul(out, a, b, n); });
+  one("fma", 4, [&] { k::fma(out, a, b, c, n); });
+  one("axpy", 3, [&] { k::axpy(out, 2, a, b, n); });
+  one("scale", 2, [&] { k::scale(out, 2, a, n); });
+  one("relu", 2, [&] { k::relu(out, a, n); });
+  one("exp", 2, [&] { k::exp(out, a, n); });
+  one("sigmoid", 2, [&] { k::sigmoid(out, a, n); });
+  one("tanh", 2, [&] { k::tanh(out, a, n); });
+  one("sqrt", 2, [&] { k::sqrt(out, a, n); });
+  one("sum", 1, [&] { (void)k::sum(a, n); });
+  one("dot", 2, [&] { (void)k::dot(a, b, n); });
+  one("argmax", 1, [&] { (void)k::argmax(a, n); });
+  one("softmax, 960 rows", 2, [&] { k::softmax(out, a, 960, n / 960, n / 960); });
+  one("batchNorm, 64 channels", 2, [&] {
+    k::batchNorm(out, a, b, c.pointer(0), b, b, 2, 1, 64, n / 64);
+  });
+}
+
+void matrixVector() {
+  const int m = 100;
+  const int columns = quick ? 10000 : 100000;
+  const auto words = static_cast<std::size_t>(m) * static_cast<std::size_t>(columns);
+  Array a = filled(words + 16), x = filled(static_cast<std::size_t>(columns) + 16);
+  Array y(m), sums(16 * static_cast<std::size_t>(m));
+  const double bytes = 4.0 * (static_cast<double>(words) + columns + m);
+  double expected = 0;
+  for (int j = 0; j < columns; ++j)
+    expected += static_cast<double>(a[(m - 1) * columns + j]) * static_cast<double>(x[j]);
+  (void)setenv("QPU_OPTIMISE", "0", 1);
+  auto naive = compile(naive::matrixVector, "naive-matvec");
+  (void)unsetenv("QPU_OPTIMISE");
+  naive.setNumQPUs(4);
+  const EmulatedWork slow = measured([&] { naive(m, columns, &a, &x, &sums); });
+  const std::string shape = "matvec 100 x " + std::to_string(columns);
+  const double clocks = line("naive " + shape, slow, busClocks(bytes), "bus");
+  for (const int qpus : {1, 4, 12}) {
+    const EmulatedWork w =
+        measured([&] { k::matvec(y, k::Matrix(a, columns), x, m, columns, qpus); });
+    require(near(y[m - 1], expected, 0.05), "matvec");
+    line(shape + ", " + std::to_string(qpus) + " QPUs", w, busClocks(bytes), "bus", clocks);
+  }
+}
+
+void matrixMatrix() {
+  const int n = quick ? 192 : 512;
+  const auto words = static_cast<std::size_t>(n) * static_cast<std::size_t>(n);
+  Array a = filled(words), b = filled(words), c(words);
+  const double flops = 2.0 * n * n * n;
+  double expected = 0;
+  for (int l = 0; l < n; ++l)
+    expected += static_cast<double>(a[(n - 1) * n + l]) * static_cast<double>(b[l * n + n - 1]);
+  const std::string shape = std::to_string(n) + "^3";
+  double clocks = 0;
+  {
+    // A part of the rows, for it is slow.
+    const int rows = 48;
+    (void)setenv("QPU_OPTIMISE", "0", 1);
+    auto naive = compile(naive::matrixMatrix, "naive-matmul");
+    (void)unsetenv("QPU_OPTIMISE");
+    naive.setNumQPUs(4);
+    EmulatedWork w = measured([&] { naive(rows, n, n, &c, &a, &b); });
+    clocks = line("naive matmul, 48 rows", w, pipeClocks(flops * rows / n), "pipes") * n / rows;
+  }
+  for (const int qpus : {1, 12}) {
+    const EmulatedWork w = measured([&] {
+      k::matmul(k::Matrix(c, n), k::Matrix(a, n), k::Matrix(b, n), n, n, n, 1, 0, qpus);
+    });
+    require(near(c[n * n - 1], expected, 0.01), "matmul");
+    line("matmul " + shape + ", " + std::to_string(qpus) + " QPUs", w,
+         pipeClocks(flops) * 12 / qpus, "pipes", clocks);
+  }
+  k::Window w;
+  w.channels = 64;
+  w.height = w.width = quick ? 16 : 32;
+  w.kernelHeight = w.kernelWidth = 3;
+  w.paddingY = w.paddingX = 1;
+  Array image = filled(static_cast<std::size_t>(w.channels * w.height * w.width));
+  Array weights = filled(static_cast<std::size_t>(64 * w.channels * 9));
+  Array out(static_cast<std::size_t>(64 * w.height * w.width));
+  line("conv2d 64 to 64, 3 x 3",
+       measured([&] { k::conv2d(out, image, weights, nullptr, w, 64); }),
+       pipeClocks(2.0 * 64 * 64 * 9 * w.height * w.width), "pipes");
+  w.kernelHeight = w.kernelWidth = w.strideY = w.strideX = 2;
+  w.paddingY = w.paddingX = 0;
+  line("maxPool2d 2 x 2", measured([&] { k::maxPool2d(out, image, w); }),
+       busClocks(5.0 * w.channels * w.height * w.width), "bus");
+}
+
+// Milliseconds of f in a fresh process, where no kernel is compiled yet; the least
+// of several.
+double fresh(const std::function<void()>& f) {
+  double best = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    int ends[2];
+    if (pipe(ends) != 0) return best;
+    (void)std::fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      f();
+      const std::chrono::duration<double, std::milli> cold =
+          std::chrono::steady_clock::now() - start;
+      const auto again = std::chrono::steady_clock::now();
+      f();
+      const std::chrono::duration<double, std::milli> warm =
+          std::chrono::steady_clock::now() - again;
+      const double ms = cold.count() - warm.count();
+      _exit(write(ends[1], &ms, sizeof ms) == static_cast<ssize_t>(sizeof ms) ? 0 : 1);
+    }
+    double ms = 1e9;
+    (void)close(ends[1]);
+    if (read(ends[0], &ms, sizeof ms) == static_cast<ssize_t>(sizeof ms) && ms < best) best = ms;
+    (void)close(ends[0]);
+    int status = 0;
+    (void)waitpid(child, &status, 0);
+  }
+  return best;
+}
+
+void host() {
+  Array a = filled(64), b = filled(64), c(64);
+  const k::Matrix one(a, 1);
+  const k::Matrix out(c, 1);
+  k::Window window;
+  struct Case {
+    const char* name;
+    std::function<void()> f;
+  };
+  const std::vector<Case> cases = {
+      {"add", [&] { k::add(c, a, b, 1); }},
+      {"tanh", [&] { k::tanh(c, a, 1); }},
+      {"matvec", [&] { k::matvec(c, one, b, 1, 1); }},
+      {"matmul", [&] { k::matmul(out, one, one, 1, 1, 1); }},
+      {"matmul, beta", [&] { k::matmul(out, one, one, 1, 1, 1, 1, 1); }},
+      {"conv2d", [&] { k::conv2d(c, a, b, nullptr, window, 1); }},
+      {"softmax", [&] { k::softmax(c, a, 1, 1, 1); }}};
+  if (!json) (void)std::printf("\ncompile time on this machine, ms (first call less second call)\n");
+  for (const Case& x : cases) {
+    const double ms = fresh(x.f);
+    if (json)
+      (void)std::printf(",\n  {\"kernel\": \"%s\", \"compileMs\": %.3f}", x.name, ms);
+    else
+      (void)std::printf("%-28s %10.2f\n", x.name, ms);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    quick |= std::strcmp(argv[i], "--quick") == 0;
+    json |= std::strcmp(argv[i], "--json") == 0;
+  }
+  (void)setenv("QPU_BACKEND", "emulator", 1);
+  (void)setenv("QPU_CACHE", "off", 1);
+  header();
+  host();
+  if (!json) (void)std::printf("\n");
+  (void)setenv("QPU_OPTIMISE", "0", 1);
+  elementwise();
+  matrixVector();
+  matrixMatrix();
+  if (json) (void)std::printf("\n]}\n");
+  return wrong ? 1 : 0;
+}
