@@ -14,7 +14,7 @@ namespace qpu::kernels {
 
 // Requests that a QPU keeps in flight. Every straight piece of a kernel makes an
 // even number of them, so that they alternate between the TMUs in a fixed way.
-constexpr int kInFlight = 4;
+constexpr int kInFlight = 8;
 
 constexpr int kVectors = 4;  // of a block
 constexpr int kBlock = 16 * kVectors;
