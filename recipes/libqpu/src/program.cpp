@@ -1,5 +1,9 @@
 #include "program.hpp"
 
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
 #include "error_facts.hpp"
 #include "interp/machine.hpp"
 #include "mem/heap.hpp"
@@ -7,6 +11,7 @@
 #include "qpu/kernel.h"
 #include "runtime/backends.hpp"
 #include "runtime/cache.hpp"
+#include "runtime/object_file.hpp"
 
 namespace qpu::detail {
 
@@ -50,6 +55,25 @@ void requireOnDevice(const Program& program, const std::uint32_t* uniforms) {
 const char* programName(const Program& program) noexcept { return program.name().c_str(); }
 
 void releaseProgram(const Program* program) noexcept { delete program; }
+
+Cycles programCycles(const Program& program) {
+  const runtime::Executable* const made = program.madeExecutable();
+  return made != nullptr ? made->cycles() : Cycles{"", 0, 0, 0, 0, 0, 0, 0, 0, 0};
+}
+
+char* programListing(const Program& program) {
+  const std::string text = program.executable().listing();
+  char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+void freeText(char* text) noexcept { std::free(text); }
+
+void saveProgram(const Program& program, const char* path) {
+  runtime::saveObject(program.executable().object(), path);
+}
 
 void requireQpuCount(const Program& program, int n) {
   if (n < 1 || n > kMaxQpus)

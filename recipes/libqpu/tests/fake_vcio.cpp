@@ -341,7 +341,7 @@ FakeVcio::Ends FakeVcio::run(const std::vector<Launched>& programs) noexcept {
     if (p.code % 8 != 0 || p.uniforms % 4 != 0) complain("launch at a wrong alignment");
   }
   shared_->launches += static_cast<std::uint32_t>(programs.size());
-  return runs ? runs(programs) : Ends::Yes;
+  return runs ? runs(programs) : emulate(programs);
 }
 
 FakeVcio::Ends FakeVcio::emulate(const std::vector<Launched>& programs) {

@@ -47,12 +47,9 @@ class FakeVcio final : public qpu::runtime::Os {
   bool queueOverflows = false;
   bool stuckAfterTimeOut = false;   // enable is refused after the first disable
   std::uint32_t kernelLimitMs = 0;  // 0: calls may take any time
-  // Runs what was launched and says how it ended.
+  // Runs what was launched and says how it ended; empty: the emulator does.
   std::function<Ends(const std::vector<Launched>&)> runs;
-  // The same by the emulator, which sees all locked memory. A fault of the program
-  // is in `fault`, and ends nothing.
-  Ends emulate(const std::vector<Launched>& programs);
-  std::string fault;
+  std::string fault;  // of a program, by the emulator; such a program does not end
 
   // What was seen. `complaints` are breaches of the interface, "" when there are none.
   std::string complaints() const;
@@ -86,6 +83,7 @@ class FakeVcio final : public qpu::runtime::Os {
   std::uint32_t execute(const std::uint32_t* values, bool& gaveUp) noexcept;
   void complain(const std::string& text) noexcept;
   Ends run(const std::vector<Launched>& programs) noexcept;
+  Ends emulate(const std::vector<Launched>& programs);
 
   Shared* shared_;
   std::uint32_t gpuBytes_;

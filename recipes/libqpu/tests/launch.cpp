@@ -11,6 +11,7 @@
 #include "runtime/backends.hpp"
 #include "runtime/cache.hpp"
 #include "runtime/machine.hpp"
+#include "runtime/object_file.hpp"
 #include "runtime/sha256.hpp"
 #include "runtime/words.hpp"
 #include "tests/fake_vcio.hpp"
@@ -40,10 +41,6 @@ struct Pi {
   FakeVcio os{8U << 20U};
   FakeTree tree;
   qpu::runtime::WithHost host{tree.host(os)};
-
-  Pi() {
-    os.runs = [this](const auto& programs) { return os.emulate(programs); };
-  }
 };
 
 struct Folder {
@@ -70,6 +67,20 @@ void scaled(Int n, Float factor, Ptr<Float> x) {
   For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
     x[i + index()] = x[i + index()] * factor;
   End
+}
+
+// So many live vectors that some must be kept in memory.
+void crowded(Ptr<Int> in, Ptr<Int> out) {
+  Int x = in[0];
+  std::vector<Int> all(90, Int(0));
+  for (int i = 0; i < 90; ++i) {
+    x = (x * 5) ^ i;
+    all[static_cast<std::size_t>(i)] = x;
+  }
+  Int sum = 0;
+  for (int i = 0; i < 90; ++i) sum = (sum * 3) ^ all[static_cast<std::size_t>(i)];
+  for (int i = 89; i >= 0; --i) sum = (sum * 5) ^ all[static_cast<std::size_t>(i)];
+  out[me() << 4] = sum;
 }
 
 void checkScaled(int qpus) {
@@ -126,7 +137,7 @@ TEST_CASE("kernels run on both hardware backends") {
       CHECK(a[(i - 1) / 2 + 16 * ((i - 1) % 2)] <= a[i / 2 + 16 * (i % 2)]);
     CHECK(pi.os.fault.empty());
     CHECK(pi.os.complaints().empty());
-    CHECK(pi.os.launches() == 19);
+    CHECK(pi.os.launches() == 1 + 18 + 1);
   }
 }
 
@@ -145,6 +156,39 @@ TEST_CASE("arrays and programs give their GPU memory back") {
   CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> big(4U << 20U); }),
                  "SharedArray of 4194304 elements: the GPU's memory of 64 MiB has no room"));
   CHECK(pi.os.complaints().empty());
+}
+
+TEST_CASE("spilled vectors live in GPU memory, on the emulator in the host's") {
+  SharedArray<int> in(16);
+  for (int i = 0; i < 16; ++i) in[i] = static_cast<int>(2654435761U * static_cast<unsigned>(i));
+  SharedArray<int> expected(48);
+  const auto go = [](SharedArray<int>& from, SharedArray<int>& to) {
+    auto k = compile(crowded, "crowded");
+    k.setNumQPUs(3);
+    k(&from, &to);
+  };
+  go(in, expected);  // on the interpreter
+  {
+    const Folder folder;
+    const std::string path = (folder.path / "crowded").string();
+    compile(crowded, "crowded").save(path.c_str());
+    CHECK(qpu::runtime::openObject(path).spillBytes >= 64);
+  }
+  {
+    const Setting s("QPU_BACKEND", "emulator");
+    SharedArray<int> out(48);
+    go(in, out);
+    for (int i = 0; i < 48; ++i) CHECK(out[i] == expected[i]);
+  }
+  for (const char* backend : {"vc4-registers", "vc4-mailbox"}) {
+    Pi pi;
+    const Setting s("QPU_BACKEND", backend);
+    SharedArray<int> from(16), to(48);
+    from.copyFrom(in.data(), 16);
+    go(from, to);
+    for (int i = 0; i < 48; ++i) CHECK(to[i] == expected[i]);
+    CHECK(pi.os.fault.empty());
+  }
 }
 
 TEST_CASE("threads take turns on the QPUs") {
@@ -180,7 +224,7 @@ TEST_CASE("an array of another backend is no argument for the hardware") {
   const auto k = compile(scaled, "scaled");
   CHECK(contains(thrown<qpu::ArgumentError>([&] { k(16, 1, &x); }),
                  "kernel 'scaled': argument 3 was allocated while no hardware backend"));
-  CHECK(pi.os.launches() == 0);
+  CHECK(pi.os.launches() == 1);  // that which tried the backend
 }
 
 TEST_CASE("a kernel made for the interpreter runs where the backend changes to") {
@@ -205,6 +249,52 @@ TEST_CASE("what no QPU can run is an error of compile() on the emulator") {
   const auto compiles = [&] { (void)compile(f, "signals"); };
   CHECK(contains(thrown<qpu::CompileError>(compiles), "kernel 'signals': uses all 16 semaphores"));
   CHECK_THROWS_AS(k(1), qpu::CompileError);
+}
+
+TEST_CASE("a kernel is listed, with counts after a profiled run, and its cycles told") {
+  auto k = compile(scaled, "scaled");
+  k.setNumQPUs(2);
+  SharedArray<float> x(64);
+  k(64, 2, &x);  // on the interpreter
+  CHECK(std::string(k.cycles().board).empty());
+  CHECK(k.cycles().clocks == 0);
+  const std::string plain = k.listing();
+  CHECK(contains(plain, "scaled"));
+  CHECK(contains(plain, "vpm_st_addr"));
+  CHECK_FALSE(contains(plain, "model of"));
+
+  const Setting s("QPU_BACKEND", "emulator");
+  const Setting board("QPU_BOARD", "zero");
+  k.setProfiling(true);
+  k(64, 2, &x);
+  const qpu::Cycles c = k.cycles();
+  CHECK(std::string(c.board) == "zero");
+  CHECK(c.instructions > 20);
+  CHECK(c.clocks >= 4 * c.instructions / 2);
+  CHECK(c.memoryWriteBytes == 256);
+  CHECK(c.seconds() == doctest::Approx(static_cast<double>(c.clocks) / c.clockHz));
+  CHECK(contains(k.listing(), "model of zero: " + std::to_string(c.clocks) + " clocks"));
+  CHECK(contains(k.listing(), "(not measured on hardware)"));
+  std::FILE* const file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  k.dump(file);
+  CHECK(std::ftell(file) == static_cast<long>(k.listing().size()));
+  CHECK(std::fclose(file) == 0);
+}
+
+TEST_CASE("a kernel is saved, and refused a place that is none") {
+  const Folder folder;
+  const auto k = compile(scaled, "scaled");
+  const std::string path = (folder.path / "scaled.qpuo").string();
+  k.save(path.c_str());
+  const qpu::code::Object object = qpu::runtime::openObject(path);
+  CHECK(object.name == "scaled");
+  CHECK(object.parameters == 3);
+  CHECK(contains(thrown<qpu::ArgumentError>([&] { k.save("/no/such/place"); }),
+                 "cannot write /no/such/place"));
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 8);
+  CHECK(contains(thrown<qpu::ArgumentError>([&] { (void)qpu::runtime::openObject(path); }),
+                 "is damaged"));
 }
 
 TEST_CASE("settings of compiler and emulator are checked") {

@@ -9,12 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "isa/verify.hpp"
 #include "qpu/error.h"
 #include "runtime/device.hpp"
 #include "runtime/machine.hpp"
 #include "runtime/mailbox.hpp"
 #include "runtime/obstacles.hpp"
 #include "runtime/report.hpp"
+#include "runtime/round_trip.hpp"
 #include "tests/fake_vcio.hpp"
 
 using qpu::runtime::Device;
@@ -147,12 +149,13 @@ TEST_CASE("on, memory, launch, off: both ways to launch") {
   for (const Method method : {Method::Registers, Method::Mailbox}) {
     FakeVcio pi;
     const FakeTree tree;
-    pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
     {
       const auto device = Device::open(tree.host(pi));
       CHECK(pi.enabled() == 1);
       CHECK(device->openingNote().empty());
       CHECK(device->fault(method).empty());
+      CHECK(pi.launches() == 1);
+      pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
       CHECK(device->clockHz() == 400000000);
       const auto memory = device->allocate(5000, "");
       CHECK(memory->bytes() == 8192);
@@ -161,8 +164,8 @@ TEST_CASE("on, memory, launch, off: both ways to launch") {
         device->launch(method, starts(*memory, qpus), *memory, 2048, "addOne");
         for (std::uint32_t i = 0; i < qpus; ++i) CHECK(uniform(*memory, i) == i + 1);
       }
-      CHECK(pi.launches() == 78);
-      CHECK(pi.cacheClears() == 12);
+      CHECK(pi.launches() == 1 + 78);
+      CHECK(pi.cacheClears() == 1 + 12);
       CHECK(pi.allocations() == 1);
     }
     CHECK(pi.allocations() == 0);
@@ -282,6 +285,24 @@ TEST_CASE("without V3D's registers the mailbox is left") {
   FakeVcio drawing;
   drawing.draws = true;
   CHECK(contains(fault(drawing), "3D job"));
+}
+
+TEST_CASE("the program of the round trip keeps the rules") {
+  const auto words = qpu::runtime::roundTripProgram();
+  CHECK(qpu::isa::verify(words).empty());
+}
+
+TEST_CASE("memory that the QPUs see elsewhere is found out before a kernel runs") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const auto device = Device::open(tree.host(pi));
+  pi.memoryElsewhere = true;
+  CHECK(contains(device->fault(Method::Registers),
+                 "kernel 'round trip through GPU memory' did not end within 500 ms"));
+  pi.runs = [](const auto&) { return FakeVcio::Ends::Yes; };
+  CHECK(contains(device->fault(Method::Mailbox), "memory at bus address 0xfb000000 is not what "
+                                                 "the CPU sees at 0x3b000000"));
+  CHECK(pi.allocations() == 0);
 }
 
 TEST_CASE("memory that cannot be mapped is given back") {

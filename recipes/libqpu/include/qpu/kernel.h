@@ -5,8 +5,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 #include "qpu/detail/builder.h"
@@ -127,6 +129,23 @@ class Kernel {
   }
   int numQPUs() const { return qpus_; }
   const char* name() const { return detail::programName(*program_); }
+
+  // Machine code with the constructs of the source, as text; after a call on the
+  // emulator with profiling on also how often each instruction ran and how long it
+  // waited, by the model. Throws CompileError for what no QPU can run.
+  std::string listing() const {
+    const std::unique_ptr<char, void (*)(char*)> text(detail::programListing(*program_),
+                                                      detail::freeText);
+    return text.get();
+  }
+  void dump(std::FILE* file = stdout) const { std::fputs(listing().c_str(), file); }
+  // Count by instruction in the next calls on the emulator. Slower.
+  void setProfiling(bool on) { profiling_ = on; }
+  // Of the last call on the emulator, of whichever copy of this kernel.
+  Cycles cycles() const { return detail::programCycles(*program_); }
+  // Machine code as a file, for qpu-objdump, qpu.h and Python. Throws CompileError,
+  // and ArgumentError when the file cannot be written.
+  void save(const char* path) const { detail::saveProgram(*program_, path); }
 
   // Run to the end. Throws ArgumentError for a null or unallocated array,
   // ExecutionError and its kinds for what the kernel does wrong.

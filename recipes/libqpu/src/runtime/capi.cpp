@@ -1,32 +1,47 @@
 // qpu.h over the C++ below it. No exception crosses it.
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "error_facts.hpp"
 #include "qpu.h"
 #include "qpu/backend.h"
+#include "qpu/shared_array.h"
 #include "runtime/backends.hpp"
+#include "runtime/executable.hpp"
 #include "runtime/machine.hpp"
+#include "runtime/object_file.hpp"
 #include "runtime/report.hpp"
+
+struct qpu_buffer {
+  qpu::detail::SharedWords words;
+};
+
+struct qpu_program {
+  explicit qpu_program(qpu::code::Object object)
+      : code(std::make_shared<const qpu::code::Object>(std::move(object))) {}
+  qpu::runtime::Executable code;
+  std::atomic<bool> profile{false};
+};
 
 namespace qpu::runtime {
 namespace {
 
-thread_local std::string lastError;  // NOLINT: of the calls of this thread
+struct Failure {
+  std::string text;
+  const char* kind = "";
+};
+thread_local Failure lastFailure;
 
-// A copy that the caller frees.
-char* copied(const std::string& text) {
-  char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy != nullptr) std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
-}
-
-void remember(const char* text) noexcept {
+void remember(const char* kind, const char* text) noexcept {
   try {
-    lastError = text;
+    lastFailure.text = text;
   } catch (...) {
-    lastError.clear();
+    lastFailure.text.clear();
   }
+  lastFailure.kind = kind;
 }
 
 // What `f` returns, or `failed` with the error's text kept.
@@ -34,17 +49,74 @@ template <typename T, typename F>
 T guarded(T failed, F f) noexcept {
   try {
     return f();
+  } catch (const CompileError& e) {
+    remember("CompileError", e.what());
+  } catch (const BoundsError& e) {
+    remember("BoundsError", e.what());
+  } catch (const DeadlockError& e) {
+    remember("DeadlockError", e.what());
+  } catch (const ExecutionError& e) {
+    remember("ExecutionError", e.what());
+  } catch (const ArgumentError& e) {
+    remember("ArgumentError", e.what());
+  } catch (const AllocationError& e) {
+    remember("AllocationError", e.what());
+  } catch (const BackendError& e) {
+    remember("BackendError", e.what());
   } catch (const std::exception& e) {
-    remember(e.what());
-  } catch (...) {
-    remember("unknown error");
+    remember("Error", e.what());
   }
   return failed;
 }
 
+// A copy that the caller frees.
+char* copied(const std::string& text) {
+  char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+template <typename T>
+T& given(T* pointer, const char* what) {
+  if (pointer == nullptr) detail::raise<ArgumentError>(std::string(what) + " is NULL");
+  return *pointer;
+}
+
+void requireQpus(int qpus) {
+  if (qpus < 1 || qpus > 12)
+    detail::raise<ArgumentError>(std::to_string(qpus) +
+                                 " QPUs: the VideoCore IV has 12, so 1..12");
+}
+
+// The words [offset, offset + bytes) of a buffer.
+std::uint32_t* wordsAt(const qpu_buffer& buffer, std::size_t offset, std::size_t bytes,
+                       const void* data) {
+  if (offset % 4 != 0 || bytes % 4 != 0 || reinterpret_cast<std::uintptr_t>(data) % 4 != 0)
+    detail::raise<ArgumentError>("copies are of whole words at multiples of 4; offset " +
+                                 std::to_string(offset) + ", " + std::to_string(bytes) + " bytes");
+  buffer.words.requireRange(offset / 4, bytes / 4, "copy");
+  return buffer.words.words() + offset / 4;
+}
+
 }  // namespace
+
+// Where machine code runs.
+Kind machineBackend() {
+  const Kind kind = requireBackend();
+  if (kind != Kind::Interpreter) return kind;
+  const char* const set = std::getenv("QPU_BACKEND");  // NOLINT(concurrency-mt-unsafe): only read
+  if (set == nullptr || *set == '\0') return Kind::Emulator;
+  detail::raise<BackendError>(
+      "the interpreter runs kernels from their source, not machine code; set "
+      "QPU_BACKEND=emulator, or unset it");
+}
+
 }  // namespace qpu::runtime
 
+using qpu::detail::copyWords;
+using qpu::runtime::copied;
+using qpu::runtime::given;
 using qpu::runtime::guarded;
 
 extern "C" {
@@ -60,7 +132,8 @@ const char* qpu_backend_reason(void) {
                               [] { return qpu::runtime::currentChoice().text.c_str(); });
 }
 
-const char* qpu_last_error(void) { return qpu::runtime::lastError.c_str(); }
+const char* qpu_last_error(void) { return qpu::runtime::lastFailure.text.c_str(); }
+const char* qpu_last_error_class(void) { return qpu::runtime::lastFailure.kind; }
 
 void qpu_free(void* text) { std::free(text); }
 
@@ -72,7 +145,157 @@ char* qpu_machine_report(const char* root, int json) {
       host.root = qpu::runtime::Root(root);
     }
     const qpu::runtime::Findings f = findAll(host);
-    return qpu::runtime::copied(json != 0 ? asJson(f) : asText(f));
+    return copied(json != 0 ? asJson(f) : asText(f));
+  });
+}
+
+qpu_buffer* qpu_buffer_new(std::size_t bytes) {
+  return guarded<qpu_buffer*>(nullptr, [bytes] {
+    return new qpu_buffer{qpu::detail::SharedWords(bytes / 4 + (bytes % 4 != 0 ? 1 : 0))};
+  });
+}
+
+void qpu_buffer_delete(qpu_buffer* buffer) { delete buffer; }
+
+std::size_t qpu_buffer_bytes(const qpu_buffer* buffer) {
+  return buffer != nullptr ? 4 * buffer->words.count() : 0;
+}
+
+void* qpu_buffer_data(const qpu_buffer* buffer) {
+  return buffer != nullptr ? buffer->words.words() : nullptr;
+}
+
+std::uint32_t qpu_buffer_address(const qpu_buffer* buffer) {
+  return buffer != nullptr ? buffer->words.address() : 0;
+}
+
+int qpu_buffer_write(qpu_buffer* buffer, std::size_t offset, const void* data, std::size_t bytes) {
+  return guarded(-1, [=] {
+    copyWords(qpu::runtime::wordsAt(given(buffer, "buffer"), offset, bytes, data), data, bytes / 4);
+    return 0;
+  });
+}
+
+int qpu_buffer_read(const qpu_buffer* buffer, std::size_t offset, void* data, std::size_t bytes) {
+  return guarded(-1, [=] {
+    copyWords(data, qpu::runtime::wordsAt(given(buffer, "buffer"), offset, bytes, data), bytes / 4);
+    return 0;
+  });
+}
+
+qpu_program* qpu_program_open(const char* path) {
+  return guarded<qpu_program*>(nullptr, [path] {
+    return new qpu_program(qpu::runtime::openObject(&given(path, "path")));
+  });
+}
+
+qpu_program* qpu_program_from_bytes(const void* data, std::size_t bytes, const char* name) {
+  return guarded<qpu_program*>(nullptr, [=] {
+    const std::string_view all(&given(static_cast<const char*>(data), "data"), bytes);
+    return new qpu_program(qpu::runtime::readObject(all, name != nullptr ? name : "program"));
+  });
+}
+
+qpu_program* qpu_program_from_words(const std::uint64_t* words, std::size_t count,
+                                    const char* name) {
+  return guarded<qpu_program*>(nullptr, [=] {
+    return new qpu_program(
+        qpu::runtime::objectOf(words, count, name != nullptr ? name : "program"));
+  });
+}
+
+void qpu_program_delete(qpu_program* program) { delete program; }
+
+int qpu_program_save(const qpu_program* program, const char* path) {
+  return guarded(-1, [=] {
+    qpu::runtime::saveObject(given(program, "program").code.object(), &given(path, "path"));
+    return 0;
+  });
+}
+
+const char* qpu_program_name(const qpu_program* program) {
+  return program != nullptr ? program->code.object().name.c_str() : "";
+}
+
+std::size_t qpu_program_words(const qpu_program* program, const std::uint64_t** words) {
+  if (program == nullptr) return 0;
+  if (words != nullptr) *words = program->code.object().words.data();
+  return program->code.object().words.size();
+}
+
+std::size_t qpu_program_parameters(const qpu_program* program) {
+  return program != nullptr ? program->code.object().parameters : 0;
+}
+
+int qpu_program_uses_sfu(const qpu_program* program) {
+  return program != nullptr && program->code.object().usesSfu ? 1 : 0;
+}
+
+int qpu_program_run(qpu_program* program, int qpus, const std::uint32_t* arguments,
+                    std::size_t count) {
+  return guarded(-1, [=] {
+    qpu_program& p = given(program, "program");
+    qpu::runtime::requireQpus(qpus);
+    const std::size_t expected = p.code.object().parameters;
+    if (count != expected)
+      qpu::detail::raise<qpu::ArgumentError>(
+          "kernel '" + p.code.object().name + "' takes " + std::to_string(expected) +
+          " arguments, found " + std::to_string(count));
+    if (count != 0) (void)given(arguments, "arguments");
+    p.code.run(qpu::runtime::machineBackend(), qpus, arguments, p.profile);
+    return 0;
+  });
+}
+
+int qpu_program_run_raw(qpu_program* program, int qpus, const std::uint32_t* uniforms,
+                        std::size_t count) {
+  return guarded(-1, [=] {
+    qpu_program& p = given(program, "program");
+    qpu::runtime::requireQpus(qpus);
+    if (count != 0) (void)given(uniforms, "uniforms");
+    std::vector<std::vector<std::uint32_t>> streams;
+    for (int q = 0; q < qpus; ++q) {
+      const std::uint32_t* const first = uniforms + static_cast<std::size_t>(q) * count;
+      streams.emplace_back(first, first + count);
+    }
+    p.code.runStreams(qpu::runtime::machineBackend(), std::move(streams), p.profile);
+    return 0;
+  });
+}
+
+void qpu_program_profile(qpu_program* program, int on) {
+  if (program != nullptr) program->profile = on != 0;
+}
+
+int qpu_program_cycles(const qpu_program* program, qpu_cycles* cycles) {
+  return guarded(-1, [=] {
+    const qpu::Cycles c = given(program, "program").code.cycles();
+    if (*c.board == '\0')
+      qpu::detail::raise<qpu::ArgumentError>("the program has not run on the emulator");
+    given(cycles, "cycles") = {c.instructions, c.clocks, c.stalledOnTmu, c.stalledOnVpm,
+                               c.stalledOnOther, c.tmuBytes, c.memoryReadBytes,
+                               c.memoryWriteBytes, c.seconds(), c.board};
+    return 0;
+  });
+}
+
+char* qpu_program_listing(const qpu_program* program) {
+  return guarded<char*>(nullptr,
+                        [=] { return copied(given(program, "program").code.listing()); });
+}
+
+char* qpu_disassemble(const std::uint64_t* words, std::size_t count) {
+  return guarded<char*>(nullptr, [=] {
+    if (count != 0) (void)given(words, "words");
+    return copied(qpu::runtime::disassembleWords(words, count));
+  });
+}
+
+long qpu_assemble(const char* text, std::uint64_t* words, std::size_t room) {
+  return guarded<long>(-1, [=] {
+    const auto all = qpu::runtime::assembleLines(&given(text, "text"));
+    if (room != 0) std::copy_n(all.begin(), std::min(room, all.size()), &given(words, "words"));
+    return static_cast<long>(all.size());
   });
 }
 

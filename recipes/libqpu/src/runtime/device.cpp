@@ -9,6 +9,7 @@
 
 #include "error_facts.hpp"
 #include "runtime/obstacles.hpp"
+#include "runtime/round_trip.hpp"
 
 namespace qpu::runtime {
 namespace {
@@ -135,13 +136,22 @@ void Device::openRegisters(std::uint32_t peripherals) {
     v3d_->requirePower();
     v3d_->requireIdle();
   } catch (const BackendError& e) {
-    registersFault_ = e.what();
+    faults_[0] = e.what();
   }
 }
 
-const std::string& Device::fault(Method method) const {
-  static const std::string none;
-  return method == Method::Registers ? registersFault_ : none;
+const std::string& Device::fault(Method method) {
+  const std::lock_guard<std::mutex> lock(faultMutex_);
+  auto& fault = faults_.at(static_cast<std::size_t>(method));
+  if (!fault) {
+    try {
+      roundTrip(*this, method);
+      fault.emplace();
+    } catch (const Error& e) {
+      fault = e.what();
+    }
+  }
+  return *fault;
 }
 
 std::uint32_t Device::clockHz() {
@@ -152,7 +162,8 @@ std::uint32_t Device::clockHz() {
 
 std::pair<std::uint32_t, std::uint32_t> Device::identity() {
   requireOpen();
-  if (!v3d_ || !registersFault_.empty()) detail::raise<BackendError>(registersFault_);
+  if (const std::string& f = fault(Method::Registers); !f.empty())
+    detail::raise<BackendError>(f);
   return {v3d_->read(v3d::kIdent0), v3d_->read(v3d::kIdent1)};
 }
 
@@ -268,18 +279,20 @@ void Device::waitForQueue() noexcept {
 }
 
 void Device::launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
-                    std::uint32_t controlOffset, const std::string& kernel) {
+                    std::uint32_t controlOffset, const std::string& kernel,
+                    std::chrono::milliseconds limit) {
   const std::lock_guard<std::mutex> one(launchMutex_);
   requireOpen();
-  if (!fault(method).empty()) detail::raise<BackendError>(fault(method));
+  if (method == Method::Registers && !v3d_)
+    detail::raise<BackendError>("V3D's registers are not mapped");
   const State::LaunchLock alone(*state_);
   launching_ = true;
   try {
     os_.barrier();
     if (method == Method::Registers)
-      launchByRegisters(starts, kernel);
+      launchByRegisters(starts, kernel, limit);
     else
-      launchByMailbox(starts, control, controlOffset, kernel);
+      launchByMailbox(starts, control, controlOffset, kernel, limit);
     os_.barrier();
   } catch (...) {
     launching_ = false;
@@ -288,8 +301,8 @@ void Device::launch(Method method, const std::vector<Start>& starts, const GpuMe
   launching_ = false;
 }
 
-void Device::launchByRegisters(const std::vector<Start>& starts, const std::string& kernel) {
-  const auto limit = launchLimit();
+void Device::launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
+                               std::chrono::milliseconds limit) {
   v3d_->requirePower();
   v3d_->requireIdle();
   v3d_->write(v3d::kDebugConfig, 0);
@@ -323,8 +336,8 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
 }
 
 void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,
-                             std::uint32_t offset, const std::string& kernel) {
-  const auto limit = launchLimit();
+                             std::uint32_t offset, const std::string& kernel,
+                             std::chrono::milliseconds limit) {
   auto* const words = reinterpret_cast<volatile std::uint32_t*>(control.host() + offset);
   for (std::size_t i = 0; i < starts.size(); ++i) {
     words[2 * i] = starts[i].uniforms;

@@ -63,6 +63,9 @@ struct Start {
   std::uint32_t code = 0;
 };
 
+// QPU_TIMEOUT_MS, else 10 s: longer than that a launch does not take.
+std::chrono::milliseconds launchLimit();
+
 class Device : public std::enable_shared_from_this<Device> {
  public:
   // Enables the QPUs, after it has given back what dead processes left.
@@ -75,8 +78,9 @@ class Device : public std::enable_shared_from_this<Device> {
   const Board& board() const { return board_; }
   const System& system() const { return system_; }
   const std::string& openingNote() const { return note_; }  // what dead processes had left; or ""
-  // Why launches by this method are not possible; "" when they are.
-  const std::string& fault(Method method) const;
+  // Why launches by this method are not possible; "" when they are. The first
+  // time it is asked it makes one.
+  const std::string& fault(Method method);
   std::uint32_t clockHz();  // of V3D
   std::pair<std::uint32_t, std::uint32_t> identity();  // IDENT0, IDENT1; by registers only
 
@@ -88,7 +92,8 @@ class Device : public std::enable_shared_from_this<Device> {
   // `control` is 8 bytes per program of GPU memory. Throws ExecutionError with
   // `kernel` in its text.
   void launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
-              std::uint32_t controlOffset, const std::string& kernel);
+              std::uint32_t controlOffset, const std::string& kernel,
+              std::chrono::milliseconds limit = launchLimit());
 
   // Gives everything back; no launch and no allocation after it. Async-signal-
   // safe, idempotent, and without effect in another process than opened it.
@@ -105,9 +110,11 @@ class Device : public std::enable_shared_from_this<Device> {
   void release(const GpuMemory& memory) noexcept;
   void releaseSlot(std::size_t slot) noexcept;
   void waitForQueue() noexcept;
-  void launchByRegisters(const std::vector<Start>& starts, const std::string& kernel);
+  void launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
+                         std::chrono::milliseconds limit);
   void launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,
-                       std::uint32_t offset, const std::string& kernel);
+                       std::uint32_t offset, const std::string& kernel,
+                       std::chrono::milliseconds limit);
   std::string afterTimeOut();
 
   // One live allocation: handle, and above it the index of its record plus one.
@@ -122,7 +129,9 @@ class Device : public std::enable_shared_from_this<Device> {
   std::unique_ptr<State> state_;
   int memory_ = -1;  // /dev/mem
   std::unique_ptr<V3d> v3d_;
-  std::string registersFault_;
+  // By method; nothing: not tried yet.
+  std::array<std::optional<std::string>, 2> faults_;
+  std::mutex faultMutex_;  // before the others
   std::string note_;
   std::uint32_t memoryFlags_ = 0;
   std::optional<std::size_t> holder_;  // index of our record
@@ -133,9 +142,6 @@ class Device : public std::enable_shared_from_this<Device> {
   std::atomic<bool> stuck_{false};  // a program could not be stopped
   std::atomic<bool> closed_{false};
 };
-
-// QPU_TIMEOUT_MS, else 10 s: longer than that a launch does not take.
-std::chrono::milliseconds launchLimit();
 
 }  // namespace qpu::runtime
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "code/listing.hpp"
 #include "error_facts.hpp"
 #include "mem/heap.hpp"
 #include "runtime/machine.hpp"
@@ -68,9 +69,44 @@ const emu::Board& emulatedBoard() {
   return *board;
 }
 
-std::shared_ptr<const emu::Report> Executable::report() const {
-  const std::lock_guard<std::mutex> lock(reportMutex_);
-  return report_;
+std::shared_ptr<const Executable::Run> Executable::lastRun() const {
+  const std::lock_guard<std::mutex> lock(runMutex_);
+  return run_;
+}
+
+Cycles Executable::cycles() const {
+  const auto last = lastRun();
+  Cycles c{"", 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  if (!last) return c;
+  const emu::Report& r = last->report;
+  c.board = last->board->name;
+  c.clockHz = last->board->clockHz;
+  c.instructions = r.instructions;
+  c.clocks = r.clocks;
+  c.stalledOnTmu = r.stalledOnTmu;
+  c.stalledOnVpm = r.stalledOnVpm;
+  c.stalledOnOther = r.stalledOnOther;
+  c.tmuBytes = r.tmuBytes;
+  c.memoryReadBytes = r.memoryReadBytes;
+  c.memoryWriteBytes = r.memoryWriteBytes;
+  return c;
+}
+
+std::string Executable::listing() const {
+  const auto last = lastRun();
+  if (!last || last->report.perInstruction.size() != object_->words.size())
+    return code::listing(*object_);
+  std::vector<code::Cycles> profile;
+  profile.reserve(object_->words.size());
+  for (const emu::InstructionProfile& p : last->report.perInstruction)
+    profile.push_back({p.executed, p.stalled});
+  const Cycles c = cycles();
+  return code::listing(*object_, &profile) + "model of " + c.board + ": " +
+         std::to_string(c.clocks) + " clocks, " + std::to_string(c.seconds() * 1e6) +
+         " us; stalled on TMU " + std::to_string(c.stalledOnTmu) + ", VPM " +
+         std::to_string(c.stalledOnVpm) + ", other " + std::to_string(c.stalledOnOther) +
+         "; bytes read " + std::to_string(c.memoryReadBytes) + ", written " +
+         std::to_string(c.memoryWriteBytes) + " (not measured on hardware)\n";
 }
 
 void Executable::run(Kind kind, int qpus, const std::uint32_t* arguments, bool profile) {
@@ -123,10 +159,10 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.object = object_.get();
   launch.board = &emulatedBoard();
   launch.profile = profile;
-  auto report = std::make_shared<const emu::Report>(emu::run(launch));
-  addToTotal(*report, launch.uniforms.size());
-  const std::lock_guard<std::mutex> lock(reportMutex_);
-  report_ = std::move(report);
+  auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});
+  addToTotal(run->report, launch.uniforms.size());
+  const std::lock_guard<std::mutex> lock(runMutex_);
+  run_ = std::move(run);
 }
 
 // Room for `words` uniforms per QPU. The caller holds the mutex.

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "code/object.hpp"
 #include "emu/emulator.hpp"
+#include "qpu/cycles.h"
 #include "runtime/backends.hpp"
 #include "runtime/device.hpp"
 
@@ -44,8 +46,15 @@ class Executable {
   // The same with the uniforms of each QPU as they are.
   void runStreams(Kind kind, std::vector<std::vector<std::uint32_t>> streams, bool profile);
 
-  // Of the last run on the emulator; null before one.
-  std::shared_ptr<const emu::Report> report() const;
+  // The last on the emulator.
+  struct Run {
+    const emu::Board* board = nullptr;
+    emu::Report report;
+  };
+  std::shared_ptr<const Run> lastRun() const;  // null before one
+  Cycles cycles() const;
+  // With the counts of the last run, where that was profiled.
+  std::string listing() const;
 
  private:
   // Code, uniforms, control block and spill areas in GPU memory.
@@ -66,8 +75,8 @@ class Executable {
   std::shared_ptr<const code::Object> object_;
   std::mutex mutex_;  // image
   Image image_;
-  mutable std::mutex reportMutex_;
-  std::shared_ptr<const emu::Report> report_;
+  mutable std::mutex runMutex_;
+  std::shared_ptr<const Run> run_;
 };
 
 }  // namespace qpu::runtime

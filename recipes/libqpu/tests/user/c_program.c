@@ -1,14 +1,140 @@
-/* qpu.h is plain C. */
+/* qpu.h is plain C: memory, a program in assembly, its run, listing and cycles. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "qpu.h"
 
-int main(void) {
+static int failures = 0;
+
+static void check(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "%s; last error: %s %s\n", what, qpu_last_error_class(), qpu_last_error());
+  ++failures;
+}
+
+/* QPU n stores its uniforms a + b in all 16 words of a row of its own. */
+static const char *const kText =
+    "# uniforms: a, b, address of the row, number of the row in the VPM\n"
+    "or r0, uniform, uniform; nop\n";
+
+static const char *const kProgram =
+    "mov r0, uniform\n"
+    "add r0, r0, uniform\n"
+    "mov r1, uniform              # address of the row\n"
+    "ldi r2, 0x1a00\n"
+    "mov r3, uniform              # number of the row in the VPM\n"
+    "add vpm_wr_setup, r2, r3\n"
+    "mov vpm, r0\n"
+    "ldi r2, 0x80904000\n"
+    "shl r3, r3, 7\n"
+    "\n"
+    "add vpm_wr_setup, r2, r3\n"
+    "mov vpm_st_addr, r1\n"
+    "nop; read vpm_st_wait\n"
+    "nop; thrend\n"
+    "nop\n"
+    "nop\n";
+
+static void run(void) {
+  uint64_t words[32];
+  uint32_t uniforms[3 * 4];
+  uint32_t result[3 * 16];
+  struct qpu_cycles cycles;
+  const uint64_t *kept = NULL;
+  int i;
+  const long count = qpu_assemble(kProgram, words, 32);
+  qpu_buffer *buffer = qpu_buffer_new(sizeof result);
+  qpu_program *program = qpu_program_from_words(words, (size_t)count, "rows");
+  check(count == 15, "the program has 15 words");
+  check(buffer != NULL && program != NULL, "buffer and program are there");
+  if (buffer == NULL || program == NULL) return;
+  check(qpu_buffer_bytes(buffer) == sizeof result, "the buffer is as long as asked for");
+  check(qpu_buffer_address(buffer) % 64 == 0, "the buffer is aligned");
+  check(strcmp(qpu_program_name(program), "rows") == 0, "the program keeps its name");
+  check(qpu_program_words(program, &kept) == 15 && kept[0] == words[0], "and its words");
+  check(qpu_program_parameters(program) == 0 && !qpu_program_uses_sfu(program), "and facts");
+  check(qpu_program_cycles(program, &cycles) == -1, "no cycles before a run");
+  for (i = 0; i < 3; ++i) {
+    uniforms[4 * i] = 100;
+    uniforms[4 * i + 1] = (uint32_t)i;
+    uniforms[4 * i + 2] = qpu_buffer_address(buffer) + 64 * (uint32_t)i;
+    uniforms[4 * i + 3] = (uint32_t)i;
+  }
+  qpu_program_profile(program, 1);
+  check(qpu_program_run_raw(program, 3, uniforms, 4) == 0, "the program runs");
+  check(qpu_buffer_read(buffer, 0, result, sizeof result) == 0, "the result is read");
+  for (i = 0; i < 48; ++i)
+    check(result[i] == 100 + (uint32_t)i / 16, "a word is the sum of the uniforms");
+  check(((const uint32_t *)qpu_buffer_data(buffer))[47] == 102, "the CPU sees it too");
+  check(qpu_program_cycles(program, &cycles) == 0 && cycles.instructions == 45 &&
+            cycles.clocks >= 60 && cycles.seconds > 0 && cycles.memory_write_bytes == 192,
+        "45 instructions, 192 bytes");
+
+  char *listing = qpu_program_listing(program);
+  check(listing != NULL && strstr(listing, "vpm_st_addr") != NULL &&
+            strstr(listing, "not measured on hardware") != NULL,
+        "the listing has the model's figures");
+  qpu_free(listing);
+  char *text = qpu_disassemble(words, 15);
+  check(text != NULL && strstr(text, "shl r3, r3, 7") != NULL, "the words are listed");
+  qpu_free(text);
+
+  check(qpu_program_run_raw(program, 13, uniforms, 0) == -1 &&
+            strcmp(qpu_last_error_class(), "ArgumentError") == 0,
+        "13 QPUs are refused");
+  check(qpu_program_run(program, 1, uniforms, 2) == -1 &&
+            strstr(qpu_last_error(), "takes 0 arguments, found 2") != NULL,
+        "arguments are counted");
+  uniforms[2] = 0x1000;
+  check(qpu_program_run_raw(program, 1, uniforms, 4) == -1 &&
+            strcmp(qpu_last_error_class(), "BoundsError") == 0,
+        "a store outside of all memory is refused");
+  check(qpu_buffer_write(buffer, 188, result, 8) == -1, "a copy past the end is refused");
+  check(qpu_buffer_write(buffer, 2, result, 4) == -1, "a copy of half words is refused");
+  check(qpu_buffer_write(NULL, 0, result, 4) == -1 && strstr(qpu_last_error(), "NULL") != NULL,
+        "NULL is told");
+  qpu_program_delete(program);
+  qpu_buffer_delete(buffer);
+}
+
+static void files(const char *folder) {
+  char path[512];
+  uint64_t words[32];
+  const long count = qpu_assemble(kProgram, words, 32);
+  qpu_program *program = qpu_program_from_words(words, (size_t)count, "rows");
+  snprintf(path, sizeof path, "%s/c_program.qpuo", folder);
+  check(qpu_program_save(program, path) == 0, "the program is saved");
+  qpu_program_delete(program);
+  program = qpu_program_open(path);
+  check(program != NULL && strcmp(qpu_program_name(program), "rows") == 0, "and opened");
+  qpu_program_delete(program);
+  remove(path);
+  check(qpu_program_open(path) == NULL && strstr(qpu_last_error(), path) != NULL,
+        "a missing file is told");
+  program = qpu_program_from_bytes(words, 8 * (size_t)count, NULL);
+  check(qpu_program_words(program, NULL) == (size_t)count, "bare words are a program");
+  qpu_program_delete(program);
+  check(qpu_program_from_bytes(words, 9, NULL) == NULL, "9 bytes are none");
+  check(qpu_program_from_words(words, 0, NULL) == NULL, "nor are no words");
+  check(qpu_assemble("nop\nfadd r0\n", words, 32) == -1 &&
+            strstr(qpu_last_error(), "line 2") != NULL,
+        "a wrong line is told by its number");
+  check(qpu_assemble(kText, words, 0) == 1, "without room the words are counted");
+}
+
+int main(int argc, char **argv) {
   const char *name = qpu_backend_name();
   if (name == NULL || strcmp(name, "interpreter") != 0) {
     fprintf(stderr, "backend: %s\n", qpu_backend_reason());
     return 1;
   }
-  return strchr(qpu_version(), '.') == NULL;
+  check(strchr(qpu_version(), '.') != NULL, "the version has parts");
+  run();
+  files(argc > 1 ? argv[1] : ".");
+  char *report = qpu_machine_report("/", 1);
+  check(report != NULL && report[0] == '{', "the report is an object");
+  qpu_free(report);
+  qpu_free(NULL);
+  return failures != 0;
 }

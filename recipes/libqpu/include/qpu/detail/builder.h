@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "qpu/cycles.h"
 #include "qpu/detail/export.h"
 #include "qpu/location.h"
 
@@ -115,6 +116,11 @@ class QPU_API Trace {
 };
 
 QPU_API const char* programName(const Program& program) noexcept;
+QPU_API Cycles programCycles(const Program& program);
+// To be freed with freeText().
+QPU_API char* programListing(const Program& program);
+QPU_API void freeText(char* text) noexcept;
+QPU_API void saveProgram(const Program& program, const char* path);
 
 // Throws ArgumentError unless 1 <= n <= 12.
 QPU_API void requireQpuCount(const Program& program, int n);
