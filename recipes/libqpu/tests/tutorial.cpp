@@ -8,11 +8,13 @@
 #include <numeric>
 #include <vector>
 
+#include "tutorial/add.hpp"
 #include "tutorial/gcd.hpp"
 #include "tutorial/heatmap.hpp"
 #include "tutorial/mandelbrot.hpp"
 #include "tutorial/memory.hpp"
 #include "tutorial/oet.hpp"
+#include "tutorial/product.hpp"
 #include "tutorial/rot3d.hpp"
 #include "tutorial/tri.hpp"
 
@@ -248,4 +250,52 @@ TEST_CASE("Mandelbrot counts are those of single-precision C++, on any number of
     }
   // The host rounds to nearest, the QPU toward zero: on the rim counts differ.
   CHECK(different <= width * height / 100);
+}
+
+TEST_CASE("three ways to add arrays") {
+  const auto check = [](auto kernel, int n, int qpus) {
+    const auto words = static_cast<std::size_t>(std::max(n, 1));
+    SharedArray<float> a(words), b(words), out(words);
+    for (int i = 0; i < n; ++i) {
+      a[i] = static_cast<float>(i);
+      b[i] = static_cast<float>(2 * i + 1);
+    }
+    kernel.setNumQPUs(qpus);
+    kernel(n, &out, &a, &b);
+    for (int i = 0; i < n; ++i) REQUIRE(out[i] == static_cast<float>(3 * i + 1));
+  };
+  const auto waiting = compile(tutorial::addWaiting);
+  const auto ahead = compile(tutorial::addAhead);
+  const auto bursts = compile(tutorial::addBursts);
+  for (const int qpus : {1, 5, 12}) {
+    for (const int n : {0, 16, 64, 1600}) {
+      check(waiting, n, qpus);
+      check(ahead, n, qpus);
+    }
+    for (const int n : {0, 1, 16, 17, 63, 64, 65, 1000, 1600}) check(bursts, n, qpus);
+  }
+}
+
+TEST_CASE("two ways to multiply matrices") {
+  const int m = 12, n = 64, k = 48;
+  SharedArray<float> a(m * k), b(k * n), c(m * n);
+  for (int i = 0; i < m * k; ++i) a[i] = static_cast<float>(i % 7 - 3);
+  for (int i = 0; i < k * n; ++i) b[i] = static_cast<float>(i % 5 - 2);
+  const auto check = [&](auto kernel, int qpus) {
+    for (float& x : c) x = 0.5F;
+    kernel.setNumQPUs(qpus);
+    kernel(m, n, k, &c, &a, &b);
+    for (int i = 0; i < m; ++i)
+      for (int j = 0; j < n; ++j) {
+        float sum = 0;
+        for (int l = 0; l < k; ++l) sum += a[i * k + l] * b[l * n + j];
+        REQUIRE(c[i * n + j] == sum);
+      }
+  };
+  const auto plain = compile(tutorial::productPlain);
+  const auto tiled = compile(tutorial::productTiled);
+  for (const int qpus : {1, 2, 5, 12}) {
+    check(plain, qpus);
+    check(tiled, qpus);
+  }
 }

@@ -8,7 +8,7 @@ namespace {
 template <std::size_t N, typename F>
 void map(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {
   std::array<Float, kVectors> result;
-  walk(
+  walk<N>(
       n, in, me(), numQPUs(), [&](int j, Vectors<N>& x) { result[static_cast<std::size_t>(j)] = f(x); },
       [&](const Int& b) { burst(result, out + (b << 6)); },
       [&](Vectors<N>& x, const Int& first, const Int& count) {

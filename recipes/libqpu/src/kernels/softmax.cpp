@@ -1,6 +1,6 @@
 // Softmax of rows, one QPU per row. Rows of up to four vectors stay in registers;
-// longer ones are read three times: for the greatest element, the sum of the
-// powers, and the results.
+// longer ones are read twice: for the greatest element with the sum of the powers,
+// and for the results.
 #include <limits>
 
 #include "kernels/host.hpp"
@@ -8,8 +8,6 @@
 
 namespace qpu::kernels {
 namespace {
-
-constexpr float kLeast = -std::numeric_limits<float>::infinity();
 
 void shortRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride) {
   std::array<Int, kVectors> lane;
@@ -38,35 +36,43 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
   For (Int row = me(), row < rows, row = row + numQPUs())
     Pointers<1> from;
     from[0] = a + row * rowStride;
-    Float most = kLeast;
-    walk<1>(
-        columns, from, 0, 1, [&](int, Vectors<1>& x) { most = max(most, x[0]); },
-        [](const Int&) {},
-        [&](Vectors<1>& x, const Int&, const Int&) { most = max(most, x[0]); });
-    most = maxOf(most);
-
-    std::array<Sum, 2> sums;
+    // The greatest so far and the sum of the powers relative to it, per element.
+    // Elements of -Inf stay below the start, and their powers are 0.
+    Float most = -std::numeric_limits<float>::max();
+    Sum sum;
+    const auto raise = [&](const FloatExpr& to) {
+      Float raised = max(most, to);
+      If (any(raised > most))
+        Float factor = exp(most - raised);
+        sum.total = sum.total * factor;
+        sum.lost = sum.lost * factor;
+        most = raised;
+      End
+    };
+    std::array<Float, kVectors> x;
     walk<1>(
         columns, from, 0, 1,
-        [&](int j, Vectors<1>& x) { sums[static_cast<std::size_t>(j % 2)].add(exp(x[0] - most)); },
-        [](const Int&) {},
-        [&](Vectors<1>& x, const Int&, const Int& count) {
-          sums[0].add(select(index() < count, exp(x[0] - most), 0));
+        [&](int j, Vectors<1>& v) { x[static_cast<std::size_t>(j)] = v[0]; },
+        [&](const Int&) {
+          raise(max(max(x[0], x[1]), max(x[2], x[3])));
+          for (Float& v : x) v = exp(v - most);
+          sum.add((x[0] + x[1]) + (x[2] + x[3]));
+        },
+        [&](Vectors<1>& v, const Int&, const Int& count) {
+          raise(v[0]);
+          sum.add(select(index() < count, exp(v[0] - most), 0));
         });
-    sums[0].add(sums[1].total);
-    Float factor = reciprocal(sumOf(sums[0].total - (sums[0].lost + sums[1].lost)));
+    Float all = maxOf(most);
+    Float factor = reciprocal(sumOf((sum.total - sum.lost) * exp(most - all)));
 
     Ptr<Float> to = out + row * rowStride;
-    std::array<Float, kVectors> result;
     walk<1>(
         columns, from, 0, 1,
-        [&](int j, Vectors<1>& x) {
-          result[static_cast<std::size_t>(j)] = exp(x[0] - most) * factor;
-        },
-        [&](const Int& b) { burst(result, to + (b << 6)); },
-        [&](Vectors<1>& x, const Int& first, const Int& count) {
+        [&](int j, Vectors<1>& v) { x[static_cast<std::size_t>(j)] = exp(v[0] - all) * factor; },
+        [&](const Int& b) { burst(x, to + (b << 6)); },
+        [&](Vectors<1>& v, const Int& first, const Int& count) {
           finishBursts();
-          store(exp(x[0] - most) * factor, to + first, count);
+          store(exp(v[0] - all) * factor, to + first, count);
         });
     finishBursts();
   End

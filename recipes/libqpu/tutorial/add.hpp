@@ -1,0 +1,98 @@
+// Adding two arrays, from the first thing that works to what the bus allows.
+#ifndef TUTORIAL_ADD_HPP
+#define TUTORIAL_ADD_HPP
+
+#include <array>
+
+#include "QPULib.h"
+
+namespace tutorial {
+
+// Each QPU takes 16 numbers at a time and waits for everything. n is a multiple
+// of 16.
+inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
+  For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
+    out[i] = a[i] + b[i];
+  End
+}
+
+// Asks for the next 16 before it waits for these, and does not wait for stores.
+// At the end it asks for one block too many: that is why `last` is needed.
+inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
+  Int step = numQPUs() << 4;
+  Int last = n - 16;
+  Int i = me() << 4;
+  If (i < n)
+    gather(a + i + index());
+    gather(b + i + index());
+    While (i < n)
+      Int next = min(i + step, last);
+      gather(a + next + index());
+      gather(b + next + index());
+      Float x, y;
+      receive(x);
+      receive(y);
+      store(x + y, out + i);
+      i = i + step;
+    End
+    Float unused;
+    receive(unused);
+    receive(unused);
+  End
+}
+
+// Four vectors at a time: eight requests in flight, and one DMA for the four
+// results, out of VPM rows of the QPU's own. What is left of n goes by vectors,
+// the last of them shorter. Any n.
+inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
+  Int blocks = n >> 6;
+  Int step = numQPUs() << 6;
+  Int vpmRow = me() << 2;
+  If (me() < blocks)
+    Ptr<Float> p = a + (me() << 6) + index();
+    Ptr<Float> q = b + (me() << 6) + index();
+    for (int j = 0; j < 4; ++j) {
+      gather(p + 16 * j);
+      gather(q + 16 * j);
+    }
+    For (Int block = me(), block < blocks, block = block + numQPUs())
+      // Onward while there is a block for this QPU; else the same again.
+      Int onward = step & ((block + numQPUs() - blocks) >> 31);
+      p = p + onward;
+      q = q + onward;
+      std::array<Float, 4> sum;
+      for (int j = 0; j < 4; ++j) {
+        Float x, y;
+        receive(x);
+        receive(y);
+        gather(p + 16 * j);
+        gather(q + 16 * j);
+        sum[static_cast<std::size_t>(j)] = x + y;
+      }
+      dmaWaitWrite();  // of the block before
+      vpmSetupWrite(HORIZ, vpmRow);
+      for (const Float& s : sum) vpmPut(s);
+      dmaSetWriteStride(0);
+      dmaSetupWrite(HORIZ, 4, vpmRow << 4);
+      dmaStartWrite(out + (block << 6));
+    End
+    Float unused;
+    for (int j = 0; j < 8; ++j) receive(unused);
+    dmaWaitWrite();
+  End
+  Int whole = blocks << 6;
+  For (Int i = whole + (me() << 4), i < n, i = i + (numQPUs() << 4))
+    Int count = min(n - i, 16);
+    Int lane = i + min(index(), count - 1);
+    gather(a + lane);
+    gather(b + lane);
+    Float x, y;
+    receive(x);
+    receive(y);
+    store(x + y, out + i, count);
+  End
+}
+
+}  // namespace tutorial
+
+#endif
