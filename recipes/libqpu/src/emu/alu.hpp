@@ -9,7 +9,7 @@
 #include "interp/vector_ops.hpp"
 #include "isa/instruction.hpp"
 
-#if defined(__SSE2__)
+#if defined(__SSE2__) && !defined(QPU_EMU_PORTABLE)
 #include <emmintrin.h>
 #define QPU_EMU_SSE2 1
 #endif

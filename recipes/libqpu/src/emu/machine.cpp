@@ -475,7 +475,7 @@ void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool 
 
 Report run(const Launch& launch) {
   Machine machine(launch);
-  const QpuRounding rounding;
+  [[maybe_unused]] const QpuRounding rounding;
   return machine.run();
 }
 
