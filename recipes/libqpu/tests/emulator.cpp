@@ -16,7 +16,7 @@ struct Outcome {
 Outcome outcome(Instruction i, std::uint32_t a, std::uint32_t b) {
   Code code;
   code.set(toR(0), a).set(toR(1), b);
-  code << flags(std::move(i));
+  code << flags(i);
   code.set(toR(3), 0);
   code << load(toR(3), 1);
   code.instructions.back().condAdd = Cond::NSet;

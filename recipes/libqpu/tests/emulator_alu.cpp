@@ -72,7 +72,7 @@ void everyPair(F f) {
     if (i % 4 == 3) y = (y & 0x80ffffffU) | ((0x7e000000U - (x & 0x7f000000U)) & 0x7f000000U);
     push(x, y);
   }
-  while (n != 0) push(0, 0);
+  for (std::size_t rest = n; rest % kElements != 0; ++rest) push(0, 0);
 }
 
 void compare(const char* name, const std::function<void(const Vector&, const Vector&, Vector&)>& f,
@@ -166,9 +166,9 @@ TEST_CASE("masks of elements") {
       sum.e[i] = a.e[i] + b.e[i];
       difference.e[i] = a.e[i] - b.e[i];
       n |= (a.e[i] >> 31U) << i;
-      z |= Mask{difference.e[i] == 0} << i;
-      borrow |= Mask{a.e[i] < b.e[i]} << i;
-      over |= Mask{(std::uint64_t{a.e[i]} + b.e[i]) >> 32U != 0} << i;
+      z |= (difference.e[i] == 0 ? Mask{1} : 0) << i;
+      borrow |= (a.e[i] < b.e[i] ? Mask{1} : 0) << i;
+      over |= static_cast<Mask>((std::uint64_t{a.e[i]} + b.e[i]) >> 32U) << i;
     }
     const bool right = negative(a) == n && zero(difference) == z &&
                        carry(AddOp::Sub, a, b, difference) == borrow &&

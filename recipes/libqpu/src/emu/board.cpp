@@ -13,8 +13,8 @@ namespace {
 // what depends on memory follows its clock.
 struct Figures {
   const char* name;
-  double clockHz;      // Raspberry Pi documentation, table of default v3d_freq
-  double memoryHz;     // LPDDR2 clock: 400 MHz on BCM2835, 450 MHz on BCM2836 and later
+  std::uint64_t clockHz;  // Raspberry Pi documentation, table of default v3d_freq
+  double memoryHz;        // LPDDR2 clock: 400 MHz on BCM2835, 450 MHz on BCM2836 and later
 };
 
 // VC4C issue 14: vector addition of 80..100 M elements/s on 12 QPUs, which is up
@@ -28,7 +28,7 @@ constexpr double kMemoryHz = 400e6;
 // performance counter 17.
 constexpr std::uint32_t kTmuL1Clocks = 36;
 constexpr std::uint32_t kTmuL2Clocks = 48;
-constexpr double kTmuMemorySeconds = 80 / 250e6;
+constexpr std::uint64_t kTmuMemoryNanoseconds = 80 * 4;
 // Guess: one element per clock, as for texels. Board test: 1000 requests to one
 // line from one and from two QPUs of a slice.
 constexpr std::uint32_t kTmuRequestClocks = 16;
@@ -58,14 +58,14 @@ constexpr std::uint32_t kL2Bytes = 32768;
 constexpr Board board(const Figures& f) {
   Board b;
   b.name = f.name;
-  b.clockHz = f.clockHz;
+  b.clockHz = static_cast<double>(f.clockHz);
   b.tmuL1Clocks = kTmuL1Clocks;
   b.tmuL2Clocks = kTmuL2Clocks;
-  b.tmuMemoryClocks = static_cast<std::uint32_t>(kTmuMemorySeconds * f.clockHz + 0.5);
+  b.tmuMemoryClocks = static_cast<std::uint32_t>(kTmuMemoryNanoseconds * f.clockHz / 1000000000);
   b.tmuRequestClocks = kTmuRequestClocks;
   b.fetchL2Clocks = kFetchL2Clocks;
   b.fetchMemoryClocks = b.tmuMemoryClocks;
-  b.memoryBytesPerClock = kMemoryBytesPerSecond * (f.memoryHz / kMemoryHz) / f.clockHz;
+  b.memoryBytesPerClock = kMemoryBytesPerSecond * (f.memoryHz / kMemoryHz) / b.clockHz;
   b.l2BytesPerClock = kL2BytesPerClock;
   b.dmaStoreClocks = kDmaStoreClocks;
   b.dmaStoreRowClocks = kDmaStoreRowClocks;
@@ -81,11 +81,11 @@ constexpr Board board(const Figures& f) {
 
 }  // namespace
 
-const Board kPi1 = board({"pi1", 250e6, 400e6});
-const Board kPiZero = board({"zero", 300e6, 400e6});
-const Board kPi2 = board({"pi2", 250e6, 450e6});
-const Board kPi3 = board({"pi3", 400e6, 450e6});
-const Board kPiZero2 = board({"zero2", 300e6, 450e6});
+const Board kPi1 = board({"pi1", 250000000, 400e6});
+const Board kPiZero = board({"zero", 300000000, 400e6});
+const Board kPi2 = board({"pi2", 250000000, 450e6});
+const Board kPi3 = board({"pi3", 400000000, 450e6});
+const Board kPiZero2 = board({"zero2", 300000000, 450e6});
 const Board& kDefaultBoard = kPi3;
 
 const Board* findBoard(const char* name) {

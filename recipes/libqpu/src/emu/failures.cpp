@@ -47,7 +47,7 @@ std::string Machine::describeWriter(Tag writer) const {
 }
 
 std::string Machine::describe(const Poison& p) const {
-  const std::string where = "bus address " + detail::hex(p.address) + ", ";
+  std::string where = "bus address " + detail::hex(p.address) + ", ";
   switch (p.kind) {
     case Poison::Kind::Outside:
       return where + "outside of every SharedArray; " + memory_.nearest(p.address);

@@ -16,7 +16,6 @@ using isa::MulOp;
 
 constexpr Clock kInstructionClocks = 4;
 constexpr std::uint32_t kNoJump = UINT32_MAX;
-constexpr std::uint32_t kInstructionsPerLine = 8;
 constexpr std::uint32_t kWordBytes = 8;
 constexpr std::uint32_t kDelaySlots = 3;
 // Registers, accumulators and flags are undefined at the start; a pattern that

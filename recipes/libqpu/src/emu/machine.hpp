@@ -84,7 +84,7 @@ struct UniformStream {
   Clock arrives = 0;
 };
 
-struct alignas(64) Qpu {
+struct Qpu {
   Vector* v = nullptr;
   std::vector<Vector> vectors;
   std::uint32_t number = 0;
@@ -129,29 +129,29 @@ class Machine {
   bool passMutex(Qpu& q);
   bool passDma(Qpu& q, Dma& dma, State waiting);
   void awaited(Qpu& q, Dma& dma);
-  void readPort(Qpu& q, std::uint8_t address, bool fileA, std::uint32_t at);
-  void unpackInput(Qpu& q, const isa::Instruction& i);
+  void readPort(Qpu& q, std::uint8_t from, bool fileA, std::uint32_t at);
+  static void unpackInput(Qpu& q, const isa::Instruction& i);
   void after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y);
   void writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector& x, const Vector& y,
                     Mask whereX, Mask whereY);
-  void setFlags(Qpu& q, const Op& op, const isa::Instruction& i, const Vector& x,
-                const Vector& y, Mask whereX, Mask whereY);
+  static void setFlags(Qpu& q, const Op& op, const isa::Instruction& i, const Vector& x,
+                       const Vector& y, Mask whereX, Mask whereY);
   void branch(Qpu& q, const Op& op, std::uint32_t at);
   void jump(Qpu& q, std::uint32_t at);
   void end(Qpu& q, std::uint32_t at);
   bool fetch(Qpu& q, std::uint32_t at);
 
-  void writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t address, const Vector& value,
+  void writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, const Vector& value,
                Mask where);
-  void writeR5(Qpu& q, bool fileA, const Vector& value, Mask where);
+  static void writeR5(Qpu& q, bool fileA, const Vector& value, Mask where);
   void request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addresses);
   void gatherWord(Qpu& q, std::uint32_t at, Request& r, std::uint32_t element,
-                  std::uint32_t address);
+                  std::uint32_t from);
   // Why a word that the caches deliver must not be used.
   bool isDoubtful(const Qpu& q, std::uint32_t region, Poison& p) const;
   void receive(Qpu& q, std::uint32_t at, unsigned tmu);
-  unsigned unitOf(const Qpu& q, unsigned tmu) const;
-  bool uniformNeedsOrder(const Qpu& q) const;
+  static unsigned unitOf(const Qpu& q, unsigned tmu);
+  static bool uniformNeedsOrder(const Qpu& q);
   std::uint32_t readUniform(Qpu& q, std::uint32_t at);
   void setupReads(Qpu& q, std::uint32_t at, std::uint32_t word);
   void setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word);
@@ -160,23 +160,23 @@ class Machine {
   void readVpm(Qpu& q, std::uint32_t at, Vector& v);
   void writeVpm(Qpu& q, std::uint32_t at, const Vector& v);
   void tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by);
-  void checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t address) const;
-  void tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t address);
-  void startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t address);
+  void checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t from) const;
+  void tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t to);
+  void startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from);
   void moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std::uint32_t row,
-               bool load, std::uint32_t address);
+               bool load, std::uint32_t from);
   void wake(Qpu& by, State waiting, std::uint32_t semaphore);
   void releaseMutex(Qpu& q, std::uint32_t at);
 
   void followPoison(Qpu& q, const Op& op, std::uint32_t at);
-  void setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole);
-  [[noreturn]] void failPoisoned(const Qpu& q, std::uint32_t at, PoisonNumber poison) const;
+  static void setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole);
+  [[noreturn]] void failPoisoned(const Qpu& q, std::uint32_t at, PoisonNumber number) const;
 
   bool ordered(const Qpu& q) const { return key(q.clock, q.number) <= horizon_; }
   static std::uint64_t key(Clock clock, std::uint32_t actor) { return clock << 4U | actor; }
   void stall(Qpu& q, std::uint32_t at, Clock until, std::uint64_t& counter);
   void stepEngine(bool load);
-  std::uint32_t slice(const Qpu& q) const { return q.number / 4; }
+  static std::uint32_t slice(const Qpu& q) { return q.number / 4; }
 
   const code::Site* siteOf(std::uint32_t at) const;
   std::string describe(std::uint32_t at) const;

@@ -90,7 +90,7 @@ void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
 }
 
 // QPUs 2 and 3 of a slice see the TMUs exchanged unless TMU_NOSWAP is set.
-unsigned Machine::unitOf(const Qpu& q, unsigned tmu) const {
+unsigned Machine::unitOf(const Qpu& q, unsigned tmu) {
   const bool swapped = !q.noSwap && (q.number & 2U) != 0;
   return 2 * slice(q) + (swapped ? 1 - tmu : tmu);
 }
@@ -161,7 +161,7 @@ void Machine::receive(Qpu& q, std::uint32_t /*at*/, unsigned tmu) {
   }
 }
 
-bool Machine::uniformNeedsOrder(const Qpu& q) const {
+bool Machine::uniformNeedsOrder(const Qpu& q) {
   const UniformStream& u = q.uniforms;
   const bool given = u.given;
   const std::uint32_t ahead = given ? q.number * kUniformSpan + 4 * (u.next + kUniformPrefetch)

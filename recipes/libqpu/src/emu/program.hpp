@@ -70,7 +70,7 @@ struct Fault {
 };
 
 struct Program {
-  Program(const isa::Word* words, std::size_t count, std::uint32_t address);
+  Program(const isa::Word* words, std::size_t size, std::uint32_t address);
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(instructions.size()); }
   // The rule that jumping from branch `at` to `target` breaks, or null;

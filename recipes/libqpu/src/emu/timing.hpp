@@ -37,7 +37,7 @@ class Cache {
     std::uint32_t used = 0;
     Clock arrives = 0;
   };
-  Way* set(std::uint32_t line) { return &ways_[(line & (sets_ - 1)) * perSet_]; }
+  Way* set(std::uint32_t line) { return &ways_[std::size_t{line & (sets_ - 1)} * perSet_]; }
 
   std::uint32_t perSet_;
   std::uint32_t sets_;

@@ -36,7 +36,7 @@ struct Window {
   std::uint32_t stride = 0;
   std::uint32_t left = 0;  // reads that the setup announced
 
-  explicit Window(std::uint32_t word);
+  explicit Window(std::uint32_t setup);
   Window() = default;
 
   struct Place {
