@@ -188,6 +188,18 @@ TEST_CASE("words that are no instructions") {
                        qpu::ExecutionError);
 }
 
+TEST_CASE("a launch has 1 to 12 QPUs") {
+  Code code;
+  code.end();
+  Setting setting;
+  setting.uniforms.clear();
+  says(failure<qpu::ArgumentError>(code, setting), "a launch on 0 QPUs, must be 1..12");
+  setting.uniforms.resize(13);
+  says(failure<qpu::ArgumentError>(code, setting), "a launch on 13 QPUs");
+  setting.uniforms.resize(12);
+  CHECK(run(code, setting).report.instructions == 36);
+}
+
 TEST_CASE("the TMU's queue") {
   const Instruction in = load(toR(0), kIn);
   says(errorOf({in, tmu(), tmu(), tmu(), tmu(), tmu()}), "a fifth request to TMU0 is in flight");

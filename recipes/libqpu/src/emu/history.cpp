@@ -66,16 +66,60 @@ bool History::isStale(std::uint32_t region, std::uint32_t address) const {
   return page != nullptr && page->stale[word % kPageWords];
 }
 
-Tag History::write(std::uint32_t region, std::uint32_t address, Tag by) {
+History::Page& History::page(std::uint32_t region, std::uint32_t word) {
+  std::unique_ptr<Page>& p = regions_[region].pages[word / kPageWords];
+  if (p == nullptr) p = std::make_unique<Page>();
+  return *p;
+}
+
+bool History::isClean(std::uint32_t region, std::uint32_t address, std::uint32_t words,
+                      std::uint32_t qpu) const {
+  const Shadow& s = regions_[region];
+  const std::uint32_t first = (address - s.base) / 4;
+  for (std::uint32_t word = first; word < first + words;) {
+    const Page* p = s.pages[word / kPageWords].get();
+    const std::uint32_t at = word % kPageWords;
+    const std::uint32_t n = std::min(first + words - word, kPageWords - at);
+    word += n;
+    if (p == nullptr) continue;
+    Tag any = 0;
+    for (std::uint32_t i = 0; i < n; ++i) any |= p->tags[at + i];
+    if (any == 0) continue;
+    for (std::uint32_t i = 0; i < n; ++i)
+      if (p->stale[at + i] || !isOver(p->tags[at + i], qpu)) return false;
+  }
+  return true;
+}
+
+Tag History::write(std::uint32_t region, std::uint32_t address, std::uint32_t words,
+                   std::uint32_t qpu, std::uint32_t& conflict) {
   Shadow& s = regions_[region];
   s.written = true;
-  const std::uint32_t word = (address - s.base) / 4;
-  std::unique_ptr<Page>& page = s.pages[word / kPageWords];
-  if (page == nullptr) page = std::make_unique<Page>();
-  const Tag before = page->tags[word % kPageWords];
-  page->tags[word % kPageWords] = by;
-  if (s.fetched[(address - s.base) / kLine]) page->stale[word % kPageWords] = true;
-  return before;
+  const Tag by = tagOfDma(qpu, false);
+  const std::uint32_t first = (address - s.base) / 4;
+  for (std::uint32_t word = first; word < first + words; ++word) {
+    Page& p = page(region, word);
+    Tag& t = p.tags[word % kPageWords];
+    if (!mayOverwrite(t, qpu)) {
+      conflict = s.base + 4 * word;
+      return t;
+    }
+    t = by;
+    if (s.fetched[word / (kLine / 4)]) p.stale[word % kPageWords] = true;
+  }
+  return 0;
+}
+
+bool History::writeVpmRow(std::uint32_t row, std::uint32_t qpu) {
+  Tag* const tags = &vpm_[kVpmColumns * row];
+  const Tag by = tagOfQpu(qpu);
+  Tag last = 0;
+  for (std::uint32_t i = 0; i < kVpmColumns; ++i) {
+    if (tags[i] != last && !mayOverwrite(tags[i], qpu)) return false;
+    last = tags[i];
+    tags[i] = by;
+  }
+  return true;
 }
 
 }  // namespace qpu::emu

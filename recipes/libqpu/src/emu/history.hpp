@@ -55,11 +55,19 @@ class History {
   Tag writer(std::uint32_t region, std::uint32_t address) const;
   // Written after a cache had fetched its line.
   bool isStale(std::uint32_t region, std::uint32_t address) const;
-  // Returns the tag before.
-  Tag write(std::uint32_t region, std::uint32_t address, Tag by);
+  // Whether the caches have all of these words as they are.
+  bool isClean(std::uint32_t region, std::uint32_t address, std::uint32_t words,
+               std::uint32_t qpu) const;
+  // Writes by a QPU's DMA. Should a word have a write that the QPU must not write
+  // over, the rest is left, `conflict` is that word's address and the result its
+  // tag; otherwise 0.
+  Tag write(std::uint32_t region, std::uint32_t address, std::uint32_t words, std::uint32_t qpu,
+            std::uint32_t& conflict);
 
   // The VPM's words.
   Tag& vpm(std::uint32_t word) { return vpm_[word]; }
+  // Notes that a QPU writes a whole row; false when there is a word it must not.
+  bool writeVpmRow(std::uint32_t row, std::uint32_t qpu);
   bool isShared() const { return shared_; }  // by several QPUs
 
  private:
@@ -76,6 +84,7 @@ class History {
     std::vector<std::unique_ptr<Page>> pages;
   };
 
+  Page& page(std::uint32_t region, std::uint32_t word);
   static Tag tag(std::uint32_t thread, std::uint32_t time) { return thread << kTimeBits | time; }
   static std::uint32_t thread(Tag t) { return t >> kTimeBits; }
   static std::uint32_t time(Tag t) { return t & ((1U << kTimeBits) - 1U); }

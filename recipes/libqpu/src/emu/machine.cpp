@@ -473,6 +473,10 @@ void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool 
 }
 
 Report run(const Launch& launch) {
+  const std::size_t qpus = launch.uniforms.size();
+  if (qpus < 1 || qpus > History::kQpus)
+    detail::raise<ArgumentError>("a launch on " + std::to_string(qpus) +
+                                 " QPUs, must be 1..12: one stream of uniforms for each");
   Machine machine(launch);
   [[maybe_unused]] const QpuRounding rounding;
   return machine.run();

@@ -161,7 +161,8 @@ class Machine {
   void writeVpm(Qpu& q, std::uint32_t at, const Vector& v);
   void tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by);
   void checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t from) const;
-  void tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t to);
+  void tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t to,
+                 std::uint32_t words);
   void startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from);
   void moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std::uint32_t row,
                bool load, std::uint32_t from);

@@ -112,7 +112,8 @@ void Machine::request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addr
     scattered |= (addresses.e[e] & ~3U) ^ (first + 4 * e);
   if (scattered == 0) {
     const std::uint32_t region = memory_.find(first, kVectorBytes, q.region);
-    if (region != Memory::kNone && !history_.isWritten(region)) {
+    if (region != Memory::kNone && (!history_.isWritten(region) ||
+                                    history_.isClean(region, first, kElements, q.number))) {
       std::memcpy(r.words.e.data(), memory_.host(region, first), kVectorBytes);
       history_.fetch(region, first, kVectorBytes);
       return;
@@ -290,8 +291,10 @@ void Machine::readVpm(Qpu& q, std::uint32_t at, Vector& v) {
 
 void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
   if (!q.writes.ready) fail<ExecutionError>(q, at, "the VPM is written without a write setup");
+  const bool isRow = q.writes.isRow();
   for (const Dma* dma : {&q.store, &q.load}) {
     if (dma->awaited) continue;
+    if (isRow && dma->words[q.writes.row()] == 0) continue;
     for (std::uint32_t e = 0; e < kElements; ++e) {
       const std::uint32_t p = q.writes.place(e).word;
       if ((dma->words[p / kVpmColumns] >> p % kVpmColumns & 1U) != 0)
@@ -302,7 +305,8 @@ void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
                                  describe(dma->startedAt));
     }
   }
-  if (history_.isShared()) {
+  if (history_.isShared() &&
+      !(isRow && history_.writeVpmRow(q.writes.row(), q.number))) {
     const Tag by = history_.tagOfQpu(q.number);
     for (std::uint32_t e = 0; e < kElements; ++e) tagVpm(q, at, q.writes.place(e).word, by);
   }
@@ -323,14 +327,14 @@ void Machine::tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by)
 }
 
 void Machine::tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region,
-                        std::uint32_t to) {
-  const Tag by = history_.tagOfDma(q.number, false);
-  const Tag before = history_.write(region, to, by);
-  if (before != by && !history_.mayOverwrite(before, q.number))
+                        std::uint32_t to, std::uint32_t words) {
+  std::uint32_t conflict = 0;
+  const Tag before = history_.write(region, to, words, q.number, conflict);
+  if (before != 0)
     fail<ExecutionError>(q, at,
-                         "bus address " + hex(to) + " is written, and was written by " +
+                         "bus address " + hex(conflict) + " is written, and was written by " +
                              describeWriter(before) + " without an order between the two",
-                         to);
+                         conflict);
 }
 
 // DMA loads do not go through the caches, but may come before the store.
@@ -394,13 +398,22 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
                                                           : "byte") +
                     " from " + hex(from) + " on by DMA reaches");
   unsigned char* const host = memory_.host(region, from);
-  for (std::uint32_t word = from & ~3U; word < from + bytes; word += 4) {
-    if (!load)
-      tagMemory(q, at, region, word);
-    else if (history_.isWritten(region))
-      checkRead(q, at, region, word);
-  }
+  const std::uint32_t words = (from % 4 + bytes + 3) / 4;
+  if (!load)
+    tagMemory(q, at, region, from & ~3U, words);
+  else if (history_.isWritten(region))
+    for (std::uint32_t i = 0; i < words; ++i) checkRead(q, at, region, (from & ~3U) + 4 * i);
   const bool tags = load && history_.isShared();
+  if (t.isRowOfWords(row) && !tags) {
+    std::uint32_t* const vpm = &vpm_.word(t.word(row, 0));
+    if (load)
+      std::memcpy(vpm, host, bytes);
+    else
+      std::memcpy(host, vpm, bytes);
+    std::uint16_t& used = dma.words[t.word(row, 0) / kVpmColumns];
+    used = static_cast<std::uint16_t>(used | ((1U << t.length) - 1U) << t.column);
+    return;
+  }
   for (std::uint32_t j = 0; j < t.length; ++j) {
     const std::uint32_t n = t.word(row, j);
     if (n == Transfer::kOutside)

@@ -45,6 +45,9 @@ struct Window {
   };
   // Of element e of the vector at the address; the part has 8 << size bits.
   Place place(std::uint32_t e) const;
+  // Whether a vector is a row of words.
+  bool isRow() const { return size == 2 && horizontal; }
+  std::uint32_t row() const { return address % kVpmRows; }
   void advance() { address += stride; }
 };
 
@@ -64,6 +67,11 @@ struct Transfer {
   static constexpr std::uint32_t kOutside = UINT32_MAX;
   // Word (16 * row + column) of unit j of memory row i, kOutside beyond the VPM.
   std::uint32_t word(std::uint32_t i, std::uint32_t j) const;
+  // Whether memory row i is words next to each other in one row of the VPM.
+  bool isRowOfWords(std::uint32_t i) const {
+    return unitBytes == 4 && horizontal && !packed && column + length <= kVpmColumns &&
+           row + i * vpmPitch < kVpmRows;
+  }
   // Its lowest bit there.
   std::uint32_t shift(std::uint32_t i, std::uint32_t j) const;
 
@@ -90,8 +98,8 @@ class Vpm {
   std::uint32_t& word(std::uint32_t n) { return words_[n / kVpmColumns].e[n % kVpmColumns]; }
 
   void read(const Window& w, Vector& v) {
-    if (w.size == 2 && w.horizontal) {
-      v = words_[w.address % kVpmRows];
+    if (w.isRow()) {
+      v = words_[w.row()];
       return;
     }
     const std::uint32_t part = partMask(w);
@@ -101,8 +109,8 @@ class Vpm {
     }
   }
   void write(const Window& w, const Vector& v) {
-    if (w.size == 2 && w.horizontal) {
-      words_[w.address % kVpmRows] = v;
+    if (w.isRow()) {
+      words_[w.row()] = v;
       return;
     }
     const std::uint32_t part = partMask(w);
