@@ -1,9 +1,9 @@
 /* The kernel library for C. What each function computes, its ranges and bounds:
  * qpu/kernels.h, under the same names.
  *
- * Pointers are the CPU's addresses of elements in shared memory, or bus addresses
- * cast to pointers. `qpus` is 1..12; 0 lets the library choose. All return 0, or
- * -1 when they failed; then qpu_kernels_error() says why. */
+ * Pointers are the CPU's addresses of elements in a qpu_buffer or SharedArray, or bus
+ * addresses cast to pointers. `qpus` is 1..12; 0 lets the library choose. All return 0, or
+ * -1 when they failed; then qpu_last_error() says why. */
 #ifndef QPU_KERNELS_C_H
 #define QPU_KERNELS_C_H
 
@@ -12,9 +12,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* What this thread's last failed call says; "" before any. Valid until the next. */
-QPU_C_API const char *qpu_kernels_error(void);
 
 QPU_C_API int qpu_add(float *out, const float *a, const float *b, int n, int qpus);
 QPU_C_API int qpu_sub(float *out, const float *a, const float *b, int n, int qpus);

@@ -560,8 +560,8 @@ TEST_CASE("the C functions compute the same and report failures") {
   k::matmul(k::Matrix(expected, 10), k::Matrix(a, 10), k::Matrix(a, 10), 10, 10, 10);
   for (int i = 0; i < n; ++i) CHECK(out[i] == expected[i]);
   CHECK(qpu_add(p, p, p, -1, 0) == -1);
-  CHECK(test::contains(qpu_kernels_error(), "n is -1"));
+  CHECK(test::contains(qpu_last_error(), "n is -1"));
   float outside = 0;
   CHECK(qpu_relu(p, &outside, 1, 0) == -1);
-  CHECK(test::contains(qpu_kernels_error(), "live SharedArrays only"));
+  CHECK(test::contains(qpu_last_error(), "live SharedArrays only"));
 }

@@ -1,14 +1,10 @@
-#include <exception>
-#include <string>
-
 #include "qpu/kernels.h"
 #include "qpu_kernels.h"
+#include "runtime/failure.hpp"
 
 namespace {
 
 namespace k = qpu::kernels;
-
-thread_local std::string lastError;
 
 k::Floats at(const float* p) { return k::Floats(const_cast<float*>(p)); }
 k::Matrix matrix(const qpu_matrix& m) { return {at(m.data), m.row_stride, m.column_stride}; }
@@ -30,27 +26,15 @@ k::Window window(const qpu_window& w) {
   return r;
 }
 
-// No exception leaves the library through C.
 template <typename F>
 int guarded(F f) noexcept {
-  try {
+  return qpu::runtime::guarded(-1, [&f] {
     f();
     return 0;
-  } catch (const std::exception& e) {
-    try {
-      lastError = e.what();
-    } catch (...) {
-      lastError.clear();
-    }
-  } catch (...) {
-    lastError.clear();
-  }
-  return -1;
+  });
 }
 
 }  // namespace
-
-const char* qpu_kernels_error(void) { return lastError.c_str(); }
 
 int qpu_add(float* out, const float* a, const float* b, int n, int qpus) {
   return guarded([&] { k::add(at(out), at(a), at(b), n, qpus); });

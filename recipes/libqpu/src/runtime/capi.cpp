@@ -11,6 +11,7 @@
 #include "qpu/shared_array.h"
 #include "runtime/backends.hpp"
 #include "runtime/executable.hpp"
+#include "runtime/failure.hpp"
 #include "runtime/machine.hpp"
 #include "runtime/object_file.hpp"
 #include "runtime/report.hpp"
@@ -44,31 +45,6 @@ void remember(const char* kind, const char* text) noexcept {
   lastFailure.kind = kind;
 }
 
-// What `f` returns, or `failed` with the error's text kept.
-template <typename T, typename F>
-T guarded(T failed, F f) noexcept {
-  try {
-    return f();
-  } catch (const CompileError& e) {
-    remember("CompileError", e.what());
-  } catch (const BoundsError& e) {
-    remember("BoundsError", e.what());
-  } catch (const DeadlockError& e) {
-    remember("DeadlockError", e.what());
-  } catch (const ExecutionError& e) {
-    remember("ExecutionError", e.what());
-  } catch (const ArgumentError& e) {
-    remember("ArgumentError", e.what());
-  } catch (const AllocationError& e) {
-    remember("AllocationError", e.what());
-  } catch (const BackendError& e) {
-    remember("BackendError", e.what());
-  } catch (const std::exception& e) {
-    remember("Error", e.what());
-  }
-  return failed;
-}
-
 // A copy that the caller frees.
 char* copied(const std::string& text) {
   char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
@@ -100,6 +76,30 @@ std::uint32_t* wordsAt(const qpu_buffer& buffer, std::size_t offset, std::size_t
 }
 
 }  // namespace
+
+void rememberFailure() noexcept {
+  try {
+    throw;
+  } catch (const CompileError& e) {
+    remember("CompileError", e.what());
+  } catch (const BoundsError& e) {
+    remember("BoundsError", e.what());
+  } catch (const DeadlockError& e) {
+    remember("DeadlockError", e.what());
+  } catch (const ExecutionError& e) {
+    remember("ExecutionError", e.what());
+  } catch (const ArgumentError& e) {
+    remember("ArgumentError", e.what());
+  } catch (const AllocationError& e) {
+    remember("AllocationError", e.what());
+  } catch (const BackendError& e) {
+    remember("BackendError", e.what());
+  } catch (const std::exception& e) {
+    remember("Error", e.what());
+  } catch (...) {
+    remember("Error", "an exception of an unknown kind");
+  }
+}
 
 // Where machine code runs.
 Kind machineBackend() {
