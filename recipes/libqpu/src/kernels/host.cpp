@@ -7,6 +7,7 @@
 
 #include "error_facts.hpp"
 #include "mem/heap.hpp"
+#include "runtime/backends.hpp"
 
 namespace qpu::kernels {
 namespace {
@@ -25,10 +26,22 @@ struct Pool {
 constexpr std::size_t kMostKept = 8;
 constexpr std::size_t kLeastWords = 1024;
 
+// An array keeps the memory of the backend that was in force when it was made.
+bool isOnDevice(const SharedArray<float>& a) {
+  const auto table = detail::Heap::instance().table();
+  const detail::Block* const block = table->find(a.getAddress());
+  return block != nullptr && block->device;
+}
+
 }  // namespace
 
 void refuse(const char* name, const std::string& what) {
   detail::raise<ArgumentError>("kernels::" + std::string(name) + ": " + what, {name, name, -1, 0});
+}
+
+bool onHardware() {
+  const runtime::Kind kind = runtime::requireBackend();
+  return kind == runtime::Kind::Registers || kind == runtime::Kind::Mailbox;
 }
 
 void requireSize(const char* name, const char* what, std::int64_t value, std::int64_t least) {
@@ -59,6 +72,10 @@ void requireRange(const char* name, const char* what, Floats at, std::int64_t co
                      detail::hex(address) + " on are not in one SharedArray, " +
                      (block == nullptr ? table->nearest(address)
                                        : "which ends after " + std::to_string(room)));
+  if (onHardware() && !block->device)
+    refuse(name, std::string(what) +
+                     " was allocated while no hardware backend was in force; allocate arrays "
+                     "after QPU_BACKEND is set");
 }
 
 void requireMatrix(const char* name, const char* what, const Matrix& matrix, int m, int n) {
@@ -74,8 +91,10 @@ Scratch::Scratch(std::size_t words) {
   Pool& pool = Pool::instance();
   {
     const std::lock_guard<std::mutex> lock(pool.mutex);
-    const auto fit = std::find_if(pool.free.begin(), pool.free.end(),
-                                  [words](const auto& a) { return a->size() >= words; });
+    const bool onDevice = onHardware();
+    const auto fit = std::find_if(pool.free.begin(), pool.free.end(), [&](const auto& a) {
+      return a->size() >= words && isOnDevice(*a) == onDevice;
+    });
     if (fit != pool.free.end()) {
       array_ = std::move(*fit);
       pool.free.erase(fit);

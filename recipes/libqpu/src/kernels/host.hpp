@@ -14,6 +14,9 @@ namespace qpu::kernels {
 // `what` in the error of kernel `name`.
 [[noreturn]] void refuse(const char* name, const std::string& what);
 
+// Whether kernels run on QPUs of this machine, which reach GPU memory only.
+bool onHardware();
+
 // Sizes that are below `least` are refused.
 void requireSize(const char* name, const char* what, std::int64_t value, std::int64_t least = 0);
 // Indices and strides that kernels multiply have 24 bits.

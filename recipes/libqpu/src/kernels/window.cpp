@@ -100,7 +100,7 @@ void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> colum
 
 // Tables of one geometry, in shared memory.
 struct Plan {
-  std::array<int, 8> key;
+  std::array<int, 9> key;
   Scratch tables;
   std::size_t pixels;
 
@@ -119,9 +119,9 @@ class Plans {
   std::shared_ptr<const Plan> get(const Window& w) {
     const int width = w.width + 2 * w.paddingX;
     const int planeSize = width * (w.height + 2 * w.paddingY);
-    const std::array<int, 8> key = {width,          planeSize,     w.channels,
+    const std::array<int, 9> key = {width,          planeSize,     w.channels,
                                     w.kernelHeight, w.kernelWidth, w.strideY * 65536 + w.strideX,
-                                    w.dilationY,    w.dilationX};
+                                    w.dilationY,    w.dilationX,   onHardware() ? 1 : 0};
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = std::find_if(plans_.begin(), plans_.end(),
                                     [&key](const auto& p) { return p->key == key; });
@@ -137,7 +137,7 @@ class Plans {
  private:
   static constexpr std::size_t kMostKept = 16;
 
-  static std::shared_ptr<const Plan> make(const Window& w, const std::array<int, 8>& key,
+  static std::shared_ptr<const Plan> make(const Window& w, const std::array<int, 9>& key,
                                           int width, int planeSize) {
     const int outHeight = w.outHeight();
     const int outWidth = w.outWidth();
