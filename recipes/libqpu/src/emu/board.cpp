@@ -37,12 +37,16 @@ constexpr std::uint32_t kTmuRequestClocks = 16;
 constexpr std::uint32_t kFetchL2Clocks = 24;
 // Guess: 16 bytes per clock. Board test: 12 QPUs that read 16 KB again and again.
 constexpr double kL2BytesPerClock = 16;
-// Sugizaki's measurements of VPM DMA at 250 MHz: stores of one row of 16 words at
-// 300 MB/s and of 128 rows at 1.12 GB/s make 39 clocks and 14 per row; loads at
-// 200 MB/s and, of 16 rows, at 690 MB/s make 61 clocks and 19 per row. Board
-// test: 1000 transfers of 1, 2, 4, .. rows.
-constexpr std::uint32_t kDmaStoreClocks = 39;
-constexpr std::uint32_t kDmaStoreRowClocks = 14;
+// A store of one row of 16 words. Whole programs that do nothing else at their
+// limit: QPULib's HeatMap (512 x 512, 4 QPUs, Pi 1) takes 622 ns per vector
+// stored, its Rot3D (2 QPUs, Pi 1) 667 ns, VC4CL's clpeak (112 MB/s, Pi 3) 571 ns;
+// the last two are apart as the clocks of the memories are. Against them stands
+// Sugizaki's measurement of bare transfers, 300 MB/s or 213 ns. A further row:
+// his 1.12 GB/s of 128 rows. Board test: 1000 stores of 1, 2, 4, .. rows.
+constexpr double kDmaStoreSeconds = 570e-9;
+constexpr double kDmaStoreRowSeconds = 52e-9;
+// Loads by Sugizaki's measurements alone, 200 MB/s of one row and 690 MB/s of 16
+// rows at 250 MHz: 61 clocks and 19 per row. Board test: as for stores.
 constexpr std::uint32_t kDmaLoadClocks = 61;
 constexpr std::uint32_t kDmaLoadRowClocks = 19;
 // Guess: the two instructions that must lie between hide all of it. Board test:
@@ -67,8 +71,11 @@ constexpr Board board(const Figures& f) {
   b.fetchMemoryClocks = b.tmuMemoryClocks;
   b.memoryBytesPerClock = kMemoryBytesPerSecond * (f.memoryHz / kMemoryHz) / b.clockHz;
   b.l2BytesPerClock = kL2BytesPerClock;
-  b.dmaStoreClocks = kDmaStoreClocks;
-  b.dmaStoreRowClocks = kDmaStoreRowClocks;
+  const auto atMemory = [&f](double seconds) {
+    return static_cast<std::uint32_t>(seconds * (kMemoryHz / f.memoryHz) * f.clockHz + 0.5);
+  };
+  b.dmaStoreClocks = atMemory(kDmaStoreSeconds);
+  b.dmaStoreRowClocks = atMemory(kDmaStoreRowSeconds);
   b.dmaLoadClocks = kDmaLoadClocks;
   b.dmaLoadRowClocks = kDmaLoadRowClocks;
   b.sfuClocks = kSfuClocks;
