@@ -19,6 +19,9 @@ from toolchain.config import Config
 from toolchain.jobs import compile_jobs
 
 LOADER_CONFIG = "etc/ld.so.conf.d/pitorch.conf"
+STATE_CONFIG = "etc/tmpfiles.d/pitorch.conf"
+"""Makes the folder in which processes tell each other who uses the QPUs."""
+PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
 
 
 def build(
@@ -82,9 +85,10 @@ def cross_options(target: Architecture, prefix: str) -> list[str]:
 
 
 def register(stage: Path, installed: Path, prefix: str) -> None:
-    """Tell the dynamic loader, the shell and pkg-config where a library lies that is staged below ``stage``.
+    """Tell the loader, the shell, Python and pkg-config where a library lies that is staged below ``stage``.
 
-    ``installed`` is the prefix's folder there; programs in its ``bin`` are linked, where it has any.
+    ``installed`` is the prefix's folder there; programs in its ``bin`` are linked, and its ``lib/python`` is put on
+    Python's path, where it has any.
     """
     loader = stage / LOADER_CONFIG
     loader.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +97,13 @@ def register(stage: Path, installed: Path, prefix: str) -> None:
     programs.mkdir(parents=True, exist_ok=True)
     for name in sorted(path.name for path in installed.glob("bin/*")):
         (programs / name).symlink_to(f"{prefix}/bin/{name}")
+    if (installed / "lib/python").is_dir():
+        path = stage / PYTHON_PATH
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{prefix}/lib/python\n")
+        state = stage / STATE_CONFIG
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.write_text("d /run/qpu 2770 root video -\n")
     # No link: the file finds its prefix by where it lies, and pkg-config takes a link's place for that.
     pkgconfig.mkdir(parents=True, exist_ok=True)
     relocatable = (installed / "lib/pkgconfig/qpu.pc").read_text()

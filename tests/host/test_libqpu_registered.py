@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.libqpu.build import LOADER_CONFIG, register
+from recipes.libqpu.build import LOADER_CONFIG, PYTHON_PATH, STATE_CONFIG, register
 
 PREFIX = "/opt/pitorch"
 
@@ -20,6 +20,7 @@ def stage(tmp_path: Path) -> Path:
     installed = tmp_path / PREFIX.strip("/")
     for name, text in {
         "bin/qpu-info": "#!/bin/sh\n",
+        "lib/python/pitorch/qpu/__init__.py": "",
         "lib/pkgconfig/qpu.pc": "prefix=${pcfiledir}/../../\nlibdir=${prefix}/lib\nincludedir=${prefix}/include\n\n"
         "Name: qpu\nDescription: kernels\nVersion: 1.0\nLibs: -L${libdir} -lqpu\nCflags: -I${includedir}\n",
     }.items():
@@ -42,3 +43,16 @@ def test_pkg_config_tells_the_prefix_and_not_the_place_of_its_file(stage: Path) 
 def test_programs_are_linked_and_the_loader_knows_the_folder(stage: Path) -> None:
     assert (stage / "usr/local/bin/qpu-info").readlink() == Path("/opt/pitorch/bin/qpu-info")
     assert (stage / LOADER_CONFIG).read_text() == "/opt/pitorch/lib\n"
+
+
+def test_python_finds_the_module_and_processes_their_folder(stage: Path) -> None:
+    assert (stage / PYTHON_PATH).read_text() == "/opt/pitorch/lib/python\n"
+    assert (stage / STATE_CONFIG).read_text() == "d /run/qpu 2770 root video -\n"
+
+
+def test_a_library_without_a_module_puts_nothing_on_pythons_path(tmp_path: Path) -> None:
+    installed = tmp_path / PREFIX.strip("/")
+    (installed / "lib/pkgconfig").mkdir(parents=True)
+    (installed / "lib/pkgconfig/qpu.pc").write_text("prefix=x\n")
+    register(tmp_path, installed, PREFIX)
+    assert not (tmp_path / PYTHON_PATH).exists()

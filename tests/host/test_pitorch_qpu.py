@@ -1,0 +1,209 @@
+"""pitorch.qpu on this PC, where machine code runs on the emulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy
+import pytest
+
+from toolchain.config import ROOT, Config
+from toolchain.jobs import compile_jobs
+from toolchain.process import run
+
+SOURCE = ROOT / "recipes" / "libqpu"
+ROWS = """
+mov r0, uniform
+add r0, r0, uniform           # the sum of two uniforms
+mov r1, uniform               # where its row is to go
+ldi r2, 0x1a00
+mov r3, uniform               # and its row of the VPM
+add vpm_wr_setup, r2, r3
+mov vpm, r0
+ldi r2, 0x80904000
+shl r3, r3, 7
+add vpm_wr_setup, r2, r3
+mov vpm_st_addr, r1
+nop; read vpm_st_wait
+nop; thrend
+nop
+nop
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(product_config: Config) -> Path:
+    """Libqpu and a program that saves a kernel, compiled; the folder is that of the C++ tests."""
+    for program in ("cmake", "ninja", "g++"):
+        if shutil.which(program) is None:
+            pytest.skip(f"the program {program} is missing; ./inv installs it")
+    folder = product_config.build_root / "libqpu-native"
+    options = ["-DBUILD_TESTING=ON", "-DQPU_WARNINGS_AS_ERRORS=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    run(["cmake", "-S", SOURCE, "-B", folder, "-G", "Ninja", *options])
+    jobs = str(compile_jobs(product_config.build))
+    run(["cmake", "--build", folder, "--parallel", jobs, "--target", "qpu", "user-save"], limit_s=1800)
+    return folder
+
+
+@pytest.fixture
+def qpu(tree: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, on the library just built."""
+    monkeypatch.setenv("QPU_LIBRARY", str(tree / "libqpu.so"))
+    monkeypatch.setenv("QPU_CACHE", "off")
+    monkeypatch.delenv("QPU_BACKEND", raising=False)
+    monkeypatch.syspath_prepend(str(SOURCE / "python"))
+    import pitorch.qpu
+
+    return pitorch.qpu
+
+
+@pytest.fixture
+def axpy(tree: Path, tmp_path: Path) -> Path:
+    """A kernel that C++ saved: y = factor * x + y."""
+    path = tmp_path / "axpy.qpuo"
+    run([tree / "tests" / "user-save", path])
+    return path
+
+
+def test_a_saved_kernel_runs_on_arrays(qpu: ModuleType, axpy: Path) -> None:
+    kernel = qpu.Program.open(axpy)
+    assert kernel.name == "axpy"
+    assert kernel.parameters == 4
+    assert kernel.uses_sfu is False
+    assert kernel.cycles() is None
+    x, y = qpu.Buffer.of(numpy.arange(320.0)), qpu.Buffer(320)
+    y.array[:] = 1
+    for qpus in (1, 12):
+        kernel.run(320, 0.5, x, y, qpus=qpus)
+    assert (y.read() == numpy.arange(320) + 1).all()
+    assert (y.array == y.read()).all()
+
+
+def test_cycles_and_listing_of_a_run(qpu: ModuleType, axpy: Path) -> None:
+    kernel = qpu.Program.open(axpy)
+    assert "not measured" not in kernel.listing()
+    kernel.profile()
+    x, y = qpu.Buffer(64), qpu.Buffer(64)
+    kernel.run(64, 2.0, x, y, qpus=2)
+    cycles = kernel.cycles()
+    assert cycles.memory_write_bytes == 256
+    assert cycles.instructions > 20
+    assert 0 < cycles.seconds < 1e-3
+    assert cycles.board
+    listing = kernel.listing()
+    assert "not measured on hardware" in listing
+    assert str(cycles.clocks) in listing
+
+
+def test_assembly_runs_with_uniforms_of_each_qpu(qpu: ModuleType) -> None:
+    program = qpu.Program.assemble(ROWS, "rows")
+    out = qpu.Buffer((3, 16), numpy.int32)
+    program.run_raw([(-100, 7 * n, out.address + 64 * n, n) for n in range(3)])
+    assert out.array.tolist() == [[-100 + 7 * n] * 16 for n in range(3)]
+
+
+def test_words_go_there_and_back(qpu: ModuleType, tmp_path: Path) -> None:
+    words = qpu.assemble(ROWS)
+    assert words.dtype == numpy.uint64
+    assert words.size == 15
+    lines = qpu.disassemble(words).splitlines()
+    assert len(lines) == 15
+    assert (qpu.assemble("\n".join(line.split(maxsplit=2)[2] for line in lines)) == words).all()
+    program = qpu.Program.from_words(words)
+    program.save(tmp_path / "rows")
+    assert (qpu.Program.open(tmp_path / "rows").words == words).all()
+
+
+def test_views_outlive_their_buffer(qpu: ModuleType) -> None:
+    view = qpu.Buffer.of(numpy.arange(1000, dtype=numpy.int32)).array
+    others = [qpu.Buffer(1000) for _ in range(20)]
+    for other in others:
+        other.write(7)
+    assert (view == numpy.arange(1000)).all()
+
+
+def test_misuse_is_told(qpu: ModuleType, axpy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = qpu.Program.open(axpy)
+    x = qpu.Buffer(16)
+    with pytest.raises(qpu.QpuError, match="takes 4 arguments, found 2") as fault:
+        kernel.run(16, x)
+    assert fault.value.kind == "ArgumentError"
+    with pytest.raises(qpu.QpuError, match=r"so 1\.\.12"):
+        kernel.run(16, 1.0, x, x, qpus=13)
+    with pytest.raises(qpu.QpuError, match="outside of every SharedArray") as outside:
+        kernel.run(1 << 20, 1.0, x, x)
+    assert outside.value.kind == "BoundsError"
+    with pytest.raises(TypeError, match="found str"):
+        kernel.run(16, "1.0", x, x)
+    with pytest.raises(OverflowError, match="32 bits"):
+        kernel.run(1 << 32, 1.0, x, x)
+    with pytest.raises(TypeError, match="4 bytes"):
+        qpu.Buffer(16, numpy.float64)
+    with pytest.raises(qpu.QpuError, match="without elements"):
+        qpu.Buffer(0)
+    with pytest.raises(ValueError, match="broadcast"):
+        x.write(numpy.zeros(17))
+    with pytest.raises(qpu.QpuError, match="cannot open"):
+        qpu.Program.open(tmp_path / "none")
+    with pytest.raises(qpu.QpuError, match="line 2"):
+        qpu.assemble("nop\nfrobnicate r0\n")
+    with pytest.raises(ValueError, match="same number"):
+        kernel.run_raw([(1,), (1, 2)])
+    monkeypatch.setenv("QPU_BACKEND", "interpreter")
+    with pytest.raises(qpu.QpuError, match="not machine code") as wrong:
+        kernel.run(16, 1.0, x, x)
+    assert wrong.value.kind == "BackendError"
+
+
+def test_backend_and_machine(qpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert qpu.version().count(".") == 2
+    assert qpu.backend().name == "interpreter"
+    found = qpu.machine()
+    assert [item["name"] for item in found["backends"]] == ["vc4-registers", "vc4-mailbox", "interpreter", "emulator"]
+    monkeypatch.setenv("QPU_BACKEND", "abacus")
+    with pytest.raises(qpu.QpuError, match="abacus"):
+        qpu.backend()
+
+
+def test_a_library_that_is_none_is_told(tree: Path) -> None:
+    code = "from pitorch import qpu\ntry:\n    qpu.version()\nexcept qpu.QpuError as fault:\n    print(fault)\n"
+    for library, text in (("/no/such/libqpu.so", "QPU_LIBRARY"), ("libm.so.6", "has no qpu_version")):
+        environment = {**os.environ, "QPU_LIBRARY": library, "PYTHONPATH": str(SOURCE / "python")}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert text in done.stdout
+
+
+def test_qpu_info_says_the_same(qpu: ModuleType, tree: Path) -> None:
+    run(["cmake", "--build", tree, "--target", "qpu-info"], limit_s=600)
+    said = json.loads(subprocess.run([tree / "tools" / "qpu-info", "--json"], check=True, capture_output=True).stdout)
+    assert said["backends"] == qpu.machine()["backends"]
+
+
+def test_the_installed_tree_serves_c_by_pkg_config_and_python(tree: Path, axpy: Path, tmp_path: Path) -> None:
+    program = shutil.which("pkg-config")
+    if program is None:
+        pytest.skip("the program pkg-config is missing (package pkgconf)")
+    run(["cmake", "--build", tree, "--target", "qpu-info", "qpu-objdump", "qpu-selftest"], limit_s=900)
+    prefix = tmp_path / "moved"
+    run(["cmake", "--install", tree, "--prefix", tmp_path / "opt"])
+    (tmp_path / "opt").rename(prefix)
+    library = next(prefix.glob("lib*/**/libqpu.so.1")).parent
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(library / "pkgconfig"), "QPU_CACHE": "off"}
+    asked = [program, "--cflags", "--libs", "qpu"]
+    flags = subprocess.run(asked, env=environment, check=True, capture_output=True, text=True).stdout.split()
+    source, made = SOURCE / "tests" / "user" / "c_program.c", tmp_path / "c_program"
+    run(["gcc", "-std=c99", source, *flags, f"-Wl,-rpath,{library}", "-o", made])
+    assert subprocess.run([made, tmp_path], env=environment, check=False).returncode == 0
+
+    code = f"from pitorch import qpu; print(qpu.Program.open({str(axpy)!r}).name, qpu.__file__)"
+    environment |= {"PYTHONPATH": str(library / "python"), "QPU_LIBRARY": str(library / "libqpu.so.1")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    name, file = done.stdout.split()
+    assert name == "axpy"
+    assert Path(file).is_relative_to(library)
