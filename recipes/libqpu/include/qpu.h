@@ -21,7 +21,7 @@ extern "C" {
 QPU_C_API const char *qpu_version(void);
 
 /* Name of the backend that runs kernels now, as QPU_BACKEND takes it; NULL when
- * QPU_BACKEND names none that this build has. */
+ * QPU_BACKEND names none, or one that does not work here. */
 QPU_C_API const char *qpu_backend_name(void);
 
 /* One sentence: why that backend, or, when qpu_backend_name() is NULL, what is

@@ -95,7 +95,8 @@ std::string checkRotation(int qpus) {
 
 std::string checkBounds() {
   qpu::SharedArray<int> a(16);
-  if (std::string(qpu::backend().name) != "interpreter") return {};
+  const std::string backend = qpu::backend().name;
+  if (backend != "interpreter" && backend != "emulator") return {};
   try {
     qpu::compile([](Ptr<Int> p) { p[1] = 0; }, "overrun")(&a);
   } catch (const qpu::BoundsError&) {

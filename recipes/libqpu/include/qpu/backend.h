@@ -15,7 +15,7 @@ struct Backend {
 };
 
 // Chosen by the environment variable QPU_BACKEND, else the best that works.
-// Throws BackendError when QPU_BACKEND names none that this build has.
+// Throws BackendError when QPU_BACKEND names none, or one that does not work here.
 QPU_API Backend backend();
 
 }  // namespace qpu

@@ -100,7 +100,8 @@ class QPU_API AllocationError : public Error {
   ~AllocationError() noexcept override;
 };
 
-// QPU_BACKEND names something that this build does not have.
+// QPU_BACKEND names no backend, or one that does not work on this machine; a setting
+// of the library is out of range.
 class QPU_API BackendError : public Error {
  public:
   using Error::Error;
