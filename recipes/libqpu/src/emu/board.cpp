@@ -59,6 +59,11 @@ constexpr std::uint32_t kIcacheBytes = 4096;
 constexpr std::uint32_t kUniformCacheBytes = 4096;
 constexpr std::uint32_t kL2Bytes = 32768;
 
+constexpr std::uint32_t rounded(double clocks) {
+  const auto whole = static_cast<std::uint32_t>(clocks);
+  return clocks - whole < 0.5 ? whole : whole + 1;
+}
+
 constexpr Board board(const Figures& f) {
   Board b;
   b.name = f.name;
@@ -72,7 +77,7 @@ constexpr Board board(const Figures& f) {
   b.memoryBytesPerClock = kMemoryBytesPerSecond * (f.memoryHz / kMemoryHz) / b.clockHz;
   b.l2BytesPerClock = kL2BytesPerClock;
   const auto atMemory = [&f](double seconds) {
-    return static_cast<std::uint32_t>(seconds * (kMemoryHz / f.memoryHz) * f.clockHz + 0.5);
+    return rounded(seconds * (kMemoryHz / f.memoryHz) * f.clockHz);
   };
   b.dmaStoreClocks = atMemory(kDmaStoreSeconds);
   b.dmaStoreRowClocks = atMemory(kDmaStoreRowSeconds);
