@@ -76,8 +76,8 @@ constexpr Board board(const Figures& f) {
   b.fetchMemoryClocks = b.tmuMemoryClocks;
   b.memoryBytesPerClock = kMemoryBytesPerSecond * (f.memoryHz / kMemoryHz) / b.clockHz;
   b.l2BytesPerClock = kL2BytesPerClock;
-  const auto atMemory = [&f](double seconds) {
-    return rounded(seconds * (kMemoryHz / f.memoryHz) * f.clockHz);
+  const auto atMemory = [&f, &b](double seconds) {
+    return rounded(seconds * (kMemoryHz / f.memoryHz) * b.clockHz);
   };
   b.dmaStoreClocks = atMemory(kDmaStoreSeconds);
   b.dmaStoreRowClocks = atMemory(kDmaStoreRowSeconds);
