@@ -50,6 +50,7 @@ class Selection {
     function_.parameters = graph_.parameters;
     function_.usesTwoTmus = graph_.usesTwoTmus;
     function_.usesVpmByHand = graph_.usesVpmByHand;
+    function_.keepsWriteWindow = graph_.keepsWriteWindow;
     function_.spillRow = graph_.spillRow;
     function_.spillRowStride = graph_.spillRowStride;
     function_.qpuNumber = graph_.qpuNumber;
