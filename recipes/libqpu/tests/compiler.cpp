@@ -24,8 +24,8 @@ std::string listing(const qpu::code::Object& object) {
 
 }  // namespace
 
-static void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options,
-                    int qpus, const std::vector<std::uint32_t>& arguments) {
+void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
+             const std::vector<std::uint32_t>& arguments) {
   const qpu::code::Object object = qpu::compiler::compile(source, options);
   for (const qpu::isa::Fault& fault : qpu::isa::verify(object.words))
     FAIL(fault.rule << ": " << fault.text << "\n" << listing(object));
@@ -52,13 +52,6 @@ static void execute(const qpu::detail::Source& source, const qpu::compiler::Opti
   } catch (const qpu::Error& e) {
     FAIL(std::string(e.what()) << "\n" << listing(object) << text(select(source, options)));
   }
-}
-
-void execute(const qpu::detail::Source& source, int level, int qpus,
-             const std::vector<std::uint32_t>& arguments) {
-  qpu::compiler::Options options;
-  options.level = level;
-  execute(source, options, qpus, arguments);
 }
 
 // Registers so few that values must go to memory between the kernel's own stores.
