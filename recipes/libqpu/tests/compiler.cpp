@@ -27,6 +27,9 @@ std::string listing(const qpu::code::Object& object) {
 void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments) {
   const qpu::code::Object object = qpu::compiler::compile(source, options);
+  if (std::getenv("COMPILER_VERBOSE") != nullptr)
+    std::cout << "level " << options.level << " " << text(select(source, options))
+              << listing(object);
   for (const qpu::isa::Fault& fault : qpu::isa::verify(object.words))
     FAIL(fault.rule << ": " << fault.text << "\n" << listing(object));
   const auto table = qpu::detail::Heap::instance().table();

@@ -781,17 +781,19 @@ inline int setting(const char* name, int otherwise) {
 
 }  // namespace cases
 
-// QPU_RANDOM_PROGRAMS and QPU_RANDOM_SEED make it run more, and others.
+// QPU_RANDOM_PROGRAMS and QPU_RANDOM_SEED make it run more, and others;
+// QPU_RANDOM_LENGTH cuts them to so many statements.
 TEST_CASE("random programs") {
   const int count = cases::setting("QPU_RANDOM_PROGRAMS", 300);
   const int first = cases::setting("QPU_RANDOM_SEED", 1);
+  const int length = cases::setting("QPU_RANDOM_LENGTH", 1000);
   SharedArray<int> in = cases::patterns(test::kInputWords, 7), out(12 * test::kAreaWords);
   const cases::Words uniforms = {cases::word(&in), cases::word(&out), 5U, cases::word(1.75F)};
   for (int seed = first; seed < first + count; ++seed) {
     CAPTURE(seed);
     const qpu::detail::Source source = test::trace(
-        [seed](Ptr<Int> p, Ptr<Int> q, Int n, Float x) {
-          test::RandomProgram(static_cast<std::uint32_t>(seed))(p, q, n, x);
+        [seed, length](Ptr<Int> p, Ptr<Int> q, Int n, Float x) {
+          test::RandomProgram(static_cast<std::uint32_t>(seed), length)(p, q, n, x);
         },
         "random");
     qpu::detail::checkGathers(source);
@@ -804,11 +806,15 @@ TEST_CASE("random programs") {
       CAPTURE(level);
       qpu::compiler::Options options;
       options.level = level;
-      if (seed % 4 == 0) options.fileRegisters = 5 + seed / 4 % 8;
+      if (seed % 4 == 0) options.fileRegisters = 12 + seed / 4 % 8;
       CAPTURE(options.fileRegisters);
       std::fill(out.begin(), out.end(), 0);
       execute(source, options, qpus, uniforms);
-      REQUIRE(cases::wordsOf(out) == expected);
+      const cases::Words words = cases::wordsOf(out);
+      const auto wrong = std::mismatch(words.begin(), words.end(), expected.begin()).first;
+      const auto place = static_cast<int>(wrong - words.begin());
+      CAPTURE(place);
+      REQUIRE(place == static_cast<int>(words.size()));
     }
   }
 }

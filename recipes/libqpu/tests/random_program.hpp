@@ -4,6 +4,7 @@
 #ifndef TESTS_RANDOM_PROGRAM_HPP
 #define TESTS_RANDOM_PROGRAM_HPP
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <random>
@@ -19,7 +20,8 @@ constexpr int kAreaWords = 16 * kSlots;
 
 class RandomProgram {
  public:
-  explicit RandomProgram(std::uint32_t seed) : random_(seed) {}
+  // At most `length` statements, to make a failing program small.
+  explicit RandomProgram(std::uint32_t seed, int length = 1000) : random_(seed), length_(length) {}
 
   void operator()(Ptr<Int>& in, Ptr<Int>& out, Int& n, Float& x) {
     // Deep pipelines have both TMUs for themselves.
@@ -43,7 +45,7 @@ class RandomProgram {
       else
         floats_.emplace_back(i == 0 ? FloatExpr(x) : asFloat(intLeaf(n, i)));
     }
-    budget_ = 10 + static_cast<int>(below(50));
+    budget_ = std::min(10 + static_cast<int>(below(50)), length_);
     statements(0, false);
     for (std::size_t i = 0; i < ints_.size(); ++i)
       store(ints_[i], area + 16 * static_cast<int>(i));
@@ -318,6 +320,7 @@ class RandomProgram {
   }
 
   std::mt19937 random_;
+  const int length_;
   bool deep_ = false;
   int budget_ = 0;
   Ptr<Int>* in_ = nullptr;
