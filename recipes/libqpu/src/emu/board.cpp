@@ -28,7 +28,7 @@ constexpr double kMemoryHz = 400e6;
 // performance counter 17.
 constexpr std::uint32_t kTmuL1Clocks = 36;
 constexpr std::uint32_t kTmuL2Clocks = 48;
-constexpr std::uint64_t kTmuMemoryNanoseconds = 320;
+constexpr std::uint64_t kTmuMemoryNanoseconds = 320;  // 80 clocks
 // Guess: one element per clock, as for texels. Board test: 1000 requests to one
 // line from one and from two QPUs of a slice.
 constexpr std::uint32_t kTmuRequestClocks = 16;

@@ -111,7 +111,7 @@ Tag History::write(std::uint32_t region, std::uint32_t address, std::uint32_t wo
 }
 
 bool History::writeVpmRow(std::uint32_t row, std::uint32_t qpu) {
-  Tag* const tags = &vpm_[kVpmColumns * row];
+  Tag* const tags = vpm_.data() + std::size_t{kVpmColumns} * row;
   const Tag by = tagOfQpu(qpu);
   Tag last = 0;
   for (std::uint32_t i = 0; i < kVpmColumns; ++i) {

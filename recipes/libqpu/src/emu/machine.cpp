@@ -286,7 +286,7 @@ void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y
       writeResults(q, op, at, x, y, whereX, whereY);
     }
   }
-  if ((needs & need::kR4) != 0) receive(q, at, i.signal == isa::Signal::LoadTmu1 ? 1 : 0);
+  if ((needs & need::kR4) != 0) receive(q, i.signal == isa::Signal::LoadTmu1 ? 1 : 0);
   q.clock += kInstructionClocks;
   if ((needs & need::kEnd) != 0) q.ending = true;
   if ((needs & need::kSlot) != 0 && q.jump != kNoJump) jump(q, at);

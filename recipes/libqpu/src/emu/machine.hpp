@@ -87,32 +87,32 @@ struct UniformStream {
 struct Qpu {
   Vector* v = nullptr;
   std::vector<Vector> vectors;
-  std::uint32_t number = 0;
-  std::uint32_t next = 0;      // instruction
   Clock clock = 0;
   std::uint64_t executed = 0;
+  std::uint32_t number = 0;
+  std::uint32_t next = 0;           // instruction
   Mask n = 0, z = 0, c = 0;
-  State state = State::Ready;
-  bool careful = false;
-  bool leave = false;          // to the scheduler, after this instruction
-  bool fetches = false;        // an instruction line, before going on
-  bool ending = false;
-  bool noSwap = false;
-  std::uint32_t flow = 0;      // where the last jump led to
+  std::uint32_t flow = 0;           // where the last jump led to
   std::uint32_t jump = UINT32_MAX;  // after the delay slots
   std::uint32_t jumpedAt = 0;
   std::uint32_t line = UINT32_MAX;  // of instructions
-  std::uint32_t region = 0;    // hint
-  std::array<RequestQueue, 2> tmu;
+  std::uint32_t region = 0;         // hint
+  std::uint32_t awaited = 0;        // number of a semaphore
+  State state = State::Ready;
+  bool careful = false;
+  bool leave = false;               // to the scheduler, after this instruction
+  bool fetches = false;             // an instruction line, before going on
+  bool ending = false;
+  bool noSwap = false;
+  Clock readsReady = 0;
   Window reads;
   Window writes;
-  Clock readsReady = 0;
+  UniformStream uniforms;
   Dma load;
   Dma store;
-  UniformStream uniforms;
-  std::uint32_t awaited = 0;   // number of a semaphore
   std::array<PoisonNumber, slot::kRegisters> poison{};
-  std::uint32_t poisoned = 0;  // registers
+  std::uint32_t poisoned = 0;       // registers
+  std::array<RequestQueue, 2> tmu;
 };
 
 class Machine {
@@ -149,7 +149,7 @@ class Machine {
                   std::uint32_t from);
   // Why a word that the caches deliver must not be used.
   bool isDoubtful(const Qpu& q, std::uint32_t region, Poison& p) const;
-  void receive(Qpu& q, std::uint32_t at, unsigned tmu);
+  static void receive(Qpu& q, unsigned tmu);
   static unsigned unitOf(const Qpu& q, unsigned tmu);
   static bool uniformNeedsOrder(const Qpu& q);
   std::uint32_t readUniform(Qpu& q, std::uint32_t at);

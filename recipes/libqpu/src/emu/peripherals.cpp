@@ -149,7 +149,7 @@ bool Machine::isDoubtful(const Qpu& q, std::uint32_t region, Poison& p) const {
   return true;
 }
 
-void Machine::receive(Qpu& q, std::uint32_t /*at*/, unsigned tmu) {
+void Machine::receive(Qpu& q, unsigned tmu) {
   RequestQueue& queue = q.tmu[tmu];
   const Request& r = queue.ring[queue.oldest];
   queue.oldest = (queue.oldest + 1) % kMaxRequests;
