@@ -597,6 +597,11 @@ class Builder {
                                                                          : 1);
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
+        // What is read may be what was written just before, and the other way round.
+        if (o.unit != kSpillUnit) {
+          edge(writeOfKernel_, i, 1);
+          readOfKernel_ = i;
+        }
         if (o.op == Op::DmaLoadStart) loadStart_ = i;
         readSide_ = i;
         break;
@@ -612,6 +617,10 @@ class Builder {
                  : 1);
         edge(barrier_, i, 1);
         writeSide_ = i;
+        if (o.unit != kSpillUnit) {
+          edge(readOfKernel_, i, 1);
+          writeOfKernel_ = i;
+        }
         if (o.op == Op::DmaStoreStart || o.op == Op::DmaStoreWait) {
           if (o.unit != kSpillUnit) {
             edge(lastRequest_[0], i, 1);
@@ -699,7 +708,8 @@ class Builder {
   std::array<std::vector<std::uint32_t>, 2> requests_, receives_;
   std::array<std::uint32_t, 2> lastRequest_{kNone, kNone}, lastReceive_{kNone, kNone};
   std::uint32_t uniform_ = kNone, readSide_ = kNone, writeSide_ = kNone, store_ = kNone,
-                storeOfKernel_ = kNone, loadStart_ = kNone, barrier_ = kNone, spill_ = kNone;
+                storeOfKernel_ = kNone, readOfKernel_ = kNone, writeOfKernel_ = kNone,
+                loadStart_ = kNone, barrier_ = kNone, spill_ = kNone;
 };
 
 }  // namespace
