@@ -24,11 +24,12 @@ std::string listing(const qpu::code::Object& object) {
 
 }  // namespace
 
-void execute(const qpu::detail::Source& source, int level, int qpus,
+void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments) {
-  qpu::compiler::Options options;
-  options.level = level;
   const qpu::code::Object object = qpu::compiler::compile(source, options);
+  if (std::getenv("COMPILER_VERBOSE") != nullptr)
+    std::cout << "level " << options.level << " " << text(select(source, options))
+              << listing(object);
   for (const qpu::isa::Fault& fault : qpu::isa::verify(object.words))
     FAIL(fault.rule << ": " << fault.text << "\n" << listing(object));
   const auto table = qpu::detail::Heap::instance().table();
@@ -53,5 +54,37 @@ void execute(const qpu::detail::Source& source, int level, int qpus,
     CHECK(report.hostInterrupt);
   } catch (const qpu::Error& e) {
     FAIL(std::string(e.what()) << "\n" << listing(object) << text(select(source, options)));
+  }
+}
+
+// Registers so few that values must go to memory between the kernel's own stores.
+TEST_CASE("spills between stores") {
+  SharedArray<int> in = cases::ints(512), out(16 * 24);
+  const auto f = [](Ptr<Int> p, Ptr<Int> r) {
+    std::array<Int, 20> v;
+    for (int i = 0; i < 20; ++i) {
+      gather(p + 16 * i + index());
+      receive(v[static_cast<std::size_t>(i)]);
+    }
+    store(index(), r + 320);
+    For (Int n = 0, n < 3, n = n + 1)
+      for (Int& x : v) x = x * 3 + v[7];
+      store(v[3] + n, r + 336 + (n << 4));
+    End
+    for (int i = 0; i < 20; ++i) store(v[static_cast<std::size_t>(i)], r + 16 * i);
+  };
+  const qpu::detail::Source source = test::trace(f);
+  const cases::Words uniforms = {cases::word(&in), cases::word(&out)};
+  qpu::interp::run(qpu::interp::lower(source), 1, uniforms.data(), uniforms.size());
+  const cases::Words expected = cases::wordsOf(out);
+  for (int level = 0; level <= 2; ++level) {
+    CAPTURE(level);
+    std::fill(out.begin(), out.end(), 0);
+    qpu::compiler::Options options;
+    options.level = level;
+    options.fileRegisters = 6;
+    CHECK(qpu::compiler::compile(source, options).spillBytes > 0);
+    execute(source, options, 1, uniforms);
+    CHECK(cases::wordsOf(out) == expected);
   }
 }

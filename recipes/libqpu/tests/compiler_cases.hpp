@@ -9,12 +9,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <vector>
 
+#include "compiler/compile.hpp"
 #include "interp/machine.hpp"
 #include "tests/trace.hpp"
+// After trace.hpp, which must be the first to bring in the language's macros.
+#include "tests/random_program.hpp"
 #include "tutorial/gcd.hpp"
 #include "tutorial/heatmap.hpp"
 #include "tutorial/mandelbrot.hpp"
@@ -23,8 +27,8 @@
 #include "tutorial/rot3d.hpp"
 #include "tutorial/tri.hpp"
 
-// Compiles at `level` and runs with these uniforms for the parameters.
-void execute(const qpu::detail::Source& source, int level, int qpus,
+// Compiles and runs with these uniforms for the parameters.
+void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments);
 
 namespace cases {
@@ -63,7 +67,9 @@ void sameOn(std::initializer_list<int> counts, SharedArray<T>& array, F f, A... 
     for (int level = 0; level <= 2; ++level) {
       CAPTURE(level);
       reset();
-      execute(source, level, qpus, uniforms);
+      qpu::compiler::Options options;
+      options.level = level;
+      execute(source, options, qpus, uniforms);
       CHECK(wordsOf(array) == expected);
     }
   }
@@ -762,6 +768,55 @@ TEST_CASE("the VPM by hand on many QPUs, windows that wrap") {
         store(a - b, r + 16);
       },
       &out);
+}
+
+// --- random programs ---
+
+namespace cases {
+
+inline int setting(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? std::atoi(value) : otherwise;
+}
+
+}  // namespace cases
+
+// QPU_RANDOM_PROGRAMS and QPU_RANDOM_SEED make it run more, and others;
+// QPU_RANDOM_LENGTH cuts them to so many statements.
+TEST_CASE("random programs") {
+  const int count = cases::setting("QPU_RANDOM_PROGRAMS", 300);
+  const int first = cases::setting("QPU_RANDOM_SEED", 1);
+  const int length = cases::setting("QPU_RANDOM_LENGTH", 1000);
+  SharedArray<int> in = cases::patterns(test::kInputWords, 7), out(12 * test::kAreaWords);
+  const cases::Words uniforms = {cases::word(&in), cases::word(&out), 5U, cases::word(1.75F)};
+  for (int seed = first; seed < first + count; ++seed) {
+    CAPTURE(seed);
+    const qpu::detail::Source source = test::trace(
+        [seed, length](Ptr<Int> p, Ptr<Int> q, Int n, Float x) {
+          test::RandomProgram(static_cast<std::uint32_t>(seed), length)(p, q, n, x);
+        },
+        "random");
+    qpu::detail::checkGathers(source);
+    const int qpus = 1 + seed % 12;
+    CAPTURE(qpus);
+    std::fill(out.begin(), out.end(), 0);
+    qpu::interp::run(qpu::interp::lower(source), qpus, uniforms.data(), uniforms.size());
+    const cases::Words expected = cases::wordsOf(out);
+    for (int level = 0; level <= 2; ++level) {
+      CAPTURE(level);
+      qpu::compiler::Options options;
+      options.level = level;
+      if (seed % 4 == 0) options.fileRegisters = 12 + seed / 4 % 8;
+      CAPTURE(options.fileRegisters);
+      std::fill(out.begin(), out.end(), 0);
+      execute(source, options, qpus, uniforms);
+      const cases::Words words = cases::wordsOf(out);
+      const auto wrong = std::mismatch(words.begin(), words.end(), expected.begin()).first;
+      const auto place = static_cast<int>(wrong - words.begin());
+      CAPTURE(place);
+      REQUIRE(place == static_cast<int>(words.size()));
+    }
+  }
 }
 
 #endif

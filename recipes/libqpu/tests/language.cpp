@@ -101,6 +101,15 @@ TEST_CASE("Where has an Else and nests") {
         }) == expected([](int i) { return i < 4 ? 2 : i < 8 ? 11 : i == 15 ? 5 : -1; }));
 }
 
+TEST_CASE("a variable assigned to itself inside Where stays as it is") {
+  CHECK(ints([](Int& x) {
+          Where (x > 4)
+            x = x;
+          End
+          return x;
+        }) == ints([](Int& x) { return x; }));
+}
+
 TEST_CASE("a Where keeps its mask when the condition's variables change inside") {
   CHECK(ints([](Int& x) {
           Where (x > 4)

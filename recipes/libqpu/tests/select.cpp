@@ -11,25 +11,22 @@
 #include "tests/compiler_cases.hpp"
 
 using qpu::compiler::Function;
-using qpu::compiler::Options;
 
 namespace {
 
-Function selected(const qpu::detail::Source& source, int level) {
-  Options options;
-  options.level = level;
+Function selected(const qpu::detail::Source& source, const qpu::compiler::Options& options) {
   Function function = select(source, options);
   if (std::getenv("SELECT_VERBOSE") != nullptr)
-    std::cout << "level " << level << " " << text(function);
+    std::cout << "level " << options.level << " " << text(function);
   CHECK(check(function) == "");
   return function;
 }
 
 }  // namespace
 
-void execute(const qpu::detail::Source& source, int level, int qpus,
+void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments) {
-  const Function function = selected(source, level);
+  const Function function = selected(source, options);
   try {
     test::MirMachine(function, qpus, arguments).run();
   } catch (const std::runtime_error& e) {

@@ -14,7 +14,13 @@ struct Options {
   int level = 2;
   // Registers of each file that may be used, for tests of spilling; 4..32.
   int fileRegisters = 32;
+  // The VPM write window is set up once for all stores, if nothing else needs it.
+  // compile() does without for kernels that spill.
+  bool keepWriteWindow = true;
 };
+
+// What emit() throws when a function that keeps its write window has to spill.
+struct SpillsNeeded {};
 
 // Front half (lower.cpp, optimise*.cpp): source to optimised machine operations
 // over virtual registers.

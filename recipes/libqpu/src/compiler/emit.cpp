@@ -311,6 +311,7 @@ code::Object emit(Function function, const Options& options) {
     Emitter emitter(function, options);
     if (emitter.run()) return emitter.finish(0);
   }
+  if (function.keepsWriteWindow) throw SpillsNeeded();
   if (function.usesVpmByHand) failRegisters(function, most, registers);
   // Every limit that leaves the scheduler more room costs more spills.
   for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U}) {
@@ -327,7 +328,13 @@ code::Object emit(Function function, const Options& options) {
 code::Object compile(const detail::Source& source, const Options& options) {
   Function function = select(source, options);
   if (options.level > 0) joinChains(function);
-  return emit(std::move(function), options);
+  try {
+    return emit(std::move(function), options);
+  } catch (const SpillsNeeded&) {
+    Options spilling = options;
+    spilling.keepWriteWindow = false;
+    return compile(source, spilling);
+  }
 }
 
 }  // namespace qpu::compiler

@@ -90,6 +90,7 @@ struct Graph {
   Value qpuNumber = kNone;
   bool usesTwoTmus = false;
   bool usesVpmByHand = false;
+  bool keepsWriteWindow = false;
   std::uint32_t spillRow = 0;
   std::uint32_t spillRowStride = 0;
 

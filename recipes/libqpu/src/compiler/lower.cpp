@@ -49,6 +49,7 @@ class Lowering {
   Lowering(const Source& source, const Options& options)
       : source_(source),
         optimise_(options.level > 0),
+        keepWriteWindow_(options.keepWriteWindow),
         gathers_(detail::planGathers(source)),
         maker_(graph_, optimise_) {
     computedIn_.resize(source.expressions.size(), 0);
@@ -64,6 +65,8 @@ class Lowering {
       if (e.op == SourceOp::Load) facts_.loads = true;
     graph_.usesVpmByHand = facts_.vpmByHand;
     if (facts_.vpmByHand) byHand_ = followVpm(source_);
+    graph_.keepsWriteWindow =
+        keepWriteWindow_ && optimise_ && facts_.stores && !facts_.vpmByHand;
     // A kernel whose gathers cannot alternate gives them one TMU, loads the other.
     graph_.usesTwoTmus = facts_.loads || (facts_.gathers && gathers_.usesBothTmus);
     if (!facts_.vpmByHand) {
@@ -87,6 +90,7 @@ class Lowering {
   // Variables of the compiler's own, after those of the source.
   enum Hidden : std::uint32_t {
     StoreSetup,       // of the next store
+    WriteWindow,      // of the next store, unless it is kept
     Outstanding,      // gathers, where no analysis tells
     HandWriteWindow,  // set-ups of the source, as they are now
     HandStoreSetup,
@@ -161,6 +165,7 @@ class Lowering {
           summary.stores = true;
           summary.waitsForStore = summary.waitsForStore || s.wait;
           assigns(summary, hidden(StoreSetup));
+          assigns(summary, hidden(WriteWindow));
           break;
         case StatementKind::DmaWriteStart: summary.stores = true; break;
         case StatementKind::SemaphoreAcquire: summary.acquires = true; break;
@@ -691,7 +696,7 @@ class Lowering {
       const auto minus = [&](std::uint32_t a, Value b) {
         return maker_.alu(AddOp::Sub, maker_.constant(a), b);
       };
-      writeWindow_ = minus(vpm::writeRows(vpm::kHandRow, 0), me);
+      environment_[hidden(WriteWindow)] = minus(vpm::writeRows(vpm::kHandRow, 0), me);
       environment_[hidden(StoreSetup)] =
           minus(vpm::storeRow(vpm::kHandRow), shifted(vpm::kStoreRowShift));
       loadSetup_ = minus(vpm::loadRow(vpm::kHandRow), shifted(vpm::kLoadRowShift));
@@ -699,8 +704,9 @@ class Lowering {
       return;
     }
     if (facts_.stores) {
-      writeWindow_ = plus(me, vpm::writeRows(vpm::kStoreRow, vpm::kStoreRowDistance));
-      maker_.effect(Op::VpmWriteSetup, writeWindow_);
+      const Value window = plus(me, vpm::writeRows(vpm::kStoreRow, vpm::kStoreRowDistance));
+      if (graph_.keepsWriteWindow) maker_.effect(Op::VpmWriteSetup, window);
+      environment_[hidden(WriteWindow)] = window;
       environment_[hidden(StoreSetup)] =
           plus(shifted(vpm::kStoreRowShift), vpm::storeRow(vpm::kStoreRow));
     }
@@ -753,19 +759,21 @@ class Lowering {
           AddOp::Sub, setup,
           maker_.alu(AddOp::Shl, missing, maker_.constant(vpm::kStoreDepthShift)));
     }
-    if (facts_.vpmByHand) {
-      waitForStore();
-      maker_.effect(Op::VpmWriteSetup, writeWindow_);
-      maker_.effect(Op::VpmWrite, value);
-    } else {
-      maker_.effect(Op::VpmWrite, value);
-      waitForStore();
-    }
+    Value& window = environment_[hidden(WriteWindow)];
+    if (facts_.vpmByHand) waitForStore();
+    if (!graph_.keepsWriteWindow) maker_.effect(Op::VpmWriteSetup, window);
+    maker_.effect(Op::VpmWrite, value);
+    waitForStore();
     maker_.effect(Op::VpmWriteSetup, word);
     maker_.effect(Op::DmaStoreStart, address);
-    if (!facts_.vpmByHand)
-      setup = maker_.alu(AddOp::Xor, setup,
-                         maker_.constant(vpm::kStoreRowDistance << vpm::kStoreRowShift));
+    if (!facts_.vpmByHand) {
+      // The other row is next.
+      const auto exchange = [&](Value& v, std::uint32_t shift) {
+        v = maker_.alu(AddOp::Xor, v, maker_.constant(vpm::kStoreRowDistance << shift));
+      };
+      exchange(setup, vpm::kStoreRowShift);
+      exchange(window, 0);
+    }
     state_.pending = s.wait ? Pending::StoreToWaitFor : Pending::Store;
     state_.stored = true;
     if (s.wait && !optimise_) waitForStore();
@@ -892,6 +900,7 @@ class Lowering {
 
   const Source& source_;
   const bool optimise_;
+  const bool keepWriteWindow_;
   const detail::GatherPlan gathers_;
   ir::Graph graph_;
   Maker maker_;
@@ -907,7 +916,6 @@ class Lowering {
   std::uint32_t loop_ = kNone;
   Value mask_ = kNone;
   Value count_ = kNone;
-  Value writeWindow_ = kNone;
   Value loadSetup_ = kNone;
   Value readWindow_ = kNone;
   State state_;

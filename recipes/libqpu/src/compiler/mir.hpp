@@ -59,7 +59,8 @@ enum class Op : std::uint8_t {
 //   old elements, so it reads the register too. Only Add, Mul, Move and Load
 //   have conditions.
 // - `setsFlags` without a target is a compare. Flags live from one operation that
-//   sets them to the next and do not leave their block but through its exit.
+//   sets them to the next and do not leave their block but through its exit. Under
+//   a condition only the flags of the elements where it holds change.
 // - Registers are not SSA: an operation may write a register that others wrote.
 // - The order among these is kept: operations of one TMU; VpmReadSetup, VpmRead,
 //   DmaLoadStart, DmaLoadWait; VpmWriteSetup, VpmWrite, DmaStoreStart,
@@ -107,6 +108,9 @@ struct Function {
   // The source sets up VPM windows and DMA itself, so that no spill may come
   // between: running out of registers is then a CompileError.
   bool usesVpmByHand = false;
+  // A VpmWriteSetup at the start serves VpmWrites in all blocks, so that no spill
+  // may come between either.
+  bool keepsWriteWindow = false;
   // First of the VPM rows of each QPU that are free for spills: row =
   // spillRow + QPU number * spillRowStride; the QPU number comes from `qpuNumber`.
   std::uint32_t spillRow = 0;

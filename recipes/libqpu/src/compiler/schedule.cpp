@@ -221,7 +221,7 @@ class Scheduler {
       const bool full = isAccumulator(p);
       const bool quad = n.quadSource && (isFileA(p) || p == kR4);
       if (!full && !quad) continue;
-      if (readableAt_[p] + (full ? 1 : 0) <= cycle_) {
+      if (readableAt_[p] + (isFileA(p) ? 0 : 1) <= cycle_) {
         place = p;
         return Found::Yes;
       }
@@ -698,8 +698,10 @@ class Scheduler {
       if ((receive && bundle.small >= 0) || (bundle.receives && plan.small >= 0)) return false;
       if (plan.portA != address::kNop && bundle.portA != address::kNop && plan.portA != bundle.portA)
         return false;
-      if (plan.portB != address::kNop && bundle.portB != address::kNop &&
-          (plan.portB != bundle.portB || plan.small != bundle.small))
+      // The code of 128.0 is the number of no register.
+      const bool usesB = plan.small >= 0 || plan.portB != address::kNop;
+      const bool isUsedB = bundle.small >= 0 || bundle.portB != address::kNop;
+      if (usesB && isUsedB && (plan.portB != bundle.portB || plan.small != bundle.small))
         return false;
       for (unsigned k = 0; k < bundle.count; ++k)
         if (moves(plan, *bundle.plans[k]) || moves(*bundle.plans[k], plan)) return false;

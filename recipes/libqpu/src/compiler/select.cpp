@@ -50,6 +50,7 @@ class Selection {
     function_.parameters = graph_.parameters;
     function_.usesTwoTmus = graph_.usesTwoTmus;
     function_.usesVpmByHand = graph_.usesVpmByHand;
+    function_.keepsWriteWindow = graph_.keepsWriteWindow;
     function_.spillRow = graph_.spillRow;
     function_.spillRowStride = graph_.spillRowStride;
     function_.qpuNumber = graph_.qpuNumber;
@@ -208,9 +209,11 @@ class Selection {
 
   // --- masks ---
 
+  // What the flags show. A mask that came into a register since would leave others.
   struct Shown {
     Value mask = kNone;
     Cond cond = Cond::Always;
+    FlagSets sets;
   };
 
   bool isLeaf(Value mask) const {
@@ -222,6 +225,7 @@ class Selection {
 
   std::optional<FlagSets> sets(Value mask) const {
     const Instruction& i = graph_.values[mask];
+    if (mask == shown_.mask) return shown_.sets;
     if (inRegister_.count(mask) != 0 || i.kind == Kind::Constant) return {{kFlagsN, kFlagsZ}};
     switch (i.kind) {
       case Kind::Compare:
@@ -307,7 +311,7 @@ class Selection {
         f = sets(mask);
       }
       setFlags(mask, Cond::Always);
-      shown_ = {mask, *condition(*f)};
+      shown_ = {mask, *condition(*f), *f};
     }
     return negated ? opposite(shown_.cond) : shown_.cond;
   }
@@ -322,6 +326,7 @@ class Selection {
     load(r, 0);
     load(r, UINT32_MAX, holds);
     inRegister_[mask] = r;
+    shown_ = {};
   }
 
   // --- blocks ---

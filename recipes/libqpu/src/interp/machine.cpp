@@ -304,11 +304,12 @@ class Machine {
         case Opcode::All: v[in.target] = splat(mask(allSet(v[in.a]))); break;
         case Opcode::Move: v[in.target] = v[in.a]; break;
         case Opcode::MoveWhere: {
+          // The source may be the target: it is read before that changes.
           Vector& t = v[in.target];
           const Vector& m = v[in.b];
-          map(t, t, m, [](auto old, auto keep) { return old & ~keep; });
           Vector chosen;
           map(chosen, v[in.a], m, [](auto fresh, auto take) { return fresh & take; });
+          map(t, t, m, [](auto old, auto keep) { return old & ~keep; });
           map(t, t, chosen, [](auto a, auto b) { return a | b; });
           break;
         }
