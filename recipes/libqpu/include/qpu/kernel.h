@@ -138,7 +138,7 @@ class Kernel {
                                                       detail::freeText);
     return text.get();
   }
-  void dump(std::FILE* file = stdout) const { std::fputs(listing().c_str(), file); }
+  void dump(std::FILE* file = stdout) const { (void)std::fputs(listing().c_str(), file); }
   // Count by instruction in the next calls on the emulator. Slower.
   void setProfiling(bool on) { profiling_ = on; }
   // Of the last call on the emulator, of whichever copy of this kernel.

@@ -95,13 +95,15 @@ std::string buildIdentity() {
     for (int i = 0; i < info->dlpi_phnum; ++i) {
       const auto& p = info->dlpi_phdr[i];
       if (p.p_type != PT_NOTE) continue;
-      const auto* at = reinterpret_cast<const char*>(info->dlpi_addr + p.p_vaddr);
+      // The loader gives addresses as numbers.
+      const auto* at = reinterpret_cast<const char*>(  // NOLINT(performance-no-int-to-ptr)
+          info->dlpi_addr + p.p_vaddr);
       const auto* const end = at + p.p_memsz;
       while (static_cast<std::size_t>(end - at) >= sizeof(ElfW(Nhdr))) {
         ElfW(Nhdr) note;
         std::memcpy(&note, at, sizeof note);
-        const std::size_t name = (note.n_namesz + 3U) / 4 * 4;
-        const std::size_t content = (note.n_descsz + 3U) / 4 * 4;
+        const std::size_t name = (std::size_t{note.n_namesz} + 3) / 4 * 4;
+        const std::size_t content = (std::size_t{note.n_descsz} + 3) / 4 * 4;
         if (static_cast<std::size_t>(end - at) < sizeof note + name + content) break;
         if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 &&
             std::memcmp(at + sizeof note, "GNU", 4) == 0)
@@ -133,7 +135,7 @@ struct Memory {
 };
 
 Memory& memory() {
-  static Memory* const one = new Memory;
+  static auto* const one = new Memory;
   return *one;
 }
 
@@ -282,7 +284,7 @@ std::shared_ptr<const code::Object> compiled(const detail::Source& source,
     object = compiler::compile(source, options);
     toDisk(folder, key, *object);
   }
-  const auto made = std::make_shared<const code::Object>(std::move(*object));
+  auto made = std::make_shared<const code::Object>(std::move(*object));
   const std::lock_guard<std::mutex> lock(m.mutex);
   ++(onDisk ? m.counts.fromDisk : m.counts.compiled);
   if (m.objects.emplace(key, made).second) m.order.push_back(key);

@@ -22,7 +22,7 @@ struct Machine {
 };
 
 Machine& machine() {
-  static Machine* const one = new Machine;  // outlives every static
+  static auto* const one = new Machine;  // outlives every static
   return *one;
 }
 

@@ -72,7 +72,7 @@ class Mailbox {
 
   // The first words of the replies. Throw BackendError when the ioctl fails
   // or firmware does not know the tag.
-  std::uint32_t ask(std::uint32_t tag, std::initializer_list<std::uint32_t> request = {});
+  std::uint32_t ask(std::uint32_t asked, std::initializer_list<std::uint32_t> request = {});
   struct Memory {
     std::uint32_t base = 0;
     std::uint32_t bytes = 0;

@@ -40,6 +40,7 @@ constexpr std::array<const char*, 13> kProgram = {
 
 std::vector<isa::Word> roundTripProgram() {
   std::vector<isa::Word> words;
+  words.reserve(kProgram.size());
   for (const char* line : kProgram) words.push_back(isa::assemble(line));
   return words;
 }

@@ -175,7 +175,7 @@ std::string stateFolder() {
 }
 
 State::State(const std::string& folder)
-    : path_(folder + "/qpu.state"), file_(openShared(path_)), launch_(-1) {
+    : path_(folder + "/qpu.state"), file_(openShared(path_)) {
   try {
     launch_ = openShared(folder + "/qpu.launch");
     const Lock lock(*this);

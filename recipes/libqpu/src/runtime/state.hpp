@@ -93,7 +93,7 @@ class State {
 
   std::string path_;
   int file_;
-  int launch_;
+  int launch_ = -1;
   std::size_t damaged_ = 0;
 };
 

@@ -26,7 +26,7 @@ std::uint32_t peripheralBase(const Root& root) {
   return base == 0 && ranges.size() >= 12 ? bigEndian(ranges, 8) : base;
 }
 
-V3d::V3d(Os& os, int memory, std::uint32_t peripherals) : os_(os), window_(nullptr) {
+V3d::V3d(Os& os, int memory, std::uint32_t peripherals) : os_(os) {
   void* at = nullptr;
   const int failed = os.map(memory, v3d::kWindow, peripherals + kV3dOffset, &at);
   if (failed < 0)

@@ -61,7 +61,7 @@ class V3d {
 
  private:
   Os& os_;
-  volatile std::uint32_t* window_;
+  volatile std::uint32_t* window_ = nullptr;
 };
 
 }  // namespace qpu::runtime
