@@ -221,6 +221,7 @@ def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     blocks = [f"{item['what']} → {item['mend']}" for item in info.get("obstacles") or ()]
     rows: list[tuple[str, list[Any]]] = [
         ("backend", [backend.get("name"), backend.get("reason")]),
+        ("backends", [f"{item['name']}: {item['reason']}" for item in info.get("backends") or ()]),
         ("board", [board.get("model"), code and f"revision {code}", board.get("soc"), board.get("verdict")]),
         ("device nodes", nodes),
         (

@@ -23,10 +23,13 @@ MODELS = ("interpreter", "emulator", "emulation")
 """Backends that compute on the CPU."""
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     if shutil.which(program) is None:
         pytest.skip(f"the image is built without libqpu: no {program}")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    environment = {**os.environ, **settings}
+    return subprocess.run(
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
 
 
 @functools.cache
@@ -38,6 +41,23 @@ def qpu_info() -> dict[str, Any]:
     return document
 
 
+@pytest.mark.parametrize("name", ["vc4-registers", "vc4-mailbox", "emulator"])
+def test_self_test_passes_on_every_backend_that_works(name: str) -> None:
+    found = {item["name"]: item for item in qpu_info()["backends"]}[name]
+    assert found["reason"]
+    if not found["usable"]:
+        pytest.skip(f"{name}: {found['reason']}")
+    done = run("qpu-selftest", QPU_BACKEND=name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"backend {name}:" in done.stdout
+
+
+def test_nobody_is_left_with_the_qpus_on() -> None:
+    assert run("qpu-selftest").returncode == 0
+    said = json.loads(run("qpu-info", "--json").stdout)
+    assert [user for user in said["state"]["users"] if not user["alive"]] == []
+
+
 def test_self_test_passes() -> None:
     done = run("qpu-selftest")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,7 +65,18 @@ def test_self_test_passes() -> None:
 
 
 def test_qpu_info_tells_backend_board_nodes_kms_memory_and_mends() -> None:
-    assert {"version", "backend", "board", "nodes", "kms", "gpu_memory", "obstacles"} <= set(qpu_info())
+    assert {
+        "version",
+        "backend",
+        "backends",
+        "board",
+        "v3d",
+        "nodes",
+        "kms",
+        "gpu_memory",
+        "state",
+        "obstacles",
+    } <= set(qpu_info())
 
 
 def test_backend_is_named_with_its_reason() -> None:
@@ -104,3 +135,13 @@ def test_wrong_use_is_told() -> None:
     done = run("qpu-info", "--no-such-option")
     assert done.returncode == 2
     assert "--no-such-option" in done.stderr
+
+
+def test_python_reaches_the_library() -> None:
+    if shutil.which("qpu-info") is None:
+        pytest.skip("the image is built without libqpu: no qpu-info")
+    from pitorch import qpu
+
+    assert qpu.backend().name == qpu_info()["backend"]["name"]
+    program = qpu.Program.assemble("nop; thrend\nnop\nnop\n")
+    assert program.words.size == 3

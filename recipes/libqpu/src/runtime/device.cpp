@@ -19,7 +19,7 @@ constexpr std::uint32_t kPage = 4096;
 constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 
 // Uncached by the VideoCore on boards whose CPU does not look into its L2;
-// through that cache on the others. tests/device's round trip settles the two.
+// through that cache on the others. Unconfirmed: the round trip settles it.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 
