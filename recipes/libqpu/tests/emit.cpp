@@ -7,6 +7,7 @@
 #include "compiler/compile.hpp"
 #include "emu/emulator.hpp"
 #include "isa/text.hpp"
+#include "isa/verify.hpp"
 #include "mir_build.hpp"
 #include "qpu/error.h"
 
@@ -70,6 +71,7 @@ void checkRuns(const Function& f, const Options& options, const std::vector<std:
   CAPTURE(options.fileRegisters);
   const Object object = emit(f, options);
   std::string fault;
+  for (const isa::Fault& broken : isa::verify(object.words)) fault += broken.text + "\n";
   std::vector<std::uint32_t> got;
   try {
     got = emulated(object);
