@@ -183,7 +183,9 @@ TEST_CASE("an empty kernel ends") {
 
 TEST_CASE("a matrix product's inner block fills both pipes") {
   for (const int steps : {1, 2}) {
-    const Object object = emit(mir::matrixBlock(8, 4, steps), {});
+    const Function f = mir::matrixBlock(8, 4, steps);
+    for (int level = 0; level <= 2; ++level) checkRuns(f, {level, 32}, expected(f));
+    const Object object = emit(f, {});
     const Counts counts = countLoop(object);
     CHECK(counts.floats == 64 * steps);
     // MUL pipe: products and broadcasts; ADD pipe: sums and addresses; either:

@@ -224,6 +224,7 @@ class Run {
         break;
       }
       case Op::TmuReceive:
+        if (tmu_[o.unit].empty()) throw std::logic_error("nothing was requested");
         write(o, tmu_[o.unit].front());
         tmu_[o.unit].pop_front();
         break;

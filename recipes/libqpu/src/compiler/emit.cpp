@@ -305,22 +305,24 @@ class Emitter {
 
 code::Object emit(Function function, const Options& options) {
   straighten(function);
+  shareNames(function, findLiveness(function));
   const std::uint32_t registers = 2 * static_cast<std::uint32_t>(options.fileRegisters);
   const std::uint32_t most = pressure(function);
   if (most <= registers) {
     Emitter emitter(function, options);
     if (emitter.run()) return emitter.finish(0);
   }
-  if (function.keepsWriteWindow) throw SpillsNeeded();
-  if (function.usesVpmByHand) failRegisters(function, most, registers);
   // Every limit that leaves the scheduler more room costs more spills.
   for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U}) {
     if (spared + kLeastRegisters > registers) break;
-    Function smaller = function;
-    std::uint32_t bytes = 0;
-    if (!spill(smaller, registers - spared, bytes)) continue;
-    Emitter emitter(std::move(smaller), options);
-    if (emitter.run()) return emitter.finish(bytes);
+    for (const bool memory : {false, true}) {
+      if (memory && function.usesVpmByHand) continue;
+      Function smaller = function;
+      std::uint32_t bytes = 0;
+      if (!spill(smaller, registers - spared, memory, bytes)) continue;
+      Emitter emitter(std::move(smaller), options);
+      if (emitter.run()) return emitter.finish(bytes);
+    }
   }
   failRegisters(function, most, registers);
 }

@@ -12,9 +12,12 @@ using isa::Signal;
 
 constexpr std::size_t kScanned = 40;      // ready operations looked at for one instruction
 constexpr std::size_t kConsidered = 16;   // and of those that could go, how many are kept
+constexpr std::size_t kStarts = 5;        // of these, each is tried as the first of a pair
 constexpr int kMaxIdle = 16;             // empty instructions in a row that mean no progress
 constexpr int kIdleBeforeEviction = 3;
-constexpr int kFewRegisters = 3;
+constexpr std::uint32_t kNextTo = 2;
+constexpr int kPlenty = 16;               // free registers
+constexpr std::uint32_t kNear = 8;        // operations that are close to each other
 constexpr std::int32_t kRotationBase = 48;  // small-immediate code of a rotation by 0
 
 std::uint32_t bit(Place p) { return 1U << (p % kFileB); }
@@ -43,6 +46,7 @@ struct Plan {
   Place fixed = kNowhere;       // the register that is written
   std::uint8_t files = kToNeither;  // where the result may go
   bool choosesPlace = false;
+  bool wantsAccumulator = false;
   std::array<std::uint32_t, 2> reads{kNone, kNone};  // values
   std::int32_t priority = 0;
 };
@@ -77,6 +81,13 @@ class Scheduler {
     poolB_ = all & ~static_cast<std::uint32_t>(options.reserved >> 32U);
     freeA_ = poolA_ & ~static_cast<std::uint32_t>(options.occupied);
     freeB_ = poolB_ & ~static_cast<std::uint32_t>(options.occupied >> 32U);
+    countAlive();
+    for (std::uint32_t v = 0; v < values_.size(); ++v) {
+      for (const std::uint32_t u : users(v))
+        for (std::size_t pipe = 0; pipe < 2; ++pipe)
+          if (readsInPipe(graph.nodes[u], pipe)) ++values_[v].byPipe[pipe];
+      countReads(v, countedAt(v), 1);
+    }
     for (Place p = 0; p < kR0; ++p)
       if (((options.unreadable >> p) & 1U) != 0) readableAt_[p] = 1;
     for (std::uint32_t v = 0; v < values_.size(); ++v) {
@@ -100,8 +111,6 @@ class Scheduler {
       count(node, 1);
       if (node.waitsFor == 0) makeReady(n);
     }
-    for (std::uint32_t v = 0; v < values_.size(); ++v)
-      if (graph.values[v].liveIn && isDead(v)) release(v);
   }
 
   std::optional<ScheduledBlock> run() {
@@ -134,6 +143,7 @@ class Scheduler {
     Place copy = kNowhere;
     std::uint32_t reads = 0, updates = 0, rotations = 0;
     std::uint32_t copyFor = kNone;
+    std::array<int, 2> byPipe{};  // reads by the ADD and the MUL pipe alone
   };
   // A vector that an operation needs elsewhere.
   struct Request {
@@ -188,7 +198,22 @@ class Scheduler {
     if (isFileA(p)) freeA_ &= ~bit(p);
     if (isFileB(p)) freeB_ &= ~bit(p);
   }
+  // Counts the reads that are left of a vector that is, or will be, at `p`.
+  void countReads(std::uint32_t v, Place p, int sign) {
+    if (!isFile(p)) return;
+    for (std::size_t pipe = 0; pipe < 2; ++pipe)
+      toRead_[pipe][isFileA(p) ? 0 : 1] += sign * values_[v].byPipe[pipe];
+  }
+  static bool readsInPipe(const Node& n, std::size_t pipe) {
+    return n.rotate == 0 && n.pipes == (pipe == 0 ? kAddPipe : kMulPipe);
+  }
+  // Where the reads of v are counted: at home until it is elsewhere.
+  Place countedAt(std::uint32_t v) const {
+    return values_[v].main != kNowhere ? values_[v].main : graph_.values[v].home;
+  }
+
   void release(std::uint32_t v) {
+    if (isCounted_[v] != 0) addAlive(lastUse_[v], -1);
     freePlace(values_[v].main);
     freePlace(values_[v].copy);
     values_[v].main = values_[v].copy = kNowhere;
@@ -372,6 +397,7 @@ class Scheduler {
     } else if (isNeeded(node.target)) {
       plan.choosesPlace = true;
       plan.files = 0;
+      plan.wantsAccumulator = v.updates == 0 && isShortLived(node.target);
     }
     return true;
   }
@@ -469,7 +495,7 @@ class Scheduler {
         values_[v].copy = kNowhere;
         return;
       }
-      if (held) continue;
+      if (held || (idle_ == 0 && values_[v].rotations == 0 && isShortLived(v))) continue;
       std::int32_t urgency = 0;
       for (const std::uint32_t u : users(v))
         if (!nodes_[u].done && nodes_[u].waits == 0) urgency = std::max(urgency, graph_.nodes[u].height);
@@ -515,7 +541,6 @@ class Scheduler {
   void gather() {
     plans_.clear();
     requests_.clear();
-    const bool few = freeRegisters() < kFewRegisters;
     const std::int32_t r5Waiter = firstHeight(forR5_);
     const std::int32_t r4Waiter = firstHeight(forR4_);
     std::size_t scanned = 0;
@@ -523,16 +548,15 @@ class Scheduler {
     for (const std::uint32_t n : ready_) {
       if (++scanned > kScanned || plans_.size() >= kConsidered) break;
       sawOldest |= n == oldest_;
-      consider(n, few, r4Waiter, r5Waiter);
+      consider(n, r4Waiter, r5Waiter);
     }
     if (!sawOldest && oldest_ < nodes_.size() && nodes_[oldest_].waits == 0 &&
         graph_.nodes[oldest_].result == kNowhere)
-      consider(oldest_, few, r4Waiter, r5Waiter);
-    considerFirst(forR5_, few);
-    considerFirst(forR4_, few);
+      consider(oldest_, r4Waiter, r5Waiter);
+    considerFirst(forR5_);
+    considerFirst(forR4_);
     if (r4Waiter > 0) evictR4(r4Waiter);
     planRequests();
-    if (few) preferOldest();
   }
 
   std::int32_t firstHeight(const std::vector<std::uint32_t>& queue) const {
@@ -541,11 +565,11 @@ class Scheduler {
     return 0;
   }
 
-  void consider(std::uint32_t n, bool few, std::int32_t r4Waiter, std::int32_t r5Waiter) {
+  void consider(std::uint32_t n, std::int32_t r4Waiter, std::int32_t r5Waiter) {
     if (!mayGo(n) || nodes_[n].expected > cycle_) return;
     Plan plan;
     if (!planNode(n, plan)) return;
-    if (few && n != oldest_ && grows(plan)) return;
+    if (n != oldest_ && !isSafe(plan)) return;
     for (const std::uint32_t v : plan.reads) {
       if (v == kNone) continue;
       if (values_[v].main == kR4) plan.priority = std::max(plan.priority, r4Waiter);
@@ -555,34 +579,75 @@ class Scheduler {
   }
 
   // Of those that wait for r4 or r5 the first few will do.
-  void considerFirst(const std::vector<std::uint32_t>& queue, bool few) {
+  void considerFirst(const std::vector<std::uint32_t>& queue) {
     int tried = 0;
     for (const std::uint32_t n : queue) {
       if (!mayGo(n) || (tried >= 4 && n != oldest_)) continue;
+      if (n != oldest_ && !isAwaited(n)) continue;
       ++tried;
-      consider(n, few, 0, 0);
+      consider(n, 0, 0);
     }
   }
 
-  // More vectors alive after it than before.
-  bool grows(const Plan& plan) const {
-    const Node& node = graph_.nodes[plan.node];
-    if (node.target == kNone || values_[node.target].main != kNowhere) return false;
-    if (!plan.choosesPlace && node.result == kNowhere) return false;
-    for (const std::uint32_t v : plan.reads)
-      if (v != kNone && values_[v].reads == 1 && values_[v].updates == 0 && !graph_.values[v].liveOut)
-        return false;
-    return true;
+  // Some operation waits for nothing else but this result.
+  bool isAwaited(std::uint32_t n) const {
+    const std::uint32_t v = graph_.nodes[n].target;
+    if (v == kNone || graph_.nodes[n].form == Node::Form::Receive) return true;
+    for (const std::uint32_t u : users(v))
+      if (nodes_[u].waits <= 1) return true;
+    return users(v).begin() == users(v).end();
   }
 
-  void preferOldest() {
-    std::stable_sort(plans_.begin(), plans_.end(), [this](const Plan& x, const Plan& y) {
-      return rank(x) < rank(y);
-    });
+  // Whether the rest could still go in order, with the registers that there are,
+  // if this operation went before its turn.
+  bool isSafe(const Plan& plan) const {
+    const Node& node = graph_.nodes[plan.node];
+    if (node.target == kNone || values_[node.target].main != kNowhere) return true;
+    if (!plan.choosesPlace && node.result == kNowhere) return true;
+    if (isCounted_[node.target] == 0 &&
+        (graph_.values[node.target].home == kNowhere || openHome(plan) != kNowhere))
+      return true;
+    for (const std::uint32_t v : plan.reads)
+      if (v != kNone && isCounted_[v] && values_[v].reads == 1 && values_[v].updates == 0)
+        return true;
+    std::int16_t most = 0;
+    for (std::uint32_t k = oldest_; k < plan.node; ++k) most = std::max(most, alive_[k]);
+    return most < capacity_;
   }
-  std::uint32_t rank(const Plan& p) const {
-    if (p.node != kNone) return p.node;
-    return p.copyFor != kNone ? p.copyFor : oldest_;
+
+  // The vectors that need registers after each operation, if what is left goes in order.
+  void countAlive() {
+    alive_.assign(nodes_.size() + 1, 0);
+    isCounted_.assign(values_.size(), 0);
+    lastUse_.assign(values_.size(), 0);
+    std::vector<std::uint32_t> defined(values_.size(), 0);
+    for (std::uint32_t n = 0; n < nodes_.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      for (const Source* s : {&node.a, &node.b})
+        if (s->isValue()) lastUse_[s->number] = n;
+      if (node.target == kNone) continue;
+      lastUse_[node.target] = n;
+      if (!isUpdateOf(node)) defined[node.target] = n;
+    }
+    for (std::uint32_t v = 0; v < values_.size(); ++v) {
+      const Place home = graph_.values[v].home;
+      if (home != kNowhere && ((isFileA(home) ? poolA_ : poolB_) & bit(home)) == 0) continue;
+      // Those that pass from one operation to the next wait in accumulators.
+      if (lastUse_[v] <= defined[v] + kNextTo) continue;
+      isCounted_[v] = 1;
+      ++alive_[defined[v]];
+      --alive_[lastUse_[v]];
+    }
+    std::int16_t most = 0;
+    for (std::size_t k = 1; k < alive_.size(); ++k) {
+      alive_[k] = static_cast<std::int16_t>(alive_[k] + alive_[k - 1]);
+      most = std::max(most, alive_[k]);
+    }
+    const int pool = __builtin_popcount(poolA_) + __builtin_popcount(poolB_);
+    capacity_ = std::max(most, static_cast<std::int16_t>(pool));
+  }
+  void addAlive(std::uint32_t to, std::int16_t by) {
+    for (std::uint32_t k = oldest_; k < to; ++k) alive_[k] = static_cast<std::int16_t>(alive_[k] + by);
   }
 
   // Another result waits for r4, and the one that is there is not used up soon.
@@ -638,13 +703,19 @@ class Scheduler {
   // The home of the register that the plan's value is of, if nobody else is there.
   Place openHome(const Plan& plan) const {
     const Value& v = graph_.values[plan.node == kNone ? plan.value : graph_.nodes[plan.node].target];
-    if (v.home == kNowhere || v.liveOut || occupant_[v.home] != kNone) return kNowhere;
-    return v.home;
+    if (v.home == kNowhere || v.liveOut) return kNowhere;
+    const std::uint32_t tenant = occupant_[v.home];
+    const bool leaves = tenant != kNone && (tenant == plan.reads[0] || tenant == plan.reads[1]) &&
+                        values_[tenant].reads == 1 && values_[tenant].updates == 0 &&
+                        !graph_.values[tenant].liveOut;
+    return tenant == kNone || leaves ? v.home : kNowhere;
   }
 
   std::uint8_t choices(const Plan& plan, const Free& f) const {
     if (!plan.choosesPlace) return plan.files;
     const Place home = openHome(plan);
+    if (home != kNowhere && !plan.wantsAccumulator && freeRegisters() < kPlenty)
+      return static_cast<std::uint8_t>(fileOf(home) & (plan.files == 0 ? 7U : plan.files));
     const auto open = static_cast<std::uint8_t>((f.a != 0 ? kToA : 0) | (f.b != 0 ? kToB : 0) |
                                                 (f.accumulators != 0 ? kToNeither : 0) |
                                                 (home != kNowhere ? fileOf(home) : 0));
@@ -715,6 +786,11 @@ class Scheduler {
       if (bundle.plans[k]->pipes != 0) other = bundle.plans[k];
     const std::uint8_t mine = choices(plan, f);
     if (mine == 0) return false;
+    if (plan.wantsAccumulator && !desperate_) {
+      const bool both = other != nullptr && other->wantsAccumulator;
+      const std::uint32_t rest = both ? f.accumulators & (f.accumulators - 1) : f.accumulators;
+      if (rest == 0) return false;
+    }
     if (other == nullptr) return true;
     if (!pipesFit(plan, *other)) return false;
     const std::uint8_t theirs = choices(*other, f);
@@ -771,17 +847,61 @@ class Scheduler {
 
   Bundle choose() {
     Bundle best;
+    int bestScore = -1;
     followers_ = 0;
-    const std::size_t starts = std::min<std::size_t>(plans_.size(), 4);
+    const std::size_t starts = std::min<std::size_t>(plans_.size(), kStarts);
     const bool hurry = !plans_.empty() && plans_.front().priority >= workLeft();
     for (std::size_t k = 0; k < starts; ++k) {
       const Bundle bundle = fill(k);
       if (bundle.count == 0) continue;
-      if (best.count == 0 || bundle.alus > best.alus) best = bundle;
-      if (best.alus == 2 || hurry || !options_.pair || options_.window == 1) break;
+      const int score = scoreOf(bundle);
+      if (score > bestScore) {
+        best = bundle;
+        bestScore = score;
+      }
+      if (score == kBestScore || hurry || !options_.pair || options_.window == 1) break;
     }
     for (std::size_t k = starts; k < plans_.size() && best.count == 0; ++k) best = fill(k);
+    if (best.count == 0) {
+      desperate_ = true;
+      for (std::size_t k = 0; k < plans_.size() && best.count == 0; ++k) best = fill(k);
+      desperate_ = false;
+    }
+    if (best.alus == 1 && options_.pair) vacateR5(best);
     return best;
+  }
+
+  // Two operations are better than one, and the pipe that has more left to do
+  // should do what the other cannot.
+  static constexpr int kBestScore = 3;
+  int scoreOf(const Bundle& bundle) const {
+    const std::uint8_t scarce = mulLeft_ > addLeft_ ? kMulPipe : kAddPipe;
+    bool uses = false;
+    for (unsigned k = 0; k < bundle.count; ++k) uses |= bundle.plans[k]->pipes == scarce;
+    return (bundle.alus == 2 ? 2 : 0) + (uses ? 1 : 0);
+  }
+
+  // A vector in r5 that only the ADD pipe reads would keep the MUL pipe from the
+  // next broadcast; where the MUL pipe is idle anyway, it is moved on.
+  void vacateR5(Bundle& bundle) {
+    const std::uint32_t v = occupant_[kR5];
+    if (v == kNone || !isReadable(kR5) || forR5_.empty() || isPinned(v) || followers_ == kFollowers ||
+        bundle.count == bundle.plans.size())
+      return;
+    for (unsigned k = 0; k < bundle.count; ++k)
+      if (bundle.plans[k]->pipes != kAddPipe && bundle.plans[k]->pipes != 0) return;
+    unsigned waiting = 0;
+    for (const std::uint32_t u : users(v)) {
+      if (nodes_[u].done) continue;
+      if (graph_.nodes[u].pipes != kAddPipe) return;
+      ++waiting;
+    }
+    if (waiting < 3) return;
+    Plan& plan = follower_[followers_];
+    plan = Plan();
+    if (!planCopy(v, true, kToA | kToB | kToNeither, kNone, 0, plan) || !fits(bundle, plan)) return;
+    ++followers_;
+    add(bundle, plan);
   }
   std::int32_t workLeft() const {
     return std::max({addLeft_, mulLeft_, (addLeft_ + mulLeft_ + eitherLeft_ + 1) / 2});
@@ -821,7 +941,9 @@ class Scheduler {
     unsigned open = 0;
     for (const std::uint32_t u : users(v)) {
       if (nodes_[u].done) continue;
-      if (++open > 3 || nodes_[u].waits > 1 || !inWindow(u)) return false;
+      if (++open > 3 || nodes_[u].waits > 1 ||
+          (!inWindow(u) && u >= oldest_ + kNear))
+        return false;
     }
     return true;
   }
@@ -849,10 +971,22 @@ class Scheduler {
       }
       if (node.quadSource) cost[1] += 4;
     }
+    // An instruction reads one of each file, so what the MUL pipe reads from one
+    // should have a partner that the ADD pipe reads from the other.
+    std::array<int, 2> wanted{};
+    for (std::size_t file = 0; file < 2; ++file) {
+      if (values_[v].byPipe[1] != 0) wanted[file] += toRead_[0][1 - file] - toRead_[1][file];
+      if (values_[v].byPipe[0] != 0) wanted[file] += toRead_[1][1 - file] - toRead_[0][file];
+    }
+    if (wanted[0] < wanted[1]) cost[0] += 2;
+    if (wanted[1] < wanted[0]) cost[1] += 2;
     const int a = __builtin_popcount(freeA_);
     const int b = __builtin_popcount(freeB_);
     if (a < b) ++cost[0];
     if (b < a) ++cost[1];
+    // A home costs no register.
+    const Place home = openHome(plan);
+    if (home != kNowhere && a + b < kPlenty) cost[isFileA(home) ? 0 : 1] -= 6;
     return cost;
   }
 
@@ -904,8 +1038,9 @@ class Scheduler {
     }
     const std::uint32_t mask = file == kToA ? freeA_ : freeB_;
     // Rather the home of its register, which no other value may take.
-    const Place home = openHome(plan);
-    if (home != kNowhere && fileOf(home) == file) return home;
+    const Value& v = graph_.values[plan.node == kNone ? plan.value : graph_.nodes[plan.node].target];
+    if (v.home != kNowhere && !v.liveOut && fileOf(v.home) == file && occupant_[v.home] == kNone)
+      return v.home;
     return static_cast<Place>((file == kToA ? 0 : kFileB) + __builtin_ctz(mask));
   }
 
@@ -976,18 +1111,27 @@ class Scheduler {
       for (const std::uint32_t v : plan.reads) {
         if (v == kNone) continue;
         --values_[v].reads;
+        for (std::size_t pipe = 0; pipe < 2; ++pipe) {
+          if (!readsInPipe(node, pipe)) continue;
+          --values_[v].byPipe[pipe];
+          const Place p = countedAt(v);
+          if (isFile(p)) --toRead_[pipe][isFileA(p) ? 0 : 1];
+        }
         if (node.rotate != 0 && !node.quadSource && v == node.a.number) --values_[v].rotations;
         if (isDead(v)) release(v);
       }
     }
     if (plan.relocates) {
+      countReads(plan.value, countedAt(plan.value), -1);
       freePlace(values_[plan.value].main);
       freePlace(values_[plan.value].copy);
       values_[plan.value].main = values_[plan.value].copy = kNowhere;
+      countReads(plan.value, countedAt(plan.value), 1);
     }
   }
 
   void settle(std::uint32_t v, Place p, int latency) {
+    countReads(v, countedAt(v), -1);
     occupy(p, v);
     values_[v].main = p;
     readableAt_[p] = cycle_ + latency;
@@ -1026,8 +1170,15 @@ class Scheduler {
         values_[v].copy = kNowhere;
       }
       occupy(p, v);
+      countReads(v, countedAt(v), -1);
       values_[v].main = p;
+      countReads(v, p, 1);
       values_[v].copyFor = plan.node == kNone ? plan.copyFor : kNone;
+    }
+    // Of a register with a home, but somewhere else.
+    if (!isCopy && isFile(p) && isCounted_[v] == 0 && p != graph_.values[v].home) {
+      isCounted_[v] = 1;
+      addAlive(lastUse_[v], 1);
     }
     readableAt_[p] = cycle_ + (isFile(p) ? 2 : 1);
     if (isFile(p)) result_.lastWritten |= std::uint64_t{1} << p;
@@ -1081,7 +1232,10 @@ class Scheduler {
     nodes_[n].done = true;
     --left_;
     count(node, -1);
-    if (node.target != kNone && values_[node.target].updates != 0 && isUpdateOf(n, node)) {
+    if (node.target != kNone && isCounted_[node.target] != 0 && !isUpdateOf(node) &&
+        isNeeded(node.target))
+      addAlive(n, 1);
+    if (node.target != kNone && values_[node.target].updates != 0 && isUpdateOf(node)) {
       --values_[node.target].updates;
       if (isDead(node.target)) release(node.target);
     }
@@ -1101,7 +1255,7 @@ class Scheduler {
   }
 
   // Whether the node writes a value that was there before.
-  bool isUpdateOf(std::uint32_t, const Node& node) const {
+  static bool isUpdateOf(const Node& node) {
     return node.cond != isa::Cond::Always && node.address == address::kNop;
   }
 
@@ -1119,11 +1273,18 @@ class Scheduler {
   static constexpr std::size_t kFollowers = 8;
   std::array<Plan, kFollowers> follower_;
   std::size_t followers_ = 0;
+  std::vector<std::int16_t> alive_;                 // after each operation, see countAlive
+  std::vector<char> isCounted_;                     // values
+  std::vector<std::uint32_t> lastUse_;              // of each value, an operation
+  std::int16_t capacity_ = 0;
+  // By ADD and MUL pipe, from files A and B.
+  std::array<std::array<int, 2>, 2> toRead_{};
   std::uint32_t oldest_ = 0;
   std::uint32_t left_ = 0;
   std::int32_t addLeft_ = 0, mulLeft_ = 0, eitherLeft_ = 0;
   std::int32_t cycle_ = 0;
   int idle_ = 0;
+  bool desperate_ = false;  // vectors that should be in accumulators may go elsewhere
   ScheduledBlock result_;
 };
 

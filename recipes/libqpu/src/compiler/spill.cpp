@@ -19,11 +19,17 @@ std::uint32_t weightOf(const Block& block) {
   return weight;
 }
 
-bool isConstant(const Operation& o) {
-  if (o.setsFlags || o.cond != isa::Cond::Always) return false;
-  return o.op == Op::Load || o.op == Op::LoadPerElement || o.op == Op::ElementNumber ||
-         (o.op == Op::Move && o.a.kind == Operand::Kind::Immediate);
+// Gives the same vector whenever its operands are the same.
+bool isRepeatable(const Operation& o) {
+  if (o.setsFlags || o.cond != isa::Cond::Always || o.target == Operation::kNone) return false;
+  switch (o.op) {
+    case Op::Load: case Op::LoadPerElement: case Op::ElementNumber: case Op::Move: case Op::Add:
+    case Op::Mul: case Op::Broadcast: return true;
+    case Op::Rotate: return !o.b.isRegister();
+    default: return false;
+  }
 }
+constexpr std::uint32_t kMostSteps = 6;  // operations that computing a vector again may take
 
 bool isReadSide(Op op) {
   return op == Op::VpmReadSetup || op == Op::VpmRead || op == Op::DmaLoadStart ||
@@ -65,15 +71,15 @@ std::uint32_t pressureOf(const Function& f, const Liveness& live, std::size_t b,
 
 class Spiller {
  public:
-  Spiller(Function& function, std::uint32_t limit)
-      : f_(function), limit_(limit), live_(findLiveness(function)) {}
+  Spiller(Function& function, std::uint32_t limit, bool memory)
+      : f_(function), limit_(limit), memory_(memory), live_(findLiveness(function)) {}
 
   bool run(std::uint32_t& bytes) {
-    findConstants();
+    findRecipes();
     slot_.assign(f_.registers, kNoSlot);
     inMemory_.assign(f_.registers, 0);
     if (!chooseGlobals()) return false;
-    addPrologue();
+    if (memory_) addPrologue();
     for (std::size_t b = 0; b < f_.blocks.size(); ++b)
       if (!rewrite(b)) return false;
     bytes = slots_ * kSlotBytes;
@@ -84,26 +90,59 @@ class Spiller {
   static constexpr std::uint32_t kNoSlot = UINT32_MAX;
   static constexpr std::uint32_t kNever = UINT32_MAX;
 
-  void findConstants() {
-    std::vector<std::uint8_t> writes(f_.registers, 0);
-    constant_.assign(f_.registers, nullptr);
-    constants_.reserve(64);
-    std::vector<std::pair<std::size_t, std::size_t>> where(f_.registers);
+  struct Written {
+    std::uint32_t times = 0;
+    std::size_t block = 0;
+    std::size_t last = 0;  // position
+    bool elsewhere = false;
+  };
+
+  // Vectors that are computed once, from what is there as long as they are.
+  void findRecipes() {
+    const std::size_t n = f_.registers;
+    recipe_.assign(n, nullptr);
+    steps_.assign(n, 0);
+    recipes_.resize(n);
+    std::vector<Written> written(n);
     for (std::size_t b = 0; b < f_.blocks.size(); ++b)
       for (std::size_t i = 0; i < f_.blocks[b].operations.size(); ++i) {
         const Operation& o = f_.blocks[b].operations[i];
         if (o.target == Operation::kNone) continue;
-        if (writes[o.target] < 2) ++writes[o.target];
-        where[o.target] = {b, i};
+        Written& w = written[o.target];
+        w.elsewhere |= w.times != 0 && w.block != b;
+        ++w.times;
+        w.block = b;
+        w.last = i;
       }
-    constants_.resize(f_.registers);
-    for (Vreg v = 0; v < f_.registers; ++v) {
-      if (writes[v] != 1) continue;
-      const Operation& o = f_.blocks[where[v].first].operations[where[v].second];
-      if (!isConstant(o)) continue;
-      constants_[v] = o;
-      constant_[v] = &constants_[v];
-    }
+    for (std::size_t b = 0; b < f_.blocks.size(); ++b)
+      for (std::size_t i = 0; i < f_.blocks[b].operations.size(); ++i) {
+        const Operation& o = f_.blocks[b].operations[i];
+        if (!isRepeatable(o) || written[o.target].times != 1) continue;
+        // A vector from the turn before is not that of this turn.
+        if (live_.liveIn(b, o.target)) continue;
+        std::uint32_t steps = 1;
+        bool can = true;
+        forEachRead(o, [&](Vreg u) {
+          if (recipe_[u] != nullptr)
+            steps += steps_[u];
+          else
+            can = can && outlives(written[u], u, o.target, b, i);
+        });
+        if (!can || steps > kMostSteps) continue;
+        recipes_[o.target] = o;
+        recipe_[o.target] = &recipes_[o.target];
+        steps_[o.target] = steps;
+      }
+  }
+
+  // `u` is the same and there wherever `v`, made of it in block b at i, is alive.
+  bool outlives(const Written& u, Vreg reg, Vreg v, std::size_t b, std::size_t i) const {
+    if (u.elsewhere || (u.block != 0 && (u.block != b || u.last > i))) return false;
+    if (u.block == b && u.last > i) return false;
+    if (!live_.liveIn(b, reg) && !live_.liveOut(b, reg)) return false;
+    for (std::size_t k = 0; k < f_.blocks.size(); ++k)
+      if (live_.liveIn(k, v) && !live_.liveIn(k, reg)) return false;
+    return true;
   }
 
   // Globals that stay in memory from block to block.
@@ -117,7 +156,7 @@ class Spiller {
       const auto count = [&](Vreg v) {
         const std::uint32_t g = live_.indexOf[v];
         if (g == Liveness::kLocal) return;
-        cost[g] += constant_[v] != nullptr ? weight : weight * 10;
+        cost[g] += recipe_[v] != nullptr ? weight * steps_[v] : weight * 10;
         referenced[b].set(g);
       };
       for (const Operation& o : f_.blocks[b].operations) {
@@ -136,7 +175,7 @@ class Spiller {
     });
     std::vector<char> alive;
     // The spills' own two vectors are alive everywhere.
-    const std::uint32_t room = limit_ - 2;
+    const std::uint32_t room = limit_ - (memory_ ? 2 : 0);
     for (const std::size_t b : order) {
       std::uint32_t most = pressureOf(f_, live_, b, alive);
       std::uint32_t resident = 0;
@@ -157,17 +196,20 @@ class Spiller {
       for (const std::uint32_t g : byCost) {
         if (most <= room) break;
         const bool passes = (live_.in[b].has(g) || live_.out[b].has(g)) && !referenced[b].has(g);
-        if (passes && !isSpilled(g) && cost[g] <= std::uint64_t{weightOf(f_.blocks[b])} * 40) drop(g);
+        if (passes && maySpill(g) && cost[g] <= std::uint64_t{weightOf(f_.blocks[b])} * 40) drop(g);
       }
       if (most <= room) continue;
       const std::uint32_t least = room >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
       for (const std::uint32_t g : byCost) {
         if (resident + least <= room) break;
-        if ((live_.in[b].has(g) || live_.out[b].has(g)) && !isSpilled(g)) drop(g);
+        if ((live_.in[b].has(g) || live_.out[b].has(g)) && maySpill(g)) drop(g);
       }
       if (resident + kLeastLocals > room) return false;
     }
     return true;
+  }
+  bool maySpill(std::size_t g) const {
+    return !isSpilled(g) && (memory_ || recipe_[live_.globals[g]] != nullptr);
   }
   bool isSpilled(std::size_t g) const { return inMemory_[live_.globals[g]] != 0; }
 
@@ -212,7 +254,7 @@ class Spiller {
     ready_ = at + code.size();
     slot_.resize(f_.registers, kNoSlot);
     inMemory_.resize(f_.registers, 0);
-    constant_.resize(f_.registers, nullptr);
+    recipe_.resize(f_.registers, nullptr);
     live_.indexOf.resize(f_.registers, Liveness::kLocal);
   }
 
@@ -279,10 +321,6 @@ class Spiller {
   }
 
   void reload(std::vector<Operation>& code, Vreg v) {
-    if (constant_[v] != nullptr) {
-      code.push_back(*constant_[v]);
-      return;
-    }
     code.push_back(effect(Op::VpmReadSetup, rowWord(code, vpm::loadRow(0), vpm::kLoadRowShift)));
     code.push_back(effect(Op::DmaLoadStart, slotAddress(code, v)));
     code.push_back(effect(Op::DmaLoadWait, Operation::kNone));
@@ -334,20 +372,21 @@ class Spiller {
     touched_.clear();
     findUses(operations);
     residents_.clear();
-    std::uint32_t pinned = 2;
+    std::uint32_t pinned = memory_ ? 2 : 0;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
       if (!isSpilled(g) && (live_.in[b].has(g) || live_.out[b].has(g))) ++pinned;
     if (pinned + 3 > limit_) return false;
     room_ = limit_ - pinned;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
-      if (isSpilled(g) && live_.in[b].has(g)) state_[live_.globals[g]].stored = true;
+      if (isSpilled(g) && live_.in[b].has(g))
+        state_[live_.globals[g]].stored = recipe_[live_.globals[g]] == nullptr;
     findUnits(operations);
     for (std::uint32_t i = 0; i < operations.size(); ++i)
       if (!step(i, operations[i], operations)) return false;
     // What the next blocks expect in memory.
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
-      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && constant_[v] == nullptr) {
+      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && recipe_[v] == nullptr) {
         if (!state_[v].resident) return false;
         store(out_, v);
       }
@@ -437,8 +476,9 @@ class Spiller {
 
   bool bringIn(Vreg v, std::uint32_t i) {
     if (isPinned(block_, v) || state_[v].resident) return true;
-    if (noReload_[i] != 0 && constant_[v] == nullptr) return false;
-    if (!state_[v].stored && constant_[v] == nullptr) {
+    if (recipe_[v] != nullptr) return repeat(v, i);
+    if (noReload_[i] != 0) return false;
+    if (!state_[v].stored) {
       // Never written: any content will do.
       if (!makeRoom(i)) return false;
       enter(v);
@@ -451,6 +491,22 @@ class Spiller {
     return true;
   }
 
+  // Computes v again.
+  bool repeat(Vreg v, std::uint32_t i) {
+    const Operation o = *recipe_[v];
+    const std::size_t before = busy_.size();
+    bool can = true;
+    forEachRead(o, [&](Vreg u) {
+      can = can && bringIn(u, i);
+      busy_.push_back(u);
+    });
+    if (!can || !makeRoom(i)) return false;
+    out_.push_back(o);
+    enter(v);
+    busy_.resize(before);
+    return true;
+  }
+
   // A register for one more vector before operation i.
   bool makeRoom(std::uint32_t i) {
     while (residents_.size() >= room_) {
@@ -458,8 +514,8 @@ class Spiller {
       std::uint64_t best = 0;
       for (const Vreg v : residents_) {
         if (std::find(busy_.begin(), busy_.end(), v) != busy_.end()) continue;
-        const bool free = state_[v].stored || constant_[v] != nullptr;
-        if (!free && noStore_[i] != 0) continue;
+        const bool free = state_[v].stored || recipe_[v] != nullptr;
+        if (!free && (noStore_[i] != 0 || !memory_)) continue;
         // The farthest next use; a store weighs as much as some distance.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
         if (free) score += score / 2 + 1;
@@ -474,7 +530,7 @@ class Spiller {
     return true;
   }
   void evict(Vreg v) {
-    if (!state_[v].stored && constant_[v] == nullptr) {
+    if (!state_[v].stored && recipe_[v] == nullptr) {
       store(out_, v);
       state_[v].stored = true;
     }
@@ -484,6 +540,7 @@ class Spiller {
   // Within a run of VPM writes nothing can be stored, so what may have to go is
   // stored before it.
   void storeAhead(std::uint32_t i, const std::vector<Operation>& operations) {
+    if (!memory_) return;
     std::uint32_t end = i + 1;
     std::uint32_t fresh = 0;
     for (; end < operations.size() && noStore_[end] != 0; ++end)
@@ -498,7 +555,7 @@ class Spiller {
     std::uint32_t open = room_ > residents_.size() ? room_ - static_cast<std::uint32_t>(residents_.size()) : 0;
     std::vector<std::pair<std::uint32_t, Vreg>> candidates;
     for (const Vreg v : residents_) {
-      if (state_[v].stored || constant_[v] != nullptr)
+      if (state_[v].stored || recipe_[v] != nullptr)
         ++open;
       else
         candidates.push_back({nextUse(block_, v, i), v});
@@ -519,7 +576,7 @@ class Spiller {
     std::vector<Vreg> wanted;
     for (std::uint32_t k = i; k < operations.size() && (k == i || noReload_[k] != 0); ++k)
       forEachRead(operations[k], [&](Vreg v) {
-        if (!isPinned(block_, v) && constant_[v] == nullptr && state_[v].stored) wanted.push_back(v);
+        if (!isPinned(block_, v) && recipe_[v] == nullptr && state_[v].stored) wanted.push_back(v);
       });
     for (const Vreg v : wanted) {
       if (!bringIn(v, i)) return false;
@@ -530,9 +587,11 @@ class Spiller {
 
   Function& f_;
   std::uint32_t limit_;
+  bool memory_;
   Liveness live_;
-  std::vector<const Operation*> constant_;  // what makes a vector that is constant
-  std::vector<Operation> constants_;
+  std::vector<const Operation*> recipe_;    // what makes a vector again
+  std::vector<Operation> recipes_;
+  std::vector<std::uint32_t> steps_;        // operations that this takes
   std::vector<std::uint32_t> slot_;
   std::vector<char> inMemory_;              // between blocks
   std::uint32_t slots_ = 0;
@@ -558,8 +617,8 @@ std::uint32_t pressure(const Function& function) {
   return most;
 }
 
-bool spill(Function& function, std::uint32_t limit, std::uint32_t& bytes) {
-  return Spiller(function, limit).run(bytes);
+bool spill(Function& function, std::uint32_t limit, bool memory, std::uint32_t& bytes) {
+  return Spiller(function, limit, memory).run(bytes);
 }
 
 }  // namespace qpu::compiler

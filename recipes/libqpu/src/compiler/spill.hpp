@@ -1,5 +1,6 @@
-// Fewer vectors alive at once: those that find no register go to memory and come
-// back through the VPM. Works on machine operations, before they are scheduled.
+// Fewer vectors alive at once. Those that find no register are computed again
+// where that is possible; else they go to memory and come back through the VPM.
+// Works on machine operations, before they are scheduled.
 #ifndef QPU_SRC_COMPILER_SPILL_HPP
 #define QPU_SRC_COMPILER_SPILL_HPP
 
@@ -17,8 +18,9 @@ constexpr std::uint8_t kSpillUnit = 1;
 std::uint32_t pressure(const Function& function);
 
 // Spills until at most `limit` vectors are alive anywhere. False when that is not
-// possible. `bytes` is the memory that each QPU needs for it.
-bool spill(Function& function, std::uint32_t limit, std::uint32_t& bytes);
+// possible; without `memory` vectors can only be computed again. `bytes` is the
+// memory that each QPU needs for it.
+bool spill(Function& function, std::uint32_t limit, bool memory, std::uint32_t& bytes);
 
 }  // namespace qpu::compiler
 
