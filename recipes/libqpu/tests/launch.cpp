@@ -72,14 +72,14 @@ void scaled(Int n, Float factor, Ptr<Float> x) {
 // So many live vectors that some must be kept in memory.
 void crowded(Ptr<Int> in, Ptr<Int> out) {
   Int x = in[0];
-  std::vector<Int> all(90, Int(0));
-  for (int i = 0; i < 90; ++i) {
+  std::vector<Int> all(160, Int(0));
+  for (int i = 0; i < 160; ++i) {
     x = (x * 5) ^ i;
     all[static_cast<std::size_t>(i)] = x;
   }
   Int sum = 0;
-  for (int i = 0; i < 90; ++i) sum = (sum * 3) ^ all[static_cast<std::size_t>(i)];
-  for (int i = 89; i >= 0; --i) sum = (sum * 5) ^ all[static_cast<std::size_t>(i)];
+  for (int i = 0; i < 160; ++i) sum = (sum * 3) ^ all[static_cast<std::size_t>(i)];
+  for (int i = 159; i >= 0; --i) sum = (sum * 5) ^ all[static_cast<std::size_t>(i)];
   out[me() << 4] = sum;
 }
 

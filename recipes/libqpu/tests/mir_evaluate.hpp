@@ -236,12 +236,15 @@ class Run {
         break;
       case Op::VpmWriteSetup:
         if ((a.e[0] >> 30U) == 0)
-          writeRow_ = a.e[0] & 63U;
+          setWriteRow(a.e[0]);
         else if ((a.e[0] >> 30U) == 2)
           store_ = a.e[0];
         break;
       case Op::VpmRead: write(o, vpm_[readRow_++ & 63U]); break;
-      case Op::VpmWrite: vpm_[writeRow_++ & 63U] = a; break;
+      case Op::VpmWrite:
+        vpm_[writeRow_ & 63U] = a;
+        writeRow_ += writeStride_;
+        break;
       case Op::DmaLoadStart:
         for (std::uint32_t i = 0; i < 16; ++i)
           vpm_[(load_ >> 4U) & 63U].e[i] = memory_.at(a.e[0] + 4 * i);
@@ -254,6 +257,11 @@ class Run {
     }
   }
 
+  void setWriteRow(std::uint32_t word) {
+    writeRow_ = word & 63U;
+    writeStride_ = (word >> 12U) & 63U;
+  }
+
   const Function& function_;
   std::vector<std::uint32_t> uniforms_;
   std::size_t nextUniform_ = 0;
@@ -262,7 +270,7 @@ class Run {
   std::array<bool, 16> zero_{}, negative_{};
   std::array<std::deque<Vector>, 2> tmu_;
   std::array<Vector, 64> vpm_{};
-  std::uint32_t readRow_ = 0, writeRow_ = 0, load_ = 0, store_ = 0;
+  std::uint32_t readRow_ = 0, writeRow_ = 0, writeStride_ = 0, load_ = 0, store_ = 0;
 };
 
 }  // namespace mir
