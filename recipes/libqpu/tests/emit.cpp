@@ -155,46 +155,12 @@ TEST_CASE("more vectors than registers") {
   }
 }
 
-TEST_CASE("stores that are set up before a loop survive spills in it") {
-  // Two rows of the VPM in turn, 32 apart, as the front half does it.
-  constexpr std::uint32_t kRow = 4;
-  Builder b;
-  b.setup(mir::Op::VpmWriteSetup, (32U << 12U) | 0xa00U | kRow);
-  const mir::Vreg dma = b.load(0x80804000U | (16U << 16U) | (kRow << 7U));
-  const mir::Vreg toggle = b.load(32U << 7U);
-  const mir::Vreg step = b.load(64);
-  const mir::Vreg to = b.load(0);
-  b.add(isa::AddOp::Add, to, mir::Operand::reg(to), mir::Operand::reg(b.output));
-  const mir::Vreg counter = b.load(5);
-  std::vector<mir::Vreg> all{b.elementNumber()};
-  for (std::uint32_t k = 1; k < 100; ++k)
-    all.push_back(b.add(isa::AddOp::Sub, mir::Operand::reg(all.back()), mir::Operand::reg(b.input)));
-  b.next();
-  const std::uint32_t head = b.at;
-  b.block().loopDepth = 1;
-  for (std::size_t k = 0; k < all.size(); ++k)
-    b.add(isa::AddOp::Add, all[k], mir::Operand::reg(all[k]),
-          mir::Operand::reg(all[(k * 7 + 3) % all.size()]));
-  for (const std::size_t k : {0U, 50U, 99U}) {
-    b.push(mir::Op::VpmWrite).a = mir::Operand::reg(all[k]);
-    b.push(mir::Op::DmaStoreWait);
-    b.push(mir::Op::VpmWriteSetup).a = mir::Operand::reg(dma);
-    b.push(mir::Op::DmaStoreStart).a = mir::Operand::reg(to);
-    b.add(isa::AddOp::Xor, dma, mir::Operand::reg(dma), mir::Operand::reg(toggle));
-    b.add(isa::AddOp::Add, to, mir::Operand::reg(to), mir::Operand::reg(step));
-  }
-  b.add(isa::AddOp::Sub, counter, mir::Operand::reg(counter), mir::Operand::imm(1));
-  b.block().operations.back().setsFlags = true;
-  const std::uint32_t from = b.at;
-  b.next();
-  b.f.blocks[from].exit = mir::Block::Exit::Branch;
-  b.f.blocks[from].cond = isa::BranchCond::AnyZClear;
-  b.f.blocks[from].taken = head;
-  b.push(mir::Op::DmaStoreWait);
-  b.block().exit = mir::Block::Exit::End;
-  const std::vector<std::uint32_t> wanted = expected(b.f);
-  for (int level = 0; level <= 2; ++level) checkRuns(b.f, {level, 32}, wanted);
-  CHECK(emit(b.f, {}).spillBytes > 0);
+TEST_CASE("a function that keeps its write window asks for another before it spills") {
+  mir::RandomOptions random;
+  random.variables = 90;
+  Function f = mir::Random(5, random).f;
+  f.keepsWriteWindow = true;
+  CHECK_THROWS_AS(emit(f, {}), qpu::compiler::SpillsNeeded);
 }
 
 TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error") {

@@ -24,11 +24,6 @@ constexpr bool isFileB(Place p) { return p >= kFileB && p < kR0; }
 constexpr bool isFile(Place p) { return p < kR0; }
 constexpr bool isAccumulator(Place p) { return p >= kR0 && p < kR4; }
 
-// Lets vectors of one block have the name of a vector that leaves the block, in
-// the time between the last use of its old content and its new content: sums in
-// a chain of sums then need one register, not one each.
-void shareNames(Function& function, const Liveness& live);
-
 // The home of each of `live.globals` in a file: where it is at both ends of
 // every block that it crosses. Empty when the registers do not suffice.
 std::vector<Place> findHomes(const Function& function, const Liveness& live, int fileRegisters);

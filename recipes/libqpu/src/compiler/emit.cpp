@@ -305,18 +305,20 @@ class Emitter {
 
 code::Object emit(Function function, const Options& options) {
   straighten(function);
-  shareNames(function, findLiveness(function));
+  joinChains(function);
   const std::uint32_t registers = 2 * static_cast<std::uint32_t>(options.fileRegisters);
   const std::uint32_t most = pressure(function);
   if (most <= registers) {
     Emitter emitter(function, options);
     if (emitter.run()) return emitter.finish(0);
   }
-  // Every limit that leaves the scheduler more room costs more spills.
-  for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U}) {
-    if (spared + kLeastRegisters > registers) break;
-    for (const bool memory : {false, true}) {
-      if (memory && function.usesVpmByHand) continue;
+  // Computing vectors again costs less than memory, and is always possible. Every
+  // limit that leaves the scheduler more room costs more of either.
+  for (const bool memory : {false, true}) {
+    if (memory && function.usesVpmByHand) break;
+    if (memory && function.keepsWriteWindow) throw SpillsNeeded();
+    for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U}) {
+      if (spared + kLeastRegisters > registers) break;
       Function smaller = function;
       std::uint32_t bytes = 0;
       if (!spill(smaller, registers - spared, memory, bytes)) continue;
@@ -329,7 +331,6 @@ code::Object emit(Function function, const Options& options) {
 
 code::Object compile(const detail::Source& source, const Options& options) {
   Function function = select(source, options);
-  if (options.level > 0) joinChains(function);
   try {
     return emit(std::move(function), options);
   } catch (const SpillsNeeded&) {

@@ -598,7 +598,7 @@ class Builder {
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
         // What is read may be what was written just before, and the other way round.
-        if (o.unit != kSpillUnit) {
+        if (o.unit != kSpillUnit && context_.function->usesVpmByHand) {
           edge(writeOfKernel_, i, 1);
           readOfKernel_ = i;
         }
@@ -617,7 +617,7 @@ class Builder {
                  : 1);
         edge(barrier_, i, 1);
         writeSide_ = i;
-        if (o.unit != kSpillUnit) {
+        if (o.unit != kSpillUnit && context_.function->usesVpmByHand) {
           edge(readOfKernel_, i, 1);
           writeOfKernel_ = i;
         }

@@ -75,15 +75,11 @@ class Spiller {
       : f_(function), limit_(limit), memory_(memory), live_(findLiveness(function)) {}
 
   bool run(std::uint32_t& bytes) {
-    if (memory_ && !setUpStores()) return false;
     findRecipes();
     slot_.assign(f_.registers, kNoSlot);
     inMemory_.assign(f_.registers, 0);
     if (!chooseGlobals()) return false;
-    if (memory_) {
-      addPrologue();
-      findSetups();
-    }
+    if (memory_) addPrologue();
     for (std::size_t b = 0; b < f_.blocks.size(); ++b)
       if (!rewrite(b)) return false;
     bytes = slots_ * kSlotBytes;
@@ -391,97 +387,12 @@ class Spiller {
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
       if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && recipe_[v] == nullptr) {
-        if (!state_[v].resident || noStore_.back() != 0) return false;
+        if (!state_[v].resident) return false;
         store(out_, v);
       }
     }
     f_.blocks[b].operations = out_;
     return true;
-  }
-
-  // Spills change where the VPM is written, which the compiler's own stores set up
-  // long before. So each of these sets it up again, from the row in the word that
-  // sets up its DMA. False when a store does not look as expected.
-  bool setUpStores() {
-    for (Block& block : f_.blocks) {
-      const std::vector<Operation> operations = std::move(block.operations);
-      std::vector<Operation>& code = block.operations;
-      code = {};
-      std::vector<std::size_t> side;  // operations of the write side
-      for (std::size_t i = 0; i < operations.size(); ++i)
-        if (isWriteSide(operations[i].op)) side.push_back(i);
-      std::size_t k = 0;
-      for (std::size_t i = 0; i < operations.size(); ++i) {
-        const Operation& o = operations[i];
-        if (!isWriteSide(o.op)) {
-          code.push_back(o);
-          continue;
-        }
-        const std::size_t at = k++;
-        const auto isNext = [&](std::size_t distance, Op op) {
-          return at + distance < side.size() && operations[side[at + distance]].op == op;
-        };
-        if (o.op == Op::VpmWriteSetup && (at + 1 == side.size() || isNext(1, Op::VpmWrite)))
-          continue;  // for the next write, which sets up for itself
-        if (o.op == Op::VpmWrite) {
-          // It waits until the word is there.
-          if (!isNext(1, Op::VpmWriteSetup) || !isNext(2, Op::DmaStoreStart)) return false;
-          for (std::size_t m = i; m < side[at + 1]; ++m)
-            if (o.a.isRegister() && operations[m].target == o.a.value) return false;
-          continue;
-        }
-        if (o.op == Op::VpmWriteSetup && at > 0 && operations[side[at - 1]].op == Op::VpmWrite) {
-          writeRowOf(code, o.a);
-          code.push_back(operations[side[at - 1]]);
-        }
-        code.push_back(o);
-      }
-    }
-    live_ = findLiveness(f_);
-    return true;
-  }
-
-  void writeRowOf(std::vector<Operation>& code, Operand dma) {
-    // Bits 12:7 to 5:0, and the set-up for writing rows.
-    static_assert(vpm::kStoreRowShift == 7, "shifts by small immediates, modulo 32");
-    const Vreg high = f_.registers++;
-    code.push_back(addition(high, dma, Operand::imm(static_cast<std::uint32_t>(19 - 32))));
-    code.back().add = isa::AddOp::Shl;
-    const Vreg row = f_.registers++;
-    code.push_back(addition(row, Operand::reg(high), Operand::imm(static_cast<std::uint32_t>(26 - 32))));
-    code.back().add = isa::AddOp::Shr;
-    const Vreg base = word(code, vpm::writeRows(0, 1));
-    const Vreg setup = f_.registers++;
-    code.push_back(addition(setup, Operand::reg(base), Operand::reg(row)));
-    code.push_back(effect(Op::VpmWriteSetup, setup));
-    code.back().unit = 0;
-  }
-
-  // Blocks at whose end a set-up waits for the blocks after it.
-  void findSetups() {
-    const std::size_t n = f_.blocks.size();
-    writeSetUp_.assign(n, 0);
-    readSetUp_.assign(n, 0);
-    const auto find = [&](std::vector<char>& setUp, bool (*isSide)(Op), Op setup) {
-      std::vector<char> first(n, 0);  // 1: a set-up, 2: something else of this side
-      for (std::size_t b = 0; b < n; ++b)
-        for (const Operation& o : f_.blocks[b].operations) {
-          if (!isSide(o.op) || o.op == Op::DmaLoadWait) continue;
-          first[b] = o.op == setup ? 1 : 2;
-          break;
-        }
-      for (bool changed = true; changed;) {
-        changed = false;
-        for (std::size_t b = n; b-- > 0;)
-          for (const std::uint32_t s : successors(f_.blocks[b]))
-            if (setUp[b] == 0 && (first[s] == 2 || (first[s] == 0 && setUp[s] != 0))) {
-              setUp[b] = 1;
-              changed = true;
-            }
-      }
-    };
-    find(writeSetUp_, isWriteSide, Op::VpmWriteSetup);
-    find(readSetUp_, isReadSide, Op::VpmReadSetup);
   }
 
   // Before which operations a spill may not be stored, a vector not reloaded:
@@ -491,22 +402,15 @@ class Spiller {
     noStore_.assign(n + 1, 0);
     noReload_.assign(n + 1, 0);
     if (!memory_) return;
-    std::size_t firstWrite = n;
-    std::size_t lastWrite = n;
-    for (std::size_t i = n; i-- > 0;) {
-      if (!isWriteSide(operations[i].op)) continue;
-      firstWrite = i;
-      if (lastWrite == n) lastWrite = i;
-    }
-    const bool after = writeSetUp_[block_] != 0;
-    bool open = firstWrite == n ? after : operations[firstWrite].op != Op::VpmWriteSetup;
+    std::size_t lastWrite = 0;
+    for (std::size_t i = 0; i < n; ++i)
+      if (isWriteSide(operations[i].op)) lastWrite = i;
+    bool open = false;
     for (std::size_t i = 0; i < n; ++i) {
       noStore_[i] = open ? 1 : 0;
       if (operations[i].op == Op::VpmWriteSetup) open = true;
-      if (operations[i].op == Op::DmaStoreStart) open = false;
-      if (i == lastWrite) open = after;
+      if (operations[i].op == Op::DmaStoreStart || i == lastWrite) open = false;
     }
-    noStore_[n] = open ? 1 : 0;
     std::size_t next = n;  // the next operation of the read side
     for (std::size_t i = n; i-- > 0;) {
       if (next < n) {
@@ -522,13 +426,6 @@ class Spiller {
       }
       if (isReadSide(operations[i].op)) next = i;
     }
-    bool reads = readSetUp_[block_] != 0;
-    for (std::size_t i = n + 1; i-- > 0 && reads;) {
-      noReload_[i] = 1;
-      reads = i == 0 || !isReadSide(operations[i - 1].op);
-    }
-    if (next < n && operations[next].op != Op::VpmReadSetup)
-      for (std::size_t i = 0; i <= next; ++i) noReload_[i] = 1;
     if (ready_ != 0 && block_ == 0)
       for (std::size_t i = 0; i < std::min(ready_, n); ++i) noStore_[i] = noReload_[i] = 1;
   }
@@ -708,7 +605,6 @@ class Spiller {
   std::vector<Vreg> touched_, residents_, busy_;
   std::vector<State> state_;
   std::vector<char> noStore_, noReload_;
-  std::vector<char> writeSetUp_, readSetUp_;
 };
 
 }  // namespace
