@@ -269,12 +269,31 @@ class RandomProgram {
     Int last;
     For (Int i = from, i < to, i = i + step)
       any(ints_) = any(ints_) + i;
-      if (!deep_ && chance(2)) any(ints_) = (*in_)[(i & 127) + 16];
+      for (std::size_t k = below(4); k > 0; --k) any(ints_) = along(i);
       if (chance(2)) store(any(ints_) ^ i, *area_ + (((i & 15) << 4) + index()));
       statements(depth + 1, false);
       last = i;
     End
     if (chance(2)) any(ints_) = last;
+  }
+
+  // A sum of the loop's counter, which is in -10 .. 90, as address or value.
+  IntExpr along(const Int& i) {
+    const int extra = static_cast<int>(below(100));
+    switch (below(deep_ ? 3 : 7)) {
+      case 0: return (i << 3) + any(ints_) + extra;
+      case 1: return any(ints_) - (i + i + extra);
+      case 2: {
+        Int got;
+        gather(*in_ + i + index() + (10 + extra));
+        receive(got);
+        return got;
+      }
+      case 3: return (*in_)[i + (10 + extra)];
+      case 4: return (*in_)[(i << 1) + (20 + extra)];
+      case 5: return (*in_)[100 + extra - i];
+      default: return (*in_)[index() + i + (10 + extra)];
+    }
   }
 
   void write() {

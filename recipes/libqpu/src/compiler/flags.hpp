@@ -3,6 +3,7 @@
 #ifndef QPU_SRC_COMPILER_FLAGS_HPP
 #define QPU_SRC_COMPILER_FLAGS_HPP
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -47,8 +48,9 @@ constexpr std::uint8_t flagsOf(isa::Cond c) {
 
 // A condition that holds exactly where the mask does.
 constexpr std::optional<isa::Cond> condition(FlagSets f) {
-  constexpr isa::Cond all[] = {isa::Cond::ZSet,   isa::Cond::ZClear, isa::Cond::NSet,
-                               isa::Cond::NClear, isa::Cond::CSet,   isa::Cond::CClear};
+  constexpr std::array<isa::Cond, 6> all = {isa::Cond::ZSet,   isa::Cond::ZClear,
+                                            isa::Cond::NSet,   isa::Cond::NClear,
+                                            isa::Cond::CSet,   isa::Cond::CClear};
   for (const isa::Cond c : all)
     if ((f.yes & ~flagsOf(c)) == 0 && (f.no & flagsOf(c)) == 0) return c;
   return std::nullopt;

@@ -447,7 +447,7 @@ class Lowering {
   void decide(std::uint32_t condition, std::uint32_t yes, std::uint32_t no) {
     std::vector<Value> masks;
     evaluateMasks(condition, masks);
-    std::vector<Value>::const_iterator next = masks.begin();
+    auto next = masks.cbegin();
     branchOn(condition, next, yes, no);
   }
 

@@ -6,7 +6,6 @@ namespace qpu::compiler {
 
 using ir::Graph;
 using ir::Instruction;
-using ir::Kind;
 using ir::kNone;
 using ir::Value;
 

@@ -65,6 +65,7 @@ std::vector<std::uint32_t> countUses(const Graph& graph) {
 void hoistInvariants(Graph& graph, std::uint32_t limit) {
   Budget budget(graph, limit);
   const std::vector<std::uint32_t> uses = countUses(graph);
+  std::vector<std::uint32_t> hoistedFrom(graph.values.size(), kNone);
   for (auto n = static_cast<std::uint32_t>(graph.loops.size()); n-- > 0;) {
     const Loop loop = graph.loops[n];
     std::vector<Value> hoisted;
@@ -84,12 +85,11 @@ void hoistInvariants(Graph& graph, std::uint32_t limit) {
         }
         i.block = loop.preheader;
         hoisted.push_back(v);
+        hoistedFrom[v] = n;
         budget.take(n);
         // An operand that was hoisted for this alone is not alive in the loop.
         forOperands(i, [&](Value o) {
-          if (uses[o] == 1 && graph.values[o].block == loop.preheader &&
-              std::find(hoisted.begin(), hoisted.end(), o) != hoisted.end())
-            budget.giveBack(n);
+          if (uses[o] == 1 && hoistedFrom[o] == n) budget.giveBack(n);
         });
       }
       body.erase(kept, body.end());
@@ -130,6 +130,7 @@ class Reduction {
   Reduction(Graph& graph, std::uint32_t limit) : graph_(graph), budget_(graph, limit) {}
 
   void run() {
+    findLastUses();
     for (auto n = static_cast<std::uint32_t>(graph_.loops.size()); n-- > 0;) loop(n);
   }
 
@@ -232,21 +233,39 @@ class Reduction {
         linear_[v] = form;
         order.push_back(v);
       }
-    findRoots(l);
+    findRoots(l, order);
     convert(l, number, order);
   }
 
-  // Linear values that something else uses than linear values.
-  void findRoots(const Loop& l) {
-    roots_.clear();
-    const auto use = [&](Value o) { roots_[o] = true; };
+  // Values made later are used in their own loop alone.
+  void findLastUses() {
+    lastUse_.assign(graph_.values.size(), 0);
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
       const ir::Block& block = graph_.blocks[b];
+      const auto use = [&](Value o, std::uint32_t in) { lastUse_[o] = std::max(lastUse_[o], in); };
+      for (const Value v : block.body) forOperands(graph_.values[v], [&](Value o) { use(o, b); });
+      for (const Value phi : block.phis)
+        for (std::size_t way = 0; way < block.preds.size(); ++way)
+          use(graph_.arguments(phi)[way], block.preds[way]);
+    }
+  }
+  bool isUsedAfter(const Loop& l, Value v) const {
+    return v < lastUse_.size() && lastUse_[v] > l.last;
+  }
+
+  // Linear values that something else uses than linear values.
+  void findRoots(const Loop& l, const std::vector<Value>& linear) {
+    roots_.clear();
+    const auto use = [&](Value o) { roots_[o] = true; };
+    for (std::uint32_t b = l.header; b <= l.last; ++b) {
+      const ir::Block& block = graph_.blocks[b];
       for (const Value v : block.body)
-        if (!isInside(l, b) || linear_.count(v) == 0) forOperands(graph_.values[v], use);
+        if (linear_.count(v) == 0) forOperands(graph_.values[v], use);
       for (const Value phi : block.phis)
         for (const Value o : graph_.arguments(phi)) use(o);
     }
+    for (const Value v : linear)
+      if (isUsedAfter(l, v)) use(v);
   }
 
   using Key = std::pair<std::pair<Value, std::uint32_t>, std::vector<Term>>;
@@ -292,7 +311,10 @@ class Reduction {
         replaced[v] = difference == 0 ? phi : offset(v, phi, difference);
       }
     }
-    if (!replaced.empty()) replaceAll(replaced);
+    bool after = false;
+    for (const auto& [from, to] : replaced) after = after || isUsedAfter(l, from);
+    const auto blocks = static_cast<std::uint32_t>(graph_.blocks.size());
+    if (!replaced.empty()) replaceAll(replaced, after ? 0 : l.header, after ? blocks : l.last + 1);
   }
 
   // The next value of a counter made before.
@@ -349,12 +371,14 @@ class Reduction {
     return phi;
   }
 
-  void replaceAll(const std::unordered_map<Value, Value>& replaced) {
+  void replaceAll(const std::unordered_map<Value, Value>& replaced, std::uint32_t first,
+                  std::uint32_t end) {
     const auto change = [&](Value& o) {
       const auto at = replaced.find(o);
       if (at != replaced.end()) o = at->second;
     };
-    for (ir::Block& b : graph_.blocks) {
+    for (std::uint32_t n = first; n < end; ++n) {
+      const ir::Block& b = graph_.blocks[n];
       for (const Value v : b.body) {
         if (replaced.count(v) != 0 && replaced.at(v) == v) continue;
         forOperands(graph_.values[v], change);
@@ -370,6 +394,7 @@ class Reduction {
   std::unordered_map<Value, Linear> linear_;
   std::unordered_map<Value, bool> roots_;
   std::unordered_map<Value, bool> steps_;
+  std::vector<std::uint32_t> lastUse_;  // number of the block
 };
 
 }  // namespace
@@ -415,6 +440,7 @@ class Constants {
         });
     }
     std::vector<Demand> demands;
+    demands.reserve(weights.size());
     for (const auto& [bits, weight] : weights) demands.push_back({bits, weight});
     std::sort(demands.begin(), demands.end(), [](const Demand& a, const Demand& b) {
       return a.weight != b.weight ? a.weight > b.weight : a.bits < b.bits;

@@ -485,9 +485,13 @@ class Selection {
 
 namespace {
 
-// Vectors that are kept alive at once; the rest is for what is short-lived.
-constexpr std::uint32_t kRoomForHoisting = 44;
-constexpr std::uint32_t kMostAlive = 58;
+// Of the registers, how many are left to what is short-lived.
+constexpr int kSparedWhenHoisting = 20;
+constexpr int kSpared = 12;
+
+std::uint32_t without(const Options& options, int spared) {
+  return static_cast<std::uint32_t>(std::max(2 * options.fileRegisters - spared, 4));
+}
 
 }  // namespace
 
@@ -497,11 +501,12 @@ Function select(const detail::Source& source, const Options& options) {
   removeDead(graph);
   lowerLoads(graph, options.level > 0 ? strides(graph) : std::vector<Stride>{});
   if (options.level > 1) {
-    reduceStrength(graph, kRoomForHoisting);
+    const std::uint32_t room = without(options, kSparedWhenHoisting);
+    reduceStrength(graph, room);
     removeDead(graph);
-    hoistInvariants(graph, kRoomForHoisting);
-    placeConstants(graph, kRoomForHoisting);
-    relievePressure(graph, kMostAlive);
+    hoistInvariants(graph, room);
+    placeConstants(graph, room);
+    relievePressure(graph, without(options, kSpared));
   }
   removeDead(graph);
   Function function = Selection(graph).run();
