@@ -278,7 +278,7 @@ def completion(_: Context, shell: str) -> None:
 
 @task(
     help={
-        "name": "build, extension, export or device (default: all)",
+        "name": "build, extension, export, device or kernels (default: all)",
         "times": "how often short measurements are repeated",
         "keep": "keep what was built for it: the next run of a single benchmark starts sooner",
     },

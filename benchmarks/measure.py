@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One measured value. ``unit`` is s, MB, MB/s or ×; ``samples`` are what the value is the median of."""
+    """One measured value. ``unit`` is s, ms, µs, MB, MB/s, % or ×; ``samples`` are what the value is the median of."""
 
     name: str
     value: float

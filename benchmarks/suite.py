@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import build, device, export, extension
+from benchmarks import build, device, export, extension, kernels
 from benchmarks.machine import describe
 from benchmarks.measure import Report, Result
 from benchmarks.workspace import Workspace
@@ -25,6 +25,7 @@ BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "extension": extension.measure,
     "export": export.measure,
     "device": device.measure,
+    "kernels": kernels.measure,
 }
 """In the order in which they are run: the first makes the image that the others use."""
 

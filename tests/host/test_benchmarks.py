@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import build, device, export, extension, machine, suite
+from benchmarks import build, device, export, extension, kernels, machine, suite
 from benchmarks.measure import (
     Figure,
     Goal,
@@ -369,3 +370,23 @@ def test_the_plain_export_keeps_owners_and_capabilities() -> None:
     line = export.plain_way("c0ffee", Path("/somewhere/a tree"))
     assert "export c0ffee | tar --extract '--directory=/somewhere/a tree'" in line
     assert "--numeric-owner -p --xattrs '--xattrs-include=*'" in line
+
+
+def test_the_kernels_promises_are_read_from_what_the_program_prints() -> None:
+    lines: list[dict[str, Any]] = [
+        {"kernel": "add", "compileMs": 1.0},
+        {"kernel": "matmul", "compileMs": 6.5},
+        {"kernel": "relu", "callUs": 9.0},
+        {"kernel": "add, 12 QPUs", "share": 0.93, "seconds": 0.009, "limit": "bus", "timesNaive": 1.5},
+        {"kernel": "matvec 100 x 100000, 12 QPUs", "share": 0.98, "seconds": 0.03, "limit": "bus"},
+        {"kernel": "matmul 512^3, 12 QPUs", "share": 0.4, "seconds": 0.01, "limit": "pipes"},
+        {"kernel": "exp", "share": 0.8, "seconds": 0.01, "limit": "bus"},
+    ]
+    found = {figure.name: figure for figure in kernels.figures(lines)}
+    assert found["elementwise add, share of the bus"].value == pytest.approx(93)
+    assert found["matrix-vector 100 x 10^5, share of the bus"].met is True
+    assert found["matrix-matrix 512^3, share of the pipes"].met is False
+    assert found[kernels.NAIVE_ADD].met is False
+    assert (found[kernels.COMPILE].value, found[kernels.COMPILE].met) == (6.5, True)
+    assert found[kernels.CALL].met is True
+    assert found["  exp"].goal is None

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -75,6 +76,13 @@ EmulatedWork measured(const std::function<void()>& f) {
 double busClocks(double bytes) { return bytes / board().memoryBytesPerClock; }
 double pipeClocks(double flops) { return flops / 96; }
 
+// Between two entries of the list that --json prints.
+const char* separator() {
+  const char* const text = first ? "\n  " : ",\n  ";
+  first = false;
+  return text;
+}
+
 void header() {
   if (json) {
     (void)std::printf("{\"board\": \"%s\", \"figures\": [", board().name);
@@ -96,13 +104,12 @@ double line(const std::string& name, const EmulatedWork& w, double limit, const 
     return 100 * static_cast<double>(part) / static_cast<double>(w.qpuClocks);
   };
   if (json) {
-    (void)std::printf("%s\n  {\"kernel\": \"%s\", \"clocks\": %.0f, \"seconds\": %.6g, \"share\": %.4f, "
-                      "\"limit\": \"%s\"",
-                      first ? "" : ",", name.c_str(), clocks, clocks / board().clockHz,
+    (void)std::printf("%s{\"kernel\": \"%s\", \"clocks\": %.0f, \"seconds\": %.6g, "
+                      "\"share\": %.4f, \"limit\": \"%s\"",
+                      separator(), name.c_str(), clocks, clocks / board().clockHz,
                       limit / clocks, by);
     if (naive != 0) (void)std::printf(", \"timesNaive\": %.3f", naive / clocks);
     (void)std::printf("}");
-    first = false;
     return clocks;
   }
   (void)std::printf("%-28s %10.0f %9.3f %6.1f%% %7s %5.0f%% %5.0f%% %5.0f%% %5.0f%%", name.c_str(),
@@ -306,10 +313,24 @@ void host() {
   for (const Case& x : cases) {
     const double ms = fresh(x.f);
     if (json)
-      (void)std::printf(",\n  {\"kernel\": \"%s\", \"compileMs\": %.3f}", x.name, ms);
+      (void)std::printf("%s{\"kernel\": \"%s\", \"compileMs\": %.3f}", separator(), x.name, ms);
     else
       (void)std::printf("%-28s %10.2f\n", x.name, ms);
   }
+  // A call of a kernel that is there, with the emulator's work on one vector.
+  std::vector<double> times;
+  for (int i = 0; i < 2001; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    k::relu(c, a, 16, 1);
+    times.push_back(std::chrono::duration<double, std::micro>(
+                        std::chrono::steady_clock::now() - start)
+                        .count());
+  }
+  std::nth_element(times.begin(), times.begin() + 1000, times.end());
+  if (json)
+    (void)std::printf("%s{\"kernel\": \"relu\", \"callUs\": %.3f}", separator(), times[1000]);
+  else
+    (void)std::printf("%-28s %10.2f microseconds\n", "warm call, relu of 16", times[1000]);
 }
 
 }  // namespace

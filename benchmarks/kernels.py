@@ -1,0 +1,87 @@
+"""libqpu's kernel library on the emulator: clocks of its model of a Raspberry Pi 3, and what compiling takes here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Figure, Goal, Result
+from benchmarks.workspace import Workspace
+from toolchain import process, progress
+from toolchain.config import ROOT
+from toolchain.errors import CommandFailed
+from toolchain.jobs import compile_jobs
+
+RULE = (
+    "MODEL: clocks of the emulator's model of a Raspberry Pi 3; not measured on hardware. The share is that of the "
+    "least time that the model's bus, or its pipes, need for the kernel. Naive kernels are those of a course project, "
+    "compiled without optimisation, on 4 QPUs. Compile time and call: of this PC, the least of five and the median."
+)
+
+SHARES = {
+    "add, 12 QPUs": ("elementwise add, share of the bus", 80.0),
+    "matvec 100 x 100000, 12 QPUs": ("matrix-vector 100 x 10^5, share of the bus", 80.0),
+    "matmul 512^3, 12 QPUs": ("matrix-matrix 512^3, share of the pipes", 50.0),
+}
+"""Of the program's lines: what they are called here, and the least share, per cent."""
+
+NAIVE_ADD = "naive add / add"
+COMPILE = "compile the largest kernel"
+CALL = "warm call, with 16 elements emulated"
+
+
+def measure(workspace: Workspace) -> Result:
+    """Compile libqpu for this PC, run its benchmark. Raises CommandFailed, ProgramMissing."""
+    folder = workspace.folder / "libqpu"
+    with progress.step("compile libqpu for this PC"):
+        options = ("-DBUILD_TESTING=ON", "-DCMAKE_BUILD_TYPE=Release")
+        process.run(["cmake", "-S", ROOT / "recipes" / "libqpu", "-B", folder, "-G", "Ninja", *options])
+        jobs = str(compile_jobs(workspace.config.build))
+        process.run(["cmake", "--build", folder, "--parallel", jobs, "--target", "bench-kernels"], limit_s=1800)
+    with progress.step("kernels on the emulator"):
+        found = _run(folder / "tests" / "bench-kernels")
+    return Result(name="kernels", title="Kernel library", rule=RULE, figures=figures(found["figures"]), facts=found)
+
+
+def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
+    """The promised figures, then every share, from what the program printed."""
+    shares = {item["kernel"]: item for item in lines if "share" in item}
+    promised = [
+        Figure(
+            name=name,
+            value=100 * shares[kernel]["share"],
+            unit="%",
+            goal=Goal(least, at_most=False),
+            note=f"model, {1e3 * shares[kernel]['seconds']:.2f} ms",
+        )
+        for kernel, (name, least) in SHARES.items()
+    ]
+    add = shares["add, 12 QPUs"]
+    promised.append(
+        Figure(name=NAIVE_ADD, value=add["timesNaive"], unit="×", goal=Goal(3, at_most=False), note="model")
+    )
+    largest = max((item for item in lines if "compileMs" in item), key=lambda item: float(item["compileMs"]))
+    promised.append(
+        Figure(
+            name=COMPILE, value=largest["compileMs"], unit="ms", goal=Goal(10), note=f"{largest['kernel']}, on this PC"
+        )
+    )
+    call = next(item for item in lines if "callUs" in item)
+    promised.append(Figure(name=CALL, value=call["callUs"], unit="µs", goal=Goal(20), note="on this PC"))
+    others = [
+        Figure(name=f"  {name}", value=100 * item["share"], unit="%", note=f"of the {item['limit']}, model")
+        for name, item in shares.items()
+        if name not in SHARES
+    ]
+    return (*promised, *others)
+
+
+def _run(program: Path) -> dict[str, Any]:
+    done = subprocess.run([program, "--json"], capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode != 0:
+        raise CommandFailed("libqpu's benchmark failed", found=f"exit {done.returncode}", tail=done.stderr[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
