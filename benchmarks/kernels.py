@@ -22,7 +22,7 @@ RULE = (
 )
 
 SHARES = {
-    "add, 12 QPUs": ("elementwise add, share of the bus", 80.0),
+    "add, 6 QPUs": ("elementwise add, share of the bus", 80.0),
     "matvec 100 x 100000, 12 QPUs": ("matrix-vector 100 x 10^5, share of the bus", 80.0),
     "matmul 512^3, 12 QPUs": ("matrix-matrix 512^3, share of the pipes", 50.0),
 }
@@ -59,7 +59,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
         )
         for kernel, (name, least) in SHARES.items()
     ]
-    add = shares["add, 12 QPUs"]
+    add = shares["add, 6 QPUs"]
     promised.append(
         Figure(name=NAIVE_ADD, value=add["timesNaive"], unit="×", goal=Goal(3, at_most=False), note="model")
     )

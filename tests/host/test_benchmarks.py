@@ -377,7 +377,7 @@ def test_the_kernels_promises_are_read_from_what_the_program_prints() -> None:
         {"kernel": "add", "compileMs": 1.0},
         {"kernel": "matmul", "compileMs": 6.5},
         {"kernel": "relu", "callUs": 9.0},
-        {"kernel": "add, 12 QPUs", "share": 0.93, "seconds": 0.009, "limit": "bus", "timesNaive": 1.5},
+        {"kernel": "add, 6 QPUs", "share": 0.93, "seconds": 0.009, "limit": "bus", "timesNaive": 1.5},
         {"kernel": "matvec 100 x 100000, 12 QPUs", "share": 0.98, "seconds": 0.03, "limit": "bus"},
         {"kernel": "matmul 512^3, 12 QPUs", "share": 0.4, "seconds": 0.01, "limit": "pipes"},
         {"kernel": "exp", "share": 0.8, "seconds": 0.01, "limit": "bus"},

@@ -90,9 +90,9 @@ void header() {
   }
   (void)std::printf(
       "model of a %s: %.0f MHz, %.2f bytes a clock on the bus, %.1f GFLOPS; not measured on "
-      "hardware\n%-28s %10s %9s %7s %7s %6s %6s %6s %6s  %s\n",
+      "hardware\n%-28s %10s %9s %7s %7s %6s %6s %6s %6s %8s  %s\n",
       board().name, board().clockHz / 1e6, board().memoryBytesPerClock, board().peakFlops() / 1e9,
-      "kernel", "clocks", "ms", "share", "of", "issue", "TMU", "VPM", "other", "times naive");
+      "kernel", "clocks", "ms", "share", "of", "issue", "TMU", "VPM", "other", "MB", "times naive");
 }
 
 // Prints a line and returns the clocks. `limit` is the least number of clocks, by
@@ -112,10 +112,11 @@ double line(const std::string& name, const EmulatedWork& w, double limit, const 
     (void)std::printf("}");
     return clocks;
   }
-  (void)std::printf("%-28s %10.0f %9.3f %6.1f%% %7s %5.0f%% %5.0f%% %5.0f%% %5.0f%%", name.c_str(),
+  (void)std::printf("%-28s %10.0f %9.3f %6.1f%% %7s %5.0f%% %5.0f%% %5.0f%% %5.0f%% %8.2f", name.c_str(),
                     clocks, 1e3 * clocks / board().clockHz, 100 * limit / clocks, by,
                     4 * of(w.instructions), of(w.stalledOnTmu), of(w.stalledOnVpm),
-                    of(w.stalledOnOther));
+                    of(w.stalledOnOther),
+                    1e-6 * static_cast<double>(w.memoryReadBytes + w.memoryWriteBytes));
   if (naive != 0) (void)std::printf("  %10.2f", naive / clocks);
   (void)std::printf("\n");
   (void)std::fflush(stdout);
@@ -138,7 +139,7 @@ void elementwise() {
   naiveAdd.setNumQPUs(4);
   const auto naive = static_cast<double>(measured([&] { naiveAdd(n, &out, &a, &b); }).clocks);
   (void)unsetenv("QPU_OPTIMISE");
-  for (const int qpus : {1, 4, 12}) {
+  for (const int qpus : {1, 4, 6, 12}) {
     const EmulatedWork w = measured([&] { k::add(out, a, b, n, qpus); });
     require(near(out[n - 1], static_cast<double>(a[n - 1] + b[n - 1]), 1e-6), "add");
     line("add, " + std::to_string(qpus) + " QPUs", w, busClocks(3 * stream), "bus", naive);

@@ -5,6 +5,7 @@ namespace qpu::kernels {
 namespace {
 
 // Planes go to the QPUs in turn; with `split` = -1 each plane is shared by all.
+template <int Length>
 void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Ptr<Float> a,
                Ptr<Float> mean, Ptr<Float> variance, Ptr<Float> weight, Float hasWeight,
                Ptr<Float> bias, Float hasBias, Float epsilon) {
@@ -13,6 +14,7 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
   Int step = max(numQPUs() & ~split, 1);
   Int plane = me() & ~split;
   Int channel = plane;
+  Int vpmRow = firstVpmRow<Length>();
   Pointers<1> from;
   For (, plane < planes, plane = plane + step)
     While (channel >= channels)
@@ -35,13 +37,13 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
     Int start = plane * size;
     from[0] = a + start;
     Ptr<Float> to = out + start;
-    std::array<Float, kVectors> result;
-    walk<1>(
+    std::array<Float, Length> result;
+    walk<1, Length>(
         size, from, worker, workers,
         [&](int j, Vectors<1>& x) {
           result[static_cast<std::size_t>(j)] = (x[0] - middle) * factor + b;
         },
-        [&](const Int& block) { burst(result, to + (block << 6)); },
+        [&](const IntExpr& block) { burst(result, to + block, vpmRow); },
         [&](Vectors<1>& x, const Int& first, const Int& count) {
           finishBursts();
           store((x[0] - middle) * factor + b, to + first, count);
@@ -50,6 +52,8 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
     channel = channel + step;
   End
 }
+
+constexpr int kSmall = 256;  // planes that are not worth sharing
 
 }  // namespace
 
@@ -71,11 +75,19 @@ void batchNorm(Floats out, Floats a, Floats mean, Floats variance, Floats weight
   const bool hasBias = bias.address() != 0;
   if (hasWeight) requireRange(name, "weight", weight, channels);
   if (hasBias) requireRange(name, "bias", bias, channels);
-  static const auto kernel = compile(normalise, "batchNorm");
-  const int split = planes < kMostQpus && size > kBlock ? -1 : 0;
-  run(kernel, qpus, static_cast<int>(planes), channels, size, split, out, a, mean, variance,
-      hasWeight ? weight : mean, hasWeight ? 1.0F : 0.0F, hasBias ? bias : mean,
-      hasBias ? 1.0F : 0.0F, epsilon);
+  const int split = planes < kMostQpus && size > kSmall ? -1 : 0;
+  const auto with = [&](const auto& kernel, int count) {
+    run(kernel, count, static_cast<int>(planes), channels, size, split, out, a, mean, variance,
+        hasWeight ? weight : mean, hasWeight ? 1.0F : 0.0F, hasBias ? bias : mean,
+        hasBias ? 1.0F : 0.0F, epsilon);
+  };
+  if (mayBeLong(qpus) && (split != 0 || longPays(size))) {
+    static const auto kernel = compile(normalise<kLong>, "batchNorm");
+    with(kernel, orLong(qpus));
+  } else {
+    static const auto kernel = compile(normalise<kShort>, "batchNorm");
+    with(kernel, qpus);
+  }
 }
 
 }  // namespace qpu::kernels

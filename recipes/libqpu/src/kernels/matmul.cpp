@@ -18,7 +18,7 @@ constexpr int kColumns = 16 * kAcross;
 constexpr int kPanel = 16;
 constexpr int kTurn = 4;  // values of k per turn of the inner loop
 static_assert(kInFlight % kAcross == 0, "requests run ahead by whole rows of b");
-static_assert(kAcross == kVectors, "a tile's row is one burst");
+static_assert(kAcross == kShort, "a tile's row is one burst of any QPU");
 
 enum class Variant { Plain, Accumulate, Tables };
 
@@ -264,7 +264,7 @@ auto compileProduct(Variant variant, const char* name) {
       [variant](Ptr<Int> from) {
         Int row = me() * kRows;
         Int column = 0;
-        Int vpmRow = firstVpmRow();
+        Int vpmRow = firstVpmRow<kShort>();
         Int columns;
         Numbers told;
         const auto settle = [&] {

@@ -19,10 +19,10 @@ template <std::size_t N, typename F>
 void partialSums(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {
   For (Int w = me(), w < static_cast<int>(kWorkers), w = w + numQPUs())
     std::array<Sum, 2> sums;
-    walk(
+    walk<N, kShort>(
         n, in, w, static_cast<int>(kWorkers),
         [&](int j, Vectors<N>& x) { sums[static_cast<std::size_t>(j % 2)].add(f(x)); },
-        [](const Int&) {},
+        [](const IntExpr&) {},
         [&](Vectors<N>& x, const Int&, const Int& count) {
           sums[0].add(select(index() < count, f(x), 0));
         });
@@ -55,19 +55,19 @@ void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
   For (Int w = me(), w < static_cast<int>(kWorkers), w = w + numQPUs())
     Int best = std::numeric_limits<int>::min();
     Int where = std::numeric_limits<int>::max();
-    std::array<Int, kVectors> order;
+    std::array<Int, kShort> order;
     const auto compare = [&](const Int& x, const IntExpr& number) {
       Where (x > best)
         best = x;
         where = number;
       End
     };
-    walk<1>(
+    walk<1, kShort>(
         n, {a}, w, static_cast<int>(kWorkers),
         [&](int j, Vectors<1>& x) { order[static_cast<std::size_t>(j)] = orderOf(x[0]); },
-        [&](const Int& b) {
-          Int number = (b << 6) + index();
-          for (int j = 0; j < kVectors; ++j)
+        [&](const IntExpr& first) {
+          Int number = first + index();
+          for (int j = 0; j < kShort; ++j)
             compare(order[static_cast<std::size_t>(j)], number + 16 * j);
         },
         [&](Vectors<1>& x, const Int& first, const Int& count) {

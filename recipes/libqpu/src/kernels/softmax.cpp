@@ -10,12 +10,12 @@ namespace qpu::kernels {
 namespace {
 
 void shortRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride) {
-  std::array<Int, kVectors> lane;
-  for (int j = 0; j < kVectors; ++j)
+  std::array<Int, kShort> lane;
+  for (int j = 0; j < kShort; ++j)
     lane[static_cast<std::size_t>(j)] = min(index() + 16 * j, columns - 1);
   For (Int row = me(), row < rows, row = row + numQPUs())
     Ptr<Float> from = a + row * rowStride;
-    std::array<Float, kVectors> x;
+    std::array<Float, kShort> x;
     for (const Int& l : lane) gather(from + l);
     for (Float& v : x) receive(v);
     // Copies of the last element do not change the maximum.
@@ -24,7 +24,7 @@ void shortRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStrid
     for (Float& v : x) v = select(index() + 16 * j++ < columns, exp(v - most), 0);
     Float factor = reciprocal(sumOf((x[0] + x[1]) + (x[2] + x[3])));
     Ptr<Float> to = out + row * rowStride;
-    for (j = 0; j < kVectors; ++j) {
+    for (j = 0; j < kShort; ++j) {
       If (columns > 16 * j)
         store(x[static_cast<std::size_t>(j)] * factor, to + 16 * j, min(columns - 16 * j, 16));
       End
@@ -32,7 +32,9 @@ void shortRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStrid
   End
 }
 
+template <int Length>
 void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride) {
+  Int vpmRow = firstVpmRow<Length>();
   For (Int row = me(), row < rows, row = row + numQPUs())
     Pointers<1> from;
     from[0] = a + row * rowStride;
@@ -49,11 +51,12 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
         most = raised;
       End
     };
-    std::array<Float, kVectors> x;
-    walk<1>(
+    // In short blocks whatever Length is, for that decides the order of the sum.
+    std::array<Float, kShort> x;
+    walk<1, kShort>(
         columns, from, 0, 1,
         [&](int j, Vectors<1>& v) { x[static_cast<std::size_t>(j)] = v[0]; },
-        [&](const Int&) {
+        [&](const IntExpr&) {
           raise(max(max(x[0], x[1]), max(x[2], x[3])));
           for (Float& v : x) v = exp(v - most);
           sum.add((x[0] + x[1]) + (x[2] + x[3]));
@@ -66,10 +69,13 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
     Float factor = reciprocal(sumOf((sum.total - sum.lost) * exp(most - all)));
 
     Ptr<Float> to = out + row * rowStride;
-    walk<1>(
+    std::array<Float, Length> result;
+    walk<1, Length>(
         columns, from, 0, 1,
-        [&](int j, Vectors<1>& v) { x[static_cast<std::size_t>(j)] = exp(v[0] - all) * factor; },
-        [&](const Int& b) { burst(x, to + (b << 6)); },
+        [&](int j, Vectors<1>& v) {
+          result[static_cast<std::size_t>(j)] = exp(v[0] - all) * factor;
+        },
+        [&](const IntExpr& first) { burst(result, to + first, vpmRow); },
         [&](Vectors<1>& v, const Int& first, const Int& count) {
           finishBursts();
           store(exp(v[0] - all) * factor, to + first, count);
@@ -90,9 +96,16 @@ void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpu
   requireFactor("softmax", "rows", rows);
   requireFactor("softmax", "the row stride", rowStride);
   if (rows == 0 || columns == 0) return;
-  static const auto inRegisters = compile(shortRows, "softmax-short");
-  static const auto inMemory = compile(longRows, "softmax");
-  run(columns <= kBlock ? inRegisters : inMemory, qpus, rows, columns, out, a, rowStride);
+  if (columns <= 16 * kShort) {
+    static const auto kernel = compile(shortRows, "softmax-short");
+    run(kernel, qpus, rows, columns, out, a, rowStride);
+  } else if (mayBeLong(qpus) && longPays(columns)) {
+    static const auto kernel = compile(longRows<kLong>, "softmax");
+    run(kernel, orLong(qpus), rows, columns, out, a, rowStride);
+  } else {
+    static const auto kernel = compile(longRows<kShort>, "softmax");
+    run(kernel, qpus, rows, columns, out, a, rowStride);
+  }
 }
 
 }  // namespace qpu::kernels

@@ -16,8 +16,30 @@ namespace qpu::kernels {
 // even number of them, so that they alternate between the TMUs in a fixed way.
 constexpr int kInFlight = 8;
 
-constexpr int kVectors = 4;  // of a block
-constexpr int kBlock = 16 * kVectors;
+// VPM rows that kernels use by hand, shared out among the QPUs; rows from 52 on
+// are the compiler's.
+constexpr int kVpmRows = 48;
+// Vectors of a block that is stored in one DMA. Starting one costs as much as
+// storing many rows, so a few QPUs with long blocks store more than all with short
+// ones. By the model; not measured on hardware.
+constexpr int kLong = 8;
+constexpr int kShort = 4;
+constexpr int kQpusWithLong = kVpmRows / kLong;
+static_assert(kVpmRows / kShort == 12, "all QPUs have rows for a short block");
+
+// Whether so many QPUs have rows for long blocks; 0, the library's choice, may.
+inline bool mayBeLong(int qpus) { return qpus <= kQpusWithLong; }
+inline int orLong(int qpus) { return qpus == 0 ? kQpusWithLong : qpus; }
+// Whether long blocks make the stores of n elements shorter: what is left over is
+// stored vector by vector. In units of what a further row costs.
+inline bool longPays(int n) {
+  constexpr int start = 11;
+  const auto cost = [n](int length) {
+    const int block = 16 * length;
+    return n / block * (start + length) + (n % block + 15) / 16 * (start + 1);
+  };
+  return cost(kLong) < cost(kShort);
+}
 
 template <std::size_t N>
 using Vectors = std::array<Float, N>;
@@ -37,28 +59,30 @@ void evenReceive() {
   }
 }
 
-// Calls vector(j, x) with vector j of each block of the n elements that is
-// worker's, block(b) after the four of block number b, and tail(x, first, count)
-// for up to 16 elements beyond the blocks; in x, elements from `count` on are
-// copies of the last one.
-template <std::size_t N, typename OnVector, typename OnBlock, typename OnTail>
+// Calls vector(j, x) with vector j of each block of `Length` vectors of the n
+// elements that is worker's, block(first) after those of the block from element
+// `first` on, and tail(x, first, count) for up to 16 elements beyond the blocks; in
+// x, elements from `count` on are copies of the last one.
+template <std::size_t N, int Length, typename OnVector, typename OnBlock, typename OnTail>
 void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntExpr& workers,
           OnVector vector, OnBlock block, OnTail tail) {
   constexpr int ahead = kInFlight / static_cast<int>(N);
-  Int blocks = n >> 6;
+  constexpr int shift = Length == kLong ? 7 : 6;
+  static_assert(16 * Length == 1 << shift, "blocks are a power of two");
+  Int blocks = n >> shift;
   Int step = workers;
   Int first = worker;
   If (first < blocks)
     Pointers<N> next;
     Int fetched = first;
-    for (std::size_t i = 0; i < N; ++i) next[i] = in[i] + ((first << 6) + index());
+    for (std::size_t i = 0; i < N; ++i) next[i] = in[i] + ((first << shift) + index());
     int place = 0;
     const auto request = [&] {
-      if (place == kVectors) {
+      if (place == Length) {
         // At the end the last block is asked for again, and dropped.
         place = 0;
         fetched = fetched + step;
-        Int move = (step << 6) & ((fetched - blocks) >> 31);
+        Int move = (step << shift) & ((fetched - blocks) >> 31);
         for (Ptr<Float>& p : next) p = p + move;
       }
       for (const Ptr<Float>& p : next) gather(p + 16 * place);
@@ -66,19 +90,19 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
     };
     for (int i = 0; i < ahead; ++i) request();
     For (Int b = first, b < blocks, b = b + step)
-      for (int j = 0; j < kVectors; ++j) {
+      for (int j = 0; j < Length; ++j) {
         Vectors<N> x;
         for (Float& v : x) receive(v);
         request();
         vector(j, x);
       }
-      block(b);
+      block(b << shift);
     End
     Float unused;
     for (int i = 0; i < ahead * static_cast<int>(N); ++i) receive(unused);
   End
 
-  Int rest = n & (kBlock - 1);
+  Int rest = n & ((1 << shift) - 1);
   Int base = n - rest;
   For (Int t = first << 4, t < rest, t = t + (step << 4))
     Int count = min(rest - t, 16);
@@ -108,18 +132,21 @@ struct Sum {
   }
 };
 
-// Each QPU has four VPM rows for its bursts; rows from 48 on are the compiler's.
-inline IntExpr firstVpmRow() { return me() << 2; }
+// First of the rows of this QPU.
+template <int Length>
+IntExpr firstVpmRow() {
+  return me() * Length;
+}
 
-// Stores four vectors at `to` in one DMA, overlapped with what follows.
-// finishBursts() before the kernel stores in another way or ends.
-inline void burst(const std::array<Float, kVectors>& x, const PtrExpr<Float>& to,
-                  const IntExpr& vpmRow = firstVpmRow()) {
+// Stores vectors at `to` in one DMA, overlapped with what follows. finishBursts()
+// before the kernel stores in another way or ends.
+template <std::size_t Length>
+void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const IntExpr& vpmRow) {
   dmaWaitWrite();
   vpmSetupWrite(HORIZ, vpmRow);
   for (const Float& v : x) vpmPut(v);
   dmaSetWriteStride(0);
-  dmaSetupWrite(HORIZ, kVectors, vpmRow << 4);
+  dmaSetupWrite(HORIZ, static_cast<int>(Length), vpmRow << 4);
   dmaStartWrite(to);
 }
 inline void finishBursts() { dmaWaitWrite(); }

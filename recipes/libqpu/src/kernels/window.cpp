@@ -16,68 +16,79 @@
 namespace qpu::kernels {
 namespace {
 
-// out[plane][y][x] with `top` rows and `left` columns of `fill` around
-// in[plane][height][width].
-void padPlanes(Int planes, Int height, Int width, Int top, Int left, Float fill, Ptr<Float> out,
-               Ptr<Float> in) {
-  Int outWidth = width + (left << 1);
-  Int outHeight = height + (top << 1);
-  Int y = me(), plane = 0;
+// Walks over planes of `size` outputs, the QPUs taking blocks of four vectors in
+// turn: compute(plane, first) gives the vector from output `first` of the plane on,
+// computed with lanes beyond the end; its block is stored behind `out`.
+template <typename F>
+void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
+  constexpr int block = 16 * kShort;
+  Int first = me() * block, plane = 0;
+  Int whole = (size + (block - 1)) & -block;
+  Int vpmRow = firstVpmRow<kShort>();
   const auto settle = [&] {
-    While (y >= outHeight)
-      y = y - outHeight;
+    While (first >= whole)
+      first = first - whole;
       plane = plane + 1;
     End
   };
   settle();
   While (plane < planes)
-    Int from = min(max(y - top, 0), height - 1);
-    Ptr<Float> row = in + (plane * height + from) * width;
-    Ptr<Float> to = out + (plane * outHeight + y) * outWidth;
-    For (Int x = 0, x < outWidth, x = x + 32)
-      std::array<Int, 2> column;
-      for (int j = 0; j < 2; ++j) {
-        Int& c = column[static_cast<std::size_t>(j)];
-        c = x + (index() + 16 * j) - left;
-        gather(row + min(max(c, 0), width - 1));
-      }
-      for (int j = 0; j < 2; ++j) {
-        const Int& c = column[static_cast<std::size_t>(j)];
-        Float v;
-        receive(v);
-        v = select(from == y - top && c >= 0 && c < width, v, fill);
-        Int count = outWidth - x - 16 * j;
-        If (count > 0)
-          store(v, to + (x + 16 * j), min(count, 16));
+    std::array<Float, kShort> result;
+    for (int j = 0; j < kShort; ++j)
+      result[static_cast<std::size_t>(j)] = compute(plane, first + 16 * j);
+    Ptr<Float> to = out + (plane * size + first);
+    Int left = size - first;
+    If (left >= block)
+      burst(result, to, vpmRow);
+    Else
+      finishBursts();
+      for (int j = 0; j < kShort; ++j) {
+        If (left > 16 * j)
+          store(result[static_cast<std::size_t>(j)], to + 16 * j, min(left - 16 * j, 16));
         End
       }
     End
-    y = y + numQPUs();
+    first = first + numQPUs() * block;
     settle();
   End
+  finishBursts();
+}
+
+// Entry `first` and the 15 behind it of a table of `size`, the last one again
+// beyond its end.
+void lookUp(Int& entry, const Ptr<Int>& table, const IntExpr& first, const Int& size) {
+  Ptr<Int> at = table + min(first + index(), size - 1);
+  gather(at);
+  gather(at);
+  Int unused;
+  receive(entry);
+  receive(unused);
+}
+
+// Planes of inSize elements to planes of outSize: element i of one comes from
+// element table[i] of the other, or is `fill` where that is below 0.
+void padPlanes(Int planes, Int inSize, Int outSize, Ptr<Int> table, Float fill, Ptr<Float> out,
+               Ptr<Float> in) {
+  overPlanes(planes, outSize, out, [&](const Int& plane, const IntExpr& first) {
+    Int from;
+    lookUp(from, table, first, outSize);
+    Ptr<Float> at = in + (plane * inSize + max(from, 0));
+    gather(at);
+    gather(at);
+    Float v, unused;
+    receive(v);
+    receive(unused);
+    return select(from >= 0, v, fill);
+  });
 }
 
 // Greatest element under the window for `pixels` places of each plane.
 void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> columns,
                 Int kernelHeight, Int kernelWidth, Int stepY, Int stepX, Ptr<Float> out,
                 Ptr<Float> in) {
-  Int pixel = me() << 4, plane = 0;
-  Int whole = (pixels + 15) & -16;
-  const auto settle = [&] {
-    While (pixel >= whole)
-      pixel = pixel - whole;
-      plane = plane + 1;
-    End
-  };
-  settle();
-  While (plane < planes)
-    Int count = min(pixels - pixel, 16);
-    Int lane = pixel + min(index(), count - 1);
-    gather(columns + lane);
-    gather(columns + lane);
-    Int offset, unused;
-    receive(offset);
-    receive(unused);
+  overPlanes(planes, pixels, out, [&](const Int& plane, const IntExpr& first) {
+    Int offset;
+    lookUp(offset, columns, first, pixels);
     Ptr<Float> row = in + (plane * planeSize + offset);
     Float most = -std::numeric_limits<float>::infinity();
     For (Int y = 0, y < kernelHeight, y = y + 1)
@@ -92,20 +103,21 @@ void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> colum
       End
       row = row + stepY * width;
     End
-    store(most, out + (plane * pixels + pixel), count);
-    pixel = pixel + (numQPUs() << 4);
-    settle();
-  End
+    return most;
+  });
 }
 
 // Tables of one geometry, in shared memory.
 struct Plan {
-  std::array<int, 9> key;
+  std::array<int, 11> key;
   Scratch tables;
   std::size_t pixels;
+  std::size_t window;
 
+  // Of outputs, of elements under the window, and of elements of a padded plane.
   BusPointer<int> columns() const { return tables.ints(); }
   BusPointer<int> rows() const { return tables.ints(pixels); }
+  BusPointer<int> padding() const { return tables.ints(pixels + window); }
 };
 
 // Geometries used last.
@@ -119,9 +131,10 @@ class Plans {
   std::shared_ptr<const Plan> get(const Window& w) {
     const int width = w.width + 2 * w.paddingX;
     const int planeSize = width * (w.height + 2 * w.paddingY);
-    const std::array<int, 9> key = {width,          planeSize,     w.channels,
+    const std::array<int, 11> key = {width,          planeSize,     w.channels,
                                     w.kernelHeight, w.kernelWidth, w.strideY * 65536 + w.strideX,
-                                    w.dilationY,    w.dilationX,   onHardware() ? 1 : 0};
+                                    w.dilationY,    w.dilationX,   w.paddingY,
+                                    w.paddingX,     onHardware() ? 1 : 0};
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = std::find_if(plans_.begin(), plans_.end(),
                                     [&key](const auto& p) { return p->key == key; });
@@ -137,7 +150,7 @@ class Plans {
  private:
   static constexpr std::size_t kMostKept = 16;
 
-  static std::shared_ptr<const Plan> make(const Window& w, const std::array<int, 9>& key,
+  static std::shared_ptr<const Plan> make(const Window& w, const std::array<int, 11>& key,
                                           int width, int planeSize) {
     const int outHeight = w.outHeight();
     const int outWidth = w.outWidth();
@@ -145,7 +158,9 @@ class Plans {
     const std::size_t window = static_cast<std::size_t>(w.channels) *
                                static_cast<std::size_t>(w.kernelHeight) *
                                static_cast<std::size_t>(w.kernelWidth);
-    auto plan = std::shared_ptr<Plan>(new Plan{key, Scratch(pixels + window), pixels});
+    const bool padded = w.paddingY != 0 || w.paddingX != 0;
+    const std::size_t all = pixels + window + (padded ? static_cast<std::size_t>(planeSize) : 0);
+    auto plan = std::shared_ptr<Plan>(new Plan{key, Scratch(all), pixels, window});
     int* next = plan->tables.hostInts();
     for (int y = 0; y < outHeight; ++y)
       for (int x = 0; x < outWidth; ++x) *next++ = y * w.strideY * width + x * w.strideX;
@@ -153,6 +168,12 @@ class Plans {
       for (int y = 0; y < w.kernelHeight; ++y)
         for (int x = 0; x < w.kernelWidth; ++x)
           *next++ = c * planeSize + y * w.dilationY * width + x * w.dilationX;
+    if (!padded) return plan;
+    for (int y = -w.paddingY; y < w.height + w.paddingY; ++y)
+      for (int x = -w.paddingX; x < w.width + w.paddingX; ++x) {
+        const bool inside = y >= 0 && y < w.height && x >= 0 && x < w.width;
+        *next++ = inside ? y * w.width + x : -1;
+      }
     return plan;
   }
 
@@ -210,15 +231,15 @@ std::int64_t inputSize(const Window& w) {
 // `images` images from `a` on with their padding, which is `fill`.
 class Padded {
  public:
-  Padded(const Window& w, Floats a, float fill, int qpus) : data_(a) {
+  Padded(const Window& w, const Plan& plan, Floats a, float fill, int qpus) : data_(a) {
     if (w.paddingY == 0 && w.paddingX == 0) return;
     const int planes = w.batch * w.channels;
+    const int size = (w.height + 2 * w.paddingY) * (w.width + 2 * w.paddingX);
     copy_ = std::make_unique<Scratch>(static_cast<std::size_t>(planes) *
-                                      static_cast<std::size_t>(w.height + 2 * w.paddingY) *
-                                      static_cast<std::size_t>(w.width + 2 * w.paddingX));
+                                      static_cast<std::size_t>(size));
     data_ = copy_->floats();
     static const auto kernel = compile(padPlanes, "pad");
-    run(kernel, qpus, planes, w.height, w.width, w.paddingY, w.paddingX, fill, data_, a);
+    run(kernel, qpus, planes, w.height * w.width, size, plan.padding(), fill, data_, a);
   }
   Floats data() const { return data_; }
 
@@ -262,7 +283,7 @@ void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& win
   p.m = outChannels;
   p.n = pixels;
   const auto plan = Plans::instance().get(window);
-  const Padded padded(window, a, 0, qpus);
+  const Padded padded(window, *plan, a, 0, qpus);
   p.a = weights;
   p.aRow = depth;
   p.k = depth;
@@ -289,7 +310,7 @@ void maxPool2d(Floats out, Floats a, const Window& window, int qpus) {
   Window plane = window;
   plane.channels = 1;
   const auto plan = Plans::instance().get(plane);
-  const Padded padded(window, a, -std::numeric_limits<float>::infinity(), qpus);
+  const Padded padded(window, *plan, a, -std::numeric_limits<float>::infinity(), qpus);
   const int width = window.width + 2 * window.paddingX;
   run(kernel, qpus, planes, width * (window.height + 2 * window.paddingY), width, pixels,
       plan->columns(), window.kernelHeight, window.kernelWidth, window.dilationY,
