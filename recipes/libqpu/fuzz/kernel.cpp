@@ -1,0 +1,224 @@
+// Any bytes as a kernel: compile() takes it or refuses it with a CompileError or
+// an ArgumentError. Taken, it is compiled at every level into words that
+// qpu::isa::verify finds no fault with, but for the kernel's own with the VPM. Where it ends soon, it runs on the
+// interpreter and on the emulator: what the interpreter runs to its end leaves
+// the same bits. What the interpreter stops with an error may stop on the
+// emulator too, or, being a check that no instruction makes, go on.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "compiler/compile.hpp"
+#include "emu/emulator.hpp"
+#include "fuzz/check.hpp"
+#include "fuzz/kernel_maker.hpp"
+#include "interp/machine.hpp"
+#include "isa/text.hpp"
+#include "isa/verify.hpp"
+#include "lang/gathers.hpp"
+#include "lang/recorder.hpp"
+#include "mem/heap.hpp"
+
+namespace {
+
+using qpu::Float;
+using qpu::Int;
+using qpu::Ptr;
+using Words = std::vector<std::uint32_t>;
+
+// Larger kernels take long to compile and show nothing more.
+constexpr std::size_t kMostExpressions = 3000;
+
+struct Case {
+  int qpus = 1;
+  int registers = 32;
+  const std::uint8_t* data = nullptr;
+  std::size_t size = 0;
+};
+
+struct Arrays {
+  qpu::SharedArray<int> in{fuzz::kWords};
+  qpu::SharedArray<int> out{fuzz::kWords};
+  Words inStart, outStart;
+
+  Arrays() {
+    std::uint32_t x = 12345;
+    for (int i = 0; i < fuzz::kWords; ++i) {
+      x = x * 1664525U + 1013904223U;
+      in[i] = static_cast<int>((x >> 28U) < 4 ? x >> 20U : x ^ x >> 13U);
+      out[i] = i * 7;
+    }
+    inStart.assign(in.begin(), in.end());
+    outStart.assign(out.begin(), out.end());
+  }
+  void reset() {
+    std::memcpy(in.data(), inStart.data(), 4 * inStart.size());
+    std::memcpy(out.data(), outStart.data(), 4 * outStart.size());
+  }
+  Words words() const {
+    Words all(in.begin(), in.end());
+    all.insert(all.end(), out.begin(), out.end());
+    return all;
+  }
+};
+
+Arrays& arrays() {
+  static Arrays instance;
+  return instance;
+}
+
+Words uniforms() {
+  const std::uint32_t in = arrays().in.getAddress();
+  return {5, 0x3fc00000, in, in, arrays().out.getAddress()};
+}
+
+// The kernel as compile() records it.
+qpu::detail::Source record(const Case& c, fuzz::Facts& facts) {
+  using qpu::detail::Type;
+  const auto function = [&](Int n, Float x, Ptr<Int> in, Ptr<Float> inFloat, Ptr<Int> out) {
+    facts = fuzz::Maker(c.data, c.size).make(n, x, in, inFloat, out);
+  };
+  qpu::detail::Recorder recorder(
+      "fuzz", {Type::Int, Type::Float, Type::Address, Type::Address, Type::Address});
+  qpu::detail::Call<decltype(function), Int, Float, Ptr<Int>, Ptr<Float>, Ptr<Int>>::run(
+      function, qpu::detail::MakeIndices<5>::type());
+  qpu::detail::Source source = recorder.finish();
+  qpu::detail::checkGathers(source);
+  return source;
+}
+
+bool compiles(const Case& c) {
+  try {
+    (void)qpu::compile(
+        [&](Int n, Float x, Ptr<Int> in, Ptr<Float> inFloat, Ptr<Int> out) {
+          (void)fuzz::Maker(c.data, c.size).make(n, x, in, inFloat, out);
+        },
+        "fuzz");
+    return true;
+  } catch (const qpu::CompileError& e) {
+    check(std::strstr(e.what(), "kernel") != nullptr);
+  } catch (const qpu::ArgumentError&) {
+  }
+  return false;
+}
+
+bool emulate(const qpu::code::Object& object, const Case& c, std::string& error) {
+  const Words arguments = uniforms();
+  const auto table = qpu::detail::Heap::instance().table();
+  Words spills(static_cast<std::size_t>(c.qpus) * object.spillBytes / 4 + 1);
+  constexpr std::uint32_t spillStart = 0xf0000000U;
+  qpu::emu::Launch launch;
+  for (const auto& block : table->blocks)
+    launch.memory.push_back({block->start, block->bytes, block->host});
+  launch.memory.push_back({spillStart, static_cast<std::uint32_t>(4 * spills.size()),
+                           reinterpret_cast<unsigned char*>(spills.data())});
+  launch.words = object.words.data();
+  launch.count = object.words.size();
+  launch.object = &object;
+  launch.limit = 5'000'000;
+  for (int i = 0; i < c.qpus; ++i)
+    launch.uniforms.push_back(qpu::code::uniformStream(
+        object, i, c.qpus, arguments.data(),
+        spillStart + static_cast<std::uint32_t>(i) * object.spillBytes));
+  try {
+    check(qpu::emu::run(launch).hostInterrupt);
+    return true;
+  } catch (const qpu::ExecutionError& e) {
+    error = e.what();
+    return false;
+  }
+}
+
+bool interpret(const qpu::interp::Code& code, const Case& c, std::string& error) {
+  const Words arguments = uniforms();
+  try {
+    qpu::interp::run(code, c.qpus, arguments.data(), arguments.size());
+    return true;
+  } catch (const qpu::ExecutionError& e) {
+    error = e.what();
+    return false;
+  }
+}
+
+// Set-up words and the queues of the VPM, its DMA and the TMU are the kernel's own matter: one that
+// asks on some paths only, and takes on all, has a fault where the path is known.
+bool ofTheCompiler(const qpu::isa::Fault& fault, bool kernelIsRight) {
+  const std::string rule = fault.rule;
+  for (const char* const queue : {"setup-", "vpm-", "dma-", "tmu-"})
+    if (rule.rfind(queue, 0) == 0) return kernelIsRight;
+  return true;
+}
+
+std::string listing(const qpu::code::Object& object) {
+  std::string text;
+  for (std::size_t i = 0; i < object.words.size(); ++i)
+    text += std::to_string(i) + ": " + qpu::isa::disassemble(object.words[i]) + "\n";
+  return text;
+}
+
+[[noreturn]] void differ(const Case& c, int level, const std::string& what) {
+  (void)std::fprintf(stderr, "level %d, %d QPUs, %d registers: %s\n", level, c.qpus, c.registers,
+                     what.c_str());
+  std::abort();
+}
+
+void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c) {
+  if (facts.onOneQpu) c.qpus = 1;
+  std::string error;
+  bool ended = false;
+  Words expected;
+  if (facts.ends) {
+    arrays().reset();
+    ended = interpret(qpu::interp::lower(source), c, error);
+    expected = arrays().words();
+  }
+  for (int level = 0; level <= 2; ++level) {
+    qpu::compiler::Options options;
+    options.level = level;
+    options.fileRegisters = c.registers;
+    qpu::code::Object object;
+    try {
+      object = qpu::compiler::compile(source, options);
+    } catch (const qpu::CompileError& e) {
+      if (std::getenv("QPU_FUZZ_TELL") != nullptr)
+        (void)std::fprintf(stderr, "level %d: %s\n", level, e.what());
+      continue;
+    }
+    for (const qpu::isa::Fault& f : qpu::isa::verify(object.words))
+      if (ofTheCompiler(f, ended && facts.inTurn))
+        differ(c, level, std::string(f.rule) + ": " + f.text + "\n" + listing(object));
+    if (!facts.ends) continue;
+    arrays().reset();
+    const bool emulated = emulate(object, c, error);
+    if (!ended || !facts.ordered) continue;
+    if (!emulated) differ(c, level, error + "\n" + listing(object));
+    const Words words = arrays().words();
+    for (std::size_t i = 0; i < words.size(); ++i)
+      if (words[i] != expected[i])
+        differ(c, level, "word " + std::to_string(i) + " is " + std::to_string(words[i]) +
+                             ", expected " + std::to_string(expected[i]) + "\n" +
+                             listing(object));
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
+  (void)setenv("QPU_BACKEND", "interpreter", 1);
+  check(std::freopen("/dev/null", "w", stdout) != nullptr);  // what kernels print
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 2) return 0;
+  Case c;
+  c.qpus = 1 + data[0] % 4;
+  c.registers = data[1] < 192 ? 32 : 4 + data[1] % 29;
+  c.data = data + 2;
+  c.size = size - 2;
+  if (!compiles(c)) return 0;
+  fuzz::Facts facts;
+  const qpu::detail::Source source = record(c, facts);
+  if (source.expressions.size() <= kMostExpressions) compare(source, facts, c);
+  return 0;
+}
