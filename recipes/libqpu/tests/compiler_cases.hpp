@@ -770,6 +770,53 @@ TEST_CASE("the VPM by hand on many QPUs, windows that wrap") {
       &out);
 }
 
+TEST_CASE("the VPM by hand: reads and writes keep their order") {
+  SharedArray<int> x = cases::ints(32), out(16 * 6);
+  const auto late = [](const qpu::IntExpr& a) {
+    qpu::IntExpr v = a;
+    for (int i = 1; i < 12; ++i) v = v * 3 + i;
+    return v;
+  };
+  cases::sameOnOne(
+      out,
+      [late](Ptr<Int> p, Ptr<Int> r) {
+        Int a = *p;
+        // What is read is known late.
+        vpmSetupWrite(HORIZ, 3);
+        vpmPut(late(a));
+        vpmSetupRead(HORIZ, 1, 3);
+        Int b = vpmGetInt();
+        // The compiler's own load and store have one row.
+        store(late(b), r);
+        Int c = *p;
+        store(index(), r + 16);
+        dmaSetupRead(HORIZ, 1, 3 * 16);
+        dmaStartRead(p + 16);
+        dmaWaitRead();
+        vpmSetupRead(HORIZ, 1, 3);
+        Int d = vpmGetInt();
+        vpmSetupWrite(HORIZ, 3);
+        vpmPut(index());
+        store(c, r + 32);
+        store(d, r + 48);
+      },
+      &x, &out);
+}
+
+TEST_CASE("a variable that is assigned to itself inside Where keeps its values") {
+  SharedArray<int> out(16);
+  const auto kernel = [](Ptr<Int> r) {
+    Int x = index() + 1;
+    Where (x < 8)
+      x = x;
+    End
+    *r = x;
+  };
+  cases::sameOnOne(out, kernel, &out);
+  qpu::compile(kernel)(&out);
+  for (int i = 0; i < 16; ++i) CHECK(out[i] == i + 1);
+}
+
 // --- random programs ---
 
 namespace cases {
