@@ -14,7 +14,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 double ulp(double exact) {
   const auto f = static_cast<float>(std::fabs(exact));
-  return std::max(std::ldexp(1.0, std::ilogb(f) - 23), 0x1p-149);
+  return std::ldexp(1.0, std::max(std::ilogb(f), -126) - 23);  // ilogb(0) is INT_MIN
 }
 
 template <typename F>
