@@ -33,3 +33,256 @@ void execute(const qpu::detail::Source& source, const qpu::compiler::Options& op
     FAIL(std::string(e.what()) << "\n" << text(function));
   }
 }
+
+// --- what optimisation makes of kernels ---
+
+namespace {
+
+using qpu::compiler::Op;
+using qpu::compiler::Operation;
+using qpu::compiler::Options;
+using qpu::isa::AddOp;
+
+template <typename F>
+Function compiled(F f, int level = 2) {
+  Options options;
+  options.level = level;
+  return selected(test::trace(f), options);
+}
+
+// The operations of the blocks inside loops of at least this depth.
+std::vector<Operation> inLoops(const Function& f, std::uint32_t depth = 1) {
+  std::vector<Operation> all;
+  for (const auto& block : f.blocks) {
+    // The loop in which QPU 0 waits for the others is of no interest here.
+    const bool ends = !block.operations.empty() &&
+                      block.operations.front().op == Op::SemaphoreAcquire;
+    if (block.loopDepth >= depth && !ends)
+      all.insert(all.end(), block.operations.begin(), block.operations.end());
+  }
+  return all;
+}
+
+std::size_t count(const std::vector<Operation>& operations, Op op) {
+  return static_cast<std::size_t>(std::count_if(operations.begin(), operations.end(),
+                                                [op](const Operation& o) { return o.op == op; }));
+}
+std::size_t count(const std::vector<Operation>& operations, AddOp op) {
+  return static_cast<std::size_t>(
+      std::count_if(operations.begin(), operations.end(),
+                    [op](const Operation& o) { return o.op == Op::Add && o.add == op; }));
+}
+std::vector<Operation> all(const Function& f) {
+  std::vector<Operation> operations;
+  for (const auto& b : f.blocks)
+    operations.insert(operations.end(), b.operations.begin(), b.operations.end());
+  return operations;
+}
+
+void sumUp(Int n, Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
+  Int sum = 0;
+  For (Int i = 0, i < n, i = i + 16)
+    sum = sum + p[i] + q[i];
+  End
+  *r = sum;
+}
+
+}  // namespace
+
+TEST_CASE("addresses in a loop become counters") {
+  const std::vector<Operation> before = inLoops(compiled(sumUp, 1));
+  CHECK(count(before, AddOp::Shl) > 0);
+  const std::vector<Operation> after = inLoops(compiled(sumUp));
+  CHECK(count(after, AddOp::Shl) == 0);
+  // Two requests, two receives, two sums, two addresses, the counter, its test.
+  CHECK(after.size() == 10);
+  CHECK(count(after, Op::Move) == 0);
+}
+
+TEST_CASE("a loop that was unrolled counts one address, the others are sums of it") {
+  const Function f = compiled([](Int n, Ptr<Int> p, Ptr<Int> r) {
+    Int sum = 0;
+    For (Int i = 0, i < n, i = i + 64)
+      for (int k = 0; k < 4; ++k) sum = sum ^ p[i + 16 * k];
+    End
+    *r = sum;
+  });
+  // Three sums, the address, the counter; the constants wait in registers.
+  CHECK(count(inLoops(f), AddOp::Add) == 5);
+  CHECK(count(inLoops(f), Op::Load) == 0);
+}
+
+TEST_CASE("what is the same in every turn is computed before the loop") {
+  const auto f = [](Int n, Float a, Float b, Ptr<Float> r) {
+    Float x = 0;
+    For (Int i = 0, i < n, i = i + 1)
+      x = x + a * b * 3.7F;
+    End
+    *r = x;
+  };
+  CHECK(count(inLoops(compiled(f, 1)), Op::Mul) == 2);
+  CHECK(count(inLoops(compiled(f, 1)), Op::Load) == 1);
+  const std::vector<Operation> after = inLoops(compiled(f));
+  CHECK(count(after, Op::Mul) == 0);
+  CHECK(after.size() == 3);  // the sum, the counter, its test
+}
+
+TEST_CASE("a masked assignment is one operation under a condition") {
+  const Function f = compiled([](Ptr<Int> p, Ptr<Int> r) {
+    Int a = p[0], b = p[16];
+    While (any(a != b))
+      Where (a > b)
+        a = a - b;
+      End
+      Where (a < b)
+        b = b - a;
+      End
+    End
+    *r = a;
+  });
+  // Two tests with a difference each, and the test of the loop.
+  CHECK(inLoops(f).size() == 5);
+}
+
+TEST_CASE("masks that combine in the flags need no registers") {
+  const Function f = compiled([](Ptr<Float> p, Ptr<Float> r) {
+    Float a = p[0], b = p[16];
+    Where (a < b && a > 2.0F)
+      a = a + b;
+    End
+    *r = a;
+  });
+  CHECK(count(all(f), AddOp::FSub) == 2);
+  CHECK(count(all(f), Op::Move) == 0);
+}
+
+TEST_CASE("a word is loaded past the caches only where a store may have been before") {
+  const auto f = [](Int n, Ptr<Int> p, Ptr<Int> r) {
+    Int a = *p;
+    *r = a;
+    For (Int i = 0, i < n, i = i + 1)
+      a = a + *p;
+    End
+    *r = a;
+  };
+  CHECK(count(all(compiled(f)), Op::DmaLoadStart) == 1);
+  CHECK(count(all(compiled(f)), Op::TmuRequest) == 1);
+  CHECK(count(all(compiled(sumUp)), Op::DmaLoadStart) == 0);
+  // Another QPU's store may come before where semaphores order them.
+  const Function ordered = compiled([](Ptr<Int> p) {
+    If (any(me() == 0))
+      *p = 1;
+      semaInc(3);
+    Else
+      semaDec(3);
+      Int a = *p;
+      *(p + 16) = a;
+    End
+  });
+  CHECK(count(all(ordered), Op::DmaLoadStart) == 1);
+}
+
+TEST_CASE("a store is waited for when the next one starts, and at the end") {
+  const Function f = compiled([](Ptr<Int> r) {
+    store(1, r);
+    store(2, r + 16);
+    store(3, r + 32);
+  });
+  CHECK(count(all(f), Op::DmaStoreWait) == 3);
+  const std::vector<Operation> operations = f.blocks[0].operations;
+  const auto start = std::find_if(operations.begin(), operations.end(), [](const Operation& o) {
+    return o.op == Op::DmaStoreStart;
+  });
+  // The second vector is written while the first is on its way.
+  const auto wait = std::find_if(start, operations.end(),
+                                 [](const Operation& o) { return o.op == Op::DmaStoreWait; });
+  CHECK(std::count_if(start, wait, [](const Operation& o) { return o.op == Op::VpmWrite; }) == 1);
+}
+
+TEST_CASE("values are computed anew where registers run out") {
+  const auto f = [](Ptr<Int> p, Ptr<Int> r) {
+    Int bag = *p;
+    std::array<Int, 40> v;
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = p[16 * static_cast<int>(i)];
+    const auto use = [&](int factor) {
+      Int sum = 0;
+      for (int i = 0; i < 16; ++i) sum = sum * factor + broadcast(bag, i);
+      return sum;
+    };
+    Int first = use(3);
+    For (Int i = 0, i < 9, i = i + 1)
+      for (Int& x : v) x = x + first * x;
+    End
+    Int second = use(5);
+    for (std::size_t i = 0; i < v.size(); ++i) store(v[i] + second, r + 16 * static_cast<int>(i));
+  };
+  // The sixteen broadcasts would be kept through the loop.
+  CHECK(count(all(compiled(f, 1)), Op::Broadcast) == 16);
+  CHECK(count(all(compiled(f)), Op::Broadcast) > 16);
+}
+
+TEST_CASE("one semaphore is the compiler's") {
+  const auto waits = [](int n) {
+    return [n](Ptr<Int>) {
+      for (int i = 0; i < n; ++i) {
+        semaInc(i);
+        semaDec(i);
+      }
+    };
+  };
+  CHECK_NOTHROW(compiled(waits(15)));
+  try {
+    compiled(waits(16));
+    FAIL("16 semaphores were taken");
+  } catch (const qpu::CompileError& e) {
+    CHECK(std::string(e.what()).find("uses all 16 semaphores") != std::string::npos);
+  }
+}
+
+TEST_CASE("a load that would overwrite announced vectors is refused") {
+  try {
+    compiled([](Ptr<Int> p) {
+      vpmSetupRead(HORIZ, 2, 0);
+      *p = vpmGetInt();
+      Int x = *p;
+      *p = vpmGetInt() + x;
+    });
+    FAIL("it was taken");
+  } catch (const qpu::CompileError& e) {
+    CHECK(std::string(e.what()).find("vpmSetupRead has announced") != std::string::npos);
+  }
+}
+
+TEST_CASE("the check of machine operations finds what is wrong with them") {
+  const Function sound = compiled(sumUp);
+  const auto broken = [&](auto change) {
+    Function f = sound;
+    change(f);
+    return check(f);
+  };
+  using qpu::compiler::Operand;
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(has(broken([](Function& f) { f.blocks[0].operations.pop_back(); }), "no flags"));
+  CHECK(has(broken([](Function& f) { f.blocks[0].operations.erase(f.blocks[0].operations.begin()); }),
+            "uniforms"));
+  CHECK(has(broken([](Function& f) { f.blocks.back().operations.push_back({}); }), "missing"));
+  CHECK(has(broken([](Function& f) {
+              Operation o;
+              o.op = Op::Move;
+              o.target = 0;
+              o.a = Operand::imm(17);
+              f.blocks.back().operations.push_back(o);
+            }),
+            "no code"));
+  CHECK(has(broken([](Function& f) {
+              Operation o;
+              o.op = Op::Move;
+              o.target = 0;
+              o.a = Operand::reg(f.registers++);
+              f.blocks.back().operations.push_back(o);
+            }),
+            "read before it is written"));
+  CHECK(has(broken([](Function& f) { f.blocks[0].next = 100; }), "leads to no block"));
+}

@@ -87,6 +87,7 @@ class Relief {
     for (const Value v : alive) kept_[v] = 1;
     std::vector<double> weight(graph_.values.size(), 0);
     weighUses(alive, weight);
+    std::uint32_t wanted = live.pressure(worst) - limit_ + keepSources(alive);
     std::vector<Choice> choices;
     for (const Value v : alive) {
       const std::uint32_t cost = costOf(v, 0);
@@ -97,7 +98,6 @@ class Relief {
     std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
       return a.cost != b.cost ? a.cost < b.cost : a.value < b.value;
     });
-    std::uint32_t wanted = live.pressure(worst) - limit_;
     bool any = false;
     for (const Choice& c : choices) {
       if (wanted == 0) break;
@@ -114,6 +114,34 @@ class Relief {
     peakBlock_ = worst;
     peakPlace_ = place;
     return true;
+  }
+
+  // A value that many are made of is kept in their place. Returns how many such.
+  std::uint32_t keepSources(const std::vector<Value>& alive) {
+    constexpr std::uint32_t kMany = 3;
+    std::unordered_map<Value, std::uint32_t> made;
+    for (const Value v : alive) {
+      if (costOf(v, 0) <= kDearest) continue;
+      const Instruction& i = graph_.values[v];
+      if (i.kind != Kind::Alu && i.kind != Kind::Mul && i.kind != Kind::Broadcast &&
+          i.kind != Kind::Rotate)
+        continue;
+      Value missing = kNone;
+      bool one = true;
+      forOperands(i, [&](Value o) {
+        if (isKept(o) || o == missing || costOf(o, 1) <= kDearest) return;
+        one = missing == kNone;
+        missing = o;
+      });
+      if (one) ++made[missing];
+    }
+    std::uint32_t kept = 0;
+    for (const auto& [source, number] : made) {
+      if (number < kMany) continue;
+      kept_[source] = 1;
+      ++kept;
+    }
+    return kept;
   }
 
   // Values that chosen ones are made of stay.
