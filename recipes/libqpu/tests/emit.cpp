@@ -179,6 +179,66 @@ TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error"
   CHECK(text.find("64 registers") != std::string::npos);
 }
 
+TEST_CASE("branches over more code than the instruction cache holds") {
+  mir::RandomOptions random;
+  random.variables = 30;
+  random.operations = 3000;
+  random.loops = 2;
+  const Function f = mir::Random(11, random).f;
+  const std::vector<std::uint32_t> wanted = expected(f);
+  for (int level = 0; level <= 2; ++level) checkRuns(f, {level, 32}, wanted);
+  CHECK(emit(f, {}).words.size() * 8 > 2 * 4096);
+}
+
+TEST_CASE("loads through the VPM, the mutex, semaphores and the host interrupt") {
+  Builder b;
+  b.f.usesVpmByHand = true;
+  const mir::Vreg parts = b.fresh();
+  b.push(mir::Op::LoadPerElement, parts).constant = 0xccccaaaaU;  // 0, 1, 2, 3 repeated
+  b.push(mir::Op::MutexAcquire);
+  b.setup(mir::Op::VpmReadSetup, 0x80011000U | (9U << 4U));
+  b.push(mir::Op::DmaLoadStart).a = mir::Operand::reg(b.input);
+  b.push(mir::Op::DmaLoadWait);
+  b.setup(mir::Op::VpmReadSetup, 0x00101a00U | 9U);
+  const mir::Vreg row = b.fresh();
+  b.push(mir::Op::VpmRead, row);
+  b.push(mir::Op::SemaphoreRelease).constant = 3;
+  const mir::Vreg sum = b.add(isa::AddOp::Add, mir::Operand::reg(row), mir::Operand::reg(parts));
+  b.push(mir::Op::SemaphoreAcquire).constant = 3;
+  b.store(sum, 64, 9);
+  b.push(mir::Op::MutexRelease);
+  b.push(mir::Op::HostInterrupt);
+  b.block().exit = mir::Block::Exit::End;
+  const std::vector<std::uint32_t> wanted = expected(b.f);
+  for (int level = 0; level <= 2; ++level) checkRuns(b.f, {level, 32}, wanted);
+}
+
+TEST_CASE("instructions name the construct of their first operation") {
+  Builder b;
+  b.f.sites = {{"first", "first at 1"}, {"second", "second at 2"}};
+  const mir::Vreg x = b.elementNumber();
+  const mir::Vreg y = b.add(isa::AddOp::Shl, mir::Operand::reg(x), mir::Operand::imm(3));
+  b.block().operations.back().site = 0;
+  const mir::Vreg z = b.mul(isa::MulOp::Mul24, mir::Operand::reg(x), mir::Operand::reg(x));
+  b.block().operations.back().site = 1;
+  b.store(b.add(isa::AddOp::Xor, mir::Operand::reg(y), mir::Operand::reg(z)), 0);
+  b.block().exit = mir::Block::Exit::End;
+  for (const int level : {0, 2}) {
+    const Object object = emit(b.f, {level, 32});
+    int found = 0;
+    for (std::size_t k = 0; k < object.words.size(); ++k) {
+      const auto i = isa::decode(object.words[k]);
+      const bool shifts = i->opAdd == isa::AddOp::Shl;
+      const bool multiplies = i->opMul == isa::MulOp::Mul24;
+      found += (shifts ? 1 : 0) + (multiplies ? 1 : 0);
+      const std::uint32_t none = Object::kNoSite;
+      CHECK(object.siteOf[k] == (shifts ? 0 : multiplies ? 1 : none));
+    }
+    CHECK(found == 2);
+    CHECK(object.sites.size() == 2);
+  }
+}
+
 TEST_CASE("an empty kernel ends") {
   Builder b;
   b.block().exit = mir::Block::Exit::End;

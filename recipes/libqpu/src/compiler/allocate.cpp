@@ -92,17 +92,18 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     for (std::size_t file = 0; file < 2; ++file)
       for (std::size_t pipe = 0; pipe < 2; ++pipe)
         if (reads[g][pipe] != 0) crowd[file] += load[pipe][file] + load[1 - pipe][file];
-    std::size_t first = 0;
+    // Registers count where the vector is read seldom; else what it is read with,
+    // then what the pipes read of each file.
+    const auto differ = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
+    std::array<std::uint64_t, 2> worse{count[0], count[1]};
     const bool isCold = readsOf(g) * 8 < readsOf(order[0]);
-    if (isCold && std::max(count[0], count[1]) - std::min(count[0], count[1]) > 2)
-      first = count[0] > count[1] ? 1 : 0;
-    else if (against[0] != against[1])
-      first = against[0] > against[1] ? 1 : 0;
-    else if (crowd[0] != crowd[1] &&
-             std::max(crowd[0], crowd[1]) - std::min(crowd[0], crowd[1]) <= 2 * readsOf(g))
-      first = crowd[0] > crowd[1] ? 1 : 0;
-    else
-      first = count[0] > count[1] ? 1 : 0;
+    if (!isCold || differ(count[0], count[1]) <= 2) {
+      if (against[0] != against[1])
+        worse = against;
+      else if (crowd[0] != crowd[1] && differ(crowd[0], crowd[1]) <= 2 * readsOf(g))
+        worse = crowd;
+    }
+    const std::size_t first = worse[0] > worse[1] ? 1 : 0;
     for (std::size_t k = 0; k < 2 && homes[g] == kNowhere; ++k) {
       const std::size_t file = first ^ k;
       for (int r = 0; r < fileRegisters && homes[g] == kNowhere; ++r) {

@@ -135,27 +135,43 @@ class Emitter {
   }
 
  private:
-  // Requests that are outstanding where blocks begin.
+  // Requests that are outstanding where blocks begin: the fewest and the most of
+  // all paths.
   void followTmus() {
-    inFlight_.assign(function_.blocks.size(), {0, 0});
-    std::vector<char> seen(function_.blocks.size(), 0);
+    const std::size_t n = function_.blocks.size();
+    fewest_.assign(n, {kUnknown, kUnknown});
+    most_.assign(n, {0, 0});
+    fewest_[0] = {0, 0};
     std::vector<std::uint32_t> work{0};
-    seen[0] = 1;
+    std::vector<char> queued(n, 0);
     while (!work.empty()) {
       const std::uint32_t b = work.back();
       work.pop_back();
-      std::array<std::uint32_t, 2> count = inFlight_[b];
+      queued[b] = 0;
+      std::array<std::uint32_t, 2> low = fewest_[b];
+      std::array<std::uint32_t, 2> high = most_[b];
       for (const Operation& o : function_.blocks[b].operations) {
-        std::uint32_t& c = count[o.unit & 1U];
-        if (o.op == Op::TmuRequest) ++c;
-        if (o.op == Op::TmuReceive && c > 0) --c;
-      }
-      for (const std::uint32_t s : successors(function_.blocks[b]))
-        if (seen[s] == 0) {
-          seen[s] = 1;
-          inFlight_[s] = count;
-          work.push_back(s);
+        const std::size_t u = o.unit & 1U;
+        if (o.op == Op::TmuRequest) {
+          ++low[u];
+          high[u] = std::min(high[u] + 1, kTmuDepth);
         }
+        if (o.op == Op::TmuReceive) {
+          low[u] -= low[u] > 0 ? 1 : 0;
+          high[u] -= high[u] > 0 ? 1 : 0;
+        }
+      }
+      for (const std::uint32_t s : successors(function_.blocks[b])) {
+        bool changed = false;
+        for (std::size_t u = 0; u < 2; ++u) {
+          changed |= low[u] < fewest_[s][u] || high[u] > most_[s][u];
+          fewest_[s][u] = std::min(fewest_[s][u], low[u]);
+          most_[s][u] = std::max(most_[s][u], high[u]);
+        }
+        if (!changed || queued[s] != 0) continue;
+        queued[s] = 1;
+        work.push_back(s);
+      }
     }
   }
 
@@ -187,7 +203,8 @@ class Emitter {
     context.live = &live_;
     context.homes = &homes_;
     context.block = b;
-    context.inFlight = inFlight_[b];
+    context.fewestInFlight = fewest_[b];
+    context.mostInFlight = most_[b];
     context.fuse = options_.level > 0;
     context.setNoSwap = b == 0 && function_.usesTwoTmus;
     ScheduleOptions so;
@@ -292,7 +309,8 @@ class Emitter {
   const Options& options_;
   Liveness live_;
   std::vector<Place> homes_;
-  std::vector<std::array<std::uint32_t, 2>> inFlight_;
+  static constexpr std::uint32_t kUnknown = UINT32_MAX;
+  std::vector<std::array<std::uint32_t, 2>> fewest_, most_;
   std::vector<std::vector<std::uint32_t>> predecessors_;
   std::vector<std::size_t> starts_;
   std::vector<std::uint64_t> lastWritten_;

@@ -16,6 +16,7 @@ constexpr std::size_t kStarts = 5;        // of these, each is tried as the firs
 constexpr int kMaxIdle = 16;             // empty instructions in a row that mean no progress
 constexpr int kIdleBeforeEviction = 3;
 constexpr std::uint32_t kNextTo = 2;
+constexpr unsigned kManyReads = 3;
 constexpr int kPlenty = 16;               // free registers
 constexpr std::uint32_t kNear = 8;        // operations that are close to each other
 constexpr std::int32_t kRotationBase = 48;  // small-immediate code of a rotation by 0
@@ -288,7 +289,7 @@ class Scheduler {
     return {values_[v].copy, values_[v].main};
   }
 
-  void usePort(Plan& plan, Place p) const {
+  static void usePort(Plan& plan, Place p) {
     if (isFileA(p)) plan.portA = p;
     if (isFileB(p)) plan.portB = static_cast<std::uint8_t>(p - kFileB);
   }
@@ -523,11 +524,11 @@ class Scheduler {
 
   // The amount of a rotation stays in r5.
   bool isPinned(std::uint32_t v) const {
-    for (const std::uint32_t u : users(v))
-      if (graph_.nodes[u].rotate == kRotateByR5 && graph_.nodes[u].b.isValue() &&
-          graph_.nodes[u].b.number == v)
-        return true;
-    return false;
+    const Users all = users(v);
+    return std::any_of(all.begin(), all.end(), [&](std::uint32_t u) {
+      const Node& n = graph_.nodes[u];
+      return n.rotate == kRotateByR5 && n.b.isValue() && n.b.number == v;
+    });
   }
 
   bool inWindow(std::uint32_t n) const { return n < oldest_ + options_.window; }
@@ -608,7 +609,7 @@ class Scheduler {
         (graph_.values[node.target].home == kNowhere || openHome(plan) != kNowhere))
       return true;
     for (const std::uint32_t v : plan.reads)
-      if (v != kNone && isCounted_[v] && values_[v].reads == 1 && values_[v].updates == 0)
+      if (v != kNone && isCounted_[v] != 0 && values_[v].reads == 1 && values_[v].updates == 0)
         return true;
     std::int16_t most = 0;
     for (std::uint32_t k = oldest_; k < plan.node; ++k) most = std::max(most, alive_[k]);
@@ -664,7 +665,14 @@ class Scheduler {
     }
     if (waiting < 2 && !unready) return;
     Plan plan;
-    if (planCopy(v, true, kToA | kToB | kToNeither, kNone, priority + 1, plan)) addPlan(plan);
+    if (!planCopy(v, true, kToA | kToB | kToNeither, kNone, priority + 1, plan)) return;
+    if (waiting >= kManyReads && values_[v].rotations == 0) {
+      // The file matters more than which instruction it is.
+      const std::array<int, 3> cost = costs(plan);
+      if (cost[0] < cost[1] && freeA_ != 0) plan.files = kToA;
+      if (cost[1] < cost[0] && freeB_ != 0) plan.files = kToB;
+    }
+    addPlan(plan);
   }
 
   // Choice
@@ -1063,7 +1071,8 @@ class Scheduler {
     for (unsigned k = 0; k < bundle.count; ++k) {
       const Plan& plan = *bundle.plans[k];
       if (plan.pipes != 0 || plan.whole) alus[n++] = &plan;
-      if (plan.node != kNone && plan.node < first) {
+      if (plan.node != kNone && plan.node < first &&
+          graph_.nodes[plan.node].site != code::Object::kNoSite) {
         first = plan.node;
         slot.site = graph_.nodes[first].site;
       }
@@ -1081,7 +1090,6 @@ class Scheduler {
       if (!can && canSwapped) std::swap(alus[0], alus[1]);
     }
     const Plan none;
-    Bundle empty;
     Free f = freeAfter(bundle, none);
     std::array<std::uint8_t, 2> files{};
     if (n != 0) files = chooseFiles(alus, f);

@@ -38,7 +38,7 @@ class Builder {
     loose_.reserve(block_.operations.size() * 4);
     if (context_.setNoSwap) addNoSwap();
     for (position_ = 0; position_ < block_.operations.size(); ++position_)
-      if (!dead_[position_]) addOperation(block_.operations[position_]);
+      if (dead_[position_] == 0) addOperation(block_.operations[position_]);
     finishValues();
     if (context_.fuse) fuse();
     connect();
@@ -121,7 +121,7 @@ class Builder {
     }
   }
 
-  Node blank(const Operation& o) const {
+  static Node blank(const Operation& o) {
     Node n;
     n.site = o.site;
     n.cond = o.cond;
@@ -565,7 +565,7 @@ class Builder {
         edge(barrier_, i, 1);
         edge(storeOfKernel_, i, 1);
         lastRequest_[u] = i;
-        const std::size_t need = requests_[u].size() + context_.inFlight[u] + 1;
+        const std::size_t need = requests_[u].size() + context_.mostInFlight[u] + 1;
         requests_[u].push_back(i);
         if (need > kTmuDepth) {
           const std::size_t r = need - kTmuDepth - 1;
@@ -580,9 +580,9 @@ class Builder {
         lastReceive_[u] = i;
         const std::size_t k = receives_[u].size();
         receives_[u].push_back(i);
-        if (k >= context_.inFlight[u] && k - context_.inFlight[u] < requests_[u].size()) {
-          edge(requests_[u][k - context_.inFlight[u]], i, kTmuLatency);
-        }
+        const std::size_t before = context_.fewestInFlight[u];
+        if (k >= before && k - before < requests_[u].size())
+          edge(requests_[u][k - before], i, kTmuLatency);
         break;
       }
       case Op::VpmReadSetup:

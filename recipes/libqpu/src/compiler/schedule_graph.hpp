@@ -98,7 +98,9 @@ struct BlockContext {
   const Liveness* live = nullptr;
   const std::vector<Place>* homes = nullptr;  // by index in live->globals
   std::size_t block = 0;
-  std::array<std::uint32_t, 2> inFlight{};    // requests of each TMU before the block
+  // Requests of each TMU that are outstanding before the block, on some path.
+  std::array<std::uint32_t, 2> fewestInFlight{};
+  std::array<std::uint32_t, 2> mostInFlight{};
   bool fuse = false;       // operations may write I/O addresses themselves
   bool setNoSwap = false;  // entry block of a kernel that names its TMUs
 };

@@ -559,7 +559,7 @@ class Spiller {
       if (state_[v].stored || recipe_[v] != nullptr)
         ++open;
       else
-        candidates.push_back({nextUse(block_, v, i), v});
+        candidates.emplace_back(nextUse(block_, v, i), v);
     }
     std::sort(candidates.begin(), candidates.end());
     while (open < fresh && !candidates.empty()) {
@@ -579,11 +579,10 @@ class Spiller {
       forEachRead(operations[k], [&](Vreg v) {
         if (!isPinned(block_, v) && recipe_[v] == nullptr && state_[v].stored) wanted.push_back(v);
       });
-    for (const Vreg v : wanted) {
-      if (!bringIn(v, i)) return false;
+    return std::all_of(wanted.begin(), wanted.end(), [&](Vreg v) {
       busy_.push_back(v);
-    }
-    return true;
+      return bringIn(v, i);
+    });
   }
 
   Function& f_;
