@@ -340,6 +340,9 @@ TEST_CASE("matmul of any shape, with strides, transposed, added to what is there
   for (int i = 0; i < 120; ++i)
     checkMatmul({dice(1, 40), dice(1, 150), dice(1, 70)}, dice(0, 2) == 0, dice(0, 2) == 0);
   checkMatmul({100, 100, 100});
+  // Wide enough for a copy of a.
+  for (int i = 0; i < 6; ++i)
+    checkMatmul({dice(8, 50), dice(256, 300), dice(64, 100)}, i % 2 == 0, i % 3 == 0);
 }
 
 TEST_CASE("matmul refuses what does not fit") {

@@ -1,11 +1,16 @@
 // Matrix times matrix. A QPU computes tiles of 8 rows by 64 columns, whose 32
-// vectors stay in registers while k runs. k goes in panels of 16: one vector per
-// row of a holds 16 values of k, of which each in turn is broadcast; rows of b
-// come vector by vector and serve all 8 rows. The QPUs take tiles of one column
-// of tiles at a time, so that they share b's lines in the caches.
+// vectors stay in registers while k runs, four values in a turn: two vectors with
+// 4 rows by 4 values of a, whose elements are broadcast one after the other, and 16
+// vectors of b, which serve all 8 rows. The QPUs take tiles of one column of tiles
+// at a time, so that they share b's lines in the caches.
+//
+// Where a is read often, a copy of it is made first in which those two vectors lie
+// side by side.
 //
 // Every sum runs over k in order, so results do not depend on the QPU count.
 #include "kernels/matmul.hpp"
+
+#include <algorithm>
 
 #include "kernels/stream.hpp"
 
@@ -15,24 +20,24 @@ namespace {
 constexpr int kRows = 8;
 constexpr int kAcross = 4;  // vectors of a tile's row
 constexpr int kColumns = 16 * kAcross;
-constexpr int kPanel = 16;
-constexpr int kTurn = 4;  // values of k per turn of the inner loop
-static_assert(kInFlight % kAcross == 0, "requests run ahead by whole rows of b");
+constexpr int kTurn = 4;  // values of k
+constexpr int kEarly = kAcross * (kTurn - 1);  // vectors of b used before the next a
+static_assert(kRows == 8 && kTurn == 4, "two vectors of a hold a turn");
 static_assert(kAcross == kShort, "a tile's row is one burst of any QPU");
 
 enum class Variant { Plain, Accumulate, Tables };
 
 // What a kernel is told, as elements of a vector in memory. With tables, kBRow and
 // kBColumn are their addresses and kBeta is the bias's. kLastK is k - 1; kStep,
-// how many rows of c all QPUs together take at a time.
+// how many rows of c all QPUs together take at a time. kPacked is -1 for a copy of
+// a, whose kARow is that of a row in a tile and whose kAColumn is 8, else 0.
 enum Told {
   kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
-  kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep
+  kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked
 };
-// What a QPU remembers while k runs, as elements of one vector, for as variables
-// each would hold a register: elements 0..7 are the addresses of the rows of a;
-// kLastK, kAColumn and kBRow are where they were.
-enum Kept { kK = 11, kRow, kColumn, kFrom, kVpmRow };
+// What a QPU remembers while k runs, in one vector too: as variables the numbers
+// would hold a register each.
+enum Kept { kRow, kColumn, kFrom, kVpmRow };
 
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& bytes) {
@@ -60,11 +65,6 @@ class Numbers {
       all_ = x;
     End
   }
-  void putFirst(int count, const IntExpr& x) {
-    Where (index() < count)
-      all_ = x;
-    End
-  }
 
  private:
   Int all_;
@@ -74,11 +74,27 @@ class Tile {
  public:
   // `told` becomes what is kept while k runs.
   Tile(Variant variant, Numbers& told, const Int& row, const Int& column)
-      : tables_(variant == Variant::Tables), variant_(variant),
-        head_(tables_ ? kRows + 2 : kRows), kept_(told) {
+      : tables_(variant == Variant::Tables), variant_(variant) {
     // Rows and columns that are not there are the last ones again.
-    Int r = min(row + index(), told.get(kM) - 1);
-    Int rows = told.get(kA) + ((r * told.get(kARow)) << 2);
+    Int packed = told.get(kPacked);
+    Int laneK = index() & 3 & ~packed;
+    for (int half = 0; half < 2; ++half) {
+      Int r = min(row + (((index() >> 2) + 4 * half) & ~packed), told.get(kM) - 1);
+      rows_[at(half)] = told.get(kA) + ((r * told.get(kARow)) << 2) +
+                        (((index() << 2) + 64 * half) & packed);
+    }
+    beyond_ = laneK - (told.get(kLastK) + 1);
+    lastA_ = (told.get(kLastK) * told.get(kAColumn)) << 2;
+    from_ = min((laneK * told.get(kAColumn)) << 2, lastA_);
+    stepA_ = told.get(kAColumn) << 4;
+    if (tables_) {
+      lastB_ = told.get(kBRow) + (told.get(kLastK) << 2);
+      next_ = min(told.get(kBRow) + (index() << 2), lastB_);
+    } else {
+      lastB_ = (told.get(kLastK) * told.get(kBRow)) << 2;
+      offset_ = min((index() * told.get(kBRow)) << 2, lastB_);
+      stepB_ = told.get(kBRow) << 4;
+    }
     for (int s = 0; s < kAcross; ++s) {
       Int j = columnsOf(s, told, column);
       if (tables_)
@@ -91,35 +107,29 @@ class Tile {
         receive(c);
         c = told.get(kB) + (c << 2);
       }
-    kept_.putFirst(kRows, rows);
-    kept_.put(kK, 0);
-    kept_.put(kRow, row);
-    kept_.put(kColumn, column);
+    told.put(kRow, row);
+    told.put(kColumn, column);
   }
 
   void compute() {
     for (auto& r : sum_)
       for (Float& s : r) s = 0;
-    ask();
-    for (int p = 0; p < kInFlight; ++p) requestHead(p);
-    While (kept_.get(kK) <= kept_.get(kLastK))
-      head();
-      While ((kept_.get(kK) & (kPanel - 1)) != kPanel - kTurn)
-        turn(false);
-        for (Float& a : a_) a = rotate(a, 16 - kTurn);
-        offset_ = rotate(offset_, 16 - kTurn);
-      End
-      turn(true);
-    End
-    // What was asked of the panel after the last one.
-    Float unused;
-    Int unusedOffset;
-    for (int p = 0; p < kInFlight; ++p) {
-      if (tables_ && p < 2)
-        receive(unusedOffset);
-      else
-        receive(unused);
+    // Before the first turn what a turn finds: its values of a, and the rows of b
+    // asked for as far ahead as ever.
+    if (tables_) {
+      for (const int which : {0, 1}) requestTable(which);
+      receiveTable(offset_);
     }
+    for (const int which : {0, 1}) requestA(which);
+    std::array<Float, 2> a;
+    for (Float& v : a) receive(v);
+    take(a);
+    for (int p = 0; p < kInFlight; ++p) requestRow(p);
+    While (any(beyond_ < 0))
+      turn();
+    End
+    Float unused;
+    for (int p = 0; p < kInFlight; ++p) receive(unused);
   }
 
   void write(const Numbers& told, const Int& row, const Int& column, const Int& vpmRow) {
@@ -158,73 +168,84 @@ class Tile {
     return min(column + (index() + 16 * s), told.get(kN) - 1);
   }
 
-  // Where the panel from k on is; beyond the last value of k that is read again.
-  void ask() {
-    wanted_ = min(kept_.get(kK) + index(), kept_.get(kLastK));
-    from_ = tables_ ? wanted_ << 2 : (wanted_ * kept_.get(kAColumn)) << 2;
-    if (!tables_) offset_ = (wanted_ * kept_.get(kBRow)) << 2;
+  // Of two requests each: of the table the same, so that their number is even.
+  void requestTable(int which) {
+    gather(pointer<Int>(next_));
+    if (which == 1) next_ = min(next_ + 4 * kTurn, lastB_);
   }
-
-  // Each panel asks for the same stream: its head, then the rows of b.
-  void requestHead(int position) {
-    if (!tables_) {
-      gather(pointer<Float>(from_ + kept_.get(position)));
-    } else if (position < 2) {
-      // Twice, so that the number of requests is even.
-      gather(pointer<Int>(kept_.get(kBRow) + (wanted_ << 2)));
-    } else {
-      gather(pointer<Float>(from_ + kept_.get(position - 2)));
-    }
+  void requestA(int which) {
+    gather(pointer<Float>(rows_[at(which)] + from_));
+    if (which == 1) from_ = min(from_ + stepA_, lastA_);
   }
-  // Vector `position` of b counted from the value of k in element 0 of offset_.
+  void receiveTable(Int& offset) {
+    Int unused;
+    receive(offset);
+    receive(unused);
+    offset = offset << 2;
+  }
+  // Values of k that are not there count as 0.
+  void take(const std::array<Float, 2>& a) {
+    Int there = beyond_ >> 31;
+    for (std::size_t half = 0; half < 2; ++half) a_[half] = asFloat(asInt(a[half]) & there);
+  }
+  // Vector `position` of the rows of b of the turn that is asked for.
   void requestRow(int position) {
     gather(pointer<Float>(broadcast(offset_, position / kAcross) + columns_[at(position % kAcross)]));
   }
 
-  void head() {
-    Int there = ~((kept_.get(kLastK) - (kept_.get(kK) + index())) >> 31);
-    for (int c = 0; c < head_; ++c) {
-      if (tables_ && c == 0) {
-        receive(offset_);
-        offset_ = offset_ << 2;
-      } else if (tables_ && c == 1) {
-        Int unused;
-        receive(unused);
-      } else {
-        Float v;
-        receive(v);
-        // Values of k that are not there count as 0.
-        a_[at(tables_ ? c - 2 : c)] = asFloat(asInt(v) & there);
-      }
-      if (c + kInFlight < head_)
-        requestHead(c + kInFlight);
+  // A turn uses the rows of b in order, and before the last the next turn's a, with
+  // tables behind where the rows of the turn after it are. Each use is followed by
+  // the request for what is used kInFlight uses later.
+  void request(int use) {
+    const int length = kAcross * kTurn + (tables_ ? 4 : 2);
+    int wanted = use + kInFlight;
+    if (wanted == length) {
+      if (tables_)
+        offset_ = offsetAfter_;
       else
-        requestRow(c + kInFlight - head_);
+        offset_ = min(offset_ + stepB_, lastB_);
     }
+    if (wanted >= length) return requestRow(wanted - length);
+    if (wanted < kEarly) return requestRow(wanted);
+    wanted -= kEarly;
+    if (tables_) {
+      if (wanted < 2) return requestTable(wanted);
+      wanted -= 2;
+    }
+    if (wanted < 2) return requestA(wanted);
+    requestRow(wanted - 2 + kEarly);
   }
 
-  // The products of kTurn values of k; the last turn of a panel asks for the next.
-  void turn(bool last) {
-    kept_.put(kK, kept_.get(kK) + kTurn);
+  void turn() {
+    int use = 0;
+    std::array<Float, 2> nextA;
+    beyond_ = beyond_ + kTurn;
     for (int k = 0; k < kTurn; ++k) {
+      if (use == kEarly) {
+        if (tables_) {
+          receiveTable(offsetAfter_);
+          request(use++);
+          request(use++);
+        }
+        for (Float& v : nextA) {
+          receive(v);
+          request(use++);
+        }
+      }
       std::array<Float, kAcross> b;
-      for (int s = 0; s < kAcross; ++s) {
-        receive(b[at(s)]);
-        const int next = k * kAcross + s + kInFlight - (last ? kTurn * kAcross : 0);
-        if (last && next == 0) ask();
-        if (last && next >= 0)
-          requestHead(next);
-        else
-          requestRow(k * kAcross + s + kInFlight);
+      for (Float& v : b) {
+        receive(v);
+        request(use++);
       }
       for (int r = 0; r < kRows; ++r) {
-        Float a = broadcast(a_[at(r)], k);
+        Float one = broadcast(a_[at(r / 4)], r % 4 * 4 + k);
         for (int s = 0; s < kAcross; ++s) {
           Float& sum = sum_[at(r)][at(s)];
-          sum = sum + a * b[at(s)];
+          sum = sum + one * b[at(s)];
         }
       }
     }
+    take(nextA);
   }
 
   // Row r's sums become its results.
@@ -249,15 +270,32 @@ class Tile {
 
   const bool tables_;
   const Variant variant_;
-  const int head_;  // requests before the rows of b
   std::array<std::array<Float, kAcross>, kRows> sum_;
-  std::array<Float, kRows> a_;
-  std::array<Int, kAcross> columns_;  // address of the columns in row 0 of b
-  Numbers& kept_;
-  Int offset_;  // bytes to the rows of b, one per element
-  Int wanted_;  // values of k of the panel that is asked for
-  Int from_;    // bytes to them in a row of a
+  std::array<Float, 2> a_;            // the turn's values of a, four rows each
+  std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of b
+  std::array<Int, 2> rows_;           // addresses in a of its first turn
+  Int beyond_;                        // k - how many there are, of the next a
+  Int from_, stepA_, lastA_;          // bytes from rows_ to the next a
+  Int offset_, stepB_, lastB_;        // bytes to a turn's rows of b, one per element
+  Int offsetAfter_, next_;            // with tables: of the turn after; address in it
 };
+
+// Copies a for the product: tiles of 8 rows, in them turns of 4 values of k, in
+// those the rows. Values of k beyond the last are 0.
+void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, Int aRow,
+               Int aColumn) {
+  overPlanes<kLong>(tiles, size, out, [&](const Int& tile, const IntExpr& first) {
+    Int row = tile * kRows + ((first >> 2) & 4) + (index() >> 2);
+    Int value = ((first >> 5) << 2) + (index() & 3);
+    Ptr<Float> from = a + (min(row, m - 1) * aRow + min(value, k - 1) * aColumn);
+    gather(from);
+    gather(from);
+    Float v, unused;
+    receive(v);
+    receive(unused);
+    return select(value < k, v, 0);
+  });
+}
 
 auto compileProduct(Variant variant, const char* name) {
   return compile(
@@ -303,6 +341,13 @@ int bits(float x) {
 }
 int bits(std::uint32_t x) { return static_cast<int>(x); }
 
+// Whether a copy of a pays. Its rows that are a multiple of 1 KB apart, and its
+// columns where they lie side by side, push each other out of the caches.
+bool shouldPack(const Product& p) {
+  const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
+  return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kTurn;
+}
+
 // Runs a variant with what it is to be told.
 template <typename K>
 void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, int qpus) {
@@ -322,6 +367,23 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   at[kAlpha] = bits(p.alpha);
   at[kBeta] = beta;
   at[kStep] = kRows * (qpus == 0 ? kMostQpus : qpus);
+  at[kPacked] = 0;
+  if (!shouldPack(p)) {
+    run(kernel, qpus, told.ints());
+    return;
+  }
+  static const auto pack = compile(packTiles, "pack");
+  const int tiles = (p.m + kRows - 1) / kRows;
+  const int rowInTile = (p.k + kTurn - 1) / kTurn * kTurn;
+  // The turn after the last one is asked for, too.
+  const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
+                           static_cast<std::size_t>(rowInTile) + kRows * kTurn);
+  run(pack, qpus == 0 ? kQpusWithLong : std::min(qpus, kQpusWithLong), tiles, p.m, p.k,
+      kRows * rowInTile, packed.floats(), p.a, p.aRow, p.aColumn);
+  at[kA] = bits(packed.floats().address());
+  at[kARow] = rowInTile;
+  at[kAColumn] = kRows;
+  at[kPacked] = -1;
   run(kernel, qpus, told.ints());
 }
 

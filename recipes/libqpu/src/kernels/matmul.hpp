@@ -12,7 +12,7 @@ struct Product {
   int cStride = 0;  // of rows; columns lie side by side
   Floats a;
   int aRow = 0;
-  int aColumn = 0;
+  int aColumn = 1;
   Floats b;
   // Distances from b to row k and to column j, in elements: k * bRow and
   // j * bColumn, or, for productByTables, tables of them.

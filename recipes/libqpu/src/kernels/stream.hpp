@@ -151,6 +151,44 @@ void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const I
 }
 inline void finishBursts() { dmaWaitWrite(); }
 
+// Walks over planes of `size` outputs, the QPUs taking blocks of vectors in
+// turn: compute(plane, first) gives the vector from output `first` of the plane on,
+// computed with lanes beyond the end; its block is stored behind `out`.
+template <int Length, typename F>
+void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
+  constexpr int block = 16 * Length;
+  Int first = me() * block, plane = 0;
+  Int whole = (size + (block - 1)) & -block;
+  Int vpmRow = firstVpmRow<Length>();
+  const auto settle = [&] {
+    While (first >= whole)
+      first = first - whole;
+      plane = plane + 1;
+    End
+  };
+  settle();
+  While (plane < planes)
+    std::array<Float, Length> result;
+    for (int j = 0; j < Length; ++j)
+      result[static_cast<std::size_t>(j)] = compute(plane, first + 16 * j);
+    Ptr<Float> to = out + (plane * size + first);
+    Int left = size - first;
+    If (left >= block)
+      burst(result, to, vpmRow);
+    Else
+      finishBursts();
+      for (int j = 0; j < Length; ++j) {
+        If (left > 16 * j)
+          store(result[static_cast<std::size_t>(j)], to + 16 * j, min(left - 16 * j, 16));
+        End
+      }
+    End
+    first = first + numQPUs() * block;
+    settle();
+  End
+  finishBursts();
+}
+
 }  // namespace qpu::kernels
 
 #endif

@@ -16,44 +16,6 @@
 namespace qpu::kernels {
 namespace {
 
-// Walks over planes of `size` outputs, the QPUs taking blocks of four vectors in
-// turn: compute(plane, first) gives the vector from output `first` of the plane on,
-// computed with lanes beyond the end; its block is stored behind `out`.
-template <typename F>
-void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
-  constexpr int block = 16 * kShort;
-  Int first = me() * block, plane = 0;
-  Int whole = (size + (block - 1)) & -block;
-  Int vpmRow = firstVpmRow<kShort>();
-  const auto settle = [&] {
-    While (first >= whole)
-      first = first - whole;
-      plane = plane + 1;
-    End
-  };
-  settle();
-  While (plane < planes)
-    std::array<Float, kShort> result;
-    for (int j = 0; j < kShort; ++j)
-      result[static_cast<std::size_t>(j)] = compute(plane, first + 16 * j);
-    Ptr<Float> to = out + (plane * size + first);
-    Int left = size - first;
-    If (left >= block)
-      burst(result, to, vpmRow);
-    Else
-      finishBursts();
-      for (int j = 0; j < kShort; ++j) {
-        If (left > 16 * j)
-          store(result[static_cast<std::size_t>(j)], to + 16 * j, min(left - 16 * j, 16));
-        End
-      }
-    End
-    first = first + numQPUs() * block;
-    settle();
-  End
-  finishBursts();
-}
-
 // Entry `first` and the 15 behind it of a table of `size`, the last one again
 // beyond its end.
 void lookUp(Int& entry, const Ptr<Int>& table, const IntExpr& first, const Int& size) {
@@ -69,7 +31,7 @@ void lookUp(Int& entry, const Ptr<Int>& table, const IntExpr& first, const Int& 
 // element table[i] of the other, or is `fill` where that is below 0.
 void padPlanes(Int planes, Int inSize, Int outSize, Ptr<Int> table, Float fill, Ptr<Float> out,
                Ptr<Float> in) {
-  overPlanes(planes, outSize, out, [&](const Int& plane, const IntExpr& first) {
+  overPlanes<kShort>(planes, outSize, out, [&](const Int& plane, const IntExpr& first) {
     Int from;
     lookUp(from, table, first, outSize);
     Ptr<Float> at = in + (plane * inSize + max(from, 0));
@@ -86,7 +48,7 @@ void padPlanes(Int planes, Int inSize, Int outSize, Ptr<Int> table, Float fill, 
 void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> columns,
                 Int kernelHeight, Int kernelWidth, Int stepY, Int stepX, Ptr<Float> out,
                 Ptr<Float> in) {
-  overPlanes(planes, pixels, out, [&](const Int& plane, const IntExpr& first) {
+  overPlanes<kShort>(planes, pixels, out, [&](const Int& plane, const IntExpr& first) {
     Int offset;
     lookUp(offset, columns, first, pixels);
     Ptr<Float> row = in + (plane * planeSize + offset);
