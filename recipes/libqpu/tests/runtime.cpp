@@ -451,11 +451,12 @@ TEST_CASE("signals and exit() that end a process switch the QPUs off") {
     const int status = inChild([&] {
       ::signal(SIGINT, SIG_DFL);
       for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) ::signal(s, SIG_DFL);
-      auto* const host = new qpu::runtime::WithHost(tree.host(pi));
-      (void)host;
-      auto* const memory =
-          qpu::runtime::openDevice().device->allocate(4096, "").release();
-      if (memory == nullptr || pi.enabled() != 1 || pi.allocations() != 1) _exit(1);
+      // Static: the process ends with them alive, as programs do.
+      static const qpu::runtime::WithHost* host = nullptr;
+      static const GpuMemory* memory = nullptr;
+      host = new qpu::runtime::WithHost(tree.host(pi));
+      memory = qpu::runtime::openDevice().device->allocate(4096, "").release();
+      if (host == nullptr || memory == nullptr || pi.enabled() != 1 || pi.allocations() != 1) _exit(1);
       if (signal != 0) (void)raise(signal);
       std::exit(0);  // NOLINT(concurrency-mt-unsafe)
     });
