@@ -72,15 +72,19 @@ QPU_API void softmax(Floats out, Floats a, int rows, int columns, int rowStride,
 
 // Geometry of a convolution or pooling over images [batch][channels][height][width].
 struct Window {
-  int batch, channels, height, width;
-  int kernelHeight, kernelWidth;
-  int strideY, strideX;
-  int paddingY, paddingX;
-  int dilationY, dilationX;
+  int batch = 1;
+  int channels = 1;
+  int height = 1;
+  int width = 1;
+  int kernelHeight = 1;
+  int kernelWidth = 1;
+  int strideY = 1;
+  int strideX = 1;
+  int paddingY = 0;
+  int paddingX = 0;
+  int dilationY = 1;
+  int dilationX = 1;
 
-  Window()
-      : batch(1), channels(1), height(1), width(1), kernelHeight(1), kernelWidth(1), strideY(1),
-        strideX(1), paddingY(0), paddingX(0), dilationY(1), dilationX(1) {}
   int outHeight() const {
     return (height + 2 * paddingY - dilationY * (kernelHeight - 1) - 1) / strideY + 1;
   }

@@ -5,6 +5,8 @@
 #ifndef QPU_MATH_H
 #define QPU_MATH_H
 
+#include <array>
+
 #include "qpu/statement.h"
 
 namespace qpu {
@@ -54,23 +56,23 @@ inline FloatExpr sqrt(const FloatExpr& x) {
 // e^x to 4 ulp, without the special function unit. Above 88.73 Inf, below -86.99
 // (results under 1.7e-38) 0.
 inline FloatExpr exp(const FloatExpr& x) {
-  static const float c[] = {1.9875691500e-4F, 1.3981999507e-3F, 8.3334519073e-3F,
-                            4.1665795894e-2F, 1.6666665459e-1F, 5.0000001201e-1F};
+  static const std::array<float, 6> c = {{1.9875691500e-4F, 1.3981999507e-3F, 8.3334519073e-3F,
+                            4.1665795894e-2F, 1.6666665459e-1F, 5.0000001201e-1F}};
   const FloatExpr v = min(max(x, -87.5F), 89.4F);
   // Positive before the conversion, which truncates.
   const IntExpr n = toInt(v * 1.44269504F + 192.5F) - 192;
   const FloatExpr scale = toFloat(n);
   const FloatExpr f = v - scale * detail::kLn2High - scale * detail::kLn2Low;
-  const FloatExpr p = detail::polynomial(f, c, 6) * (f * f) + f + 1;
+  const FloatExpr p = detail::polynomial(f, c.data(), 6) * (f * f) + f + 1;
   return (p + p) * asFloat((n + 126) << 23);
 }
 
 // Natural logarithm to 4 ulp, or 2e-7 near 1. -Inf for 0, denormals and
 // negative x.
 inline FloatExpr log(const FloatExpr& x) {
-  static const float c[] = {7.0376836292e-2F,  -1.1514610310e-1F, 1.1676998740e-1F,
+  static const std::array<float, 9> c = {{7.0376836292e-2F,  -1.1514610310e-1F, 1.1676998740e-1F,
                             -1.2420140846e-1F, 1.4249322787e-1F,  -1.6668057665e-1F,
-                            2.0000714765e-1F,  -2.4999993993e-1F, 3.3333331174e-1F};
+                            2.0000714765e-1F,  -2.4999993993e-1F, 3.3333331174e-1F}};
   const IntExpr bits = asInt(x);
   // x = m * 2^e with m around 1.
   const IntExpr e = (bits - 0x3f3504f3) >> 23;
@@ -78,7 +80,7 @@ inline FloatExpr log(const FloatExpr& x) {
   const FloatExpr z = f * f;
   const FloatExpr scale = toFloat(e);
   const FloatExpr rest =
-      detail::polynomial(f, c, 9) * z * f + scale * detail::kLn2Low - z * 0.5F;
+      detail::polynomial(f, c.data(), 9) * z * f + scale * detail::kLn2Low - z * 0.5F;
   Float r = f + rest + scale * detail::kLn2High;
   Where_(x < detail::kLeastNormal);
   r = asFloat(IntExpr(static_cast<int>(0xff800000U)));
@@ -91,13 +93,13 @@ inline FloatExpr sigmoid(const FloatExpr& x) { return reciprocal(exp(-x) + 1); }
 
 // Hyperbolic tangent to 8 ulp.
 inline FloatExpr tanh(const FloatExpr& x) {
-  static const float c[] = {-5.70498872745e-3F, 2.06390887954e-2F, -5.37397155531e-2F,
-                            1.33314422036e-1F, -3.33332819422e-1F};
+  static const std::array<float, 5> c = {{-5.70498872745e-3F, 2.06390887954e-2F, -5.37397155531e-2F,
+                            1.33314422036e-1F, -3.33332819422e-1F}};
   const FloatExpr size = abs(x);
   const FloatExpr z = x * x;
   Float r = FloatExpr(1) - reciprocal(exp(size + size) + 1) * 2;
   Where_(size < 0.625F);
-  r = detail::polynomial(z, c, 5) * z * size + size;
+  r = detail::polynomial(z, c.data(), 5) * z * size + size;
   End_();
   return asFloat(asInt(r) | (asInt(x) & static_cast<int>(0x80000000U)));
 }

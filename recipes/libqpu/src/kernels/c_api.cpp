@@ -6,7 +6,7 @@ namespace {
 
 namespace k = qpu::kernels;
 
-k::Floats at(const float* p) { return k::Floats(const_cast<float*>(p)); }
+k::Floats at(const float* p) { return const_cast<float*>(p); }
 k::Matrix matrix(const qpu_matrix& m) { return {at(m.data), m.row_stride, m.column_stride}; }
 
 k::Window window(const qpu_window& w) {

@@ -72,7 +72,7 @@ void requireRange(const char* name, const char* what, Floats at, std::int64_t co
                      detail::hex(address) + " on are not in one SharedArray, " +
                      (block == nullptr ? table->nearest(address)
                                        : "which ends after " + std::to_string(room)));
-  if (onHardware() && !block->device)
+  if (onHardware() && block != nullptr && !block->device)
     refuse(name, std::string(what) +
                      " was allocated while no hardware backend was in force; allocate arrays "
                      "after QPU_BACKEND is set");

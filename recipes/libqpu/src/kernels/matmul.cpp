@@ -177,7 +177,7 @@ class Tile {
     gather(pointer<Float>(rows_[at(which)] + from_));
     if (which == 1) from_ = min(from_ + stepA_, lastA_);
   }
-  void receiveTable(Int& offset) {
+  static void receiveTable(Int& offset) {
     Int unused;
     receive(offset);
     receive(unused);
@@ -377,7 +377,8 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   const int rowInTile = (p.k + kTurn - 1) / kTurn * kTurn;
   // The turn after the last one is asked for, too.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
-                           static_cast<std::size_t>(rowInTile) + kRows * kTurn);
+                           static_cast<std::size_t>(rowInTile) +
+                       std::size_t{kRows} * kTurn);
   run(pack, qpus == 0 ? kQpusWithLong : std::min(qpus, kQpusWithLong), tiles, p.m, p.k,
       kRows * rowInTile, packed.floats(), p.a, p.aRow, p.aColumn);
   at[kA] = bits(packed.floats().address());

@@ -76,6 +76,9 @@ struct Plan {
   std::size_t pixels;
   std::size_t window;
 
+  Plan(const std::array<int, 11>& k, std::size_t words, std::size_t outputs, std::size_t under)
+      : key(k), tables(words), pixels(outputs), window(under) {}
+
   // Of outputs, of elements under the window, and of elements of a padded plane.
   BusPointer<int> columns() const { return tables.ints(); }
   BusPointer<int> rows() const { return tables.ints(pixels); }
@@ -86,7 +89,7 @@ struct Plan {
 class Plans {
  public:
   static Plans& instance() {
-    static Plans* const plans = new Plans;  // never destroyed, as the heap
+    static auto* const plans = new Plans;  // never destroyed, as the heap
     return *plans;
   }
 
@@ -122,7 +125,7 @@ class Plans {
                                static_cast<std::size_t>(w.kernelWidth);
     const bool padded = w.paddingY != 0 || w.paddingX != 0;
     const std::size_t all = pixels + window + (padded ? static_cast<std::size_t>(planeSize) : 0);
-    auto plan = std::shared_ptr<Plan>(new Plan{key, Scratch(all), pixels, window});
+    auto plan = std::make_shared<Plan>(key, all, pixels, window);
     int* next = plan->tables.hostInts();
     for (int y = 0; y < outHeight; ++y)
       for (int x = 0; x < outWidth; ++x) *next++ = y * w.strideY * width + x * w.strideX;
@@ -154,16 +157,16 @@ bool check(const char* name, const Window& w) {
     const char* what;
     int value, least;
   };
-  const Limit limits[] = {{"height", w.height, 1},
-                          {"width", w.width, 1},
-                          {"kernelHeight", w.kernelHeight, 1},
-                          {"kernelWidth", w.kernelWidth, 1},
-                          {"strideY", w.strideY, 1},
-                          {"strideX", w.strideX, 1},
-                          {"paddingY", w.paddingY, 0},
-                          {"paddingX", w.paddingX, 0},
-                          {"dilationY", w.dilationY, 1},
-                          {"dilationX", w.dilationX, 1}};
+  const std::array<Limit, 10> limits = {{{"height", w.height, 1},
+                                         {"width", w.width, 1},
+                                         {"kernelHeight", w.kernelHeight, 1},
+                                         {"kernelWidth", w.kernelWidth, 1},
+                                         {"strideY", w.strideY, 1},
+                                         {"strideX", w.strideX, 1},
+                                         {"paddingY", w.paddingY, 0},
+                                         {"paddingX", w.paddingX, 0},
+                                         {"dilationY", w.dilationY, 1},
+                                         {"dilationX", w.dilationX, 1}}};
   for (const Limit& l : limits) {
     requireSize(name, l.what, l.value, l.least);
     if (l.value >= kMostSize)
@@ -171,7 +174,7 @@ bool check(const char* name, const Window& w) {
                        std::to_string(kMostSize));
   }
   const auto fits = [](int size, int padding, int dilation, int kernel) {
-    return std::int64_t{size} + 2 * padding > std::int64_t{dilation} * (kernel - 1);
+    return std::int64_t{size} + std::int64_t{2} * padding > std::int64_t{dilation} * (kernel - 1);
   };
   if (!fits(w.height, w.paddingY, w.dilationY, w.kernelHeight) ||
       !fits(w.width, w.paddingX, w.dilationX, w.kernelWidth))
