@@ -25,6 +25,7 @@ from images import shell as shells_in
 from nfsroot import export, serve
 from nfsroot import share_internet as sharing
 from recipes import main_job
+from recipes.torch import job as torch_job
 from toolchain import checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
@@ -79,6 +80,28 @@ def build_image(
         return
     built = main_job.build_image(config, update=update, again=again, only=only)
     progress.summary(f"built in {built.seconds:.1f} s", built.rows, warnings=built.warnings)
+
+
+@task(
+    name="build-torch",
+    help={
+        "source": "archive (the distribution's source package) or git (upstream's tag); default: torch.source",
+        "variant": "CPU of the wheel: neon or baseline (default: torch.variant)",
+        "option": "a CMake option over the recipe's, NAME=VALUE (may be given several times)",
+        "plan": "say which steps would run and why, and touch nothing",
+    },
+    iterable=["option"],
+)
+@_reported
+def build_torch(context: Context, option: list[str], source: str = "", variant: str = "", plan: bool = False) -> None:
+    """Build the torch wheel for the target from source: an hour the first time, and it goes on where it was."""
+    settings = {"torch.source": source, "torch.variant": variant, "torch.options": ",".join(option)}
+    config = _config(context, settings)
+    if plan:
+        print(plan_table(torch_job.plan(config)))
+        return
+    done = torch_job.build_torch(config)
+    progress.summary(f"torch built in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
 
 
 @task(
@@ -304,6 +327,7 @@ def run_tests(_: Context, select: str = "", checks_only: bool = False) -> None:
 
 namespace = Collection(
     build_image,
+    build_torch,
     export_nfsroot,
     serve_nfsroot,
     share_internet,

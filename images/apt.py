@@ -229,18 +229,7 @@ def _update(source: Source, scratch: Path) -> str:
         (scratch / name).mkdir(parents=True)
     (scratch / "status").touch()
     (scratch / "sources.list").write_text(source.line + "\n")
-    options = {
-        "Dir::Etc::sourcelist": scratch / "sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": scratch / "lists",
-        "Dir::State::status": scratch / "status",
-        "Dir::Cache": scratch / "cache",
-        "APT::Architecture": source.architectures[0],
-        "Acquire::Languages": "none",
-        "APT::Sandbox::User": "root",
-        "APT::Update::Error-Mode": "any",
-    }
-    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    words = [*_apart(scratch), "-o", f"APT::Architecture={source.architectures[0]}"]
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
         done = run(["apt-get", "update", *words], limit_s=_UPDATE_LIMIT_S, env=build_environment(), check=False)
@@ -251,6 +240,54 @@ def _update(source: Source, scratch: Path) -> str:
         first = complaints[0] if complaints else f"apt-get update ended with {done.returncode}"
         return " ".join(first.split())
     return ""
+
+
+def _apart(scratch: Path) -> list[str]:
+    """Options that keep apt to directories of its own."""
+    options = {
+        "Dir::Etc::sourcelist": scratch / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State::lists": scratch / "lists",
+        "Dir::State::status": scratch / "status",
+        "Dir::Cache": scratch / "cache",
+        "Acquire::Languages": "none",
+        "APT::Sandbox::User": "root",
+        "APT::Update::Error-Mode": "any",
+    }
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
+    """Fetch a source package's files into ``folder``; apt verifies them by the archive's signature.
+
+    Raises SourceUnavailable with apt's first complaint.
+    """
+    with files.scratch_folder(folder.parent, "apt") as scratch:
+        for name in ("lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/apt.conf.d"):
+            (scratch / name).mkdir(parents=True)
+        (scratch / "status").touch()
+        (scratch / "sources.list").write_text("".join(_source_line(source) + "\n" for source in sources))
+        words = _apart(scratch)
+        try:
+            for argv in (
+                ["apt-get", "update", *words],
+                ["apt-get", "source", "--download-only", *words, f"{package}={version}"],
+            ):
+                run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=build_environment(), cwd=folder, log=log)
+        except CommandFailed as fault:
+            complaints = [line for line in fault.tail.splitlines() if line.startswith(("E:", "Err:", "W:"))]
+            places = ", ".join(dict.fromkeys(source.uri for source in sources))
+            raise SourceUnavailable(
+                f"the source package {package} {version} cannot be fetched",
+                expected=f"it in {places}",
+                found=complaints[0] if complaints else fault.found,
+                mend="check the network and the mirror (image.mirror): it must carry source packages",
+            ) from fault
+
+
+def _source_line(source: Source) -> str:
+    components = " ".join(source.components)
+    return f"deb-src [signed-by={source.keyring}] {source.uri} {source.pocket.suite} {components}"
 
 
 def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...]) -> str:

@@ -53,6 +53,10 @@ class Suite:
     name: str
     python: str
     gcc: str
+    glibc: str
+    """Version of the C library."""
+    glibcxx: str
+    """Newest symbol version of the C++ library (GLIBCXX_…)."""
     torch_libraries: tuple[str, ...]
     """Packages that torch needs to be imported, and so to build extensions."""
     torch_python: tuple[str, ...]
@@ -93,6 +97,8 @@ def load_suite(name: str) -> Suite:
         name=name,
         python=row["python"],
         gcc=row["gcc"],
+        glibc=row["glibc"],
+        glibcxx=row["glibcxx"],
         torch_libraries=tuple(row["torch_libraries"]),
         torch_python=tuple(row["torch_python"]),
         split_usr=row.get("split_usr", False),

@@ -150,7 +150,7 @@ class Flow:
         """What a root of a role is built from, out of the mirror as it was verified."""
         names = tuple(item.debian for item in architectures)
         flavour = target_flavour(self.image)
-        sources = tuple(_source(record) for record in mirror.facts["sources"])
+        sources = sources_of(mirror)
         foreign_flavour = flavour.name != "debian" and architectures == (self.target,)
         return rootfs.RootSpec(
             role=role,
@@ -338,7 +338,7 @@ class Flow:
                 "mode": variant.label,
                 "source": qpulib.identity(data, self.config),
                 "recipe": data.fingerprint(),
-                "driver": _driver("qpulib"),
+                "driver": driver_fingerprint("qpulib"),
             },
             needs=("builder",),
             action=action,
@@ -359,7 +359,7 @@ class Flow:
         return Step(
             name="libqpu",
             title=data.title,
-            inputs={"library": "local", "sources": data.fingerprint(), "driver": _driver("libqpu")},
+            inputs={"library": "local", "sources": data.fingerprint(), "driver": driver_fingerprint("libqpu")},
             needs=("builder",),
             action=action,
             missing=lambda _: "" if self.libqpu_stage.is_dir() else "its folder is gone",
@@ -411,7 +411,7 @@ class Flow:
             title=data.title,
             inputs={
                 "sources": data.fingerprint(),
-                "driver": _driver("qpu_ops"),
+                "driver": driver_fingerprint("qpu_ops"),
                 "staging": _staging(),
                 "native compiler": str(self.config.build.native_compiler),
             },
@@ -542,6 +542,11 @@ def _layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
     return [system.Layer(item.path.name, item.path) for item in made]
 
 
+def sources_of(mirror: Manifest) -> tuple[apt.Source, ...]:
+    """The verified sources that the mirror's manifest records."""
+    return tuple(_source(record) for record in mirror.facts["sources"])
+
+
 def _source_record(source: apt.Source) -> dict[str, Any]:
     return {
         "pocket": dataclasses.asdict(source.pocket),
@@ -571,7 +576,7 @@ def _staging() -> str:
     return files.tree_fingerprint(ROOT / "recipes", "pyc.py", "wheels.py")
 
 
-def _driver(folder: str) -> str:
+def driver_fingerprint(folder: str) -> str:
     """SHA-256 of the Python that drives a recipe."""
     return files.tree_fingerprint(ROOT / "recipes" / folder, "*.py")
 

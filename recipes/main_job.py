@@ -88,7 +88,7 @@ def build_image(
     """
     began = time.monotonic()
     ensure_running(config)
-    with _alone(config.target_root), Flow(config, reuse=reuse) as flow:
+    with alone(config.target_root), Flow(config, reuse=reuse) as flow:
         pipeline = flow.pipeline()
         decisions = _plan(pipeline, update=update, again=again, only=only)
         before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
@@ -101,7 +101,7 @@ def build_image(
 def ready_workbench(config: Config) -> None:
     """Bring the image that shells are opened in up to date, and what it needs."""
     ensure_running(config)
-    with _alone(config.target_root), Flow(config) as flow:
+    with alone(config.target_root), Flow(config) as flow:
         pipeline = flow.pipeline(workbench=True)
         pipeline.execute([item for item in pipeline.plan() if item.step.name not in ("rootfs", "system")])
 
@@ -120,7 +120,7 @@ def open_shell(config: Config, folder: Path, *, command: str, native_compiler: b
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Only one build at a time writes to a target's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as stream:

@@ -6,13 +6,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from toolchain.errors import ArtefactMissing, RecipeInvalid
 from toolchain.files import tree_fingerprint
 
 HERE = Path(__file__).resolve().parent
 _TEXTS, _LISTS = ("name", "title", "source"), ("inputs", "outputs")
-_SOURCES = ("tree", "wheelhouse", "git")
+_SOURCES = ("tree", "archive", "git")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +23,15 @@ class Recipe:
     name: str
     title: str
     source: str
-    """tree (in this repository), wheelhouse, or git (fetched at a pinned commit)."""
+    """tree (in this repository), archive (the distribution's source package), or git (fetched at a pinned commit)."""
     inputs: tuple[str, ...]
     """Glob patterns of the files that make it, below the recipe's folder."""
     outputs: tuple[str, ...]
     """Glob patterns that must each match a product."""
     folder: Path
     settings: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """TOML tables of texts (or of tables of texts), by name: what only this recipe has and is more than a line."""
 
     def fingerprint(self) -> str:
         """SHA-256 over the recipe's data file and its inputs."""
@@ -67,7 +70,10 @@ def load(name: str) -> Recipe:
         inputs=tuple(data["inputs"]),
         outputs=tuple(data["outputs"]),
         folder=path.parent,
-        settings={key: value for key, value in data.items() if key not in (*_TEXTS, *_LISTS)},
+        settings={
+            key: value for key, value in data.items() if key not in (*_TEXTS, *_LISTS) and isinstance(value, str)
+        },
+        tables={key: value for key, value in data.items() if isinstance(value, dict)},
     )
 
 
@@ -82,4 +88,10 @@ def _faults(data: Mapping[str, object]) -> list[str]:
     if data.get("outputs") == []:
         faults.append("outputs: expected at least one glob pattern")
     others = sorted(key for key in data if key not in (*_TEXTS, *_LISTS))
-    return faults + [f"{key}: expected a text" for key in others if not isinstance(data[key], str)]
+    return faults + [fault for key in others for fault in _not_texts(key, data[key])]
+
+
+def _not_texts(name: str, value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [fault for key, item in value.items() for fault in _not_texts(f"{name}.{key}", item)]
+    return [] if isinstance(value, str) else [f"{name}: expected a text"]

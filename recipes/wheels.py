@@ -98,7 +98,7 @@ def audit(wheel: Path, target: Architecture) -> int:
                 raise WheelUnusable(
                     f"{wheel.name} is damaged", found=f"wrong checksum of {torn}", mend="copy or build the wheel anew"
                 )
-            for name, content in _elf_members(archive):
+            for name, content in elf_members(archive):
                 _check_elf(f"{wheel.name}: {name}", content, target)
                 count += 1
         with WheelFile.open(wheel) as source:
@@ -115,7 +115,7 @@ def audit(wheel: Path, target: Architecture) -> int:
     return count
 
 
-def _elf_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes]]]:
+def elf_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes]]]:
     """ELF files of the archive, each as a seekable file: a library of 80 MB has no place in memory."""
     for member in archive.infolist():
         if member.is_dir():

@@ -76,6 +76,9 @@ def _folder(value: Any) -> str:
 _hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
 
 
+_option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=\S*", "NAME=VALUE")
+
+
 def _each(check: Check) -> Check:
     return lambda values: "; ".join(f"{value!r}: {fault}" for value in values if (fault := check(value)))
 
@@ -124,6 +127,13 @@ class TorchConfig:
 
     wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order")
     required: bool = _setting(False, "no torch wheel is an error, not a warning")
+    source: str = _setting(
+        "archive",
+        "what is built: the distribution's source package (archive) or upstream's tag",
+        _one_of("archive", "git"),
+    )
+    variant: str = _setting("neon", "CPU of the wheel: a variant of recipes/torch/recipe.toml", _name)
+    options: tuple[str, ...] = _setting([], "CMake options over the recipe's, NAME=VALUE", _each(_option))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,169 @@
+"""Look into a torch wheel before it is accepted: what each ELF file was compiled for and what it needs at run time."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import ARMAttributesSection
+from packaging.utils import parse_wheel_filename
+
+from images.flavour import Suite
+from recipes import wheels
+from toolchain.architecture import Architecture
+from toolchain.errors import WheelUnusable
+
+GOAL_MIB = 60
+_BUILD_PATH = b"/usr/src/torch"
+_KINDS = ("GLIBC", "GLIBCXX")
+_ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
+"""Tag_CPU_arch (ARM IHI 0045, 3.3.5.2): what a compiler for the A profile writes."""
+_ADVANCED_SIMD = "TAG_ADVANCED_SIMD_ARCH"
+_TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the wheel's ELF files have in common: newest versions that they ask of a library, by its prefix."""
+
+    elf_files: int
+    newest: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+@dataclass
+class _Sums:
+    newest: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    count: int = 0
+
+
+def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> Examined:
+    """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
+
+    Looked at: tag, RECORD, machine and float ABI (recipes.wheels.audit); CPU architecture and NEON against the
+    compiler's ``flags``; newest GLIBC and GLIBCXX symbols against the release; libraries that are neither in the wheel
+    nor the system's; RPATHs that leave the wheel; the build's path. More than 60 MiB is a warning.
+    """
+    wheels.audit(wheel, target)
+    sums = _Sums()
+    tags = parse_wheel_filename(wheel.name)[3]
+    if not tags & wheels.tags_for(target, suite):
+        sums.faults.append(f"its tag is {', '.join(sorted(str(tag) for tag in tags))}")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {PurePosixPath(name).name for name in archive.namelist()}
+    with zipfile.ZipFile(wheel) as archive:
+        for name, content in wheels.elf_members(archive):
+            sums.count += 1
+            _examine(name, ELFFile(content), inside, sums, flags if target.debian == "armhf" else None)
+            sums.faults += [f"{name} holds the path of its build"] if _holds(content, _BUILD_PATH) else []
+    limits = {"GLIBC": suite.glibc, "GLIBCXX": suite.glibcxx}
+    for kind, found in sorted(sums.newest.items()):
+        if found > _numbers(limits[kind]):
+            sums.faults.append(f"it needs {kind}_{'.'.join(map(str, found))}, and {suite.name} has {limits[kind]}")
+    if sums.faults:
+        raise WheelUnusable(
+            f"{wheel.name} is not fit to be used",
+            expected=f"a self-contained wheel for {suite.name} {target.debian}",
+            found="; ".join(sums.faults),
+            mend="the recipe is in recipes/torch; ./inv build-torch builds it anew",
+        )
+    size = wheel.stat().st_size / (1 << 20)
+    warnings = (f"{wheel.name} has {size:.1f} MiB; the goal is {GOAL_MIB}",) if size > GOAL_MIB else ()
+    newest = {kind: ".".join(map(str, found)) for kind, found in sorted(sums.newest.items())}
+    return Examined(sums.count, newest, warnings)
+
+
+def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str | None) -> None:
+    if flags is not None:
+        sums.faults += [f"{name}: {fault}" for fault in _cpu_faults(elf, flags)]
+    for kind, version in _needed_versions(elf):
+        sums.newest[kind] = max(sums.newest.get(kind, ()), version)
+    needed, paths = _dynamic(elf)
+    strangers = [item for item in needed if item not in inside and not item.startswith(system_libraries())]
+    sums.faults += [f"{name} needs {item}, which a bare system lacks" for item in strangers]
+    for path in paths:
+        folder = PurePosixPath(name).parent
+        depth = len(folder.parts)
+        ups = [part for part in PurePosixPath(path).parts if part == ".."]
+        if not path.startswith("$ORIGIN") or len(ups) > depth:
+            sums.faults.append(f"{name} looks for libraries in {path}")
+
+
+def system_libraries() -> tuple[str, ...]:
+    """How the names of libraries begin that every system has."""
+    from recipes.recipe import load
+
+    return tuple(str(load("torch").tables["wheel"]["system_libraries"]).split())
+
+
+def _cpu_faults(elf: ELFFile, flags: str) -> Iterator[str]:
+    found = attributes(elf)
+    if not found:
+        yield "it has no .ARM.attributes"
+        return
+    architecture = found.get("TAG_CPU_ARCH", 0)
+    if _ARCHITECTURES.get(architecture) not in ("ARMv7", "ARMv6"):
+        yield f"it was compiled for {_ARCHITECTURES.get(architecture, f'CPU architecture {architecture}')}"
+    if found.get(_ADVANCED_SIMD, 0) and "neon" not in flags:
+        yield "it uses NEON, and the variant must not"
+
+
+def attributes(elf: ELFFile) -> dict[str, int]:
+    """An ARM ELF file's attributes with numbers: name → value (ARM IHI 0045)."""
+    section = elf.get_section_by_name(".ARM.attributes")
+    if not isinstance(section, ARMAttributesSection):
+        return {}
+    return {
+        attribute.tag: attribute.value
+        for part in section.iter_subsections()
+        for block in part.iter_subsubsections()
+        for attribute in block.iter_attributes()
+        if isinstance(attribute.value, int)
+    }
+
+
+def _needed_versions(elf: ELFFile) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for section in elf.iter_sections():
+        if not isinstance(section, GNUVerNeedSection):
+            continue
+        for _, needs in section.iter_versions():
+            for item in needs:
+                kind, _, version = item.name.partition("_")
+                if kind in _KINDS and re.fullmatch(r"[\d.]+", version):
+                    yield kind, _numbers(version)
+
+
+def _dynamic(elf: ELFFile) -> tuple[Sequence[str], Sequence[str]]:
+    needed: list[str] = []
+    paths: list[str] = []
+    for section in elf.iter_sections():
+        if isinstance(section, DynamicSection):
+            for tag in section.iter_tags():
+                text = str(getattr(tag, _TEXTS.get(tag.entry.d_tag, ""), ""))
+                if tag.entry.d_tag == "DT_NEEDED":
+                    needed.append(text)
+                elif text:
+                    paths += [path for path in text.split(":") if path]
+    return needed, paths
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _holds(content: object, wanted: bytes) -> bool:
+    stream = content
+    stream.seek(0)  # type: ignore[attr-defined]
+    rest = b""
+    while block := stream.read(1 << 20):  # type: ignore[attr-defined]
+        if wanted in rest + block:
+            return True
+        rest = block[-len(wanted) :]
+    return False

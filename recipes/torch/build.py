@@ -1,0 +1,302 @@
+"""The torch wheel, cross-compiled from source in its builder image.
+
+Everything happens at fixed paths inside the container, whatever the checkout is called: the sources and the build tree
+lie in ``/usr/src/torch``, which is kept on this PC, one per recipe key. An interrupted build goes on where it was;
+objects also go to ccache, keyed by content, so that a changed recipe recompiles what it changed.
+
+Phases: prepare (unpack, patch) → configure → compile → package (inside/package).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from images.containers import calling_user, run_in
+from images.flavour import Suite
+from recipes.libqpu.build import cross_options
+from recipes.recipe import Recipe
+from recipes.torch.source import Source
+from toolchain import files, progress
+from toolchain.architecture import host_architecture
+from toolchain.config import Config
+from toolchain.errors import RecipeInvalid
+from toolchain.jobs import compile_jobs
+
+_HOME = "/usr/src/torch"
+_TREE = f"{_HOME}/pytorch"
+_LIMIT_S = 24 * 3600.0
+_NEEDED_MIB = 9000
+_NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
+_HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One wheel to build: for whom, from what, how."""
+
+    recipe: Recipe
+    config: Config
+    suite: Suite
+    variant: str
+    options: Mapping[str, str]
+    """CMake's, the user's own included."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, config: Config, suite: Suite) -> Plan:
+        """The configured one. Raises RecipeInvalid for a variant that is not known, or refused."""
+        variants = recipe.tables["variant"]
+        name = config.torch.variant
+        if name not in variants:
+            raise RecipeInvalid(
+                f"the torch recipe has no variant {name!r}", expected=f"one of {', '.join(variants)}", found=name
+            )
+        if reason := variants[name].get("refused"):
+            raise RecipeInvalid(
+                f"torch cannot be built for {variants[name]['title']}",
+                expected="a compiler and libraries of that architecture",
+                found=reason,
+                mend="use --variant=neon or --variant=baseline",
+            )
+        options = {**recipe.tables["options"]}
+        for item in config.torch.options:
+            key, _, value = item.partition("=")
+            options[key] = value
+        return cls(recipe=recipe, config=config, suite=suite, variant=name, options=options)
+
+    @property
+    def flags(self) -> str:
+        """The compiler's, of the variant."""
+        return str(self.recipe.tables["variant"][self.variant]["flags"])
+
+    def key(self, source: str) -> str:
+        """SHA-256 of what makes the wheel, as far as this repository states it; ``source`` identifies the source."""
+        stated = {
+            "recipe": self.recipe.fingerprint(),
+            "source": source,
+            "variant": self.variant,
+            "options": dict(sorted(self.options.items())),
+            "suite": self.suite.name,
+            "architecture": self.config.image.architecture,
+            "epoch": self.config.image.source_date_epoch,
+        }
+        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What came out, and how the compiler's cache did."""
+
+    wheel: Path
+    symbols: Path
+    vendored: Sequence[Mapping[str, str]]
+    cache_hits: int
+    cache_calls: int
+    seconds: Mapping[str, float]
+
+
+class Builder:
+    """Runs the phases of one plan in containers of the builder image."""
+
+    def __init__(
+        self, client: docker.DockerClient, image: str, image_id: str, plan: Plan, source: Source, log: Path
+    ) -> None:
+        self._client, self._image, self._plan, self._source, self._log = client, image, plan, source, log
+        config = plan.config
+        # The compiler and its libraries are in the image: another image starts with another tree.
+        self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
+        self.home = config.target_root / "work" / f"torch-{self.key[:12]}"
+        self.cache = config.build_root / "ccache"
+        self.jobs = compile_jobs(config.build)
+
+    def build(self, folder: Path) -> Built:
+        """All phases; the products are moved to ``folder``. Raises CommandFailed, DiskFull."""
+        seconds: dict[str, float] = {}
+        if not self.home.is_dir():
+            files.require_space(self.home, _NEEDED_MIB, "torch's sources and objects")
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.write_text("")
+        for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
+            began = time.monotonic()
+            with progress.step(f"torch: {name}"):
+                phase()
+            seconds[name] = time.monotonic() - began
+        began = time.monotonic()
+        with progress.step("torch: package"):
+            wheel, symbols, vendored = self.package(folder)
+        seconds["package"] = time.monotonic() - began
+        hits, calls = self.cache_use()
+        return Built(
+            wheel=wheel, symbols=symbols, vendored=vendored, cache_hits=hits, cache_calls=calls, seconds=seconds
+        )
+
+    def prepare(self) -> None:
+        """Unpack and patch the source, once."""
+        if (self.home / "pytorch").is_dir():
+            return
+        self._run(["/usr/src/recipe/inside/prepare", "/usr/src/source", self._source.kind])
+
+    def configure(self) -> None:
+        """Run CMake; where its options are as they were, what it made is kept."""
+        plan, suite = self._plan, self._plan.suite
+        target = plan.config.image.target
+        python = f"/usr/lib/{target.gnu}"
+        settings = {
+            "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
+            "CMAKE_C_COMPILER_LAUNCHER": "ccache",
+            "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+            "CMAKE_C_FLAGS": plan.flags,
+            "CMAKE_CXX_FLAGS": plan.flags,
+            "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+            "CMAKE_PROJECT_Torch_INCLUDE": "/usr/src/recipe/inside/speed.cmake",
+            "Python_EXECUTABLE": "/usr/bin/python3",
+            "Python_INCLUDE_DIR": f"/usr/include/python{suite.python}",
+            "Python_LIBRARY": f"{python}/libpython{suite.python}.so",
+            "Python_NumPy_INCLUDE_DIR": f"{python}/python3-numpy/numpy/_core/include",
+            "PROTOBUF_PROTOC_EXECUTABLE": "/usr/bin/protoc",
+            "CAFFE2_CUSTOM_PROTOC_EXECUTABLE": "/usr/bin/protoc",
+            **plan.options,
+        }
+        argv = [
+            *("cmake", "-S", _TREE, "-B", f"{_TREE}/build", "-G", "Ninja"),
+            *cross_options(target, f"{_TREE}/torch"),
+            *(f"-D{name}={value}" for name, value in settings.items()),
+        ]
+        stamp = self.home / "configured"
+        if stamp.is_file() and stamp.read_text() == shlex.join(argv):
+            return
+        files.remove(self.home / "pytorch" / "build")
+        self._run(argv)
+        files.write_text_atomically(stamp, shlex.join(argv))
+
+    def compile(self) -> None:
+        """Run ninja, with a bar; it goes on where an interrupted run was."""
+        with progress.bar("torch: objects") as bar:
+            began = time.monotonic()
+
+            def on_line(line: str) -> None:
+                if found := _NINJA.match(line.strip()):
+                    done, total, what = int(found[1]), int(found[2]), found[3]
+                    left = (time.monotonic() - began) / done * (total - done)
+                    note = f"{left / 60:.0f} min left, {_short(what)}"
+                    bar.update(done, total=total, note=note)
+
+            self._run(["ccache", "--zero-stats"])
+            self._run(["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"], on_line=on_line)
+
+    def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
+        """Let upstream's setup.py collect the wheel, make it self-contained, and move the products to ``folder``."""
+        config = self._plan.config
+        target = config.image.target
+        out = self.home / "out"
+        files.remove(out)
+        out.mkdir()
+        setup = shlex.join(
+            ["python3", "setup.py", "bdist_wheel", "--plat-name", target.wheel_platform, "--dist-dir", f"{_HOME}/raw"]
+        )
+        compiler = f"{target.gnu}-gcc {self._plan.flags}"
+        environment = {
+            "_PYTHON_HOST_PLATFORM": target.wheel_platform.replace("_", "-"),
+            "_PYTHON_SYSCONFIGDATA_NAME": f"_sysconfigdata__{target.gnu}",
+            "CC": compiler,
+            "CXX": f"{target.gnu}-g++ {self._plan.flags}",
+            "LDSHARED": f"{compiler} -shared",
+            "CFLAGS": f"-ffile-prefix-map={_TREE}=.",
+            "MAX_JOBS": str(self.jobs),
+            **{name: value for name, value in self._plan.options.items() if name.startswith(("USE_", "BUILD_"))},
+        }
+        if self._plan.options.get("USE_SYSTEM_LIBS") != "ON":
+            environment.pop("USE_SYSTEM_LIBS", None)
+        self._run(["sh", "-euc", f"rm -rf {_HOME}/raw; cd {_TREE}; {setup}"], environment=environment)
+        wanted: dict[str, Any] = {
+            "gnu": target.gnu,
+            "system": self._plan.recipe.tables["wheel"]["system_libraries"].split(),
+            "epoch": config.image.source_date_epoch,
+        }
+        made = shlex.join(["/usr/src/recipe/inside/package"])
+        uid, gid = calling_user()
+        self._run(
+            [
+                *("sh", "-euc"),
+                f'{made} {_HOME}/raw/*.whl {_HOME}/out "$0"; chown -R {uid}:{gid} {_HOME}/out',
+                json.dumps(wanted),
+            ]
+        )
+        self._plan.recipe.require_outputs(out)
+        wheel = next(out.glob("*.whl"))
+        symbols = next(out.glob("*.symbols.tar.xz"))
+        vendored: list[dict[str, str]] = json.loads((out / "vendored.json").read_text())
+        folder.mkdir(parents=True, exist_ok=True)
+        placed = []
+        for item in (wheel, symbols):
+            with files.replacing(folder / item.name) as aside:
+                shutil.copyfile(item, aside)
+            placed.append(folder / item.name)
+        return placed[0], placed[1], vendored
+
+    def cache_use(self) -> tuple[int, int]:
+        """How many compiler calls were answered by the cache since the compile began, and how many there were."""
+        said = self._run(["ccache", "--show-stats"])
+        found = _HITS.search(said)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    def versions(self) -> dict[str, str]:
+        """Packages of the builder image, with their versions, and the compiler's."""
+        listed = self._run(["dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n"])
+        packages = dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
+        said = self._run([f"{self._plan.config.image.target.gnu}-g++", "--version"]).splitlines()
+        return {**packages, "compiler": said[0] if said else ""}
+
+    def _run(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> str:
+        config = self._plan.config
+        return run_in(
+            self._client,
+            self._image,
+            argv,
+            architecture=host_architecture(),
+            binds=[
+                f"{self._plan.recipe.folder}:/usr/src/recipe:ro",
+                f"{self._source.folder}:/usr/src/source:ro",
+                f"{self.home}:{_HOME}:rw",
+                f"{self.cache}:/usr/src/ccache:rw",
+            ],
+            environment={
+                "SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),
+                "CCACHE_DIR": "/usr/src/ccache",
+                "CCACHE_COMPILERCHECK": "content",
+                "CCACHE_MAXSIZE": "10G",
+                "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
+                "LC_ALL": "C.UTF-8",
+                "PYTHONHASHSEED": "0",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                **(environment or {}),
+            },
+            workdir=_HOME,
+            limit_s=_LIMIT_S,
+            log=self._log,
+            on_line=on_line,
+            mend=f"the compiler's words are above, all of them in {self._log}; run the task again to go on from here",
+        ).output
+
+
+def _short(what: str) -> str:
+    """The file that a line of ninja's is about."""
+    return what.rsplit("/", 1)[-1].removesuffix(".o")[:40]

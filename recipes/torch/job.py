@@ -1,0 +1,180 @@
+"""``build-torch``: the steps from the mirror to a torch wheel in the wheelhouse.
+
+::
+
+    mirror ── torch-builder ──┬── torch-wheel
+          └── torch-source ───┘
+
+They share the main job's folder and mirror; only the wheel, and what goes with it, leaves it: to ``products``, beside
+the provenance that says what it was made from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from images import rootfs
+from images.engine import ensure_running
+from images.flavour import packages_for
+from recipes import flow, recipe
+from recipes.main_job import alone
+from recipes.torch import audit, provenance
+from recipes.torch import build as building
+from recipes.torch import source as sources
+from toolchain import progress
+from toolchain.config import Config
+from toolchain.manifest import Manifest, all_warnings
+from toolchain.steps import Decision, Made, Pipeline, Step
+
+
+@dataclass(frozen=True)
+class Done:
+    """A wheel that was built or found built: the manifests of the steps, which ran, and the seconds of the whole."""
+
+    manifests: tuple[Manifest, ...]
+    seconds: float
+
+    @property
+    def wheel(self) -> Manifest:
+        """The last step's manifest."""
+        return self.manifests[-1]
+
+    @property
+    def rows(self) -> list[progress.Row]:
+        """Lines of the final table."""
+        return [
+            progress.row_of(made.path.name, made, item.seconds)
+            for item in self.manifests
+            if item.step in ("torch-source", "torch-wheel")
+            for made in item.artefacts
+        ]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of all steps."""
+        return all_warnings(self.manifests)
+
+
+class TorchFlow(flow.Flow):
+    """The steps that build torch for one configuration."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.recipe = recipe.load("torch")
+        self.plan = building.Plan.of(self.recipe, config, self.suite)
+        self.products = self.root / "torch"
+
+    def pipeline(self, *, workbench: bool = False) -> Pipeline:
+        """The steps; there is no workbench among them."""
+        del workbench
+        return Pipeline(self.root, (self._mirror(), self._torch_builder(), self._torch_source(), self._torch_wheel()))
+
+    def _torch_builder(self) -> Step:
+        packages = packages_for("torch_builder", self.image)
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            spec = self.root_spec("torch-builder", packages, needs["mirror"], (self.native, self.target))
+            tar = self.root / "torch-builder.tar"
+            rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tar, self.log("torch-builder"))
+            return self._loaded("torch-builder", tar, self.native)
+
+        return Step(
+            name="torch-builder",
+            title="torch's builder image",
+            inputs=self._root_inputs(packages),
+            needs=("mirror",),
+            action=action,
+            missing=self._image_missing("torch-builder"),
+        )
+
+    def _torch_source(self) -> Step:
+        kind = self.config.torch.source
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            verified = flow.sources_of(needs["mirror"])
+            folder = self.config.build_root / "sources"
+            found = sources.obtain(self.recipe, self.suite, kind, verified, folder, self.log("torch-source"))
+            facts = {"kind": found.kind, "folder": found.folder.name, "identity": found.identity, "files": found.files}
+            return Made(facts=facts)
+
+        return Step(
+            name="torch-source",
+            title="torch's source",
+            inputs={"source": sources.identity(self.recipe, self.suite, kind)},
+            needs=("mirror",),
+            action=action,
+            missing=lambda made: (
+                "" if (self.config.build_root / "sources" / made.facts["folder"]).is_dir() else "its folder is gone"
+            ),
+        )
+
+    def _torch_wheel(self) -> Step:
+        kind = self.config.torch.source
+        key = self.plan.key(sources.identity(self.recipe, self.suite, kind))
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            facts = needs["torch-source"].facts
+            found = sources.Source(
+                kind=facts["kind"],
+                folder=self.config.build_root / "sources" / facts["folder"],
+                identity=facts["identity"],
+                files=facts["files"],
+            )
+            reference, image = self.config.image_reference("torch-builder"), needs["torch-builder"].facts["image"]
+            builder = building.Builder(self.client, reference, image, self.plan, found, self.log("torch-wheel"))
+            began = time.time()
+            built = builder.build(self.products)
+            seen = audit.examine(built.wheel, self.target, self.suite, flags=self.plan.flags)
+            statement = provenance.write(
+                built,
+                self.plan,
+                found,
+                key=key,
+                versions=builder.versions(),
+                began=began,
+                path=built.wheel.with_suffix(".provenance.json"),
+            )
+            return Made(
+                (built.wheel, built.symbols, statement),
+                facts={
+                    "key": key,
+                    "wheel": built.wheel.name,
+                    "elf files": seen.elf_files,
+                    "newest symbols": dict(seen.newest),
+                    "vendored": [item["name"] for item in built.vendored],
+                },
+                warnings=seen.warnings,
+            )
+
+        return Step(
+            name="torch-wheel",
+            title="torch wheel from source",
+            inputs={"key": key, "driver": flow.driver_fingerprint("torch")},
+            needs=("torch-builder", "torch-source"),
+            action=action,
+        )
+
+
+def plan(config: Config) -> list[Decision]:
+    """Which steps would run, and why."""
+    with TorchFlow(config) as made:
+        return made.pipeline().plan()
+
+
+def build_torch(config: Config) -> Done:
+    """Build the wheel, or say that nothing changed. Raises a UserError of the step that failed."""
+    began = time.monotonic()
+    ensure_running(config)
+    with alone(config.target_root), TorchFlow(config) as made:
+        pipeline = made.pipeline()
+        manifests = pipeline.execute(pipeline.plan())
+    return Done(tuple(manifests), time.monotonic() - began)
+
+
+def wheelhouse(config: Config) -> Path:
+    """Where the products lie: a wheelhouse for the main job."""
+    return config.target_root / "torch"

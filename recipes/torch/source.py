@@ -1,0 +1,126 @@
+"""torch's source: the distribution's source package (default), or upstream's tag.
+
+The package is fetched by apt from the mirror that the images come from: its signature chain (signed index → Sources →
+description → archives) is verified, and the description's SHA-256 is pinned in the recipe on top. Upstream's tag is
+fetched by git, with its submodules, and must be the pinned commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from images import apt
+from images.engine import build_environment
+from images.flavour import Suite
+from recipes.recipe import Recipe
+from toolchain import files, process
+from toolchain.errors import CommandFailed, SourceUnavailable
+
+_FETCH_LIMIT_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The source as it lies on this PC. ``identity`` names its content: version and digest, or the commit."""
+
+    kind: str
+    """archive or git."""
+    folder: Path
+    identity: str
+    files: dict[str, str]
+    """SHA-256 of each file of an archive."""
+
+
+def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
+    """What the recipe pins, without fetching it. Raises SourceUnavailable for a release without a source package."""
+    if kind == "git":
+        return f"git {recipe.tables['git']['commit']}"
+    version, digest = _pinned(recipe, suite)
+    return f"archive {recipe.tables['archive']['package']} {version} {digest}"
+
+
+def obtain(recipe: Recipe, suite: Suite, kind: str, sources: tuple[apt.Source, ...], folder: Path, log: Path) -> Source:
+    """Fetch the source into ``folder`` unless it is there, and verify it. Raises SourceUnavailable."""
+    return _git(recipe, folder, log) if kind == "git" else _archive(recipe, suite, sources, folder, log)
+
+
+def _pinned(recipe: Recipe, suite: Suite) -> tuple[str, str]:
+    table = recipe.tables["archive"]
+    if suite.name not in table:
+        known = ", ".join(sorted(key.removesuffix("_sha256") for key in table if key.endswith("_sha256")))
+        raise SourceUnavailable(
+            f"the torch recipe has no source package of {suite.name}",
+            expected=f"one of {known}",
+            found=f"image.suite: {suite.name}",
+            mend=f"set image.suite to {known}, or put a wheel for Python {suite.python} into wheelhouse/",
+        )
+    return table[suite.name], table[f"{suite.name}_sha256"]
+
+
+def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], folder: Path, log: Path) -> Source:
+    package = recipe.tables["archive"]["package"]
+    version, digest = _pinned(recipe, suite)
+    place = folder / f"{package}-{version}"
+    description = place / f"{package}_{version.partition(':')[2] or version}.dsc"
+    if not description.is_file():
+        with files.scratch_folder(folder, package) as scratch:
+            fetched = scratch / "fetched"
+            fetched.mkdir()
+            main = tuple(item for item in sources if item.pocket.name == "main")
+            apt.fetch_source(main or sources, package, version, fetched, log)
+            files.remove(place)
+            fetched.rename(place)
+    found = files.sha256_of(description) if description.is_file() else "no file"
+    if found != digest:
+        raise SourceUnavailable(
+            f"{package} {version} is not the source that the recipe pins",
+            expected=f"{description.name} with SHA-256 {digest}",
+            found=found,
+            mend=f"delete {place} and run the task again; a new revision of the package is a change of recipe.toml",
+        )
+    listed = {path.name: files.sha256_of(path) for path in sorted(place.iterdir()) if path.is_file()}
+    return Source(kind="archive", folder=place, identity=identity(recipe, suite, "archive"), files=listed)
+
+
+def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
+    table = recipe.tables["git"]
+    url, tag, commit = table["url"], table["tag"], table["commit"]
+    place = folder / f"pytorch-{tag}"
+    process.require_program("git", "to fetch torch's source")
+    environment = {**build_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+    def git(at: Path, *words: str) -> str:
+        argv = ["git", "-c", f"safe.directory={at}", "-C", str(at), *words]
+        done = process.run(argv, env=environment, merge_stderr=False, limit_s=_FETCH_LIMIT_S, log=log)
+        return done.output.strip()
+
+    if not place.is_dir():
+        with files.scratch_folder(folder, "pytorch") as scratch:
+            aside = scratch / "pytorch"
+            aside.mkdir()
+            stalled = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")
+            try:
+                git(aside, "init", "--quiet")
+                git(aside, *stalled, "fetch", "--quiet", "--depth=1", "--no-tags", url, f"refs/tags/{tag}")
+                git(aside, "checkout", "--quiet", "--detach", "FETCH_HEAD")
+                git(aside, *stalled, "submodule", "update", "--quiet", "--init", "--recursive", "--depth=1")
+            except CommandFailed as fault:
+                said = [line for line in fault.tail.splitlines() if line.strip()]
+                raise SourceUnavailable(
+                    "torch's source cannot be fetched from upstream",
+                    expected=f"{url} at {tag}, with its submodules",
+                    found=said[-1] if said else fault.found,
+                    mend="connect to the network (https_proxy and all_proxy are honoured), or use the default, "
+                    "--source=archive, which needs the distribution's mirror only",
+                ) from fault
+            aside.rename(place)
+    found = git(place, "rev-parse", "HEAD")
+    if found != commit:
+        raise SourceUnavailable(
+            f"upstream's {tag} is not the commit that the recipe pins",
+            expected=commit,
+            found=found,
+            mend=f"delete {place} and run the task again; do not go on before you know why the tag moved",
+        )
+    return Source(kind="git", folder=place, identity=f"git {commit}", files={})
