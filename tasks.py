@@ -26,6 +26,7 @@ from nfsroot import export, serve
 from nfsroot import share_internet as sharing
 from recipes import main_job
 from recipes.torch import job as torch_job
+from recipes.torch import verify as verification
 from toolchain import checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
@@ -66,15 +67,22 @@ def _config(context: Context, options: dict[str, str] | None = None) -> Config:
         "again": "run this step again, whatever its stamp says (may be given several times)",
         "only": "bring only this step up to date, and what it needs (may be given several times)",
         "qpulib": "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)",
+        "from-source": "build torch from source first, instead of taking the wheel that is at hand",
     },
     iterable=["again", "only"],
 )
 @_reported
 def build_image(
-    context: Context, again: list[str], only: list[str], plan: bool = False, update: bool = False, qpulib: str = ""
+    context: Context,
+    again: list[str],
+    only: list[str],
+    plan: bool = False,
+    update: bool = False,
+    qpulib: str = "",
+    from_source: bool = False,
 ) -> None:
     """Build the system image: root filesystem, libqpu, torch and the QPU extension. The main job."""
-    config = _config(context, {"qpu.library": qpulib})
+    config = _config(context, {"qpu.library": qpulib, "torch.from_source": "true" if from_source else ""})
     if plan:
         print(plan_table(main_job.plan(config, update=update, again=again, only=only)))
         return
@@ -102,6 +110,23 @@ def build_torch(context: Context, option: list[str], source: str = "", variant: 
         return
     done = torch_job.build_torch(config)
     progress.summary(f"torch built in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
+
+
+@task(
+    help={
+        "artefact": "torch",
+        "sample": "how many objects are compiled again (default: 20)",
+        "full": "build the whole wheel again, without the compiler's cache: an hour",
+        "seed": "draw the same objects as an earlier run",
+    }
+)
+@_reported
+def verify(context: Context, artefact: str, sample: int = 20, full: bool = False, seed: int = -1) -> None:
+    """Build an artefact again and compare, bit for bit."""
+    if artefact != "torch":
+        raise Exit(f"verify: expected torch, found {artefact!r}", code=2)
+    done = verification.verify_torch(_config(context), sample=sample, full=full, seed=seed if seed >= 0 else None)
+    print(f"{artefact}: {done.summary()}")
 
 
 @task(
@@ -328,6 +353,7 @@ def run_tests(_: Context, select: str = "", checks_only: bool = False) -> None:
 namespace = Collection(
     build_image,
     build_torch,
+    verify,
     export_nfsroot,
     serve_nfsroot,
     share_internet,

@@ -58,9 +58,9 @@ class Suite:
     glibcxx: str
     """Newest symbol version of the C++ library (GLIBCXX_…)."""
     torch_libraries: tuple[str, ...]
-    """Packages that torch needs to be imported, and so to build extensions."""
+    """Libraries that a torch wheel without libraries of its own needs."""
     torch_python: tuple[str, ...]
-    """Packages that parts of torch import later."""
+    """Python packages that torch imports, at once or later."""
     split_usr: bool
     """Whether packages ship files outside of /usr, so that a root needs the merging links beforehand."""
 

@@ -13,11 +13,13 @@ Every step's manifest lies in the target's folder of the build folder; its artef
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import docker
 import docker.errors
@@ -33,7 +35,7 @@ from recipes.torch import resolve
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, EngineUnavailable
+from toolchain.errors import CommandFailed, EngineUnavailable, ServerFailed
 from toolchain.manifest import Artefact, Manifest
 from toolchain.process import run
 from toolchain.steps import Made, Pipeline, Step
@@ -59,7 +61,7 @@ class Flow:
         self.native = host_architecture()
         self._client: docker.DockerClient | None = None
 
-    def __enter__(self) -> Flow:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -203,7 +205,14 @@ class Flow:
 
     def _dev(self) -> Step:
         packages = tuple(
-            sorted({*packages_for("base", self.image), *packages_for("dev", self.image), *self.suite.torch_libraries})
+            sorted(
+                {
+                    *packages_for("base", self.image),
+                    *packages_for("dev", self.image),
+                    *self.suite.torch_libraries,
+                    *self.suite.torch_python,
+                }
+            )
         )
 
         def action(needs: Mapping[str, Manifest]) -> Made:
@@ -231,7 +240,14 @@ class Flow:
                 warning = f"the image is built WITHOUT torch: {found.reason}"
                 progress.warn(warning)
                 return Made(facts={"wheel": "", "version": ""}, warnings=(warning,))
-            facts = {"wheel": str(found.wheel), "version": found.version, "sha256": resolve.identity(found)}
+            progress.say(f"    torch {found.version}: {found.reason}")
+            facts = {
+                "wheel": str(found.wheel),
+                "version": found.version,
+                "sha256": resolve.identity(found),
+                "from": found.reason,
+                "self-contained": found.self_contained,
+            }
             return Made(facts=facts)
 
         return Step(
@@ -283,9 +299,10 @@ class Flow:
 
         def action(needs: Mapping[str, Manifest]) -> Made:
             self._require_execution()
-            with_torch = (
-                {*self.suite.torch_libraries, *self.suite.torch_python} if needs["torch"].facts["wheel"] else set()
-            )
+            torch = needs["torch"].facts
+            with_torch = {*self.suite.torch_python} if torch["wheel"] else set()
+            if torch["wheel"] and not torch["self-contained"]:
+                with_torch |= {*self.suite.torch_libraries}
             packages = tuple(sorted(common | with_torch))
             spec = self.root_spec("rootfs", packages, needs["mirror"], (self.target,))
             tar = self.root / "rootfs.tar"
@@ -588,3 +605,20 @@ def _unpack(tar: Path, folder: Path) -> None:
         run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
         files.remove(folder)
         stage.rename(folder)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Only one build at a time writes to a target's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            raise ServerFailed(
+                f"another build works in {folder}",
+                expected="one build of a target at a time",
+                found="its lock is held",
+                mend="wait for it, or set build.folder to another folder",
+            ) from fault
+        yield

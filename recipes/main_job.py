@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from images import native, shell
 from images.engine import ensure_running
-from recipes.flow import Flow
+from recipes.flow import Flow, alone
+from recipes.torch import job as torch_job
 from toolchain import progress
 from toolchain.config import Config
-from toolchain.errors import ConfigError, ServerFailed
+from toolchain.errors import ConfigError
 from toolchain.manifest import Manifest, all_warnings
 from toolchain.steps import MANIFEST_SUFFIX, Decision, Pipeline
 
@@ -88,6 +87,8 @@ def build_image(
     """
     began = time.monotonic()
     ensure_running(config)
+    if config.torch.from_source:
+        torch_job.build_torch(config)
     with alone(config.target_root), Flow(config, reuse=reuse) as flow:
         pipeline = flow.pipeline()
         decisions = _plan(pipeline, update=update, again=again, only=only)
@@ -117,20 +118,3 @@ def open_shell(config: Config, folder: Path, *, command: str, native_compiler: b
         command=command,
         as_root=as_root,
     )
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Only one build at a time writes to a target's folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise ServerFailed(
-                f"another build works in {folder}",
-                expected="one build of a target at a time",
-                found="its lock is held",
-                mend="wait for it, or set build.folder to another folder",
-            ) from fault
-        yield

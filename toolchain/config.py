@@ -127,6 +127,7 @@ class TorchConfig:
 
     wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order")
     required: bool = _setting(False, "no torch wheel is an error, not a warning")
+    from_source: bool = _setting(False, "build the wheel from source first, and take that")
     source: str = _setting(
         "archive",
         "what is built: the distribution's source package (archive) or upstream's tag",

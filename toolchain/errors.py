@@ -137,6 +137,12 @@ class RecipeInvalid(UserError):
     exit_code = 37
 
 
+class NotReproducible(UserError):
+    """What was built again is not what was built before."""
+
+    exit_code = 38
+
+
 class ForeignFolder(UserError):
     """A folder that would be replaced or deleted does not carry our marker."""
 

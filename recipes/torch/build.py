@@ -9,6 +9,7 @@ Phases: prepare (unpack, patch) → configure → compile → package (inside/pa
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -111,7 +112,8 @@ class Builder:
     def __init__(
         self, client: docker.DockerClient, image: str, image_id: str, plan: Plan, source: Source, log: Path
     ) -> None:
-        self._client, self._image, self._plan, self._source, self._log = client, image, plan, source, log
+        self._client, self._image, self._plan, self._source, self.log = client, image, plan, source, log
+        self._cached = True
         config = plan.config
         # The compiler and its libraries are in the image: another image starts with another tree.
         self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
@@ -126,8 +128,8 @@ class Builder:
             files.require_space(self.home, _NEEDED_MIB, "torch's sources and objects")
         self.home.mkdir(parents=True, exist_ok=True)
         self.cache.mkdir(parents=True, exist_ok=True)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._log.write_text("")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.write_text("")
         for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
             began = time.monotonic()
             with progress.step(f"torch: {name}"):
@@ -142,11 +144,19 @@ class Builder:
             wheel=wheel, symbols=symbols, vendored=vendored, cache_hits=hits, cache_calls=calls, seconds=seconds
         )
 
+    def elsewhere(self, name: str) -> Builder:
+        """A builder of the same wheel in a tree of its own, which the compiler's cache has no part in."""
+        other = copy.copy(self)
+        other.home = self.home.with_name(f"{self.home.name}-{name}")
+        other.log = self.log.with_name(f"{self.log.stem}-{name}.log")
+        other._cached = False
+        return other
+
     def prepare(self) -> None:
         """Unpack and patch the source, once."""
         if (self.home / "pytorch").is_dir():
             return
-        self._run(["/usr/src/recipe/inside/prepare", "/usr/src/source", self._source.kind])
+        self.run(["/usr/src/recipe/inside/prepare", "/usr/src/source", self._source.kind])
 
     def configure(self) -> None:
         """Run CMake; where its options are as they were, what it made is kept."""
@@ -178,7 +188,7 @@ class Builder:
         if stamp.is_file() and stamp.read_text() == shlex.join(argv):
             return
         files.remove(self.home / "pytorch" / "build")
-        self._run(argv)
+        self.run(argv)
         files.write_text_atomically(stamp, shlex.join(argv))
 
     def compile(self) -> None:
@@ -193,8 +203,8 @@ class Builder:
                     note = f"{left / 60:.0f} min left, {_short(what)}"
                     bar.update(done, total=total, note=note)
 
-            self._run(["ccache", "--zero-stats"])
-            self._run(["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"], on_line=on_line)
+            self.run(["ccache", "--zero-stats"])
+            self.run(["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"], on_line=on_line)
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
         """Let upstream's setup.py collect the wheel, make it self-contained, and move the products to ``folder``."""
@@ -219,7 +229,7 @@ class Builder:
         }
         if self._plan.options.get("USE_SYSTEM_LIBS") != "ON":
             environment.pop("USE_SYSTEM_LIBS", None)
-        self._run(["sh", "-euc", f"rm -rf {_HOME}/raw; cd {_TREE}; {setup}"], environment=environment)
+        self.run(["sh", "-euc", f"rm -rf {_HOME}/raw; cd {_TREE}; {setup}"], environment=environment)
         wanted: dict[str, Any] = {
             "gnu": target.gnu,
             "system": self._plan.recipe.tables["wheel"]["system_libraries"].split(),
@@ -227,7 +237,7 @@ class Builder:
         }
         made = shlex.join(["/usr/src/recipe/inside/package"])
         uid, gid = calling_user()
-        self._run(
+        self.run(
             [
                 *("sh", "-euc"),
                 f'{made} {_HOME}/raw/*.whl {_HOME}/out "$0"; chown -R {uid}:{gid} {_HOME}/out',
@@ -248,24 +258,29 @@ class Builder:
 
     def cache_use(self) -> tuple[int, int]:
         """How many compiler calls were answered by the cache since the compile began, and how many there were."""
-        said = self._run(["ccache", "--show-stats"])
+        said = self.run(["ccache", "--show-stats"])
         found = _HITS.search(said)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def versions(self) -> dict[str, str]:
         """Packages of the builder image, with their versions, and the compiler's."""
-        listed = self._run(["dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n"])
+        listed = self.run(["dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n"])
         packages = dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
-        said = self._run([f"{self._plan.config.image.target.gnu}-g++", "--version"]).splitlines()
+        said = self.run([f"{self._plan.config.image.target.gnu}-g++", "--version"]).splitlines()
         return {**packages, "compiler": said[0] if said else ""}
 
-    def _run(
+    def run(
         self,
         argv: Sequence[str],
         *,
         environment: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
+        check: bool = True,
     ) -> str:
+        """Run a command where the sources, the tree and the recipe are mounted; what it printed.
+
+        Raises CommandFailed, unless ``check`` is false.
+        """
         config = self._plan.config
         return run_in(
             self._client,
@@ -287,13 +302,15 @@ class Builder:
                 "LC_ALL": "C.UTF-8",
                 "PYTHONHASHSEED": "0",
                 "PYTHONDONTWRITEBYTECODE": "1",
+                **({} if self._cached else {"CCACHE_DISABLE": "1"}),
                 **(environment or {}),
             },
             workdir=_HOME,
             limit_s=_LIMIT_S,
-            log=self._log,
+            log=self.log,
             on_line=on_line,
-            mend=f"the compiler's words are above, all of them in {self._log}; run the task again to go on from here",
+            check=check,
+            mend=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
         ).output
 
 

@@ -15,14 +15,12 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from images import rootfs
 from images.engine import ensure_running
 from images.flavour import packages_for
 from recipes import flow, recipe
-from recipes.main_job import alone
-from recipes.torch import audit, provenance
+from recipes.torch import audit, provenance, resolve
 from recipes.torch import build as building
 from recipes.torch import source as sources
 from toolchain import progress
@@ -66,7 +64,7 @@ class TorchFlow(flow.Flow):
         super().__init__(config)
         self.recipe = recipe.load("torch")
         self.plan = building.Plan.of(self.recipe, config, self.suite)
-        self.products = self.root / "torch"
+        self.products = resolve.products(config)
 
     def pipeline(self, *, workbench: bool = False) -> Pipeline:
         """The steps; there is no workbench among them."""
@@ -117,15 +115,8 @@ class TorchFlow(flow.Flow):
         key = self.plan.key(sources.identity(self.recipe, self.suite, kind))
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            facts = needs["torch-source"].facts
-            found = sources.Source(
-                kind=facts["kind"],
-                folder=self.config.build_root / "sources" / facts["folder"],
-                identity=facts["identity"],
-                files=facts["files"],
-            )
-            reference, image = self.config.image_reference("torch-builder"), needs["torch-builder"].facts["image"]
-            builder = building.Builder(self.client, reference, image, self.plan, found, self.log("torch-wheel"))
+            found = self._source(needs["torch-source"])
+            builder = self._builder_of(needs["torch-builder"], found)
             began = time.time()
             built = builder.build(self.products)
             seen = audit.examine(built.wheel, self.target, self.suite, flags=self.plan.flags)
@@ -136,7 +127,7 @@ class TorchFlow(flow.Flow):
                 key=key,
                 versions=builder.versions(),
                 began=began,
-                path=built.wheel.with_suffix(".provenance.json"),
+                path=provenance.beside(built.wheel),
             )
             return Made(
                 (built.wheel, built.symbols, statement),
@@ -158,6 +149,27 @@ class TorchFlow(flow.Flow):
             action=action,
         )
 
+    def _source(self, made: Manifest) -> sources.Source:
+        return sources.Source(
+            kind=made.facts["kind"],
+            folder=self.config.build_root / "sources" / made.facts["folder"],
+            identity=made.facts["identity"],
+            files=made.facts["files"],
+        )
+
+    def _builder_of(self, image: Manifest, source: sources.Source) -> building.Builder:
+        reference = self.config.image_reference("torch-builder")
+        return building.Builder(
+            self.client, reference, image.facts["image"], self.plan, source, self.log("torch-wheel")
+        )
+
+    def builder(self) -> building.Builder:
+        """The builder, after the steps before the wheel were brought up to date. Raises as they do."""
+        pipeline = self.pipeline()
+        decisions = [item for item in pipeline.plan() if item.step.name != "torch-wheel"]
+        made = {item.step: item for item in pipeline.execute(decisions)}
+        return self._builder_of(made["torch-builder"], self._source(made["torch-source"]))
+
 
 def plan(config: Config) -> list[Decision]:
     """Which steps would run, and why."""
@@ -169,12 +181,7 @@ def build_torch(config: Config) -> Done:
     """Build the wheel, or say that nothing changed. Raises a UserError of the step that failed."""
     began = time.monotonic()
     ensure_running(config)
-    with alone(config.target_root), TorchFlow(config) as made:
+    with flow.alone(config.target_root), TorchFlow(config) as made:
         pipeline = made.pipeline()
         manifests = pipeline.execute(pipeline.plan())
     return Done(tuple(manifests), time.monotonic() - began)
-
-
-def wheelhouse(config: Config) -> Path:
-    """Where the products lie: a wheelhouse for the main job."""
-    return config.target_root / "torch"

@@ -21,6 +21,11 @@ from toolchain.files import sha256_of, write_text_atomically
 BUILD_TYPE = "pitorch/recipes/torch/1"
 
 
+def beside(wheel: Path) -> Path:
+    """Where a wheel's statement lies."""
+    return wheel.with_name(wheel.name.removesuffix(".whl") + ".provenance.json")
+
+
 def write(
     built: Built, plan: Plan, source: Source, *, key: str, versions: Mapping[str, str], began: float, path: Path
 ) -> Path:

@@ -1,21 +1,32 @@
-"""Find the torch wheel: the wheelhouse folders, in order.
+"""Find the torch wheel for the image: wheelhouse → own build → artefact cache → the wheel kept in this repository.
 
-A wheel that fits by its name is then looked into: archive, RECORD, every ELF file's machine and float ABI. Without
-one the image is built without torch, and says so loudly.
+A wheelhouse's wheel is taken by its name, tag and contents: whoever puts it there answers for it. The other three are
+ours, and taken only when their provenance states the key that the recipe has now: changed flags, options or patches are
+never met with an old wheel. Each wheel is looked into before it is used: archive, RECORD, every ELF file's machine and
+float ABI. Without one the image is built without torch, and says so loudly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.tags import Tag
+
 from images.flavour import load_suite
 from recipes import wheels
-from recipes.recipe import load
+from recipes.recipe import HERE, load
+from recipes.torch import provenance
+from recipes.torch.build import Plan
+from recipes.torch.source import identity as source_identity
 from toolchain.config import ROOT, Config
-from toolchain.errors import WheelUnusable
+from toolchain.errors import RecipeInvalid, SourceUnavailable, WheelUnusable
 from toolchain.files import sha256_of
+
+PREBUILT = HERE / "torch" / "prebuilt"
+"""The wheel that this recipe built, with its provenance: a first build takes minutes and not an hour."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,8 @@ class Resolution:
     wheel: Path | None
     version: str
     reason: str
+    self_contained: bool = False
+    """Whether it brings the libraries that it needs."""
 
 
 def wheelhouses(config: Config) -> list[Path]:
@@ -32,43 +45,88 @@ def wheelhouses(config: Config) -> list[Path]:
     return [ROOT / folder for folder in config.torch.wheelhouse]
 
 
+def products(config: Config) -> Path:
+    """Where ``build-torch`` puts the wheel of a target."""
+    return config.target_root / "torch"
+
+
+def key(config: Config) -> str:
+    """The key of the wheel that the recipe would build for this configuration; empty where it cannot build one."""
+    suite = load_suite(config.image.suite)
+    recipe = load("torch")
+    try:
+        return Plan.of(recipe, config, suite).key(source_identity(recipe, suite, config.torch.source))
+    except (RecipeInvalid, SourceUnavailable):
+        return ""
+
+
 def listing(config: Config) -> str:
-    """What the wheelhouses hold, as an input of the step: names, sizes and times, one a line."""
+    """What there is to choose from, as an input of the step: names, sizes and times, one a line."""
     lines = []
-    for folder in wheelhouses(config):
+    for folder in (*wheelhouses(config), products(config), PREBUILT):
         for path in sorted(folder.glob(f"{load('torch').settings['distribution']}-*.whl")):
             if path.is_file():
                 status = path.stat()
                 lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-    return "\n".join(lines) or "empty"
+    return "\n".join([*lines, f"key {key(config)}"])
 
 
 def resolve(config: Config) -> Resolution:
-    """Look through the wheelhouses. Raises WheelUnusable when ``torch.required`` is set and none fits.
+    """Look through all places. Raises WheelUnusable when ``torch.required`` is set and none has one that fits.
 
     A wheel that fits by name but is damaged or for another machine is an error at any rate.
     """
     target, suite = config.image.target, load_suite(config.image.suite)
+    tags = wheels.tags_for(target, suite)
+    distribution = load("torch").settings["distribution"]
     folders = wheelhouses(config)
-    found, refused = wheels.candidates(folders, load("torch").settings["distribution"], wheels.tags_for(target, suite))
-    if found:
-        best = found[0]
-        wheels.audit(best.path, target)
-        return Resolution(best.path, str(best.version), f"from {best.path.parent}")
+    found, refused = wheels.candidates(folders, distribution, tags)
+    chosen: list[tuple[Path, str, str]] = [(item.path, str(item.version), f"from {item.path.parent}") for item in found]
+    if not chosen or config.torch.from_source:
+        ours = list(_ours(config, distribution, tags, refused))
+        chosen = [*ours, *chosen] if config.torch.from_source else ours
+    if chosen:
+        path, version, reason = chosen[0]
+        wheels.audit(path, target)
+        return Resolution(path, version, reason, _is_self_contained(path))
     reason = _reason(folders, refused, f"{suite.python_tag}-{suite.python_tag}-{target.wheel_platform}")
     if config.torch.required:
         raise WheelUnusable(
             "there is no torch wheel for the image, and torch.required is set",
             expected=f"torch-*-{suite.python_tag}-{suite.python_tag}-{target.wheel_platform}.whl in a wheelhouse",
             found=reason,
-            mend="put a wheel there (torch.wheelhouse in invoke.yaml), or set torch.required: false",
+            mend="run ./inv build-torch, put a wheel into a wheelhouse (torch.wheelhouse in invoke.yaml), or set "
+            "torch.required: false",
         )
     return Resolution(None, "", reason)
 
 
+def _ours(
+    config: Config, distribution: str, tags: frozenset[Tag], refused: list[str]
+) -> Iterator[tuple[Path, str, str]]:
+    """Wheels of this recipe with the key that it has now; why others are not taken is added to ``refused``."""
+    wanted = key(config)
+    for folder, what in ((products(config), "built here"), (PREBUILT, "the wheel kept in this repository")):
+        found, others = wheels.candidates([folder], distribution, tags)
+        refused += others
+        for item in found:
+            statement = provenance.beside(item.path)
+            if not statement.is_file():
+                refused.append(f"{item.path.name} ({what}) has no provenance")
+            elif not wanted or provenance.read(statement, item.path).get("recipeKey") != wanted:
+                refused.append(f"{item.path.name} ({what}) is of another recipe key: ./inv build-torch builds it anew")
+            else:
+                yield item.path, str(item.version), what
+
+
+def _is_self_contained(wheel: Path) -> bool:
+    with zipfile.ZipFile(wheel) as archive:
+        return any(name.startswith("torch.libs/") for name in archive.namelist())
+
+
 def _reason(folders: Sequence[Path], refused: Sequence[str], wanted: str) -> str:
     if refused:
-        return f"no wheel is tagged {wanted}: " + "; ".join(refused)
+        return f"no wheel is tagged {wanted} and taken: " + "; ".join(refused)
     return "no torch wheel in " + ", ".join(str(folder) for folder in folders)
 
 

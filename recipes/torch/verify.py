@@ -1,0 +1,112 @@
+"""``verify``: that a wheel built again is the same, bit for bit.
+
+*Sampled*: some objects of the kept build tree, drawn at random (by a seed that is printed), are compiled once more
+without the compiler's cache and compared. *Full*: the whole wheel is built once more in a tree of its own, without the
+cache, and the two wheels are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import time
+from dataclasses import dataclass
+
+from images.engine import ensure_running
+from recipes import flow
+from recipes.torch import build as building
+from recipes.torch import job
+from toolchain import files, progress
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing, NotReproducible
+
+_TREE = "/usr/src/torch/pytorch/build"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared: names of what was built again, and the seconds that took."""
+
+    mode: str
+    names: tuple[str, ...]
+    seed: int
+    seconds: float
+
+    def summary(self) -> str:
+        """One line."""
+        what = f"{len(self.names)} objects" if self.mode == "sampled" else self.names[0]
+        drawn = f", drawn with seed {self.seed}" if self.mode == "sampled" else ""
+        return f"{what} built again to the same bytes in {self.seconds:.0f} s{drawn}"
+
+
+def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
+    """Build again and compare. Raises NotReproducible with the names that differ, ArtefactMissing without a build."""
+    ensure_running(config)
+    with flow.alone(config.target_root), job.TorchFlow(config) as made:
+        builder = made.builder()
+        if full:
+            return _full(made, builder)
+        return _sampled(builder, sample, random.SystemRandom().randrange(1 << 32) if seed is None else seed)
+
+
+def _sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
+    began = time.monotonic()
+    listed = builder.home / "pytorch" / "build" / "compile_commands.json"
+    if not listed.is_file():
+        raise ArtefactMissing(
+            "there is no build tree of torch to draw objects from",
+            expected=f"{listed.name} in {listed.parent}",
+            found="no such file",
+            mend="run ./inv build-torch (a kept or fetched wheel has no tree), or use --full",
+        )
+    commands = [item for item in json.loads(listed.read_text()) if not item["file"].endswith(".cxx")]
+    if not commands or sample < 1:
+        raise ArtefactMissing(
+            "there is nothing to compare", expected="at least one object", found=f"{sample} asked for"
+        )
+    # S311: objects are drawn so that a run can be repeated, not so that nobody can guess them.
+    drawn = random.Random(seed).sample(commands, min(sample, len(commands)))  # noqa: S311
+    differing, names = [], []
+    with progress.bar("torch: objects compiled again", total=len(drawn)) as bar:
+        for number, item in enumerate(drawn):
+            words = shlex.split(item["command"])
+            out = words[words.index("-o") + 1]
+            words[words.index("-o") + 1] = "/tmp/again.o"  # noqa: S108
+            name = out.rsplit("/", 1)[-1].removesuffix(".o")
+            names.append(name)
+            bar.update(number, note=name)
+            script = f"cd {_TREE}; {shlex.join(words)}; cmp {shlex.quote(out)} /tmp/again.o && echo the same bytes"
+            said = builder.run(["sh", "-uc", script], environment={"CCACHE_DISABLE": "1"}, check=False)
+            if "the same bytes" not in said:
+                differing.append(name)
+    if differing:
+        raise NotReproducible(
+            f"{len(differing)} of {len(drawn)} objects of torch are not the same when compiled again",
+            expected="the same bytes",
+            found=", ".join(differing),
+            mend=f"--seed={seed} draws the same ones; the log is {builder.log}",
+        )
+    return Verified("sampled", tuple(names), seed, time.monotonic() - began)
+
+
+def _full(made: job.TorchFlow, builder: building.Builder) -> Verified:
+    began = time.monotonic()
+    wheels = sorted(made.products.glob("*.whl"))
+    if not wheels:
+        raise ArtefactMissing("there is no wheel to compare with", mend="run ./inv build-torch")
+    again = builder.elsewhere("again")
+    files.remove(again.home)
+    out = made.root / "torch-again"
+    built = again.build(out)
+    first, second = files.sha256_of(wheels[0]), files.sha256_of(built.wheel)
+    if first != second:
+        raise NotReproducible(
+            "torch's wheel is not the same when built again",
+            expected=f"SHA-256 {first}",
+            found=f"SHA-256 {second}",
+            mend=f"compare {wheels[0]} with {built.wheel} (diffoscope shows what differs)",
+        )
+    files.remove(again.home)
+    files.remove(out)
+    return Verified("full", (wheels[0].name,), 0, time.monotonic() - began)

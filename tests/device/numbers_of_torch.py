@@ -1,0 +1,264 @@
+"""torch's numbers, computed from inputs that numpy draws: written on one machine, compared on another.
+
+    python3 numbers_of_torch.py write FILE      compute and save
+    python3 numbers_of_torch.py compare FILE    compute, and compare with what another machine saved
+
+Each case states its bound: the greatest difference over the greatest number of the case. Zero means equal to the bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+Case = Callable[[], dict[str, Tensor]]
+CASES: dict[str, tuple[float, Case]] = {}
+FLOAT32 = 2e-5
+"""Sums of some hundred float32 terms, in another order."""
+
+
+def case(bound: float) -> Callable[[Case], Case]:
+    """Enter a case with its bound."""
+
+    def enter(made: Case) -> Case:
+        CASES[made.__name__] = (bound, made)
+        return made
+
+    return enter
+
+
+def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers that do not depend on torch."""
+    return torch.from_numpy(numpy.random.Generator(numpy.random.PCG64(seed)).standard_normal(shape)).to(dtype)
+
+
+def filled(module: nn.Module) -> nn.Module:
+    """A module with weights that do not depend on torch's generator."""
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter.copy_(0.2 * drawn(*parameter.shape, seed=100 + number))
+    return module
+
+
+@case(0.0)
+def conversions() -> dict[str, Tensor]:
+    """Each dtype from float32 and back; what C leaves undefined (negative to unsigned) is left out."""
+    x = drawn(64) * 10
+    signed = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8)
+    made = {str(dtype): x.to(dtype).to(torch.float64) for dtype in signed}
+    made["uint8"] = x.abs().to(torch.uint8).to(torch.int64)
+    made["bool"] = (x > 0).to(torch.uint8)
+    made["complex"] = torch.view_as_real(torch.complex(x, -x).conj().resolve_conj())
+    return made
+
+
+@case(0.0)
+def integers() -> dict[str, Tensor]:
+    """int64 arithmetic and indices beyond 32 bits."""
+    x = torch.tensor([2**40 + 3, -(2**50), 7, 2**62])
+    index = torch.tensor([3, 0, 2], dtype=torch.int64)
+    return {
+        "product": x * 3,
+        "quotient": x // 5,
+        "shift": x >> 7,
+        "sum": x.sum(),
+        "chosen": x[index],
+        "sorted": x.sort().values,
+        "gathered": torch.arange(20).reshape(4, 5).gather(1, torch.tensor([[4], [0], [2], [1]])),
+    }
+
+
+@case(FLOAT32)
+def products() -> dict[str, Tensor]:
+    """Matrix products in all layouts, float32 and float64."""
+    a, b = drawn(37, 53), drawn(53, 41, seed=2)
+    return {
+        "mm": a @ b,
+        "transposed": b.t() @ a.t(),
+        "mv": a @ b[:, 0],
+        "batched": torch.bmm(drawn(3, 5, 7), drawn(3, 7, 2, seed=3)),
+        "double": a.double() @ b.double(),
+        "einsum": torch.einsum("ij,jk->ki", a, b),
+    }
+
+
+@case(FLOAT32)
+def elementwise() -> dict[str, Tensor]:
+    """Functions with vector code of their own."""
+    x = drawn(301)
+    return {
+        name: getattr(torch, name)(x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "lgamma") else x)
+        for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf", "expm1", "lgamma", "atan")
+    }
+
+
+def _with_gradients(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
+    leaves = [item.clone().requires_grad_() for item in inputs]
+    out = filled(module)(*leaves)
+    out = out[0] if isinstance(out, tuple) else out
+    (out * drawn(*out.shape, seed=9)).sum().backward()
+    made = {"out": out.detach()}
+    made |= {f"input {number}": leaf.grad for number, leaf in enumerate(leaves) if leaf.grad is not None}
+    made |= {name: item.grad for name, item in module.named_parameters() if item.grad is not None}
+    return made
+
+
+@case(FLOAT32)
+def convolution() -> dict[str, Tensor]:
+    """Forward and backward, with stride, padding, dilation and groups."""
+    module = nn.Sequential(
+        nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(6, 5, 3, dilation=2, padding=2)
+    )
+    return _with_gradients(module, drawn(2, 4, 17, 19))
+
+
+@case(FLOAT32)
+def linear_layers() -> dict[str, Tensor]:
+    """Linear, batch norm, layer norm, GELU, softmax."""
+    module = nn.Sequential(
+        nn.Linear(20, 30), nn.BatchNorm1d(30), nn.GELU(), nn.Linear(30, 10), nn.LayerNorm(10), nn.Softmax(dim=1)
+    )
+    return _with_gradients(module, drawn(16, 20))
+
+
+@case(FLOAT32)
+def recurrent() -> dict[str, Tensor]:
+    """A bidirectional LSTM of two layers."""
+    return _with_gradients(nn.LSTM(8, 12, num_layers=2, bidirectional=True), drawn(9, 3, 8))
+
+
+@case(FLOAT32)
+def attention() -> dict[str, Tensor]:
+    """Multi-head attention."""
+    module = nn.MultiheadAttention(16, 4, batch_first=True)
+    return _with_gradients(module, drawn(2, 7, 16), drawn(2, 7, 16, seed=2), drawn(2, 7, 16, seed=3))
+
+
+@case(1e-4)
+def optimisers() -> dict[str, Tensor]:
+    """Ten steps of each on one network."""
+    made = {}
+    for name, options in {"SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}, "RMSprop": {}, "Adagrad": {}}.items():
+        module = filled(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
+        optimiser = getattr(torch.optim, name)(module.parameters(), lr=0.01, **options)
+        for number in range(10):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(module(drawn(12, 6, seed=number)), drawn(12, 1, seed=50 + number)).backward()
+            optimiser.step()
+        made[name] = torch.cat([item.detach().flatten() for item in module.parameters()])
+    return made
+
+
+@case(1e-9)
+def linear_algebra() -> dict[str, Tensor]:
+    """LAPACK, float64: what has one answer only."""
+    a = drawn(12, 12, dtype=torch.float64)
+    spd = a @ a.T + 12 * torch.eye(12, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(a)
+    return {
+        "singular values": s,
+        "svd": u @ torch.diag(s) @ v,
+        "solve": torch.linalg.solve(spd, drawn(12, 3, dtype=torch.float64)),
+        "cholesky": torch.linalg.cholesky(spd),
+        "eigenvalues": torch.linalg.eigvalsh(spd),
+        "determinant": torch.linalg.slogdet(spd).logabsdet,
+        "inverse": torch.linalg.inv(spd),
+        "least squares": torch.linalg.lstsq(
+            drawn(20, 5, dtype=torch.float64), drawn(20, 2, dtype=torch.float64)
+        ).solution,
+    }
+
+
+@case(FLOAT32)
+def fourier() -> dict[str, Tensor]:
+    """Transforms of even, odd and prime lengths."""
+    return {
+        **{f"fft {n}": torch.view_as_real(torch.fft.fft(drawn(n))) for n in (64, 45, 37)},
+        "rfft2": torch.view_as_real(torch.fft.rfft2(drawn(12, 15))),
+        "there and back": torch.fft.irfft(torch.fft.rfft(drawn(50)), n=50),
+    }
+
+
+@torch.jit.script
+def _scripted(x: Tensor, times: int) -> Tensor:
+    for number in range(times):
+        x = x * 0.5 + float(number) if bool(x.sum() > 0) else x - 1.0
+    return x
+
+
+@case(FLOAT32)
+def scripted() -> dict[str, Tensor]:
+    """TorchScript: a loop and a branch, and a traced module."""
+    module = filled(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    traced = torch.jit.trace(module, drawn(2, 4))
+    return {"scripted": _scripted(drawn(8), 5), "traced": traced(drawn(3, 4)).detach()}
+
+
+@case(FLOAT32)
+def threads() -> dict[str, Tensor]:
+    """OpenMP with one thread and with three."""
+    x, before = drawn(400, 300), torch.get_num_threads()
+    made = {}
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        made[f"{number} threads"] = torch.cat([x.sum(0), (x @ x.T).diagonal(), x.exp().mean(1)])
+    torch.set_num_threads(before)
+    return made
+
+
+@case(0.0)
+def through_numpy() -> dict[str, Tensor]:
+    """There and back, without a copy where the layout allows."""
+    x = drawn(4, 6)
+    array = x.numpy()
+    array[1, 1] = 7.0
+    return {"shared": x, "strided": torch.from_numpy(array[::2, ::3].copy())}
+
+
+def computed() -> dict[str, dict[str, Tensor]]:
+    """All cases."""
+    return {name: {key: item.detach().clone() for key, item in made().items()} for name, (_, made) in CASES.items()}
+
+
+def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, Tensor]]) -> list[str]:
+    """What differs by more than its bound."""
+    said = []
+    for name, (bound, _) in CASES.items():
+        if reference[name].keys() != found[name].keys():
+            said.append(f"{name}: other results: {sorted(reference[name].keys() ^ found[name].keys())}")
+            continue
+        for key, wanted in reference[name].items():
+            seen = found[name][key]
+            if (wanted.shape, wanted.dtype) != (seen.shape, seen.dtype):
+                said.append(
+                    f"{name}, {key}: {seen.dtype} {tuple(seen.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
+                )
+            elif bound == 0:
+                if not torch.equal(wanted, seen):
+                    said.append(f"{name}, {key}: not equal")
+            else:
+                difference = (wanted.double() - seen.double()).abs().max()
+                share = float(difference / wanted.double().abs().max())
+                if not share <= bound:
+                    said.append(f"{name}, {key}: differs by {share:.2e} of its greatest number, bound {bound:.0e}")
+    return said
+
+
+def main(action: str, file: str) -> int:
+    """Write or compare; the number of faults."""
+    found = computed()
+    if action == "write":
+        torch.save(found, file)
+        print(f"{sum(len(item) for item in found.values())} results of {len(found)} cases written")
+        return 0
+    said = faults(torch.load(file, weights_only=True), found)
+    print("\n".join(said) or f"{sum(len(item) for item in found.values())} results of {len(found)} cases agree")
+    return len(said)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(*sys.argv[1:]), 100))

@@ -1,0 +1,318 @@
+"""The torch wheel: what the recipe states, what the audit refuses, and the wheel's numbers beside this PC's torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import docker
+import pytest
+
+from images import rootfs
+from images.apt import fetch_source
+from images.containers import run_in
+from images.flavour import load_suite
+from recipes import flow, main_job, recipe
+from recipes.qpu_ops import native
+from recipes.torch import audit, job, provenance, resolve, source
+from recipes.torch.build import Plan
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactDamaged, RecipeInvalid, SourceUnavailable, WheelUnusable
+from toolchain.files import sha256_of
+
+NUMBERS = ROOT / "tests" / "device" / "numbers_of_torch.py"
+KEPT = sorted(resolve.PREBUILT.glob("*.whl"))
+
+
+def config(**torch: object) -> Config:
+    return load_config({"torch": torch})
+
+
+def plan(**torch: object) -> Plan:
+    return Plan.of(recipe.load("torch"), config(**torch), load_suite("trixie"))
+
+
+def test_the_key_holds_what_makes_the_wheel() -> None:
+    key = plan().key("source 1")
+    assert key == plan().key("source 1")
+    others = {
+        plan().key("source 2"),
+        plan(variant="baseline").key("source 1"),
+        plan(options=["USE_OPENMP=OFF"]).key("source 1"),
+    }
+    assert len(others | {key}) == 4
+    assert resolve.key(config()) == plan().key(source.identity(recipe.load("torch"), load_suite("trixie"), "archive"))
+
+
+def test_a_users_option_wins_over_the_recipes() -> None:
+    assert plan().options["USE_OPENMP"] == "ON"
+    assert plan(options=["USE_OPENMP=OFF", "MINE=1"]).options.items() >= {"USE_OPENMP": "OFF", "MINE": "1"}.items()
+
+
+def test_the_first_pis_cpu_is_refused_with_the_reason() -> None:
+    with pytest.raises(RecipeInvalid, match="ARMv6") as caught:
+        plan(variant="armv6")
+    assert "--variant=baseline" in caught.value.mend
+    with pytest.raises(RecipeInvalid, match="no variant 'vfp9'"):
+        plan(variant="vfp9")
+
+
+def test_a_release_without_a_source_package_has_no_key_and_says_why() -> None:
+    older = load_config({"image": {"suite": "bookworm"}})
+    assert resolve.key(older) == ""
+    with pytest.raises(SourceUnavailable, match="no source package of bookworm") as caught:
+        source.identity(recipe.load("torch"), load_suite("bookworm"), "archive")
+    assert "wheelhouse" in caught.value.mend
+
+
+def test_a_source_package_that_the_mirror_lacks(tmp_path: Path) -> None:
+    from images import apt
+
+    mirror = apt.sources_for(config(), tmp_path / "keys")
+    main = tuple(item for item in mirror if item.pocket.name == "main")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SourceUnavailable, match=r"no-such-package 1\.0 cannot be fetched") as caught:
+        fetch_source(main, "no-such-package", "1.0", tmp_path / "out", tmp_path / "log")
+    assert "no-such-package" in caught.value.found
+    dead = tuple(dataclasses.replace(item, uri="http://127.0.0.1:9/debian") for item in main)
+    with pytest.raises(SourceUnavailable, match="cannot be fetched"):
+        fetch_source(dead, "pytorch", "1.0", tmp_path / "out", tmp_path / "log")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_source_of_another_digest_is_refused(tmp_path: Path) -> None:
+    data = recipe.load("torch")
+    package, version = data.tables["archive"]["package"], data.tables["archive"]["trixie"]
+    place = tmp_path / f"{package}-{version}"
+    place.mkdir()
+    (place / f"{package}_{version}.dsc").write_text("Source: another\n")
+    with pytest.raises(SourceUnavailable, match="not the source that the recipe pins") as caught:
+        source.obtain(data, load_suite("trixie"), "archive", (), tmp_path, tmp_path / "log")
+    assert sha256_of(place / f"{package}_{version}.dsc") in caught.value.found
+
+
+def test_upstreams_tag_cannot_be_fetched_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = recipe.load("torch")
+    tables = {**data.tables, "git": {**data.tables["git"], "url": str(tmp_path / "nowhere.git")}}
+    with pytest.raises(SourceUnavailable, match="cannot be fetched from upstream") as caught:
+        source.obtain(
+            dataclasses.replace(data, tables=tables), load_suite("trixie"), "git", (), tmp_path, tmp_path / "log"
+        )
+    assert "--source=archive" in caught.value.mend
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def upstream(folder: Path) -> str:
+    """A stand-in for upstream's repository, with a tag; the commit."""
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+        done = subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    folder.mkdir()
+    git("init", "--quiet")
+    (folder / "version.txt").write_text("2.6.0\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "release")
+    git("tag", "v2.6.0")
+    return git("rev-parse", "HEAD")
+
+
+def test_upstreams_tag_must_be_the_pinned_commit(tmp_path: Path) -> None:
+    commit = upstream(tmp_path / "upstream")
+    data = recipe.load("torch")
+
+    def obtain(pinned: str) -> source.Source:
+        git = {**data.tables["git"], "url": str(tmp_path / "upstream"), "commit": pinned}
+        made = dataclasses.replace(data, tables={**data.tables, "git": git})
+        return source.obtain(made, load_suite("trixie"), "git", (), tmp_path / "sources", tmp_path / "log")
+
+    with pytest.raises(SourceUnavailable, match="not the commit that the recipe pins"):
+        obtain("0" * 40)
+    found = obtain(commit)
+    assert (found.folder / "version.txt").read_text() == "2.6.0\n"
+    assert found.identity == f"git {commit}"
+
+
+# The wheel that lies in the repository.
+
+needs_the_wheel = pytest.mark.skipif(not KEPT, reason="no wheel is kept in recipes/torch/prebuilt")
+
+
+@pytest.fixture
+def kept() -> Path:
+    (wheel,) = KEPT
+    return wheel
+
+
+@needs_the_wheel
+def test_the_kept_wheel_is_of_the_recipes_key_and_of_its_provenance(kept: Path) -> None:
+    stated = provenance.read(provenance.beside(kept), kept)
+    assert stated["recipeKey"] == resolve.key(config())
+    found = resolve.resolve(config(wheelhouse=[]))
+    assert found.self_contained
+    assert found.wheel is not None
+    assert found.wheel.name == kept.name
+    document = json.loads(provenance.beside(kept).read_text())
+    text = json.dumps(document)
+    assert "/home" not in text
+    assert "://" not in text.replace("https://in-toto.io", "").replace("https://slsa.dev", "")
+    names = {
+        item.get("name") or item["uri"] for item in document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    }
+    assert any(name.endswith(".dsc") for name in names)
+    assert any(name.startswith("pkg:deb/debian/libopenblas0-pthread@") for name in names)
+
+
+@needs_the_wheel
+def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
+    seen = audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan().flags)
+    assert seen.elf_files > 8
+    assert set(seen.newest) == {"GLIBC", "GLIBCXX"}
+    assert seen.warnings == ()
+    assert kept.stat().st_size <= audit.GOAL_MIB << 20
+
+
+@needs_the_wheel
+def test_a_kept_wheel_of_another_key_is_left_alone() -> None:
+    found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
+    assert found.wheel is None
+    assert "of another recipe key: ./inv build-torch builds it anew" in found.reason
+
+
+def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
+    """A copy of a wheel with members changed; RECORD is left out of it, for tests that end before it is read."""
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+        for name in old.namelist():
+            if (made := change(name, old.read(name))) is not None:
+                new.writestr(*made)
+    return path
+
+
+@needs_the_wheel
+def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path) -> None:
+    copy = tmp_path / kept.name
+    content = bytearray(kept.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)
+    shutil.copy(provenance.beside(kept), provenance.beside(copy))
+    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+        provenance.read(provenance.beside(copy), copy)
+    with pytest.raises(WheelUnusable, match="damaged"):
+        resolve.resolve(config(wheelhouse=[str(tmp_path)]))
+
+
+@needs_the_wheel
+def test_a_wheel_for_another_release_is_refused(kept: Path) -> None:
+    older = load_config({"image": {"suite": "bookworm"}, "torch": {"wheelhouse": [str(kept.parent)]}})
+    found = resolve.resolve(older)
+    assert found.wheel is None
+    assert "cp311-cp311-linux_armv7l" in found.reason
+    with pytest.raises(WheelUnusable, match="its tag is cp313-cp313-linux_armv7l") as caught:
+        audit.examine(kept, older.image.target, load_suite("bookworm"), flags=plan().flags)
+    assert "GLIBC_2.3" in caught.value.found
+
+
+@needs_the_wheel
+def test_the_baseline_variants_audit_refuses_neon(kept: Path) -> None:
+    with pytest.raises(WheelUnusable, match="it uses NEON, and the variant must not"):
+        audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan(variant="baseline").flags)
+
+
+# On real parts.
+
+
+@needs_the_wheel
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_its_numbers_are_this_pcs(
+    built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    """A file that x86-64 wrote is read on armv7, and back; the numbers agree within each case's bound."""
+    assert built.manifest("torch").facts["self-contained"]
+    here = native.python_of(load_config({}))
+    if not here.exists():
+        native.check_natively(load_config({}))
+    environment = native.environment_of(load_config({}))
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    shutil.copy(NUMBERS, tmp_path)
+
+    def local(*words: str) -> str:
+        argv = [str(here), "-W", "ignore", str(NUMBERS), *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment})
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    local("write", str(tmp_path / "here.pt"))
+    done = run_in(
+        client,
+        product_config.image_reference("system"),
+        [
+            *("sh", "-euc"),
+            "cd /root/work; python3 numbers_of_torch.py compare here.pt; python3 numbers_of_torch.py write there.pt",
+        ],
+        architecture=product_config.image.target,
+        binds=[f"{tmp_path}:/root/work:rw"],
+    )
+    assert "results of 14 cases agree" in done.output
+    assert "results of 14 cases agree" in local("compare", str(tmp_path / "there.pt"))
+
+
+SELF_CONTAINED = """
+python3 -m pip install --quiet --no-deps --no-index --break-system-packages --root-user-action=ignore /wheels/*.whl
+python3 - <<'END'
+import torch
+x = torch.randn(64, 64, dtype=torch.float64)
+u, s, v = torch.linalg.svd(x)
+assert torch.allclose(u @ torch.diag(s) @ v, x)
+assert torch.from_numpy(x.numpy()).sum() == x.sum()
+print("imported", torch.__version__, torch.get_num_threads() > 0)
+for size in (2**31, 2**33):
+    try:
+        torch.empty(size, dtype=torch.uint8)
+    except RuntimeError as fault:
+        print("refused", str(fault).splitlines()[0])
+END
+dpkg-query --show --showformat='${Package}\\n' |
+  grep -E 'openblas|sleef|protobuf|onnx|cpuinfo|libgomp|libfmt' || echo no library of torch
+"""
+
+
+@needs_the_wheel
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
+    built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path
+) -> None:
+    with flow.Flow(product_config) as made:
+        mirror = built.manifest("mirror")
+        packages = ("python3", "python3-numpy", "python3-pip", "python3-typing-extensions", "python3-sympy")
+        spec = made.root_spec("bare", packages, mirror, (made.target,))
+        tar = made.root / "bare.tar"
+        rootfs.build_tar(rootfs.with_tools(spec, made.tools), tar, made.log("bare"))
+        loaded = made._loaded("bare", tar, made.target)
+        done = run_in(
+            client,
+            loaded.facts["reference"],
+            ["sh", "-euc", SELF_CONTAINED],
+            architecture=product_config.image.target,
+            binds=[f"{kept.parent}:/wheels:ro"],
+        )
+    assert "imported 2.6.0 True" in done.output
+    assert done.output.count("refused") == 2
+    assert "no library of torch" in done.output
+
+
+def test_the_plan_says_what_would_run() -> None:
+    decisions = {item.step.name: item for item in job.plan(load_config({"build": {"folder": "build/never"}}))}
+    assert list(decisions) == ["mirror", "torch-builder", "torch-source", "torch-wheel"]
+    assert all(item.runs for item in decisions.values())
