@@ -326,7 +326,7 @@ def completion(_: Context, shell: str) -> None:
 
 @task(
     help={
-        "name": "build, extension, export, device or kernels (default: all)",
+        "name": "build, extension, export, device, kernels or torch (default: all)",
         "times": "how often short measurements are repeated",
         "keep": "keep what was built for it: the next run of a single benchmark starts sooner",
     },

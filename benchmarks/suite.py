@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import build, device, export, extension, kernels
+from benchmarks import build, device, export, extension, kernels, torch_wheel
 from benchmarks.machine import describe
 from benchmarks.measure import Report, Result
 from benchmarks.workspace import Workspace
@@ -26,6 +26,7 @@ BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "export": export.measure,
     "device": device.measure,
     "kernels": kernels.measure,
+    "torch": torch_wheel.measure,
 }
 """In the order in which they are run: the first makes the image that the others use."""
 
@@ -57,6 +58,9 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False)
     ``keep`` is set: then the next run of a single one starts sooner. Raises UserError for an unknown name.
     """
     chosen = _chosen(name)
+    if not name and not torch_wheel.has_tree(config):
+        progress.say("    torch is left out: ./inv build-torch has left no build tree to take command lines from")
+        chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
     if times < 1:
         raise UserError("nothing can be measured in no run", expected="--times of 1 or more", found=str(times))
     engine.ensure_running(config)

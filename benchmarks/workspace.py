@@ -36,6 +36,7 @@ class Workspace:
 
     config: Config
     results: Path
+    user: Config
     times: int = 3
 
     @classmethod
@@ -53,7 +54,7 @@ class Workspace:
             nfs=replace(user.nfs, folder=""),
             torch=replace(user.torch, wheelhouse=tuple(str(folder) for folder in resolve.wheelhouses(user))),
         )
-        return cls(config=config, results=results, times=times)
+        return cls(config=config, results=results, user=user, times=times)
 
     @property
     def folder(self) -> Path:

@@ -89,7 +89,6 @@ class Plan:
             "options": dict(sorted(self.options.items())),
             "suite": self.suite.name,
             "architecture": self.config.image.architecture,
-            "epoch": self.config.image.source_date_epoch,
         }
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
@@ -233,7 +232,7 @@ class Builder:
         wanted: dict[str, Any] = {
             "gnu": target.gnu,
             "system": self._plan.recipe.tables["wheel"]["system_libraries"].split(),
-            "epoch": config.image.source_date_epoch,
+            "epoch": int(self._plan.recipe.settings["epoch"]),
         }
         made = shlex.join(["/usr/src/recipe/inside/package"])
         uid, gid = calling_user()
@@ -281,7 +280,6 @@ class Builder:
 
         Raises CommandFailed, unless ``check`` is false.
         """
-        config = self._plan.config
         return run_in(
             self._client,
             self._image,
@@ -294,7 +292,7 @@ class Builder:
                 f"{self.cache}:/usr/src/ccache:rw",
             ],
             environment={
-                "SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),
+                "SOURCE_DATE_EPOCH": self._plan.recipe.settings["epoch"],
                 "CCACHE_DIR": "/usr/src/ccache",
                 "CCACHE_COMPILERCHECK": "content",
                 "CCACHE_MAXSIZE": "10G",

@@ -1,0 +1,131 @@
+"""torch's compile: the same few objects three ways, and what the whole would cost emulated.
+
+The objects come from the build tree that ``./inv build-torch`` left, by the very command lines of its build, without
+ccache. They are sources of c10, which read no library's headers but their own: those of the others are in the builder
+image only.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from benchmarks.extension import Spent, Way, cpu_of, spent_in
+from benchmarks.measure import Figure, Result, median_of, ratio
+from benchmarks.workspace import Workspace
+from images import engine
+from images.containers import run_in
+from recipes.flow import Flow
+from recipes.torch import build as building
+from recipes.torch import job
+from toolchain import progress
+from toolchain.architecture import host_architecture
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing
+
+SOURCES = ("c10/core/TensorImpl.cpp", "c10/core/SymInt.cpp", "c10/core/DispatchKeySet.cpp")
+TITLES = {
+    "emulated": "three objects, emulated compiler",
+    "native": "three objects, native compiler in the container",
+    "cross": "three objects, plain cross compiler",
+}
+RULE = (
+    "One compiler at a time, no ccache, timed inside the container. Native and cross: the median, taken in turns; "
+    "emulated: one run. The whole emulated is the build's own seconds times the ratio: an estimate."
+)
+
+
+def measure(workspace: Workspace) -> Result:
+    """Compile the objects three ways. Raises ArtefactMissing without a build tree of torch in the user's folder."""
+    user = workspace.user
+    workspace.ensure_built()
+    with job.TorchFlow(user) as torch:
+        builder = torch.builder()
+        commands = command_lines(builder)
+        compiler = Flow(workspace.config).compiler()
+        dev = workspace.config.image_reference("dev")
+        target = user.image.target
+        ways = {
+            "emulated": Way(dev, target, (), {}),
+            "native": Way(dev, target, tuple(compiler.binds()), dict(compiler.environment)),
+            "cross": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
+        }
+        samples: dict[str, list[Spent]] = {name: [] for name in ways}
+        client = engine.connect(timeout_s=7200)
+        try:
+            for name in [*["native", "cross"] * workspace.times, "emulated"]:
+                with progress.step(TITLES[name]):
+                    script = _script(commands, f"{target.gnu}-g++" if name == "cross" else "g++")
+                    done = run_in(
+                        client,
+                        ways[name].image,
+                        ["sh", "-uc", script],
+                        architecture=ways[name].architecture,
+                        binds=[f"{builder.home}:/usr/src/torch:ro", *ways[name].binds],
+                        environment=ways[name].environment,
+                        limit_s=7200,
+                        log=workspace.results / "logs" / "torch.log",
+                    )
+                    samples[name].append(spent_in(done.output))
+        finally:
+            client.close()
+    figures = {
+        name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
+        for name, title in TITLES.items()
+    }
+    whole = sum(seconds_of_objects(builder.home))
+    slower = figures["emulated"].value / figures["cross"].value
+    return Result(
+        name="torch",
+        title="torch from source",
+        rule=RULE,
+        figures=(
+            *figures.values(),
+            ratio("emulated / native in the container", figures["emulated"], figures["native"]),
+            ratio("emulated / plain cross", figures["emulated"], figures["cross"]),
+            ratio("native in the container / plain cross", figures["native"], figures["cross"]),
+            Figure(name="all objects of the last build, one after the other", value=whole),
+            Figure(name="all objects emulated (estimate)", value=whole * slower, note=f"{whole:.0f} s × {slower:.1f}"),
+        ),
+        facts={"sources": SOURCES},
+    )
+
+
+def has_tree(user: Config) -> bool:
+    """Whether a build from source has left its tree."""
+    return any(user.target_root.glob("work/torch-*/pytorch/build/compile_commands.json"))
+
+
+def command_lines(builder: building.Builder) -> list[list[str]]:
+    """The build's own command lines for the sources, without launcher. Raises ArtefactMissing."""
+    listed = builder.home / "pytorch" / "build" / "compile_commands.json"
+    if not listed.is_file():
+        raise ArtefactMissing(
+            "there is no build tree of torch to take command lines from",
+            expected=str(listed),
+            found="no such file",
+            mend="run ./inv build-torch first",
+        )
+    found = []
+    for item in json.loads(listed.read_text()):
+        if item["file"].endswith(SOURCES):
+            words = shlex.split(item["command"])
+            found.append(words[1:] if words[0].endswith("ccache") else words)
+    return found
+
+
+def seconds_of_objects(home: Path) -> list[float]:
+    """What each object of the tree took, by ninja's log: seconds by the clock, with others beside it."""
+    rows = (home / "pytorch" / "build" / ".ninja_log").read_text().splitlines()[1:]
+    parts = [row.split("\t") for row in rows]
+    return [(int(item[1]) - int(item[0])) / 1000 for item in parts if item[3].endswith((".o", ".gch"))]
+
+
+def _script(commands: list[list[str]], program: str) -> str:
+    """Compile all of them to /tmp, and tell the seconds."""
+    lines = ["cd /usr/src/torch/pytorch/build || exit 1", "began=$(date +%s%N)"]
+    for words in commands:
+        out = words.index("-o")
+        lines.append(shlex.join([program, *words[1 : out + 1], "/tmp/object.o", *words[out + 2 :]]) + " || exit 1")  # noqa: S108
+    return "\n".join([*lines, "echo took $(( $(date +%s%N) - began )) ns", "times"])
