@@ -26,7 +26,7 @@ from toolchain.errors import RecipeInvalid, SourceUnavailable, WheelUnusable
 from toolchain.files import sha256_of
 
 PREBUILT = HERE / "torch" / "prebuilt"
-"""The wheel that this recipe built, with its provenance: a first build takes minutes and not an hour."""
+"""Where a wheel that this recipe built is kept with its provenance, so that a first build takes minutes."""
 
 
 @dataclass(frozen=True)
