@@ -340,21 +340,52 @@ class Tile {
   Int offsetAfter_, next_;            // with tables: of the turn after; address in it
 };
 
+// Vectors of a block of the copy, and QPUs that make it: each has four columns of the
+// VPM, which hold four vectors and go to memory as one row.
+constexpr int kPackBlock = 16, kPackColumns = 4;
+constexpr int kPackQpus = 16 / kPackColumns;
+
 // Copies a for the product: tiles of 8 rows, in them turns of 4 values of k, in
-// those the rows. Values of k beyond the last are 0.
+// those the rows. Values of k beyond the last are 0. `size` is a multiple of 32.
 void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, Int aRow,
                Int aColumn) {
-  overPlanes<kLong>(tiles, size, out, [&](const Int& tile, const IntExpr& first) {
-    Int row = tile * kRows + ((first >> 2) & 4) + (index() >> 2);
-    Int value = ((first >> 5) << 2) + (index() & 3);
-    Ptr<Float> from = a + (min(row, m - 1) * aRow + min(value, k - 1) * aColumn);
-    gather(from);
-    gather(from);
-    Float v, unused;
-    receive(v);
-    receive(unused);
-    return select(value < k, v, 0);
-  });
+  Int vpmColumn = me() * kPackColumns;
+  const auto put = [&](const std::array<Float, kPackBlock>& x) {
+    dmaWaitWrite();
+    for (int c = 0; c < kPackColumns; ++c) {
+      vpmSetupWrite(VERT, vpmColumn + c, 16);
+      for (int j = 0; j < 4; ++j) vpmPut(x[at(4 * c + j)]);
+    }
+    dmaSetWriteStride(0);
+  };
+  overBlocks<kPackBlock>(
+      tiles, size, out,
+      [&](const Int& tile, const IntExpr& first) {
+        Int row = tile * kRows + ((first >> 2) & 4) + (index() >> 2);
+        Int value = ((first >> 5) << 2) + (index() & 3);
+        Ptr<Float> from = a + (min(row, m - 1) * aRow + min(value, k - 1) * aColumn);
+        gather(from);
+        gather(from);
+        Float v, unused;
+        receive(v);
+        receive(unused);
+        return select(value < k, v, 0);
+      },
+      [&](const std::array<Float, kPackBlock>& x, const Ptr<Float>& to) {
+        put(x);
+        dmaSetupWrite(VERT, kPackColumns, vpmColumn, kColumns);
+        dmaStartWrite(to);
+      },
+      [&](const std::array<Float, kPackBlock>& x, const Ptr<Float>& to, const Int& left) {
+        put(x);
+        for (int j = 0; j < kPackBlock; ++j) {
+          If (left > 16 * j)
+            dmaSetupWrite(VERT, 1, vpmColumn + (256 * (j % 4) + j / 4), 16);
+            dmaStartWrite(to + 16 * j);
+            dmaWaitWrite();
+          End
+        }
+      });
 }
 
 // All QPUs wait for each other: from here on they read the same rows of b at the same
@@ -485,7 +516,7 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kTurn);
-  run(pack, qpus == 0 ? kQpusWithLong : std::min(qpus, kQpusWithLong), tiles, p.m, p.k,
+  run(pack, qpus == 0 ? kPackQpus : std::min(qpus, kPackQpus), tiles, p.m, p.k,
       kRows * rowInTile, packed.floats(), p.a, p.aRow, p.aColumn);
   at[kA] = bits(packed.floats().address());
   at[kARow] = rowInTile;
