@@ -22,8 +22,10 @@ namespace {
 const Statement* findPrint(const std::vector<Statement>& statements) {
   for (const Statement& s : statements) {
     if (s.kind == StatementKind::PrintText || s.kind == StatementKind::PrintVector) return &s;
-    for (const auto* inner : {&s.body, &s.other})
-      if (const Statement* const found = findPrint(*inner)) return found;
+    for (const std::vector<Statement>* inner : {&s.body, &s.other}) {
+      const Statement* const found = findPrint(*inner);
+      if (found != nullptr) return found;
+    }
   }
   return nullptr;
 }
