@@ -26,7 +26,7 @@ constexpr int kColumns = 16 * kAcross;
 constexpr int kTurn = 4;  // values of k
 constexpr int kEarly = kAcross * (kTurn - 1);  // vectors of b used before the next a
 static_assert(kRows == 8 && kTurn == 4, "two vectors of a hold a turn");
-static_assert(16 * kAcross == 64, "a tile's row is a column of the VPM, so that a tile is half of it");
+static_assert(kColumns == 64 && kRows == 8, "a row is a column of the VPM, a tile half of it");
 
 enum class Variant { Plain, Accumulate, Tables };
 
