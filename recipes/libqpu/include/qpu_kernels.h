@@ -50,6 +50,7 @@ struct qpu_window {
   int stride_y, stride_x;
   int padding_y, padding_x;
   int dilation_y, dilation_x;
+  int groups; /* of qpu_conv2d; 0 is 1 */
 };
 QPU_C_API int qpu_conv2d(float *out, const float *a, const float *weights, const float *bias,
                          const struct qpu_window *window, int out_channels, int qpus);

@@ -1,5 +1,6 @@
 #include "program.hpp"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -15,8 +16,36 @@
 
 namespace qpu::detail {
 
+namespace {
+
+// The first in the order of the source; null if there is none.
+const Statement* findPrint(const std::vector<Statement>& statements) {
+  for (const Statement& s : statements) {
+    if (s.kind == StatementKind::PrintText || s.kind == StatementKind::PrintVector) return &s;
+    for (const std::vector<Statement>* inner : {&s.body, &s.other}) {
+      const Statement* const found = findPrint(*inner);
+      if (found != nullptr) return found;
+    }
+  }
+  return nullptr;
+}
+
+// QPUs have nothing to print on; a kernel that expects to is told so, once.
+void warnOfPrint(const Source& source) {
+  const Statement* const print = findPrint(source.body);
+  if (print == nullptr) return;
+  (void)std::fprintf(stderr,
+                     "libqpu: kernel '%s': %s: machine code prints nothing; run the kernel with "
+                     "QPU_BACKEND=interpreter to see it\n",
+                     source.name.c_str(), source.describe(print->site).c_str());
+}
+
+}  // namespace
+
 Program::Program(Source source) : source_(std::move(source)), code_(interp::lower(source_)) {
-  if (runtime::requireBackend() != runtime::Kind::Interpreter) (void)executable();
+  if (runtime::requireBackend() == runtime::Kind::Interpreter) return;
+  (void)executable();
+  warnOfPrint(source_);
 }
 
 runtime::Executable& Program::executable() const {

@@ -830,6 +830,78 @@ inline int setting(const char* name, int otherwise) {
 
 // QPU_RANDOM_PROGRAMS and QPU_RANDOM_SEED make it run more, and others;
 // QPU_RANDOM_LENGTH cuts them to so many statements.
+TEST_CASE("200 vectors alive at once") {
+  constexpr int count = 200;
+  SharedArray<int> in = cases::ints(16 * count);
+  SharedArray<int> out(12 * 16 * 4);
+  const auto mixed = [](std::vector<Int>& v) {
+    Int sum = 0;
+    for (Int& x : v) sum = (sum * 3) ^ x;
+    for (auto x = v.rbegin(); x != v.rend(); ++x) sum = (sum * 5) ^ *x;
+    return sum;
+  };
+  const auto made = [](auto make) {
+    std::vector<Int> v;
+    v.reserve(count);
+    for (int i = 0; i < count; ++i) v.emplace_back(make(i));
+    return v;
+  };
+  SUBCASE("computed one from the other") {
+    cases::sameOn({1, 12}, out, [&](Ptr<Int> p, Ptr<Int> q) {
+      Int x = p[me() << 4];
+      std::vector<Int> v = made([&x](int i) {
+        x = (x * 5) ^ i;
+        return x;
+      });
+      q[me() << 4] = mixed(v);
+    }, &in, &out);
+  }
+  SUBCASE("read from memory") {
+    cases::sameOn({1, 12}, out, [&](Ptr<Int> p, Ptr<Int> q) {
+      std::vector<Int> v = made([&p](int i) { return p[16 * i]; });
+      q[me() << 4] = mixed(v) + me();
+    }, &in, &out);
+  }
+  SUBCASE("changed in a loop, with stores between") {
+    cases::sameOn({1, 3}, out, [&](Ptr<Int> p, Ptr<Int> q) {
+      std::vector<Int> v = made([&p](int i) { return p[16 * i]; });
+      Ptr<Int> to = q + me() * 64;
+      For (Int n = 0, n < 3, n = n + 1)
+        for (std::size_t i = 0; i < v.size(); ++i) v[i] = (v[i] ^ n) + v[(i + 7) % v.size()];
+        store(v[17], to + (n << 4));
+      End
+      to[48] = mixed(v);
+    }, &in, &out);
+  }
+  SUBCASE("changed in branches and under masks") {
+    cases::sameOn({1, 2}, out, [&](Ptr<Int> p, Ptr<Int> q) {
+      std::vector<Int> v = made([&p](int i) { return p[16 * i] + me(); });
+      If (any(v[3] > v[5]))
+        for (Int& x : v) x = x * 3;
+      Else
+        for (Int& x : v) x = x - 1;
+      End
+      Where (v[0] > 4)
+        for (std::size_t i = 0; i < v.size(); i += 3) v[i] = v[(i + 1) % v.size()];
+      End
+      q[me() << 4] = mixed(v);
+    }, &in, &out);
+  }
+  SUBCASE("gathered, eight in flight") {
+    cases::sameOn({1, 2}, out, [&](Ptr<Int> p, Ptr<Int> q) {
+      std::vector<Int> v;
+      v.reserve(count);
+      for (int i = 0; i < 8; ++i) gather(p + (16 * i + index()));
+      for (int i = 0; i < count; ++i) {
+        v.emplace_back();
+        receive(v.back());
+        if (i + 8 < count) gather(p + (16 * (i + 8) + index()));
+      }
+      q[me() << 4] = mixed(v) + me();
+    }, &in, &out);
+  }
+}
+
 TEST_CASE("random programs") {
   const int count = cases::setting("QPU_RANDOM_PROGRAMS", 300);
   const int first = cases::setting("QPU_RANDOM_SEED", 1);

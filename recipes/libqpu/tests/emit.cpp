@@ -142,6 +142,20 @@ TEST_CASE("random programs with few registers") {
   }
 }
 
+TEST_CASE("programs whose spills went wrong once") {
+  for (const std::uint32_t seed : {32U, 932U, 2200U}) {
+    CAPTURE(seed);
+    mir::RandomOptions random;
+    random.variables = 3 + static_cast<int>(seed * 3 % 31);
+    random.operations = 20 + static_cast<int>(seed * 11 % 150);
+    random.loops = static_cast<int>(seed % 4);
+    const Function f = mir::Random(seed, random).f;
+    const std::vector<std::uint32_t> wanted = expected(f);
+    for (int level = 0; level <= 2; ++level)
+      for (const int registers : {5, 9, 18}) checkRuns(f, {level, registers}, wanted);
+  }
+}
+
 TEST_CASE("more vectors than registers") {
   for (const int loops : {0, 1}) {
     mir::RandomOptions random;

@@ -23,6 +23,11 @@ TEST_CASE("a store past the end names QPU, construct, address and nearest array"
     CHECK(e.qpu() == 3);
     CHECK(e.address() == a.getAddress() + 192);
     CHECK(std::string(e.construct()) == "store");
+    if (test::onEmulator()) {
+      CHECK(contains(text, "kernel 'overrun', QPU 3, instruction "));
+      CHECK(contains(text, "of store at k.cpp:7: "));
+      return;
+    }
     CHECK(contains(text, "kernel 'overrun', QPU 3, store at k.cpp:7: writing 16 words"));
     CHECK(contains(text, "nearest is the SharedArray of 48 elements"));
     CHECK(contains(text, "0 bytes past its end"));
@@ -66,10 +71,14 @@ TEST_CASE("a misaligned load or store is refused, a gather drops the low bits") 
   SharedArray<int*> table(16);
   for (int i = 0; i < 16; ++i)
     table[i] = qpu::BusPointer<int>::fromAddress(a.getAddress() + static_cast<unsigned>(4 * i + 3));
-  CHECK(contains(thrown<qpu::BoundsError>([&] {
-                   compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) { *q = **t; })(&table, &out);
-                 }),
-                 "no multiple of 4"));
+  const auto loading = [&] {
+    compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) { *q = **t; })(&table, &out);
+  };
+  // Compiled, such a load is a gather.
+  if (test::onEmulator())
+    loading();
+  else
+    CHECK(contains(thrown<qpu::BoundsError>(loading), "no multiple of 4"));
   compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) {
     gather(*t);
     Int x;
@@ -123,7 +132,8 @@ TEST_CASE("a vector fetched past the end must not be used") {
     prefetching(a, 64, [](Int& x, Ptr<Int>& p) { *p = x + 1; });
   });
   CHECK(contains(text, "gather at"));
-  CHECK(contains(text, "element 0 of a vector that was received and used"));
+  CHECK(contains(text, test::onEmulator() ? "element 0 of a vector that was received and is used"
+                                          : "element 0 of a vector that was received and used"));
   CHECK_THROWS_AS(prefetching(a, 64,
                               [](Int& x, Ptr<Int>& p) {
                                 Int y = x;
@@ -166,8 +176,11 @@ TEST_CASE("gathers that only this run gets wrong") {
       },
       "counted");
   k(4, 4, &a);
-  CHECK(contains(thrown<qpu::ExecutionError>([&] { k(5, 5, &a); }), "a fifth gather"));
-  CHECK(contains(thrown<qpu::ExecutionError>([&] { k(2, 3, &a); }), "no gather is outstanding"));
+  CHECK(contains(thrown<qpu::ExecutionError>([&] { k(5, 5, &a); }),
+                 test::onEmulator() ? "a fifth request to TMU" : "a fifth gather"));
+  CHECK(contains(thrown<qpu::ExecutionError>([&] { k(2, 3, &a); }),
+                 test::onEmulator() ? "a TMU is loaded from that has no request in flight"
+                                    : "no gather is outstanding"));
 }
 
 TEST_CASE("the QPU count is 1..12") {
@@ -224,6 +237,26 @@ TEST_CASE("semaphores order the QPUs: a barrier between writing and reading") {
   }
 }
 
+// Of more than two QPUs a quick one could take the token of a slow one.
+TEST_CASE("QPUs that wait where they waited a round before are in no deadlock") {
+  SharedArray<int> out(16);
+  auto k = compile([](Int rounds, Ptr<Int> q) {
+    Int met = 0;
+    For (Int i = 0, i < rounds, i = i + 1)
+      barrier();
+      met = met + 1;
+    End
+    If (any(me() == numQPUs() - 1))
+      *q = met;
+    End
+  });
+  for (const int n : {1, 2}) {
+    k.setNumQPUs(n);
+    k(5 + n, &out);
+    CHECK(out[0] == 5 + n);
+  }
+}
+
 TEST_CASE("a deadlock is told with who waits where") {
   auto k = compile(
       [] {
@@ -237,9 +270,11 @@ TEST_CASE("a deadlock is told with who waits where") {
   k.setNumQPUs(2);
   const std::string text = thrown<qpu::DeadlockError>([&] { k(); });
   CHECK(contains(text, "kernel 'stuck': deadlock"));
-  CHECK(contains(text, "QPU 0 in semaDec at"));
+  const bool emulated = test::onEmulator();
+  CHECK(contains(text, emulated ? "QPU 0 in instruction " : "QPU 0 in semaDec at"));
   CHECK(contains(text, "for semaphore 4, which is 0"));
-  CHECK(contains(text, "QPU 1 in semaDec at"));
+  CHECK(contains(text, emulated ? "QPU 1 in instruction " : "QPU 1 in semaDec at"));
+  CHECK(contains(text, "semaDec at"));
 }
 
 TEST_CASE("semaInc waits at 15") {
@@ -279,6 +314,12 @@ TEST_CASE("a QPU that polls memory does not starve the one it waits for") {
     End
   });
   k.setNumQPUs(2);
+  // A QPU of the hardware may never see what no semaphore orders.
+  if (test::onEmulator()) {
+    CHECK(contains(thrown<qpu::ExecutionError>([&] { k(&flag, &out); }),
+                   "which may not be written yet by QPU 1"));
+    return;
+  }
   k(&flag, &out);
   CHECK(out[0] == 1000);  // the turn's length, as documented
 }
@@ -295,6 +336,10 @@ TEST_CASE("the same run gives the same result, races included") {
     k(&a);
     return a[0];
   };
+  if (test::onEmulator()) {
+    CHECK(contains(thrown<qpu::ExecutionError>(race), "without an order between the two"));
+    return;
+  }
   const int first = race();
   for (int i = 0; i < 3; ++i) CHECK(race() == first);
 }

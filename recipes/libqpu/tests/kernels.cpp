@@ -420,7 +420,9 @@ void overWindow(const k::Window& w, int b, int c, int oy, int ox, Get get) {
 void checkConv(const k::Window& w, int outChannels) {
   const SharedArray<float> a = tight(w.batch * w.channels * w.height * w.width);
   const int area = w.kernelHeight * w.kernelWidth;
-  const SharedArray<float> weights = tight(outChannels * w.channels * area);
+  const int depth = w.channels / w.groups;
+  const int width = outChannels / w.groups;
+  const SharedArray<float> weights = tight(outChannels * depth * area);
   const SharedArray<float> bias = tight(outChannels);
   const bool biased = dice(0, 1) == 1;
   const int pixels = w.outHeight() * w.outWidth();
@@ -438,15 +440,15 @@ void checkConv(const k::Window& w, int outChannels) {
         for (int x = 0; x < w.outWidth(); ++x, ++at) {
           double sum = biased ? static_cast<double>(bias[o]) : 0;
           double products = std::fabs(sum);
-          for (int c = 0; c < w.channels; ++c)
-            overWindow(w, i, c, y, x, [&](int element, int place) {
+          for (int c = 0; c < depth; ++c)
+            overWindow(w, i, o / width * depth + c, y, x, [&](int element, int place) {
               const double p = static_cast<double>(a[element]) *
-                               static_cast<double>(weights[(o * w.channels + c) * area + place]);
+                               static_cast<double>(weights[(o * depth + c) * area + place]);
               sum += p;
               products += std::fabs(p);
             });
           REQUIRE(std::fabs(static_cast<double>(out[at]) - sum) <=
-                  chainBound(w.channels * area + 1, products));
+                  chainBound(depth * area + 1, products));
         }
 }
 
@@ -517,6 +519,32 @@ TEST_CASE("conv2d of any shape") {
   w.kernelHeight = w.kernelWidth = 3;
   w.paddingY = w.paddingX = 1;
   checkConv(w, 17);
+}
+
+TEST_CASE("conv2d in groups") {
+  for (int i = 0; i < 20; ++i) {
+    k::Window w = randomWindow();
+    w.groups = dice(2, 4);
+    w.channels *= w.groups;
+    checkConv(w, w.groups * dice(1, 4));
+  }
+  // Each channel by itself.
+  k::Window w;
+  w.channels = w.groups = 6;
+  w.height = w.width = 9;
+  w.kernelHeight = w.kernelWidth = 3;
+  w.paddingY = w.paddingX = 1;
+  checkConv(w, 6);
+  SharedArray<float> a(6 * 81), weights(6 * 9), out(6 * 81);
+  const auto refused = [&](int groups, int outChannels) {
+    return test::thrown<qpu::ArgumentError>([&] {
+      w.groups = groups;
+      k::conv2d(out, a, weights, nullptr, w, outChannels);
+    });
+  };
+  CHECK(test::contains(refused(4, 4), "6 channels do not fall into 4 groups"));
+  CHECK(test::contains(refused(3, 4), "4 output channels do not fall into 3 groups"));
+  CHECK(test::contains(refused(0, 6), "groups is 0, must be at least 1"));
 }
 
 TEST_CASE("maxPool2d of any shape") {

@@ -1,5 +1,8 @@
 // What is wrong in a kernel's source is a CompileError that names the kernel
 // and the construct.
+#include <cmath>
+#include <cstdint>
+
 #include "tests/run.hpp"
 
 using test::contains;
@@ -239,6 +242,95 @@ TEST_CASE("numbers that hardware has no room for") {
   CHECK(contains(refused([] { dmaSetupWrite(VERT, 17, 0); }), "rows is 17, must be 1..16"));
   CHECK(contains(refused([] { vpmSetupRead(HORIZ, 0, 0); }), "vectors is 0, must be 1..16"));
   CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 0, 65); }), "stride is 65, must be 1..64"));
+}
+
+TEST_CASE("constant places and distances of the VPM that are not there") {
+  CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 256); }),
+                 "kernel 'bad': vpmSetupWrite at"));
+  CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 256); }),
+                 "the vector address is 256, must be 0..63"));
+  CHECK(contains(refused([] { vpmSetupRead(VERT, 1, -1); }), "the vector address is -1"));
+  CHECK(contains(refused([] { vpmSetupRead(VERT, 1, IntExpr(60) + 4); }),
+                 "the vector address is 64"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 2, 63 * 16); }),
+                 "2 rows by 16 columns from VPM word 1008 leave the window"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
+  CHECK(contains(refused([] { dmaSetupRead(VERT, 3, 7, 16, 5); }),
+                 "16 rows by 11 columns from VPM word 7"));
+  CHECK(contains(refused([] { dmaSetupWrite(HORIZ, 1, -1); }),
+                 "the VPM address is -1, must be 0..1023"));
+  CHECK(contains(refused([] { dmaSetupWrite(VERT, 16, 16, 64); }), "64 rows by 16 columns"));
+  CHECK(contains(refused([] { dmaSetReadPitch(8192); }),
+                 "the distance in bytes is 8192, must be 0..8191"));
+  CHECK(contains(refused([] { dmaSetWriteStride(-4); }), "dmaSetWriteStride at"));
+  // Also where no run would get to it.
+  CHECK(contains(refused([] {
+                   If (me() == 12)
+                     vpmSetupWrite(HORIZ, 256);
+                   End
+                 }),
+                 "vpmSetupWrite at"));
+  CHECK_NOTHROW(compile([](Ptr<Int> p) {
+    vpmSetupWrite(HORIZ, 63);
+    vpmPut(1);
+    dmaSetReadPitch(8191);
+    dmaSetupRead(HORIZ, 4, 0, 16, 16);
+    dmaSetupWrite(VERT, 16, 0, 64);
+    dmaSetupWrite(HORIZ, 64, 0);
+    (void)p;
+  }));
+}
+
+TEST_CASE("numbers that no Int holds") {
+  CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }),
+                 "no Int holds the number 6000000000, must be -2147483648..4294967295"));
+  CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }), "kernel 'bad': Int"));
+  CHECK(contains(refused([] { (void)IntExpr(-2147483649.0); }), "-2147483649"));
+  CHECK(contains(refused([] { (void)IntExpr(std::nan("")); }), "nan"));
+  CHECK(contains(refused([] { (void)(index() + HUGE_VALF); }), "inf"));
+  CHECK(contains(refused([] { (void)IntExpr(std::int64_t{1} << 40); }), "1.099511628e+12"));
+  CHECK(contains(refused([] { (void)IntExpr(UINT64_MAX); }), "no Int holds"));
+  SharedArray<int> out(16 * 6);
+  compile([](Ptr<Int> p) {
+    p[0] = -2147483648.9;
+    p[16] = 4294967295.0;
+    p[32] = -2.9F;
+    p[48] = 0xffff0000U;
+    p[64] = std::int64_t{-5};
+    p[80] = 1e-300;
+  })(&out);
+  CHECK(out[0] == INT32_MIN);
+  CHECK(out[16] == -1);
+  CHECK(out[32] == -2);
+  CHECK(out[48] == -65536);
+  CHECK(out[64] == -5);
+  CHECK(out[80] == 0);
+}
+
+TEST_CASE("an error caught inside a kernel function makes the kernel unusable") {
+  const auto caught = [](auto f) {
+    return refused([f] {
+      Int x = 0;
+      try {
+        f(x);
+      } catch (const qpu::CompileError&) {
+      }
+      x = x + 1;
+    });
+  };
+  CHECK(contains(caught([](Int&) { semaInc(16); }), "the semaphore is 16, must be 0..15"));
+  CHECK(contains(caught([](Int&) { qpu::Else_(); }), "no If or Where is open"));
+  CHECK(contains(caught([](Int&) { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
+  CHECK(contains(caught([](Int& x) { x = broadcast(x, 16); }), "broadcast at"));
+  Int* kept = nullptr;
+  compile([&kept](Int) { kept = new Int(1); });
+  CHECK(contains(caught([kept](Int& x) { x = *kept; }), "a vector of another kernel"));
+  delete kept;
+  // The kernel around one that was refused is whole.
+  CHECK_NOTHROW(compile([](Ptr<Int> p) {
+    (void)refused([] { semaInc(16); });
+    *p = 1;
+  }));
 }
 
 TEST_CASE("a broadcast of an element that is not there") {

@@ -39,6 +39,10 @@ Ints ints(F f) {
   return result;
 }
 
+// Compiled code on the emulator stops where the hardware would go wrong, and says so
+// in words of its own.
+inline bool onEmulator() { return std::strcmp(qpu::backend().name, "emulator") == 0; }
+
 // `f` of two vectors whose elements are all a and b, element 0 of the result,
 // as bits. Runs through shared memory so that nothing is folded.
 template <typename F>

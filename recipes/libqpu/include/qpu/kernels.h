@@ -84,6 +84,9 @@ struct Window {
   int paddingX = 0;
   int dilationY = 1;
   int dilationX = 1;
+  // Of a convolution: channels and output channels fall into so many groups, each of
+  // which sees its own part alone.
+  int groups = 1;
 
   int outHeight() const {
     return (height + 2 * paddingY - dilationY * (kernelHeight - 1) - 1) / strideY + 1;
@@ -93,11 +96,11 @@ struct Window {
   }
 };
 
-// out[batch][outChannels][outHeight][outWidth]; weights[outChannels][channels]
+// out[batch][outChannels][outHeight][outWidth]; weights[outChannels][channels / groups]
 // [kernelHeight][kernelWidth]; bias[outChannels] or null.
 QPU_API void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& window,
                     int outChannels, int qpus = 0);
-// Greatest element under the window; padding counts as -Inf.
+// Greatest element under the window; padding counts as -Inf. Groups do not matter.
 QPU_API void maxPool2d(Floats out, Floats a, const Window& window, int qpus = 0);
 
 // (a - mean) / sqrt(variance + epsilon) * weight + bias per channel of

@@ -33,12 +33,29 @@ struct IfReal : std::enable_if<std::is_floating_point<A>::value, int> {};
 
 }  // namespace detail
 
-// An integer vector value. A C++ number stands for itself in all elements.
+namespace detail {
+
+// A double holds every number of up to 32 bits; of wider ones those that have no
+// 32 bits stay out of range in it.
+template <typename A>
+typename std::enable_if<std::is_integral<A>::value && sizeof(A) <= 4, Node>::type number(A value) {
+  return constantInt(static_cast<std::int32_t>(value));
+}
+template <typename A>
+typename std::enable_if<!std::is_integral<A>::value || (sizeof(A) > 4), Node>::type number(
+    A value) {
+  return constantIntOf(static_cast<double>(value));
+}
+
+}  // namespace detail
+
+// An integer vector value. A C++ number stands for itself in all elements, toward
+// zero: -2^31..2^32 - 1, from 2^31 on as the negative number of the same 32 bits.
 class IntExpr {
  public:
   explicit IntExpr(detail::FromNode n) : node_(n.node) {}
   template <typename A, typename detail::IfNumber<A>::type = 0>
-  IntExpr(A value) : node_(detail::constantInt(static_cast<std::int32_t>(value))) {}
+  IntExpr(A value) : node_(detail::number(value)) {}
 
   detail::Node node() const { return node_; }
 

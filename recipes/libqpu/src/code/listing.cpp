@@ -35,7 +35,12 @@ std::string text(const Uniform& u) {
 }
 
 // A number in every row, the columns as wide as the longest needs.
-int digits(std::uint64_t most) { return static_cast<int>(std::to_string(most).size()); }
+std::size_t digits(std::uint64_t most) { return std::to_string(most).size(); }
+
+std::string inColumn(std::uint64_t n, std::size_t width) {
+  const std::string text = std::to_string(n);
+  return std::string(width - std::min(width, text.size()), ' ') + text;
+}
 
 unsigned share(std::size_t part, std::size_t whole) {
   return whole == 0 ? 0 : static_cast<unsigned>((part * 100 + whole / 2) / whole);
@@ -93,13 +98,12 @@ class Listing {
   }
 
   void line(std::size_t n) {
-    const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
-    out_ += format("%*zu %*llu", instructionWidth_, n, instructionWidth_ + 1,
-                   number(n * kClocksPerInstruction));
+    out_ += inColumn(n, instructionWidth_) + " " +
+            inColumn(n * kClocksPerInstruction, instructionWidth_ + 1);
     if (profile_ != nullptr)
-      out_ += format(" %*llu %*llu", executedWidth_ + 1, number((*profile_)[n].executed),
-                     stalledWidth_, number((*profile_)[n].stalled));
-    out_ += format("  %016llx  ", number(object_.words[n]));
+      out_ += " " + inColumn((*profile_)[n].executed, executedWidth_ + 1) + " " +
+              inColumn((*profile_)[n].stalled, stalledWidth_);
+    out_ += format("  %016llx  ", static_cast<unsigned long long>(object_.words[n]));
     out_ += isa::disassemble(object_.words[n]) + target(n) + "\n";
   }
 
@@ -132,8 +136,8 @@ class Listing {
 
   const Object& object_;
   const std::vector<Cycles>* profile_;
-  int instructionWidth_;
-  int executedWidth_ = 1, stalledWidth_ = 1;
+  std::size_t instructionWidth_;
+  std::size_t executedWidth_ = 1, stalledWidth_ = 1;
   std::uint64_t executed_ = 0, stalled_ = 0;
   std::string out_;
 };

@@ -335,7 +335,7 @@ code::Object emit(Function function, const Options& options) {
   for (const bool memory : {false, true}) {
     if (memory && function.usesVpmByHand) break;
     if (memory && function.keepsWriteWindow) throw SpillsNeeded();
-    for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U}) {
+    for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U, 24U, 32U, 40U}) {
       if (spared + kLeastRegisters > registers) break;
       Function smaller = function;
       std::uint32_t bytes = 0;

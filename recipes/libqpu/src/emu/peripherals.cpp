@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "emu/failure.hpp"
+#include "isa/setup.hpp"
 
 namespace qpu::emu {
 namespace {
@@ -276,6 +277,9 @@ void Machine::setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word) {
 void Machine::setupWindow(Qpu& q, std::uint32_t at, Window& window, std::uint32_t word) {
   const Window w(word);
   if (w.size == 3) fail<ExecutionError>(q, at, "the VPM setup " + hex(word) + " has no meaning");
+  const char* const fault = isa::setupFault(word, false);
+  if (fault != nullptr)
+    fail<ExecutionError>(q, at, "the VPM setup " + hex(word) + ": " + fault);
   window = w;
 }
 

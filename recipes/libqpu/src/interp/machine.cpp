@@ -76,9 +76,10 @@ class Machine {
       bool progress = false;
       for (Qpu& q : qpus_) {
         if (q.state == State::Ended) continue;
-        const std::uint32_t before = q.next;
+        // A QPU that waits where it waited before may have been through a loop.
+        const std::uint64_t before = semaphoresPassed_;
         turn(q);
-        progress = progress || q.state != State::Waiting || q.next != before;
+        progress = progress || q.state != State::Waiting || semaphoresPassed_ != before;
         if (q.state == State::Ended) ++ended;
       }
       if (!progress) deadlock();
@@ -367,6 +368,7 @@ class Machine {
       if (value == 0) return false;
       --value;
     }
+    ++semaphoresPassed_;
     return true;
   }
 
@@ -537,6 +539,7 @@ class Machine {
   Memory memory_;
   std::vector<Qpu> qpus_;
   std::array<int, 16> semaphores_{};
+  std::uint64_t semaphoresPassed_ = 0;
   Vpm vpm_;
 };
 

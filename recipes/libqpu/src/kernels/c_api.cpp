@@ -23,6 +23,7 @@ k::Window window(const qpu_window& w) {
   r.paddingX = w.padding_x;
   r.dilationY = w.dilation_y;
   r.dilationX = w.dilation_x;
+  r.groups = w.groups == 0 ? 1 : w.groups;
   return r;
 }
 

@@ -7,6 +7,9 @@
 // Where a is read often, a copy of it is made first in which those two vectors lie
 // side by side.
 //
+// Finished tiles go to memory as wholes, through half of the VPM each: starting a DMA
+// costs as much as storing many rows. Two semaphores hand the halves round.
+//
 // Every sum runs over k in order, so results do not depend on the QPU count.
 #include "kernels/matmul.hpp"
 
@@ -23,21 +26,29 @@ constexpr int kColumns = 16 * kAcross;
 constexpr int kTurn = 4;  // values of k
 constexpr int kEarly = kAcross * (kTurn - 1);  // vectors of b used before the next a
 static_assert(kRows == 8 && kTurn == 4, "two vectors of a hold a turn");
-static_assert(kAcross == kShort, "a tile's row is one burst of any QPU");
+static_assert(kColumns == 64 && kRows == 8, "a row is a column of the VPM, a tile half of it");
 
 enum class Variant { Plain, Accumulate, Tables };
 
 // What a kernel is told, as elements of a vector in memory. With tables, kBRow and
 // kBColumn are their addresses and kBeta is the bias's. kLastK is k - 1; kStep,
 // how many rows of c all QPUs together take at a time. kPacked is -1 for a copy of
-// a, whose kARow is that of a row in a tile and whose kAColumn is 8, else 0.
+// a, whose kARow is that of a row in a tile and whose kAColumn is 8, else 0. Beside
+// kStep, from bit 8 on, is how many rounds there are in which every QPU has a tile. kGap is
+// the bytes from a row of a tile of c to the next, -1 where no DMA can skip them.
 enum Told {
   kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
-  kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked
+  kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
 };
 // What a QPU remembers while k runs, in one vector too: as variables the numbers
 // would hold a register each.
-enum Kept { kRow, kColumn, kFrom, kVpmRow };
+enum Kept { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
+
+// Whose turn it is at the halves of the VPM; that a QPU waits for the others, that it
+// may go on, in odd rounds and in even ones.
+enum Semaphore { kHalf, kOtherHalf, kHere, kGo, kHereToo, kGoToo };
+constexpr int kMostGap = 8191;  // bytes
+constexpr int kMostRounds = (1 << 22) - 1;
 
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& bytes) {
@@ -132,7 +143,8 @@ class Tile {
     for (int p = 0; p < kInFlight; ++p) receive(unused);
   }
 
-  void write(const Numbers& told, const Int& row, const Int& column, const Int& vpmRow) {
+  // Through eight columns of the VPM from `half` on.
+  void write(const Numbers& told, const Int& row, const Int& column, const Int& half) {
     Float bias;
     if (tables_) {
       Ptr<Float> from = pointer<Float>(told.get(kBeta)) + min(row + index(), told.get(kM) - 1);
@@ -142,24 +154,28 @@ class Tile {
       Float unused;
       receive(unused);
     }
+    Int rows = told.get(kM) - row;
     Int width = told.get(kN) - column;
-    for (int r = 0; r < kRows; ++r) {
-      If (row + r < told.get(kM))
-        Ptr<Float> start = pointer<Float>(told.get(kC)) + (row + r) * told.get(kCStride);
-        finish(r, told, start, column, width, bias);
-        start = start + column;
-        If (width >= kColumns)
-          burst(sum_[at(r)], start, vpmRow);
-        Else
-          finishBursts();
-          for (int s = 0; s < kAcross; ++s) {
-            If (width > 16 * s)
-              store(sum_[at(r)][at(s)], start + 16 * s, min(width - 16 * s, 16));
-            End
-          }
-        End
+    Ptr<Float> start = pointer<Float>(told.get(kC)) + row * told.get(kCStride);
+    If (width >= kColumns)
+      If (half == 0)
+        semaDec(kHalf);
+      Else
+        semaDec(kOtherHalf);
       End
-    }
+      storeWhole(told, start, column, rows, half, bias);
+      If (half == 0)
+        semaInc(kHalf);
+      Else
+        semaInc(kOtherHalf);
+      End
+    Else
+      semaDec(kHalf);
+      semaDec(kOtherHalf);
+      storeNarrow(told, start, column, rows, width, bias);
+      semaInc(kHalf);
+      semaInc(kOtherHalf);
+    End
   }
 
  private:
@@ -248,9 +264,52 @@ class Tile {
     take(nextA);
   }
 
+  // Rows of the tile become columns of the half, then rows of memory. Each is finished
+  // where it is stored, so that no register has to hold it in between.
+  void storeWhole(const Numbers& told, const Ptr<Float>& start, const Int& column,
+                  const Int& rows, const Int& half, const Float& bias) {
+    for (int r = 0; r < kRows; ++r) {
+      finish(r, told, start, column, rows, kColumns, bias);
+      vpmSetupWrite(VERT, half + r, 16);
+      for (const Float& s : sum_[at(r)]) vpmPut(s);
+    }
+    Ptr<Float> to = start + column;
+    Int gap = told.get(kGap);
+    If (all(rows >= kRows && gap >= 0))
+      dmaSetWriteStride(gap);
+      dmaSetupWrite(VERT, kRows, half, kColumns);
+      dmaStartWrite(to);
+      dmaWaitWrite();
+    Else
+      for (int r = 0; r < kRows; ++r) {
+        If (rows > r)
+          dmaSetWriteStride(0);
+          dmaSetupWrite(VERT, 1, half + r, kColumns);
+          dmaStartWrite(to + told.get(kCStride) * r);
+          dmaWaitWrite();
+        End
+      }
+    End
+  }
+
+  void storeNarrow(const Numbers& told, const Ptr<Float>& start, const Int& column,
+                   const Int& rows, const Int& width, const Float& bias) {
+    for (int r = 0; r < kRows; ++r) {
+      If (rows > r)
+        finish(r, told, start, column, rows, width, bias);
+        Ptr<Float> to = start + (column + told.get(kCStride) * r);
+        for (int s = 0; s < kAcross; ++s) {
+          If (width > 16 * s)
+            store(sum_[at(r)][at(s)], to + 16 * s, min(width - 16 * s, 16));
+          End
+        }
+      End
+    }
+  }
+
   // Row r's sums become its results.
-  void finish(int r, const Numbers& told, const PtrExpr<Float>& start, const Int& column,
-              const Int& width, const Float& bias) {
+  void finish(int r, const Numbers& told, const Ptr<Float>& start, const Int& column,
+              const Int& rows, const IntExpr& width, const Float& bias) {
     std::array<Float, kAcross>& sums = sum_[at(r)];
     if (tables_) {
       for (Float& s : sums) s = s + broadcast(bias, r);
@@ -258,9 +317,10 @@ class Tile {
     }
     for (Float& s : sums) s = s * told.getFloat(kAlpha);
     if (variant_ == Variant::Plain) return;
+    Ptr<Float> from = start + min(rows - 1, r) * told.get(kCStride);
     // Not as in columnsOf(), whose terms would stay in registers from there on.
     for (int s = 0; s < kAcross; ++s)
-      gather(start + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
+      gather(from + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
     for (Float& s : sums) {
       Float c;
       receive(c);
@@ -280,21 +340,69 @@ class Tile {
   Int offsetAfter_, next_;            // with tables: of the turn after; address in it
 };
 
+// Vectors of a block of the copy, and QPUs that make it: each has four columns of the
+// VPM, which hold four vectors and go to memory as one row.
+constexpr int kPackBlock = 16, kPackColumns = 4;
+constexpr int kPackQpus = 16 / kPackColumns;
+
 // Copies a for the product: tiles of 8 rows, in them turns of 4 values of k, in
-// those the rows. Values of k beyond the last are 0.
+// those the rows. Values of k beyond the last are 0. `size` is a multiple of 32.
 void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, Int aRow,
                Int aColumn) {
-  overPlanes<kLong>(tiles, size, out, [&](const Int& tile, const IntExpr& first) {
-    Int row = tile * kRows + ((first >> 2) & 4) + (index() >> 2);
-    Int value = ((first >> 5) << 2) + (index() & 3);
-    Ptr<Float> from = a + (min(row, m - 1) * aRow + min(value, k - 1) * aColumn);
-    gather(from);
-    gather(from);
-    Float v, unused;
-    receive(v);
-    receive(unused);
-    return select(value < k, v, 0);
-  });
+  Int vpmColumn = me() * kPackColumns;
+  const auto put = [&](const std::array<Float, kPackBlock>& x) {
+    dmaWaitWrite();
+    for (int c = 0; c < kPackColumns; ++c) {
+      vpmSetupWrite(VERT, vpmColumn + c, 16);
+      for (int j = 0; j < 4; ++j) vpmPut(x[at(4 * c + j)]);
+    }
+    dmaSetWriteStride(0);
+  };
+  overBlocks<kPackBlock>(
+      tiles, size, out,
+      [&](const Int& tile, const IntExpr& first) {
+        Int row = tile * kRows + ((first >> 2) & 4) + (index() >> 2);
+        Int value = ((first >> 5) << 2) + (index() & 3);
+        Ptr<Float> from = a + (min(row, m - 1) * aRow + min(value, k - 1) * aColumn);
+        gather(from);
+        gather(from);
+        Float v, unused;
+        receive(v);
+        receive(unused);
+        return select(value < k, v, 0);
+      },
+      [&](const std::array<Float, kPackBlock>& x, const Ptr<Float>& to) {
+        put(x);
+        dmaSetupWrite(VERT, kPackColumns, vpmColumn, kColumns);
+        dmaStartWrite(to);
+      },
+      [&](const std::array<Float, kPackBlock>& x, const Ptr<Float>& to, const Int& left) {
+        put(x);
+        for (int j = 0; j < kPackBlock; ++j) {
+          If (left > 16 * j)
+            dmaSetupWrite(VERT, 1, vpmColumn + (256 * (j % 4) + j / 4), 16);
+            dmaStartWrite(to + 16 * j);
+            dmaWaitWrite();
+          End
+        }
+      });
+}
+
+// All QPUs wait for each other: from here on they read the same rows of b at the same
+// time, which cross the bus once. Two meetings in turn use different semaphores, lest a
+// quick QPU take a slow one's leave to go on.
+void meet(int here, int go) {
+  If (me() == 0)
+    For (Int others = numQPUs() - 1, others > 0, others = others - 1)
+      semaDec(here);
+    End
+    For (Int others = numQPUs() - 1, others > 0, others = others - 1)
+      semaInc(go);
+    End
+  Else
+    semaInc(here);
+    semaDec(go);
+  End
 }
 
 auto compileProduct(Variant variant, const char* name) {
@@ -302,7 +410,7 @@ auto compileProduct(Variant variant, const char* name) {
       [variant](Ptr<Int> from) {
         Int row = me() * kRows;
         Int column = 0;
-        Int vpmRow = firstVpmRow<kShort>();
+        Int half = (me() & 1) * kRows;
         Int columns;
         Numbers told;
         const auto settle = [&] {
@@ -313,23 +421,46 @@ auto compileProduct(Variant variant, const char* name) {
             column = column + kColumns;
           End
         };
+        If (me() == 0)
+          semaInc(kHalf);
+          semaInc(kOtherHalf);
+        End
         told.fetch(from);
+        Int rounds = told.get(kStep) >> 8;
         settle();
         While (column < columns)
           Tile tile(variant, told, row, column);
           told.put(kFrom, address(from));
-          told.put(kVpmRow, vpmRow);
+          told.put(kVpmColumn, half);
+          told.put(kRoundsLeft, rounds);
           tile.compute();
           row = told.get(kRow);
           column = told.get(kColumn);
-          vpmRow = told.get(kVpmRow);
           from = pointer<Int>(told.get(kFrom));
+          half = told.get(kVpmColumn);
+          rounds = told.get(kRoundsLeft) - 1;
           told.fetch(from);
-          tile.write(told, row, column, vpmRow);
-          row = row + told.get(kStep);
+          tile.write(told, row, column, half);
+          row = row + (told.get(kStep) & 255);
           settle();
+          If (rounds >= 0)
+            If ((rounds & 1) == 0)
+              meet(kHere, kGo);
+            Else
+              meet(kHereToo, kGoToo);
+            End
+          End
         End
-        finishBursts();
+        // QPU 0 waits for the others and takes the tokens away.
+        If (me() == 0)
+          For (Int others = numQPUs() - 1, others > 0, others = others - 1)
+            semaDec(kHere);
+          End
+          semaDec(kHalf);
+          semaDec(kOtherHalf);
+        Else
+          semaInc(kHere);
+        End
       },
       name);
 }
@@ -366,8 +497,14 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   at[kLastK] = p.k - 1;
   at[kAlpha] = bits(p.alpha);
   at[kBeta] = beta;
-  at[kStep] = kRows * (qpus == 0 ? kMostQpus : qpus);
+  const int workers = qpus == 0 ? kMostQpus : qpus;
+  const std::int64_t all = (std::int64_t{p.m} + kRows - 1) / kRows *
+                           ((std::int64_t{p.n} + kColumns - 1) / kColumns);
+  const auto rounds = static_cast<int>(std::min<std::int64_t>(all / workers, kMostRounds));
+  at[kStep] = kRows * workers | rounds << 8;
   at[kPacked] = 0;
+  const std::int64_t gap = std::int64_t{4} * (p.cStride - kColumns);
+  at[kGap] = gap >= 0 && gap <= kMostGap ? static_cast<int>(gap) : -1;
   if (!shouldPack(p)) {
     run(kernel, qpus, told.ints());
     return;
@@ -379,7 +516,7 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kTurn);
-  run(pack, qpus == 0 ? kQpusWithLong : std::min(qpus, kQpusWithLong), tiles, p.m, p.k,
+  run(pack, qpus == 0 ? kPackQpus : std::min(qpus, kPackQpus), tiles, p.m, p.k,
       kRows * rowInTile, packed.floats(), p.a, p.aRow, p.aColumn);
   at[kA] = bits(packed.floats().address());
   at[kARow] = rowInTile;

@@ -153,16 +153,17 @@ inline void finishBursts() { dmaWaitWrite(); }
 
 // Walks over planes of `size` outputs, the QPUs taking blocks of vectors in
 // turn: compute(plane, first) gives the vector from output `first` of the plane on,
-// computed with lanes beyond the end; its block is stored behind `out`.
-template <int Length, typename F>
-void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
+// computed with lanes beyond the end; whole(vectors, to) stores a block, rest(vectors,
+// to, left) the `left` outputs of a last one.
+template <int Length, typename F, typename Whole, typename Rest>
+void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F compute, Whole whole,
+                Rest rest) {
   constexpr int block = 16 * Length;
   Int first = me() * block, plane = 0;
-  Int whole = (size + (block - 1)) & -block;
-  Int vpmRow = firstVpmRow<Length>();
+  Int rounded = (size + (block - 1)) & -block;
   const auto settle = [&] {
-    While (first >= whole)
-      first = first - whole;
+    While (first >= rounded)
+      first = first - rounded;
       plane = plane + 1;
     End
   };
@@ -174,19 +175,31 @@ void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F com
     Ptr<Float> to = out + (plane * size + first);
     Int left = size - first;
     If (left >= block)
-      burst(result, to, vpmRow);
+      whole(result, to);
     Else
-      finishBursts();
-      for (int j = 0; j < Length; ++j) {
-        If (left > 16 * j)
-          store(result[static_cast<std::size_t>(j)], to + 16 * j, min(left - 16 * j, 16));
-        End
-      }
+      rest(result, to, left);
     End
     first = first + numQPUs() * block;
     settle();
   End
   finishBursts();
+}
+
+// The same with a burst for each block, and stores for the rest.
+template <int Length, typename F>
+void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
+  Int vpmRow = firstVpmRow<Length>();
+  overBlocks<Length>(
+      planes, size, out, compute,
+      [&](const std::array<Float, Length>& x, const Ptr<Float>& to) { burst(x, to, vpmRow); },
+      [&](const std::array<Float, Length>& x, const Ptr<Float>& to, const Int& left) {
+        finishBursts();
+        for (int j = 0; j < Length; ++j) {
+          If (left > 16 * j)
+            store(x[static_cast<std::size_t>(j)], to + 16 * j, min(left - 16 * j, 16));
+          End
+        }
+      });
 }
 
 }  // namespace qpu::kernels

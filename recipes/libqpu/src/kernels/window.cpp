@@ -189,6 +189,12 @@ bool check(const char* name, const Window& w) {
   return w.batch > 0;
 }
 
+void requireGroups(const char* name, const char* what, int all, int groups) {
+  if (all % groups != 0)
+    refuse(name, std::to_string(all) + " " + what + " do not fall into " +
+                     std::to_string(groups) + " groups");
+}
+
 std::int64_t inputSize(const Window& w) {
   return std::int64_t{w.batch} * w.channels * w.height * w.width;
 }
@@ -231,34 +237,41 @@ void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& win
   const char* const name = "conv2d";
   requireSize(name, "outChannels", outChannels);
   const bool any = check(name, window) && outChannels > 0;
+  requireSize(name, "groups", window.groups, 1);
+  requireGroups(name, "channels", window.channels, window.groups);
+  requireGroups(name, "output channels", outChannels, window.groups);
   const int pixels = window.outHeight() * window.outWidth();
-  const int depth = window.channels * window.kernelHeight * window.kernelWidth;
+  Window group = window;
+  group.channels /= window.groups;
+  const int depth = group.channels * window.kernelHeight * window.kernelWidth;
   requireRange(name, "out", out, std::int64_t{window.batch} * outChannels * pixels);
   requireRange(name, "a", a, inputSize(window));
   requireRange(name, "weights", weights, std::int64_t{outChannels} * depth);
   requireFactor(name, "the number of weights of a channel",
-                std::int64_t{window.channels} * window.kernelHeight * window.kernelWidth);
+                std::int64_t{group.channels} * window.kernelHeight * window.kernelWidth);
   if (bias.address() != 0) requireRange(name, "bias", bias, outChannels);
   if (!any) return;
   std::unique_ptr<Scratch> none;
-  Product p;
-  p.bias = bias.address() != 0 ? bias : zeros(static_cast<std::size_t>(outChannels), none);
-  p.c = out;
-  p.cStride = pixels;
-  p.m = outChannels;
-  p.n = pixels;
-  const auto plan = Plans::instance().get(window);
+  const Floats biases =
+      bias.address() != 0 ? bias : zeros(static_cast<std::size_t>(outChannels), none);
+  const auto plan = Plans::instance().get(group);
   const Padded padded(window, *plan, a, 0, qpus);
-  p.a = weights;
+  Product p;
+  p.cStride = pixels;
+  p.m = outChannels / window.groups;
+  p.n = pixels;
   p.aRow = depth;
   p.k = depth;
   p.rowTable = plan->rows();
   p.columnTable = plan->columns();
-  const int image = window.channels * (window.height + 2 * window.paddingY) *
-                    (window.width + 2 * window.paddingX);
-  for (int i = 0; i < window.batch; ++i) {
-    p.b = advance(padded.data(), i * image);
-    p.c = advance(out, i * outChannels * pixels);
+  const int planes = group.channels * (window.height + 2 * window.paddingY) *
+                     (window.width + 2 * window.paddingX);
+  for (int i = 0; i < window.batch * window.groups; ++i) {
+    const int g = i % window.groups;
+    p.a = advance(weights, g * p.m * depth);
+    p.b = advance(padded.data(), i * planes);
+    p.bias = advance(biases, g * p.m);
+    p.c = advance(out, i * p.m * pixels);
     productByTables(p, qpus);
   }
 }

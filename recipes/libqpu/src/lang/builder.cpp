@@ -1,6 +1,8 @@
 // What the operators and statements of a kernel record.
 #include "qpu/detail/builder.h"
 
+#include <array>
+#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -16,6 +18,36 @@ Node constant(Type type, std::uint32_t bits) {
   return Recorder::current().make(e);
 }
 
+// The VPM's window, and the largest distance of rows in memory, in bytes.
+constexpr int kVpmRows = 64, kVpmColumns = 16;
+constexpr int kMaxPitch = 8191;
+
+// A set-up whose place or distance is a number of C++ is judged here, even where no
+// run gets to it: such a word is one that the hardware has no meaning for.
+void requireConstant(const Statement& s, const char* what, std::uint32_t expression, int high) {
+  Recorder& r = Recorder::current();
+  const Expression& e = r.expression(expression);
+  if (e.op == Op::Constant)
+    r.requireRange(s.site, what, static_cast<std::int32_t>(e.bits), 0, high);
+}
+
+// `s.count` rows of `s.length` words, `pitch` apart, from a place in words.
+void requireInWindow(const Statement& s, int pitch) {
+  Recorder& r = Recorder::current();
+  const Expression& e = r.expression(s.address);
+  if (e.op != Op::Constant) return;
+  requireConstant(s, "the VPM address", s.address, kVpmRows * kVpmColumns - 1);
+  const int across = (s.count - 1) * pitch + 1;
+  const bool horizontal = s.direction == Direction::Horizontal;
+  const int rows = horizontal ? across : s.length;
+  const int columns = horizontal ? s.length : across;
+  const auto address = static_cast<int>(e.bits);
+  if (address / kVpmColumns + rows > kVpmRows || address % kVpmColumns + columns > kVpmColumns)
+    r.fail(s.site, std::to_string(rows) + " rows by " + std::to_string(columns) +
+                       " columns from VPM word " + std::to_string(address) +
+                       " leave the window of 64 rows by 16 columns");
+}
+
 constexpr const char* kAssignment = "assignment";
 constexpr const char* kStoreAssignment = "*p = ...";
 
@@ -23,6 +55,19 @@ constexpr const char* kStoreAssignment = "*p = ...";
 
 Node constantInt(std::int32_t value) {
   return constant(Type::Int, static_cast<std::uint32_t>(value));
+}
+
+Node constantIntOf(double value) {
+  // C++ leaves undefined what others become. NaN is not between the two.
+  if (!(value > -2147483649.0 && value < 4294967296.0)) {
+    std::array<char, 32> text{};
+    (void)std::snprintf(text.data(), text.size(), "%.10g", value);
+    Recorder::current().failHere("Int", Location(),
+                                 std::string("no Int holds the number ") + text.data() +
+                                     ", must be -2147483648..4294967295");
+  }
+  return constantInt(value < 0 ? static_cast<std::int32_t>(value)
+                               : static_cast<std::int32_t>(static_cast<std::uint32_t>(value)));
 }
 
 Node constantFloat(float value) {
@@ -156,10 +201,11 @@ void semaphore(StatementKind kind, const char* construct, int number, Location w
   s.count = number;
 }
 
-void withValue(StatementKind kind, const char* construct, Node value, Location where) {
+void distance(StatementKind kind, const char* construct, Node bytes, Location where) {
   Recorder& r = Recorder::current();
   Statement& s = r.add(kind, construct, where);
-  s.value = r.use(value);
+  s.value = r.use(bytes);
+  requireConstant(s, "the distance in bytes", s.value, kMaxPitch);
 }
 
 void withAddress(StatementKind kind, const char* construct, Node address, Location where) {
@@ -178,7 +224,7 @@ void semaphoreAcquire(int number, Location where) {
 }
 
 void dmaReadPitch(Node bytes, Location where) {
-  withValue(StatementKind::DmaReadPitch, "dmaSetReadPitch", bytes, where);
+  distance(StatementKind::DmaReadPitch, "dmaSetReadPitch", bytes, where);
 }
 
 void dmaReadSetup(Direction direction, int rows, Node address, int rowLength, int vpmPitch,
@@ -193,6 +239,7 @@ void dmaReadSetup(Direction direction, int rows, Node address, int rowLength, in
   s.length = rowLength;
   s.pitch = vpmPitch;
   s.address = r.use(address);
+  requireInWindow(s, vpmPitch);
 }
 
 void dmaReadStart(Node address, Location where) {
@@ -202,7 +249,7 @@ void dmaReadWait(Location where) {
   Recorder::current().add(StatementKind::DmaReadWait, "dmaWaitRead", where);
 }
 void dmaWriteStride(Node bytes, Location where) {
-  withValue(StatementKind::DmaWriteStride, "dmaSetWriteStride", bytes, where);
+  distance(StatementKind::DmaWriteStride, "dmaSetWriteStride", bytes, where);
 }
 
 void dmaWriteSetup(Direction direction, int rows, Node address, int rowLength, Location where) {
@@ -215,6 +262,7 @@ void dmaWriteSetup(Direction direction, int rows, Node address, int rowLength, L
   s.count = rows;
   s.length = rowLength;
   s.address = r.use(address);
+  requireInWindow(s, 1);
 }
 
 void dmaWriteStart(Node address, Location where) {
@@ -233,6 +281,7 @@ void vpmReadSetup(Direction direction, int vectors, Node address, int stride, Lo
   s.count = vectors;
   s.pitch = stride;
   s.address = r.use(address);
+  requireConstant(s, "the vector address", s.address, kVpmRows - 1);
 }
 
 void vpmWriteSetup(Direction direction, Node address, int stride, Location where) {
@@ -242,6 +291,7 @@ void vpmWriteSetup(Direction direction, Node address, int stride, Location where
   s.direction = direction;
   s.pitch = stride;
   s.address = r.use(address);
+  requireConstant(s, "the vector address", s.address, kVpmRows - 1);
 }
 
 void vpmWrite(Node value, Location where) {

@@ -37,17 +37,18 @@ Recorder& Recorder::current() {
 }
 
 Source Recorder::finish() {
+  if (failure_.construct != nullptr) raiseFailure();
   if (!open_.empty()) fail(open_.back().statement.site, "has no End");
   return std::move(source_);
 }
 
-std::uint32_t Recorder::use(Node n) const {
-  if (n.trace != serial_)
-    raise<CompileError>("kernel '" + source_.name +
-                            "': a vector of another kernel is used; vectors live only while "
-                            "their own kernel is traced",
-                        {source_.name, "vector", -1, 0});
-  return n.id;
+std::uint32_t Recorder::use(Node n) {
+  if (n.trace == serial_) return n.id;
+  failure_ = {"kernel '" + source_.name +
+                  "': a vector of another kernel is used; vectors live only while their own "
+                  "kernel is traced",
+              "vector"};
+  raiseFailure();
 }
 
 Node Recorder::make(Expression e) {
@@ -137,23 +138,27 @@ void Recorder::end(Location where) {
   block().push_back(std::move(done));
 }
 
-void Recorder::fail(const Site& site, const std::string& what) const {
-  raise<CompileError>("kernel '" + source_.name + "': " + source_.describe(site) + ": " + what,
-                      {source_.name, site.construct, -1, 0});
+void Recorder::fail(const Site& site, const std::string& what) {
+  failure_ = {"kernel '" + source_.name + "': " + source_.describe(site) + ": " + what,
+              site.construct};
+  raiseFailure();
+}
+
+void Recorder::raiseFailure() const {
+  raise<CompileError>(failure_.text, {source_.name, failure_.construct, -1, 0});
 }
 
 void Recorder::failHere(const char* construct, Location where, const std::string& what) {
   fail(site(construct, where), what);
 }
 
-void Recorder::refuseInWhere(const Site& site, const char* why) const {
+void Recorder::refuseInWhere(const Site& site, const char* why) {
   for (const Open& o : open_)
     if (o.statement.kind == StatementKind::Where)
       fail(site, std::string("not possible inside Where: ") + why);
 }
 
-void Recorder::requireRange(const Site& site, const char* what, int value, int low,
-                            int high) const {
+void Recorder::requireRange(const Site& site, const char* what, int value, int low, int high) {
   if (value < low || value > high)
     fail(site, std::string(what) + " is " + std::to_string(value) + ", must be " +
                    std::to_string(low) + ".." + std::to_string(high));

@@ -20,11 +20,12 @@ class Recorder {
   // Throws CompileError when no kernel is being traced on this thread.
   static Recorder& current();
 
-  // The recorded kernel; throws CompileError when a block is still open.
+  // The recorded kernel; throws CompileError when a block is still open, and again what
+  // was thrown while it recorded: a kernel that caught that is not whole.
   Source finish();
 
   // Number of the expression; throws CompileError when it is of another trace.
-  std::uint32_t use(Node n) const;
+  std::uint32_t use(Node n);
   Node make(Expression e);
   Node variable(Type type);
   Node parameter(std::size_t position) const;
@@ -37,11 +38,11 @@ class Recorder {
   void beginElse(Location where);
   void end(Location where);
 
-  [[noreturn]] void fail(const Site& site, const std::string& what) const;
+  [[noreturn]] void fail(const Site& site, const std::string& what);
   // For what is wrong with an expression, which is no statement of its own.
   [[noreturn]] void failHere(const char* construct, Location where, const std::string& what);
-  void refuseInWhere(const Site& site, const char* why) const;
-  void requireRange(const Site& site, const char* what, int value, int low, int high) const;
+  void refuseInWhere(const Site& site, const char* why);
+  void requireRange(const Site& site, const char* what, int value, int low, int high);
 
  private:
   enum class Part : std::uint8_t { Body, Else, Step };
@@ -50,6 +51,13 @@ class Recorder {
     Part part;
   };
 
+  // What went wrong first.
+  struct Failure {
+    std::string text;
+    const char* construct = nullptr;
+  };
+
+  [[noreturn]] void raiseFailure() const;
   std::vector<Statement>& block();
   Site site(const char* construct, Location where);
 
@@ -58,6 +66,7 @@ class Recorder {
   std::vector<Open> open_;
   Site last_;
   Recorder* outer_;
+  Failure failure_;
 };
 
 }  // namespace qpu::detail

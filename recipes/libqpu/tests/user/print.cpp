@@ -9,11 +9,11 @@ void hello(Ptr<Float> p) {
     Print(3);
     Print(1.5);
   End
-  *p = 0;
+  p[me() << 4] = 0;
 }
 
 int main() {
-  SharedArray<float> a(16);
+  SharedArray<float> a(32);
   auto k = compile(hello);
   k.setNumQPUs(2);
   k(&a);

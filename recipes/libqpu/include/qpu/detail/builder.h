@@ -45,6 +45,8 @@ struct Node {
 };
 
 QPU_API Node constantInt(std::int32_t value);
+// Toward zero. Numbers of -2^31 to 2^32 - 1 have 32 bits; CompileError for others.
+QPU_API Node constantIntOf(double value);
 QPU_API Node constantFloat(float value);
 QPU_API Node leaf(Op op, Type type);
 QPU_API Node unary(Op op, Type type, Node a);
