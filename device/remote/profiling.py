@@ -1,4 +1,4 @@
-"""``profile-remote``: a kernel is compiled for a board, runs there, is checked and timed; a table says how fast it is."""
+"""``profile-remote``: a kernel is compiled for a board, runs there, is checked and timed; a table says how fast."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def _told(kind: str, found: str, where: str, job: _Job) -> UserError:
             f"{where} was lost in mid-run",
             expected="an answer to each request",
             found=found,
-            mend="look at the board (power, network, memory) and at its server's log: a kernel that crashes looks the same",
+            mend="look at the board (power, network) and at its server's log: a kernel that crashes looks the same",
         )
     if kind == "architecture":
         return PlatformMismatch(
@@ -425,12 +425,12 @@ def _kernel_unusable(found: str) -> KernelUnusable:
 
 
 def _busy(where: str, limit_s: float, facts: Mapping[str, Any]) -> DeviceBusy:
-    boards = facts.get("boards")
-    found = (
-        f"all {boards} boards with that key in sessions, {facts['waiting']} others waiting before us"
-        if boards is not None
-        else "it accepts the connection and does not answer: it is in another session, or its server has died"
-    )
+    if where.startswith("tracker"):
+        found = f"all {facts['boards']} boards with that key in sessions, {facts['waiting']} others waiting before us"
+    elif where.startswith("proxy"):
+        found = "the board is in another session, or no board with that key has dialled out to the proxy"
+    else:
+        found = "it accepts the connection and does not answer: it is in another session, or its server has died"
     return DeviceBusy(
         f"{where} is busy",
         expected=f"a session within {limit_s:g} s",
