@@ -19,6 +19,7 @@ from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
 from device.remote import profiling
+from device.remote.loader_session import Timing
 from images import doctor as examination
 from images import engine, local_registry, mirrors
 from images import registry as registry_client
@@ -258,7 +259,7 @@ def profile_remote(
     json: bool = False,
 ) -> None:
     """Compile a kernel for a board, run it there, compare it with its reference and time it."""
-    timing = profiling.Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
+    timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
     done = profiling.profile(_config(context), kernel=kernel, target=target, device=device, size=size, timing=timing)
     if json:
         sys.stdout.write(done.as_json())

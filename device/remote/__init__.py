@@ -6,6 +6,6 @@ Two roads lead to a board, and one command takes both (``profiling``):
 - **loader**: a small program of ours (``loader/``) is sent to the board; it loads a kernel's plain C entry. For boards
   that no TVM runtime exists for (armv7), and for kernels of the QPUs.
 
-``compiling``, ``rpc_worker``, ``board_server``, ``comparing``, ``reporting`` and ``kernels/`` run in processes of their
-own, beside TVM: they import nothing else of ours, so a TVM that crashes or hangs takes no task with it.
+``rpc_worker`` runs in a process of its own, beside TVM: a TVM that crashes or hangs takes no task with it. What it
+imports of ours (``compiling``, ``comparing``, ``reporting``) imports nothing else of ours.
 """

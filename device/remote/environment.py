@@ -12,22 +12,18 @@ import hashlib
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, NetworkUnreachable
 from toolchain.process import run
 
-GROUP = "remote"
 _NEEDED_MIB = 1024
 _LIMIT_S = 1800.0
-_UNREACHABLE = re.compile(
-    r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|SSLError|Max retries exceeded|Read timed out"
-)
 _UNFOUND = re.compile(r"No matching distribution found for (\S+)")
 
 
@@ -51,15 +47,9 @@ class TvmEnvironment:
         return [sys.executable, "-m", module, *words]
 
 
-def pins() -> tuple[str, ...]:
-    """The requirements, each with its version."""
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return tuple(data["project"]["optional-dependencies"][GROUP])
-
-
 def ready(config: Config) -> TvmEnvironment:
     """Install TVM unless it is there. Raises NetworkUnreachable, DiskFull, or CommandFailed with pip's words."""
-    wanted = pins()
+    wanted = tvm_server.pins()
     key = hashlib.sha256("\n".join([*wanted, sys.version]).encode()).hexdigest()[:12]
     site = config.build_root / "remote" / f"tvm-{key}"
     if not site.is_dir():
@@ -87,7 +77,7 @@ def _install(wanted: tuple[str, ...], site: Path, log: Path) -> None:
         run([*words, "--only-binary=:all:", "--target", site, *wanted], limit_s=_LIMIT_S, log=log)
     except CommandFailed as fault:
         # Without a network pip tries several times, then says that it found no distribution.
-        if _UNREACHABLE.search(fault.tail):
+        if tvm_server.UNREACHABLE.search(fault.tail):
             raise NetworkUnreachable(
                 "TVM cannot be installed: PyPI does not answer",
                 expected=f"pip to fetch {', '.join(wanted)}",

@@ -9,12 +9,14 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from device.remote.environment import TvmEnvironment
+from recipes.tvm_server.build import SERVER
 from toolchain import process
 from toolchain.errors import ServerFailed
 
@@ -48,7 +50,7 @@ def tracker(environment: TvmEnvironment) -> Iterator[Running]:
     """A tracker: hands out boards by key."""
     port = free_port()
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
-    with _running(environment, "tvm.exec.rpc_tracker", words, port) as server:
+    with _running(environment, ["-m", "tvm.exec.rpc_tracker"], words, port) as server:
         yield server
 
 
@@ -58,7 +60,7 @@ def proxy(environment: TvmEnvironment, tracker_port: int = 0) -> Iterator[Runnin
     port, web = free_port(), free_port()
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1), "--web-port", str(web)]
     words += ["--tracker", f"{HOST}:{tracker_port}"] if tracker_port else []
-    with _running(environment, "tvm.exec.rpc_proxy", words, port) as server:
+    with _running(environment, ["-m", "tvm.exec.rpc_proxy"], words, port) as server:
         yield server
 
 
@@ -72,15 +74,15 @@ def board(
     words += ["--proxy", f"{HOST}:{proxy_port}"] if proxy_port else ["--port", str(port)]
     if tracker_port:
         words += ["--tracker", f"{HOST}:{tracker_port}", "--custom-addr", HOST]
-    with _running(environment, "device.remote.board_server", words, port) as server:
+    with _running(environment, [str(SERVER)], words, port) as server:
         yield server
 
 
 @contextlib.contextmanager
-def _running(environment: TvmEnvironment, module: str, words: list[str], port: int) -> Iterator[Running]:
+def _running(environment: TvmEnvironment, program: list[str], words: list[str], port: int) -> Iterator[Running]:
     with tempfile.NamedTemporaryFile() as output:
         started = subprocess.Popen(
-            environment.command(module, *words),
+            [sys.executable, *program, *words],
             env={**os.environ, **environment.variables},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -90,18 +92,18 @@ def _running(environment: TvmEnvironment, module: str, words: list[str], port: i
         server = Running(port, started, output)
         try:
             with process.on_interrupt(lambda: process.end_group(started)):
-                _wait(server, module)
+                _wait(server, program[-1])
                 yield server
         finally:
             process.end_group(started)
 
 
-def _wait(server: Running, module: str) -> None:
+def _wait(server: Running, name: str) -> None:
     deadline = time.monotonic() + _START_LIMIT_S
     while not _answers(server):
         if server.process.poll() is not None or time.monotonic() > deadline:
             raise ServerFailed(
-                f"{module} did not start",
+                f"{name} did not start",
                 expected=f"a server on port {server.port}" if server.port else "a server",
                 found=server.log().strip().splitlines()[-1] if server.log().strip() else "no word",
             )

@@ -12,6 +12,7 @@ from remote_kernels import RIGHT, write
 from device.remote import comparing, compiling, environment, profiling, reporting, targets
 from device.remote.address import Address, parse, resolve
 from device.remote.loader_session import Timing
+from recipes.tvm_server import build as tvm_server
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config, load_config
 from toolchain.errors import ConfigError, DeviceUnknown, KernelUnusable, NetworkUnreachable, UserError
@@ -221,8 +222,8 @@ def test_without_a_network_tvm_cannot_be_installed_and_nothing_is_left(
 
 
 def test_the_versions_of_tvm_are_pinned() -> None:
-    assert all("==" in pin for pin in environment.pins())
-    assert {pin.split("==")[0] for pin in environment.pins()} >= {"apache-tvm", "apache-tvm-ffi"}
+    assert all("==" in pin for pin in tvm_server.pins())
+    assert {pin.split("==")[0] for pin in tvm_server.pins()} >= {"apache-tvm", "apache-tvm-ffi"}
 
 
 def test_statistics_of_a_profile() -> None:
