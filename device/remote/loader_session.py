@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
@@ -44,7 +45,7 @@ TIMED_OUT = 124
 """The loader's exit status when the session's time is up."""
 GRACE_S = 10.0
 _CONNECT_LIMIT_S = 30.0
-_SSH_FAILED = 255
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 
 _UNPACK = (
     "set -e; d=$(mktemp -d /tmp/pitorch-loader.XXXXXX); trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; "
@@ -206,12 +207,13 @@ class LoaderSession:
             )
         if greeting:
             return self._silent(said.splitlines()[-1] if said else process.explain_exit(status))
-        signal_number = -status if status < 0 else status - 128
-        if status < 0 or 128 < status < _SSH_FAILED:
+        # Through a shell a signal is 128 and its number.
+        ended_by = -status if status < 0 else status - 128
+        if ended_by in _CRASHES:
             return KernelUnusable(
                 f"the kernel crashed on {self._where}",
                 expected="a kernel that keeps within its arrays",
-                found=process.explain_exit(-signal_number),
+                found=process.explain_exit(-ended_by),
                 mend="look at its indices: on the board nothing else was in that process",
             )
         return self._lost(said.splitlines()[-1] if said else process.explain_exit(status))

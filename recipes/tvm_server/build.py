@@ -33,9 +33,9 @@ def pins() -> tuple[str, ...]:
 
 def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: Path) -> None:
     """Put the server into ``root``. Raises WheelUnusable for an architecture without wheels, NetworkUnreachable."""
-    site = root / str(recipe.settings["prefix"]).removeprefix("/")
+    site = root / recipe.settings["prefix"].removeprefix("/")
     _install(target, suite, site, log)
-    for name in recipe.settings["left_out"]:
+    for name in recipe.settings["left_out"].split():
         files.remove(site / name)
     shutil.copy2(SERVER, site / SERVER.name)
     shutil.copytree(recipe.folder / "files", root, dirs_exist_ok=True)

@@ -162,6 +162,16 @@ void complain(const char *kind, const std::string &text) {
   writeAll(line.data(), line.size());
 }
 
+// The next line. One that is too long leaves nothing to go on with: what follows it is unknown.
+std::string readRequest() {
+  try {
+    return readLine();
+  } catch (const Failure &fault) {
+    complain(fault.kind, fault.what());
+    std::exit(1);
+  }
+}
+
 // ------------------------------------------------------------------------------------- the kernel
 
 class Library {
@@ -324,7 +334,7 @@ class Session {
  public:
   void serve() {
     for (;;) {
-      std::istringstream words(readLine());
+      std::istringstream words(readRequest());
       std::string verb;
       words >> verb;
       try {
