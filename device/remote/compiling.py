@@ -47,8 +47,10 @@ class Kernel:
         return ", ".join(f"{item.dtype} {'×'.join(map(str, item.shape))}" for item in (*self.arrays, self.expected))
 
 
-def load(path: Path, size: int) -> Kernel:
+def load(path: Path, size: int, *, qpu: bool = False) -> Kernel:
     """Read a kernel's file and make its arrays; ``size`` 0 takes the file's own.
+
+    ``qpu``: it will run on the QPUs, whose arithmetic rounds towards zero: ``QPU_TOLERANCE`` counts, if there is one.
 
     Raises Fault ``kernel`` with the line of the file that is wrong.
     """
@@ -63,6 +65,8 @@ def load(path: Path, size: int) -> Kernel:
     arrays = _guarded(path, "cannot make its inputs", lambda: [_plain(item) for item in source.inputs(size, random)])
     expected = _guarded(path, "has a reference that fails", lambda: _plain(source.reference(*arrays)))
     relative, absolute = getattr(source, "TOLERANCE", TOLERANCE)
+    if qpu:
+        relative, absolute = getattr(source, "QPU_TOLERANCE", (relative, absolute))
     count = getattr(source, "operations", lambda _: 0)
     return Kernel(
         name=path.stem,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import signal
@@ -45,6 +46,8 @@ TIMED_OUT = 124
 """The loader's exit status when the session's time is up."""
 GRACE_S = 10.0
 _CONNECT_LIMIT_S = 30.0
+_UNSTARTABLE = (126, 127)
+_FOREIGN = re.compile(r"Exec format error|Could not open '/lib\S*/ld-|cannot execute")
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 
 _UNPACK = (
@@ -86,10 +89,12 @@ class LoaderSession:
         self._where = where
         self._limit_s = session_limit_s
         self._received = b""
+        self.model = ""
+        """What the board's device tree calls it; empty where there is none."""
 
-    def greet(self, queue_limit_s: float) -> str:
-        """Wait until the board is ours; returns its machine. Raises DeviceBusy, BoardSilent and what SSH met."""
-        return self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True)
+    def greet(self, queue_limit_s: float) -> None:
+        """Wait until the board is ours. Raises DeviceBusy, BoardSilent, PlatformMismatch and what SSH met."""
+        self.model = self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True).partition("; ")[2]
 
     def load(self, library: Path, entry: str) -> str:
         """Send a kernel; ``entry`` is "-" for a plain one. Returns what runs it. Raises PlatformMismatch."""
@@ -112,7 +117,7 @@ class LoaderSession:
     def run(self, numbers: Sequence[int]) -> float | None:
         """Run the kernel once; returns the seconds of an emulator's model of a board, where there is one."""
         seconds = float(self._ask(f"run {' '.join(map(str, numbers))}"))
-        return seconds if seconds >= 0 else None
+        return seconds if seconds > 0 else None
 
     def time(self, timing: Timing, numbers: Sequence[int]) -> tuple[int, list[float]]:
         """Runs of each measurement, and seconds of one run for each of them."""
@@ -205,8 +210,16 @@ class LoaderSession:
                 found="the kernel was still running",
                 mend="measure less (--number, --repeat, --size), or raise remote.session_limit_s",
             )
+        last = said.splitlines()[-1] if said else process.explain_exit(status)
+        if greeting and (status in _UNSTARTABLE or _FOREIGN.search(said)):
+            return PlatformMismatch(
+                f"the loader does not run on {self._where}",
+                expected="a board of the target's machine, with its C library",
+                found=last,
+                mend="choose the --target that the board runs",
+            )
         if greeting:
-            return self._silent(said.splitlines()[-1] if said else process.explain_exit(status))
+            return self._silent(last)
         # Through a shell a signal is 128 and its number.
         ended_by = -status if status < 0 else status - 128
         if ended_by in _CRASHES:
@@ -216,7 +229,7 @@ class LoaderSession:
                 found=process.explain_exit(-ended_by),
                 mend="look at its indices: on the board nothing else was in that process",
             )
-        return self._lost(said.splitlines()[-1] if said else process.explain_exit(status))
+        return self._lost(last)
 
     def _silent(self, found: str) -> UserError:
         return BoardSilent(

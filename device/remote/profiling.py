@@ -52,7 +52,12 @@ class Profile:
     checked: int
     timing: Timing
     model_s: float | None = None
+    board: str = ""
+    """The board's name by its device tree; empty where it has none."""
+    foreign: bool = False
+    """Whether the kernel is for another machine than this PC's."""
     emulated: bool = False
+    """Whether a program played the board, or the QPUs."""
 
     @property
     def mean_s(self) -> float:
@@ -82,8 +87,12 @@ class Profile:
             ("least", _seconds(min(self.seconds))),
             ("GFLOPS", f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not count its operations"),
         ]
+        if self.board:
+            found.insert(3, ("board", self.board))
         if self.emulated:
-            found.append(("note", "timed under emulation on this PC; not measured on hardware"))
+            found.append(("note", "timed under emulation; not measured on hardware"))
+        elif self.foreign and not self.board.startswith("Raspberry Pi"):
+            found.append(("note", "the board does not say that it is one: perhaps emulated; not measured on hardware"))
         if self.model_s is not None:
             rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
             found.append(("model", f"{_seconds(self.model_s)} a run{rate}: the emulator's model of a board"))
@@ -215,7 +224,8 @@ class _Job:
 
     def by_rpc(self) -> Profile:
         self._work(self.address)
-        return self._profile(backend="CPU", seconds=self.facts["seconds"], checked=self.facts["checked"])
+        facts = self.facts
+        return self._profile(backend="CPU", seconds=facts["seconds"], checked=facts["checked"], board=facts["model"])
 
     def tvm_library(self) -> tuple[Path, str, list[Path]]:
         """Compile only: the library, its function's name, and no folders of libraries."""
@@ -280,14 +290,20 @@ class _Job:
             _, seconds = board.time(self.timing, numbers)
         facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
         self.facts |= {**facts, "kernel": kernel.name}
-        emulated = self.address.kind == "emulator" or (model is not None)
+        # libqpu names its backends on the QPUs vc4-…; its others compute on the CPU.
+        emulated = self.address.kind == "emulator" or (self.target.name == "qpu" and " vc4-" not in backend)
         return self._profile(
-            backend=backend, seconds=seconds, checked=kernel.expected.size, model_s=model, emulated=emulated
+            backend=backend,
+            seconds=seconds,
+            checked=kernel.expected.size,
+            model_s=model,
+            board=board.model,
+            emulated=emulated,
         )
 
     def _arrays(self) -> compiling.Kernel:
         try:
-            return compiling.load(self.path, self.size)
+            return compiling.load(self.path, self.size, qpu=self.target.name == "qpu")
         except reporting.Fault as fault:
             raise _kernel_unusable(fault.found) from fault
 
@@ -299,6 +315,7 @@ class _Job:
             operations=self.facts["operations"],
             target=f"{self.target.name} ({self.target.title})",
             device=str(self.address),
+            foreign=self.target.name != "local",
             timing=self.timing,
             **{**measured, "seconds": tuple(measured["seconds"])},
         )

@@ -168,6 +168,7 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
     with stage("load", limit_s):
         module = _loaded(session, library)
     device = session.cpu()
+    tell(model=_board_model(session))
     with stage("run", limit_s):
         arrays = [tvm.runtime.tensor(item, device) for item in kernel.arrays]
         # Filled with what no kernel computes, so that elements which it leaves out are seen.
@@ -218,6 +219,13 @@ def _board_machine(session: Any) -> str:
     # The server joins the name to its work folder, which an absolute path replaces; /bin/true is a small program.
     with contextlib.suppress(Exception):
         return _machine(bytes(session.download("/bin/true"))[: _ELF.size])
+    return ""
+
+
+def _board_model(session: Any) -> str:
+    """What the board's device tree calls it; empty where there is none."""
+    with contextlib.suppress(Exception):
+        return bytes(session.download("/proc/device-tree/model")).decode().strip("\0\n ")
     return ""
 
 

@@ -83,7 +83,7 @@ def _running(environment: TvmEnvironment, program: list[str], words: list[str], 
     with tempfile.NamedTemporaryFile() as output:
         started = subprocess.Popen(
             [sys.executable, *program, *words],
-            env={**os.environ, **environment.variables},
+            env={**os.environ, **environment.variables, "TVM_USE_RUNTIME_LIB": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -8,7 +8,9 @@ import numpy
 
 SIZE = 1024
 TOLERANCE = (0.0, 0.0)
-"""Relative and absolute. The sum is exact to the last bit wherever it is computed in float32."""
+"""Relative and absolute. The sum is exact to the last bit wherever float32 rounds to nearest."""
+QPU_TOLERANCE = (2.0**-22, 0.0)
+"""A QPU rounds towards zero: one unit in the last place."""
 
 
 def module(size: int) -> Any:

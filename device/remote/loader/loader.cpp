@@ -1,5 +1,6 @@
 // Loads a kernel on a board, gives it arrays, runs it and times it, for a client that talks to
-// standard input and output: through SSH, under an emulator, or on the same machine.
+// standard input and output: through SSH, under an emulator, or on the same machine. It begins with
+// "ok MACHINE; MODEL": what it was compiled for, and the board's name as the device tree has it.
 //
 //   loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 //
@@ -294,6 +295,16 @@ std::string ownMachine() {
   return machineName(machine, sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32);
 }
 
+// What the board's device tree calls it; empty where there is none: on a PC, under an emulator.
+std::string boardModel() {
+  char model[128] = {};
+  if (FILE *file = std::fopen("/proc/device-tree/model", "rb")) {
+    if (std::fread(model, 1, sizeof model - 1, file) == 0) model[0] = 0;
+    if (std::fclose(file) != 0) model[0] = 0;
+  }
+  return oneLine(model);
+}
+
 std::string machineOf(const std::vector<char> &content) {
   if (content.size() < sizeof(Elf32_Ehdr) || std::memcmp(content.data(), ELFMAG, SELFMAG) != 0)
     throw Failure("load", "what was sent is no shared library (no ELF header)");
@@ -504,6 +515,6 @@ int main(int count, char **words) {
   std::signal(SIGALRM, [](int) { _exit(TIMED_OUT); });
   const double seconds = std::atof(words[3]);
   alarm(seconds < 1 ? 1 : static_cast<unsigned>(seconds + 0.5));
-  answer(" " + ownMachine());
+  answer(" " + ownMachine() + "; " + boardModel());
   Session().serve();
 }
