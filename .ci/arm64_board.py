@@ -67,7 +67,7 @@ def serving(root: Path) -> Iterator[int]:
             start_new_session=True,
         )
         try:
-            deadline = time.monotonic() + 300
+            deadline = time.monotonic() + 900
             while "pitorch: serving" not in log.read_text():
                 if started.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit(f"the server did not start:\n{log.read_text()}")

@@ -457,7 +457,7 @@ class Flow:
             inputs={
                 "wheels": " ".join(tvm_server.pins()),
                 "recipe": data.fingerprint(),
-                "driver": _driver("tvm_server"),
+                "driver": driver_fingerprint("tvm_server"),
                 "staging": _staging(),
                 "epoch": str(self.image.source_date_epoch),
             },

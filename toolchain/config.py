@@ -77,6 +77,8 @@ _hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
 
 
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=\S*", "NAME=VALUE")
+
+
 _device = _matches(r"[A-Za-z0-9_.-]+=\S+", "NAME=ADDRESS")
 
 

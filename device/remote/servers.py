@@ -21,7 +21,7 @@ from toolchain import process
 from toolchain.errors import ServerFailed
 
 HOST = "127.0.0.1"
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 180.0
 
 
 @dataclass(frozen=True)

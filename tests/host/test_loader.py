@@ -40,8 +40,8 @@ def tvm(product_config: Config) -> None:
     environment.ready(product_config)
 
 
-def config(tmp_path: Path, queue_s: float = 60, session_s: float = 60) -> Config:
-    """Limits, and a build folder that all share but for the lock of the board that this PC plays."""
+def config(queue_s: float = 60, session_s: float = 60) -> Config:
+    """The tests' build folder, with limits."""
     return load_config(
         {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
     )
@@ -56,18 +56,18 @@ def needs(target: str) -> None:
         pytest.skip(f"qemu-{wanted.architecture.qemu} is missing; ./inv installs it")
 
 
-def run(tmp_path: Path, target: str, kernel: str, *, size: int = 0, **limits: Any) -> Profile:
+def run(target: str, kernel: str, *, size: int = 0, **limits: Any) -> Profile:
     timing = limits.pop("timing", QUICK)
     return profiling.profile(
-        config(tmp_path, **limits), kernel=kernel, target=target, device="emulator", size=size, timing=timing
+        config(**limits), kernel=kernel, target=target, device="emulator", size=size, timing=timing
     )
 
 
 @pytest.mark.parametrize("target", FOREIGN)
 @pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("add_one", 1), ("gemm", 32), ("gemm", 7)])
-def test_a_kernel_of_tvm_runs_on_a_board_without_tvm(tmp_path: Path, target: str, kernel: str, size: int) -> None:
+def test_a_kernel_of_tvm_runs_on_a_board_without_tvm(target: str, kernel: str, size: int) -> None:
     needs(target)
-    done = run(tmp_path, target, kernel, size=size)
+    done = run(target, kernel, size=size)
     assert done.checked == (size or 1024) ** (2 if kernel == "gemm" else 1)
     assert len(done.seconds) == 2
     assert dict(done.rows())["note"] == "timed under emulation; not measured on hardware"
@@ -77,14 +77,14 @@ def test_a_wrong_result_is_told_with_its_first_index(tmp_path: Path) -> None:
     needs("armv7")
     wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[70] = 1e6; return b")
     with pytest.raises(ResultMismatch, match=r"first at index \[70\]"):
-        run(tmp_path, "armv7", str(write(tmp_path, RIGHT, wrong)))
+        run("armv7", str(write(tmp_path, RIGHT, wrong)))
 
 
 def test_arrays_that_a_kernel_does_not_take_are_refused_in_its_words(tmp_path: Path) -> None:
     needs("armv7")
     path = write(tmp_path, RIGHT, ("standard_normal(size,", "standard_normal(size + 1,"))
     with pytest.raises(KernelUnusable) as caught:
-        run(tmp_path, "armv7", str(path))
+        run("armv7", str(path))
     assert "expected to be" in caught.value.found or "96" in caught.value.found
 
 
@@ -92,22 +92,22 @@ def test_a_kernel_with_parallel_loops_is_refused_and_does_not_crash(tmp_path: Pa
     """Its pointer to TVM's thread pool stays empty without TVM's runtime: the call would go to address 0."""
     needs("armv7")
     with pytest.raises(KernelUnusable) as caught:
-        run(tmp_path, "armv7", str(write(tmp_path, PARALLEL)))
+        run("armv7", str(write(tmp_path, PARALLEL)))
     assert "thread pool" in caught.value.found
 
 
 def test_a_kernel_that_crashes_is_told_as_such(tmp_path: Path) -> None:
     needs("armv7")
     with pytest.raises(KernelUnusable) as caught:
-        run(tmp_path, "armv7", str(write(tmp_path, CRASHING)))
+        run("armv7", str(write(tmp_path, CRASHING)))
     assert "SIG" in caught.value.found
 
 
-def test_a_session_ends_in_time(tmp_path: Path) -> None:
+def test_a_session_ends_in_time() -> None:
     needs("armv7")
     endless = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
     with pytest.raises(SessionTimedOut) as caught:
-        run(tmp_path, "armv7", "add_one", timing=endless, session_s=2)
+        run("armv7", "add_one", timing=endless, session_s=2)
     assert caught.value.expected == "an end within 2 s"
 
 
@@ -115,9 +115,9 @@ def test_a_session_ends_in_time(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[LoaderSession]:
+def board() -> Iterator[LoaderSession]:
     """A session with this PC."""
-    with loader_session.session(config(tmp_path), targets.load("local"), parse("emulator")) as session:
+    with loader_session.session(config(), targets.load("local"), parse("emulator")) as session:
         yield session
 
 
@@ -231,18 +231,18 @@ def test_a_library_without_a_kernel_is_refused(board: LoaderSession, library: Pa
     assert "has no __tvm_ffi_gemm" in caught.value.found
 
 
-def test_one_session_at_a_time_and_the_next_waits_its_turn(tmp_path: Path) -> None:
+def test_one_session_at_a_time_and_the_next_waits_its_turn() -> None:
     target, address = targets.load("local"), parse("emulator")
     order: list[str] = []
 
     def second() -> None:
-        with loader_session.session(config(tmp_path, queue_s=30), target, address):
+        with loader_session.session(config(queue_s=30), target, address):
             order.append("second")
 
-    with loader_session.session(config(tmp_path), target, address):
+    with loader_session.session(config(), target, address):
         with (
             pytest.raises(DeviceBusy) as caught,
-            loader_session.session(config(tmp_path, queue_s=1), target, address),
+            loader_session.session(config(queue_s=1), target, address),
         ):
             raise AssertionError("two sessions at once")
         assert "process" in caught.value.found
@@ -254,8 +254,8 @@ def test_one_session_at_a_time_and_the_next_waits_its_turn(tmp_path: Path) -> No
     assert order == ["first", "second"]
 
 
-def test_a_board_that_goes_away_is_lost(tmp_path: Path, library: Path) -> None:
-    with loader_session.session(config(tmp_path), targets.load("local"), parse("emulator")) as board:
+def test_a_board_that_goes_away_is_lost(library: Path) -> None:
+    with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
         board.load(library, "-")
         numbers = [board.array(numpy.array([value], numpy.int16)) for value in (-2, 1, 0)]
         threading.Timer(0.5, board._process.kill).start()
