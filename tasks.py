@@ -242,6 +242,7 @@ def run_on_pi(
         "repeat": "measurements",
         "min-repeat-ms": "least length of a measurement: more runs are made where it would be shorter",
         "warm-up": "runs before the first measurement",
+        "keep": "write the kernel's library there, if its result is right",
         "json": "for another program",
     },
 )
@@ -256,11 +257,20 @@ def profile_remote(
     repeat: int = 5,
     min_repeat_ms: int = 20,
     warm_up: int = 2,
+    keep: str = "",
     json: bool = False,
 ) -> None:
     """Compile a kernel for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
-    done = profiling.profile(_config(context), kernel=kernel, target=target, device=device, size=size, timing=timing)
+    done = profiling.profile(
+        _config(context),
+        kernel=kernel,
+        target=target,
+        device=device,
+        size=size,
+        keep=Path(keep) if keep else None,
+        timing=timing,
+    )
     if json:
         sys.stdout.write(done.as_json())
     else:

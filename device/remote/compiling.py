@@ -22,6 +22,7 @@ from device.remote.reporting import Fault
 TOLERANCE = (1e-5, 1e-6)
 """Relative and absolute, of a kernel that states none: float32 with a few roundings."""
 SEED = 20180501
+STANDALONE = Path(__file__).with_name("loader") / "standalone.cpp"
 
 _T = TypeVar("_T")
 
@@ -79,8 +80,12 @@ def load(path: Path, size: int, *, qpu: bool = False) -> Kernel:
     )
 
 
-def export(path: Path, kernel: Kernel, target: Mapping[str, Any], linker: str, library: Path) -> str:
+def export(
+    path: Path, kernel: Kernel, target: Mapping[str, Any], linker: str, library: Path, *, standalone: bool
+) -> str:
     """Compile and link ``kernel`` to ``library``; returns the name of its function.
+
+    ``standalone``: for a board without TVM's runtime, so what the kernel needs of it is linked in.
 
     Raises Fault ``kernel``, or ``linker`` with the linker's own words.
     """
@@ -99,8 +104,9 @@ def export(path: Path, kernel: Kernel, target: Mapping[str, Any], linker: str, l
     function = module[names[0]]
     entry = str(function.attrs["global_symbol"]) if function.attrs and "global_symbol" in function.attrs else names[0]
     built = _guarded(path, "does not compile", lambda: tvm.compile(module, target=Target(dict(target))))
+    own = ["-O2", "-std=c++17", str(STANDALONE)] if standalone else []
     try:
-        built.export_library(str(library), fcompile=cc.cross_compiler(linker))
+        built.export_library(str(library), fcompile=cc.cross_compiler(linker, add_files=own))
     except Exception as fault:
         raise Fault("linker", f"{linker}: {_last_words(str(fault))}") from fault
     return entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,9 +124,12 @@ def profile(
     target: str,
     device: str = "",
     size: int = 0,
+    keep: Path | None = None,
     timing: Timing = Timing(number=10, repeat=5, min_repeat_ms=20, warm_up=2),  # noqa: B008 - frozen
 ) -> Profile:
     """Compile ``kernel`` (a name, or a file) for ``target``, run, check and time it on ``device``.
+
+    ``keep``: where the library goes that was found right.
 
     Raises KernelUnusable, ResultMismatch, DeviceUnknown, DeviceBusy, SessionTimedOut, BoardLost, BoardSilent,
     PlatformMismatch and what preparing may raise.
@@ -137,12 +141,17 @@ def profile(
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
         job = _Job(config, wanted, address, path, size, timing, scratch)
         if wanted.name == "qpu":
-            return job.by_loader(job.qpu_library())
-        if address.kind == "local" and wanted.name != "local":
+            done = job.by_loader(job.qpu_library())
+        elif address.kind == "local" and wanted.name != "local":
             raise _wrong_device(wanted, address)
-        if address.kind in RPC_KINDS:
-            return job.by_rpc()
-        return job.by_loader(job.tvm_library())
+        elif address.kind in RPC_KINDS:
+            done = job.by_rpc()
+        else:
+            done = job.by_loader(job.tvm_library())
+        if keep is not None:
+            with files.replacing(keep) as aside:
+                shutil.copyfile(job.library, aside)
+    return done
 
 
 def kernel_file(name: str) -> Path:

@@ -52,11 +52,10 @@ def _run(request: Mapping[str, Any]) -> None:
     path, library = Path(request["kernel"]), Path(request["library"])
     with stage("compile", COMPILE_LIMIT_S):
         kernel = compiling.load(path, request["size"])
-        entry = compiling.export(path, kernel, request["target"], request["linker"], library)
+        alone = request["address"] is None
+        entry = compiling.export(path, kernel, request["target"], request["linker"], library, standalone=alone)
     tell(kernel=kernel.name, size=kernel.size, shape=kernel.shape, operations=kernel.operations, entry=entry)
     if request["address"] is None:
-        arrays = {f"input{number:02}": item for number, item in enumerate(kernel.arrays)}
-        numpy.savez(library.with_suffix(".npz"), expected=kernel.expected, tolerance=kernel.tolerance, **arrays)
         return
     with _told(request["session_limit_s"]):
         session = _session(request["address"], request["queue_limit_s"], request["session_limit_s"])

@@ -24,6 +24,7 @@ from device import suite
 from device.remote.loader_session import Timing
 from device.remote.profiling import profile
 from nfsroot.layout import Layout
+from recipes import main_job
 from toolchain import process
 from toolchain.config import ROOT, Config
 from toolchain.errors import BoardLoginDenied, BoardSilent, BoardUntrusted, DeviceTestsFailed, SessionTimedOut
@@ -271,6 +272,32 @@ def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> 
     assert done.board == "linux,dummy-virt"
     assert "not measured on hardware" in dict(done.rows())["note"]
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
+
+
+def test_a_kernel_of_tvm_computes_on_tensors_of_torch_on_the_board(
+    board: Board, built: main_job.Built, tmp_path: Path
+) -> None:
+    """Without torch in the image, on arrays of numpy, which do not begin where TVM's code wants them."""
+    library, there = tmp_path / "gemm.so", "/tmp/gemm.so"
+    timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+    device = f"tree://{board.host}"
+    profile(board.config, kernel="gemm", target="armv7", device=device, size=32, keep=library, timing=timing)
+    process.run(board.access.command(["sh", "-c", f"cat >{there}"]), stdin=library.read_bytes(), limit_s=60)
+    program = f"""
+import importlib.util, numpy
+from pitorch import tvm
+a, b, c = (numpy.random.default_rng(n).standard_normal((32, 32), dtype=numpy.float32) for n in range(3))
+with_torch = importlib.util.find_spec("torch") is not None
+if with_torch:
+    import torch
+    a, b, c = (torch.tensor(item) for item in (a, b, c))
+tvm.Library({there!r})["gemm"](a, b, c)
+numpy.testing.assert_allclose(numpy.asarray(c), numpy.asarray(a) @ numpy.asarray(b), rtol=1e-4, atol=1e-4)
+print("torch" if with_torch else "numpy")
+"""
+    said = board.run("python3", "-c", program)
+    assert said == ("torch" if built.manifest("torch").facts["wheel"] else "numpy")
+    board.run("rm", there)
 
 
 def test_kernels_of_the_qpus_are_profiled_on_the_board(board: Board) -> None:
