@@ -262,13 +262,14 @@ def profile_remote(
 ) -> None:
     """Compile a kernel for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
+    here = shells_in.caller_folder()
     done = profiling.profile(
         _config(context),
-        kernel=kernel,
+        kernel=str(here / kernel) if kernel.endswith(".py") else kernel,
         target=target,
         device=device,
         size=size,
-        keep=Path(keep) if keep else None,
+        keep=here / keep if keep else None,
         timing=timing,
     )
     if json:

@@ -19,6 +19,7 @@ from device.remote.address import LOADER_KINDS, RPC_KINDS, Address, parse, resol
 from device.remote.loader_session import Timing
 from device.remote.targets import Target
 from toolchain import files, process, progress
+from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import (
     BoardLost,
@@ -196,7 +197,8 @@ def _device(config: Config, target: Target, name: str) -> Address:
             mend="for example --device tracker://HOST:9190/KEY; docs/remote.md shows how a board gets there",
         )
     address = resolve(name or target.default_device, config.remote.devices)
-    allowed = LOADER_KINDS if target.name == "qpu" else (*RPC_KINDS, *LOADER_KINDS)
+    # libqpu's emulator needs no emulated ARM around it.
+    allowed = ("local", "tree", "ssh") if target.name == "qpu" else (*RPC_KINDS, *LOADER_KINDS)
     if address.kind not in allowed:
         raise _wrong_device(target, address)
     return address
@@ -206,7 +208,7 @@ def _wrong_device(target: Target, address: Address) -> DeviceUnknown:
     ours = target.road == "loader"
     return DeviceUnknown(
         f"kernels for {target.title} do not reach {address}",
-        expected="emulator, tree://HOST or ssh://HOST" if ours else "HOST:PORT, tracker://… or proxy://…",
+        expected="tree://HOST or ssh://HOST" if ours else "HOST:PORT, tracker://… or proxy://…",
         found=str(address),
         mend="choose another --device or --target (docs/remote.md has the table)",
     )
@@ -300,7 +302,10 @@ class _Job:
         facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
         self.facts |= {**facts, "kernel": kernel.name}
         # libqpu names its backends on the QPUs vc4-…; its others compute on the CPU.
-        emulated = self.address.kind == "emulator" or (self.target.name == "qpu" and " vc4-" not in backend)
+        foreign = self.target.architecture != host_architecture()
+        emulated = (self.address.kind == "emulator" and foreign) or (
+            self.target.name == "qpu" and " vc4-" not in backend
+        )
         return self._profile(
             backend=backend,
             seconds=seconds,

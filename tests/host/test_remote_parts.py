@@ -192,6 +192,7 @@ def test_a_measurement_of_nothing_is_refused(wrong: dict[str, int]) -> None:
         ("armv7", "local", "do not reach local"),
         ("aarch64", "local", "do not reach local"),
         ("qpu", "tracker://lab:9190/pi", "do not reach tracker"),
+        ("qpu", "emulator", "do not reach emulator"),
         ("local", "nowhere", "there is no board called 'nowhere'"),
     ],
 )
