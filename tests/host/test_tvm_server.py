@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from images import probe, rootfs
+from images import doctor, probe, rootfs
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.flow import Flow
@@ -72,6 +72,7 @@ def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
     if not Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() and os.uname().machine != "aarch64":
         pytest.skip("qemu-aarch64 is not registered; ./inv does it")
     rootfs.require_execution(ARCHITECTURES["arm64"], program)
+    assert doctor.check_execution_64(tmp_path).verdict is doctor.Verdict.OK
 
 
 @pytest.mark.parametrize(
