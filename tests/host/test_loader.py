@@ -17,6 +17,7 @@ from device.remote import environment, loader_session, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import LoaderSession, Timing
 from device.remote.profiling import Profile
+from toolchain import process
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     ArtefactMissing,
@@ -147,7 +148,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     made = folder / "plain.so"
     words = ["gcc", "-shared", "-fPIC", f"-I{loader_session.SOURCE}", folder / "plain.c", "-o", made]
-    loader_session.process.run(words)
+    process.run(words)
     return made
 
 
@@ -219,7 +220,7 @@ def test_what_is_no_library_for_this_machine_is_refused(board: LoaderSession, tm
     foreign = shutil.which("arm-linux-gnueabihf-gcc")
     if foreign is None:
         pytest.skip("arm-linux-gnueabihf-gcc is missing; ./inv installs it")
-    loader_session.process.run([foreign, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", text])
+    process.run([foreign, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", text])
     with pytest.raises(PlatformMismatch) as mismatch:
         board.load(text, "-")
     assert mismatch.value.found == "the board runs x86-64 (64-bit), the kernel is for ARM (32-bit)"
@@ -280,3 +281,20 @@ def test_a_board_without_a_key_or_an_address_is_told(tmp_path: Path) -> None:
     ):
         raise AssertionError("a session with nobody")
     assert "refused" in caught.value.found
+
+
+# ------------------------------------------------------------------------------------------------ the source
+
+SOURCES = tuple(loader_session.SOURCE / name for name in ("loader.cpp", "standalone.cpp"))
+
+
+def test_the_loader_compiles_without_a_warning() -> None:
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+    process.run(["g++", "-std=c++17", "-O1", *warnings, "-fsyntax-only", *SOURCES], limit_s=300)
+
+
+def test_clang_tidy_finds_nothing() -> None:
+    if shutil.which("clang-tidy") is None:
+        pytest.skip("the program clang-tidy is missing; ./inv installs it")
+    done = process.run(["clang-tidy", "--quiet", *SOURCES, "--", "-std=c++17"], check=False, limit_s=600)
+    assert done.returncode == 0, done.output

@@ -29,8 +29,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -297,12 +299,12 @@ std::string ownMachine() {
 
 // What the board's device tree calls it; empty where there is none: on a PC, under an emulator.
 std::string boardModel() {
-  char model[128] = {};
+  std::array<char, 128> model{};
   if (FILE *file = std::fopen("/proc/device-tree/model", "rb")) {
-    if (std::fread(model, 1, sizeof model - 1, file) == 0) model[0] = 0;
+    if (std::fread(model.data(), 1, model.size() - 1, file) == 0) model[0] = 0;
     if (std::fclose(file) != 0) model[0] = 0;
   }
-  return oneLine(model);
+  return oneLine(model.data());
 }
 
 std::string machineOf(const std::vector<char> &content) {
@@ -318,7 +320,7 @@ std::unique_ptr<Library> load(const std::string &entry, const std::vector<char> 
   if (theirs != ours) throw Failure("architecture", "the board runs " + ours + ", the kernel is for " + theirs);
   const char *folder = std::getenv("TMPDIR");
   std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/pitorch-kernel.XXXXXX";
-  const int file = mkstemp(&path[0]);
+  const int file = mkstemp(path.data());
   if (file < 0) throw Failure("load", path + ": " + std::strerror(errno));
   FILE *stream = fdopen(file, "wb");
   const bool whole = stream != nullptr && std::fwrite(content.data(), 1, content.size(), stream) == content.size();
@@ -361,7 +363,7 @@ class Session {
  private:
   void handle(const std::string &verb, std::istringstream &words) {
     if (verb == "load") {
-      const std::string entry = word<std::string>(words);
+      const auto entry = word<std::string>(words);
       const std::vector<char> content = payload(word<std::size_t>(words));
       for (Array &each : arrays_) library_->release(each.data);
       arrays_.clear();
@@ -491,9 +493,9 @@ bool locked(const char *path, double queueSeconds) {
       return false;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
-      char holder[16] = {};
-      const ssize_t got = pread(file, holder, sizeof holder - 1, 0);
-      complain("busy", got > 0 ? std::string("process ") + holder + " holds it" : "another session holds it");
+      std::array<char, 16> holder{};
+      const ssize_t got = pread(file, holder.data(), holder.size() - 1, 0);
+      complain("busy", got > 0 ? std::string("process ") + holder.data() + " holds it" : "another session holds it");
       return false;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -507,14 +509,13 @@ bool locked(const char *path, double queueSeconds) {
 
 int main(int count, char **words) {
   if (count != 4) {
-    std::fprintf(stderr, "usage: loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS\n");
+    (void)std::fprintf(stderr, "usage: loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS\n");
     return 2;
   }
-  std::signal(SIGPIPE, SIG_IGN);
-  if (!locked(words[1], std::atof(words[2]))) return 1;
-  std::signal(SIGALRM, [](int) { _exit(TIMED_OUT); });
-  const double seconds = std::atof(words[3]);
-  alarm(seconds < 1 ? 1 : static_cast<unsigned>(seconds + 0.5));
+  (void)std::signal(SIGPIPE, SIG_IGN);
+  if (!locked(words[1], std::strtod(words[2], nullptr))) return 1;
+  (void)std::signal(SIGALRM, [](int) { _exit(TIMED_OUT); });
+  alarm(static_cast<unsigned>(std::max(1.0, std::ceil(std::strtod(words[3], nullptr)))));
   answer(" " + ownMachine() + "; " + boardModel());
   Session().serve();
 }
