@@ -18,6 +18,8 @@ from invoke.tasks import task
 from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
+from device.remote import profiling
+from device.remote.loader_session import Timing
 from images import doctor as examination
 from images import engine, local_registry, mirrors
 from images import registry as registry_client
@@ -230,6 +232,52 @@ def run_on_pi(
     print(result.summary())
 
 
+@task(
+    help={
+        "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
+        "target": "aarch64, armv7, local or qpu",
+        "device": "a board of remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, emulator …",
+        "size": "what the kernel computes on (default: its own)",
+        "number": "runs of one measurement",
+        "repeat": "measurements",
+        "min-repeat-ms": "least length of a measurement: more runs are made where it would be shorter",
+        "warm-up": "runs before the first measurement",
+        "keep": "write the kernel's library there, if its result is right",
+        "json": "for another program",
+    },
+)
+@_reported
+def profile_remote(
+    context: Context,
+    kernel: str,
+    target: str,
+    device: str = "",
+    size: int = 0,
+    number: int = 10,
+    repeat: int = 5,
+    min_repeat_ms: int = 20,
+    warm_up: int = 2,
+    keep: str = "",
+    json: bool = False,
+) -> None:
+    """Compile a kernel for a board, run it there, compare it with its reference and time it."""
+    timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
+    here = shells_in.caller_folder()
+    done = profiling.profile(
+        _config(context),
+        kernel=str(here / kernel) if kernel.endswith(".py") else kernel,
+        target=target,
+        device=device,
+        size=size,
+        keep=here / keep if keep else None,
+        timing=timing,
+    )
+    if json:
+        sys.stdout.write(done.as_json())
+    else:
+        done.print()
+
+
 @task
 @_reported
 def deploy(context: Context) -> None:
@@ -359,6 +407,7 @@ namespace = Collection(
     share_internet,
     deploy,
     run_on_pi,
+    profile_remote,
     push,
     pull,
     mirror,

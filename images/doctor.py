@@ -101,7 +101,7 @@ class Pair:
 
 def examine(config: Config) -> list[Finding]:
     """Do every check, in the order of the data flow. Starts the engine where none runs."""
-    folder = config.build_root
+    folder, wide = config.build_root, config.image.architecture == "arm64"
     with files.scratch_folder(folder, "doctor") as scratch:
         return [
             _guarded("init", check_init),
@@ -111,6 +111,7 @@ def examine(config: Config) -> list[Finding]:
             _guarded("vm.mmap_min_addr", lambda: check_mmap_min_addr(MMAP_MIN_ADDR)),
             _guarded("emulator and kernel", lambda: check_emulator(config)),
             _guarded("32-bit ARM program", lambda: check_execution(scratch)),
+            *([_guarded("64-bit ARM program", lambda: check_execution_64(scratch))] if wide else []),
             _guarded("32-bit directory listing", lambda: check_listing(scratch)),
             _guarded("cross compiler", lambda: check_cross_compiler(scratch, config.image.target.gnu)),
             *_engine_findings(config),
@@ -336,9 +337,20 @@ def judge_emulator(*, guest: str, qemu: str, package: str, kernel: str, pairs: S
 
 def check_execution(folder: Path) -> Finding:
     """Execute a static 32-bit ARM program of 316 bytes."""
-    name = "32-bit ARM program"
-    program = _write_probe(folder)
-    done = f"executed one of {len(probe.elf())} bytes from {folder.parent}"
+    return _execution("32-bit ARM program", _write_probe(folder), said=probe.MESSAGE)
+
+
+def check_execution_64(folder: Path) -> Finding:
+    """Execute a static 64-bit ARM program, for images of that architecture."""
+    program = folder / "probe-64"
+    with files.replacing(program) as aside:
+        aside.write_bytes(probe.elf_64())
+        aside.chmod(0o755)
+    return _execution("64-bit ARM program", program, said=b"")
+
+
+def _execution(name: str, program: Path, *, said: bytes) -> Finding:
+    done = f"executed one of {program.stat().st_size} bytes from {program.parent.parent}"
     try:
         ended = subprocess.run([program], check=False, capture_output=True, timeout=_RUN_LIMIT_S)
     except OSError as fault:
@@ -357,8 +369,8 @@ def check_execution(folder: Path) -> Finding:
             found=f"still running after {_RUN_LIMIT_S:.0f} s",
             mend="update the emulator",
         )
-    if ended.returncode == 0 and ended.stdout == probe.MESSAGE:
-        return Finding(check=name, verdict=Verdict.OK, done=done, found=probe.MESSAGE.decode().strip())
+    if ended.returncode == 0 and ended.stdout == said:
+        return Finding(check=name, verdict=Verdict.OK, done=done, found=said.decode().strip() or "it runs")
     return Finding(
         check=name,
         verdict=Verdict.FAIL,

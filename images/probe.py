@@ -1,6 +1,6 @@
-"""A 32-bit ARM program of 316 bytes, so that a machine without a compiler can be asked whether it runs one.
+"""ARM programs of a few bytes, so that a machine without a compiler can be asked whether it runs such.
 
-The source is probe.S beside this file; a test assembles it and compares.
+The source of the 32-bit one is probe.S beside this file; a test assembles it and compares.
 """
 
 from __future__ import annotations
@@ -39,3 +39,22 @@ def elf() -> bytes:
     header = (ident, 2, 40, 1, entry, 52, 0, 0x05000400, 52, 32, 1, 40, 0, 0)
     segment = (1, 0, _ADDRESS, _ADDRESS, size, size, 5, 0x10000)
     return _HEADERS.pack(*header, *segment) + CODE
+
+
+CODE_64 = bytes.fromhex("000080d2 a80b80d2 010000d4")
+"""mov x0, #0; mov x8, #93 (exit); svc #0."""
+
+_HEADERS_64 = struct.Struct("<16sHHIQQQIHHHHHHIIQQQQQQ")
+
+
+def elf_64() -> bytes:
+    """A program for 64-bit ARM that ends with status 0: a static ELF executable, without sections."""
+    size = _HEADERS_64.size + len(CODE_64)
+    ident = b"\x7fELF\x02\x01\x01" + bytes(9)
+    header = (ident, 2, 183, 1, _ADDRESS + _HEADERS_64.size, 64, 0, 0, 64, 56, 1, 64, 0, 0)
+    segment = (1, 5, 0, _ADDRESS, _ADDRESS, size, size, 0x10000)
+    return _HEADERS_64.pack(*header, *segment) + CODE_64
+
+
+PROGRAMS = {"armhf": elf, "arm64": elf_64}
+"""By Debian's name of the architecture."""

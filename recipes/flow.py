@@ -32,6 +32,7 @@ from recipes.libqpu import build as libqpu
 from recipes.qpu_ops import target as qpu_ops
 from recipes.qpulib import build as qpulib
 from recipes.torch import resolve
+from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
@@ -88,6 +89,7 @@ class Flow:
             self._rootfs(),
             self._libqpu(),
             self._qpu_ops(),
+            *([self._tvm_server()] if self.config.remote.server_in_image else []),
             self._system(),
         )
         return Pipeline(self.root, (*steps, self._workbench()) if workbench else steps)
@@ -436,6 +438,33 @@ class Flow:
             action=action,
         )
 
+    def _tvm_server(self) -> Step:
+        data = recipe.load("tvm_server")
+        tar = self.root / "tvm-server.tar"
+
+        def action(_: Mapping[str, Manifest]) -> Made:
+            with files.scratch_folder(self.root, "tvm-server") as scratch:
+                stage = scratch / "root"
+                stage.mkdir()
+                tvm_server.stage(data, self.target, self.suite, stage, self.log("tvm-server"))
+                pyc.compile_tree(stage, self.tools, self.suite, epoch=self.image.source_date_epoch)
+                files.pack(stage, tar, epoch=self.image.source_date_epoch)
+            return Made((tar,), facts={"version": tvm_server.pins()[0]})
+
+        return Step(
+            name="tvm-server",
+            title=data.title,
+            inputs={
+                "wheels": " ".join(tvm_server.pins()),
+                "recipe": data.fingerprint(),
+                "driver": driver_fingerprint("tvm_server"),
+                "staging": _staging(),
+                "epoch": str(self.image.source_date_epoch),
+            },
+            needs=("tools",),
+            action=action,
+        )
+
     def _system(self) -> Step:
         reference = self.config.image_reference("system")
         bootable = self.image.profile == "bootable"
@@ -473,7 +502,10 @@ class Flow:
                 "templates": files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2"),
                 "profile": self.image.profile,
             },
-            needs=("torch", "torch-site", "rootfs", "libqpu", "qpu-ops"),
+            needs=(
+                *("torch", "torch-site", "rootfs", "libqpu", "qpu-ops"),
+                *(("tvm-server",) if self.config.remote.server_in_image else ()),
+            ),
             action=action,
             missing=self._image_missing("system"),
         )
@@ -506,10 +538,10 @@ class Flow:
         return rootfs.with_tools(spec, self.tools)
 
     def _require_execution(self) -> None:
-        if self.target.debian == "armhf":
+        if self.target != self.native and self.target.debian in probe.PROGRAMS:
             with files.scratch_folder(self.root / "work", "probe") as scratch:
                 program = scratch / "probe"
-                program.write_bytes(probe.elf())
+                program.write_bytes(probe.PROGRAMS[self.target.debian]())
                 program.chmod(0o755)
                 rootfs.require_execution(self.target, program)
 
@@ -555,7 +587,8 @@ class Flow:
 
 def _layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
     """What the recipes made, the layers that change least first."""
-    made = [needs[name].artefact(".tar") for name in ("torch-site", "libqpu", "qpu-ops") if needs[name].artefacts]
+    names = [name for name in ("torch-site", "tvm-server", "libqpu", "qpu-ops") if name in needs]
+    made = [needs[name].artefact(".tar") for name in names if needs[name].artefacts]
     return [system.Layer(item.path.name, item.path) for item in made]
 
 

@@ -79,6 +79,9 @@ _hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=\S*", "NAME=VALUE")
 
 
+_device = _matches(r"[A-Za-z0-9_.-]+=\S+", "NAME=ADDRESS")
+
+
 def _each(check: Check) -> Check:
     return lambda values: "; ".join(f"{value!r}: {fault}" for value in values if (fault := check(value)))
 
@@ -182,6 +185,17 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RemoteConfig:
+    """Boards that kernels are profiled on: section ``remote``."""
+
+    devices: tuple[str, ...] = _setting([], "boards by name, as pi3=tracker://HOST:9190/KEY", _each(_device))
+    linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++")
+    server_in_image: bool = _setting(False, "put TVM's RPC server into the image (arm64, amd64)")
+    queue_limit_s: float = _setting(60.0, "how long to wait for a board that is busy", _between(1, 86400, "s"))
+    session_limit_s: float = _setting(120.0, "how long a board is held at most", _between(1, 86400, "s"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """All of invoke.yaml, valid."""
 
@@ -192,6 +206,7 @@ class Config:
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     nfs: NfsConfig = field(default_factory=NfsConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
 
     @property
     def build_root(self) -> Path:

@@ -261,3 +261,39 @@ class ChecksFailed(UserError):
     """Tests, linters or doctor's checks found faults."""
 
     exit_code = 50
+
+
+class DeviceUnknown(UserError):
+    """A device's name or address leads to no board."""
+
+    exit_code = 60
+
+
+class DeviceBusy(UserError):
+    """The board, or every board with that key, serves somebody else for longer than we wait."""
+
+    exit_code = 61
+
+
+class SessionTimedOut(UserError):
+    """The board ended our session because its time was up."""
+
+    exit_code = 62
+
+
+class BoardLost(UserError):
+    """The board, or what ran the kernel on it, went away in mid-run."""
+
+    exit_code = 63
+
+
+class ResultMismatch(UserError):
+    """A kernel computed something else than its reference."""
+
+    exit_code = 64
+
+
+class KernelUnusable(UserError):
+    """A kernel's file is missing, does not hold a kernel, does not compile, or the kernel itself fails."""
+
+    exit_code = 65

@@ -21,10 +21,13 @@ import pytest
 from device_parts import Board, bootable, booted, elsewhere, write_suite
 
 from device import suite
+from device.remote.loader_session import Timing
+from device.remote.profiling import profile
 from nfsroot.layout import Layout
+from recipes import main_job
 from toolchain import process
 from toolchain.config import ROOT, Config
-from toolchain.errors import BoardLoginDenied, BoardSilent, BoardUntrusted, DeviceTestsFailed
+from toolchain.errors import BoardLoginDenied, BoardSilent, BoardUntrusted, DeviceTestsFailed, SessionTimedOut
 from toolchain.manifest import Manifest
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
@@ -258,3 +261,56 @@ def owned_by(folder: str) -> dict[int, str]:
         if folder in line and int(path.parent.name) != os.getpid() and "load_config" not in line:
             found[int(path.parent.name)] = line
     return found
+
+
+@pytest.mark.parametrize("kernel", ["add_one", "gemm"])
+def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> None:
+    """No TVM is there: the loader goes with the session, and leaves nothing behind."""
+    timing = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
+    done = profile(board.config, kernel=kernel, target="armv7", device=f"tree://{board.host}", size=32, timing=timing)
+    assert done.checked == (32 if kernel == "add_one" else 32 * 32)
+    assert done.board == "linux,dummy-virt"
+    assert "not measured on hardware" in dict(done.rows())["note"]
+    assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
+
+
+def test_a_kernel_of_tvm_computes_on_tensors_of_torch_on_the_board(
+    board: Board, built: main_job.Built, tmp_path: Path
+) -> None:
+    """Without torch in the image, on arrays of numpy, which do not begin where TVM's code wants them."""
+    library, there = tmp_path / "gemm.so", "/tmp/gemm.so"
+    timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+    device = f"tree://{board.host}"
+    profile(board.config, kernel="gemm", target="armv7", device=device, size=32, keep=library, timing=timing)
+    process.run(board.access.command(["sh", "-c", f"cat >{there}"]), stdin=library.read_bytes(), limit_s=60)
+    program = f"""
+import importlib.util, numpy
+from pitorch import tvm
+a, b, c = (numpy.random.default_rng(n).standard_normal((32, 32), dtype=numpy.float32) for n in range(3))
+with_torch = importlib.util.find_spec("torch") is not None
+if with_torch:
+    import torch
+    a, b, c = (torch.tensor(item) for item in (a, b, c))
+tvm.Library({there!r})["gemm"](a, b, c)
+numpy.testing.assert_allclose(numpy.asarray(c), numpy.asarray(a) @ numpy.asarray(b), rtol=1e-4, atol=1e-4)
+print("torch" if with_torch else "numpy")
+"""
+    said = board.run("python3", "-c", program)
+    assert said == ("torch" if built.manifest("torch").facts["wheel"] else "numpy")
+    board.run("rm", there)
+
+
+def test_kernels_of_the_qpus_are_profiled_on_the_board(board: Board) -> None:
+    """It has no QPUs: its own libqpu's emulator runs them."""
+    timing = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
+    device = f"tree://{board.host}"
+    done = profile(board.config, kernel="add_one", target="qpu", device=device, size=32, timing=timing)
+    assert done.checked == 32
+    assert done.backend.startswith("libqpu ")
+
+
+def test_a_session_with_the_board_ends_in_time(board: Board) -> None:
+    config = replace(board.config, remote=replace(board.config.remote, session_limit_s=5))
+    endless = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
+    with pytest.raises(SessionTimedOut):
+        profile(config, kernel="add_one", target="armv7", device=f"tree://{board.host}", timing=endless)

@@ -1,0 +1,107 @@
+"""Where a board is: the addresses that ``--device`` and ``remote.devices`` take.
+
+::
+
+    local                     this PC, in a process of its own
+    HOST:PORT                 direct: TVM's server on the board listens there
+    tracker://HOST:PORT/KEY   any free board that told the tracker that key; waits for one
+    proxy://HOST:PORT/KEY     a board that dialled out to the proxy, which has no tracker
+    tree://[USER@]HOST[:PORT] our loader, over SSH, on a board that booted the exported tree: its keys are pinned
+    ssh://[USER@]HOST[:PORT]  the same on a board with a system of its own: your keys and your known_hosts count
+    emulator                  our loader, under qemu-user on this PC
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain.errors import ConfigError, DeviceUnknown
+
+FORMS = (
+    "local, HOST:PORT, tracker://HOST:PORT/KEY, proxy://HOST:PORT/KEY, tree://[USER@]HOST[:PORT], "
+    "ssh://[USER@]HOST[:PORT] or emulator"
+)
+
+RPC_KINDS = ("local", "direct", "tracker", "proxy")
+LOADER_KINDS = ("local", "tree", "ssh", "emulator")
+
+_HOST = r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)"
+_NETWORKED = re.compile(rf"(?:(?P<kind>direct|tracker|proxy)://)?{_HOST}:(?P<port>\d{{1,5}})(?:/(?P<key>[\w.+-]+))?")
+_SSH = re.compile(r"(?P<kind>ssh|tree)://(?P<rest>\S+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """A parsed address. ``key`` is of trackers and proxies; ``host`` of an SSH address is [USER@]HOST[:PORT]."""
+
+    kind: str
+    host: str = ""
+    port: int = 0
+    key: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For a process that does not import this module."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        if self.kind in ("local", "emulator"):
+            return self.kind
+        if self.kind in ("ssh", "tree"):
+            return f"{self.kind}://{self.host}"
+        scheme = "" if self.kind == "direct" else f"{self.kind}://"
+        return f"{scheme}{self.host}:{self.port}" + (f"/{self.key}" if self.key else "")
+
+
+def parse(text: str) -> Address:
+    """An address by its text. Raises DeviceUnknown for what is none."""
+    if text in ("local", "emulator"):
+        return Address(kind=text)
+    if (found := _SSH.fullmatch(text)) is not None:
+        return Address(kind=found["kind"], host=found["rest"])
+    found = _NETWORKED.fullmatch(text)
+    kind = (found["kind"] or "direct") if found is not None else ""
+    keyed = found is not None and found["key"] is not None
+    if found is None or not 0 < int(found["port"]) < 65536 or keyed != (kind in ("tracker", "proxy")):
+        raise DeviceUnknown(
+            f"{text!r} is no address of a board",
+            expected=FORMS,
+            found=repr(text),
+            mend="name a board of remote.devices in invoke.yaml, or spell the address out",
+        )
+    return Address(kind=kind, host=found["host"].strip("[]"), port=int(found["port"]), key=found["key"] or "")
+
+
+def named(devices: Sequence[str]) -> Mapping[str, Address]:
+    """The boards of ``remote.devices``. Raises ConfigError with every entry that is wrong."""
+    made: dict[str, Address] = {}
+    faults = []
+    for item in devices:
+        name, _, text = item.partition("=")
+        try:
+            made[name] = parse(text)
+        except DeviceUnknown as fault:
+            faults.append(f"remote.devices: {name}: expected {fault.expected}, found {fault.found}")
+    if faults:
+        raise ConfigError(faults)
+    return made
+
+
+def resolve(name: str, devices: Sequence[str]) -> Address:
+    """The board that ``--device`` names: one of ``remote.devices``, or an address. Raises DeviceUnknown."""
+    known = named(devices)
+    if name in known:
+        return known[name]
+    if re.fullmatch(r"[A-Za-z0-9_.-]+", name) and name not in ("local", "emulator"):
+        near = difflib.get_close_matches(name, [*known, "local", "emulator"], n=1, cutoff=0.5)
+        raise DeviceUnknown(
+            f"there is no board called {name!r}",
+            expected=f"one of remote.devices ({', '.join(known) or 'none is set'}), or {FORMS}",
+            found=repr(name),
+            mend=f"--device {near[0]}" if near else "add it to remote.devices in invoke.yaml: NAME=ADDRESS",
+        )
+    return parse(name)

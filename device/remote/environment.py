@@ -1,0 +1,95 @@
+"""TVM for this PC: installed on first use into the build folder, apart from the project's own environment.
+
+It is large (415 MB) and only this task needs it, so ``.venv`` does not hold it. The versions are those of the optional
+group ``remote`` in pyproject.toml; a folder is named after them and appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.tvm_server import build as tvm_server
+from toolchain import files, progress
+from toolchain.config import ROOT, Config
+from toolchain.errors import CommandFailed, NetworkUnreachable
+from toolchain.process import run
+
+_NEEDED_MIB = 1024
+_LIMIT_S = 1800.0
+_UNFOUND = re.compile(r"No matching distribution found for (\S+)")
+
+
+@dataclass(frozen=True)
+class TvmEnvironment:
+    """Where TVM is installed."""
+
+    site: Path
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What a Python process needs to import TVM and our modules."""
+        return {
+            "PYTHONPATH": os.pathsep.join([str(self.site), str(ROOT)]),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def command(self, module: str, *words: str) -> list[str]:
+        """The command line that runs a Python module there."""
+        return [sys.executable, "-m", module, *words]
+
+
+def ready(config: Config) -> TvmEnvironment:
+    """Install TVM unless it is there. Raises NetworkUnreachable, DiskFull, or CommandFailed with pip's words."""
+    wanted = tvm_server.pins()
+    key = hashlib.sha256("\n".join([*wanted, sys.version]).encode()).hexdigest()[:12]
+    site = config.build_root / "remote" / f"tvm-{key}"
+    if not site.is_dir():
+        files.require_space(config.build_root, _NEEDED_MIB, "TVM")
+        log = config.build_root / "remote" / "pip.log"
+        with _alone(site.with_suffix(".lock")):
+            if not site.is_dir():
+                with progress.step(f"install {wanted[0]} (first use; log: {log})"), files.replacing(site) as aside:
+                    _install(wanted, aside, log)
+    return TvmEnvironment(site)
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let one process at a time install; the others wait and find it there."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _install(wanted: tuple[str, ...], site: Path, log: Path) -> None:
+    words = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    try:
+        run([*words, "--only-binary=:all:", "--target", site, *wanted], limit_s=_LIMIT_S, log=log)
+    except CommandFailed as fault:
+        # Without a network pip tries several times, then says that it found no distribution.
+        if tvm_server.UNREACHABLE.search(fault.tail):
+            raise NetworkUnreachable(
+                "TVM cannot be installed: PyPI does not answer",
+                expected=f"pip to fetch {', '.join(wanted)}",
+                found=f"no connection (whole log: {log})",
+                mend="mend the network, https_proxy or pip.conf, then run the task again",
+            ) from fault
+        if (unfound := _UNFOUND.search(fault.tail)) is not None:
+            raise CommandFailed(
+                "TVM cannot be installed",
+                returncode=fault.returncode,
+                expected=f"a wheel of {unfound[1]} for this machine's Python {sys.version.split()[0]}",
+                found="none in the package index",
+                mend="TVM has wheels for x86-64 and aarch64 Linux: compile kernels on such a PC",
+            ) from fault
+        raise

@@ -1,0 +1,38 @@
+"""Adds 1 to each of SIZE floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+SIZE = 1024
+TOLERANCE = (0.0, 0.0)
+"""Relative and absolute. The sum is exact to the last bit wherever float32 rounds to nearest."""
+QPU_TOLERANCE = (2.0**-22, 0.0)
+"""A QPU rounds towards zero: one unit in the last place."""
+
+
+def module(size: int) -> Any:
+    """The kernel: a function (a, b) that writes a + 1 to b."""
+    import tvm
+    from tvm import te
+
+    a = te.placeholder((size,), "float32", name="a")
+    b = te.compute((size,), lambda i: a[i] + 1.0, name="b")
+    return tvm.IRModule({"add_one": te.create_prim_func([a, b]).with_attr("global_symbol", "add_one")})
+
+
+def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
+    """One vector."""
+    return [random.standard_normal(size, dtype=numpy.float32)]
+
+
+def reference(a: Any) -> Any:
+    """What numpy computes."""
+    return a + numpy.float32(1)
+
+
+def operations(size: int) -> int:
+    """Floating-point operations of one run."""
+    return size

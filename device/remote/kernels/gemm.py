@@ -1,0 +1,57 @@
+"""The product of two square matrices of SIZE rows, by blocks that stay in the caches.
+
+One thread, so that figures of boards compare by core.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy
+
+SIZE = 256
+TOLERANCE = (1e-4, 1e-4)
+
+BLOCK = 32
+"""Rows and columns of a block of the result: 4 KiB, a quarter of a Cortex-A53's first cache."""
+DEPTH = 4
+
+
+def module(size: int) -> Any:
+    """The kernel: a function (a, b, c) that writes the product to c."""
+    import tvm
+    from tvm import s_tir, te
+
+    a = te.placeholder((size, size), "float32", name="a")
+    b = te.placeholder((size, size), "float32", name="b")
+    k = te.reduce_axis((0, size), name="k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    plain = te.create_prim_func([a, b, c]).with_attr("global_symbol", "gemm")
+    schedule = s_tir.Schedule(tvm.IRModule({"gemm": plain}))
+    block = schedule.get_sblock("c", "gemm")
+    i, j, k = schedule.get_loops(block)
+    # A size that BLOCK does not divide gets smaller blocks: a remainder would put a condition into the inner loop.
+    side, depth = math.gcd(size, BLOCK), math.gcd(size, DEPTH)
+    i_outer, i_inner = schedule.split(i, [None, side])
+    j_outer, j_inner = schedule.split(j, [None, side])
+    k_outer, k_inner = schedule.split(k, [None, depth])
+    schedule.reorder(i_outer, j_outer, k_outer, i_inner, k_inner, j_inner)
+    schedule.vectorize(j_inner)
+    schedule.decompose_reduction(block, k_outer)
+    return schedule.mod
+
+
+def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
+    """Two matrices."""
+    return [random.standard_normal((size, size), dtype=numpy.float32) for _ in range(2)]
+
+
+def reference(a: Any, b: Any) -> Any:
+    """The product in double precision, rounded once."""
+    return (a.astype(numpy.float64) @ b.astype(numpy.float64)).astype(numpy.float32)
+
+
+def operations(size: int) -> int:
+    """Floating-point operations of one run."""
+    return 2 * size**3

@@ -1,0 +1,121 @@
+// A kernel in C++ on libqpu, for the loader: define PITORCH_KERNEL(arrays) { ... } in one file.
+//
+//   PITORCH_KERNEL(arrays) {
+//     static auto kernel = compile(add_one);
+//     kernel(arrays.size(0), arrays.floats(0), arrays.floats(1));
+//     return kernel.cycles().seconds;
+//   }
+//
+// It returns the seconds that the emulator's model of a board counts, or NO_MODEL. What it throws
+// is told to whoever asked for the run.
+#ifndef PITORCH_KERNEL_HPP
+#define PITORCH_KERNEL_HPP
+
+#include <exception>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include <qpu.h>
+
+#include "kernel.h"
+
+namespace pitorch {
+
+constexpr double NO_MODEL = -1;
+
+class Arrays {
+ public:
+  Arrays(const pitorch_array *first, int count) : first_(first), count_(count) {}
+
+  int count() const { return count_; }
+  // Elements of one dimension, or of all.
+  int dimension(int array, int axis) const {
+    const pitorch_array &found = at(array);
+    if (axis < 0 || axis >= found.dimensions) throw std::out_of_range("the array has no such dimension");
+    return static_cast<int>(found.shape[axis]);
+  }
+  int size(int array) const {
+    int product = 1;
+    for (int axis = 0; axis < at(array).dimensions; axis++) product *= dimension(array, axis);
+    return product;
+  }
+  float *floats(int array) const {
+    if (at(array).kind != 'f' || at(array).bytes != 4)
+      throw std::invalid_argument("a QPU computes with float32: expected an array of it");
+    return static_cast<float *>(at(array).data);
+  }
+
+ private:
+  const pitorch_array &at(int array) const {
+    if (array < 0 || array >= count_)
+      throw std::out_of_range("the kernel was given " + std::to_string(count_) + " arrays");
+    return first_[array];
+  }
+
+  const pitorch_array *first_;
+  int count_;
+};
+
+namespace detail {
+
+inline std::string &lastError() {
+  static std::string text;
+  return text;
+}
+
+inline double &modelSeconds() {
+  static double seconds = NO_MODEL;
+  return seconds;
+}
+
+inline std::map<void *, qpu_buffer *> &buffers() {
+  static std::map<void *, qpu_buffer *> made;
+  return made;
+}
+
+}  // namespace detail
+}  // namespace pitorch
+
+#define PITORCH_KERNEL(arrays)                                                          \
+  static double pitorchRun(const pitorch::Arrays &arrays);                              \
+  extern "C" void *pitorch_kernel_allocate(size_t bytes) {                              \
+    /* whole vectors: a kernel may read and write the last one whole */                 \
+    qpu_buffer *buffer = qpu_buffer_new((bytes + 63) / 64 * 64);                        \
+    if (buffer == nullptr) {                                                            \
+      pitorch::detail::lastError() = qpu_last_error();                                  \
+      return nullptr;                                                                   \
+    }                                                                                   \
+    void *memory = qpu_buffer_data(buffer);                                             \
+    pitorch::detail::buffers()[memory] = buffer;                                        \
+    return memory;                                                                      \
+  }                                                                                     \
+  extern "C" void pitorch_kernel_release(void *memory) {                                \
+    qpu_buffer_delete(pitorch::detail::buffers()[memory]);                              \
+    pitorch::detail::buffers().erase(memory);                                           \
+  }                                                                                     \
+  extern "C" int pitorch_kernel_run(const pitorch_array *first, int32_t count) {        \
+    try {                                                                               \
+      pitorch::detail::modelSeconds() = pitorchRun(pitorch::Arrays(first, count));      \
+      return 0;                                                                         \
+    } catch (const std::exception &fault) {                                             \
+      pitorch::detail::lastError() = fault.what();                                      \
+      return -1;                                                                        \
+    }                                                                                   \
+  }                                                                                     \
+  extern "C" const char *pitorch_kernel_error(void) {                                   \
+    return pitorch::detail::lastError().c_str();                                        \
+  }                                                                                     \
+  extern "C" const char *pitorch_kernel_backend(void) {                                 \
+    static std::string text;                                                            \
+    const char *name = qpu_backend_name();                                              \
+    text = std::string("libqpu ") + qpu_version() + ", " + (name != nullptr ? name : "no backend") + ": " + \
+           qpu_backend_reason();                                                        \
+    return text.c_str();                                                                \
+  }                                                                                     \
+  extern "C" double pitorch_kernel_model_seconds(void) {                                \
+    return pitorch::detail::modelSeconds();                                             \
+  }                                                                                     \
+  static double pitorchRun(const pitorch::Arrays &arrays)
+
+#endif

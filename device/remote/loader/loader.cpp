@@ -1,0 +1,521 @@
+// Loads a kernel on a board, gives it arrays, runs it and times it, for a client that talks to
+// standard input and output: through SSH, under an emulator, or on the same machine. It begins with
+// "ok MACHINE; MODEL": what it was compiled for, and the board's name as the device tree has it.
+//
+//   loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
+//
+// One session at a time holds LOCK_FILE; another waits QUEUE_SECONDS for it. After SESSION_SECONDS
+// the loader ends with status 124. Requests are lines of words, some with bytes after them; an
+// answer is "ok WORDS" or "error KIND TEXT", the former with bytes after it where the request asks
+// for some:
+//
+//   load ENTRY BYTES + library    ok BACKEND           the library of a kernel; "-" as entry: plain
+//   array KIND BYTES SHAPE...     ok NUMBER            zeroed, aligned to 64 bytes
+//   write NUMBER BYTES + content  ok
+//   read NUMBER                   ok BYTES + content
+//   run NUMBER...                 ok MODEL_SECONDS     one run; negative: there is no model
+//   time NUMBER REPEAT MIN_MS WARM_UP NUMBER...        ok RUNS SECONDS...   seconds of one run, for
+//                                                      each repeat; RUNS is how many each had
+//
+// Kinds of errors: busy, protocol, architecture, load, kernel, memory.
+//
+// A kernel is a library that TVM made (its C entry is __tvm_ffi_NAME, which takes DLTensors as
+// TVM's FFI passes arguments), or one that exports what kernel.h says. TVM's runtime is not needed;
+// a kernel that wants its thread pool is refused.
+#include <dlfcn.h>
+#include <elf.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernel.h"
+
+namespace {
+
+constexpr int TIMED_OUT = 124;
+constexpr std::size_t ALIGNMENT = 64;  // what TVM's code takes for granted
+constexpr std::size_t MOST_BYTES = std::size_t{1} << 31;
+
+struct Failure : std::runtime_error {
+  Failure(const char *what, const std::string &text) : std::runtime_error(text), kind(what) {}
+  const char *kind;
+};
+
+// ------------------------------------------------------------------------------ TVM's C interface
+//
+// Layouts as dlpack.h and tvm/ffi/c_api.h state them (apache-tvm-ffi 0.1.15).
+
+struct DLTensor {
+  void *data;
+  int32_t deviceType;
+  int32_t deviceId;
+  int32_t dimensions;
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+  int64_t *shape;
+  int64_t *strides;
+  uint64_t byteOffset;
+};
+
+struct Any {
+  int32_t typeIndex;
+  uint32_t padding;
+  union {
+    int64_t integer;
+    void *pointer;
+  };
+};
+
+constexpr int32_t CPU = 1;
+constexpr int32_t TENSOR_POINTER = 7;
+
+using Entry = int (*)(void *handle, const Any *arguments, int32_t count, Any *result);
+
+std::string raised;
+
+void *allocateWorkspace(int, int, uint64_t bytes, int, int) {
+  return std::aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+}
+
+int freeWorkspace(int, int, void *memory) {
+  std::free(memory);
+  return 0;
+}
+
+}  // namespace
+
+// Kernels call it when their arguments do not fit.
+extern "C" __attribute__((visibility("default"), used)) void TVMFFIErrorSetRaisedFromCStrParts(
+    const char *kind, const char **parts, int32_t count) {
+  raised = std::string(kind) + ": ";
+  for (int32_t i = 0; i < count; i++)
+    if (parts[i] != nullptr) raised += parts[i];
+}
+
+extern "C" __attribute__((visibility("default"), used)) void TVMFFIErrorSetRaisedFromCStr(
+    const char *kind, const char *message) {
+  raised = std::string(kind) + ": " + message;
+}
+
+namespace {
+
+// ------------------------------------------------------------------------------------ the channel
+
+void writeAll(const void *data, std::size_t bytes) {
+  const char *from = static_cast<const char *>(data);
+  while (bytes > 0) {
+    const ssize_t done = ::write(STDOUT_FILENO, from, bytes);
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) std::exit(1);  // the client is gone
+    from += done;
+    bytes -= static_cast<std::size_t>(done);
+  }
+}
+
+void readAll(void *data, std::size_t bytes) {
+  char *to = static_cast<char *>(data);
+  while (bytes > 0) {
+    const ssize_t done = ::read(STDIN_FILENO, to, bytes);
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) std::exit(0);
+    to += done;
+    bytes -= static_cast<std::size_t>(done);
+  }
+}
+
+std::string readLine() {
+  std::string line;
+  char next = 0;
+  for (readAll(&next, 1); next != '\n'; readAll(&next, 1)) {
+    if (line.size() == 4096) throw Failure("protocol", "a line of more than 4096 characters");
+    line += next;
+  }
+  return line;
+}
+
+std::string oneLine(std::string text) {
+  for (char &each : text)
+    if (each == '\n' || each == '\r') each = ' ';
+  return text;
+}
+
+void answer(const std::string &words) { writeAll(("ok" + words + "\n").data(), words.size() + 3); }
+
+void complain(const char *kind, const std::string &text) {
+  const std::string line = std::string("error ") + kind + " " + oneLine(text) + "\n";
+  writeAll(line.data(), line.size());
+}
+
+// The next line. One that is too long leaves nothing to go on with: what follows it is unknown.
+std::string readRequest() {
+  try {
+    return readLine();
+  } catch (const Failure &fault) {
+    complain(fault.kind, fault.what());
+    std::exit(1);
+  }
+}
+
+// ------------------------------------------------------------------------------------- the kernel
+
+class Library {
+ public:
+  virtual ~Library() = default;
+  virtual void *allocate(std::size_t bytes) = 0;
+  virtual void release(void *memory) = 0;
+  virtual void run(const std::vector<pitorch_array> &arrays) = 0;
+  virtual std::string backend() = 0;
+  virtual double modelSeconds() = 0;
+};
+
+template <typename T>
+T symbol(void *handle, const char *name) {
+  void *found = dlsym(handle, name);
+  if (found == nullptr) throw Failure("load", std::string("the library has no ") + name);
+  T typed = nullptr;
+  static_assert(sizeof typed == sizeof found, "functions and data have addresses of one size");
+  std::memcpy(&typed, &found, sizeof typed);
+  return typed;
+}
+
+class TvmLibrary : public Library {
+ public:
+  TvmLibrary(void *handle, const std::string &name)
+      : entry_(symbol<Entry>(handle, ("__tvm_ffi_" + name).c_str())) {
+    if (dlsym(handle, "__TVMBackendParallelLaunch") != nullptr)
+      throw Failure("load",
+                    "the kernel has parallel loops: they need TVM's thread pool, which this board does not have");
+    setContext(handle, "__TVMBackendAllocWorkspace", &allocateWorkspace);
+    setContext(handle, "__TVMBackendFreeWorkspace", &freeWorkspace);
+  }
+
+  void *allocate(std::size_t bytes) override {
+    return std::aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
+  }
+  void release(void *memory) override { std::free(memory); }
+
+  void run(const std::vector<pitorch_array> &arrays) override {
+    std::vector<DLTensor> tensors(arrays.size());
+    std::vector<Any> arguments(arrays.size());
+    for (std::size_t i = 0; i < arrays.size(); i++) {
+      const pitorch_array &from = arrays[i];
+      const uint8_t code = from.kind == 'f' ? 2 : from.kind == 'u' ? 1 : 0;
+      tensors[i] = {from.data, CPU, 0, from.dimensions, code, static_cast<uint8_t>(8 * from.bytes), 1,
+                    const_cast<int64_t *>(from.shape), nullptr, 0};
+      arguments[i].typeIndex = TENSOR_POINTER;
+      arguments[i].padding = 0;
+      arguments[i].integer = 0;
+      arguments[i].pointer = &tensors[i];
+    }
+    Any result = {0, 0, {0}};
+    if (entry_(nullptr, arguments.data(), static_cast<int32_t>(arguments.size()), &result) != 0)
+      throw Failure("kernel", raised.empty() ? "the kernel failed without a word" : raised);
+  }
+
+  std::string backend() override { return "CPU"; }
+  double modelSeconds() override { return -1; }
+
+ private:
+  // Kernels reach what TVM's runtime offers through pointers that whoever loads them sets.
+  template <typename Function>
+  static void setContext(void *handle, const char *name, Function function) {
+    if (void *place = dlsym(handle, name)) std::memcpy(place, &function, sizeof function);
+  }
+
+  Entry entry_;
+};
+
+class PlainLibrary : public Library {
+ public:
+  explicit PlainLibrary(void *handle)
+      : allocate_(symbol<decltype(&pitorch_kernel_allocate)>(handle, "pitorch_kernel_allocate")),
+        release_(symbol<decltype(&pitorch_kernel_release)>(handle, "pitorch_kernel_release")),
+        run_(symbol<decltype(&pitorch_kernel_run)>(handle, "pitorch_kernel_run")),
+        error_(symbol<decltype(&pitorch_kernel_error)>(handle, "pitorch_kernel_error")),
+        backend_(symbol<decltype(&pitorch_kernel_backend)>(handle, "pitorch_kernel_backend")),
+        modelSeconds_(symbol<decltype(&pitorch_kernel_model_seconds)>(handle, "pitorch_kernel_model_seconds")) {}
+
+  void *allocate(std::size_t bytes) override {
+    void *memory = allocate_(bytes);
+    if (memory == nullptr) throw Failure("memory", error_());
+    return memory;
+  }
+  void release(void *memory) override { release_(memory); }
+  void run(const std::vector<pitorch_array> &arrays) override {
+    if (run_(arrays.data(), static_cast<int32_t>(arrays.size())) != 0) throw Failure("kernel", error_());
+  }
+  std::string backend() override { return backend_(); }
+  double modelSeconds() override { return modelSeconds_(); }
+
+ private:
+  decltype(&pitorch_kernel_allocate) allocate_;
+  decltype(&pitorch_kernel_release) release_;
+  decltype(&pitorch_kernel_run) run_;
+  decltype(&pitorch_kernel_error) error_;
+  decltype(&pitorch_kernel_backend) backend_;
+  decltype(&pitorch_kernel_model_seconds) modelSeconds_;
+};
+
+std::string machineName(unsigned machine, unsigned width) {
+  std::string name = "machine " + std::to_string(machine);
+  if (machine == EM_ARM) name = "ARM";
+  if (machine == EM_AARCH64) name = "AArch64";
+  if (machine == EM_X86_64) name = "x86-64";
+  if (machine == EM_386) name = "x86";
+  return name + " (" + (width == ELFCLASS64 ? "64" : "32") + "-bit)";
+}
+
+std::string ownMachine() {
+#if defined(__arm__)
+  constexpr unsigned machine = EM_ARM;
+#elif defined(__aarch64__)
+  constexpr unsigned machine = EM_AARCH64;
+#elif defined(__x86_64__)
+  constexpr unsigned machine = EM_X86_64;
+#else
+#error "a row of ownMachine is missing"
+#endif
+  return machineName(machine, sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32);
+}
+
+// What the board's device tree calls it; empty where there is none: on a PC, under an emulator.
+std::string boardModel() {
+  std::array<char, 128> model{};
+  if (FILE *file = std::fopen("/proc/device-tree/model", "rb")) {
+    if (std::fread(model.data(), 1, model.size() - 1, file) == 0) model[0] = 0;
+    if (std::fclose(file) != 0) model[0] = 0;
+  }
+  return oneLine(model.data());
+}
+
+std::string machineOf(const std::vector<char> &content) {
+  if (content.size() < sizeof(Elf32_Ehdr) || std::memcmp(content.data(), ELFMAG, SELFMAG) != 0)
+    throw Failure("load", "what was sent is no shared library (no ELF header)");
+  Elf32_Ehdr header{};  // both widths have the same fields up to e_machine
+  std::memcpy(&header, content.data(), sizeof header);
+  return machineName(header.e_machine, header.e_ident[EI_CLASS]);
+}
+
+std::unique_ptr<Library> load(const std::string &entry, const std::vector<char> &content) {
+  const std::string theirs = machineOf(content), ours = ownMachine();
+  if (theirs != ours) throw Failure("architecture", "the board runs " + ours + ", the kernel is for " + theirs);
+  const char *folder = std::getenv("TMPDIR");
+  std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/pitorch-kernel.XXXXXX";
+  const int file = mkstemp(path.data());
+  if (file < 0) throw Failure("load", path + ": " + std::strerror(errno));
+  FILE *stream = fdopen(file, "wb");
+  const bool whole = stream != nullptr && std::fwrite(content.data(), 1, content.size(), stream) == content.size();
+  const bool closed = stream != nullptr && std::fclose(stream) == 0;
+  void *handle = whole && closed ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+  const char *told = handle == nullptr && whole && closed ? dlerror() : "the board has no room for the kernel";
+  unlink(path.c_str());
+  if (handle == nullptr) throw Failure("load", told);
+  if (entry == "-") return std::make_unique<PlainLibrary>(handle);
+  return std::make_unique<TvmLibrary>(handle, entry);
+}
+
+// -------------------------------------------------------------------------------------- a session
+
+struct Array {
+  void *data = nullptr;
+  std::vector<int64_t> shape;
+  char kind = 'f';
+  uint8_t bytes = 4;
+  std::size_t size = 0;
+};
+
+class Session {
+ public:
+  void serve() {
+    for (;;) {
+      std::istringstream words(readRequest());
+      std::string verb;
+      words >> verb;
+      try {
+        handle(verb, words);
+      } catch (const Failure &fault) {
+        complain(fault.kind, fault.what());
+      } catch (const std::bad_alloc &) {
+        complain("memory", "the board has not enough memory");
+      }
+    }
+  }
+
+ private:
+  void handle(const std::string &verb, std::istringstream &words) {
+    if (verb == "load") {
+      const auto entry = word<std::string>(words);
+      const std::vector<char> content = payload(word<std::size_t>(words));
+      for (Array &each : arrays_) library_->release(each.data);
+      arrays_.clear();
+      library_ = load(entry, content);
+      answer(" " + oneLine(library_->backend()));
+    } else if (verb == "array") {
+      add(words);
+    } else if (verb == "write") {
+      const auto number = word<std::size_t>(words);
+      const std::vector<char> content = payload(word<std::size_t>(words));
+      Array &to = at(number);
+      if (content.size() != to.size) throw Failure("protocol", "the content does not have the array's size");
+      std::memcpy(to.data, content.data(), content.size());
+      answer("");
+    } else if (verb == "read") {
+      const Array &from = at(word<std::size_t>(words));
+      answer(" " + std::to_string(from.size));
+      writeAll(from.data, from.size);
+    } else if (verb == "run") {
+      const std::vector<pitorch_array> arrays = rest(words);
+      library_->run(arrays);
+      std::ostringstream text;
+      text.precision(17);
+      text << ' ' << library_->modelSeconds();
+      answer(text.str());
+    } else if (verb == "time") {
+      time(words);
+    } else {
+      throw Failure("protocol", "no request is called " + verb);
+    }
+  }
+
+  template <typename T>
+  static T word(std::istringstream &words) {
+    T value{};
+    if (!(words >> value)) throw Failure("protocol", "a word is missing, or no number");
+    return value;
+  }
+
+  static std::vector<char> payload(std::size_t bytes) {
+    if (bytes > MOST_BYTES) throw Failure("protocol", "more bytes than one request may have");
+    std::vector<char> content(bytes);
+    readAll(content.data(), bytes);
+    return content;
+  }
+
+  Array &at(std::size_t number) {
+    if (number >= arrays_.size()) throw Failure("protocol", "there is no array " + std::to_string(number));
+    return arrays_[number];
+  }
+
+  void add(std::istringstream &words) {
+    if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
+    Array made;
+    made.kind = word<char>(words);
+    const int bytes = word<int>(words);
+    if ((made.kind != 'f' && made.kind != 'i' && made.kind != 'u') || bytes < 1 || bytes > 8)
+      throw Failure("protocol", "no such type of elements");
+    made.bytes = static_cast<uint8_t>(bytes);
+    made.size = made.bytes;
+    for (int64_t dimension = 0; words >> dimension;) {
+      if (dimension < 0 || (dimension > 0 && made.size > MOST_BYTES / static_cast<std::size_t>(dimension)))
+        throw Failure("memory", "an array of more than 2 GiB, or of a negative size");
+      made.size *= static_cast<std::size_t>(dimension);
+      made.shape.push_back(dimension);
+    }
+    made.data = library_->allocate(made.size);
+    if (made.data == nullptr) throw std::bad_alloc();
+    std::memset(made.data, 0, made.size);
+    arrays_.push_back(std::move(made));
+    answer(" " + std::to_string(arrays_.size() - 1));
+  }
+
+  std::vector<pitorch_array> rest(std::istringstream &words) {
+    if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
+    std::vector<pitorch_array> found;
+    for (std::size_t number = 0; words >> number;) {
+      const Array &each = at(number);
+      found.push_back({each.data, each.shape.data(), static_cast<int32_t>(each.shape.size()), each.kind, each.bytes});
+    }
+    return found;
+  }
+
+  // As TVM's time_evaluator does: `number` runs are one measurement; where they take less than
+  // `leastMs`, there are more of them.
+  void time(std::istringstream &words) {
+    using Clock = std::chrono::steady_clock;
+    auto number = word<std::uint64_t>(words);
+    const auto repeat = word<std::uint64_t>(words);
+    const auto leastMs = word<double>(words);
+    const auto warmUp = word<std::uint64_t>(words);
+    const std::vector<pitorch_array> arrays = rest(words);
+    if (number < 1 || repeat < 1) throw Failure("protocol", "expected at least one run and one repeat");
+    for (std::uint64_t i = 0; i < warmUp; i++) library_->run(arrays);
+    std::ostringstream text;
+    text.precision(17);
+    for (std::uint64_t i = 0; i < repeat; i++) {
+      double seconds = 0;
+      for (;;) {
+        const Clock::time_point began = Clock::now();
+        for (std::uint64_t k = 0; k < number; k++) library_->run(arrays);
+        seconds = std::chrono::duration<double>(Clock::now() - began).count();
+        if (seconds * 1e3 >= leastMs) break;
+        const double enough = leastMs * 1e-3 / (seconds > 0 ? seconds : 1e-9) * static_cast<double>(number);
+        number = static_cast<std::uint64_t>(std::min(enough, 1e12)) + number / 2 + 1;
+      }
+      text << ' ' << seconds / static_cast<double>(number);
+    }
+    answer(" " + std::to_string(number) + text.str());
+  }
+
+  std::unique_ptr<Library> library_;
+  std::vector<Array> arrays_;
+};
+
+// Waits for the lock; the one who holds it has written its process id there.
+bool locked(const char *path, double queueSeconds) {
+  const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0) {
+    complain("load", std::string(path) + ": " + std::strerror(errno));
+    return false;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(queueSeconds);
+  while (flock(file, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      complain("load", std::string(path) + ": " + std::strerror(errno));
+      return false;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      std::array<char, 16> holder{};
+      const ssize_t got = pread(file, holder.data(), holder.size() - 1, 0);
+      complain("busy", got > 0 ? std::string("process ") + holder.data() + " holds it" : "another session holds it");
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const std::string own = std::to_string(getpid());
+  if (ftruncate(file, 0) == 0 && pwrite(file, own.data(), own.size(), 0) < 0) return true;
+  return true;  // the file stays open, and so locked, until this process ends
+}
+
+}  // namespace
+
+int main(int count, char **words) {
+  if (count != 4) {
+    (void)std::fprintf(stderr, "usage: loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS\n");
+    return 2;
+  }
+  (void)std::signal(SIGPIPE, SIG_IGN);
+  if (!locked(words[1], std::strtod(words[2], nullptr))) return 1;
+  (void)std::signal(SIGALRM, [](int) { _exit(TIMED_OUT); });
+  alarm(static_cast<unsigned>(std::max(1.0, std::ceil(std::strtod(words[3], nullptr)))));
+  answer(" " + ownMachine() + "; " + boardModel());
+  Session().serve();
+}

@@ -1,0 +1,50 @@
+// Linked into kernels for boards without TVM: what their code expects of TVM's runtime. Where something else in the
+// process offers the same (the loader, TVM itself), that is used.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+thread_local std::array<char, 1024> text;
+constexpr std::size_t ALIGNMENT = 64;
+
+void *allocate(int, int, std::uint64_t bytes, int, int) {
+  return std::aligned_alloc(ALIGNMENT, (static_cast<std::size_t>(bytes) + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
+}
+
+int release(int, int, void *memory) {
+  std::free(memory);
+  return 0;
+}
+
+}  // namespace
+
+// A kernel reaches the runtime through these where it needs temporary memory; else it does not define them.
+// NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp): TVM's names
+extern "C" {
+extern void *(*__TVMBackendAllocWorkspace)(int, int, std::uint64_t, int, int) __attribute__((weak));
+extern int (*__TVMBackendFreeWorkspace)(int, int, void *) __attribute__((weak));
+}
+
+__attribute__((constructor)) static void offer() {
+  if (&__TVMBackendAllocWorkspace != nullptr) __TVMBackendAllocWorkspace = &allocate;
+  if (&__TVMBackendFreeWorkspace != nullptr) __TVMBackendFreeWorkspace = &release;
+}
+// NOLINTEND(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp)
+
+// Called by a kernel whose arguments do not fit.
+EXPORTED __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts,
+                                                                      std::int32_t count) {
+  int used = std::snprintf(text.data(), text.size(), "%s: ", kind);
+  for (std::int32_t i = 0; i < count && used >= 0 && used < static_cast<int>(text.size()); i++)
+    if (parts[i] != nullptr)
+      used += std::snprintf(text.data() + used, text.size() - static_cast<std::size_t>(used), "%s", parts[i]);
+}
+
+// What the last call in this thread that failed said.
+EXPORTED const char *pitorch_raised(void) { return text.data(); }

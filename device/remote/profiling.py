@@ -1,0 +1,488 @@
+"""``profile-remote``: a kernel is compiled for a board, runs there, is checked and timed; a table says how fast."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+from rich.table import Table
+
+from device.remote import comparing, compiling, loader_session, qpu_kernel, reporting, targets
+from device.remote import environment as environments
+from device.remote.address import LOADER_KINDS, RPC_KINDS, Address, parse, resolve
+from device.remote.loader_session import Timing
+from device.remote.targets import Target
+from toolchain import files, process, progress
+from toolchain.architecture import host_architecture
+from toolchain.config import Config
+from toolchain.errors import (
+    BoardLost,
+    BoardSilent,
+    CommandFailed,
+    DeviceBusy,
+    DeviceUnknown,
+    KernelUnusable,
+    PlatformMismatch,
+    ResultMismatch,
+    SessionTimedOut,
+    UserError,
+)
+
+KERNELS = Path(__file__).with_name("kernels")
+_WORKER_LIMIT_S = 86400.0
+"""Of the worker as a whole; its stages have limits of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was measured. ``seconds`` are of one run, one for each repeat; ``model_s`` is an emulator's model."""
+
+    kernel: str
+    size: int
+    shape: str
+    operations: int
+    target: str
+    device: str
+    backend: str
+    seconds: tuple[float, ...]
+    checked: int
+    timing: Timing
+    model_s: float | None = None
+    board: str = ""
+    """The board's name by its device tree; empty where it has none."""
+    foreign: bool = False
+    """Whether the kernel is for another machine than this PC's."""
+    emulated: bool = False
+    """Whether a program played the board, or the QPUs."""
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the repeats."""
+        return statistics.fmean(self.seconds)
+
+    @property
+    def deviation_s(self) -> float:
+        """Standard deviation of the repeats (of the sample); 0 for a single one."""
+        return statistics.stdev(self.seconds) if len(self.seconds) > 1 else 0.0
+
+    @property
+    def gflops(self) -> float | None:
+        """Operations per nanosecond, by the mean; None where the kernel does not count its operations."""
+        return self.operations / self.mean_s / 1e9 if self.operations and self.mean_s > 0 else None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The table."""
+        found = [
+            ("kernel", f"{self.kernel} ({self.shape})"),
+            ("target", self.target),
+            ("device", self.device),
+            ("runs on", self.backend),
+            ("result", f"{self.checked} elements agree with the reference"),
+            ("mean", _seconds(self.mean_s)),
+            ("std", f"{_seconds(self.deviation_s)} ({len(self.seconds)} repeats)"),
+            ("least", _seconds(min(self.seconds))),
+            ("GFLOPS", f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not count its operations"),
+        ]
+        if self.board:
+            found.insert(3, ("board", self.board))
+        if self.emulated:
+            found.append(("note", "timed under emulation; not measured on hardware"))
+        elif self.foreign and not self.board.startswith("Raspberry Pi"):
+            found.append(("note", "the board does not say that it is one: perhaps emulated; not measured on hardware"))
+        if self.model_s is not None:
+            rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
+            found.append(("model", f"{_seconds(self.model_s)} a run{rate}: the emulator's model of a board"))
+        return found
+
+    def print(self) -> None:
+        """The table, on stdout."""
+        table = Table(
+            title=f"{self.kernel} on {self.device}", title_justify="left", title_style="bold", show_header=False
+        )
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in self.rows():
+            table.add_row(name, value)
+        progress.make_console().print(table)
+
+    def as_json(self) -> str:
+        """For another program."""
+        facts = {name: value for name, value in vars(self).items() if name != "timing"}
+        derived = {"mean_s": self.mean_s, "std_s": self.deviation_s, "gflops": self.gflops}
+        return json.dumps({**facts, **vars(self.timing), **derived}, indent=2) + "\n"
+
+
+def profile(
+    config: Config,
+    *,
+    kernel: str,
+    target: str,
+    device: str = "",
+    size: int = 0,
+    keep: Path | None = None,
+    timing: Timing = Timing(number=10, repeat=5, min_repeat_ms=20, warm_up=2),  # noqa: B008 - frozen
+) -> Profile:
+    """Compile ``kernel`` (a name, or a file) for ``target``, run, check and time it on ``device``.
+
+    ``keep``: where the library goes that was found right.
+
+    Raises KernelUnusable, ResultMismatch, DeviceUnknown, DeviceBusy, SessionTimedOut, BoardLost, BoardSilent,
+    PlatformMismatch and what preparing may raise.
+    """
+    wanted = targets.load(target)
+    path = kernel_file(kernel)
+    address = _device(config, wanted, device)
+    _require_sane(timing, size)
+    with files.scratch_folder(config.build_root / "remote", "run") as scratch:
+        job = _Job(config, wanted, address, path, size, timing, scratch)
+        if wanted.name == "qpu":
+            done = job.by_loader(job.qpu_library())
+        elif address.kind == "local" and wanted.name != "local":
+            raise _wrong_device(wanted, address)
+        elif address.kind in RPC_KINDS:
+            done = job.by_rpc()
+        else:
+            done = job.by_loader(job.tvm_library())
+        if keep is not None:
+            with files.replacing(keep) as aside:
+                shutil.copyfile(job.library, aside)
+    return done
+
+
+def kernel_file(name: str) -> Path:
+    """The file of a kernel that comes with the project, or of the user's. Raises KernelUnusable."""
+    known = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "__init__")
+    if name in known:
+        return KERNELS / f"{name}.py"
+    path = Path(name)
+    if path.suffix == ".py" and path.is_file():
+        return path.resolve()
+    raise KernelUnusable(
+        f"there is no kernel {name!r}",
+        expected=f"{', '.join(known)}, or a Python file",
+        found="no such file" if path.suffix == ".py" else repr(name),
+        mend="docs/remote.md says what a kernel's file defines",
+    )
+
+
+def _require_sane(timing: Timing, size: int) -> None:
+    low = {"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0}
+    for name, least in low.items():
+        if getattr(timing, name) < least:
+            raise UserError(
+                "nothing can be measured that way",
+                expected=f"--{name.replace('_', '-')} of {least} or more",
+                found=str(getattr(timing, name)),
+            )
+    if size < 0:
+        raise UserError(
+            "no kernel computes on that", expected="--size of 1 or more (0: the kernel's own)", found=str(size)
+        )
+
+
+def _device(config: Config, target: Target, name: str) -> Address:
+    if not name and target.road == "loader" and config.device.host:
+        return parse(f"tree://{config.device.host}")
+    if not name and not target.default_device:
+        raise DeviceUnknown(
+            f"which board? {target.title} has no default",
+            expected="--device NAME, a board of remote.devices, or an address",
+            found="no --device",
+            mend="for example --device tracker://HOST:9190/KEY; docs/remote.md shows how a board gets there",
+        )
+    address = resolve(name or target.default_device, config.remote.devices)
+    # libqpu's emulator needs no emulated ARM around it.
+    allowed = ("local", "tree", "ssh") if target.name == "qpu" else (*RPC_KINDS, *LOADER_KINDS)
+    if address.kind not in allowed:
+        raise _wrong_device(target, address)
+    return address
+
+
+def _wrong_device(target: Target, address: Address) -> DeviceUnknown:
+    ours = target.road == "loader"
+    return DeviceUnknown(
+        f"kernels for {target.title} do not reach {address}",
+        expected="tree://HOST or ssh://HOST" if ours else "HOST:PORT, tracker://… or proxy://…",
+        found=str(address),
+        mend="choose another --device or --target (docs/remote.md has the table)",
+    )
+
+
+@dataclass
+class _Job:
+    """One run of the task."""
+
+    config: Config
+    target: Target
+    address: Address
+    path: Path
+    size: int
+    timing: Timing
+    scratch: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def library(self) -> Path:
+        return self.scratch / f"{self.path.stem}.so"
+
+    # By TVM's RPC.
+
+    def by_rpc(self) -> Profile:
+        self._work(self.address)
+        facts = self.facts
+        return self._profile(backend="CPU", seconds=facts["seconds"], checked=facts["checked"], board=facts["model"])
+
+    def tvm_library(self) -> tuple[Path, str, list[Path]]:
+        """Compile only: the library, its function's name, and no folders of libraries."""
+        self._work(None)
+        return self.library, self.facts["entry"], []
+
+    def _work(self, address: Address | None) -> None:
+        environment = environments.ready(self.config)
+        linker = process.require_program(
+            self.target.linker(self.config.remote.linker), f"to link kernels for {self.target.title}"
+        )
+        request = {
+            "kernel": str(self.path),
+            "size": self.size,
+            "target": dict(self.target.tvm),
+            "linker": str(linker),
+            "library": str(self.library),
+            "address": address.as_json() if address is not None else None,
+            **vars(self.timing),
+            "queue_limit_s": self.config.remote.queue_limit_s,
+            "session_limit_s": self.config.remote.session_limit_s,
+        }
+        run = _WorkerRun(self.facts)
+        done = process.run(
+            environment.command("device.remote.rpc_worker"),
+            env={**environment.variables, "TMPDIR": str(self.scratch)},
+            stdin=json.dumps(request).encode(),
+            on_line=run.hear,
+            limit_s=_WORKER_LIMIT_S,
+            log=self.config.build_root / "remote" / "worker.log",
+            check=False,
+        )
+        if done.returncode != 0:
+            raise _fault_of(run, done, self, address)
+
+    # By the loader.
+
+    def qpu_library(self) -> tuple[Path, str, list[Path]]:
+        """Compile a kernel in C++ on libqpu."""
+        built = qpu_kernel.build(self.config, self.target, self.address, self.path, self.library)
+        return built.library, "-", list(built.folders)
+
+    def by_loader(self, compiled: tuple[Path, str, list[Path]]) -> Profile:
+        """Send the library to the board's loader; run, check and time it there."""
+        library, entry, folders = compiled
+        target = qpu_kernel.on_this_pc(self.target) if self.address.kind == "local" else self.target
+        kernel = self._arrays()
+        with loader_session.session(self.config, target, self.address, libraries=folders) as board:
+            progress.say(f"    {self.address} is ours")
+            backend = board.load(library, entry)
+            blank = numpy.full_like(kernel.expected, numpy.nan if kernel.expected.dtype.kind == "f" else 77)
+            numbers = [board.array(item) for item in (*kernel.arrays, blank)]
+            model = board.run(numbers)
+            wrong = comparing.first_difference(
+                board.read(numbers[-1], kernel.expected),
+                kernel.expected,
+                relative=kernel.tolerance[0],
+                absolute=kernel.tolerance[1],
+            )
+            if wrong is not None:
+                raise _mismatch(self.path.stem, str(self.address), vars(wrong), kernel.tolerance)
+            _, seconds = board.time(self.timing, numbers)
+        facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
+        self.facts |= {**facts, "kernel": kernel.name}
+        # libqpu names its backends on the QPUs vc4-…; its others compute on the CPU.
+        foreign = self.target.architecture != host_architecture()
+        emulated = (self.address.kind == "emulator" and foreign) or (
+            self.target.name == "qpu" and " vc4-" not in backend
+        )
+        return self._profile(
+            backend=backend,
+            seconds=seconds,
+            checked=kernel.expected.size,
+            model_s=model,
+            board=board.model,
+            emulated=emulated,
+        )
+
+    def _arrays(self) -> compiling.Kernel:
+        try:
+            return compiling.load(self.path, self.size, qpu=self.target.name == "qpu")
+        except reporting.Fault as fault:
+            raise _kernel_unusable(fault.found) from fault
+
+    def _profile(self, **measured: Any) -> Profile:
+        return Profile(
+            kernel=self.facts["kernel"],
+            size=self.facts["size"],
+            shape=self.facts["shape"],
+            operations=self.facts["operations"],
+            target=f"{self.target.name} ({self.target.title})",
+            device=str(self.address),
+            foreign=self.target.name != "local",
+            timing=self.timing,
+            **{**measured, "seconds": tuple(measured["seconds"])},
+        )
+
+
+class _WorkerRun:
+    """What the worker told so far."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self.stage = "start"
+        self.limit_s = 0.0
+
+    def hear(self, line: str) -> None:
+        found = reporting.heard(line)
+        if found is None:
+            return
+        if "stage" in found:
+            self.stage, self.limit_s = found["stage"], found["limit_s"]
+        elif "board" in found:
+            progress.say(f"    {found['board']} is ours")
+        elif found.get("free") == 0:
+            progress.say(f"    no board is free; {found['waiting']} others wait for one of {found['boards']}")
+        self.facts |= found
+
+
+# ---------------------------------------------------------------------------------------- what went wrong
+
+
+def _fault_of(run: _WorkerRun, done: process.Completed, job: _Job, address: Address | None) -> UserError:
+    """The error that a worker's end stands for."""
+    where = str(address)
+    remote = job.config.remote
+    if done.returncode == reporting.FAULT_STATUS:
+        facts = run.facts
+        if facts["fault"] == "mismatch":
+            return _mismatch(job.path.stem, where, facts, facts["tolerance"])
+        return _told(facts["fault"], facts["found"], where, job)
+    if done.returncode == -14:  # SIGALRM: a stage took too long
+        if run.stage == "compile":
+            return _kernel_unusable(f"still compiling after {run.limit_s:g} s")
+        if run.stage == "queue":
+            return _busy(where, remote.queue_limit_s, run.facts)
+        if run.stage in ("connect", "reach"):
+            return _told("silent", f"no answer within {run.limit_s:g} s", where, job)
+        return _told("lost", f"no answer for {run.limit_s:g} s while it was asked to {run.stage}", where, job)
+    if done.returncode < 0 and run.stage in ("run", "time", "load"):
+        return KernelUnusable(
+            f"the kernel crashed on {where}",
+            expected="a kernel that keeps within its arrays",
+            found=process.explain_exit(done.returncode),
+            mend="look at its indices, or at what it calls",
+        )
+    return CommandFailed(
+        "the process beside TVM broke off",
+        returncode=done.returncode,
+        expected="status 0, or a fault that it tells",
+        found=f"{process.explain_exit(done.returncode)}, at the stage {run.stage!r}",
+        tail="\n".join(line for line in done.output.splitlines()[-15:] if reporting.MARK not in line),
+    )
+
+
+def _told(kind: str, found: str, where: str, job: _Job) -> UserError:
+    remote = job.config.remote
+    if kind == "unknown":
+        return DeviceUnknown(
+            f"no board answers to {where}",
+            expected="a board with that key",
+            found=found,
+            mend="check the key, and that the board's server runs and has reached the tracker or proxy",
+        )
+    if kind == "silent":
+        return BoardSilent(
+            f"{where} cannot be reached",
+            expected="an answer to the connection",
+            found=found,
+            mend="check that the board is on, that its server runs, and that the address is right",
+        )
+    if kind == "timed-out":
+        return SessionTimedOut(
+            f"the session on {where} was ended: its time was up",
+            expected=f"an end within {remote.session_limit_s:g} s",
+            found=found,
+            mend="measure less (--number, --repeat, --size), or raise remote.session_limit_s",
+        )
+    if kind == "lost":
+        return BoardLost(
+            f"{where} was lost in mid-run",
+            expected="an answer to each request",
+            found=found,
+            mend="look at the board (power, network) and at its server's log: a kernel that crashes looks the same",
+        )
+    if kind == "architecture":
+        return PlatformMismatch(
+            f"the kernel is for another machine than {where}",
+            expected="a kernel for the board's own machine",
+            found=found,
+            mend="choose the --target that the board runs",
+        )
+    if kind == "linker":
+        return CommandFailed(
+            f"the kernel cannot be linked for {job.target.title}",
+            expected=f"a linker for {job.target.architecture.gnu}",
+            found=found,
+            mend="set remote.linker (INVOKE_REMOTE_LINKER) to another cross compiler",
+        )
+    if kind == "refused":
+        return KernelUnusable(
+            f"the kernel fails on {where}",
+            expected="a kernel that can be loaded and takes its arrays",
+            found=found,
+            mend="correct the kernel's file (docs/remote.md says what it is called with)",
+        )
+    return _kernel_unusable(found)
+
+
+def _kernel_unusable(found: str) -> KernelUnusable:
+    return KernelUnusable(
+        "the kernel's file cannot be used",
+        expected="a file that defines SIZE, module, inputs and reference",
+        found=found,
+        mend="docs/remote.md has an example",
+    )
+
+
+def _busy(where: str, limit_s: float, facts: Mapping[str, Any]) -> DeviceBusy:
+    if where.startswith("tracker"):
+        found = f"all {facts['boards']} boards with that key in sessions, {facts['waiting']} others waiting before us"
+    elif where.startswith("proxy"):
+        found = "the board is in another session, or no board with that key has dialled out to the proxy"
+    else:
+        found = "it accepts the connection and does not answer: it is in another session, or its server has died"
+    return DeviceBusy(
+        f"{where} is busy",
+        expected=f"a session within {limit_s:g} s",
+        found=found,
+        mend="try again later, or raise remote.queue_limit_s",
+    )
+
+
+def _mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
+    index = ", ".join(map(str, facts["index"]))
+    value = facts["value"] if "value" in facts else facts["found"]
+    return ResultMismatch(
+        f"{kernel} on {where} computes something else than its reference: first at index [{index}]",
+        expected=f"{facts['expected']!r}, to {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
+        found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
+        mend="correct the kernel, or state its TOLERANCE",
+    )
+
+
+def _seconds(value: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value / 1e-9:.4g} ns"

@@ -1,0 +1,241 @@
+"""Compiles a kernel and, unless only that is asked for, runs and times it through TVM's RPC.
+
+    python -m device.remote.rpc_worker < REQUEST
+
+REQUEST is a JSON object: ``kernel`` (a file), ``size``, ``target``, ``linker``, ``library`` (a file to write),
+``address`` (see ``device.remote.address``; null: only compile), ``number``, ``repeat``, ``min_repeat_ms``, ``warm_up``,
+``queue_limit_s``, ``session_limit_s``. What it tells is in ``reporting``.
+
+A session is ended by the board's server after ``session_limit_s``. The deadline of the stages that hold a session is a
+little longer, so that what passes it is a board that no longer answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from device.remote import comparing, compiling
+from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
+
+COMPILE_LIMIT_S = 600.0
+CONNECT_LIMIT_S = 20.0
+GRACE_S = 10.0
+"""How much later than its own time-out a session must be to be called lost."""
+
+_TIMED_OUT = ("RPCSessionTimeoutError", "session has expired")
+_CLOSED = ("socket", "Socket", "closed", "Connection", "connection", "Broken pipe", "rpc_endpoint", "code=")
+_UNLOADABLE = ("cannot open shared object", "wrong ELF class", "invalid ELF header", "Exec format", "Failed to load")
+_ELF = struct.Struct("<4sBB10xHH")
+
+
+def main() -> None:
+    """Do what the request on standard input asks for."""
+    request = json.load(sys.stdin)
+    try:
+        _run(request)
+    except Fault as fault:
+        fail(fault)
+
+
+def _run(request: Mapping[str, Any]) -> None:
+    path, library = Path(request["kernel"]), Path(request["library"])
+    with stage("compile", COMPILE_LIMIT_S):
+        kernel = compiling.load(path, request["size"])
+        alone = request["address"] is None
+        entry = compiling.export(path, kernel, request["target"], request["linker"], library, standalone=alone)
+    tell(kernel=kernel.name, size=kernel.size, shape=kernel.shape, operations=kernel.operations, entry=entry)
+    if request["address"] is None:
+        return
+    with _told(request["session_limit_s"]):
+        session = _session(request["address"], request["queue_limit_s"], request["session_limit_s"])
+        _measure(session, kernel, entry, library, request)
+
+
+@contextlib.contextmanager
+def _told(session_limit_s: float) -> Iterator[None]:
+    """What TVM raises, as the fault that it stands for."""
+    began = time.monotonic()
+    try:
+        yield
+    except Fault:
+        raise
+    except Exception as fault:
+        text = f"{type(fault).__name__}: {fault}"
+        held = time.monotonic() - began
+        if any(word in text for word in _TIMED_OUT):
+            raise Fault("timed-out", f"the board's server ended the session after {session_limit_s:g} s") from fault
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        found = f"{lines[0]} … {lines[-1]}"[:400] if len(lines) > 1 else text[:400]
+        if any(word in text for word in _CLOSED) or isinstance(fault, (OSError, EOFError)):
+            raise Fault("lost", f"the connection broke {held:.1f} s after it was asked for ({found})") from fault
+        raise Fault("refused", found) from fault
+
+
+# ------------------------------------------------------------------------------------------------ sessions
+
+
+def _session(address: Mapping[str, Any], queue_limit_s: float, session_limit_s: float) -> Any:
+    from tvm import rpc
+
+    kind, host, port, key = (address[name] for name in ("kind", "host", "port", "key"))
+    if kind == "local":
+        with stage("connect", CONNECT_LIMIT_S):
+            return rpc.LocalSession()
+    seconds = max(1, round(session_limit_s))
+    with stage("reach", CONNECT_LIMIT_S):
+        _require_answer(host, port)
+        if kind == "tracker":
+            _require_known(rpc, host, port, key)
+    # A server that is in a session accepts the connection and then says nothing until that session ends.
+    with stage("queue", queue_limit_s):
+        if kind == "tracker":
+            session = rpc.connect_tracker(host, port).request(key, session_timeout=seconds, max_retry=1)
+        else:
+            session = _connected(rpc, kind, host, port, key, seconds)
+    tell(board=_peer(kind, host, port, key))
+    return session
+
+
+def _connected(rpc: Any, kind: str, host: str, port: int, key: str, seconds: int) -> Any:
+    """A direct session, or one through a proxy."""
+    try:
+        return rpc.connect(host, port, key, session_timeout=seconds)
+    except Exception as fault:
+        # "code=-1 … key … mismatch" of a server that has another key, or of a proxy that no board has dialled.
+        if "Cannot find matched" in str(fault) or "mismatch" in str(fault).lower():
+            what = "no board has dialled out to the proxy with that key" if kind == "proxy" else "it has another key"
+            raise Fault("unknown", what) from fault
+        raise
+
+
+def _require_answer(host: str, port: int) -> None:
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_LIMIT_S / 2):
+            pass
+    except OSError as fault:
+        raise Fault("silent", f"{fault.strerror or fault}") from fault
+
+
+def _require_known(rpc: Any, host: str, port: int, key: str) -> None:
+    """Raise Fault ``unknown`` for a key that no board has: the tracker would let us wait for ever."""
+    try:
+        tracker = rpc.connect_tracker(host, port)
+        summary = tracker.summary()
+        tracker.close()
+    except (RuntimeError, OSError, ValueError) as fault:
+        raise Fault("silent", f"what listens there is no tracker ({fault})") from fault
+    boards: dict[str, int] = {}
+    for item in summary["server_info"]:
+        name = str(item.get("key", "")).removeprefix("server:")
+        if name:
+            boards[name] = boards.get(name, 0) + 1
+    queue = summary["queue_info"]
+    if key not in boards and queue.get(key, {"free": 0})["free"] == 0:
+        others = sorted({*boards, *(name for name, state in queue.items() if state["free"])})
+        raise Fault("unknown", f"the tracker knows {', '.join(others) or 'no board at all'}")
+    state = queue.get(key, {"free": 0, "pending": 0})
+    tell(boards=boards.get(key, state["free"]), free=state["free"], waiting=state["pending"])
+
+
+def _peer(kind: str, host: str, port: int, key: str) -> str:
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).version == 6:
+            host = f"[{host}]"
+    return f"{host}:{port}" + (f"/{key}" if key else "") + f" ({kind})"
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, request: Mapping[str, Any]) -> None:
+    import tvm
+
+    limit_s = request["session_limit_s"] + GRACE_S
+    with stage("upload", limit_s):
+        session.upload(str(library))
+    with stage("load", limit_s):
+        module = _loaded(session, library)
+    device = session.cpu()
+    tell(model=_board_model(session))
+    with stage("run", limit_s):
+        arrays = [tvm.runtime.tensor(item, device) for item in kernel.arrays]
+        # Filled with what no kernel computes, so that elements which it leaves out are seen.
+        blank = numpy.full_like(kernel.expected, numpy.nan if kernel.expected.dtype.kind == "f" else 77)
+        arrays.append(tvm.runtime.tensor(blank, device))
+        function = module[entry]
+        function(*arrays)
+        result = arrays[-1].numpy()
+    relative, absolute = kernel.tolerance
+    wrong = comparing.first_difference(result, kernel.expected, relative=relative, absolute=absolute)
+    if wrong is not None:
+        tell(
+            fault="mismatch", found="", index=wrong.index, expected=wrong.expected, value=wrong.found,
+            count=wrong.count, total=wrong.total, tolerance=kernel.tolerance,
+        )  # fmt: skip
+        raise SystemExit(FAULT_STATUS)
+    tell(checked=int(kernel.expected.size))
+    with stage("time", limit_s):
+        for _ in range(request["warm_up"]):
+            function(*arrays)
+        evaluate = module.time_evaluator(
+            entry,
+            device,
+            number=request["number"],
+            repeat=request["repeat"],
+            min_repeat_ms=request["min_repeat_ms"],
+        )
+        measured = evaluate(*arrays)
+    tell(seconds=[float(item) for item in measured.results])
+
+
+def _loaded(session: Any, library: Path) -> Any:
+    try:
+        return session.load_module(library.name)
+    except Exception as fault:
+        # The loader of a board says "No such file" of a library for another machine.
+        if not any(word in str(fault) for word in _UNLOADABLE):
+            raise
+        words = [line.strip() for line in str(fault).splitlines() if any(word in line for word in _UNLOADABLE)]
+        board, ours = _board_machine(session), _machine(library.read_bytes()[: _ELF.size])
+        if board and board != ours:
+            raise Fault("architecture", f"the board runs {board}, the kernel is for {ours}") from fault
+        raise Fault("refused", f"the board cannot load the kernel: {words[0][:300]}") from fault
+
+
+def _board_machine(session: Any) -> str:
+    """The machine that the board's programs are for; empty where it does not tell."""
+    # The server joins the name to its work folder, which an absolute path replaces; /bin/true is a small program.
+    with contextlib.suppress(Exception):
+        return _machine(bytes(session.download("/bin/true"))[: _ELF.size])
+    return ""
+
+
+def _board_model(session: Any) -> str:
+    """What the board's device tree calls it; empty where there is none."""
+    with contextlib.suppress(Exception):
+        return bytes(session.download("/proc/device-tree/model")).decode().strip("\0\n ")
+    return ""
+
+
+def _machine(header: bytes) -> str:
+    """ELF header to words: machine and width (System V ABI, "ELF header")."""
+    names = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
+    if len(header) < _ELF.size or header[:4] != b"\x7fELF":
+        return ""
+    _, width, _, _, machine = _ELF.unpack(header)
+    return f"{names.get(machine, f'machine {machine}')} ({32 * width}-bit)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""TVM's servers on this PC: a tracker, a proxy, and boards, which stand in for real ones or are played by this PC.
+
+Each runs beside TVM in a process of its own and ends with the block. ``running`` returns when the server answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from device.remote.environment import TvmEnvironment
+from recipes.tvm_server.build import SERVER
+from toolchain import process
+from toolchain.errors import ServerFailed
+
+HOST = "127.0.0.1"
+_START_LIMIT_S = 180.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers; ``log`` reads what it has printed so far."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    output: tempfile._TemporaryFileWrapper[bytes]
+
+    def log(self) -> str:
+        """What the server printed."""
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace")
+
+
+def free_port() -> int:
+    """A port of the loopback address that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def tracker(environment: TvmEnvironment) -> Iterator[Running]:
+    """A tracker: hands out boards by key."""
+    port = free_port()
+    words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
+    with _running(environment, ["-m", "tvm.exec.rpc_tracker"], words, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def proxy(environment: TvmEnvironment, tracker_port: int = 0) -> Iterator[Running]:
+    """A proxy that boards dial out to; with a tracker their keys are known there."""
+    port, web = free_port(), free_port()
+    words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1), "--web-port", str(web)]
+    words += ["--tracker", f"{HOST}:{tracker_port}"] if tracker_port else []
+    with _running(environment, ["-m", "tvm.exec.rpc_proxy"], words, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def board(
+    environment: TvmEnvironment, *, key: str = "", tracker_port: int = 0, proxy_port: int = 0
+) -> Iterator[Running]:
+    """A board that this PC plays: direct, known to a tracker, or one that dials out to a proxy."""
+    port = 0 if proxy_port else free_port()
+    words = ["--key", key] if key else []
+    words += ["--proxy", f"{HOST}:{proxy_port}"] if proxy_port else ["--port", str(port)]
+    if tracker_port:
+        words += ["--tracker", f"{HOST}:{tracker_port}", "--custom-addr", HOST]
+    with _running(environment, [str(SERVER)], words, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(environment: TvmEnvironment, program: list[str], words: list[str], port: int) -> Iterator[Running]:
+    with tempfile.NamedTemporaryFile() as output:
+        started = subprocess.Popen(
+            [sys.executable, *program, *words],
+            env={**os.environ, **environment.variables, "TVM_USE_RUNTIME_LIB": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        server = Running(port, started, output)
+        try:
+            with process.on_interrupt(lambda: process.end_group(started)):
+                _wait(server, program[-1])
+                yield server
+        finally:
+            process.end_group(started)
+
+
+def _wait(server: Running, name: str) -> None:
+    deadline = time.monotonic() + _START_LIMIT_S
+    while not _answers(server):
+        if server.process.poll() is not None or time.monotonic() > deadline:
+            raise ServerFailed(
+                f"{name} did not start",
+                expected=f"a server on port {server.port}" if server.port else "a server",
+                found=server.log().strip().splitlines()[-1] if server.log().strip() else "no word",
+            )
+        time.sleep(0.05)
+
+
+def _answers(server: Running) -> bool:
+    if server.port == 0:
+        return "pitorch: serving" in server.log()
+    try:
+        with socket.create_connection((HOST, server.port), timeout=1):
+            return True
+    except OSError:
+        return False

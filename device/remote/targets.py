@@ -1,0 +1,61 @@
+"""What kernels are compiled for: targets.toml, read and checked against the table of architectures."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
+from toolchain.errors import UserError
+
+_DATA = Path(__file__).with_name("targets.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A target: its machine, and what TVM compiles with (empty for kernels that are not TVM's)."""
+
+    name: str
+    title: str
+    architecture: Architecture
+    tvm: Mapping[str, Any]
+    road: str
+    default_device: str
+    """An address, or empty where the user has to name a board."""
+
+    def linker(self, configured: str) -> str:
+        """The program that links for it: the configured one, or GNU's of that name."""
+        if configured:
+            return configured
+        return "g++" if self.architecture == host_architecture() else f"{self.architecture.gnu}-g++"
+
+
+def names() -> tuple[str, ...]:
+    """All targets."""
+    return tuple(tomllib.loads(_DATA.read_text()))
+
+
+def load(name: str) -> Target:
+    """The target called ``name``. Raises UserError with the nearest name."""
+    rows = tomllib.loads(_DATA.read_text())
+    if name not in rows:
+        near = difflib.get_close_matches(name, rows, n=1, cutoff=0.4)
+        raise UserError(
+            f"there is no target {name!r}",
+            expected=f"one of {', '.join(rows)}",
+            found=repr(name),
+            mend=f"--target {near[0]}" if near else "docs/remote.md says what each is for",
+        )
+    row = rows[name]
+    return Target(
+        name=name,
+        title=row["title"],
+        architecture=ARCHITECTURES[row["debian"]] if "debian" in row else host_architecture(),
+        tvm=row.get("tvm", {}),
+        road=row["road"],
+        default_device=row.get("default_device", ""),
+    )

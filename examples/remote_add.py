@@ -1,0 +1,67 @@
+"""One kernel, on this PC or on an ARM board: add 1.0 to each of 1024 floats, check it with numpy, time it.
+
+    .venv/bin/pip install -e '.[remote]'
+    .venv/bin/python examples/remote_add.py --local-demo          on this PC
+    .venv/bin/python examples/remote_add.py                       on the board of board.toml
+
+It is the script that introductions to TVM's RPC show, on today's TVM: what its old form called is in brackets. The
+board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same with queues, deadlines and errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import rpc, te
+from tvm.support import cc
+from tvm.target import Target
+
+LENGTH = 1024
+
+
+def main() -> None:
+    """Compile, upload, run, check, time."""
+    parser = argparse.ArgumentParser(description="Add 1.0 to each of 1024 floats, on this PC or on a board.")
+    parser.add_argument("--local-demo", action="store_true", help="run on this PC instead of the board")
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_name("board.toml"))
+    options = parser.parse_args()
+    board = tomllib.loads(options.config.read_text())
+
+    # Declare what is computed. [te.create_schedule(B.op)]
+    a = te.placeholder((LENGTH,), "float32", name="a")
+    b = te.compute((LENGTH,), lambda i: a[i] + 1.0, name="b")
+    function = te.create_prim_func([a, b]).with_attr("global_symbol", "add_one")
+
+    # Compile it for whoever runs it. [tvm.build(s, [A, B], "llvm -target=aarch64-linux-gnu", name="add_one")]
+    target = Target("llvm") if options.local_demo else Target(board["target"])
+    built = tvm.compile(tvm.IRModule({"add_one": function}), target=target)
+
+    # Link it here, so that the board needs no compiler. [lib.export_library("lib.tar") linked there]
+    linker = os.environ.get("CXX") or ("g++" if options.local_demo else f"{board['target']['mtriple']}-g++")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "lib.so")
+        built.export_library(str(path), fcompile=cc.cross_compiler(linker))
+        remote = rpc.LocalSession() if options.local_demo else rpc.connect(board["host"], board["port"])
+        remote.upload(str(path))
+    module = remote.load_module("lib.so")
+
+    # Arrays that live on the board. [tvm.nd.array(x, ctx)]
+    device = remote.cpu()
+    x = np.random.default_rng(0).uniform(size=LENGTH).astype("float32")
+    there, result = tvm.runtime.tensor(x, device), tvm.runtime.tensor(np.zeros_like(x), device)
+    module["add_one"](there, result)
+    np.testing.assert_equal(result.numpy(), x + 1)
+
+    # The loop runs on the board: no network in it.
+    evaluator = module.time_evaluator("add_one", device, number=10)
+    print(f"{evaluator(there, result).mean:g} secs/op")
+
+
+if __name__ == "__main__":
+    main()

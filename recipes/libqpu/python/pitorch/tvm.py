@@ -1,0 +1,156 @@
+"""Kernels that TVM compiled, called on arrays of numpy and tensors of torch, on a board that has no TVM.
+
+``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library::
+
+    from pitorch import tvm
+
+    gemm = tvm.Library("gemm.so")["gemm"]
+    gemm(a, b, c)          # numpy arrays or torch tensors in the CPU's memory; results are written in place
+
+What a kernel checks (types, shapes, strides) it checks here too: KernelError has its words. TVM's code takes for
+granted that an array begins at a multiple of 64 bytes, and faults where it does not; such arrays are copied for the
+call, and back. torch's own tensors begin so, views and numpy's arrays need not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Kernel", "KernelError", "Library"]
+
+ALIGNMENT = 64
+"""Bytes."""
+_CPU = 1
+_TENSOR_POINTER = 7
+_CAPSULE = b"dltensor"
+
+
+class KernelError(RuntimeError):
+    """A kernel that is not there, or that refused its arguments."""
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Value(ctypes.Union):
+    _fields_ = (("integer", ctypes.c_int64), ("pointer", ctypes.c_void_p))
+
+
+class _Any(ctypes.Structure):
+    """TVMFFIAny of tvm/ffi/c_api.h."""
+
+    _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", _Value))
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class Library:
+    """The kernels of a file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = str(Path(path).resolve())
+        try:
+            self._library = ctypes.CDLL(self.path)
+        except OSError as fault:
+            raise KernelError(f"cannot load {self.path}: {fault}") from fault
+        if not hasattr(self._library, "pitorch_raised"):
+            raise KernelError(f"{self.path} was not made for boards without TVM: profile-remote --keep makes such")
+        if hasattr(self._library, "__TVMBackendParallelLaunch"):
+            raise KernelError(f"{self.path} has parallel loops: they need TVM's own thread pool")
+        self._library.pitorch_raised.restype = ctypes.c_char_p
+
+    def __getitem__(self, name: str) -> Kernel:
+        """The kernel of that name. Raises KernelError."""
+        try:
+            entry = getattr(self._library, f"__tvm_ffi_{name}")
+        except AttributeError as fault:
+            raise KernelError(f"{self.path} has no kernel {name!r}") from fault
+        entry.restype = ctypes.c_int
+        entry.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Any), ctypes.c_int32, ctypes.POINTER(_Any))
+        return Kernel(name, entry, self._library.pitorch_raised)
+
+
+class Kernel:
+    """One kernel; it may be called from any thread."""
+
+    def __init__(self, name: str, entry: Any, raised: Any) -> None:
+        self.name = name
+        self._entry = entry
+        self._raised = raised
+
+    def __call__(self, *arrays: Any) -> None:
+        """Run it: inputs, then what it writes. Raises KernelError; then nothing was computed."""
+        capsules = [_exported(number, item) for number, item in enumerate(arrays)]
+        tensors = [_Tensor.from_address(_pointer_of(item, _CAPSULE)) for item in capsules]
+        given = (_Any * len(tensors))()
+        own: list[tuple[_Tensor, int, int, Any]] = []
+        for number, tensor in enumerate(tensors):
+            begin = (tensor.data or 0) + tensor.byte_offset
+            if tensor.device_type != _CPU:
+                raise KernelError(f"argument {number} of {self.name} is not in the CPU's memory")
+            if begin % ALIGNMENT:
+                tensor, memory = _aligned(number, tensor, begin)
+                own.append((tensor, begin, _size(tensor), memory))
+                tensors[number] = tensor
+            given[number].type_index = _TENSOR_POINTER
+            given[number].value.pointer = ctypes.addressof(tensor)
+        result = _Any()
+        if self._entry(None, given, len(tensors), ctypes.byref(result)) != 0:
+            raise KernelError(self._raised().decode(errors="replace"))
+        for tensor, begin, size, _ in own:
+            ctypes.memmove(begin, tensor.data, size)
+
+
+def _exported(number: int, item: Any) -> Any:
+    if not hasattr(item, "__dlpack__"):
+        raise KernelError(f"argument {number} is no array or tensor, but {type(item).__name__}")
+    if getattr(item, "requires_grad", False):
+        raise KernelError(f"argument {number} wants a gradient, which a kernel does not compute: call detach() first")
+    try:
+        return item.__dlpack__()
+    except Exception as fault:
+        raise KernelError(f"argument {number} cannot be handed over: {fault}") from fault
+
+
+def _size(tensor: _Tensor) -> int:
+    """Bytes, of a dense tensor."""
+    count = 1
+    for axis in range(tensor.dimensions):
+        count *= tensor.shape[axis]
+    return int(count * tensor.bits * tensor.lanes // 8)
+
+
+def _aligned(number: int, tensor: _Tensor, begin: int) -> tuple[_Tensor, Any]:
+    """A copy of a dense tensor that begins where TVM's code wants it, and the memory that it lies in."""
+    step = 1
+    for axis in reversed(range(tensor.dimensions)):
+        if tensor.strides and tensor.shape[axis] > 1 and tensor.strides[axis] != step:
+            raise KernelError(f"argument {number} is neither dense nor aligned to {ALIGNMENT} bytes: copy it first")
+        step *= tensor.shape[axis]
+    size = _size(tensor)
+    memory = ctypes.create_string_buffer(size + ALIGNMENT)
+    made = _Tensor.from_buffer_copy(tensor)
+    made.data = -(-ctypes.addressof(memory) // ALIGNMENT) * ALIGNMENT
+    made.byte_offset = 0
+    ctypes.memmove(made.data, begin, size)
+    return made, memory

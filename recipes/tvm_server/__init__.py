@@ -1,0 +1,1 @@
+"""TVM's RPC server for a board's image, from the wheels of its architecture."""

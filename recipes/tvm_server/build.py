@@ -1,0 +1,70 @@
+"""TVM's RPC server, staged as in the target root: wheels of the target's architecture, unpacked by the PC's own pip."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+from images.flavour import Suite
+from recipes.recipe import Recipe
+from toolchain import files
+from toolchain.architecture import Architecture
+from toolchain.config import ROOT
+from toolchain.errors import CommandFailed, NetworkUnreachable, WheelUnusable
+from toolchain.process import run
+
+GROUP = "remote"
+SERVER = Path(__file__).with_name("board_server.py")
+_LIMIT_S = 1800.0
+_GLIBC = {"trixie": 41, "bookworm": 36}
+UNREACHABLE = re.compile(
+    r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|SSLError|Max retries exceeded|Read timed out"
+)
+
+
+def pins() -> tuple[str, ...]:
+    """TVM and what it needs, each with its version: the optional group of pyproject.toml."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return tuple(data["project"]["optional-dependencies"][GROUP])
+
+
+def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: Path) -> None:
+    """Put the server into ``root``. Raises WheelUnusable for an architecture without wheels, NetworkUnreachable."""
+    site = root / recipe.settings["prefix"].removeprefix("/")
+    _install(target, suite, site, log)
+    for name in recipe.settings["left_out"].split():
+        files.remove(site / name)
+    shutil.copy2(SERVER, site / SERVER.name)
+    shutil.copytree(recipe.folder / "files", root, dirs_exist_ok=True)
+
+
+def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
+    machine = target.wheel_platform.removeprefix("linux_")
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(_GLIBC[suite.name], 16, -1)]
+    words = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    words += ["--only-binary=:all:", "--no-compile", "--implementation=cp", f"--python-version={suite.python}"]
+    try:
+        run(
+            [*words, *platforms, f"--platform=manylinux2014_{machine}", "--target", site, *pins()],
+            limit_s=_LIMIT_S,
+            log=log,
+        )
+    except CommandFailed as fault:
+        if UNREACHABLE.search(fault.tail):
+            raise NetworkUnreachable(
+                "TVM's wheels cannot be fetched: PyPI does not answer",
+                expected=f"pip to fetch {', '.join(pins())}",
+                found=f"no connection (whole log: {log})",
+                mend="mend the network, https_proxy or pip.conf, then run the task again",
+            ) from fault
+        if (unfound := re.search(r"No matching distribution found for (\S+)", fault.tail)) is not None:
+            raise WheelUnusable(
+                f"TVM's server cannot be put into an image for {target.debian}",
+                expected=f"a wheel of {unfound[1]} for Python {suite.python} on {machine}",
+                found="none in the package index",
+                mend="set remote.server_in_image to false; kernels reach such boards by our loader (docs/remote.md)",
+            ) from fault
+        raise

@@ -1,0 +1,300 @@
+"""The loader: kernels by their plain C entry, on this PC's machine and under emulation; sessions and their ends."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from remote_kernels import CRASHING, PARALLEL, RIGHT, write
+
+from device.remote import environment, loader_session, profiling, targets
+from device.remote.address import parse
+from device.remote.loader_session import LoaderSession, Timing
+from device.remote.profiling import Profile
+from toolchain import process
+from toolchain.config import Config, load_config
+from toolchain.errors import (
+    ArtefactMissing,
+    BoardLost,
+    BoardSilent,
+    DeviceBusy,
+    KernelUnusable,
+    PlatformMismatch,
+    ResultMismatch,
+    SessionTimedOut,
+)
+
+QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
+FOREIGN = ("armv7", "aarch64")
+
+pytestmark = pytest.mark.emulation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tvm(product_config: Config) -> None:
+    environment.ready(product_config)
+
+
+def config(queue_s: float = 60, session_s: float = 60) -> Config:
+    """The tests' build folder, with limits."""
+    return load_config(
+        {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
+    )
+
+
+def needs(target: str) -> None:
+    """Skip where there is no compiler or no emulator for a target."""
+    wanted = targets.load(target)
+    if shutil.which(wanted.linker("")) is None:
+        pytest.skip(f"{wanted.linker('')} is missing; ./inv installs it")
+    if not any(shutil.which(f"qemu-{wanted.architecture.qemu}{tail}") for tail in ("", "-static")):
+        pytest.skip(f"qemu-{wanted.architecture.qemu} is missing; ./inv installs it")
+
+
+def run(target: str, kernel: str, *, size: int = 0, **limits: Any) -> Profile:
+    timing = limits.pop("timing", QUICK)
+    return profiling.profile(
+        config(**limits), kernel=kernel, target=target, device="emulator", size=size, timing=timing
+    )
+
+
+@pytest.mark.parametrize("target", FOREIGN)
+@pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("add_one", 1), ("gemm", 32), ("gemm", 7)])
+def test_a_kernel_of_tvm_runs_on_a_board_without_tvm(target: str, kernel: str, size: int) -> None:
+    needs(target)
+    done = run(target, kernel, size=size)
+    assert done.checked == (size or 1024) ** (2 if kernel == "gemm" else 1)
+    assert len(done.seconds) == 2
+    assert dict(done.rows())["note"] == "timed under emulation; not measured on hardware"
+
+
+def test_a_wrong_result_is_told_with_its_first_index(tmp_path: Path) -> None:
+    needs("armv7")
+    wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[70] = 1e6; return b")
+    with pytest.raises(ResultMismatch, match=r"first at index \[70\]"):
+        run("armv7", str(write(tmp_path, RIGHT, wrong)))
+
+
+def test_arrays_that_a_kernel_does_not_take_are_refused_in_its_words(tmp_path: Path) -> None:
+    needs("armv7")
+    path = write(tmp_path, RIGHT, ("standard_normal(size,", "standard_normal(size + 1,"))
+    with pytest.raises(KernelUnusable) as caught:
+        run("armv7", str(path))
+    assert "expected to be" in caught.value.found or "96" in caught.value.found
+
+
+def test_a_kernel_with_parallel_loops_is_refused_and_does_not_crash(tmp_path: Path) -> None:
+    """Its pointer to TVM's thread pool stays empty without TVM's runtime: the call would go to address 0."""
+    needs("armv7")
+    with pytest.raises(KernelUnusable) as caught:
+        run("armv7", str(write(tmp_path, PARALLEL)))
+    assert "thread pool" in caught.value.found
+
+
+def test_a_kernel_that_crashes_is_told_as_such(tmp_path: Path) -> None:
+    needs("armv7")
+    with pytest.raises(KernelUnusable) as caught:
+        run("armv7", str(write(tmp_path, CRASHING)))
+    assert "SIG" in caught.value.found
+
+
+def test_a_session_ends_in_time() -> None:
+    needs("armv7")
+    endless = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
+    with pytest.raises(SessionTimedOut) as caught:
+        run("armv7", "add_one", timing=endless, session_s=2)
+    assert caught.value.expected == "an end within 2 s"
+
+
+# -------------------------------------------------------------------------------------- sessions, natively
+
+
+@pytest.fixture
+def board() -> Iterator[LoaderSession]:
+    """A session with this PC."""
+    with loader_session.session(config(), targets.load("local"), parse("emulator")) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain kernel in C: the sum of two arrays of int16, which fails for a first element of -1."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "plain.c").write_text(
+        """
+        #include <stdlib.h>
+        #include <unistd.h>
+        #include "kernel.h"
+        void *pitorch_kernel_allocate(size_t bytes) { return malloc(bytes); }
+        void pitorch_kernel_release(void *memory) { free(memory); }
+        int pitorch_kernel_run(const pitorch_array *a, int32_t count) {
+          if (count != 3 || a[0].bytes != 2 || a[0].kind != 'i') return -1;
+          int16_t *x = a[0].data, *y = a[1].data, *z = a[2].data;
+          if (x[0] == -1) return -1;
+          if (x[0] == -2) sleep(1000);
+          for (int64_t i = 0; i < a[0].shape[0]; i++) z[i] = x[i] + y[i];
+          return 0;
+        }
+        const char *pitorch_kernel_error(void) { return "I was told\\nto fail"; }
+        const char *pitorch_kernel_backend(void) { return "plain C"; }
+        double pitorch_kernel_model_seconds(void) { return 0.25; }
+        """
+    )
+    made = folder / "plain.so"
+    words = ["gcc", "-shared", "-fPIC", f"-I{loader_session.SOURCE}", folder / "plain.c", "-o", made]
+    process.run(words)
+    return made
+
+
+def test_a_plain_kernel_has_its_own_memory_types_and_model(board: LoaderSession, library: Path) -> None:
+    assert board.load(library, "-") == "plain C"
+    x, y = numpy.arange(300, dtype=numpy.int16), numpy.full(300, 7, numpy.int16)
+    numbers = [board.array(item) for item in (x, y, numpy.zeros_like(x))]
+    assert board.run(numbers) == 0.25
+    assert (board.read(numbers[2], x) == x + 7).all()
+    runs, seconds = board.time(Timing(number=1, repeat=4, min_repeat_ms=5, warm_up=0), numbers)
+    assert runs > 100
+    assert len(seconds) == 4
+
+
+def test_a_kernel_that_fails_is_told_in_a_line_and_the_session_goes_on(board: LoaderSession, library: Path) -> None:
+    board.load(library, "-")
+    numbers = [board.array(numpy.array([value], numpy.int16)) for value in (-1, 1, 0)]
+    for request in (lambda: board.run(numbers), lambda: board.run(numbers[:2])):
+        with pytest.raises(KernelUnusable) as caught:
+            request()
+        assert caught.value.found == "I was told to fail"
+    good = [board.array(numpy.array([value], numpy.int16)) for value in (1, 2, 0)]
+    assert board.run(good) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        ("dance", "no request is called dance"),
+        ("run 5", "no kernel is loaded"),
+        ("array f 4 10", "no kernel is loaded"),
+        ("load entry many", "a word is missing, or no number"),
+        ("read 3", "there is no array 3"),
+        ("x" * 5000, "a line of more than 4096 characters"),
+        ("load e 99999999999", "more bytes than one request may have"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(board: LoaderSession, request_: str, told: str) -> None:
+    with pytest.raises((KernelUnusable, BoardLost)) as caught:
+        board._ask(request_)
+    assert told in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        ("array x 4 10", "no such type"),
+        ("array f 0 10", "no such type"),
+        ("array f 4 -1", "negative size"),
+        ("array f 4 99999999 99999999", "more than 2 GiB"),
+        ("write 9 0", "there is no array 9"),
+        ("time 0 1 0 0", "at least one run"),
+        ("time 1 1 0 0 7", "there is no array 7"),
+    ],
+)
+def test_arrays_that_cannot_be_are_refused(board: LoaderSession, library: Path, request_: str, told: str) -> None:
+    board.load(library, "-")
+    with pytest.raises(KernelUnusable) as caught:
+        board._ask(request_)
+    assert told in caught.value.found
+
+
+def test_what_is_no_library_for_this_machine_is_refused(board: LoaderSession, tmp_path: Path) -> None:
+    text = tmp_path / "kernel.so"
+    text.write_text("text, longer than any header of an ELF file would be, so that it is looked at")
+    with pytest.raises(KernelUnusable) as caught:
+        board.load(text, "-")
+    assert "no ELF header" in caught.value.found
+    foreign = shutil.which("arm-linux-gnueabihf-gcc")
+    if foreign is None:
+        pytest.skip("arm-linux-gnueabihf-gcc is missing; ./inv installs it")
+    process.run([foreign, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", text])
+    with pytest.raises(PlatformMismatch) as mismatch:
+        board.load(text, "-")
+    assert mismatch.value.found == "the board runs x86-64 (64-bit), the kernel is for ARM (32-bit)"
+
+
+def test_a_library_without_a_kernel_is_refused(board: LoaderSession, library: Path) -> None:
+    with pytest.raises(KernelUnusable) as caught:
+        board.load(library, "gemm")
+    assert "has no __tvm_ffi_gemm" in caught.value.found
+
+
+def test_one_session_at_a_time_and_the_next_waits_its_turn() -> None:
+    target, address = targets.load("local"), parse("emulator")
+    order: list[str] = []
+
+    def second() -> None:
+        with loader_session.session(config(queue_s=30), target, address):
+            order.append("second")
+
+    with loader_session.session(config(), target, address):
+        with (
+            pytest.raises(DeviceBusy) as caught,
+            loader_session.session(config(queue_s=1), target, address),
+        ):
+            raise AssertionError("two sessions at once")
+        assert "process" in caught.value.found
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.3)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
+
+
+def test_a_board_that_goes_away_is_lost(library: Path) -> None:
+    with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
+        board.load(library, "-")
+        numbers = [board.array(numpy.array([value], numpy.int16)) for value in (-2, 1, 0)]
+        threading.Timer(0.5, board._process.kill).start()
+        with pytest.raises(BoardLost) as caught:
+            board.run(numbers)
+        assert caught.value.found == "ended by SIGKILL"
+
+
+def test_a_board_without_a_key_or_an_address_is_told(tmp_path: Path) -> None:
+    needs("armv7")
+    given = load_config({"build": {"folder": str(tmp_path / "build")}, "remote": {"queue_limit_s": 1}})
+    with (
+        pytest.raises(ArtefactMissing, match="no key"),
+        loader_session.session(given, targets.load("armv7"), parse("tree://root@127.0.0.1:9")),
+    ):
+        raise AssertionError("a session with nobody")
+    if shutil.which("ssh") is None:
+        pytest.skip("ssh is missing; ./inv installs it")
+    with (
+        pytest.raises(BoardSilent) as caught,
+        loader_session.session(given, targets.load("armv7"), parse("ssh://root@127.0.0.1:9")),
+    ):
+        raise AssertionError("a session with nobody")
+    assert "refused" in caught.value.found
+
+
+# ------------------------------------------------------------------------------------------------ the source
+
+SOURCES = tuple(loader_session.SOURCE / name for name in ("loader.cpp", "standalone.cpp"))
+
+
+def test_the_loader_compiles_without_a_warning() -> None:
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+    process.run(["g++", "-std=c++17", "-O1", *warnings, "-fsyntax-only", *SOURCES], limit_s=300)
+
+
+def test_clang_tidy_finds_nothing() -> None:
+    if shutil.which("clang-tidy") is None:
+        pytest.skip("the program clang-tidy is missing; ./inv installs it")
+    done = process.run(["clang-tidy", "--quiet", *SOURCES, "--", "-std=c++17"], check=False, limit_s=600)
+    assert done.returncode == 0, done.output

@@ -1,0 +1,276 @@
+"""Kernels by TVM on boards that this PC plays: TVM's own tracker, proxy and servers, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from remote_kernels import CRASHING, RIGHT, write
+
+from device.remote import environment, profiling, servers
+from device.remote.environment import TvmEnvironment
+from device.remote.loader_session import Timing
+from device.remote.profiling import Profile
+from toolchain import process
+from toolchain.config import Config, load_config
+from toolchain.errors import (
+    BoardLost,
+    BoardSilent,
+    DeviceBusy,
+    DeviceUnknown,
+    KernelUnusable,
+    PlatformMismatch,
+    ResultMismatch,
+    SessionTimedOut,
+    UserError,
+)
+
+QUICK = Timing(number=3, repeat=2, min_repeat_ms=1, warm_up=1)
+ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
+"""Hours of add_one."""
+
+
+@pytest.fixture(scope="module")
+def tvm(product_config: Config) -> TvmEnvironment:
+    """TVM, installed as the task does."""
+    return environment.ready(product_config)
+
+
+@pytest.fixture(scope="module")
+def tracker(tvm: TvmEnvironment) -> Iterator[servers.Running]:
+    with servers.tracker(tvm) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def direct(tvm: TvmEnvironment) -> Iterator[servers.Running]:
+    """A board that listens."""
+    with servers.board(tvm) as running:
+        yield running
+
+
+def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timing = QUICK, **given: Any) -> Profile:
+    """Profile with limits."""
+    config = load_config(
+        {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
+    )
+    return profiling.profile(
+        config, **{"kernel": "add_one", "target": "local", "timing": timing, **given}, device=device
+    )
+
+
+def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserError]]:
+    """Start a session that measures until the board ends it; what ended it is put into the list."""
+    ended: list[UserError] = []
+
+    def hold() -> None:
+        try:
+            run(device, session_s=session_s, timing=ENDLESS)
+        except UserError as fault:
+            ended.append(fault)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    return thread, ended
+
+
+def until_in_session(board: servers.Running, sessions: int) -> None:
+    deadline = time.monotonic() + 60
+    while board.log().count("load_module") < sessions:
+        assert time.monotonic() < deadline, board.log()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("gemm", 64), ("gemm", 33)])
+def test_a_kernel_is_compiled_run_checked_and_timed_here(kernel: str, size: int) -> None:
+    done = run("local", kernel=kernel, size=size)
+    assert done.size == (size or 1024)
+    assert done.checked == (1024 if kernel == "add_one" else size * size)
+    assert len(done.seconds) == 2
+    assert min(done.seconds) > 0
+    assert done.gflops == pytest.approx(done.operations / done.mean_s / 1e9)
+    assert done.operations == (1024 if kernel == "add_one" else 2 * size**3)
+    facts = json.loads(done.as_json())
+    assert facts["device"] == "local"
+    assert facts["mean_s"] == pytest.approx(done.mean_s)
+
+
+def test_a_measurement_is_no_shorter_than_asked() -> None:
+    """The loop runs on the board: one that is timed for 100 ms has many runs of a kernel of 100 ns."""
+    began = time.monotonic()
+    done = run("local", timing=Timing(number=1, repeat=3, min_repeat_ms=100, warm_up=0))
+    assert len(done.seconds) == 3
+    assert time.monotonic() - began > 0.3
+    assert max(done.seconds) < 0.05
+
+
+def test_a_file_of_the_users_is_a_kernel(tmp_path: Path) -> None:
+    done = run("local", kernel=str(write(tmp_path)))
+    assert done.kernel == "kernel"
+    assert done.gflops is None
+    assert dict(done.rows())["GFLOPS"] == "the kernel does not count its operations"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("return tvm.IRModule", "return str", "is to return a tvm.IRModule, found str"),
+        ("lambda i: a[i] * 2.0", "lambda i: a[i, i, i] * undefined", "NameError: name 'undefined'"),
+        ("def module", "def modul", "does not define module"),
+    ],
+)
+def test_a_kernel_that_does_not_compile_is_told_with_its_line(
+    tmp_path: Path, old: str, new: str, told: str, tvm: TvmEnvironment
+) -> None:
+    with pytest.raises(KernelUnusable) as caught:
+        run("local", kernel=str(write(tmp_path, RIGHT, (old, new))))
+    assert told in caught.value.found
+    assert "kernel.py" in caught.value.found
+
+
+def test_a_kernel_that_takes_other_arrays_is_refused_and_not_run(tmp_path: Path) -> None:
+    path = write(tmp_path, RIGHT, ("standard_normal(size,", "standard_normal(size + 1,"))
+    with pytest.raises(KernelUnusable) as caught:
+        run("local", kernel=str(path))
+    assert "96" in caught.value.found
+
+
+def test_a_crash_here_takes_no_task_with_it(tmp_path: Path) -> None:
+    with pytest.raises(KernelUnusable) as caught:
+        run("local", kernel=str(write(tmp_path, CRASHING)))
+    assert caught.value.found == "ended by SIGSEGV"
+
+
+def test_a_direct_session(direct: servers.Running) -> None:
+    done = run(f"127.0.0.1:{direct.port}", kernel="gemm", size=48)
+    assert done.checked == 48 * 48
+    assert done.device == f"127.0.0.1:{direct.port}"
+
+
+def test_a_session_by_the_tracker(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+    with servers.board(tvm, key="one", tracker_port=tracker.port):
+        assert run(f"tracker://127.0.0.1:{tracker.port}/one").checked == 1024
+
+
+def test_a_session_with_a_board_that_dialled_out(tvm: TvmEnvironment) -> None:
+    with servers.proxy(tvm) as proxy, servers.board(tvm, key="android", proxy_port=proxy.port):
+        for _ in range(2):  # the board dials again after each session
+            assert run(f"proxy://127.0.0.1:{proxy.port}/android").checked == 1024
+
+
+def test_a_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+    with servers.proxy(tvm, tracker.port) as proxy, servers.board(tvm, key="far", proxy_port=proxy.port):
+        assert run(f"tracker://127.0.0.1:{tracker.port}/far").checked == 1024
+
+
+def test_a_key_that_no_board_has_is_told_at_once(tracker: servers.Running) -> None:
+    with pytest.raises(DeviceUnknown) as caught:
+        run(f"tracker://127.0.0.1:{tracker.port}/nobody")
+    assert "the tracker knows" in caught.value.found
+
+
+def test_a_board_that_is_not_there_is_silent(direct: servers.Running, tvm: TvmEnvironment) -> None:
+    for device in (f"127.0.0.1:{servers.free_port()}", f"tracker://127.0.0.1:{direct.port}/key"):
+        with pytest.raises(BoardSilent) as caught:
+            run(device)
+        assert caught.value.exit_code == 40
+
+
+def test_a_wrong_result_is_told_with_its_first_index(tmp_path: Path, direct: servers.Running) -> None:
+    wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[[70, 90]] = 1e6; return b")
+    with pytest.raises(ResultMismatch) as caught:
+        run(f"127.0.0.1:{direct.port}", kernel=str(write(tmp_path, RIGHT, wrong)))
+    assert "first at index [70]" in str(caught.value)
+    assert caught.value.expected.startswith("1000000.0")
+    assert "2 of 96 elements differ" in caught.value.found
+
+
+def test_elements_that_a_kernel_leaves_out_are_seen(tmp_path: Path) -> None:
+    """Memory that happened to be right would hide them: the result is filled with what no kernel computes."""
+    less = ("te.compute((size,), lambda i: a[i] * 2.0", "te.compute((size - 1,), lambda i: a[i] * 2.0")
+    with pytest.raises((ResultMismatch, KernelUnusable)):
+        run("local", kernel=str(write(tmp_path, RIGHT, less)))
+
+
+def test_a_kernel_for_another_machine_is_refused(direct: servers.Running) -> None:
+    with pytest.raises(PlatformMismatch) as caught:
+        run(f"127.0.0.1:{direct.port}", target="armv7")
+    assert re.search(r"the board runs x86-64 \(64-bit\), the kernel is for ARM \(32-bit\)", caught.value.found)
+
+
+def test_a_board_in_another_session_is_busy_and_one_that_goes_away_is_lost(
+    tvm: TvmEnvironment, tracker: servers.Running
+) -> None:
+    with servers.board(tvm) as plain, servers.board(tvm, key="held", tracker_port=tracker.port) as queued:
+        devices = {f"127.0.0.1:{plain.port}": plain, f"tracker://127.0.0.1:{tracker.port}/held": queued}
+        held = [holding(device, session_s=600) for device in devices]
+        for device, board in devices.items():
+            until_in_session(board, 1)
+            with pytest.raises(DeviceBusy) as caught:
+                run(device, queue_s=1)
+            assert caught.value.expected == "a session within 1 s"
+            assert "session" in caught.value.found
+        for board, (thread, ended) in zip(devices.values(), held, strict=True):
+            process.end_group(board.process, polite_s=0.2)
+            thread.join()
+            assert [type(item) for item in ended] == [BoardLost]
+
+
+def test_a_session_ends_in_time_and_the_board_serves_the_next(tvm: TvmEnvironment) -> None:
+    with servers.board(tvm) as board:
+        device = f"127.0.0.1:{board.port}"
+        with pytest.raises(SessionTimedOut) as caught:
+            run(device, session_s=3, timing=ENDLESS)
+        assert caught.value.expected == "an end within 3 s"
+        assert run(device).checked == 1024
+
+
+def test_a_board_that_falls_silent_is_lost(tvm: TvmEnvironment) -> None:
+    """As when its power goes: no connection is closed."""
+    with servers.board(tvm) as board:
+        thread, ended = holding(f"127.0.0.1:{board.port}", session_s=8)
+        until_in_session(board, 1)
+        os.killpg(board.process.pid, signal.SIGSTOP)
+        thread.join()
+        os.killpg(board.process.pid, signal.SIGCONT)
+    assert [type(item) for item in ended] == [BoardLost]
+    assert "no answer for 18 s" in ended[0].found
+
+
+def test_a_board_outlives_a_kernel_that_crashes(tmp_path: Path, tvm: TvmEnvironment) -> None:
+    """TVM's server alone would accept the next connection and never answer it."""
+    with servers.board(tvm) as board:
+        device = f"127.0.0.1:{board.port}"
+        with pytest.raises(BoardLost):
+            run(device, kernel=str(write(tmp_path, CRASHING)))
+        assert run(device).checked == 1024
+        assert "it is started again" in board.log()
+
+
+@pytest.mark.timeout(600)
+def test_twenty_clients_share_three_boards_and_none_is_lost(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+    with (
+        servers.board(tvm, key="pool", tracker_port=tracker.port) as first,
+        servers.board(tvm, key="pool", tracker_port=tracker.port) as second,
+        servers.board(tvm, key="pool", tracker_port=tracker.port) as third,
+    ):
+        device = f"tracker://127.0.0.1:{tracker.port}/pool"
+
+        def client(number: int) -> Profile:
+            return run(device, size=16 * (number + 1), queue_s=500, session_s=300)
+
+        with ThreadPoolExecutor(20) as pool:
+            done = list(pool.map(client, range(20)))
+        assert [item.checked for item in done] == [16 * (number + 1) for number in range(20)]
+        served = [board.log().count("load_module") for board in (first, second, third)]
+        assert sum(served) == 20
+        assert min(served) > 0

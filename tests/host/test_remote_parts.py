@@ -1,0 +1,242 @@
+"""Parts of profile-remote that need no board: addresses, targets, comparison, what a kernel's file may get wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy
+import pytest
+from remote_kernels import RIGHT, write
+
+from device.remote import comparing, compiling, environment, profiling, reporting, targets
+from device.remote.address import Address, parse, resolve
+from device.remote.loader_session import Timing
+from recipes.tvm_server import build as tvm_server
+from toolchain.architecture import ARCHITECTURES, host_architecture
+from toolchain.config import Config, load_config
+from toolchain.errors import ConfigError, DeviceUnknown, KernelUnusable, NetworkUnreachable, UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("local", Address(kind="local")),
+        ("emulator", Address(kind="emulator")),
+        ("192.168.77.50:9090", Address(kind="direct", host="192.168.77.50", port=9090)),
+        ("direct://pi.lan:9090", Address(kind="direct", host="pi.lan", port=9090)),
+        ("[fd00::1]:9090", Address(kind="direct", host="fd00::1", port=9090)),
+        ("tracker://lab:9190/pi3", Address(kind="tracker", host="lab", port=9190, key="pi3")),
+        ("proxy://lab:9090/android", Address(kind="proxy", host="lab", port=9090, key="android")),
+        ("ssh://me@pi:2222", Address(kind="ssh", host="me@pi:2222")),
+        ("tree://root@192.168.77.50", Address(kind="tree", host="root@192.168.77.50")),
+    ],
+)
+def test_an_address_says_how_a_board_is_reached(text: str, expected: Address) -> None:
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "pi",
+        "pi:",
+        "pi:0",
+        "pi:65536",
+        "pi:9090/key",
+        "tracker://pi:9190",
+        "proxy://pi:1",
+        "http://pi:80",
+        "ssh://",
+        "a b",
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(DeviceUnknown) as caught:
+        parse(text)
+    assert "tracker://HOST:PORT/KEY" in caught.value.expected
+
+
+def test_an_address_reads_back_as_it_was_written() -> None:
+    for text in (
+        "local",
+        "emulator",
+        "pi:9090",
+        "tracker://lab:9190/pi3",
+        "proxy://lab:1/k",
+        "ssh://a@b:22",
+        "tree://b",
+    ):
+        assert str(parse(text)) == text
+
+
+def test_boards_have_names() -> None:
+    devices = ("pi3=tracker://lab:9190/pi3", "desk=pi.lan:9090")
+    assert resolve("pi3", devices).key == "pi3"
+    assert resolve("desk", devices).host == "pi.lan"
+    assert resolve("other:1", devices).host == "other"
+    with pytest.raises(DeviceUnknown) as caught:
+        resolve("dsk", devices)
+    assert caught.value.mend == "--device desk"
+    assert "pi3, desk" in caught.value.expected
+
+
+def test_every_wrong_board_of_the_configuration_is_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("a", ("a=nonsense", "b=pi:9090", "c=pi:99999"))
+    assert [fault.split(":")[1].strip() for fault in caught.value.faults] == ["a", "c"]
+    with pytest.raises(ConfigError, match="NAME=ADDRESS"):
+        load_config({"remote": {"devices": ["pi3"]}})
+
+
+def test_targets_stand_on_the_table_of_architectures() -> None:
+    assert set(targets.names()) == {"local", "aarch64", "armv7", "qpu"}
+    assert targets.load("aarch64").architecture == ARCHITECTURES["arm64"]
+    assert targets.load("aarch64").linker("") == "aarch64-linux-gnu-g++"
+    assert targets.load("armv7").linker("") == "arm-linux-gnueabihf-g++"
+    assert targets.load("local").architecture == host_architecture()
+    assert targets.load("local").linker("") == "g++"
+    assert targets.load("armv7").linker("clang++-19") == "clang++-19"
+    with pytest.raises(UserError) as caught:
+        targets.load("arm7")
+    assert caught.value.mend == "--target armv7"
+
+
+def test_the_first_difference_is_found_in_the_order_of_memory() -> None:
+    expected = numpy.zeros((4, 5), numpy.float32)
+    found = expected.copy()
+    found[2, 3], found[3, 0] = 1, 2
+    assert comparing.first_difference(found, expected, relative=0, absolute=0) == comparing.Difference(
+        (2, 3), 0.0, 1.0, 2, 20
+    )
+    assert comparing.first_difference(expected, expected, relative=0, absolute=0) is None
+    assert comparing.first_difference(found, expected, relative=0, absolute=2) is None
+
+
+def test_a_missing_value_is_a_difference_and_two_missing_values_are_none() -> None:
+    expected = numpy.array([1, numpy.nan, 3], numpy.float32)
+    assert comparing.first_difference(expected.copy(), expected, relative=0, absolute=0) is None
+    found = numpy.array([1, numpy.nan, numpy.nan], numpy.float32)
+    wrong = comparing.first_difference(found, expected, relative=1, absolute=1e30)
+    assert wrong is not None
+    assert wrong.index == (2,)
+
+
+def test_results_of_another_shape_or_type_are_not_compared() -> None:
+    ones = numpy.ones(4, numpy.float32)
+    for other in (numpy.ones((2, 2), numpy.float32), numpy.ones(4), numpy.ones(1, numpy.float32)):
+        with pytest.raises(ValueError, match="expected float32 of shape"):
+            comparing.first_difference(other, ones, relative=0, absolute=0)
+
+
+def test_empty_results_agree() -> None:
+    nothing = numpy.zeros(0, numpy.float32)
+    assert comparing.first_difference(nothing, nothing, relative=0, absolute=0) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("SIZE = 96", "SIZES = 96", "does not define SIZE"),
+        ("def inputs", "def input", "does not define inputs"),
+        ("import numpy", "import nump", "kernel.py:2 cannot be read: ModuleNotFoundError: No module named 'nump'"),
+        ("SIZE = 96", "SIZE = = 96", "SyntaxError"),
+        ("SIZE = 96", "SIZE = 0", "a size of 0"),
+        ("return [random", "return [1 / 0, random", "cannot make its inputs: ZeroDivisionError"),
+        (
+            "return [random.standard_normal(size, dtype=numpy.float32)]",
+            "return ['text']",
+            "expected an array of numbers",
+        ),
+        ("return a * numpy.float32(2)", "return a.no_such_thing", "has a reference that fails: AttributeError"),
+    ],
+)
+def test_a_fault_in_a_kernels_file_is_told_with_its_line(tmp_path: Path, old: str, new: str, told: str) -> None:
+    path = write(tmp_path, RIGHT, (old, new))
+    with pytest.raises(reporting.Fault) as caught:
+        compiling.load(path, 0)
+    assert caught.value.kind == "kernel"
+    assert told in caught.value.found
+
+
+def test_a_kernels_arrays_are_the_same_each_time(tmp_path: Path) -> None:
+    one, two = (compiling.load(write(tmp_path), size) for size in (0, 96))
+    assert (one.arrays[0] == two.arrays[0]).all()
+    assert one.shape == "float32 96, float32 96"
+    assert one.operations == 0
+    assert one.tolerance == compiling.TOLERANCE
+    assert compiling.load(write(tmp_path), 7).arrays[0].shape == (7,)
+
+
+@pytest.mark.parametrize("kernel", ["ad_one", "no/such.py", "pyproject.toml", ""])
+def test_a_kernel_that_is_not_there_is_told(kernel: str) -> None:
+    with pytest.raises(KernelUnusable) as caught:
+        profiling.kernel_file(kernel)
+    assert "add_one, gemm" in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"number": 0}, {"repeat": 0}, {"min_repeat_ms": -1}, {"warm_up": -1}, {"number": -5}]
+)
+def test_a_measurement_of_nothing_is_refused(wrong: dict[str, int]) -> None:
+    timing = Timing(**{"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0, **wrong})
+    with pytest.raises(UserError, match="nothing can be measured"):
+        profiling.profile(Config(), kernel="add_one", target="local", timing=timing)
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "told"),
+    [
+        ("aarch64", "", "which board?"),
+        ("armv7", "local", "do not reach local"),
+        ("aarch64", "local", "do not reach local"),
+        ("qpu", "tracker://lab:9190/pi", "do not reach tracker"),
+        ("qpu", "emulator", "do not reach emulator"),
+        ("local", "nowhere", "there is no board called 'nowhere'"),
+    ],
+)
+def test_a_board_that_a_target_cannot_reach_is_refused_before_anything_is_done(
+    tmp_path: Path, target: str, device: str, told: str
+) -> None:
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    with pytest.raises(DeviceUnknown, match=re.escape(told)):
+        profiling.profile(config, kernel="add_one", target=target, device=device)
+
+
+def test_without_a_network_tvm_cannot_be_installed_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pip for real, with an index where nobody listens."""
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    with pytest.raises(NetworkUnreachable) as caught:
+        environment.ready(config)
+    assert "apache-tvm==" in caught.value.expected
+    assert "https_proxy" in caught.value.mend
+    assert sorted(path.suffix for path in (tmp_path / "build" / "remote").iterdir()) == [".lock", ".log"]
+
+
+def test_the_versions_of_tvm_are_pinned() -> None:
+    assert all("==" in pin for pin in tvm_server.pins())
+    assert {pin.split("==")[0] for pin in tvm_server.pins()} >= {"apache-tvm", "apache-tvm-ffi"}
+
+
+def test_statistics_of_a_profile() -> None:
+    made = profiling.Profile(
+        kernel="k", size=4, shape="float32 4", operations=4000, target="local", device="local", backend="CPU",
+        seconds=(1e-6, 3e-6), checked=4, timing=Timing(1, 2, 0, 0),
+    )  # fmt: skip
+    assert made.mean_s == pytest.approx(2e-6)
+    assert made.deviation_s == pytest.approx(2**0.5 * 1e-6)
+    assert made.gflops == pytest.approx(2.0)
+    rows = dict(made.rows())
+    assert rows["mean"] == "2 µs"
+    assert rows["least"] == "1 µs"
+    assert "model" not in rows
+    assert "note" not in rows

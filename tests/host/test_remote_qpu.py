@@ -1,0 +1,123 @@
+"""Kernels of the QPUs by profile-remote, on this PC's libqpu: its emulator stands in for a board."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from remote_kernels import RIGHT, write
+
+from device.remote import profiling
+from device.remote.loader_session import Timing
+from device.remote.profiling import Profile
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing, KernelUnusable, ResultMismatch
+
+QUICK = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
+
+TWICE = """
+#include "kernel.hpp"
+#include <QPULib.h>
+
+static void twice(Int n, Ptr<Float> in, Ptr<Float> out) {
+  For (Int i = 0, i < n, i = i + 16)
+    out[i] = in[i] * 2.0f;
+  End
+}
+
+PITORCH_KERNEL(arrays) {
+  static auto kernel = compile(twice);
+  kernel(arrays.size(0), qpu::BusPointer<float>(arrays.floats(0)), qpu::BusPointer<float>(arrays.floats(1)));
+  return kernel.cycles().seconds();
+}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilers() -> None:
+    for program in ("cmake", "ninja", "g++"):
+        if shutil.which(program) is None:
+            pytest.skip(f"the program {program} is missing; ./inv installs it")
+
+
+def run(config: Config, kernel: str, size: int = 0) -> Profile:
+    return profiling.profile(config, kernel=kernel, target="qpu", size=size, timing=QUICK)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("kernel", "size"), [("add_one", 0), ("add_one", 1), ("add_one", 17), ("gemm", 32), ("gemm", 5)]
+)
+def test_a_kernel_of_the_qpus_is_checked_and_timed(product_config: Config, kernel: str, size: int) -> None:
+    done = run(product_config, kernel, size)
+    assert done.checked == (size or 1024) ** (2 if kernel == "gemm" else 1)
+    assert "emulator" in done.backend
+    rows = dict(done.rows())
+    assert rows["note"] == "timed under emulation; not measured on hardware"
+    # libqpu's own kernels (gemm is one) keep their clocks to themselves.
+    assert (done.model_s is not None) == (kernel == "add_one")
+    assert ("the emulator's model of a board" in rows.get("model", "")) == (kernel == "add_one")
+
+
+def test_more_work_takes_the_model_longer(product_config: Config) -> None:
+    short, long = (run(product_config, "add_one", size).model_s for size in (1024, 16384))
+    assert short is not None
+    assert long is not None
+    assert long > 2 * short
+
+
+def test_a_kernel_of_the_users(product_config: Config, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.with_suffix(".cpp").write_text(TWICE)
+    assert run(product_config, str(path)).checked == 96
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("twice(Int", "twice(Intt", "kernel.cpp:5"),
+        ("return kernel.cycles", 'throw std::runtime_error("no\\nluck"); return kernel.cycles', "no luck"),
+        ("arrays.floats(1)", "arrays.floats(7)", "the kernel was given 2 arrays"),
+        ("kernel(arrays.size(0)", "kernel(1 << 20", "outside"),
+    ],
+)
+def test_what_is_wrong_with_a_kernel_is_told(
+    product_config: Config, tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    path = write(tmp_path)
+    assert old in TWICE
+    path.with_suffix(".cpp").write_text(TWICE.replace(old, new, 1))
+    with pytest.raises(KernelUnusable) as caught:
+        run(product_config, str(path))
+    assert told in caught.value.found
+
+
+def test_arrays_that_a_qpu_cannot_hold_are_refused(product_config: Config, tmp_path: Path) -> None:
+    path = write(tmp_path, RIGHT, ("dtype=numpy.float32)", "dtype=numpy.float64)"))
+    path.with_suffix(".cpp").write_text(TWICE)
+    with pytest.raises(KernelUnusable) as caught:
+        run(product_config, str(path))
+    assert "a QPU computes with float32" in caught.value.found
+
+
+def test_a_wrong_result_is_told(product_config: Config, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.with_suffix(".cpp").write_text(TWICE.replace("i < n", "i < n - 16"))
+    with pytest.raises(ResultMismatch, match=r"first at index \[80\]"):
+        run(product_config, str(path))
+
+
+def test_without_cpp_it_is_no_kernel_of_the_qpus(product_config: Config, tmp_path: Path) -> None:
+    with pytest.raises(KernelUnusable) as caught:
+        run(product_config, str(write(tmp_path)))
+    assert caught.value.expected == "kernel.cpp beside kernel.py"
+
+
+def test_a_board_needs_the_boards_libqpu(product_config: Config, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    config = replace(product_config, build=replace(product_config.build, folder=tmp_path))
+    with pytest.raises(ArtefactMissing) as caught:
+        profiling.profile(config, kernel="add_one", target="qpu", device="ssh://root@127.0.0.1:9")
+    assert caught.value.mend == "./inv build-image --only libqpu"
