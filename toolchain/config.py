@@ -154,6 +154,7 @@ class RegistryConfig:
     address: str = _setting("127.0.0.1:5000", "HOST[:PORT] of the registry", _hostport)
     namespace: str = _setting("pitorch", "namespace (project) in the registry", _name)
     repository: str = _setting("system", "repository in the namespace", _name)
+    artefacts: str = _setting("artefacts", "repository of finished wheels in the namespace", _name)
     tag: str = _setting("", "tag; empty: the image's suite and architecture", _tag)
     user: str = _setting("", "user name; empty: the docker credential store's")
 
