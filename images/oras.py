@@ -320,5 +320,5 @@ class _Reader:
 
 def _is_plain(name: str) -> bool:
     """Whether a file's name, which the registry chose, stays in the folder it is written to."""
-    plain = PurePosixPath(name).name == name and name not in (".", "..") and "\\" not in name
+    plain = bool(name) and PurePosixPath(name).name == name and "\\" not in name
     return plain and name.isprintable() and not name.startswith(".")

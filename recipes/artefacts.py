@@ -275,7 +275,7 @@ def _same(held: oras.Artefact, item: Entry) -> bool:
 
 def _require_ours(reference: Reference, held: oras.Artefact, name: str, key: str) -> None:
     stated = (held.kind, held.annotations.get(_NAME_ANNOTATION), held.annotations.get(_KEY_ANNOTATION))
-    if stated != (KIND, name, key):
+    if stated != (KIND, name, key) or MANIFEST in [item.name for item in held.files]:
         raise RegistryFailed(
             f"{reference} is another artefact than its tag says",
             expected=f"{KIND}, {name}, key {key}",

@@ -76,6 +76,9 @@ def _folder(value: Any) -> str:
 _hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
 
 
+_address = _matches(r"\d{1,3}(\.\d{1,3}){3}|", "an IPv4 address, or nothing")
+
+
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=\S*", "NAME=VALUE")
 
 
@@ -170,6 +173,14 @@ class NfsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WheelsConfig:
+    """The package index for the board's pip: section ``wheels``."""
+
+    address: str = _setting("", "address the index listens on; empty: the one the board reaches this PC at", _address)
+    port: int = _setting(8080, "TCP port of the index", _between(1, 65535))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """The board or virtual machine that runs the device suite: section ``device``."""
 
@@ -192,6 +203,7 @@ class Config:
     qpu: QpuConfig = field(default_factory=QpuConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     nfs: NfsConfig = field(default_factory=NfsConfig)
+    wheels: WheelsConfig = field(default_factory=WheelsConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
     @property
