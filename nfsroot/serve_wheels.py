@@ -1,8 +1,8 @@
 """``serve-wheels``: the wheelhouse as a package index for the board's pip (PEP 503).
 
-pypiserver makes the index and hands out the files, byte ranges included; it is asked to read only, and it is shown
-nothing but the wheels that lie directly in the folders: a request names one of them, or gets 404, so no path leads
-elsewhere. Files are listed with their SHA-256, which pip checks. The board needs no account and this PC no root.
+Nothing can be changed through it, and nothing is handed out but the wheels that lie directly in the folders: a request
+names one of them, or gets 404, so no path leads elsewhere. Wheels are listed with their SHA-256, which pip checks, and
+sent in ranges where asked (werkzeug), so a download that broke off goes on. This PC needs no root for it.
 
 The server listens on the one address that the board reaches this PC at, and speaks plain HTTP: keep it on a network
 that you trust, as the NFS server is.
@@ -11,18 +11,25 @@ that you trust, as the NFS server is.
 from __future__ import annotations
 
 import contextlib
+import email.parser
+import functools
 import socketserver
 import threading
 import time
 import wsgiref.simple_server
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
 
-import pypiserver
-from pypiserver.backend import BackendProxy, SimpleFileBackend
-from pypiserver.core import PkgFile
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.routing import Map, Rule
+from werkzeug.utils import redirect, send_file
+from werkzeug.wrappers import Response
 
 from nfsroot.addresses import server_address
 from nfsroot.serve import require_free, stopped_by_signals
@@ -30,12 +37,13 @@ from recipes.torch import resolve
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, ServerFailed
+from toolchain.files import sha256_of
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _IDLE_S = 60.0
 """A client that sends nothing for so long is hung up on."""
-
-Start = Callable[..., Any]
-Application = Callable[[dict[str, Any], Start], Iterable[bytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +55,101 @@ class Served:
     seconds: float
 
 
-class _Wheels(SimpleFileBackend):  # type: ignore[misc]  # pypiserver has no types
-    """The wheels in some folders, not below them; of two with the same name the first folder's."""
+class _Index:
+    """The index as a WSGI application: pages made from what lies in the folders now, and the wheels themselves."""
 
-    def get_all_packages(self) -> Iterator[PkgFile]:
-        seen: set[str] = set()
-        for root in self.roots:
-            with contextlib.suppress(FileNotFoundError):
-                for path in sorted(root.glob("*.whl")):
-                    parts = path.name.split("-")
-                    if path.name not in seen and len(parts) in (5, 6) and path.is_file() and not path.is_symlink():
-                        seen.add(path.name)
-                        yield PkgFile(parts[0], parts[1], fn=str(path), root=str(root), relfn=path.name)
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self._routes = Map(
+            [
+                Rule("/", endpoint="projects", methods=["GET"]),
+                Rule("/simple/", endpoint="projects", methods=["GET"]),
+                Rule("/simple/<name>/", endpoint="project", methods=["GET"]),
+                Rule("/packages/<name>", endpoint="wheel", methods=["GET"]),
+            ]
+        )
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        try:
+            endpoint, values = self._routes.bind_to_environ(environ).match()
+            answer = getattr(self, f"_{endpoint}")(environ, **values)
+        except HTTPException as fault:
+            return fault(environ, start)
+        return cast("Iterable[bytes]", answer(environ, start))
+
+    def _projects(self, _: WSGIEnvironment) -> Response:
+        names = sorted({_project_of(name) for name in wheels_in(self._folders)})
+        # From / the same links hold: they begin at the root.
+        return _page("pitorch wheels", [(f"/simple/{quote(name)}/", name, "") for name in names])
+
+    def _project(self, _: WSGIEnvironment, name: str) -> Response:
+        normalised = canonicalize_name(name)
+        if name != normalised:
+            return redirect(f"/simple/{quote(normalised)}/", code=301)
+        links = [
+            (f"/packages/{quote(item)}#sha256={_sha256(path)}", item, _requires_python(path))
+            for item, path in wheels_in(self._folders).items()
+            if _project_of(item) == normalised
+        ]
+        if not links:
+            raise NotFound(f"no wheel of {normalised} here")
+        return _page(f"wheels of {normalised}", links)
+
+    def _wheel(self, environ: WSGIEnvironment, name: str) -> Response:
+        path = wheels_in(self._folders).get(name)
+        if path is None:
+            raise NotFound("no such wheel here")
+        return send_file(path, environ, mimetype="application/zip", conditional=True)
+
+
+def wheels_in(folders: Sequence[Path]) -> dict[str, Path]:
+    """The wheels that are served, by file name: those in the folders, not below them, nor links to elsewhere.
+
+    Of two with the same name it is the first folder's.
+    """
+    found: dict[str, Path] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.whl"))):
+        with contextlib.suppress(InvalidWheelFilename):
+            parse_wheel_filename(path.name)
+            if path.is_file() and not path.is_symlink():
+                found.setdefault(path.name, path)
+    return dict(sorted(found.items()))
+
+
+def _project_of(name: str) -> str:
+    return str(parse_wheel_filename(name)[0])
+
+
+def _page(title: str, links: Sequence[tuple[str, str, str]]) -> Response:
+    """A page of PEP 503: links, each with its text and the Python versions that it is for."""
+    lines = [
+        f'<a href="{escape(address)}"{f" data-requires-python={chr(34)}{escape(python)}{chr(34)}" if python else ""}>'
+        f"{escape(text)}</a><br>"
+        for address, text, python in links
+    ]
+    head = f'<!DOCTYPE html>\n<html><head><meta charset="utf-8"><title>{escape(title)}</title></head><body>'
+    return Response("\n".join([head, *lines, "</body></html>\n"]), mimetype="text/html")
+
+
+def _sha256(path: Path) -> str:
+    status = path.stat()
+    return _sha256_then(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1000)
+def _sha256_then(path: Path, size: int, time_ns: int) -> str:
+    """Kept as long as size and time stamp stay."""
+    del size, time_ns
+    return sha256_of(path)
+
+
+def _requires_python(path: Path) -> str:
+    """``Requires-Python`` of a wheel's metadata; empty where it states none, or cannot be read."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile, StopIteration), zipfile.ZipFile(path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        head = email.parser.BytesHeaderParser().parsebytes(archive.read(name))
+        return str(head.get("Requires-Python", ""))
+    return ""
 
 
 class _Server(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
@@ -81,13 +172,13 @@ class _Handler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 class _Told:
-    """One line per request when it has ended, and a bar while a wheel is on its way; reading is all that is allowed."""
+    """One line per request when it has ended, and a bar while a wheel is on its way."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: WSGIApplication) -> None:
         self._application = application
         self.count = 0
 
-    def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         began = time.monotonic()
         head: dict[str, str] = {"status": "500"}
 
@@ -95,15 +186,11 @@ class _Told:
             head.update({"status": status, **{name.lower(): value for name, value in headers}})
             return start(status, headers, *rest)
 
-        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
-            body = self._application(environ, note)
-        else:
-            note("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Length", "0")])
-            body = []
+        body = self._application(environ, note)
         return self._passed_on(body, environ, head, began)
 
     def _passed_on(
-        self, body: Iterable[bytes], environ: dict[str, Any], head: dict[str, str], began: float
+        self, body: Iterable[bytes], environ: WSGIEnvironment, head: dict[str, str], began: float
     ) -> Iterator[bytes]:
         total = int(head.get("content-length") or 0)
         sent = 0
@@ -135,34 +222,13 @@ def folders_of(config: Config) -> list[Path]:
     return [folder.resolve() for folder in (*resolve.wheelhouses(config), resolve.products(config), resolve.PREBUILT)]
 
 
-def application(folders: Sequence[Path]) -> Application:
-    """The index of the wheels in some folders, as a WSGI application that can only be read from."""
-    made = pypiserver.app(
-        roots=list(folders),
-        # Nobody may change anything; that there is no password file is how pypiserver is told so.
-        authenticate=["update"],
-        password_file=None,
-        disable_fallback=True,
-        hash_algo="sha256",
-        welcome_msg="pitorch wheels: /simple/ is the index for pip",
-    )
-    made._pypiserver_config.backend = BackendProxy(_Wheels(made._pypiserver_config))
-    return cast("Application", made)
-
-
-def names_in(folders: Sequence[Path]) -> list[str]:
-    """File names of the wheels that are served, sorted."""
-    found = {path.name for folder in folders if folder.is_dir() for path in folder.glob("*.whl") if path.is_file()}
-    return sorted(found)
-
-
 @contextlib.contextmanager
 def running_index(folders: Sequence[Path], *, address: str = "127.0.0.1", port: int = 0) -> Iterator[tuple[str, _Told]]:
     """Serve while the block runs; port 0 takes a free one. The index's URL, and who counts the requests.
 
     Raises PortTaken, or ServerFailed for an address that is not this machine's.
     """
-    told = _Told(application(folders))
+    told = _Told(_Index(folders))
     with _listening(address, port) as server:
         server.set_app(told)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="serve-wheels")
@@ -201,7 +267,7 @@ def serve_wheels(
     ``running_index`` raises.
     """
     folders = folders_of(config)
-    names = names_in(folders)
+    names = list(wheels_in(folders))
     if not names:
         raise ArtefactMissing(
             "there is no wheel to serve",
