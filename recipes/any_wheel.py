@@ -55,6 +55,9 @@ _NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeoutError|ProxyError|SSLError|CERTIFICATE_VERIFY"
     r"|Max retries exceeded|Temporary failure in name resolution|Connection refused|No route to host"
 )
+# pip's words, for a program that it ran and that failed: the package's own build, or pip itself for what that requires.
+_OF_PACKAGE = "subprocess-exited-with-error"
+_OF_REQUIREMENTS = "pip subprocess to install build dependencies did not run successfully"
 _NO_SUCH = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(\S*)")
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 
@@ -256,9 +259,11 @@ def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
 def explain(fault: CommandFailed, wanted: Wanted, output: str) -> Exception:
     """What a failed ``pip wheel`` means, by its own words; the fault itself where the package's build failed."""
     missing = _NO_SUCH.search(output)
-    if missing is None and "Failed to build" in output:
+    known = _VERSIONS.search(output)
+    versions = [item.strip() for item in known[1].split(",") if item.strip() != "none"] if known else []
+    if missing is None and _OF_REQUIREMENTS not in output and _OF_PACKAGE in output:
         return fault
-    if network := _NO_NETWORK.search(output):
+    if not versions and (network := _NO_NETWORK.search(output)):
         line = next(line for line in output.splitlines() if network[0] in line)
         return NetworkUnreachable(
             f"pip cannot reach its index, to build {wanted}",
@@ -269,9 +274,7 @@ def explain(fault: CommandFailed, wanted: Wanted, output: str) -> Exception:
     if missing is None:
         return fault
     name, pin = missing[1], missing[2]
-    known = _VERSIONS.search(output)
-    versions = [item.strip() for item in known[1].split(",")] if known else []
-    shown = ", ".join(versions[-6:]) if versions and versions != ["none"] else ""
+    shown = ", ".join(versions[-6:])
     if canonicalize_name(name.partition("==")[0]) != canonicalize_name(wanted.name or "-"):
         return SourceUnavailable(
             f"{wanted} needs {name}{pin} to be built, and the index has none that fits",
@@ -323,7 +326,7 @@ def _command(given: str, wanted: Wanted, scratch: Path, *, from_source: bool) ->
     words = ["python3", "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir", "--wheel-dir", f"{_HOME}/out"]
     words += ["--no-binary", wanted.name] if from_source and wanted.name else []
     owner = scratch.stat()
-    script = 'trap \'chown -R "$0" "$1"\' EXIT; home=$1; shift; "$@"; chmod -R u+rwX "$home"'
+    script = 'home=$1; shift; trap \'chown -R "$0" "$home"\' EXIT; "$@"'
     return ["sh", "-euc", script, f"{owner.st_uid}:{owner.st_gid}", _HOME, *words, "--", given]
 
 

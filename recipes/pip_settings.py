@@ -19,8 +19,9 @@ from urllib.parse import unquote, urlsplit
 from toolchain import process
 
 _OF_INDICES = (
+    # Not retries: it is by pip's words about them that an absent network is told from an absent package.
     *("index-url", "extra-index-url", "find-links", "no-index", "trusted-host"),
-    *("cert", "client-cert", "proxy", "timeout", "default-timeout", "retries"),
+    *("cert", "client-cert", "proxy", "timeout", "default-timeout"),
 )
 _LISTS = ("extra-index-url", "find-links", "trusted-host")
 _SECTIONS = ("global", "download", "wheel", ":env:")

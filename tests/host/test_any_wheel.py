@@ -153,11 +153,11 @@ def test_what_lies_on_this_pc_is_mounted_where_it_is(tmp_path: Path) -> None:
 
 
 def test_this_pcs_own_pip_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pip.conf").write_text("[global]\ntimeout = 77\n[wheel]\nretries = 9\n")
+    (tmp_path / "pip.conf").write_text("[global]\ntimeout = 77\n[wheel]\nno-index = true\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
     found = pip_settings.of_this_pc().environment
-    assert (found["PIP_TIMEOUT"], found["PIP_RETRIES"]) == ("77", "9")
+    assert (found["PIP_TIMEOUT"], found["PIP_NO_INDEX"]) == ("77", "true")
     assert found["PIP_INDEX_URL"] == "https://index.invalid/simple"
 
 
@@ -168,8 +168,19 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
     """What this machine's pip says when it fails so."""
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "no_proxy": "*", "NO_PROXY": "*", "LC_ALL": "C"}
-    argv = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps", "--no-cache-dir"]
-    argv += ["--retries", "0", "--timeout", "5", "--index-url", index, "--wheel-dir", str(folder / "out"), *words]
+    argv = [sys.executable, "-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-deps"]
+    argv += [
+        "--no-cache-dir",
+        "--retries",
+        "0",
+        "--timeout",
+        "5",
+        "--index-url",
+        index,
+        "--wheel-dir",
+        str(folder / "out"),
+        *words,
+    ]
     done = subprocess.run(
         argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -188,6 +199,9 @@ def test_no_network_is_told_from_no_package(tmp_path: Path) -> None:
     fault = meaning(output, Wanted(name="thing", version="1.0"))
     assert isinstance(fault, NetworkUnreachable), output
     assert "refused" in fault.found
+    needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["setuptools"]\n')
+    output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", str(needy))
+    assert isinstance(meaning(output, Wanted(project=needy)), NetworkUnreachable), output
 
 
 def test_an_unknown_package_and_an_unknown_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
