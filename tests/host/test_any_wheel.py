@@ -172,7 +172,7 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
     argv += [
         "--no-cache-dir",
         "--retries",
-        "0",
+        "1",
         "--timeout",
         "5",
         "--index-url",
