@@ -24,9 +24,9 @@ from images import doctor as examination
 from images import engine, local_registry, mirrors
 from images import registry as registry_client
 from images import shell as shells_in
-from nfsroot import export, serve
+from nfsroot import export, serve, serve_wheels
 from nfsroot import share_internet as sharing
-from recipes import main_job
+from recipes import any_wheel, main_job, share
 from recipes.torch import job as torch_job
 from recipes.torch import verify as verification
 from toolchain import checks, progress
@@ -398,6 +398,49 @@ def run_tests(_: Context, select: str = "", checks_only: bool = False) -> None:
     checks.run_all(checks.linters() if checks_only else (*checks.linters(), checks.host_tests(select)))
 
 
+_ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name != "tag"}
+
+
+@task(help=_ARTEFACTS_HELP)
+@_reported
+def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
+    """Push the finished wheels that are kept here, so that a team builds each once."""
+    done = share.push_artefacts(_config(context), registry=registry or None, user=user or None)
+    progress.summary("pushed", [item.row for item in done])
+
+
+@task(help=_ARTEFACTS_HELP)
+@_reported
+def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None:
+    """Pull the finished wheels that this checkout would build, and check every byte."""
+    done = share.pull_artefacts(_config(context), registry=registry or None, user=user or None)
+    progress.summary("pulled", [item.row for item in done])
+
+
+@task(
+    name="build-wheel",
+    help={
+        "what": "NAME==VERSION, or the path of a project's folder or source archive",
+        "from-source": "take no ready wheel of the index, build the package itself",
+    },
+)
+@_reported
+def build_wheel(context: Context, what: str, from_source: bool = False) -> None:
+    """Build any Python package's wheel for the target, in its container, and put it into the wheelhouse."""
+    done = any_wheel.build_wheel(_config(context), what, folder=shells_in.caller_folder(), from_source=from_source)
+    progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
+
+
+@task(
+    name="serve-wheels",
+    help={"address": "listen on this address (default: wheels.address)", "port": "TCP port (default: wheels.port)"},
+)
+@_reported
+def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
+    """Serve the wheels as a package index to the Pi's pip until Ctrl-C; says what to type there."""
+    serve_wheels.serve_wheels(_config(context), address=address or None, port=port or None)
+
+
 namespace = Collection(
     build_image,
     build_torch,
@@ -418,5 +461,9 @@ namespace = Collection(
     completion,
     bench,
     run_tests,
+    push_artefacts,
+    pull_artefacts,
+    build_wheel,
+    serve_the_wheels,
 )
 namespace.configure(defaults())

@@ -20,10 +20,10 @@ import socket
 import ssl
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -57,6 +57,16 @@ _INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
+
+
+class Body(Protocol):
+    """What a request carries: its length in bytes is told before it is read."""
+
+    def __len__(self) -> int:
+        """Bytes of the whole."""
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at most ``size`` of them."""
 
 
 class RegistryBroke(RegistryFailed):
@@ -109,7 +119,7 @@ class Distribution:
         if not _is_loopback(reference.api_host):
             self._session.proxies.update(requests.utils.get_environ_proxies(self._base))
 
-    def __enter__(self) -> Distribution:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -274,11 +284,22 @@ class Distribution:
             )
         return settings
 
-    def _request(self, method: str, path: str, *, headers: Mapping[str, str] | None = None) -> requests.Response:
-        answer = self._send(method, self._base + path, headers=headers)
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Callable[[], Body] | None = None,
+        stream: bool = False,
+    ) -> requests.Response:
+        """A request to the registry; ``body`` makes what is sent, anew for every try. Raises RegistryRefused."""
+        url = self._base + path
+        answer = self._send(method, url, headers=headers, data=body() if body else None, stream=stream)
         if answer.status_code == 401:
+            answer.close()
             self._authorization = self._answer_challenge(answer)
-            answer = self._send(method, self._base + path, headers=headers)
+            answer = self._send(method, url, headers=headers, data=body() if body else None, stream=stream)
         if answer.status_code in (401, 403):
             raise self._refused(answer)
         return answer
@@ -339,8 +360,9 @@ class Distribution:
         *,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
-        data: Mapping[str, str] | None = None,
+        data: Mapping[str, str] | Body | None = None,
         known: bool = True,
+        stream: bool = False,
     ) -> requests.Response:
         """One request; with ``known`` it carries what we are known by. No status is an error here."""
         proof = {"Authorization": self._authorization} if known and self._authorization else {}
@@ -354,6 +376,7 @@ class Distribution:
                     headers={**proof, **(headers or {})},
                     params=params,
                     data=data,
+                    stream=stream,
                     timeout=(_CONNECT_S, _READ_S),
                     verify=not self._insecure,
                 )

@@ -122,7 +122,7 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
                 _compare(reference, shown.digest, held, image)
                 return held
 
-            held, attempts = _with_retries(attempt, remote)
+            held, attempts = with_retries(attempt, remote)
     return Pushed(
         reference=reference,
         digest=held.digest,
@@ -163,7 +163,7 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
             _require_platform(image, by_digest, platform)
             return held, image
 
-        (held, image), attempts = _with_retries(attempt, remote)
+        (held, image), attempts = with_retries(attempt, remote)
         repository, _, local_tag = name.rpartition(":")
         client.api.tag(image["Id"], repository, local_tag)
         found = _inspect(client, name)
@@ -220,12 +220,17 @@ def _session(
     """The registry, spoken to once, and what we are known by there (None where nobody needs to be)."""
     insecure = is_insecure(reference.host, client.api.info())
     with Distribution(reference, insecure=insecure, actions=actions) as remote:
-        known = None
-        if remote.ping():
-            known = stored.find(reference, user=user)
-            if known is None and not _anonymous(remote, actions):
-                known = stored.ask(reference, user=user)
-        yield remote, known
+        yield remote, introduce(remote, actions=actions, user=user)
+
+
+def introduce(remote: Distribution, *, actions: str, user: str) -> Credentials | None:
+    """What we are known by at a registry, which is asked whether anybody needs to be; None where not."""
+    if not remote.ping():
+        return None
+    known = stored.find(remote.reference, user=user)
+    if known is None and not _anonymous(remote, actions):
+        known = stored.ask(remote.reference, user=user)
+    return known
 
 
 def _anonymous(remote: Distribution, actions: str) -> bool:
@@ -331,7 +336,7 @@ def _compare(reference: Reference, stated: str, held: RemoteImage, image: Mappin
         )
 
 
-def _with_retries(attempt: Callable[[], Result], remote: Distribution) -> tuple[Result, int]:
+def with_retries(attempt: Callable[[], Result], remote: Distribution) -> tuple[Result, int]:
     """Run ``attempt`` until it succeeds or fails for good; returns its result and the number of attempts."""
     delays = iter(RETRY_DELAYS_S)
     number = 0

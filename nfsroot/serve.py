@@ -259,7 +259,7 @@ def serve(
     subnet = subnet_of(config)
     stop = stop or threading.Event()
     began = time.monotonic()
-    with _stopped_by_signals(stop) as received:
+    with stopped_by_signals(stop) as received:
         clients = dict.fromkeys([str(subnet), "127.0.0.1"])
         with running_server(
             layout.tree,
@@ -280,8 +280,12 @@ def serve(
     return ServeResult(source=source, seconds=time.monotonic() - began, ended_by=ended_by)
 
 
-def require_free(address: str, port: int) -> None:
-    """Raise PortTaken when another program listens there, ServerFailed when the address is not ours."""
+def require_free(address: str, port: int, *, server: str = "the NFS server", section: str = "nfs") -> None:
+    """Raise PortTaken when another program listens there, ServerFailed when the address is not ours.
+
+    ``section`` is that of invoke.yaml which has the server's address and port.
+    """
+    kernels = " (the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -294,13 +298,13 @@ def require_free(address: str, port: int) -> None:
                     f"port {port} is taken",
                     expected=f"nothing listening on {address}:{port}",
                     found=_listener(port),
-                    mend="end that program (the kernel's NFS server: systemctl stop nfs-server), or set nfs.port",
+                    mend=f"end that program{kernels}, or set {section}.port",
                 ) from fault
             raise ServerFailed(
-                f"the NFS server cannot listen on {address}",
+                f"{server} cannot listen on {address}",
                 expected="an IPv4 address of this machine",
                 found=str(fault.strerror),
-                mend="set nfs.address in invoke.yaml to one that `ip address` shows",
+                mend=f"set {section}.address in invoke.yaml to one that `ip address` shows",
             ) from fault
 
 
@@ -317,7 +321,7 @@ def _what_to_type(server: NfsServer, subnet: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
+def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
     """Let SIGINT, SIGTERM and SIGHUP set ``stop``; signals can only be handled in the main thread."""
     received: list[int] = []
 

@@ -76,6 +76,9 @@ def _folder(value: Any) -> str:
 _hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
 
 
+_address = _matches(r"\d{1,3}(\.\d{1,3}){3}|", "an IPv4 address, or nothing")
+
+
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=\S*", "NAME=VALUE")
 
 
@@ -157,6 +160,7 @@ class RegistryConfig:
     address: str = _setting("127.0.0.1:5000", "HOST[:PORT] of the registry", _hostport)
     namespace: str = _setting("pitorch", "namespace (project) in the registry", _name)
     repository: str = _setting("system", "repository in the namespace", _name)
+    artefacts: str = _setting("artefacts", "repository of finished wheels in the namespace", _name)
     tag: str = _setting("", "tag; empty: the image's suite and architecture", _tag)
     user: str = _setting("", "user name; empty: the docker credential store's")
 
@@ -169,6 +173,14 @@ class NfsConfig:
     address: str = _setting("", "address the board reaches this PC at; empty: found by route")
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelsConfig:
+    """The package index for the board's pip: section ``wheels``."""
+
+    address: str = _setting("", "address the index listens on; empty: the one the board reaches this PC at", _address)
+    port: int = _setting(8080, "TCP port of the index", _between(1, 65535))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +217,7 @@ class Config:
     qpu: QpuConfig = field(default_factory=QpuConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     nfs: NfsConfig = field(default_factory=NfsConfig)
+    wheels: WheelsConfig = field(default_factory=WheelsConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
 

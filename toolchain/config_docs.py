@@ -57,7 +57,7 @@ _TAIL = """\
 | `DOCKER_HOST` | the engine to use |
 | `PITORCH_SKIP_APT=1` | `./inv` installs no host packages: they are someone else's care |
 | `PITORCH_PYTHON` | the Python that `./inv` makes `.venv` with, instead of `/usr/bin/python3` |
-| `PITORCH_REGISTRY_PASSWORD` | password for `./inv push` and `./inv pull`; never on the command line |
+| `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the tasks of artefacts; never on the command line |
 
 *Written by `python -m toolchain.config_docs`; change the help texts in `toolchain/config.py`, not this page.*
 """

@@ -1,0 +1,337 @@
+"""build-wheel: what may be asked for, what pip's words mean, what gets into the wheelhouse, and one built for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import docker
+import pytest
+from registry_parts import free_port
+from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
+
+from images.containers import run_in
+from images.flavour import load_suite
+from nfsroot.serve_wheels import running_index
+from recipes import any_wheel, main_job, pip_settings
+from recipes.any_wheel import Wanted
+from toolchain import progress
+from toolchain.config import Config, load_config
+from toolchain.errors import (
+    CommandFailed,
+    NetworkUnreachable,
+    PlatformMismatch,
+    SourceUnavailable,
+    UserError,
+    WheelUnusable,
+)
+
+SETUP = """\
+from setuptools import Extension, setup
+setup(name="pitorch-try", version="1.2", py_modules=["trying"], ext_modules=[Extension("_trying", ["trying.c"])])
+"""
+MODULE = """\
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+static PyObject *bits(PyObject *self, PyObject *none) { return PyLong_FromSize_t(8 * sizeof(void *)); }
+static PyMethodDef methods[] = {{"bits", bits, METH_NOARGS, "Width of a pointer."}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_trying", NULL, -1, methods};
+PyMODINIT_FUNC PyInit__trying(void) { return PyModule_Create(&module); }
+"""
+
+
+def project(folder: Path, **files: str) -> Path:
+    """A project with a C extension; ``files`` replace or add some, by name with the dot as ``_``."""
+    folder.mkdir(parents=True)
+    contents = {"setup_py": SETUP, "trying_c": MODULE, "trying_py": "from _trying import bits\n", **files}
+    for name, text in contents.items():
+        stem, _, suffix = name.rpartition("_")
+        (folder / f"{stem}.{suffix}").write_text(text)
+    return folder
+
+
+# --- what may be asked for -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "version"),
+    [
+        ("pyyaml==6.0.2", "pyyaml", "6.0.2"),
+        ("Foo_Bar == 1.0rc1", "Foo_Bar", "1.0rc1"),
+        ("x==2!1.0+local", "x", "2!1.0+local"),
+    ],
+)
+def test_a_package_is_named_with_its_version(tmp_path: Path, text: str, name: str, version: str) -> None:
+    assert Wanted.parse(text, folder=tmp_path) == Wanted(name=name, version=version)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["numpy", "numpy>=2", "numpy==2,!=2.1", "numpy==2.*", "numpy===2", "numpy[extra]==2", "x==1; python_version>'3'",
+     "", "==1", "a b", "--index-url==1", "-r==1", "numpy @ https://example.org/x.whl"],
+)  # fmt: skip
+def test_anything_else_is_refused_with_the_form(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SourceUnavailable) as caught:
+        Wanted.parse(text, folder=tmp_path)
+    assert caught.value.exit_code == 23
+    assert caught.value.mend
+
+
+@pytest.mark.parametrize("text", [".", "./", "p/..", "../{name}", "{path}"])
+def test_a_path_counts_from_the_callers_folder(tmp_path: Path, text: str) -> None:
+    folder = project(tmp_path / "here")
+    (folder / "p").mkdir()
+    asked = text.format(name=folder.name, path=folder)
+    assert Wanted.parse(asked, folder=folder) == Wanted(project=folder)
+
+
+def test_a_folder_needs_no_slash_and_an_archive_is_fine(tmp_path: Path) -> None:
+    folder = project(tmp_path / "here")
+    (tmp_path / "here-1.0.tar.gz").write_bytes(b"")
+    assert Wanted.parse("here", folder=tmp_path).project == folder
+    assert Wanted.parse("here-1.0.tar.gz", folder=tmp_path).project == tmp_path / "here-1.0.tar.gz"
+
+
+@pytest.mark.parametrize("text", ["./nothing", "empty", "./notes.txt", "full/"])
+def test_a_path_without_a_project_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "main.py").write_text("")
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(SourceUnavailable) as caught:
+        Wanted.parse(text, folder=tmp_path)
+    assert str(tmp_path) in caught.value.summary
+
+
+def test_a_wrong_wish_costs_no_build(tmp_path: Path) -> None:
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    with pytest.raises(SourceUnavailable):
+        any_wheel.build_wheel(config, "numpy", folder=tmp_path)
+    assert not config.build_root.exists()
+
+
+# --- where pip gets packages from -----------------------------------------------------------------------------------
+
+
+def test_pips_settings_are_read_in_its_own_order() -> None:
+    told = (
+        "global.index-url='https://a.invalid/simple'\nglobal.extra-index-url='\\nhttps://b.invalid\\nhttps://c.invalid'\n"
+        "wheel.index-url='https://wheel.invalid'\ninstall.index-url='https://install.invalid'\n:env:.cert='/c.pem'\n"
+        "global.quiet='1'\n:env:.find_links='/x /y'\nnonsense\nglobal.broken='\n"
+    )
+    found = pip_settings.parse(told)
+    assert found["index-url"] == "https://wheel.invalid", "a command's section wins over global"
+    assert found["extra-index-url"] == "https://b.invalid https://c.invalid"
+    assert found["cert"] == "/c.pem"
+    assert found["find-links"] == "/x /y"
+
+
+def test_what_lies_on_this_pc_is_mounted_where_it_is(tmp_path: Path) -> None:
+    for name in ("index/simple", "wheels", "other wheels"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "ca.pem").write_text("")
+    settings = {
+        "index-url": f"file://{tmp_path}/index/simple",
+        "extra-index-url": "https://user:secret@example.invalid/simple",
+        "find-links": f"{tmp_path}/wheels {tmp_path}/gone",
+        "cert": f"{tmp_path}/ca.pem",
+        "quiet": "1",
+    }
+    found = pip_settings.carried(settings, {"REQUESTS_CA_BUNDLE": f"{tmp_path}/ca.pem", "HOME": "/x"}, ["/inside"])
+    assert found.environment == {
+        "PIP_INDEX_URL": settings["index-url"],
+        "PIP_EXTRA_INDEX_URL": settings["extra-index-url"],
+        "PIP_FIND_LINKS": f"{tmp_path}/wheels {tmp_path}/gone /inside",
+        "PIP_CERT": settings["cert"],
+        "REQUESTS_CA_BUNDLE": f"{tmp_path}/ca.pem",
+    }
+    # An index in files has its files beside it, so its parent is mounted.
+    assert set(found.paths) == {f"{tmp_path}/index", f"{tmp_path}/wheels", f"{tmp_path}/ca.pem"}
+    assert all(bind.endswith(":ro") for bind in found.binds())
+
+
+def test_this_pcs_own_pip_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\ntimeout = 77\n[wheel]\nno-index = true\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
+    found = pip_settings.of_this_pc().environment
+    assert (found["PIP_TIMEOUT"], found["PIP_NO_INDEX"]) == ("77", "true")
+    assert found["PIP_INDEX_URL"] == "https://index.invalid/simple"
+
+
+# --- what pip's words mean ------------------------------------------------------------------------------------------
+
+
+def pip_wheel(folder: Path, index: str, *words: str) -> str:
+    """What this machine's pip says when it fails so."""
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "no_proxy": "*", "NO_PROXY": "*", "LC_ALL": "C"}
+    argv = [sys.executable, "-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-deps"]
+    argv += [
+        "--no-cache-dir",
+        "--retries",
+        "1",
+        "--timeout",
+        "5",
+        "--index-url",
+        index,
+        "--wheel-dir",
+        str(folder / "out"),
+        *words,
+    ]
+    done = subprocess.run(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode != 0, done.stdout
+    return done.stdout
+
+
+def meaning(output: str, wanted: Wanted) -> UserError:
+    fault = any_wheel.explain(CommandFailed("pip failed", tail=output), wanted, output)
+    assert isinstance(fault, UserError)
+    return fault
+
+
+def test_no_network_is_told_from_no_package(tmp_path: Path) -> None:
+    output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", "thing==1.0")
+    fault = meaning(output, Wanted(name="thing", version="1.0"))
+    assert isinstance(fault, NetworkUnreachable), output
+    assert "refused" in fault.found
+    needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["setuptools"]\n')
+    output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", str(needy))
+    assert isinstance(meaning(output, Wanted(project=needy)), NetworkUnreachable), output
+
+
+def test_an_unknown_package_and_an_unknown_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "say", lambda _: None)
+    for version in ("1.0", "1.1"):
+        make_wheel(tmp_path / "house", version=version, tag="py3-none-any")
+    with running_index([tmp_path / "house"]) as (url, _):
+        output = pip_wheel(tmp_path, url, "thing==7")
+        fault = meaning(output, Wanted(name="thing", version="7"))
+        assert isinstance(fault, SourceUnavailable), output
+        assert "1.0, 1.1" in fault.found
+        output = pip_wheel(tmp_path, url, "nosuch==1")
+        fault = meaning(output, Wanted(name="nosuch", version="1"))
+        assert isinstance(fault, SourceUnavailable), output
+        assert "no package of that name" in fault.found
+        needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["nosuch>=3"]\n')
+        output = pip_wheel(tmp_path, url, str(needy))
+        fault = meaning(output, Wanted(project=needy))
+        assert isinstance(fault, SourceUnavailable), output
+        assert "needs nosuch>=3 to be built" in fault.summary
+
+
+def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> None:
+    broken = project(tmp_path / "broken", setup_py="raise SystemExit('libfoo is needed: Connection refused')")
+    output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", "--no-build-isolation", str(broken))
+    fault = meaning(output, Wanted(project=broken))
+    assert isinstance(fault, CommandFailed)
+    assert "libfoo is needed" in str(fault)
+
+
+# --- what gets into the wheelhouse ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tag", "count"),
+    [("cp313-cp313-linux_armv7l", 1), ("cp311-abi3-manylinux_2_31_armv7l", 1), ("py3-none-any", 0)],
+)
+def test_wheels_that_fit_are_accepted(tmp_path: Path, tag: str, count: int) -> None:
+    contents = {"a.so": elf(EM_ARM, flags=HARD)} if count else {"a.py": "x = 1\n"}
+    wheel = make_wheel(tmp_path, contents, tag=tag)
+    assert any_wheel.accept(wheel, load_config({}), load_suite("trixie")) == count
+
+
+@pytest.mark.parametrize(
+    ("tag", "kind"),
+    [("cp312-cp312-linux_armv7l", PlatformMismatch), ("cp313-cp313-linux_x86_64", PlatformMismatch)],
+)
+def test_wheels_with_another_tag_are_refused(tmp_path: Path, tag: str, kind: type[UserError]) -> None:
+    with pytest.raises(kind) as caught:
+        any_wheel.accept(make_wheel(tmp_path, tag=tag), load_config({}), load_suite("trixie"))
+    assert tag in caught.value.found
+
+
+def test_a_wheel_with_another_machines_library_is_refused(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {"a.so": elf(EM_X86_64, bits=64)})
+    with pytest.raises(PlatformMismatch, match=r"a\.so"):
+        any_wheel.accept(wheel, load_config({}), load_suite("trixie"))
+    wheel.write_bytes(wheel.read_bytes()[:-30])
+    with pytest.raises(WheelUnusable):
+        any_wheel.accept(wheel, load_config({}), load_suite("trixie"))
+
+
+def test_a_different_wheel_of_that_name_is_moved_aside_and_said(tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    old = make_wheel(house, {"a.py": "old = 1\n"})
+    before = old.read_bytes()
+    new = make_wheel(tmp_path / "new", {"a.py": "new = 1\n"})
+    placed, warnings = any_wheel.place(new, house)
+    assert placed == old
+    assert placed.read_bytes() == new.read_bytes()
+    (kept,) = (house / any_wheel.REPLACED).rglob("*.whl")
+    assert kept.read_bytes() == before
+    assert len(warnings) == 1
+    assert str(kept) in warnings[0]
+    assert any_wheel.place(new, house) == (placed, []), "the same file again is nothing to tell"
+    assert sorted(path.name for path in house.iterdir()) == sorted([old.name, any_wheel.REPLACED])
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
+    """The shared build, with a wheelhouse of the test's own before its others."""
+    import dataclasses
+
+    folders = (str(tmp_path / "house"), *product_config.torch.wheelhouse)
+    return dataclasses.replace(product_config, torch=dataclasses.replace(product_config.torch, wheelhouse=folders))
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
+    built: main_job.Built, client: docker.DockerClient, own_wheelhouse: Config, tmp_path: Path
+) -> None:
+    assert built.manifests
+    source = project(tmp_path / "try", pyproject_toml='[build-system]\nrequires = ["setuptools"]\n')
+    before = sorted(path.name for path in source.iterdir())
+    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path)
+    python = load_suite(own_wheelhouse.image.suite).python_tag
+    assert done.wheel.path == tmp_path / "house" / f"pitorch_try-1.2-{python}-{python}-linux_armv7l.whl"
+    assert done.elf_files == 1
+    assert sorted(path.name for path in source.iterdir()) == before, "the project's folder is left as it was"
+    seen = run_in(
+        client,
+        own_wheelhouse.image_reference("workbench"),
+        [
+            "sh",
+            "-euc",
+            "pip install -q --no-deps --no-index --target /tmp/x /house/*.whl; cd /tmp/x; "
+            "python3 -c 'import trying; print(trying.bits())'",
+        ],
+        architecture=own_wheelhouse.image.target,
+        binds=[f"{tmp_path / 'house'}:/house:ro"],
+        environment={"PIP_ROOT_USER_ACTION": "ignore", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        limit_s=600,
+    )
+    assert seen.output.split()[-1] == "32"
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_a_project_that_does_not_compile_shows_the_compilers_words(
+    built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
+) -> None:
+    assert built.manifests
+    project(
+        tmp_path / "try", trying_c="#error no such luck\n", pyproject_toml='[build-system]\nrequires = ["setuptools"]\n'
+    )
+    with pytest.raises(CommandFailed, match="no such luck"):
+        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path)
+    assert not list(tmp_path.glob("house/*.whl"))
+    assert not list((own_wheelhouse.target_root / "work").glob(".wheel*"))

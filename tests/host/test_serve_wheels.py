@@ -1,0 +1,276 @@
+"""The package index for the board's pip: real requests by a real pip, and what must never be handed out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from registry_parts import free_port
+from wheel_parts import make_wheel
+
+from nfsroot import serve_wheels
+from toolchain import progress
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactMissing, PortTaken, ServerFailed
+
+
+@pytest.fixture
+def wheelhouse(tmp_path: Path) -> Path:
+    """Two wheels, and much that must not be served."""
+    folder = tmp_path / "wheelhouse"
+    make_wheel(folder, {"thing.py": "x = 1\n", "blob": os.urandom(300_000)}, tag="py3-none-any", purelib=True)
+    make_wheel(folder, {"torch.py": "x = 1\n"}, name="torch", version="2.6.0")
+    make_wheel(folder / "replaced", name="old", tag="py3-none-any")
+    (folder / "README.md").write_text("not a wheel")
+    (folder / "thing-1.0.tar.gz").write_text("not a wheel either")
+    (folder / "no.whl").write_text("no wheel's name")
+    (tmp_path / "secret-1.0-py3-none-any.whl").write_text("beside the wheelhouse")
+    (folder / "secret-1.0-py3-none-any.whl").symlink_to(tmp_path / "secret-1.0-py3-none-any.whl")
+    return folder
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(progress, "say", lines.append)
+    return lines
+
+
+@pytest.fixture
+def index(wheelhouse: Path, said: list[str]) -> Iterator[str]:
+    """The index's root URL."""
+    with serve_wheels.running_index([wheelhouse]) as (url, _):
+        yield url.removesuffix("/simple/")
+
+
+def get(url: str, method: str = "GET", **options: object) -> requests.Response:
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.request(method, url, timeout=30, **options)  # type: ignore[arg-type]
+
+
+def raw(index: str, target: str) -> bytes:
+    """The answer to a request whose path is sent as it stands: no client tidies it up."""
+    host, _, port = index.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"GET {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        parts = []
+        while block := connection.recv(1 << 16):
+            parts.append(block)
+    return b"".join(parts)
+
+
+def config_for(tmp_path: Path, wheelhouse: Path, **wheels: object) -> Config:
+    return load_config(
+        {
+            "build": {"folder": str(tmp_path / "build")},
+            "torch": {"wheelhouse": [str(wheelhouse)]},
+            "wheels": {"address": "127.0.0.1", "port": free_port(), **wheels},
+        }
+    )
+
+
+def test_the_index_lists_wheels_with_their_sha256(index: str, wheelhouse: Path) -> None:
+    page = get(f"{index}/simple/").text
+    assert re.findall(r'href="([^"]+)"', page) == ["/simple/thing/", "/simple/torch/"], "and nothing else"
+    answer = get(f"{index}/simple/thing/")
+    (link,) = re.findall(r'href="([^"]+)"', answer.text)
+    path, _, digest = link.partition("#sha256=")
+    wheel = wheelhouse / "thing-1.0-py3-none-any.whl"
+    assert digest == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert requests.compat.urljoin(answer.url, path) == f"{index}/packages/{wheel.name}"
+    assert get(f"{index}/packages/{wheel.name}").content == wheel.read_bytes()
+
+
+def test_names_are_normalised_as_pep_503_says(index: str) -> None:
+    assert get(f"{index}/simple/Torch/").url == f"{index}/simple/torch/"
+    assert get(f"{index}/simple/nothing/").status_code == 404
+
+
+def test_a_wheel_that_is_put_there_later_is_served(index: str, wheelhouse: Path) -> None:
+    make_wheel(wheelhouse, name="later", tag="py3-none-any")
+    assert "later-1.0" in get(f"{index}/simple/later/").text
+
+
+def test_pip_downloads_and_checks(index: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
+    argv = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps"]
+    argv += ["--no-cache-dir", "--index-url", f"{index}/simple/", "--dest", str(tmp_path / "got"), "thing"]
+    # A proxy of this machine has no business on the loopback.
+    environment |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (tmp_path / "got").iterdir()] == ["thing-1.0-py3-none-any.whl"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "slice_"),
+    [("bytes=0-0", slice(0, 1)), ("bytes=100-199", slice(100, 200)), ("bytes=1000-", slice(1000, None)),
+     ("bytes=-10", slice(-10, None)), ("bytes=100-99999999", slice(100, None))],
+)  # fmt: skip
+def test_ranges(index: str, wheelhouse: Path, asked: str, slice_: slice) -> None:
+    whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked})
+    assert answer.status_code == 206
+    assert answer.content == whole[slice_]
+    first = (slice_.start or 0) % len(whole)
+    assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
+
+
+def test_a_download_that_broke_off_goes_on(index: str, wheelhouse: Path) -> None:
+    url = f"{index}/packages/thing-1.0-py3-none-any.whl"
+    whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
+    with contextlib.closing(get(url, stream=True)) as broken:
+        part = next(broken.iter_content(1000))
+    rest = get(url, headers={"Range": f"bytes={len(part)}-"})
+    assert part + rest.content == whole
+
+
+def test_head_sends_no_content(index: str, wheelhouse: Path) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", "HEAD")
+    assert answer.content == b""
+    assert int(answer.headers["Content-Length"]) == (wheelhouse / "thing-1.0-py3-none-any.whl").stat().st_size
+    assert answer.headers["Accept-Ranges"] == "bytes"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/packages/README.md",
+        "/packages/thing-1.0.tar.gz",
+        "/packages/no.whl",
+        "/packages/replaced/old-1.0-py3-none-any.whl",
+        "/packages/secret-1.0-py3-none-any.whl",
+        "/packages/../secret-1.0-py3-none-any.whl",
+        "/packages/..%2fsecret-1.0-py3-none-any.whl",
+        "/packages/%2e%2e/secret-1.0-py3-none-any.whl",
+        "/packages/....//secret-1.0-py3-none-any.whl",
+        "/packages//etc/hostname",
+        "/packages/../../../../../../../../etc/hostname",
+        "/packages/%2e%2e%2f%2e%2e%2f%2e%2e%2f%2e%2e%2f%2e%2e%2f%2e%2e%2fetc/hostname",
+        "/packages/..\\..\\etc\\hostname",
+        "/packages/thing-1.0-py3-none-any.whl%00.txt",
+        "/../../etc/hostname",
+        "/simple/../packages/README.md",
+    ],
+)
+def test_no_path_leads_to_anything_but_a_listed_wheel(index: str, target: str) -> None:
+    answer = raw(index, target)
+    status = int(answer.split(b" ", 2)[1])
+    assert status != 200, answer
+    for secret in (b"beside the wheelhouse", b"not a wheel", b"no wheel's name", Path("/etc/hostname").read_bytes()):
+        assert secret.strip() not in answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(index: str, wheelhouse: Path, method: str) -> None:
+    before = sorted(path.name for path in wheelhouse.iterdir())
+    body = {":action": "file_upload", "name": "evil", "version": "1"}
+    upload = {"content": ("evil-1.0-py3-none-any.whl", b"evil")}
+    assert get(f"{index}/", method, data=body, files=upload).status_code == 405
+    assert (
+        get(f"{index}/", method, data={":action": "remove_pkg", "name": "thing", "version": "1.0"}).status_code == 405
+    )
+    assert sorted(path.name for path in wheelhouse.iterdir()) == before
+
+
+def test_each_request_is_one_line(index: str, said: list[str]) -> None:
+    get(f"{index}/simple/thing/")
+    get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": "bytes=0-1023"})
+    raw(index, "/simple/%1b%5b31mred/")
+    for _ in range(100):
+        if len(said) == 3:
+            break
+        threading.Event().wait(0.05)
+    assert len(said) == 3
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", said[0])
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", said[1])
+    assert "\x1b" not in said[2], "whoever asks cannot write to this terminal"
+
+
+def test_of_two_files_of_one_name_the_first_folders_is_served(tmp_path: Path, said: list[str]) -> None:
+    first, second = (make_wheel(tmp_path / name, {"a.py": f"{name} = 1\n"}) for name in ("one", "two"))
+    with serve_wheels.running_index([first.parent, second.parent]) as (url, _):
+        page = get(f"{url}thing/").text
+        assert re.findall(r"sha256=([0-9a-f]+)", page) == [hashlib.sha256(first.read_bytes()).hexdigest()]
+        assert get(url.replace("/simple/", f"/packages/{first.name}")).content == first.read_bytes()
+
+
+def test_a_folder_that_is_not_there_is_passed_over(tmp_path: Path, wheelhouse: Path, said: list[str]) -> None:
+    with serve_wheels.running_index([tmp_path / "none", wheelhouse]) as (url, _):
+        assert get(f"{url}thing/").status_code == 200
+
+
+def test_nothing_to_serve_is_said_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_wheels.resolve, "PREBUILT", tmp_path / "none")
+    with pytest.raises(ArtefactMissing, match="build-wheel"):
+        serve_wheels.serve_wheels(config_for(tmp_path, tmp_path / "empty"))
+
+
+def test_a_taken_port(tmp_path: Path, wheelhouse: Path) -> None:
+    config = config_for(tmp_path, wheelhouse)
+    with socket.create_server(("127.0.0.1", config.wheels.port)), pytest.raises(PortTaken) as caught:
+        serve_wheels.serve_wheels(config)
+    assert caught.value.exit_code == 44
+    assert "wheels.port" in caught.value.mend
+
+
+def test_an_address_of_another_machine(tmp_path: Path, wheelhouse: Path) -> None:
+    with pytest.raises(ServerFailed, match=r"wheels\.address"):
+        serve_wheels.serve_wheels(config_for(tmp_path, wheelhouse, address="192.0.2.1"))
+
+
+def test_what_to_type_names_the_index_and_the_wheels() -> None:
+    lines = serve_wheels.what_to_type("http://192.168.77.1:8080/simple/", ["torch-2.6.0-cp313-cp313-linux_armv7l.whl"])
+    assert "serving 1 wheel at http://192.168.77.1:8080/simple/" in lines[0]
+    typed = [line for line in lines if "pip install" in line]
+    assert "--index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 --no-deps torch" in typed[0]
+    assert "--extra-index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 torch" in typed[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_task_ends_cleanly(tmp_path: Path, wheelhouse: Path, number: signal.Signals) -> None:
+    port = free_port()
+    environment = {
+        **os.environ,
+        "INVOKE_BUILD_FOLDER": str(tmp_path / "build"),
+        "INVOKE_TORCH_WHEELHOUSE": str(wheelhouse),
+        "INVOKE_WHEELS_ADDRESS": "127.0.0.1",
+        "INVOKE_WHEELS_PORT": str(port),
+    }
+    argv = [sys.executable, "-m", "toolchain.cli", "serve-wheels"]
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        told = []
+        try:
+            for line in running.stderr:
+                told.append(line)
+                if "usual index" in line:
+                    break
+            url = f"http://127.0.0.1:{port}"
+            assert get(f"{url}/simple/torch/").status_code == 200
+            name = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
+            assert get(f"{url}/packages/{name}", headers={"Range": "bytes=9999999-"}).status_code == 416
+            running.send_signal(number)
+            rest = running.stderr.read()
+            assert running.wait(30) == 0
+        finally:
+            running.kill()
+    assert f"serving 2 wheels at {url}/simple/" in "".join(told)
+    assert "stopping the package index" in rest
+    assert "GET /simple/torch/ 200" in rest
+    assert "Traceback" not in rest
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", port))
