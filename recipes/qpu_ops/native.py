@@ -37,7 +37,7 @@ TORCH_NEEDS = (
 TOOLS = ("numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
 
 SUITE = ("test_ops.py", "test_torch.py")
-_SOURCES = ("setup.py", "backend/*.py", "pyproject.toml", "csrc/*", "src/**/*.py*", "src/**/py.typed")
+_SOURCES = ("setup.py", "backend/*.py", "pyproject.toml", "csrc/**/*", "src/**/*.py*", "src/**/py.typed")
 _INSTALL_LIMIT_S = 3600.0
 _SUITE_LIMIT_S = 1200.0
 

@@ -1,7 +1,10 @@
 // How kernels walk along arrays: blocks of four vectors dealt to workers in
 // turn, requests ahead of their use, and the vectors after the last whole block.
-#ifndef QPU_SRC_KERNELS_STREAM_HPP
-#define QPU_SRC_KERNELS_STREAM_HPP
+//
+// Kernels of others may use it too: it is how those of qpu/kernels.h are written.
+// Include it after the headers of other libraries, for the macros' sake.
+#ifndef QPU_STREAM_H
+#define QPU_STREAM_H
 
 #include <array>
 #include <limits>
@@ -10,7 +13,8 @@
 #include "qpu/math.h"
 #include "qpu/vpm.h"
 
-namespace qpu::kernels {
+namespace qpu {
+namespace kernels {
 
 // Requests that a QPU keeps in flight. Every straight piece of a kernel makes an
 // even number of them, so that they alternate between the TMUs in a fixed way.
@@ -189,6 +193,7 @@ void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F com
   finishBursts();
 }
 
-}  // namespace qpu::kernels
+}  // namespace kernels
+}  // namespace qpu
 
 #endif
