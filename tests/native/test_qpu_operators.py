@@ -35,6 +35,12 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
     return tree
 
 
+def first(result: Any) -> torch.Tensor:
+    """The values of an operator that may give their places too."""
+    value: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return value
+
+
 def to_qpu(t: torch.Tensor) -> torch.Tensor:
     """The same tensor on the device, strides and all."""
     moved = t.detach().to("qpu")
@@ -100,7 +106,9 @@ BOUNDS = {
     "nn.functional.max_pool2d": Bound(0),
     "linalg.vector_norm": Bound(8),
 }
-INFOS = {info.name: info for info in op_db if info.name in BOUNDS and info.variant_test_name == ""}
+INFOS = {
+    info.name: info for info in op_db if info.name in BOUNDS and info.variant_test_name in ("", "no_rounding_mode")
+}
 
 
 def samples(name: str, *, requires_grad: bool = False) -> Iterator[Any]:
@@ -144,22 +152,22 @@ def test_all_operators_with_bounds_have_samples() -> None:
     assert set(INFOS) == set(BOUNDS)
 
 
-@pytest.mark.parametrize("name", sorted(BOUNDS))
+@pytest.mark.parametrize("name", sorted(INFOS))
 def test_samples_of_pytorch_keep_the_bounds(name: str) -> None:
     info = INFOS[name]
     torch_qpu.reset_counters()
     tried = 0
     for sample in samples(name):
         there = mapped(to_qpu, (sample.input, sample.args, sample.kwargs))
-        found = info(there[0], *there[1], **there[2])
-        assert_within(name, info.op, sample, found)
+        found = first(info(there[0], *there[1], **there[2]))
+        assert_within(name, lambda *a, **k: first(info.op(*a, **k)), sample, found)
         tried += 1
         if info.inplace_variant is not None and not sample.broadcasts_input:
             own = mapped(lambda t: to_qpu(t).clone(), sample.input)
             changed = info.inplace_variant(own, *there[1], **there[2])
             assert changed is own
             assert torch.equal(own.cpu(), found.cpu())
-        if info.supports_out and name not in ("matmul", "mean"):
+        if info.supports_out and name not in ("matmul", "mean", "nn.functional.linear"):
             for out in (torch.empty_like(found), torch.full((*found.shape, 2), 7, dtype=found.dtype, device="qpu")[..., 0]):
                 assert info.op(there[0], *there[1], **there[2], out=out) is out
                 assert torch.equal(out.cpu(), found.cpu())
@@ -167,7 +175,7 @@ def test_samples_of_pytorch_keep_the_bounds(name: str) -> None:
     assert torch_qpu.launches(), f"no sample ran on the QPUs; fallbacks: {torch_qpu.fallbacks()}"
 
 
-@pytest.mark.parametrize("name", sorted(name for name in BOUNDS if INFOS[name].supports_autograd))
+@pytest.mark.parametrize("name", sorted(name for name in INFOS if INFOS[name].supports_autograd))
 def test_gradients_are_those_of_the_cpu(name: str) -> None:
     info = INFOS[name]
     for sample in islice(samples(name, requires_grad=True), 12):
@@ -176,7 +184,7 @@ def test_gradients_are_those_of_the_cpu(name: str) -> None:
             copy = mapped(move, (sample.input, sample.args, sample.kwargs))
             leaves: list[torch.Tensor] = []
             mapped(lambda t, leaves=leaves: leaves.append(t) if t.requires_grad else None, copy)
-            result = info(copy[0], *copy[1], **copy[2])
+            result = first(info(copy[0], *copy[1], **copy[2]))
             if not leaves or not result.is_floating_point():
                 break
             result.square().sum().backward()
@@ -184,7 +192,8 @@ def test_gradients_are_those_of_the_cpu(name: str) -> None:
         if len(grads) == 2:
             assert len(grads[0]) == len(grads[1])
             for ours, theirs in zip(grads[1], grads[0], strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4, equal_nan=True)
+                scale = theirs.abs().nan_to_num().max().item() if theirs.numel() else 0
+                torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-5 * scale + 2e-4, equal_nan=True)
 
 
 EDGES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {

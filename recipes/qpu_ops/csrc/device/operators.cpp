@@ -6,6 +6,7 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/col2im.h>
 #include <ATen/ops/convolution.h>
@@ -16,6 +17,8 @@
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/mv.h>
 #include <ATen/ops/ones.h>
 #include <qpu/kernels.h>
 #include <torch/library.h>
@@ -336,6 +339,13 @@ bool clamp_max(Call& call) {
   return call.is_real(1) &&
          compute(kClamp, {call.tensor(0)}, {-kInfinity, call.number(1)}, call.out());
 }
+// Bounds per element: self, lower?, upper?.
+bool clamp_by_tensors(Call& call) {
+  static constexpr Elementwise kBoth{"clamp", "max 0 1;min 3 2>4"};
+  if (call[1].isNone()) return compute(kMinimum, {call.tensor(0), call.tensor(2)}, {}, call.out());
+  if (call[2].isNone()) return compute(kMaximum, {call.tensor(0), call.tensor(1)}, {}, call.out());
+  return compute(kBoth, {call.tensor(0), call.tensor(1), call.tensor(2)}, {}, call.out());
+}
 bool power(Call& call) {
   if (!call.is_real(1)) return false;
   const double exponent = call[1].toScalar().to<double>();
@@ -524,6 +534,7 @@ void reduce_all(const char* name, const Tensor& t, const Tensor& out, Run run) {
 // The dimensions of a reduction, true for those that vanish.
 std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   std::vector<bool> found(static_cast<std::size_t>(rank), false);
+  if (rank == 0) return found;
   if (dims.isNone() || dims.toIntVector().empty()) return std::vector<bool>(found.size(), true);
   for (const std::int64_t d : dims.toIntVector())
     found[static_cast<std::size_t>(at::maybe_wrap_dim(d, rank))] = true;
@@ -957,6 +968,19 @@ std::vector<Tensor> chain_shapes(at::TensorList arrays, at::ArrayRef<double> /*n
   return results;
 }
 
+// torch.ops.qpu.* on the device are PyTorch's own operators.
+Tensor plain_add(const Tensor& a, const Tensor& b) { return at::add(a, b); }
+Tensor plain_mul(const Tensor& a, const Tensor& b) { return at::mul(a, b); }
+Tensor plain_mv(const Tensor& a, const Tensor& b) { return at::mv(a, b); }
+Tensor plain_mm(const Tensor& a, const Tensor& b) { return at::mm(a, b); }
+
+TORCH_LIBRARY_IMPL(qpu, PrivateUse1, m) {
+  m.impl("add", &plain_add);
+  m.impl("mul", &plain_mul);
+  m.impl("mv", &plain_mv);
+  m.impl("mm", &plain_mm);
+}
+
 TORCH_LIBRARY_IMPL(torch_qpu, PrivateUse1, m) { m.impl("chain", &chain); }
 TORCH_LIBRARY_IMPL(torch_qpu, Meta, m) { m.impl("chain", &chain_shapes); }
 
@@ -994,6 +1018,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("clamp.out", out_kernel<clamp>());
   m.impl("clamp_min.out", out_kernel<clamp_min>());
   m.impl("clamp_max.out", out_kernel<clamp_max>());
+  m.impl("clamp.Tensor_out", out_kernel<clamp_by_tensors>());
+  m.impl("clamp_min.Tensor_out", out_kernel<elementwise<kMaximum, 2>>());
+  m.impl("clamp_max.Tensor_out", out_kernel<elementwise<kMinimum, 2>>());
   m.impl("pow.Tensor_Scalar_out", out_kernel<power>());
   m.impl("threshold_backward.grad_input", out_kernel<threshold_backward>());
   m.impl("sigmoid_backward.grad_input", out_kernel<sigmoid_backward>());
