@@ -77,7 +77,6 @@ compile_flags += [
 ]
 
 
-
 def extension(name: str, folder: str, *sources: str) -> Extension:
     """A module of the sources in a folder, each of which depends on every header there."""
     return CppExtension(

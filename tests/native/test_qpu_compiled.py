@@ -173,7 +173,9 @@ def test_a_compiled_model_trains_as_it_does_otherwise() -> None:
 def test_the_backends_of_torch_compile_run_on_the_device(backend: str) -> None:
     if backend == "qpu" and "qpu" not in torch._dynamo.list_backends():
         pytest.skip("the wheel's entry points are not installed")
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4)).to("qpu").eval()
+    model = (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4)).to("qpu").eval()
+    )
     x = torch.randn(2, 1, 8, 8).to("qpu")
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(model, backend=backend)(x).cpu(), model(x).cpu(), rtol=1e-5, atol=1e-5)

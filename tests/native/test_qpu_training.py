@@ -29,9 +29,9 @@ def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [torch.tensor([[float(p) for p in row] for row in glyph.split()]) for glyph in GLYPHS]
     labels = torch.randint(0, 10, (count,), generator=generator)
-    images = torch.randn(count, 1, 12, 12, generator=generator) * 0.25
+    images = torch.randn(count, 1, 12, 12, generator=generator) * 0.15
     for image, label in zip(images, labels.tolist(), strict=True):
-        y, x = torch.randint(1, 5, (2,), generator=generator).tolist()
+        y, x = torch.randint(2, 5, (2,), generator=generator).tolist()
         image[0, y : y + 6, x : x + 4] += shapes[label] * (0.8 + 0.4 * torch.rand(1, generator=generator))
     return images, labels
 

@@ -26,7 +26,7 @@ __all__ = ["Timed", "gpu", "gpu_timed"]
 
 
 def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,) and the same dtype; ``torch.ops.qpu.mv``.
+    """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,), same dtype; ``torch.ops.qpu.mv``.
 
     Raises TypeError for what is not a dense tensor of a float dtype, or for two dtypes; ValueError for shapes other
     than (H, W) and (W,), another device than the CPU, or a bad QPU_OPS_* variable; MemoryError when the QPUs have no

@@ -59,7 +59,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("memory_statistics", &memory_statistics);
   module.def("reset_peaks", &reset_peaks);
   module.def("release_cached", &release_cached);
-  module.def("set_limit", &set_limit, py::arg("bytes"));
+  module.def("set_limit", &set_limit, py::arg("size"));
   module.def("limit", &limit);
   module.def("is_plain_memory", &is_plain_memory);
   module.def("in_bad_fork", &in_bad_fork);

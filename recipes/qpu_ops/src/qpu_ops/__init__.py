@@ -1,8 +1,7 @@
-"""The operators ``torch.ops.qpu.add``, ``mul``, ``mv`` and ``mm`` for CPU tensors, and what dot_cpp, matrix_cpp and
-cpu_cpp share: settings, errors and facts about the QPUs.
+"""Operators on the QPUs for CPU tensors, and what dot_cpp, matrix_cpp and cpu_cpp share: settings, errors and facts.
 
-The operators have gradients of any order and shapes for torch.compile and torch.export. Both operands have one dtype;
-nothing is broadcast.
+``torch.ops.qpu.add``, ``mul``, ``mv`` and ``mm`` have gradients of any order, and shapes for torch.compile and
+torch.export. Both operands have one dtype; nothing is broadcast.
 
 Environment variables, read at each call:
 

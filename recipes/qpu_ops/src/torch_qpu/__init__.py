@@ -1,8 +1,10 @@
 """PyTorch's device ``qpu``: tensors in memory that the QPUs share with the CPU, and what the QPUs compute of PyTorch.
 
-    import torch, torch_qpu
+    import torch
     a = torch.randn(64, 128, device="qpu")
     model.to("qpu")
+
+(``import torch`` imports this package by itself where the wheel is installed.)
 
 Float32 is computed by the QPUs where their kernels know the operator; everything else goes to the CPU, is counted
 (``fallbacks()``) and gives the CPU's results. ``torch.qpu`` is the module of the device, like ``torch.cuda``.
@@ -71,10 +73,6 @@ def _register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
-
-
-def _autoload() -> None:
-    """What ``import torch`` runs: the device is registered by the import of this module."""
 
 
 _register()

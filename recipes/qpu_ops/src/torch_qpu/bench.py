@@ -194,7 +194,8 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
         return "-" if value is None else f"{value * 1e6:,.1f}"
 
     mark = " (model)" if facts["model"] else ""
-    heads = ("operator", "size", "CPU loop", "CPU torch", f"QPU{mark}", "QPU end to end", f"GFLOPS{mark}", f"GB/s{mark}")
+    heads: tuple[str, ...] = ("operator", "size", "CPU loop", "CPU torch")
+    heads += (f"QPU{mark}", "QPU end to end", f"GFLOPS{mark}", f"GB/s{mark}")
     lines = [
         f"CPU:  {facts['cpu_label']}",
         f"QPUs: {facts['qpu_label']}",
@@ -227,10 +228,10 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
 def plot(rows: list[Row], facts: dict[str, Any]) -> str:
     """A bar per row and method, on a logarithmic axis, as SVG."""
     colours = {"CPU loop": "#999999", "CPU torch": "#4477aa", "QPU": "#cc6633"}
-    values = [
-        (f"{row.operator} {row.size}", {"CPU loop": row.cpu_naive_s, "CPU torch": row.cpu_torch_s, "QPU": row.qpu_compute_s})
-        for row in rows
-    ]
+    values = []
+    for row in rows:
+        times = (row.cpu_naive_s, row.cpu_torch_s, row.qpu_compute_s)
+        values.append((f"{row.operator} {row.size}", dict(zip(colours, times, strict=True))))
     known = [v for _, bars in values for v in bars.values() if v]
     low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     left, width, step = 220, 620, 46
@@ -280,7 +281,7 @@ def main(words: list[str] | None = None) -> int:
         os.environ["QPU_BACKEND"] = "emulator"
     model = _C.backend()[0] in MODEL_BACKENDS
     if _C.backend()[0] == "interpreter":
-        print("the interpreter has no model of a board's times: unset QPU_BACKEND, or QPU_BACKEND=emulator", file=sys.stderr)
+        print("the interpreter models no board's times: unset QPU_BACKEND, or QPU_BACKEND=emulator", file=sys.stderr)
         return 2
     rows = [measure(case, model=model) for case in cases(options.quick)]
     facts = machine(model)

@@ -57,7 +57,7 @@ def is_available() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    return _C.in_bad_fork()
+    return bool(_C.in_bad_fork())
 
 
 def device_count() -> int:
@@ -138,7 +138,7 @@ default_stream = current_stream
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Bytes and numbers of the allocator: allocated by tensors, reserved from libqpu, segments, retries, failures."""
     _index(device)
-    return _C.memory_statistics()
+    return dict(_C.memory_statistics())
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -173,7 +173,7 @@ def empty_cache() -> None:
 
 
 def set_memory_limit(limit: int) -> None:
-    """Let the device hold no more than ``limit`` bytes; 0 for what libqpu gives. To share a small split, or to try one."""
+    """Let the device hold no more than ``limit`` bytes; 0 for what libqpu gives."""
     if limit < 0:
         raise ValueError(f"set_memory_limit: expected bytes, 0 or more, found {limit}")
     _C.set_limit(limit)

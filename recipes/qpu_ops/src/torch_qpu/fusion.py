@@ -61,7 +61,7 @@ def _power(write: Writer, x: Any, exponent: Any) -> Any:
     return None
 
 
-ONE, ZERO = _number(1), _number(0)
+ONE, ZERO, MINUS_ONE, SLOPE = (_number(value) for value in (1, 0, -1, 0.01))
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {
     aten.add.Tensor: lambda w, a, b, alpha=ONE: w("add", a, _scaled(w, b, alpha)),
@@ -89,8 +89,8 @@ RULES: dict[Any, Rule] = {
     aten.clamp.default: _clamp,
     aten.clamp_min.default: _clamp,
     aten.clamp_max.default: lambda w, a, high: w("min", a, high),
-    aten.hardtanh.default: lambda w, a, low=_number(-1), high=ONE: _clamp(w, a, low, high),
-    aten.leaky_relu.default: lambda w, a, slope=_number(0.01): w("gt", a, ZERO, a, w("mul", a, slope)),
+    aten.hardtanh.default: lambda w, a, low=MINUS_ONE, high=ONE: _clamp(w, a, low, high),
+    aten.leaky_relu.default: lambda w, a, slope=SLOPE: w("gt", a, ZERO, a, w("mul", a, slope)),
     aten.pow.Tensor_Scalar: _power,
     aten.addcmul.default: lambda w, a, b, c, value=ONE: w("add", a, _scaled(w, w("mul", b, c), value)),
     aten.addcdiv.default: lambda w, a, b, c, value=ONE: w("add", a, _scaled(w, w("div", b, c), value)),
@@ -126,11 +126,7 @@ class Group:
             values[node] = RULES[node.target](write, *arguments, **{k: value(v) for k, v in node.kwargs.items()})
         inputs = list(
             dict.fromkeys(
-                operand
-                for kind in "an"
-                for _, operands in write.steps
-                for operand in operands
-                if operand[0] == kind
+                operand for kind in "an" for _, operands in write.steps for operand in operands if operand[0] == kind
             )
         )
         # A value that is an input as it is, such as clamp without bounds, is no step.
@@ -148,9 +144,7 @@ class Group:
             arrays, numbers, _, _ = self.written()
         except KeyError:
             return False
-        return (
-            0 < len(arrays) <= MOST_ARRAYS and len(numbers) <= MOST_NUMBERS and len(self.outputs()) <= MOST_OUTPUTS
-        )
+        return 0 < len(arrays) <= MOST_ARRAYS and len(numbers) <= MOST_NUMBERS and len(self.outputs()) <= MOST_OUTPUTS
 
 
 def _on_qpu(node: Any) -> bool:
@@ -217,7 +211,7 @@ def fuse(module: GraphModule) -> GraphModule:
                 last = graph.call_function(operator.getitem, (call, i))
             last.meta = dict(node.meta)
             own = set(group.nodes)
-            node.replace_all_uses_with(last, delete_user_cb=lambda user, own=own: user not in own)  # type: ignore[misc]
+            node.replace_all_uses_with(last, delete_user_cb=lambda user, own=own: user not in own)
         for node in reversed(group.nodes):
             graph.erase_node(node)
     graph.lint()
