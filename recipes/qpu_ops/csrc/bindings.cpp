@@ -45,7 +45,7 @@ void require_usable(const at::Tensor& t, const char* operation, const char* name
   }
   if (!t.device().is_cpu()) {
     text << " is expected on the device cpu, found " << t.device()
-         << "; copy it with .cpu(): the QPUs share the CPU's memory and are no torch device here";
+         << "; copy it with .cpu(), or use torch's own operators on the device qpu";
     throw std::invalid_argument(text.str());
   }
 }

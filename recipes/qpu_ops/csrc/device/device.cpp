@@ -339,9 +339,13 @@ Tensor view_as_complex(const Tensor& self) { return at::native::view_as_complex(
 // Fills are the CPU's: it writes words as fast as the QPUs store them.
 Tensor& fill(Tensor& self, const at::Scalar& value) {
   if (self.numel() == 0) return self;
-  const Tensor cpu = for_cpu(self);
+  if (is_plain_memory()) {
+    for_cpu(self).fill_(value);
+    return self;
+  }
+  const Tensor cpu = at::empty_strided(self.sizes(), self.strides(), self.scalar_type(), {}, {}, {});
   cpu.fill_(value);
-  write_back(self, cpu);
+  return copy_(self, cpu, false);
   return self;
 }
 Tensor& zero(Tensor& self) { return fill(self, 0); }

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "trace.h"
+
 namespace torch_qpu {
 namespace {
 
@@ -228,10 +230,12 @@ std::atomic<bool> used{false};
 
 void before_fork() {
   device_mutex().lock();
+  lock_counts();
   Pool::instance().mutex.lock();
 }
 void after_fork_in_parent() {
   Pool::instance().mutex.unlock();
+  unlock_counts();
   device_mutex().unlock();
 }
 void after_fork_in_child() {

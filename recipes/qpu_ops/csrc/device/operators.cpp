@@ -429,15 +429,20 @@ void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, flo
   if (!to.is_same(c)) c.copy_(to);
 }
 
-bool may_multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
-  return usable(a) && usable(b) && is_matrix(a) && is_matrix(b) && is_matrix(out);
+// Whether out can be a b, of matrices or of batches of them. An out= form is called with
+// any shapes: what does not fit goes to the CPU, which resizes or tells what is wrong.
+bool may_multiply(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t rank) {
+  if (!usable(a) || !usable(b) || a.dim() != rank || b.dim() != rank || out.dim() != rank)
+    return false;
+  if (rank == 3 && (a.size(0) != b.size(0) || a.size(0) != out.size(0))) return false;
+  return is_matrix(a) && is_matrix(b) && is_matrix(out) && a.size(-1) == b.size(-2) &&
+         out.size(-2) == a.size(-2) && out.size(-1) == b.size(-1);
 }
 
 bool mm(Call& call) {
   const Tensor &a = call.tensor(0), &b = call.tensor(1);
   const Tensor out = call.out();
-  if (!may_multiply(a, b, out)) return false;
-  if (out.size(0) != a.size(0) || out.size(1) != b.size(1)) return false;
+  if (!may_multiply(a, b, out, 2)) return false;
   product(out, a, b, 1, 0);
   return true;
 }
@@ -445,9 +450,8 @@ bool mm(Call& call) {
 bool addmm(Call& call) {
   const Tensor &self = call.tensor(0), &a = call.tensor(1), &b = call.tensor(2);
   const Tensor out = call.out();
-  if (!may_multiply(a, b, out) || !usable(self) || !call.is_real(3) || !call.is_real(4))
+  if (!may_multiply(a, b, out, 2) || !usable(self) || !call.is_real(3) || !call.is_real(4))
     return false;
-  if (out.dim() != 2 || out.size(0) != a.size(0) || out.size(1) != b.size(1)) return false;
   const float beta = call.number(3);
   if (beta != 0 && !out.is_same(self)) out.copy_(self.expand(out.sizes()));
   product(out, a, b, call.number(4), beta);
@@ -462,7 +466,7 @@ void multiply_batch(const Tensor& out, const Tensor& a, const Tensor& b, float a
 bool bmm(Call& call) {
   const Tensor &a = call.tensor(0), &b = call.tensor(1);
   const Tensor out = call.out();
-  if (!may_multiply(a, b, out) || out.dim() != 3) return false;
+  if (!may_multiply(a, b, out, 3)) return false;
   multiply_batch(out, a, b, 1, 0);
   return true;
 }
@@ -470,8 +474,7 @@ bool bmm(Call& call) {
 bool baddbmm(Call& call) {
   const Tensor &self = call.tensor(0), &a = call.tensor(1), &b = call.tensor(2);
   const Tensor out = call.out();
-  if (!may_multiply(a, b, out) || !usable(self) || out.dim() != 3 || !call.is_real(3) ||
-      !call.is_real(4))
+  if (!may_multiply(a, b, out, 3) || !usable(self) || !call.is_real(3) || !call.is_real(4))
     return false;
   const float beta = call.number(3);
   if (beta != 0 && !out.is_same(self)) out.copy_(self.expand(out.sizes()));
@@ -490,7 +493,8 @@ void product_with_vector(const Tensor& y, const Tensor& a, const Tensor& x) {
 bool addmv(Call& call) {
   const Tensor &self = call.tensor(0), &a = call.tensor(1), &x = call.tensor(2);
   const Tensor out = call.out();
-  if (!usable(a) || !usable(x) || !is_matrix(a) || !call.is_real(3) || !call.is_real(4))
+  if (!usable(a) || !usable(x) || a.dim() != 2 || x.dim() != 1 || a.size(1) != x.size(0) ||
+      !is_matrix(a) || !call.is_real(3) || !call.is_real(4))
     return false;
   const float beta = call.number(3), alpha = call.number(4);
   if ((beta != 0 && !usable(self)) || out.dim() != 1 || out.size(0) != a.size(0)) return false;
@@ -541,6 +545,14 @@ std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   return found;
 }
 
+// Whether a reduction's result is as it must be; else the CPU resizes it.
+bool has_shape(const Tensor& out, const Tensor& t, const std::vector<bool>& vanish, bool keep) {
+  std::vector<std::int64_t> shape;
+  for (std::size_t d = 0; d < vanish.size(); ++d)
+    if (!vanish[d] || keep) shape.push_back(vanish[d] ? 1 : t.size(static_cast<std::int64_t>(d)));
+  return out.sizes() == IntArrayRef(shape);
+}
+
 bool all_of(const std::vector<bool>& v) {
   return std::all_of(v.begin(), v.end(), [](bool b) { return b; });
 }
@@ -570,10 +582,10 @@ bool sums(Call& call, bool mean) {
   if (!usable(t) || !(call[3].isNone() || call[3].toScalarType() == at::kFloat)) return false;
   if (t.numel() == 0 || out.numel() == 0) return false;
   const std::vector<bool> vanish = reduced(call[1], t.dim());
+  if (!has_shape(out, t, vanish, call[2].toBool())) return false;
   std::int64_t rows = 1, columns = 1;
   for (std::size_t d = 0; d < vanish.size(); ++d)
     (vanish[d] ? columns : rows) *= t.size(static_cast<std::int64_t>(d));
-  if (rows != out.numel()) return false;
   if (all_of(vanish)) {
     reduce_all<float>("sum", t, out,
                       [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
@@ -604,9 +616,10 @@ bool max(Call& call) {
 }
 bool amax(Call& call) {
   const Tensor& t = call.tensor(0);
-  if (!usable(t) || t.numel() == 0 || !all_of(reduced(call[1], t.dim()))) return false;
+  if (!usable(t) || t.numel() == 0) return false;
+  const std::vector<bool> vanish = reduced(call[1], t.dim());
   const Tensor out = call.out();
-  if (out.numel() != 1) return false;
+  if (!all_of(vanish) || !has_shape(out, t, vanish, call[2].toBool())) return false;
   reduce_all<float>("max", t, out, greatest);
   return true;
 }
@@ -614,7 +627,7 @@ bool argmax(Call& call) {
   const Tensor t = call.tensor(0);
   const Tensor out = call.out();
   if (!usable(t) || t.numel() == 0 || !call[1].isNone() || out.scalar_type() != at::kLong ||
-      out.numel() != 1)
+      !has_shape(out, t, reduced(call[1], t.dim()), call[2].toBool()))
     return false;
   const Tensor from = dense(t);
   launch("argmax", from.numel() * sizeof(float), [&] {
@@ -627,8 +640,9 @@ bool argmax(Call& call) {
 bool vector_norm(Call& call) {
   const Tensor& t = call.tensor(0);
   const Tensor out = call.out();
-  if (!usable(t) || !call.is_real(1) || call.number(1) != 2 || out.numel() != 1 ||
-      t.numel() == 0 || !all_of(reduced(call[2], t.dim())) ||
+  if (!usable(t) || !call.is_real(1) || call.number(1) != 2 || t.numel() == 0) return false;
+  const std::vector<bool> vanish = reduced(call[2], t.dim());
+  if (!all_of(vanish) || !has_shape(out, t, vanish, call[3].toBool()) ||
       !(call[4].isNone() || call[4].toScalarType() == at::kFloat))
     return false;
   reduce_all<float>("norm", t, out,

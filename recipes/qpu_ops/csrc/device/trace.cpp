@@ -73,6 +73,9 @@ void reset_counts() {
   for (auto& kind : record.counts) kind.clear();
 }
 
+void lock_counts() { Record::instance().mutex.lock(); }
+void unlock_counts() { Record::instance().mutex.unlock(); }
+
 void start_record() {
   Record& record = Record::instance();
   const std::lock_guard<std::mutex> lock(record.mutex);

@@ -46,6 +46,10 @@ struct Count {
 std::map<std::string, Count> counts(Kind kind);
 void reset_counts();
 
+// Around a fork, so that a child does not begin with a lock that nobody holds.
+void lock_counts();
+void unlock_counts();
+
 // The record is kept until the next start.
 void start_record();
 std::vector<Event> stop_record();
