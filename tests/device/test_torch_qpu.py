@@ -187,6 +187,7 @@ EXACT: dict[str, Callable[..., torch.Tensor]] = {
     "rsub": lambda a, b: torch.rsub(a, b),
     "mul": lambda a, b: a * b,
     "number": lambda a, b: (a * 3 + 1) - b,
+    "lerp": lambda a, b: torch.lerp(a, b, 0.25),
     "addcmul": lambda a, b: torch.addcmul(a, a, b),
     "maximum": torch.maximum,
     "in place": lambda a, b: a.clone().add_(b).mul_(2),
@@ -234,6 +235,8 @@ ROUNDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
     "silu": (nn.functional.silu, 10),
     "softmax": (lambda a: a.softmax(-1), 32),
     "norm": (lambda a: a.norm(), 8),
+    "square": (lambda a: a.pow(2), 1),
+    "cube": (lambda a: a.pow(3), 3),
     "mean": (lambda a: a.abs().mean(), 8),
 }
 

@@ -350,21 +350,21 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
   return matrices(a, b, set_qpus(), set_buffer());
 }
 
-// What the results look like.
-at::Tensor shape_of_add(const at::Tensor& a, const at::Tensor& b) {
-  require_same_shape(a, b, "add");
-  return at::empty_symint(a.sym_sizes(), a.options());
-}
-at::Tensor shape_of_mul(const at::Tensor& a, const at::Tensor& b) {
-  require_same_shape(a, b, "mul");
+// What the results look like; sizes may be symbols.
+at::Tensor shape_alike(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK_VALUE(a.dim() == b.dim(), "a and b are expected to have one shape");
+  for (std::int64_t i = 0; i < a.dim(); ++i)
+    TORCH_SYM_CHECK(a.sym_size(i).sym_eq(b.sym_size(i)), "a and b are expected to have one shape");
   return at::empty_symint(a.sym_sizes(), a.options());
 }
 at::Tensor shape_of_mv(const at::Tensor& a, const at::Tensor& b) {
-  require_matrix_and_vector(a, b, "mv");
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 1, "mv: expected a of shape (H, W) and b of (W,)");
+  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mv: a's rows and b differ in length");
   return at::empty_symint({a.sym_size(0)}, a.options());
 }
 at::Tensor shape_of_mm(const at::Tensor& a, const at::Tensor& b) {
-  require_matrices(a, b, "mm");
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2, "mm: expected a of shape (M, K) and b of (K, N)");
+  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mm: a's rows and b's columns differ");
   return at::empty_symint({a.sym_size(0), b.sym_size(1)}, a.options());
 }
 
@@ -388,8 +388,8 @@ TORCH_LIBRARY_IMPL(qpu, CPU, m) {
   m.impl("mm", &qpu_ops::plain_mm);
 }
 TORCH_LIBRARY_IMPL(qpu, Meta, m) {
-  m.impl("add", &qpu_ops::shape_of_add);
-  m.impl("mul", &qpu_ops::shape_of_mul);
+  m.impl("add", &qpu_ops::shape_alike);
+  m.impl("mul", &qpu_ops::shape_alike);
   m.impl("mv", &qpu_ops::shape_of_mv);
   m.impl("mm", &qpu_ops::shape_of_mm);
 }
