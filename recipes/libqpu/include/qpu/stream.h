@@ -2,7 +2,8 @@
 // turn, requests ahead of their use, and the vectors after the last whole block.
 //
 // Kernels of others may use it too: it is how those of qpu/kernels.h are written.
-// Include it after the headers of other libraries, for the macros' sake.
+// Unlike the other headers it needs C++17. Include it after the headers of other
+// libraries, for the macros' sake.
 #ifndef QPU_STREAM_H
 #define QPU_STREAM_H
 
@@ -13,8 +14,7 @@
 #include "qpu/math.h"
 #include "qpu/vpm.h"
 
-namespace qpu {
-namespace kernels {
+namespace qpu::kernels {
 
 // Requests that a QPU keeps in flight. Every straight piece of a kernel makes an
 // even number of them, so that they alternate between the TMUs in a fixed way.
@@ -193,7 +193,6 @@ void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F com
   finishBursts();
 }
 
-}  // namespace kernels
-}  // namespace qpu
+}  // namespace qpu::kernels
 
 #endif
