@@ -48,7 +48,7 @@ def run(checks: native.NativeChecks, *words: str, **environment: str) -> subproc
 def test_the_device_suite_passes_on_this_machine(checks: native.NativeChecks) -> None:
     assert checks.passed > 500
     assert checks.skipped == 0
-    assert checks.breadth_passed > 150
+    assert checks.breadth_passed > 120
     assert checks.breadth_skipped == 0
     assert checks.backend == "interpreter"
     assert "not measured on hardware" in checks.summary()

@@ -7,6 +7,7 @@ formed, the sum of the magnitudes of their terms.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +16,10 @@ from typing import Any
 import pytest
 import torch
 import torch_qpu
-from torch.testing._internal.common_methods_invocations import op_db
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would make samples that are not used here
+    from torch.testing._internal.common_methods_invocations import op_db
 
 ULP = 2.0**-23
 TINY = 2.0**-124
@@ -150,6 +154,7 @@ def test_all_operators_with_bounds_have_samples() -> None:
     assert set(INFOS) == set(BOUNDS)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", sorted(INFOS))
 def test_samples_of_pytorch_keep_the_bounds(name: str) -> None:
     info = INFOS[name]
@@ -174,6 +179,7 @@ def test_samples_of_pytorch_keep_the_bounds(name: str) -> None:
     assert torch_qpu.launches(), f"no sample ran on the QPUs; fallbacks: {torch_qpu.fallbacks()}"
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", sorted(name for name in INFOS if INFOS[name].supports_autograd))
 def test_gradients_are_those_of_the_cpu(name: str) -> None:
     info = INFOS[name]

@@ -86,11 +86,11 @@ def test_a_kernel_fault_raises_and_the_device_goes_on() -> None:
     script = """
 a = torch.ones(1000, device="qpu")
 a.untyped_storage().resize_(64)
-for call in (lambda: a + a, lambda: torch.ops.torch_qpu.chain([a], [], "a", "neg 0>1")):
+for call in (lambda: a + a, lambda: a.neg()):
     try:
         call()
     except RuntimeError as fault:
-        print("SharedArray" in str(fault) or "bus address" in str(fault))
+        print("SharedArray" in str(fault))
 print((torch.ones(1000, device="qpu") + 1).sum().item())
 """
     # Without caching the interpreter notices the first word beyond a tensor.

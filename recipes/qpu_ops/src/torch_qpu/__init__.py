@@ -48,6 +48,8 @@ def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
     Raises RuntimeError for a tensor of another device, and on a board, whose GPU memory the CPU does not reach like
     its own: use ``.cpu()`` there.
     """
+    if tensor.device.type != "qpu":
+        raise RuntimeError(f"cpu_view: expected a qpu tensor, found one on {tensor.device}")
     view: torch.Tensor = torch.ops.torch_qpu.cpu_view(tensor.detach())
     return view
 
