@@ -4,8 +4,8 @@ A full build starts Python and imports torch under emulation, then compiles ever
 needs one compilation and one link. So a full build is kept: its source folder with the objects in it, the command
 lines that its compiler was called with, and its wheel. As long as everything else is the same (the *surroundings*:
 development root, torch, libqpu, compiler, setup.py), a rebuild runs the compiler's command lines for the sources that
-changed, and the linker's, without Python, and puts the products into a copy of the wheel. What is installed from it is
-what a full build would install, byte for byte; a test compares them.
+changed, and the linker's for the modules they are in, without Python, and puts the products into a copy of the wheel.
+What is installed from it is what a full build would install, byte for byte; a test compares them.
 
 A kept build that does not fit is not used, and whatever is odd about one leads to a full build.
 """
@@ -85,7 +85,7 @@ class Kept:
             return None
         links = [item for item in commands if "-shared" in item]
         fits = document.get("surroundings") == surroundings and document.get("names") == _names(recipe)
-        if not fits or len(links) != 1 or not objects or not old.is_file():
+        if not fits or not links or not objects or not old.is_file():
             return None
         # Until it ends well there is no kept build: what an interrupted one leaves may be torn.
         (self.folder / _RECORD).unlink()
@@ -93,10 +93,11 @@ class Kept:
             if (recipe / name).read_bytes() != (self.source / name).read_bytes():
                 shutil.copyfile(recipe / name, self.source / name)
         outdated = [item for item in commands if "-c" in item and self._outdated(item, objects)]
+        anew = {item[item.index("-o") + 1] for item in outdated}
         if outdated:
-            run([*outdated, *links])
-        library = self.source / links[0][links[0].index("-o") + 1]
-        made = _rewrapped(old, out / old.name, self.source / "src", library)
+            run([*outdated, *(link for link in links if anew.intersection(link))])
+        libraries = [self.source / link[link.index("-o") + 1] for link in links]
+        made = _rewrapped(old, out / old.name, self.source / "src", libraries)
         if made is None:
             return None
         shutil.copy2(made, old)
@@ -109,10 +110,10 @@ class Kept:
         return objects.get(product) != self._key(command) or not (self.source / product).is_file()
 
     def _key(self, command: Sequence[str]) -> str:
-        """SHA-256 over a command line, its source and every header beside it."""
+        """SHA-256 over a command line, its source and every header in that one's folder."""
         digest = hashlib.sha256(shlex.join(command).encode())
         own = self.source / command[command.index("-c") + 1]
-        for path in (own, *sorted((self.source / "csrc").rglob("*.h"))):
+        for path in (own, *sorted(own.parent.glob("*.h"))):
             digest.update(f"\0{path.relative_to(self.source)}\0{files.sha256_of(path)}".encode())
         return digest.hexdigest()
 
@@ -135,8 +136,11 @@ def surroundings(root: Path, *others: str) -> str:
     return digest.hexdigest()
 
 
-def _rewrapped(old: Path, new: Path, modules: Path, library: Path) -> Path | None:
-    """A copy of a wheel with its modules and its extension replaced, RECORD to match; None when they do not fit."""
+def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
+    """A copy of a wheel with its modules and its extensions replaced, RECORD to match; None when they do not fit."""
+    extensions = {library.name: library for library in libraries}
+    if len(extensions) != len(libraries):
+        return None
     with files.replacing(new) as aside, zipfile.ZipFile(old) as source, zipfile.ZipFile(aside, "w") as sink:
         rows = []
         for member in source.infolist():
@@ -144,7 +148,7 @@ def _rewrapped(old: Path, new: Path, modules: Path, library: Path) -> Path | Non
             if member.filename.endswith(".dist-info/RECORD"):
                 record = member
                 continue
-            if member.filename.endswith(library.name):
+            if library := extensions.get(Path(member.filename).name):
                 content = library.read_bytes()
             elif ".dist-info/" not in member.filename:
                 if not (modules / member.filename).is_file():

@@ -1,11 +1,12 @@
-"""The extension and the device suite on this machine, without any ARM: minutes become seconds.
+"""The extension and its suites on this machine, without any ARM: minutes become seconds.
 
-Four steps, each with a manifest in ``native/`` of the build folder and run again only when its inputs change:
+Five steps, each with a manifest in ``native/`` of the build folder and run again only when its inputs change:
 
 ``native-python``   a virtual environment with PyPI's torch and what builds and tests an extension
 ``native-libqpu``   libqpu by CMake, installed to ``native/libqpu``
 ``native-qpu-ops``  the wheel by plain ``pip wheel``, installed into the environment
-``native-suite``    test_ops.py and test_torch.py, as they run on the board, on libqpu's interpreter
+``native-suite``    what of tests/device is about torch, as it runs on the board, on libqpu's interpreter
+``native-breadth``  tests/native: the device "qpu" with PyTorch's own samples, networks, processes and torch.compile
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import sys
 import sysconfig
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,11 @@ TORCH_NEEDS = (
     "typing-extensions==4.16.0",
 )
 """What torch imports on a CPU. Its metadata asks for gigabytes of CUDA libraries too where PyPI's wheel is CUDA's."""
-TOOLS = ("numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
+TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
 
-SUITE = ("test_ops.py", "test_torch.py")
-_SOURCES = ("setup.py", "backend/*.py", "pyproject.toml", "csrc/*", "src/**/*.py*", "src/**/py.typed")
+SUITE = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
+BREADTH = ("test_qpu_compiled.py", "test_qpu_operators.py", "test_qpu_processes.py", "test_qpu_training.py")
+_SOURCES = ("setup.py", "backend/*.py", "pyproject.toml", "csrc/**/*", "src/**/*.py*", "src/**/py.typed")
 _INSTALL_LIMIT_S = 3600.0
 _SUITE_LIMIT_S = 1200.0
 
@@ -54,6 +56,8 @@ class NativeChecks:
     junit: Path
     passed: int
     skipped: int
+    breadth_passed: int
+    breadth_skipped: int
     torch: str
     backend: str
     decisions: tuple[Decision, ...]
@@ -61,7 +65,8 @@ class NativeChecks:
     def summary(self) -> str:
         """One line."""
         return (
-            f"{self.passed} tests passed, {self.skipped} skipped: torch {self.torch}, "
+            f"{self.passed} tests of the board's and {self.breadth_passed} of the PC's passed, "
+            f"{self.skipped + self.breadth_skipped} skipped: torch {self.torch}, "
             f"{self.backend} backend of libqpu, on this machine; not measured on hardware"
         )
 
@@ -95,7 +100,7 @@ def check_natively(config: Config, *, force: bool = False) -> NativeChecks:
     pipeline = _pipeline(config)
     decisions = plan(config, force=force)
     manifests = {manifest.step: manifest for manifest in pipeline.execute(decisions)}
-    suite = manifests["native-suite"]
+    suite, breadth = manifests["native-suite"], manifests["native-breadth"]
     return NativeChecks(
         python=python_of(config),
         environment=environment_of(config),
@@ -103,6 +108,8 @@ def check_natively(config: Config, *, force: bool = False) -> NativeChecks:
         junit=suite.artefact(".xml").path,
         passed=suite.facts["passed"],
         skipped=suite.facts["skipped"],
+        breadth_passed=breadth.facts["passed"],
+        breadth_skipped=breadth.facts["skipped"],
         torch=manifests["native-python"].facts["torch"],
         backend=manifests["native-qpu-ops"].facts["backend"],
         decisions=tuple(decisions),
@@ -111,7 +118,7 @@ def check_natively(config: Config, *, force: bool = False) -> NativeChecks:
 
 def _pipeline(config: Config) -> Pipeline:
     here = Path(__file__).resolve().parent
-    suite = ROOT / "tests" / "device"
+    suite, breadth = ROOT / "tests" / "device", ROOT / "tests" / "native"
     interpreter = f"{sys.implementation.cache_tag} {sysconfig.get_platform()} {sys.version.split()[0]}"
     return Pipeline(
         folder_of(config),
@@ -141,7 +148,14 @@ def _pipeline(config: Config) -> Pipeline:
                 title="device suite on this machine",
                 inputs={"tests": files.tree_fingerprint(suite, *SUITE)},
                 needs=("native-qpu-ops",),
-                action=lambda _: _run_suite(config, suite),
+                action=lambda _: _run_suite(config, suite, SUITE),
+            ),
+            Step(
+                name="native-breadth",
+                title="the device qpu on this machine",
+                inputs={"tests": files.tree_fingerprint(breadth, *BREADTH) + files.tree_fingerprint(suite, SUITE[-1])},
+                needs=("native-qpu-ops",),
+                action=lambda _: _run_suite(config, breadth, BREADTH),
             ),
         ),
     )
@@ -246,8 +260,9 @@ def _build_extension(config: Config, source: Path) -> Made:
     return Made(artefacts=(wheel,), facts={"backend": backend.output.strip()})
 
 
-def _run_suite(config: Config, suite: Path) -> Made:
-    junit = folder_of(config) / "suite.xml"
+def _run_suite(config: Config, suite: Path, names: Sequence[str]) -> Made:
+    log = "suite.log" if names == SUITE else "breadth.log"
+    junit = folder_of(config) / log.replace(".log", ".xml")
     with files.replacing(junit) as aside:
         done = process.run(
             # A configuration of its own: the project's names plug-ins that this environment does not have.
@@ -264,21 +279,21 @@ def _run_suite(config: Config, suite: Path) -> Made:
                 "-W",
                 "error",
                 f"--junitxml={aside}",
-                *(str(suite / name) for name in SUITE),
+                *(str(suite / name) for name in names),
             ],
             cwd=folder_of(config),
             env=environment_of(config),
             limit_s=_SUITE_LIMIT_S,
             check=False,
-            log=folder_of(config) / "suite.log",
+            log=folder_of(config) / log,
         )
         if done.returncode != 0:
             tail = "\n".join(done.output.splitlines()[-60:])
             raise ChecksFailed(
                 f"the device suite fails on this machine ({process.explain_exit(done.returncode)})\n{tail}",
-                expected=f"{' and '.join(SUITE)} to pass on libqpu's interpreter",
+                expected=f"{' and '.join(names)} to pass on libqpu's interpreter",
                 found=done.output.strip().splitlines()[-1] if done.output.strip() else "no output",
-                mend="all of the output is in native/suite.log of the build folder",
+                mend=f"all of the output is in native/{log} of the build folder",
             )
         counts = _counts(aside)
     return Made(artefacts=(junit,), facts=counts)

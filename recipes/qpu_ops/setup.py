@@ -16,7 +16,7 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
 
 import torch  # noqa: E402
-from setuptools import setup  # noqa: E402
+from setuptools import Extension, setup  # noqa: E402
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 
@@ -76,16 +76,32 @@ compile_flags += [
     f"-ffile-prefix-map={Path.cwd()}=.",
 ]
 
+
+def extension(name: str, folder: str, *sources: str) -> Extension:
+    """A module of the sources in a folder, each of which depends on every header there."""
+    return CppExtension(
+        name,
+        sources=[f"{folder}/{source}" for source in sources],
+        depends=sorted(map(str, Path(folder).glob("*.h"))),
+        include_dirs=pybind11_folders(),
+        extra_compile_args=compile_flags,
+        extra_link_args=[*link_flags, "-Wl,--as-needed", "-Wl,-s"],
+    )
+
+
 setup(
     ext_modules=[
-        CppExtension(
-            "qpu_ops._native",
-            sources=["csrc/bindings.cpp", "csrc/kernels.cpp"],
-            depends=["csrc/kernels.h"],
-            include_dirs=pybind11_folders(),
-            extra_compile_args=compile_flags,
-            extra_link_args=[*link_flags, "-Wl,--as-needed", "-Wl,-s"],
-        )
+        extension("qpu_ops._native", "csrc", "bindings.cpp", "kernels.cpp"),
+        extension(
+            "torch_qpu._C",
+            "csrc/device",
+            "chains.cpp",
+            "device.cpp",
+            "memory.cpp",
+            "module.cpp",
+            "operators.cpp",
+            "trace.cpp",
+        ),
     ],
     cmdclass={"build_ext": BuildExtension.with_options(use_ninja=False, no_python_abi_suffix=False)},
 )

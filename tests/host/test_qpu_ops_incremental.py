@@ -25,6 +25,8 @@ TREE = {
     "csrc/one.cpp": '#include "both.h"\nint one() { return FIRST; }\n',
     "csrc/two.cpp": "int two() { return 2; }\n",
     "csrc/both.h": "#define FIRST 1\n",
+    "csrc/other/three.cpp": '#include "own.h"\nint three() { return THIRD; }\n',
+    "csrc/other/own.h": "#define THIRD 3\n",
     "src/module.py": "NUMBER = 1\n",
     "setup.py": "",
 }
@@ -53,6 +55,8 @@ class Build:
             [cxx, "-fPIC", "-c", "csrc/one.cpp", "-o", "build/one.o"],
             [cxx, "-fPIC", "-c", "csrc/two.cpp", "-o", "build/two.o"],
             [cxx, "-shared", "build/one.o", "build/two.o", "-o", "build/_native.so", "-Wl,-s"],
+            [cxx, "-fPIC", "-c", "csrc/other/three.cpp", "-o", "build/three.o"],
+            [cxx, "-shared", "build/three.o", "-o", "build/_other.so", "-Wl,-s"],
         ]
 
     def full(self) -> None:
@@ -64,6 +68,7 @@ class Build:
         with zipfile.ZipFile(wheel, "w") as sink:
             sink.write(self.kept.source / "src/module.py", "module.py")
             sink.write(self.kept.source / "build/_native.so", "trial/_native.so")
+            sink.write(self.kept.source / "build/_other.so", "other/_other.so")
             sink.writestr("trial-1.0.dist-info/METADATA", "Name: trial\n")
             sink.writestr("trial-1.0.dist-info/RECORD", "of the full build\n")
         printed = "\n".join(["running build_ext", *map(shlex.join, self.commands), "done"])
@@ -112,7 +117,19 @@ def test_a_changed_source_is_compiled_and_linked_and_no_other(build: Build) -> N
     assert build.compiled() == [], "it is up to date now"
 
 
-def test_a_changed_header_compiles_all(build: Build) -> None:
+def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
+    change(build, "csrc/other/own.h", "THIRD 3", "THIRD 33")
+    with zipfile.ZipFile(build.kept.folder / "trial-1.0-py3-none-any.whl") as archive:
+        before = archive.read("other/_other.so"), archive.read("trial/_native.so")
+    wheel = build.rebuild()
+    assert wheel is not None
+    assert build.compiled() == ["csrc/other/three.cpp", "link"]
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("other/_other.so") != before[0]
+        assert archive.read("trial/_native.so") == before[1]
+
+
+def test_a_changed_header_compiles_all_of_its_folder(build: Build) -> None:
     change(build, "csrc/both.h", "FIRST 1", "FIRST 11")
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/one.cpp", "csrc/two.cpp", "link"]
@@ -128,7 +145,7 @@ def test_a_changed_module_compiles_nothing_and_is_in_the_wheel(build: Build) -> 
         record = archive.read("trial-1.0.dist-info/RECORD").decode().splitlines()
     assert record[0].startswith("module.py,sha256=")
     assert record[-1] == "trial-1.0.dist-info/RECORD,,"
-    assert len(record) == 4
+    assert len(record) == 5
 
 
 def test_a_source_that_does_not_compile_leaves_no_kept_build(build: Build) -> None:

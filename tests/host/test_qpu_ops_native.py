@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import xml.etree.ElementTree as ElementTree
 import zipfile
 from pathlib import Path
 
@@ -45,8 +46,10 @@ def run(checks: native.NativeChecks, *words: str, **environment: str) -> subproc
 
 
 def test_the_device_suite_passes_on_this_machine(checks: native.NativeChecks) -> None:
-    assert checks.passed > 400
+    assert checks.passed > 500
     assert checks.skipped == 0
+    assert checks.breadth_passed > 120
+    assert checks.breadth_skipped == 0
     assert checks.backend == "interpreter"
     assert "not measured on hardware" in checks.summary()
 
@@ -62,14 +65,17 @@ def test_the_wheel_holds_the_modules_and_links_libqpu_by_its_soname_alone(
     with zipfile.ZipFile(checks.wheel) as wheel:
         names = wheel.namelist()
         assert {"dot_cpp.py", "matrix_cpp.py", "cpu_cpp.py", "qpu_ops/__init__.py", "qpu_ops/py.typed"} <= set(names)
-        (extension,) = (name for name in names if name.endswith(".so"))
+        assert {"torch_qpu/__init__.py", "torch_qpu/fusion.py", "torch_qpu/_C.pyi", "torch_qpu/py.typed"} <= set(names)
+        extensions = [name for name in names if name.endswith(".so")]
+        assert sorted(name.split("/")[0] for name in extensions) == ["qpu_ops", "torch_qpu"]
         assert not [name for name in names if name.startswith(("csrc", "native", "setup"))]
-        wheel.extract(extension, tmp_path)
-    with (tmp_path / extension).open("rb") as stream:
-        dynamic = ELFFile(stream).get_section_by_name(".dynamic")
-        tags = {(tag.entry.d_tag, getattr(tag, "needed", "")) for tag in dynamic.iter_tags()}
-    assert ("DT_NEEDED", "libqpu.so.1") in tags
-    assert not [tag for tag, _ in tags if tag in ("DT_RPATH", "DT_RUNPATH")]
+        wheel.extractall(tmp_path, extensions)
+    for extension in extensions:
+        with (tmp_path / extension).open("rb") as stream:
+            dynamic = ELFFile(stream).get_section_by_name(".dynamic")
+            tags = {(tag.entry.d_tag, getattr(tag, "needed", "")) for tag in dynamic.iter_tags()}
+        assert ("DT_NEEDED", "libqpu.so.1") in tags
+        assert not [tag for tag, _ in tags if tag in ("DT_RPATH", "DT_RUNPATH")]
 
 
 def test_the_timing_table_is_made_and_says_that_it_is_a_model(checks: native.NativeChecks, tmp_path: Path) -> None:
@@ -107,9 +113,9 @@ def test_a_suite_that_fails_is_told_with_its_output(
     (tmp_path / "test_ops.py").write_text("def test_sum():\n    assert 1 + 1 == 3\n")
     (tmp_path / "test_torch.py").write_text("import torch\n")
     with pytest.raises(ChecksFailed, match=r"assert \(1 \+ 1\) == 3") as caught:
-        native._run_suite(config, tmp_path)
+        native._run_suite(config, tmp_path, native.SUITE[:2])
     assert caught.value.found.startswith("1 failed")
-    assert "suite.log" in caught.value.mend
+    assert "breadth.log" in caught.value.mend
     assert checks.junit.is_file(), "the report of the last good run is left alone"
 
 
@@ -159,6 +165,27 @@ def test_libqpu_is_found_by_pkg_config_too(checks: native.NativeChecks, tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "0.1.0"
+
+
+def test_torch_knows_the_device_without_an_import(checks: native.NativeChecks) -> None:
+    done = run(checks, "-c", "import torch; print(torch.ones(3, device='qpu').sum().item(), torch.qpu.is_available())")
+    assert (done.stdout, done.stderr) == ("3.0 True\n", "")
+
+
+def test_the_bench_prints_a_model_of_the_qpus_times(checks: native.NativeChecks, tmp_path: Path) -> None:
+    output, chart = tmp_path / "bench.json", tmp_path / "bench.svg"
+    done = run(checks, "-m", "torch_qpu.bench", "--quick", f"--output={output}", f"--plot={chart}")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(output.read_text())
+    assert document["machine"]["model"] is True
+    assert "not measured on hardware" in document["machine"]["qpu_label"]
+    assert "QPU (model)" in done.stdout
+    assert {row["operator"] for row in document["rows"]} == {"mv", "mm", "add", "sigmoid", "sum", "softmax", "conv2d"}
+    for row in document["rows"]:
+        assert row["qpu_compute_s"] > 0
+        assert 0 < row["share_of_limit"] <= 1
+        assert row["qpu_end_to_end_s"] is None
+    assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 
 
 def test_without_libqpu_on_the_loaders_path_the_import_names_it(checks: native.NativeChecks) -> None:

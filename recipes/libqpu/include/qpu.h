@@ -116,6 +116,10 @@ struct qpu_cycles {
 /* 0, or -1 when there was no such run. */
 QPU_C_API int qpu_program_cycles(const qpu_program *program, struct qpu_cycles *cycles);
 
+/* The same, summed over all runs on the emulator that this thread started, the kernel
+ * library's too. 0, or -1 when there was none. */
+QPU_C_API int qpu_thread_cycles(struct qpu_cycles *cycles);
+
 /* Listing; after a profiled run with its counts. Free it with qpu_free(); NULL on
  * failure. */
 QPU_C_API char *qpu_program_listing(const qpu_program *program);

@@ -1,14 +1,17 @@
-// Tensors in, tensors out: checks, staging to and from shared memory, and the
-// Python module qpu_ops._native.
+// Tensors in, tensors out: checks, staging to and from shared memory, the operators
+// torch.ops.qpu.*, and the Python module qpu_ops._native.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <qpu/error.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <tuple>
@@ -42,7 +45,7 @@ void require_usable(const at::Tensor& t, const char* operation, const char* name
   }
   if (!t.device().is_cpu()) {
     text << " is expected on the device cpu, found " << t.device()
-         << "; copy it with .cpu(): the QPUs share the CPU's memory and are no torch device here";
+         << "; copy it with .cpu(), or use torch's own operators on the device qpu";
     throw std::invalid_argument(text.str());
   }
 }
@@ -104,6 +107,17 @@ bool stage(float* to, const float* from, std::size_t n) {
   return special == 0;
 }
 
+// An operator may be called with or without the GIL.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (PyGILState_Check() != 0) released_.emplace();
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> released_;
+};
+
 // Between launches, with neither the GIL nor the QPUs held.
 void let_signals_in() {
   const py::gil_scoped_acquire gil;
@@ -127,7 +141,7 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
   require_settings(qpus, buffer);
   require_pair(a_in, b_in, name);
   require_same_shape(a_in, b_in, name);
-  const py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   const c10::NoGradGuard no_grad;
   const at::Tensor a = a_in.detach().reshape(-1);
   const at::Tensor b = b_in.detach().reshape(-1);
@@ -163,7 +177,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   require_settings(qpus, buffer);
   require_pair(a_in, b_in, name);
   require_matrix_and_vector(a_in, b_in, name);
-  const py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   const c10::NoGradGuard no_grad;
   const at::Tensor a = a_in.detach();
   const at::Tensor b = b_in.detach();
@@ -235,7 +249,7 @@ __attribute__((noinline)) void naive(const float* a, std::int64_t row_stride, co
 Timed cpu(const char* name, const at::Tensor& a_in, const at::Tensor& b_in) {
   require_pair(a_in, b_in, name);
   require_matrix_and_vector(a_in, b_in, name);
-  const py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   const c10::NoGradGuard no_grad;
   Timed out{at::zeros({a_in.size(0)}, a_in.options().dtype(at::kFloat)), 0};
   if (a_in.size(0) > 0 && a_in.size(1) > 0) {
@@ -251,12 +265,134 @@ Timed cpu(const char* name, const at::Tensor& a_in, const at::Tensor& b_in) {
   return out;
 }
 
+void require_matrices(const at::Tensor& a, const at::Tensor& b, const char* operation) {
+  if (a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0)) return;
+  std::ostringstream text;
+  text << operation << ": expected a of shape (M, K) and b of shape (K, N), found " << shape_of(a)
+       << " and " << shape_of(b);
+  throw std::invalid_argument(text.str());
+}
+
+// The largest side is halved until the parts fit the buffer. `finite` becomes false
+// where an operand is not.
+at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::int64_t buffer,
+                      bool& finite) {
+  const std::int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+  if (m == 0 || n == 0 || k == 0) return at::zeros({m, n}, a.options());
+  if (m * k + k * n + m * n > buffer && std::max({m, n, k}) > 1) {
+    const auto half = [&](const at::Tensor& x, const at::Tensor& y) {
+      return product_of(x, y, qpus, buffer, finite);
+    };
+    if (k >= m && k >= n)
+      return half(a.narrow(1, 0, k / 2), b.narrow(0, 0, k / 2))
+          .add_(half(a.narrow(1, k / 2, k - k / 2), b.narrow(0, k / 2, k - k / 2)));
+    if (m >= n)
+      return at::cat({half(a.narrow(0, 0, m / 2), b), half(a.narrow(0, m / 2, m - m / 2), b)}, 0);
+    return at::cat({half(a, b.narrow(1, 0, n / 2)), half(a, b.narrow(1, n / 2, n - n / 2))}, 1);
+  }
+  let_signals_in();
+  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  at::Tensor result = at::empty({m, n}, a.options());
+  const auto bytes = [](const at::Tensor& t) { return padded(static_cast<std::size_t>(t.numel())); };
+  Session session;
+  const Vectors shared = session.operands(bytes(x), bytes(y), bytes(result));
+  finite = stage(shared.a, x.const_data_ptr<float>(), x.numel()) && finite;
+  finite = stage(shared.b, y.const_data_ptr<float>(), y.numel()) && finite;
+  session.run_product(static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), qpus);
+  std::memcpy(result.mutable_data_ptr<float>(), shared.result, result.nbytes());
+  return result;
+}
+
+at::Tensor matrices(const at::Tensor& a_in, const at::Tensor& b_in, int qpus, std::int64_t buffer) {
+  require_pair(a_in, b_in, "mm");
+  require_matrices(a_in, b_in, "mm");
+  const WithoutGil no_gil;
+  const c10::NoGradGuard no_grad;
+  const auto plain = [](const at::Tensor& t) { return t.detach().resolve_neg().to(at::kFloat); };
+  bool finite = true;
+  const at::Tensor result = product_of(plain(a_in), plain(b_in), qpus, buffer, finite);
+  return finite ? result.to(a_in.scalar_type()) : at::mm(a_in.detach(), b_in.detach());
+}
+
+// As the Python modules read it, at each call.
+int setting(const char* name, int otherwise, int low, int high, const char* unit) {
+  const char* const text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): only read
+  if (text == nullptr || *text == '\0') return otherwise;
+  const std::string value(text);
+  const bool digits = value.size() < 6 && std::all_of(value.begin(), value.end(), [](char c) {
+                        return c >= '0' && c <= '9';
+                      });
+  const int found = digits ? std::stoi(value) : -1;
+  if (found < low || found > high) {
+    std::ostringstream fault;
+    fault << name << ": expected " << low << " to " << high << ' ' << unit << ", found '" << value
+          << "'; unset it for the default, " << otherwise;
+    throw std::invalid_argument(fault.str());
+  }
+  return found;
+}
+int set_qpus() { return setting("QPU_OPS_QPUS", 4, 1, 12, "QPUs"); }
+std::int64_t set_buffer() {
+  return std::int64_t{setting("QPU_OPS_BUFFER_KIB", 8192, 4, 32768, "KiB")} * 256;
+}
+
+// The operators torch.ops.qpu.*.
+at::Tensor plain_add(const at::Tensor& a, const at::Tensor& b) {
+  return elementwise(Elementwise::add, "add", a, b, set_qpus(), set_buffer()).result;
+}
+at::Tensor plain_mul(const at::Tensor& a, const at::Tensor& b) {
+  return elementwise(Elementwise::product, "mul", a, b, set_qpus(), set_buffer()).result;
+}
+at::Tensor plain_mv(const at::Tensor& a, const at::Tensor& b) {
+  return matrix_vector("mv", a, b, set_qpus(), set_buffer()).result;
+}
+at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
+  return matrices(a, b, set_qpus(), set_buffer());
+}
+
+// What the results look like; sizes may be symbols.
+at::Tensor shape_alike(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK_VALUE(a.dim() == b.dim(), "a and b are expected to have one shape");
+  for (std::int64_t i = 0; i < a.dim(); ++i)
+    TORCH_SYM_CHECK(a.sym_size(i).sym_eq(b.sym_size(i)), "a and b are expected to have one shape");
+  return at::empty_symint(a.sym_sizes(), a.options());
+}
+at::Tensor shape_of_mv(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 1, "mv: expected a of shape (H, W) and b of (W,)");
+  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mv: a's rows and b differ in length");
+  return at::empty_symint({a.sym_size(0)}, a.options());
+}
+at::Tensor shape_of_mm(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2, "mm: expected a of shape (M, K) and b of (K, N)");
+  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mm: a's rows and b's columns differ");
+  return at::empty_symint({a.sym_size(0), b.sym_size(1)}, a.options());
+}
+
 std::tuple<at::Tensor, double> as_tuple(const Timed& timed) {
   return {timed.result, timed.compute_s};
 }
 
 }  // namespace
 }  // namespace qpu_ops
+
+TORCH_LIBRARY(qpu, m) {
+  m.def("add(Tensor a, Tensor b) -> Tensor");
+  m.def("mul(Tensor a, Tensor b) -> Tensor");
+  m.def("mv(Tensor a, Tensor b) -> Tensor");
+  m.def("mm(Tensor a, Tensor b) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(qpu, CPU, m) {
+  m.impl("add", &qpu_ops::plain_add);
+  m.impl("mul", &qpu_ops::plain_mul);
+  m.impl("mv", &qpu_ops::plain_mv);
+  m.impl("mm", &qpu_ops::plain_mm);
+}
+TORCH_LIBRARY_IMPL(qpu, Meta, m) {
+  m.impl("add", &qpu_ops::shape_alike);
+  m.impl("mul", &qpu_ops::shape_alike);
+  m.impl("mv", &qpu_ops::shape_of_mv);
+  m.impl("mm", &qpu_ops::shape_of_mm);
+}
 
 PYBIND11_MODULE(_native, module) {
   using namespace qpu_ops;
@@ -281,6 +417,16 @@ PYBIND11_MODULE(_native, module) {
     }
   });
 
+  // The checks of the operations, under the names that they have in Python.
+  module.def("check_elementwise", [](const at::Tensor& a, const at::Tensor& b, const char* name) {
+    require_pair(a, b, name);
+    require_same_shape(a, b, name);
+  });
+  module.def("check_matrix_vector",
+             [](const at::Tensor& a, const at::Tensor& b, const char* name) {
+               require_pair(a, b, name);
+               require_matrix_and_vector(a, b, name);
+             });
   module.def(
       "product",
       [](const at::Tensor& a, const at::Tensor& b, int qpus, std::int64_t buffer) {

@@ -10,6 +10,7 @@
 
 #include <QPULib.h>
 #include <qpu/backend.h>
+#include <qpu/kernels.h>
 
 namespace qpu_ops {
 namespace {
@@ -203,6 +204,11 @@ Matrix Session::matrix(std::size_t rows, std::size_t columns) {
           device_.result.at_least(rows * block)};
 }
 
+Vectors Session::operands(std::size_t a, std::size_t b, std::size_t result) {
+  device_.vector_tag = 0;
+  return {device_.a.at_least(a), device_.b.at_least(b), device_.result.at_least(result)};
+}
+
 bool Session::vector_is(std::uint64_t tag) const { return device_.vector_tag == tag; }
 void Session::vector_becomes(std::uint64_t tag) { device_.vector_tag = tag; }
 
@@ -220,6 +226,13 @@ double Session::run_matrix(std::size_t rows, std::size_t columns, int qpus) {
   return seconds_of([&] {
     kernel(static_cast<int>(rows), static_cast<int>(columns / block), device_.a.get(),
            device_.b.get(), device_.result.get());
+  });
+}
+
+double Session::run_product(int m, int n, int k, int qpus) {
+  return seconds_of([&] {
+    qpu::kernels::matmul({device_.result.get(), n}, {device_.a.get(), k}, {device_.b.get(), n}, m, n,
+                         k, 1, 0, qpus);
   });
 }
 

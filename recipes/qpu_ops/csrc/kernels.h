@@ -47,6 +47,8 @@ class Session {
   // qpu::AllocationError.
   Vectors vectors(std::size_t n);
   Matrix matrix(std::size_t rows, std::size_t columns);
+  // Of that many floats each.
+  Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
   // Whether b still holds what the caller with this tag put there. True is to
   // be believed only after matrix() was called for the same column count.
@@ -58,6 +60,8 @@ class Session {
   // qpu::Error.
   double run(Elementwise operation, std::size_t n, int qpus);
   double run_matrix(std::size_t rows, std::size_t columns, int qpus);
+  // The product of a (m x k) and b (k x n), without gaps, by libqpu's own kernel.
+  double run_product(int m, int n, int k, int qpus);
 
  private:
   std::lock_guard<std::mutex> lock_;

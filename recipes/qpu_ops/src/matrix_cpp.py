@@ -18,40 +18,24 @@ Gradients are supported, of any order. Calls are safe from any thread; other Pyt
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
-from qpu_ops import Timed, _native, require_tensors, settings, wants_gradient
+from qpu_ops import Timed, _native, require_tensors, settings
 
 __all__ = ["Timed", "gpu", "gpu_timed"]
 
 
-class _MatrixVector(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(a, b)
-        return _native.matrix_vector(a, b, *settings())[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        a, b = ctx.saved_tensors
-        return (
-            torch.outer(gradient, b) if ctx.needs_input_grad[0] else None,
-            gpu(a.t(), gradient) if ctx.needs_input_grad[1] else None,
-        )
-
-
 def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,) and the same dtype.
+    """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,), same dtype; ``torch.ops.qpu.mv``.
 
     Raises TypeError for what is not a dense tensor of a float dtype, or for two dtypes; ValueError for shapes other
     than (H, W) and (W,), another device than the CPU, or a bad QPU_OPS_* variable; MemoryError when the QPUs have no
     memory to share; qpu_ops.QpuError when the kernel fails.
     """
     require_tensors("gpu", a, b)
-    if wants_gradient(a, b):
-        return _MatrixVector.apply(a, b)
-    return _native.matrix_vector(a, b, *settings())[0]
+    _native.check_matrix_vector(a, b, "gpu")
+    result: torch.Tensor = torch.ops.qpu.mv(a, b)
+    return result
 
 
 def gpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:

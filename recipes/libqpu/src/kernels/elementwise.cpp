@@ -1,5 +1,5 @@
 #include "kernels/host.hpp"
-#include "kernels/stream.hpp"
+#include "qpu/stream.h"
 
 namespace qpu::kernels {
 namespace {

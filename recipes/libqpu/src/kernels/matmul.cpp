@@ -15,7 +15,7 @@
 
 #include <algorithm>
 
-#include "kernels/stream.hpp"
+#include "qpu/stream.h"
 
 namespace qpu::kernels {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/host.hpp"
-#include "kernels/stream.hpp"
+#include "qpu/stream.h"
 
 namespace qpu::kernels {
 namespace {

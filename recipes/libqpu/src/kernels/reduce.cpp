@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "kernels/host.hpp"
-#include "kernels/stream.hpp"
+#include "qpu/stream.h"
 
 namespace qpu::kernels {
 namespace {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "kernels/host.hpp"
-#include "kernels/stream.hpp"
+#include "qpu/stream.h"
 
 namespace qpu::kernels {
 namespace {

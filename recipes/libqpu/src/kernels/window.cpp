@@ -11,7 +11,7 @@
 
 #include "kernels/host.hpp"
 #include "kernels/matmul.hpp"
-#include "kernels/stream.hpp"
+#include "qpu/stream.h"
 
 namespace qpu::kernels {
 namespace {

@@ -65,6 +65,12 @@ void requireQpus(int qpus) {
                                  " QPUs: the VideoCore IV has 12, so 1..12");
 }
 
+qpu_cycles forC(const Cycles& c) {
+  return {c.instructions,      c.clocks,   c.stalledOnTmu,    c.stalledOnVpm,
+          c.stalledOnOther,    c.tmuBytes, c.memoryReadBytes, c.memoryWriteBytes,
+          c.seconds(),         c.board};
+}
+
 // The words [offset, offset + bytes) of a buffer.
 std::uint32_t* wordsAt(const qpu_buffer& buffer, std::size_t offset, std::size_t bytes,
                        const void* data) {
@@ -272,9 +278,17 @@ int qpu_program_cycles(const qpu_program* program, qpu_cycles* cycles) {
     const qpu::Cycles c = given(program, "program").code.cycles();
     if (*c.board == '\0')
       qpu::detail::raise<qpu::ArgumentError>("the program has not run on the emulator");
-    given(cycles, "cycles") = {c.instructions, c.clocks, c.stalledOnTmu, c.stalledOnVpm,
-                               c.stalledOnOther, c.tmuBytes, c.memoryReadBytes,
-                               c.memoryWriteBytes, c.seconds(), c.board};
+    given(cycles, "cycles") = qpu::runtime::forC(c);
+    return 0;
+  });
+}
+
+int qpu_thread_cycles(qpu_cycles* cycles) {
+  return guarded(-1, [=] {
+    const qpu::Cycles c = qpu::runtime::cyclesOfThread();
+    if (*c.board == '\0')
+      qpu::detail::raise<qpu::ArgumentError>("this thread has run nothing on the emulator");
+    given(cycles, "cycles") = qpu::runtime::forC(c);
     return 0;
   });
 }

@@ -32,6 +32,22 @@ Total& total() {
   return t;
 }
 
+thread_local Cycles ofThread{"", 0, 0, 0, 0, 0, 0, 0, 0, 0};
+
+void addToThread(const emu::Report& r, const emu::Board& board) {
+  Cycles& c = ofThread;
+  c.board = board.name;
+  c.clockHz = board.clockHz;
+  c.instructions += r.instructions;
+  c.clocks += r.clocks;
+  c.stalledOnTmu += r.stalledOnTmu;
+  c.stalledOnVpm += r.stalledOnVpm;
+  c.stalledOnOther += r.stalledOnOther;
+  c.tmuBytes += r.tmuBytes;
+  c.memoryReadBytes += r.memoryReadBytes;
+  c.memoryWriteBytes += r.memoryWriteBytes;
+}
+
 void addToTotal(const emu::Report& r, std::size_t qpus) {
   Total& t = total();
   const std::lock_guard<std::mutex> lock(t.mutex);
@@ -53,6 +69,8 @@ EmulatedWork emulatedWork() {
   const std::lock_guard<std::mutex> lock(t.mutex);
   return t.work;
 }
+
+Cycles cyclesOfThread() { return ofThread; }
 
 const emu::Board& emulatedBoard() {
   const char* const set = std::getenv("QPU_BOARD");  // NOLINT(concurrency-mt-unsafe): only read
@@ -161,6 +179,7 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.profile = profile;
   auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});
   addToTotal(run->report, launch.uniforms.size());
+  addToThread(run->report, *launch.board);
   const std::lock_guard<std::mutex> lock(runMutex_);
   run_ = std::move(run);
 }

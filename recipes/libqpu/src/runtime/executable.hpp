@@ -33,6 +33,8 @@ struct EmulatedWork {
   std::uint64_t memoryReadBytes = 0, memoryWriteBytes = 0;
 };
 EmulatedWork emulatedWork();
+// The same of the runs that this thread started.
+Cycles cyclesOfThread();
 
 class Executable {
  public:

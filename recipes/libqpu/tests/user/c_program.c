@@ -55,6 +55,7 @@ static void run(void) {
   check(qpu_program_words(program, &kept) == 15 && kept[0] == words[0], "and its words");
   check(qpu_program_parameters(program) == 0 && !qpu_program_uses_sfu(program), "and facts");
   check(qpu_program_cycles(program, &cycles) == -1, "no cycles before a run");
+  check(qpu_thread_cycles(NULL) == -1, "and nowhere to put a thread's");
   for (i = 0; i < 3; ++i) {
     uniforms[4 * i] = 100;
     uniforms[4 * i + 1] = (uint32_t)i;
@@ -70,6 +71,10 @@ static void run(void) {
   check(qpu_program_cycles(program, &cycles) == 0 && cycles.instructions == 45 &&
             cycles.clocks >= 60 && cycles.seconds > 0 && cycles.memory_write_bytes == 192,
         "45 instructions, 192 bytes");
+  struct qpu_cycles all;
+  check(qpu_thread_cycles(&all) == 0 && all.instructions >= cycles.instructions &&
+            all.clocks >= cycles.clocks && strcmp(all.board, cycles.board) == 0,
+        "the thread's sums have this run in them");
 
   char *listing = qpu_program_listing(program);
   check(listing != NULL && strstr(listing, "vpm_st_addr") != NULL &&

@@ -1,4 +1,7 @@
-"""What dot_cpp, matrix_cpp and cpu_cpp share: settings, errors and facts about the QPUs.
+"""Operators on the QPUs for CPU tensors, and what dot_cpp, matrix_cpp and cpu_cpp share: settings, errors and facts.
+
+``torch.ops.qpu.add``, ``mul``, ``mv`` and ``mm`` have gradients of any order, and shapes for torch.compile and
+torch.export. Both operands have one dtype; nothing is broadcast.
 
 Environment variables, read at each call:
 
@@ -15,7 +18,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch  # its libraries must be loaded before the extension's
 
@@ -75,9 +79,30 @@ def require_tensors(operation: str, a: object, b: object) -> None:
             )
 
 
-def wants_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether autograd has to know of an operation on these tensors."""
-    return bool(torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+def _with_gradient(name: str, of_a: Callable[..., torch.Tensor], of_b: Callable[..., torch.Tensor]) -> None:
+    """Gradients of an operator, each made of the result's gradient and both operands."""
+
+    def keep(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:  # noqa: ARG001
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
+        a, b = ctx.saved_tensors
+        return (
+            of_a(gradient, a, b) if ctx.needs_input_grad[0] else None,
+            of_b(gradient, a, b) if ctx.needs_input_grad[1] else None,
+        )
+
+    torch.library.register_autograd(f"qpu::{name}", backward, setup_context=keep)
+
+
+_ops = torch.ops.qpu
+_with_gradient("add", lambda g, _a, _b: g, lambda g, _a, _b: g)
+_with_gradient("mul", lambda g, _a, b: _ops.mul(g, b), lambda g, a, _b: _ops.mul(g, a))
+_with_gradient("mv", lambda g, _a, b: torch.outer(g, b), lambda g, a, _b: _ops.mv(a.t(), g))
+_with_gradient("mm", lambda g, _a, b: _ops.mm(g, b.t()), lambda g, a, _b: _ops.mm(a.t(), g))
 
 
 # The firmware does not take its memory back when a process ends.

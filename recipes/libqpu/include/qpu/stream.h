@@ -1,7 +1,11 @@
 // How kernels walk along arrays: blocks of four vectors dealt to workers in
 // turn, requests ahead of their use, and the vectors after the last whole block.
-#ifndef QPU_SRC_KERNELS_STREAM_HPP
-#define QPU_SRC_KERNELS_STREAM_HPP
+//
+// Kernels of others may use it too: it is how those of qpu/kernels.h are written.
+// Unlike the other headers it needs C++17. Include it after the headers of other
+// libraries, for the macros' sake.
+#ifndef QPU_STREAM_H
+#define QPU_STREAM_H
 
 #include <array>
 #include <limits>

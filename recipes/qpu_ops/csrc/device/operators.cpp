@@ -1,0 +1,1074 @@
+// What the QPUs compute of PyTorch's operators: float32 on dense tensors of the
+// device. Each kernel here looks whether it may; what it may not goes to the CPU.
+#include "device.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/col2im.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/im2col.h>
+#include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/max_pool2d_with_indices.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/mv.h>
+#include <ATen/ops/ones.h>
+#include <qpu/kernels.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chains.h"
+#include "memory.h"
+#include "settings.h"
+#include "trace.h"
+
+namespace torch_qpu {
+
+namespace {
+std::atomic<int> qpu_count{0};
+std::atomic<bool> finite_only{false};
+}  // namespace
+
+void set_qpus(int count) {
+  if (count < 0 || count > 12) throw std::invalid_argument("expected 0 (the library chooses) to 12 QPUs");
+  qpu_count = count;
+}
+int qpus() { return qpu_count; }
+void set_finite_only(bool on) { finite_only = on; }
+bool is_finite_only() { return finite_only; }
+
+namespace {
+
+namespace kernels = qpu::kernels;
+using at::IntArrayRef;
+using at::Tensor;
+using kernels::Floats;
+
+// Sizes and strides that kernels multiply have 24 bits.
+constexpr std::int64_t kMostFactor = (1 << 24) - 1;
+
+Floats at(const float* p) { return const_cast<float*>(p); }
+Floats at(const Tensor& t) { return at(t.const_data_ptr<float>()); }
+
+// One kernel at a time runs; `bytes` are those it reads and writes.
+template <typename Run>
+void launch(const char* name, std::size_t bytes, Run run) {
+  const Span span(Kind::launch, name, bytes);
+  const std::lock_guard<std::mutex> lock(device_mutex());
+  run();
+}
+
+bool is_finite(const Tensor& t) {
+  // Of the storage: what lies between the elements is looked at too.
+  constexpr std::uint32_t exponent = 0x7f800000;
+  const auto* const words = static_cast<const std::uint32_t*>(t.storage().data());
+  const std::size_t count = t.storage().nbytes() / sizeof(std::uint32_t);
+  return std::none_of(words, words + count,
+                      [](std::uint32_t w) { return (w & exponent) == exponent; });
+}
+
+bool is_float(const Tensor& t) {
+  return on_device(t) && t.scalar_type() == at::kFloat && t.numel() < std::numeric_limits<int>::max();
+}
+// Whether the QPUs may read a tensor.
+bool usable(const Tensor& t) { return is_float(t) && (!finite_only || is_finite(t)); }
+
+// The arguments of an operator on the stack, and its result in their place.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      : stack_(stack), count_(op.schema().arguments().size()) {}
+
+  const c10::IValue& operator[](std::size_t i) const { return stack_[stack_.size() - count_ + i]; }
+  const Tensor& tensor(std::size_t i) const { return (*this)[i].toTensor(); }
+  float number(std::size_t i) const { return (*this)[i].toScalar().to<float>(); }
+  bool is_real(std::size_t i) const {
+    return (*this)[i].isScalar() && !(*this)[i].toScalar().isComplex();
+  }
+  // The last argument of an out= form.
+  Tensor out() const { return tensor(count_ - 1); }
+
+  void finish(std::vector<c10::IValue> results) {
+    torch::jit::drop(stack_, count_);
+    for (c10::IValue& result : results) stack_.push_back(std::move(result));
+  }
+
+ private:
+  torch::jit::Stack& stack_;
+  std::size_t count_;
+};
+
+// A kernel for the dispatcher: `body` is false where the QPUs may not.
+template <bool (*body)(Call&)>
+void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Call call(op, *stack);
+  if (!body(call)) fall_back(op, stack);
+}
+// The same for an out= form.
+template <bool (*body)(Call&)>
+bool with_out(Call& call) {
+  const Tensor out = call.out();
+  if (!is_float(out) || !body(call)) return false;
+  call.finish({out});
+  return true;
+}
+
+Tensor dense(const Tensor& t) { return t.contiguous(); }
+
+// --- element by element --------------------------------------------------------
+
+// A kernel of the library for a chain whose inputs are as it needs them.
+using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
+
+struct Elementwise {
+  const char* name;
+  const char* steps;
+  Direct direct = nullptr;
+};
+
+bool all_arrays(const std::vector<Operand>& in, std::size_t count) {
+  return std::all_of(in.begin(), in.begin() + static_cast<std::ptrdiff_t>(count),
+                     [](const Operand& o) { return o.data != nullptr; });
+}
+
+void run(const Elementwise& what, const std::vector<Operand>& in, float* out, std::int64_t n) {
+  std::size_t arrays = 1;
+  for (const Operand& operand : in) arrays += operand.data != nullptr ? 1 : 0;
+  const int count = static_cast<int>(n);
+  launch(what.name, arrays * static_cast<std::size_t>(n) * sizeof(float), [&] {
+    if (what.direct != nullptr && what.direct(in, out, count)) return;
+    run_chain(what.steps, in, {out}, count, qpu_count);
+  });
+}
+
+// A CPU number beside tensors of the device.
+bool is_number(const Tensor& t) {
+  return t.defined() && t.device().is_cpu() && t.dim() == 0 && !t.is_complex();
+}
+
+bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
+             const std::vector<float>& numbers, const Tensor& out) {
+  bool any = false, any_shape = false, plain_numbers = true;
+  for (const Tensor& t : inputs) {
+    if (usable(t)) {
+      any = true;
+      any_shape = any_shape || t.dim() > 0;
+    } else if (is_number(t)) {
+      plain_numbers = plain_numbers && t.unsafeGetTensorImpl()->is_wrapped_number();
+    } else {
+      return false;
+    }
+  }
+  // Numbers of a tensor kind take part in the dtype where no tensor has a dimension.
+  if (!any || !(plain_numbers || any_shape)) return false;
+
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(true).allow_cpu_scalars(true).check_all_same_dtype(false);
+  config.add_output(out);
+  for (const Tensor& t : inputs) config.add_const_input(t);
+  at::TensorIterator iterator = config.build();
+  const std::int64_t n = iterator.numel();
+  if (n == 0) return true;
+
+  const auto flat_stride = [&](int operand) {
+    return iterator.ndim() == 0 || n == 1 ? std::int64_t{sizeof(float)}
+                                          : iterator.strides(operand)[0];
+  };
+  bool flat = iterator.ndim() <= 1 && flat_stride(0) == sizeof(float);
+  for (int i = 1; i < iterator.ntensors(); ++i)
+    flat = flat && (iterator.is_cpu_scalar(i) || flat_stride(i) == sizeof(float) ||
+                    flat_stride(i) == 0);
+
+  std::vector<Operand> operands;
+  std::vector<Tensor> kept;  // what the operands lie in
+  bool any_array = false;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& t = inputs[i];
+    const int place = static_cast<int>(i) + 1;
+    if (is_number(t)) {
+      operands.push_back({nullptr, t.item<float>()});
+    } else if (t.numel() == 1 && n > 1 && (any_array || i + 1 < inputs.size())) {
+      operands.push_back({nullptr, *t.const_data_ptr<float>()});
+    } else if (flat && flat_stride(place) == sizeof(float)) {
+      operands.push_back({static_cast<const float*>(iterator.data_ptr(place)), 0});
+      any_array = true;
+    } else {
+      flat = false;
+      break;
+    }
+  }
+  if (flat && !any_array) flat = false;
+  Tensor target = out;
+  if (!flat) {
+    operands.clear();
+    target = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
+    for (const Tensor& t : inputs) {
+      if (is_number(t)) {
+        operands.push_back({nullptr, t.item<float>()});
+        continue;
+      }
+      kept.push_back(dense(t.expand(out.sizes())));
+      operands.push_back({kept.back().const_data_ptr<float>(), 0});
+    }
+  }
+  for (const float number : numbers) operands.push_back({nullptr, number});
+  float* const to = flat ? static_cast<float*>(iterator.data_ptr(0)) : target.mutable_data_ptr<float>();
+  run(what, operands, to, n);
+  if (!target.is_same(out)) {
+    const Tensor result = out;
+    result.copy_(target);
+  }
+  return true;
+}
+
+// `inputs` tensors, then `numbers` numbers, then out.
+template <const Elementwise& what, std::size_t inputs, std::size_t numbers = 0>
+bool elementwise(Call& call) {
+  std::vector<Tensor> in;
+  for (std::size_t i = 0; i < inputs; ++i) in.push_back(call.tensor(i));
+  std::vector<float> more;
+  for (std::size_t i = inputs; i < inputs + numbers; ++i) {
+    if (!call.is_real(i)) return false;
+    more.push_back(call.number(i));
+  }
+  return compute(what, in, more, call.out());
+}
+
+template <void (*kernel)(Floats, Floats, int, int)>
+bool one(const std::vector<Operand>& in, float* out, int n) {
+  if (!all_arrays(in, 1)) return false;
+  kernel(at(out), at(in[0].data), n, qpu_count);
+  return true;
+}
+
+bool direct_add(const std::vector<Operand>& in, float* out, int n) {
+  if (!all_arrays(in, 2)) return false;
+  if (in[2].value == 1) kernels::add(at(out), at(in[0].data), at(in[1].data), n, qpu_count);
+  else kernels::axpy(at(out), in[2].value, at(in[1].data), at(in[0].data), n, qpu_count);
+  return true;
+}
+bool direct_sub(const std::vector<Operand>& in, float* out, int n) {
+  if (!all_arrays(in, 2)) return false;
+  if (in[2].value == 1) kernels::sub(at(out), at(in[0].data), at(in[1].data), n, qpu_count);
+  else kernels::axpy(at(out), -in[2].value, at(in[1].data), at(in[0].data), n, qpu_count);
+  return true;
+}
+bool direct_mul(const std::vector<Operand>& in, float* out, int n) {
+  const bool second = in[1].data != nullptr;
+  if (in[0].data != nullptr && second)
+    kernels::mul(at(out), at(in[0].data), at(in[1].data), n, qpu_count);
+  else
+    kernels::scale(at(out), in[second ? 0 : 1].value, at(in[second ? 1 : 0].data), n, qpu_count);
+  return true;
+}
+bool direct_addcmul(const std::vector<Operand>& in, float* out, int n) {
+  if (!all_arrays(in, 3) || in[3].value != 1) return false;
+  kernels::fma(at(out), at(in[1].data), at(in[2].data), at(in[0].data), n, qpu_count);
+  return true;
+}
+bool direct_clamp(const std::vector<Operand>& in, float* out, int n) {
+  if (!all_arrays(in, 1)) return false;
+  kernels::clamp(at(out), at(in[0].data), in[1].value, in[2].value, n, qpu_count);
+  return true;
+}
+
+constexpr Elementwise kAdd{"add", "mul 1 2;add 0 3>4", direct_add};
+constexpr Elementwise kSub{"sub", "mul 1 2;sub 0 3>4", direct_sub};
+constexpr Elementwise kMul{"mul", "mul 0 1>2", direct_mul};
+constexpr Elementwise kDiv{"div", "div 0 1>2"};
+constexpr Elementwise kMaximum{"maximum", "max 0 1>2"};
+constexpr Elementwise kMinimum{"minimum", "min 0 1>2"};
+constexpr Elementwise kAddcmul{"addcmul", "mul 1 2;mul 4 3;add 0 5>6", direct_addcmul};
+constexpr Elementwise kAddcdiv{"addcdiv", "div 1 2;mul 4 3;add 0 5>6"};
+constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
+constexpr Elementwise kExp{"exp", "exp 0>1", one<kernels::exp>};
+constexpr Elementwise kLog{"log", "log 0>1"};
+constexpr Elementwise kSqrt{"sqrt", "sqrt 0>1", one<kernels::sqrt>};
+constexpr Elementwise kRsqrt{"rsqrt", "rsqrt 0>1"};
+constexpr Elementwise kReciprocal{"reciprocal", "recip 0>1"};
+constexpr Elementwise kNeg{"neg", "neg 0>1"};
+constexpr Elementwise kAbs{"abs", "abs 0>1"};
+constexpr Elementwise kSigmoid{"sigmoid", "sigmoid 0>1", one<kernels::sigmoid>};
+constexpr Elementwise kTanh{"tanh", "tanh 0>1", one<kernels::tanh>};
+constexpr Elementwise kRelu{"relu", "relu 0>1", one<kernels::relu>};
+constexpr Elementwise kSilu{"silu", "sigmoid 0;mul 0 1>2"};
+constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4", direct_clamp};
+constexpr Elementwise kLeakyRelu{"leaky_relu", "mul 0 1;sub 2 2;gt 0 3 0 2>4"};
+constexpr Elementwise kSquare{"pow", "mul 0 0>1"};
+constexpr Elementwise kCube{"pow", "mul 0 0;mul 0 1>2"};
+constexpr Elementwise kThresholdBackward{"threshold_backward", "gt 1 2 0 3>4"};
+constexpr Elementwise kSigmoidBackward{"sigmoid_backward", "sub 2 1;mul 0 3;mul 4 1>5"};
+constexpr Elementwise kTanhBackward{"tanh_backward", "mul 1 1;sub 2 3;mul 0 4>5"};
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+bool lerp(Call& call) {
+  // From the other end on torch computes otherwise.
+  if (!call.is_real(2) || !(std::abs(call.number(2)) < 0.5F)) return false;
+  return compute(kLerp, {call.tensor(0), call.tensor(1)}, {call.number(2)}, call.out());
+}
+bool clamp(Call& call) {
+  const auto bound = [&](std::size_t i, float none) {
+    return call[i].isNone() ? none : call.number(i);
+  };
+  if ((!call[1].isNone() && !call.is_real(1)) || (!call[2].isNone() && !call.is_real(2)))
+    return false;
+  return compute(kClamp, {call.tensor(0)}, {bound(1, -kInfinity), bound(2, kInfinity)}, call.out());
+}
+bool clamp_min(Call& call) {
+  return call.is_real(1) &&
+         compute(kClamp, {call.tensor(0)}, {call.number(1), kInfinity}, call.out());
+}
+bool clamp_max(Call& call) {
+  return call.is_real(1) &&
+         compute(kClamp, {call.tensor(0)}, {-kInfinity, call.number(1)}, call.out());
+}
+// Bounds per element: self, lower?, upper?.
+bool clamp_by_tensors(Call& call) {
+  static constexpr Elementwise kBoth{"clamp", "max 0 1;min 3 2>4"};
+  if (call[1].isNone()) return compute(kMinimum, {call.tensor(0), call.tensor(2)}, {}, call.out());
+  if (call[2].isNone()) return compute(kMaximum, {call.tensor(0), call.tensor(1)}, {}, call.out());
+  return compute(kBoth, {call.tensor(0), call.tensor(1), call.tensor(2)}, {}, call.out());
+}
+bool power(Call& call) {
+  if (!call.is_real(1)) return false;
+  const double exponent = call[1].toScalar().to<double>();
+  const Elementwise* const what = exponent == 2     ? &kSquare
+                                  : exponent == 3   ? &kCube
+                                  : exponent == 0.5 ? &kSqrt
+                                  : exponent == -1  ? &kReciprocal
+                                                    : nullptr;
+  return what != nullptr && compute(*what, {call.tensor(0)}, {}, call.out());
+}
+bool threshold_backward(Call& call) {
+  return call.is_real(2) && compute(kThresholdBackward, {call.tensor(0), call.tensor(1)},
+                                    {call.number(2), 0}, call.out());
+}
+bool sigmoid_backward(Call& call) {
+  return compute(kSigmoidBackward, {call.tensor(0), call.tensor(1)}, {1}, call.out());
+}
+bool tanh_backward(Call& call) {
+  return compute(kTanhBackward, {call.tensor(0), call.tensor(1)}, {1}, call.out());
+}
+bool relu(Call& call) {
+  if (!usable(call.tensor(0))) return false;
+  const Tensor out = at::empty_like(call.tensor(0));
+  if (!compute(kRelu, {call.tensor(0)}, {}, out)) return false;
+  call.finish({out});
+  return true;
+}
+bool relu_(Call& call) {
+  const Tensor self = call.tensor(0);
+  if (!usable(self) || !compute(kRelu, {self}, {}, self)) return false;
+  call.finish({self});
+  return true;
+}
+// other - alpha * self.
+bool rsub(Call& call) {
+  const Tensor self = call.tensor(0), other = call.tensor(1);
+  if (!usable(self) || !usable(other) || !call.is_real(2)) return false;
+  const Tensor out = at::empty({0}, self.options());
+  if (!compute(kSub, {other, self}, {call.number(2)}, out)) return false;
+  call.finish({out});
+  return true;
+}
+
+// --- matrices ------------------------------------------------------------------
+
+bool is_matrix(const Tensor& t) {
+  for (std::int64_t i = 0; i < t.dim(); ++i)
+    if (t.size(i) > kMostFactor || t.stride(i) > kMostFactor) return false;
+  return true;
+}
+
+kernels::Matrix matrix(const Tensor& t) {
+  // A stride over one element says nothing, and may be of any size.
+  return {at(t), t.size(0) == 1 ? static_cast<int>(std::max<std::int64_t>(t.size(1), 1))
+                                : static_cast<int>(t.stride(0)),
+          t.size(1) == 1 ? 1 : static_cast<int>(t.stride(1))};
+}
+
+bool is_row_major(const Tensor& t) {
+  return (t.size(1) <= 1 || t.stride(1) == 1) &&
+         (t.size(0) <= 1 || t.stride(0) >= std::max<std::int64_t>(t.size(1), 1));
+}
+
+// c = alpha a b + beta c.
+void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, float beta) {
+  if (c.numel() == 0) return;
+  if (!is_row_major(c) && is_row_major(c.t())) {
+    product(c.t(), b.t(), a.t(), alpha, beta);
+    return;
+  }
+  Tensor to = c;
+  if (!is_row_major(c) || c.is_alias_of(a) || c.is_alias_of(b)) {
+    to = at::empty(c.sizes(), c.options());
+    if (beta != 0) to.copy_(c);
+  }
+  launch("mm", (a.numel() + b.numel() + c.numel()) * sizeof(float), [&] {
+    kernels::matmul(matrix(to), matrix(a), matrix(b), static_cast<int>(c.size(0)),
+                    static_cast<int>(c.size(1)), static_cast<int>(a.size(1)), alpha, beta,
+                    qpu_count);
+  });
+  if (!to.is_same(c)) c.copy_(to);
+}
+
+// Whether out can be a b, of matrices or of batches of them. An out= form is called with
+// any shapes: what does not fit goes to the CPU, which resizes or tells what is wrong.
+bool may_multiply(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t rank) {
+  if (!usable(a) || !usable(b) || a.dim() != rank || b.dim() != rank || out.dim() != rank)
+    return false;
+  if (rank == 3 && (a.size(0) != b.size(0) || a.size(0) != out.size(0))) return false;
+  return is_matrix(a) && is_matrix(b) && is_matrix(out) && a.size(-1) == b.size(-2) &&
+         out.size(-2) == a.size(-2) && out.size(-1) == b.size(-1);
+}
+
+bool mm(Call& call) {
+  const Tensor &a = call.tensor(0), &b = call.tensor(1);
+  const Tensor out = call.out();
+  if (!may_multiply(a, b, out, 2)) return false;
+  product(out, a, b, 1, 0);
+  return true;
+}
+
+bool addmm(Call& call) {
+  const Tensor &self = call.tensor(0), &a = call.tensor(1), &b = call.tensor(2);
+  const Tensor out = call.out();
+  if (!may_multiply(a, b, out, 2) || !usable(self) || !call.is_real(3) || !call.is_real(4))
+    return false;
+  const float beta = call.number(3);
+  if (beta != 0 && !out.is_same(self)) out.copy_(self.expand(out.sizes()));
+  product(out, a, b, call.number(4), beta);
+  return true;
+}
+
+void multiply_batch(const Tensor& out, const Tensor& a, const Tensor& b, float alpha, float beta) {
+  for (std::int64_t i = 0; i < out.size(0); ++i)
+    product(out.select(0, i), a.select(0, i), b.select(0, i), alpha, beta);
+}
+
+bool bmm(Call& call) {
+  const Tensor &a = call.tensor(0), &b = call.tensor(1);
+  const Tensor out = call.out();
+  if (!may_multiply(a, b, out, 3)) return false;
+  multiply_batch(out, a, b, 1, 0);
+  return true;
+}
+
+bool baddbmm(Call& call) {
+  const Tensor &self = call.tensor(0), &a = call.tensor(1), &b = call.tensor(2);
+  const Tensor out = call.out();
+  if (!may_multiply(a, b, out, 3) || !usable(self) || !call.is_real(3) || !call.is_real(4))
+    return false;
+  const float beta = call.number(3);
+  if (beta != 0 && !out.is_same(self)) out.copy_(self.expand(out.sizes()));
+  multiply_batch(out, a, b, call.number(4), beta);
+  return true;
+}
+
+// y = a x, both vectors dense.
+void product_with_vector(const Tensor& y, const Tensor& a, const Tensor& x) {
+  launch("mv", (a.numel() + x.numel() + y.numel()) * sizeof(float), [&] {
+    kernels::matvec(at(y), matrix(a), at(x), static_cast<int>(a.size(0)),
+                    static_cast<int>(a.size(1)), qpu_count);
+  });
+}
+
+bool addmv(Call& call) {
+  const Tensor &self = call.tensor(0), &a = call.tensor(1), &x = call.tensor(2);
+  const Tensor out = call.out();
+  if (!usable(a) || !usable(x) || a.dim() != 2 || x.dim() != 1 || a.size(1) != x.size(0) ||
+      !is_matrix(a) || !call.is_real(3) || !call.is_real(4))
+    return false;
+  const float beta = call.number(3), alpha = call.number(4);
+  if ((beta != 0 && !usable(self)) || out.dim() != 1 || out.size(0) != a.size(0)) return false;
+  const Tensor y = at::empty({a.size(0)}, out.options());
+  product_with_vector(y, a, dense(x));
+  if (beta == 0 && alpha == 1) {
+    out.copy_(y);
+    return true;
+  }
+  // alpha y + beta self.
+  static constexpr Elementwise kJoin{"addmv", "mul 0 2;mul 1 3;add 4 5>6"};
+  return compute(kJoin, {y, beta == 0 ? y : self}, {alpha, beta}, out);
+}
+
+bool dot(Call& call) {
+  const Tensor a = call.tensor(0), b = call.tensor(1);
+  if (!usable(a) || !usable(b) || a.dim() != 1 || a.sizes() != b.sizes()) return false;
+  const Tensor x = dense(a), y = dense(b);
+  const Tensor result = at::empty({}, a.options());
+  launch("dot", (x.numel() + y.numel()) * sizeof(float), [&] {
+    *result.mutable_data_ptr<float>() =
+        kernels::dot(at(x), at(y), static_cast<int>(x.numel()), qpu_count);
+  });
+  call.finish({result});
+  return true;
+}
+
+// --- reductions ----------------------------------------------------------------
+
+// The elements in any order, one after the other.
+Tensor packed(const Tensor& t) { return t.is_non_overlapping_and_dense() ? t : dense(t); }
+
+template <typename Result, typename Run>
+void reduce_all(const char* name, const Tensor& t, const Tensor& out, Run run) {
+  const Tensor from = packed(t);
+  launch(name, from.numel() * sizeof(float), [&] {
+    *out.mutable_data_ptr<Result>() = run(at(from), static_cast<int>(from.numel()));
+  });
+}
+
+// The dimensions of a reduction, true for those that vanish.
+std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
+  std::vector<bool> found(static_cast<std::size_t>(rank), false);
+  if (rank == 0) return found;
+  if (dims.isNone() || dims.toIntVector().empty()) return std::vector<bool>(found.size(), true);
+  for (const std::int64_t d : dims.toIntVector())
+    found[static_cast<std::size_t>(at::maybe_wrap_dim(d, rank))] = true;
+  return found;
+}
+
+// Whether a reduction's result is as it must be; else the CPU resizes it.
+bool has_shape(const Tensor& out, const Tensor& t, const std::vector<bool>& vanish, bool keep) {
+  std::vector<std::int64_t> shape;
+  for (std::size_t d = 0; d < vanish.size(); ++d)
+    if (!vanish[d] || keep) shape.push_back(vanish[d] ? 1 : t.size(static_cast<std::int64_t>(d)));
+  return out.sizes() == IntArrayRef(shape);
+}
+
+bool all_of(const std::vector<bool>& v) {
+  return std::all_of(v.begin(), v.end(), [](bool b) { return b; });
+}
+
+// Sums over some dimensions: the product of a matrix and ones.
+void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& out) {
+  std::vector<std::int64_t> order, kept_sizes;
+  std::int64_t rows = 1, columns = 1;
+  for (const bool pass : {false, true})
+    for (std::size_t d = 0; d < vanish.size(); ++d) {
+      if (vanish[d] != pass) continue;
+      order.push_back(static_cast<std::int64_t>(d));
+      (pass ? columns : rows) *= t.size(static_cast<std::int64_t>(d));
+      if (!pass) kept_sizes.push_back(t.size(static_cast<std::int64_t>(d)));
+    }
+  // A view where the strides allow it, else a copy.
+  const Tensor table = t.permute(order).reshape({rows, columns});
+  const Tensor from = is_matrix(table) ? table : dense(table);
+  const Tensor sums = at::empty({rows}, t.options());
+  product_with_vector(sums, from, at::ones({columns}, t.options()));
+  out.copy_(sums.view(kept_sizes).view(out.sizes()));
+}
+
+bool sums(Call& call, bool mean) {
+  const Tensor& t = call.tensor(0);
+  const Tensor out = call.out();
+  if (!usable(t) || !(call[3].isNone() || call[3].toScalarType() == at::kFloat)) return false;
+  if (t.numel() == 0 || out.numel() == 0) return false;
+  const std::vector<bool> vanish = reduced(call[1], t.dim());
+  if (!has_shape(out, t, vanish, call[2].toBool())) return false;
+  std::int64_t rows = 1, columns = 1;
+  for (std::size_t d = 0; d < vanish.size(); ++d)
+    (vanish[d] ? columns : rows) *= t.size(static_cast<std::int64_t>(d));
+  if (all_of(vanish)) {
+    reduce_all<float>("sum", t, out,
+                      [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
+  } else {
+    if (rows > kMostFactor || columns > kMostFactor) return false;
+    sum_over(t, vanish, out);
+  }
+  if (!mean) return true;
+  static constexpr Elementwise kDivide{"mean", "div 0 1>2"};
+  if (out.numel() == 1) {
+    *out.mutable_data_ptr<float>() /= static_cast<float>(columns);
+    return true;
+  }
+  return compute(kDivide, {out}, {static_cast<float>(columns)}, out);
+}
+bool sum(Call& call) { return sums(call, false); }
+bool mean(Call& call) { return sums(call, true); }
+
+float greatest(Floats from, int n) { return kernels::max(from, n, qpu_count); }
+
+bool max(Call& call) {
+  const Tensor t = call.tensor(0);
+  if (!usable(t) || t.numel() == 0) return false;
+  const Tensor out = at::empty({}, t.options());
+  reduce_all<float>("max", t, out, greatest);
+  call.finish({out});
+  return true;
+}
+bool amax(Call& call) {
+  const Tensor& t = call.tensor(0);
+  if (!usable(t) || t.numel() == 0) return false;
+  const std::vector<bool> vanish = reduced(call[1], t.dim());
+  const Tensor out = call.out();
+  if (!all_of(vanish) || !has_shape(out, t, vanish, call[2].toBool())) return false;
+  reduce_all<float>("max", t, out, greatest);
+  return true;
+}
+bool argmax(Call& call) {
+  const Tensor t = call.tensor(0);
+  const Tensor out = call.out();
+  if (!usable(t) || t.numel() == 0 || !call[1].isNone() || out.scalar_type() != at::kLong ||
+      !has_shape(out, t, reduced(call[1], t.dim()), call[2].toBool()))
+    return false;
+  const Tensor from = dense(t);
+  launch("argmax", from.numel() * sizeof(float), [&] {
+    *out.mutable_data_ptr<std::int64_t>() =
+        kernels::argmax(at(from), static_cast<int>(from.numel()), qpu_count);
+  });
+  call.finish({out});
+  return true;
+}
+bool vector_norm(Call& call) {
+  const Tensor& t = call.tensor(0);
+  const Tensor out = call.out();
+  if (!usable(t) || !call.is_real(1) || call.number(1) != 2 || t.numel() == 0) return false;
+  const std::vector<bool> vanish = reduced(call[2], t.dim());
+  if (!all_of(vanish) || !has_shape(out, t, vanish, call[3].toBool()) ||
+      !(call[4].isNone() || call[4].toScalarType() == at::kFloat))
+    return false;
+  reduce_all<float>("norm", t, out,
+                    [](Floats from, int n) { return kernels::norm(from, n, qpu_count); });
+  return true;
+}
+
+bool softmax(Call& call) {
+  const Tensor& t = call.tensor(0);
+  const Tensor out = call.out();
+  if (!usable(t) || call[2].toBool() || t.sizes() != out.sizes()) return false;
+  if (t.numel() == 0) return true;
+  const std::int64_t dim = t.dim() == 0 ? 0 : at::maybe_wrap_dim(call[1].toInt(), t.dim());
+  const Tensor from = dense(t.dim() == 0 ? t.view({1}) : t.movedim(dim, -1));
+  const std::int64_t columns = from.size(-1), rows = from.numel() / columns;
+  if (rows > kMostFactor || columns > kMostFactor) return false;
+  const bool direct = out.is_contiguous() && dim + 1 >= t.dim();
+  const Tensor to = direct ? out : at::empty(from.sizes(), from.options());
+  launch("softmax", 2 * from.numel() * sizeof(float), [&] {
+    kernels::softmax(at(to), at(from), static_cast<int>(rows), static_cast<int>(columns),
+                     static_cast<int>(columns), qpu_count);
+  });
+  if (!direct) out.copy_(t.dim() == 0 ? to.view({}) : to.movedim(-1, dim));
+  return true;
+}
+
+// --- images --------------------------------------------------------------------
+
+struct Geometry {
+  std::vector<std::int64_t> stride, padding, dilation;
+  bool transposed = false;
+  std::vector<std::int64_t> output_padding;
+  std::int64_t groups = 1;
+};
+
+Geometry geometry(const Call& call, std::size_t first) {
+  return {call[first].toIntVector(),     call[first + 1].toIntVector(),
+          call[first + 2].toIntVector(), call[first + 3].toBool(),
+          call[first + 4].toIntVector(), call[first + 5].toInt()};
+}
+
+constexpr std::int64_t kMostSize = (1 << 15) - 1;
+
+// Whether the kernels take images and windows of this kind.
+bool is_plain_window(const Tensor& input, const Tensor& weight, const Geometry& g) {
+  if (!usable(input) || !usable(weight) || g.transposed || input.dim() != 4 || weight.dim() != 4 ||
+      g.stride.size() != 2 || g.padding.size() != 2 || g.dilation.size() != 2)
+    return false;
+  for (std::size_t d = 0; d < 2; ++d) {
+    const std::int64_t size = input.size(static_cast<std::int64_t>(d) + 2);
+    const std::int64_t under = weight.size(static_cast<std::int64_t>(d) + 2);
+    if (size > kMostSize || under > kMostSize || size < 1 || under < 1 || g.padding[d] < 0 ||
+        size + 2 * g.padding[d] <= g.dilation[d] * (under - 1))
+      return false;
+  }
+  const std::int64_t plane =
+      (input.size(2) + 2 * g.padding[0]) * (input.size(3) + 2 * g.padding[1]);
+  const std::int64_t planes = input.size(0) * input.size(1);
+  return input.numel() > 0 && weight.numel() > 0 && plane <= kMostFactor &&
+         planes * (input.size(2) + 2 * g.padding[0]) <= kMostFactor &&
+         plane * planes < (std::int64_t{1} << 28);
+}
+
+kernels::Window window(const Tensor& input, IntArrayRef kernel, IntArrayRef stride,
+                       IntArrayRef padding, IntArrayRef dilation) {
+  kernels::Window w;
+  w.batch = static_cast<int>(input.size(0));
+  w.channels = static_cast<int>(input.size(1));
+  w.height = static_cast<int>(input.size(2));
+  w.width = static_cast<int>(input.size(3));
+  w.kernelHeight = static_cast<int>(kernel[0]);
+  w.kernelWidth = static_cast<int>(kernel[1]);
+  w.strideY = static_cast<int>(stride[0]);
+  w.strideX = static_cast<int>(stride[1]);
+  w.paddingY = static_cast<int>(padding[0]);
+  w.paddingX = static_cast<int>(padding[1]);
+  w.dilationY = static_cast<int>(dilation[0]);
+  w.dilationX = static_cast<int>(dilation[1]);
+  return w;
+}
+
+std::optional<Tensor> optional(const c10::IValue& value) {
+  if (value.isNone() || !value.toTensor().defined()) return std::nullopt;
+  return value.toTensor();
+}
+
+Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                const Geometry& g) {
+  const Tensor from = dense(input), weights = dense(weight);
+  const Tensor biases = bias.has_value() ? dense(*bias) : Tensor();
+  const kernels::Window w =
+      window(from, weights.sizes().slice(2), g.stride, g.padding, g.dilation);
+  const Tensor out =
+      at::empty({from.size(0), weights.size(0), w.outHeight(), w.outWidth()}, from.options());
+  launch("conv2d", (from.numel() + weights.numel() + out.numel()) * sizeof(float), [&] {
+    kernels::conv2d(at(out), at(from), at(weights), biases.defined() ? at(biases) : Floats(nullptr),
+                    w, static_cast<int>(weights.size(0)), qpu_count);
+  });
+  return out;
+}
+
+// Channels [i, i + 1) of `groups` equal parts.
+Tensor part(const Tensor& t, std::int64_t dim, std::int64_t i, std::int64_t groups) {
+  const std::int64_t size = t.size(dim) / groups;
+  return t.narrow(dim, i * size, size);
+}
+
+bool convolution(Call& call) {
+  const Tensor input = call.tensor(0), weight = call.tensor(1);
+  const std::optional<Tensor> bias = optional(call[2]);
+  const Geometry g = geometry(call, 3);
+  if (!is_plain_window(input, weight, g) || (bias.has_value() && !usable(*bias))) {
+    const Span span(Kind::fallback, "aten::convolution");
+    const Tensor result = at::convolution(
+        for_cpu(input), for_cpu(weight), bias.has_value() ? std::optional(for_cpu(*bias)) : bias,
+        g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups);
+    call.finish({to_device(result)});
+    return true;
+  }
+  if (g.groups == 1) {
+    call.finish({convolve(input, weight, bias, g)});
+    return true;
+  }
+  Tensor out;
+  for (std::int64_t i = 0; i < g.groups; ++i) {
+    const Tensor found = convolve(
+        part(input, 1, i, g.groups), part(weight, 0, i, g.groups),
+        bias.has_value() ? std::optional(part(*bias, 0, i, g.groups)) : bias, g);
+    if (!out.defined())
+      out = at::empty({found.size(0), weight.size(0), found.size(2), found.size(3)},
+                      found.options());
+    part(out, 1, i, g.groups).copy_(found);
+  }
+  call.finish({out});
+  return true;
+}
+
+// Gradients of a convolution by products of matrices: the CPU deals the images to
+// columns and back, the QPUs multiply.
+bool convolution_backward(Call& call) {
+  const Tensor gradient = call.tensor(0), input = call.tensor(1), weight = call.tensor(2);
+  const Geometry g = geometry(call, 3);
+  const std::vector<bool> flags = call[9].toBoolList().vec();
+  const std::array<bool, 3> wanted = {flags[0], flags[1], flags[2]};
+  if (!is_plain_window(input, weight, g) || !usable(gradient) || g.groups != 1) {
+    const Span span(Kind::fallback, "aten::convolution_backward");
+    auto [a, b, c] = at::convolution_backward(
+        for_cpu(gradient), for_cpu(input), for_cpu(weight), IntArrayRef{weight.size(0)}, g.stride,
+        g.padding, g.dilation, g.transposed, g.output_padding, g.groups, wanted);
+    const auto back = [](const Tensor& t) { return t.defined() ? to_device(t) : t; };
+    call.finish({back(a), back(b), back(c)});
+    return true;
+  }
+  const std::int64_t batch = input.size(0), pixels = gradient.size(2) * gradient.size(3);
+  const IntArrayRef kernel = weight.sizes().slice(2);
+  const Tensor outputs = dense(gradient).view({batch, weight.size(0), pixels});
+  const Tensor weights = dense(weight).view({weight.size(0), -1});
+  Tensor of_input, of_weight, of_bias;
+  if (wanted[0]) {
+    const Tensor columns = at::empty({batch, weights.size(1), pixels}, input.options());
+    for (std::int64_t i = 0; i < batch; ++i)
+      product(columns[i], weights.t(), outputs[i], 1, 0);
+    of_input = at::col2im(columns, input.sizes().slice(2), kernel, g.dilation, g.padding, g.stride);
+  }
+  if (wanted[1]) {
+    const Tensor columns = at::im2col(dense(input), kernel, g.dilation, g.padding, g.stride);
+    const Tensor total = at::empty(weights.sizes(), weight.options());
+    for (std::int64_t i = 0; i < batch; ++i)
+      product(total, outputs[i], columns[i].t(), 1, i == 0 ? 0.0F : 1.0F);
+    of_weight = total.view(weight.sizes());
+  }
+  if (wanted[2]) of_bias = gradient.sum(IntArrayRef{0, 2, 3});
+  call.finish({of_input, of_weight, of_bias});
+  return true;
+}
+
+Tensor max_pool2d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                  IntArrayRef dilation, bool ceil_mode) {
+  const auto pair = [](IntArrayRef v) { return std::vector<std::int64_t>{v[0], v[v.size() - 1]}; };
+  const auto by_indices = [&] {
+    return std::get<0>(
+        at::max_pool2d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
+  };
+  if (kernel.empty() || padding.empty() || dilation.empty() || ceil_mode || self.dim() != 4)
+    return by_indices();
+  Geometry g{stride.empty() ? pair(kernel) : pair(stride), pair(padding), pair(dilation), false, {}, 1};
+  const std::vector<std::int64_t> under = pair(kernel);
+  for (std::size_t d = 0; d < 2; ++d)
+    if (under[d] < 1 || under[d] > kMostSize || g.stride[d] < 1 || g.stride[d] > kMostSize ||
+        g.dilation[d] < 1 || g.dilation[d] > kMostSize || g.padding[d] < 0 ||
+        2 * g.padding[d] > under[d])
+      return by_indices();
+  if (!usable(self) || self.numel() == 0) return by_indices();
+  if (self.size(2) > kMostSize || self.size(3) > kMostSize ||
+      self.size(2) + 2 * g.padding[0] <= g.dilation[0] * (under[0] - 1) ||
+      self.size(3) + 2 * g.padding[1] <= g.dilation[1] * (under[1] - 1) ||
+      (self.size(2) + 2 * g.padding[0]) * (self.size(3) + 2 * g.padding[1]) > kMostFactor ||
+      self.size(0) * self.size(1) * (self.size(2) + 2 * g.padding[0]) > kMostFactor)
+    return by_indices();
+  const Tensor from = dense(self);
+  const kernels::Window w = window(from, under, g.stride, g.padding, g.dilation);
+  const Tensor out =
+      at::empty({from.size(0), from.size(1), w.outHeight(), w.outWidth()}, from.options());
+  launch("max_pool2d", (from.numel() + out.numel()) * sizeof(float),
+         [&] { kernels::maxPool2d(at(out), at(from), w, qpu_count); });
+  return out;
+}
+
+// Where a gradient is wanted the indices are needed, which the CPU finds.
+Tensor max_pool2d_with_gradient(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
+                                IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+  if (at::GradMode::is_enabled() && self.requires_grad())
+    return std::get<0>(
+        at::max_pool2d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
+  const at::AutoDispatchBelowAutograd below;
+  return at::max_pool2d(self, kernel, stride, padding, dilation, ceil_mode);
+}
+
+// input, weight?, bias?, mean?, variance?, training, momentum, epsilon.
+bool batch_norm(Call& call) {
+  const Tensor input = call.tensor(0);
+  const std::optional<Tensor> weight = optional(call[1]), bias = optional(call[2]);
+  const std::optional<Tensor> mean = optional(call[3]), variance = optional(call[4]);
+  if (call[5].toBool() || !usable(input) || input.dim() < 2 || !mean.has_value() ||
+      !variance.has_value() || input.numel() == 0)
+    return false;
+  for (const auto& t : {weight, bias, mean, variance})
+    if (t.has_value() && (!usable(*t) || t->numel() != input.size(1))) return false;
+  const std::int64_t planes = input.size(0) * input.size(1), size = input.numel() / planes;
+  if (planes > kMostFactor || size > kMostFactor) return false;
+  const Tensor from = dense(input), out = at::empty(from.sizes(), from.options());
+  std::vector<Tensor> kept;
+  const auto given = [&](const std::optional<Tensor>& t) {
+    if (!t.has_value()) return Floats(nullptr);
+    kept.push_back(dense(*t));
+    return at(kept.back());
+  };
+  const Floats m = given(mean), v = given(variance), w = given(weight), b = given(bias);
+  launch("batch_norm", 2 * from.numel() * sizeof(float), [&] {
+    kernels::batchNorm(at(out), at(from), m, v, w, b, static_cast<float>(call[7].toDouble()),
+                       static_cast<int>(input.size(0)), static_cast<int>(input.size(1)),
+                       static_cast<int>(size), qpu_count);
+  });
+  const Tensor none = at::empty({0}, input.options());
+  call.finish({out, none, at::empty({0}, input.options())});
+  return true;
+}
+
+// --- losses --------------------------------------------------------------------
+
+bool mse_loss(Call& call) {
+  static constexpr Elementwise kSquares{"mse_loss", "sub 0 1;mul 2 2>3"};
+  const Tensor self = call.tensor(0), target = call.tensor(1);
+  if (!usable(self) || !usable(target) || self.sizes() != target.sizes() || self.numel() == 0)
+    return false;
+  const Tensor squares = at::empty(self.sizes(), self.options());
+  if (!compute(kSquares, {self, target}, {}, squares)) return false;
+  const std::int64_t reduction = call[2].toInt();
+  if (reduction == at::Reduction::None) {
+    call.finish({squares});
+    return true;
+  }
+  const Tensor out = at::empty({}, self.options());
+  reduce_all<float>("sum", squares, out,
+                    [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
+  if (reduction == at::Reduction::Mean)
+    *out.mutable_data_ptr<float>() /= static_cast<float>(self.numel());
+  call.finish({out});
+  return true;
+}
+
+// gradient, self, target, reduction.
+bool mse_loss_backward(Call& call) {
+  static constexpr Elementwise kTimes{"mse_loss_backward", "sub 0 1;mul 4 3;mul 5 2>6"};
+  const Tensor gradient = call.tensor(0), self = call.tensor(1), target = call.tensor(2);
+  if (!usable(self) || !usable(target) || !usable(gradient) || self.sizes() != target.sizes())
+    return false;
+  const bool mean = call[3].toInt() == at::Reduction::Mean;
+  const float factor = mean ? 2.0F / static_cast<float>(self.numel()) : 2.0F;
+  const Tensor out = at::empty(self.sizes(), self.options());
+  if (!compute(kTimes, {self, target, gradient}, {factor}, out)) return false;
+  call.finish({out});
+  return true;
+}
+
+// --- chains for torch.compile --------------------------------------------------
+
+std::size_t outputs_of(const std::string& steps) {
+  return 1 + static_cast<std::size_t>(std::count(steps.begin(), steps.end(), ','));
+}
+
+std::vector<std::int64_t> common_shape(at::TensorList arrays) {
+  TORCH_CHECK_VALUE(!arrays.empty(), "torch_qpu::chain: expected at least one array");
+  std::vector<std::int64_t> shape;
+  for (const Tensor& t : arrays) shape = at::infer_size(shape, t.sizes());
+  return shape;
+}
+
+std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
+                          std::string kinds, std::string steps) {
+  const std::vector<std::int64_t> shape = common_shape(arrays);
+  TORCH_CHECK_VALUE(kinds.size() == arrays.size() + numbers.size(),
+                    "torch_qpu::chain: kinds '", kinds, "' are of other inputs than ",
+                    arrays.size(), " arrays and ", numbers.size(), " numbers");
+  std::vector<Tensor> kept;
+  for (const Tensor& t : arrays) {
+    TORCH_CHECK_TYPE(usable(t), "torch_qpu::chain: expected float32 on qpu, found ",
+                     t.scalar_type(), " on ", t.device());
+    kept.push_back(dense(t.expand(shape)));
+  }
+  std::vector<Operand> operands;
+  std::size_t array = 0, number = 0;
+  for (const char kind : kinds) {
+    TORCH_CHECK_VALUE(kind == 'a' ? array < arrays.size() : number < numbers.size(),
+                      "torch_qpu::chain: kinds '", kinds, "' do not fit the inputs");
+    if (kind == 'a') operands.push_back({kept[array++].const_data_ptr<float>(), 0});
+    else operands.push_back({nullptr, static_cast<float>(numbers[number++])});
+  }
+  std::vector<Tensor> results;
+  std::vector<float*> to;
+  for (std::size_t i = 0; i < outputs_of(steps); ++i) {
+    results.push_back(at::empty(shape, arrays[0].options()));
+    to.push_back(results.back().mutable_data_ptr<float>());
+  }
+  const std::int64_t n = results[0].numel();
+  launch("chain", (kept.size() + to.size()) * static_cast<std::size_t>(n) * sizeof(float),
+         [&] { run_chain(steps, operands, to, static_cast<int>(n), qpu_count); });
+  return results;
+}
+
+std::vector<Tensor> chain_shapes(at::TensorList arrays, at::ArrayRef<double> /*numbers*/,
+                                 std::string /*kinds*/, std::string steps) {
+  const std::vector<std::int64_t> shape = common_shape(arrays);
+  std::vector<Tensor> results;
+  for (std::size_t i = 0; i < outputs_of(steps); ++i)
+    results.push_back(at::empty(shape, arrays[0].options()));
+  return results;
+}
+
+// torch.ops.qpu.* on the device are PyTorch's own operators.
+Tensor plain_add(const Tensor& a, const Tensor& b) { return at::add(a, b); }
+Tensor plain_mul(const Tensor& a, const Tensor& b) { return at::mul(a, b); }
+Tensor plain_mv(const Tensor& a, const Tensor& b) { return at::mv(a, b); }
+Tensor plain_mm(const Tensor& a, const Tensor& b) { return at::mm(a, b); }
+
+TORCH_LIBRARY_IMPL(qpu, PrivateUse1, m) {
+  m.impl("add", &plain_add);
+  m.impl("mul", &plain_mul);
+  m.impl("mv", &plain_mv);
+  m.impl("mm", &plain_mm);
+}
+
+TORCH_LIBRARY_IMPL(torch_qpu, PrivateUse1, m) { m.impl("chain", &chain); }
+TORCH_LIBRARY_IMPL(torch_qpu, Meta, m) { m.impl("chain", &chain_shapes); }
+
+template <bool (*body)(Call&)>
+torch::CppFunction kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<&boxed<body>>();
+}
+template <bool (*body)(Call&)>
+torch::CppFunction out_kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<&boxed<&with_out<body>>>();
+}
+
+// Of an operator with an out= form, that is its in-place and functional form too.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("add.out", out_kernel<elementwise<kAdd, 2, 1>>());
+  m.impl("sub.out", out_kernel<elementwise<kSub, 2, 1>>());
+  m.impl("mul.out", out_kernel<elementwise<kMul, 2>>());
+  m.impl("div.out", out_kernel<elementwise<kDiv, 2>>());
+  m.impl("maximum.out", out_kernel<elementwise<kMaximum, 2>>());
+  m.impl("minimum.out", out_kernel<elementwise<kMinimum, 2>>());
+  m.impl("addcmul.out", out_kernel<elementwise<kAddcmul, 3, 1>>());
+  m.impl("addcdiv.out", out_kernel<elementwise<kAddcdiv, 3, 1>>());
+  m.impl("lerp.Scalar_out", out_kernel<lerp>());
+  m.impl("exp.out", out_kernel<elementwise<kExp, 1>>());
+  m.impl("log.out", out_kernel<elementwise<kLog, 1>>());
+  m.impl("sqrt.out", out_kernel<elementwise<kSqrt, 1>>());
+  m.impl("rsqrt.out", out_kernel<elementwise<kRsqrt, 1>>());
+  m.impl("reciprocal.out", out_kernel<elementwise<kReciprocal, 1>>());
+  m.impl("neg.out", out_kernel<elementwise<kNeg, 1>>());
+  m.impl("abs.out", out_kernel<elementwise<kAbs, 1>>());
+  m.impl("sigmoid.out", out_kernel<elementwise<kSigmoid, 1>>());
+  m.impl("tanh.out", out_kernel<elementwise<kTanh, 1>>());
+  m.impl("silu.out", out_kernel<elementwise<kSilu, 1>>());
+  m.impl("leaky_relu.out", out_kernel<elementwise<kLeakyRelu, 1, 1>>());
+  m.impl("clamp.out", out_kernel<clamp>());
+  m.impl("clamp_min.out", out_kernel<clamp_min>());
+  m.impl("clamp_max.out", out_kernel<clamp_max>());
+  m.impl("clamp.Tensor_out", out_kernel<clamp_by_tensors>());
+  m.impl("clamp_min.Tensor_out", out_kernel<elementwise<kMaximum, 2>>());
+  m.impl("clamp_max.Tensor_out", out_kernel<elementwise<kMinimum, 2>>());
+  m.impl("pow.Tensor_Scalar_out", out_kernel<power>());
+  m.impl("threshold_backward.grad_input", out_kernel<threshold_backward>());
+  m.impl("sigmoid_backward.grad_input", out_kernel<sigmoid_backward>());
+  m.impl("tanh_backward.grad_input", out_kernel<tanh_backward>());
+  m.impl("relu", kernel<relu>());
+  m.impl("relu_", kernel<relu_>());
+  m.impl("rsub.Tensor", kernel<rsub>());
+
+  m.impl("mm.out", out_kernel<mm>());
+  m.impl("addmm.out", out_kernel<addmm>());
+  m.impl("bmm.out", out_kernel<bmm>());
+  m.impl("baddbmm.out", out_kernel<baddbmm>());
+  m.impl("addmv.out", out_kernel<addmv>());
+  m.impl("dot", kernel<dot>());
+
+  m.impl("sum.IntList_out", out_kernel<sum>());
+  m.impl("mean.out", out_kernel<mean>());
+  m.impl("max", kernel<max>());
+  m.impl("amax.out", out_kernel<amax>());
+  m.impl("argmax.out", kernel<argmax>());
+  m.impl("linalg_vector_norm.out", out_kernel<vector_norm>());
+  m.impl("_softmax.out", out_kernel<softmax>());
+
+  m.impl("mse_loss", kernel<mse_loss>());
+  m.impl("mse_loss_backward", kernel<mse_loss_backward>());
+  m.impl("convolution_overrideable", kernel<convolution>());
+  m.impl("convolution_backward_overrideable", kernel<convolution_backward>());
+  m.impl("max_pool2d", &max_pool2d);
+  m.impl("native_batch_norm", kernel<batch_norm>());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("max_pool2d", &max_pool2d_with_gradient);
+}
+
+}  // namespace
+}  // namespace torch_qpu

@@ -1,0 +1,80 @@
+"""PyTorch's device ``qpu``: tensors in memory that the QPUs share with the CPU, and what the QPUs compute of PyTorch.
+
+    import torch
+    a = torch.randn(64, 128, device="qpu")
+    model.to("qpu")
+
+(``import torch`` imports this package by itself where the wheel is installed.)
+
+Float32 is computed by the QPUs where their kernels know the operator; everything else goes to the CPU, is counted
+(``fallbacks()``) and gives the CPU's results. ``torch.qpu`` is the module of the device, like ``torch.cuda``.
+
+Environment variables, read when the first tensor is made:
+
+``QPU_BACKEND``        what runs the kernels, read by libqpu
+``QPU_TORCH_CACHING``  0: memory of a tensor is given back when it dies, and is exactly as long as the tensor
+``QPU_TORCH_COPY``     1: the CPU works on copies, as it must on a board
+"""
+
+from __future__ import annotations
+
+import torch
+
+if not hasattr(torch, "qpu"):
+    torch.utils.rename_privateuse1_backend("qpu")
+
+from torch_qpu import _C, device
+from torch_qpu.counters import Profile, copies, fallbacks, launches, profile, report, reset_counters
+from torch_qpu.device import synchronize
+
+__all__ = [
+    "Profile",
+    "check_finite",
+    "copies",
+    "cpu_view",
+    "fallbacks",
+    "launches",
+    "profile",
+    "report",
+    "reset_counters",
+    "set_qpus",
+    "synchronize",
+]
+
+
+def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the same memory: what one writes the other reads. ``.numpy()`` of it copies nothing either.
+
+    Raises RuntimeError for a tensor of another device, and on a board, whose GPU memory the CPU does not reach like
+    its own: use ``.cpu()`` there.
+    """
+    if tensor.device.type != "qpu":
+        raise RuntimeError(f"cpu_view: expected a qpu tensor, found one on {tensor.device}")
+    view: torch.Tensor = torch.ops.torch_qpu.cpu_view(tensor.detach())
+    return view
+
+
+def set_qpus(count: int) -> None:
+    """Run kernels on so many QPUs, 1 to 12; 0, the default, lets the kernel library choose. Raises ValueError."""
+    _C.set_qpus(count)
+
+
+def check_finite(on: bool) -> None:
+    """Whether operators with an Inf or NaN in an operand go to the CPU, since QPUs do not treat them as IEEE 754 does.
+
+    Off unless set: every operand has to be read for it.
+    """
+    _C.set_finite_only(on)
+
+
+def _register() -> None:
+    """Make the device known to PyTorch; once per process."""
+    if hasattr(torch, "qpu"):
+        return
+    torch._register_device_module("qpu", device)
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+    )
+
+
+_register()

@@ -1,0 +1,298 @@
+"""What the QPUs take for PyTorch's operators, beside the CPU.
+
+    python -m torch_qpu.bench [--quick] [--output FILE.json] [--plot FILE.svg]
+
+The table goes to standard output. For each operator and size: the CPU by a plain scalar loop (where there is one:
+matrix times vector), the CPU by torch (with its BLAS), and the QPUs, as
+
+    compute      the kernels alone
+    end to end   from CPU tensors to a CPU tensor: both copies, launches, and the kernels
+
+with GFLOPS, GB/s, and the share of the limit that binds: 24 G operations on floats per second and GHz of V3D clock per
+12 QPUs, or its memory.
+
+On QPUs all is measured. Where there are none the emulator runs the kernels and its columns are a *model* of a board
+(QPU_BOARD, else a Pi 3): kernels alone, for it models no CPU. CPU columns are always measured, on the machine that runs
+this; on a PC they say nothing about a Pi's CPU, and the document says which it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_qpu
+from torch_qpu import _C
+from torch_qpu.device import MODEL_BACKENDS
+
+SCHEMA = 1
+REPEATS = 5
+FLOPS_PER_CLOCK = 96
+"""12 QPUs, each an addition and a multiplication of 16 elements in four clocks."""
+BYTES_PER_CLOCK = 3.4
+"""Of the bus, reads and stores together: the emulator's model of a Pi 3. Not measured on hardware."""
+CLOCK_HZ = 400e6
+"""Of V3D on a Pi 3, where the emulator does not say."""
+
+Operation = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator at one size."""
+
+    operator: str
+    size: str
+    function: Operation
+    shapes: tuple[tuple[int, ...], ...]
+    flops: int
+    moved: int
+    """Bytes that must be read and written at least."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found; seconds, None where it was not measured."""
+
+    operator: str
+    size: str
+    cpu_naive_s: float | None
+    cpu_torch_s: float
+    qpu_compute_s: float
+    qpu_end_to_end_s: float | None
+    qpu_gflops: float
+    qpu_gbytes_per_s: float
+    share_of_limit: float
+    limit: str
+    """What binds: "arithmetic" or "memory"."""
+    winner: str
+    """Whose time is least, kernels alone: "cpu" or "qpu"."""
+
+
+def cases(quick: bool) -> list[Case]:
+    """The sizes of the table; ``quick`` for those that the emulator runs in seconds."""
+    found = []
+    for width in (10, 100, 1000) if quick else (1, 10, 100, 1000, 10000):
+        found.append(
+            Case("mv", f"100x{width}", torch.mv, ((100, width), (width,)), 200 * width, 4 * (101 * width + 100))
+        )
+    for n in (16, 64) if quick else (16, 64, 128, 192):
+        found.append(Case("mm", f"{n}x{n}x{n}", torch.mm, ((n, n), (n, n)), 2 * n**3, 12 * n * n))
+    for n in (1000, 16384) if quick else (1000, 16384, 262144):
+        found.append(Case("add", str(n), torch.add, ((n,), (n,)), n, 12 * n))
+        found.append(Case("sigmoid", str(n), torch.sigmoid, ((n,),), 30 * n, 8 * n))
+        found.append(Case("sum", str(n), torch.sum, ((n,),), n, 4 * n))
+    found.append(Case("softmax", "64x100", lambda a: a.softmax(-1), ((64, 100),), 64 * 100 * 25, 8 * 6400))
+    found.append(
+        Case(
+            "conv2d",
+            "8x1x28x28, 6 of 5x5",
+            torch.nn.functional.conv2d,
+            ((8, 1, 28, 28), (6, 1, 5, 5)),
+            2 * 8 * 6 * 24 * 24 * 25,
+            4 * (8 * 784 + 150 + 8 * 6 * 576),
+        )
+    )
+    return found
+
+
+def _seconds(work: Callable[[], Any], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _naive(case: Case, operands: list[torch.Tensor]) -> float | None:
+    if case.operator != "mv":
+        return None
+    try:
+        import cpu_cpp
+    except ImportError:
+        return None
+    return statistics.median(float(cpu_cpp.cpu_timed(*operands).compute_s) for _ in range(REPEATS))
+
+
+def measure(case: Case, *, model: bool) -> Row:
+    """One row. Raises AssertionError when the QPUs' result is wrong: times of wrong results mean nothing."""
+    torch.manual_seed(0)
+    operands = [torch.randn(shape) for shape in case.shapes]
+    there = [operand.to("qpu") for operand in operands]
+    expected = case.function(*(operand.double() for operand in operands))
+    found = case.function(*there).cpu().double()
+    scale = max(expected.abs().max().item(), 1.0) * math.sqrt(max(map(torch.numel, operands)))
+    if not torch.all((found - expected).abs() <= 1e-5 * scale):
+        raise AssertionError(f"{case.operator} {case.size}: the QPUs' result is wrong")
+    with torch_qpu.profile() as record:
+        for _ in range(1 if model else REPEATS):
+            case.function(*there)
+    launches = [event for event in record.events if event.kind == "launch"]
+    if not launches or any(event.kind == "fallback" for event in record.events):
+        raise AssertionError(f"{case.operator} {case.size}: it did not run on the QPUs alone")
+    clock = _C.model()[1] if model else CLOCK_HZ
+    if model:
+        compute = sum(event.clocks for event in launches) / clock
+        end_to_end = None
+    else:
+        compute = sum(event.duration_ns for event in launches) / 1e9 / REPEATS
+        end_to_end = _seconds(lambda: case.function(*(operand.to("qpu") for operand in operands)).cpu(), REPEATS)
+    arithmetic, memory = case.flops / (FLOPS_PER_CLOCK * clock), case.moved / (BYTES_PER_CLOCK * clock)
+    cpu = _seconds(lambda: case.function(*operands), REPEATS)
+    return Row(
+        case.operator,
+        case.size,
+        _naive(case, operands),
+        cpu,
+        compute,
+        end_to_end,
+        case.flops / compute / 1e9,
+        case.moved / compute / 1e9,
+        max(arithmetic, memory) / compute,
+        "arithmetic" if arithmetic > memory else "memory",
+        "cpu" if cpu < (end_to_end or compute) else "qpu",
+    )
+
+
+def machine(model: bool) -> dict[str, Any]:
+    """What the figures were taken on."""
+    name, reason = _C.backend()
+    path = Path("/proc/device-tree/model")
+    board = path.read_text(errors="replace").rstrip("\0\n ") if path.is_file() else ""
+    cpu = board if board.startswith("Raspberry Pi") else f"a {platform.machine()} machine, not a Raspberry Pi"
+    return {
+        "cpu": cpu,
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "backend": name,
+        "backend_reason": reason,
+        "model": model,
+        "qpu_label": f"model of a {_C.model()[0]} by the {name}; not measured on hardware"
+        if model
+        else f"measured on {board}",
+        "cpu_label": f"measured on {cpu}",
+    }
+
+
+def table(rows: list[Row], facts: dict[str, Any]) -> str:
+    """For people."""
+
+    def seconds(value: float | None) -> str:
+        return "-" if value is None else f"{value * 1e6:,.1f}"
+
+    mark = " (model)" if facts["model"] else ""
+    heads: tuple[str, ...] = ("operator", "size", "CPU loop", "CPU torch")
+    heads += (f"QPU{mark}", "QPU end to end", f"GFLOPS{mark}", f"GB/s{mark}")
+    lines = [
+        f"CPU:  {facts['cpu_label']}",
+        f"QPUs: {facts['qpu_label']}",
+        "",
+        "microseconds; - is not measured here",
+        " ".join(f"{head:>{20 if i == 1 else 14}}" for i, head in enumerate(heads)) + f"  {'of limit':>22}  faster",
+    ]
+    for row in rows:
+        cells = (
+            row.operator,
+            row.size,
+            seconds(row.cpu_naive_s),
+            seconds(row.cpu_torch_s),
+            seconds(row.qpu_compute_s),
+            seconds(row.qpu_end_to_end_s),
+            f"{row.qpu_gflops:.2f}",
+            f"{row.qpu_gbytes_per_s:.2f}",
+        )
+        share = f"{100 * row.share_of_limit:.0f} % of {row.limit}"
+        lines.append(
+            " ".join(f"{c:>{20 if i == 1 else 14}}" for i, c in enumerate(cells)) + f"  {share:>22}  {row.winner}"
+        )
+    if facts["model"] or "not a" in facts["cpu"]:
+        lines.append("'faster' compares different machines: no statement about a board.")
+    else:
+        lines.append("Where it says cpu, leave the tensors on the CPU.")
+    return "\n".join(lines)
+
+
+def plot(rows: list[Row], facts: dict[str, Any]) -> str:
+    """A bar per row and method, on a logarithmic axis, as SVG."""
+    colours = {"CPU loop": "#999999", "CPU torch": "#4477aa", "QPU": "#cc6633"}
+    values = []
+    for row in rows:
+        times = (row.cpu_naive_s, row.cpu_torch_s, row.qpu_compute_s)
+        values.append((f"{row.operator} {row.size}", dict(zip(colours, times, strict=True))))
+    known = [v for _, bars in values for v in bars.values() if v]
+    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+    left, width, step = 220, 620, 46
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{70 + step * len(values)}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<text x="10" y="18">seconds; CPU: {facts["cpu_label"]}</text>',
+        f'<text x="10" y="34">QPU: {facts["qpu_label"]}</text>',
+    ]
+    for power in range(low, high + 1):
+        x = left + width * (power - low) / max(high - low, 1)
+        parts.append(f'<line x1="{x}" y1="56" x2="{x}" y2="{60 + step * len(values)}" stroke="#dddddd"/>')
+        parts.append(f'<text x="{x - 12}" y="52">1e{power}</text>')
+    for i, (label, bars) in enumerate(values):
+        top = 64 + step * i
+        parts.append(f'<text x="10" y="{top + 22}">{label}</text>')
+        for j, (name, value) in enumerate(bars.items()):
+            if not value:
+                continue
+            length = width * (math.log10(value) - low) / max(high - low, 1)
+            parts.append(
+                f'<rect x="{left}" y="{top + 12 * j}" width="{max(length, 1):.1f}" height="10" fill="{colours[name]}">'
+                f"<title>{name}: {value:.3g} s</title></rect>"
+            )
+    legend = " ".join(
+        f'<tspan fill="{colour}">■ {name}{" (model)" if facts["model"] and name == "QPU" else ""}</tspan>'
+        for name, colour in colours.items()
+    )
+    parts.append(f'<text x="{left}" y="{66 + step * len(values)}">{legend}</text></svg>')
+    return "\n".join(parts)
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def main(words: list[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m torch_qpu.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes only")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--plot", type=Path, help="write a chart as SVG")
+    options = parser.parse_args(words)
+    if not os.environ.get("QPU_BACKEND") and _C.backend()[0] in MODEL_BACKENDS:
+        os.environ["QPU_BACKEND"] = "emulator"
+    model = _C.backend()[0] in MODEL_BACKENDS
+    if _C.backend()[0] == "interpreter":
+        print("the interpreter models no board's times: unset QPU_BACKEND, or QPU_BACKEND=emulator", file=sys.stderr)
+        return 2
+    rows = [measure(case, model=model) for case in cases(options.quick)]
+    facts = machine(model)
+    print(table(rows, facts))
+    document = {"schema": SCHEMA, "machine": facts, "rows": [asdict(row) for row in rows]}
+    if options.output is not None:
+        _write(options.output, json.dumps(document, indent=1))
+    if options.plot is not None:
+        _write(options.plot, plot(rows, facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What the device did: launches, copies, and what went to the CPU; and a record of it for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from torch_qpu import _C
+
+
+class Count(NamedTuple):
+    """Of one kernel, kind of copy or operator."""
+
+    calls: int
+    bytes: int
+    """Read and written; 0 for a fallback, whose kernels are torch's."""
+
+
+def launches() -> dict[str, Count]:
+    """QPU kernels that ran, by name."""
+    return {name: Count(*count) for name, count in _C.counts("launch").items()}
+
+
+def copies() -> dict[str, Count]:
+    """Copies between tensors, by the devices of their ends."""
+    return {name: Count(*count) for name, count in _C.counts("copy").items()}
+
+
+def fallbacks() -> dict[str, int]:
+    """Operators that the CPU computed for tensors of the device, with the number of calls."""
+    return {name: calls for name, (calls, _) in _C.counts("fallback").items()}
+
+
+def reset_counters() -> None:
+    """Begin all three anew."""
+    _C.reset_counts()
+
+
+def report() -> str:
+    """The counters as a table for people."""
+    lines = []
+    for title, rows in (
+        ("on the QPUs", launches()),
+        ("copied", copies()),
+        ("on the CPU", {name: Count(calls, 0) for name, calls in fallbacks().items()}),
+    ):
+        total = sum(row.calls for row in rows.values())
+        lines.append(f"{title}: {total} calls")
+        for name, row in sorted(rows.items(), key=lambda item: -item[1].calls):
+            size = f"{row.bytes / 1024:12.1f} KiB" if row.bytes else ""
+            lines.append(f"  {name:40} {row.calls:8}{size}")
+    return "\n".join(lines)
+
+
+class Event(NamedTuple):
+    """One launch, copy or fallback."""
+
+    kind: str
+    name: str
+    thread: int
+    start_ns: int
+    duration_ns: int
+    bytes: int
+    clocks: int
+    """Of V3D by the emulator's model of a board; -1 on other backends."""
+
+
+@dataclass
+class Profile:
+    """What was recorded between the start and the end of ``profile()``."""
+
+    events: list[Event] = field(default_factory=list)
+    backend: str = ""
+
+    def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+        rows: list[dict[str, object]] = [
+            {"ph": "M", "pid": os.getpid(), "name": "process_name", "args": {"name": f"qpu ({self.backend})"}}
+        ]
+        for event in self.events:
+            arguments: dict[str, object] = {"bytes": event.bytes}
+            if event.clocks >= 0:
+                arguments["V3D clocks (model, not measured on hardware)"] = event.clocks
+            rows.append(
+                {
+                    "ph": "X",
+                    "pid": os.getpid(),
+                    "tid": event.thread,
+                    "cat": event.kind,
+                    "name": event.name,
+                    "ts": event.start_ns / 1000,
+                    "dur": event.duration_ns / 1000,
+                    "args": arguments,
+                }
+            )
+        document = {"traceEvents": rows, "displayTimeUnit": "ns"}
+        target = Path(path)
+        aside = target.with_name(f"{target.name}.{os.getpid()}.{time.monotonic_ns()}")
+        aside.write_text(json.dumps(document))
+        aside.replace(target)
+
+
+class profile:  # noqa: N801 (used like a function, as torch.profiler.profile)
+    """Record every launch, copy and fallback of the process while the context lasts; one record at a time.
+
+    with torch_qpu.profile() as record:
+        model(x)
+    record.export_chrome_trace("trace.json")
+    """
+
+    def __enter__(self) -> Profile:
+        """Begin the record."""
+        self._profile = Profile(backend=_C.backend()[0])
+        _C.start_record()
+        return self._profile
+
+    def __exit__(self, *_: object) -> None:
+        """End it; the events are there from now on."""
+        self._profile.events.extend(Event(*event) for event in _C.stop_record())

@@ -1,0 +1,233 @@
+"""The backend ``qpu`` of torch.compile: chains of elementwise operators become one QPU kernel each.
+
+    fast = torch.compile(model, backend="qpu")
+
+A launch takes about 0.1 ms on a board, and an elementwise kernel is bound by memory, so a chain of k operators that
+runs as one kernel saves k - 1 launches and the reads and writes of what lies between. Everything else of the graph runs
+as it does without torch.compile. Gradients are traced too (AOTAutograd), so backward passes are fused likewise.
+
+How chains are found: nodes are visited in order; one joins the groups of its operands where the shape is the same, no
+operator between them needs the group's results, and a kernel takes the inputs (at most 4 arrays and 6 numbers) and
+outputs (at most 3). A group of two or more becomes one call of ``torch_qpu::chain``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
+"""What one kernel takes; chains.h states the same."""
+
+aten = torch.ops.aten
+
+
+class Writer:
+    """Writes the steps of a chain; values are inputs ("a", node), ("n", number) or steps ("s", index)."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __call__(self, name: str, *operands: Any) -> tuple[str, Any]:
+        """Add a step and return its value."""
+        self.steps.append((name, operands))
+        return "s", len(self.steps) - 1
+
+
+def _number(value: Any) -> tuple[str, Any]:
+    return "n", float(value)
+
+
+def _scaled(write: Writer, value: Any, factor: Any) -> Any:
+    return value if factor == ("n", 1.0) else write("mul", value, factor)
+
+
+def _clamp(write: Writer, x: Any, low: Any = None, high: Any = None) -> Any:
+    if low is not None:
+        x = write("max", x, low)
+    return x if high is None else write("min", x, high)
+
+
+def _power(write: Writer, x: Any, exponent: Any) -> Any:
+    if exponent == ("n", 2.0):
+        return write("mul", x, x)
+    if exponent == ("n", 3.0):
+        return write("mul", write("mul", x, x), x)
+    return None
+
+
+ONE, ZERO, MINUS_ONE, SLOPE = (_number(value) for value in (1, 0, -1, 0.01))
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {
+    aten.add.Tensor: lambda w, a, b, alpha=ONE: w("add", a, _scaled(w, b, alpha)),
+    aten.sub.Tensor: lambda w, a, b, alpha=ONE: w("sub", a, _scaled(w, b, alpha)),
+    aten.add.Scalar: lambda w, a, b, alpha=ONE: w("add", a, _scaled(w, b, alpha)),
+    aten.sub.Scalar: lambda w, a, b, alpha=ONE: w("sub", a, _scaled(w, b, alpha)),
+    aten.rsub.Scalar: lambda w, a, b, alpha=ONE: w("sub", b, _scaled(w, a, alpha)),
+    aten.mul.Tensor: lambda w, a, b: w("mul", a, b),
+    aten.mul.Scalar: lambda w, a, b: w("mul", a, b),
+    aten.div.Tensor: lambda w, a, b: w("div", a, b),
+    aten.div.Scalar: lambda w, a, b: w("div", a, b),
+    aten.maximum.default: lambda w, a, b: w("max", a, b),
+    aten.minimum.default: lambda w, a, b: w("min", a, b),
+    aten.neg.default: lambda w, a: w("neg", a),
+    aten.abs.default: lambda w, a: w("abs", a),
+    aten.exp.default: lambda w, a: w("exp", a),
+    aten.log.default: lambda w, a: w("log", a),
+    aten.sqrt.default: lambda w, a: w("sqrt", a),
+    aten.rsqrt.default: lambda w, a: w("rsqrt", a),
+    aten.reciprocal.default: lambda w, a: w("recip", a),
+    aten.sigmoid.default: lambda w, a: w("sigmoid", a),
+    aten.tanh.default: lambda w, a: w("tanh", a),
+    aten.relu.default: lambda w, a: w("relu", a),
+    aten.silu.default: lambda w, a: w("mul", a, w("sigmoid", a)),
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_max.default: lambda w, a, high: w("min", a, high),
+    aten.hardtanh.default: lambda w, a, low=MINUS_ONE, high=ONE: _clamp(w, a, low, high),
+    aten.leaky_relu.default: lambda w, a, slope=SLOPE: w("gt", a, ZERO, a, w("mul", a, slope)),
+    aten.pow.Tensor_Scalar: _power,
+    aten.addcmul.default: lambda w, a, b, c, value=ONE: w("add", a, _scaled(w, w("mul", b, c), value)),
+    aten.addcdiv.default: lambda w, a, b, c, value=ONE: w("add", a, _scaled(w, w("div", b, c), value)),
+    aten.threshold_backward.default: lambda w, g, x, limit: w("gt", x, limit, g, ZERO),
+    aten.sigmoid_backward.default: lambda w, g, y: w("mul", w("mul", g, w("sub", ONE, y)), y),
+    aten.tanh_backward.default: lambda w, g, y: w("mul", g, w("sub", ONE, w("mul", y, y))),
+}
+
+
+@dataclass
+class Group:
+    """Nodes that become one kernel, in the graph's order."""
+
+    nodes: list[Node] = field(default_factory=list)
+
+    def outputs(self) -> list[Node]:
+        """Those that are needed outside."""
+        own = set(self.nodes)
+        return [node for node in self.nodes if any(user not in own for user in node.users)]
+
+    def written(self) -> tuple[list[Node], list[float], str, str]:
+        """Arrays, numbers, kinds of the inputs, and text of the chain."""
+        write = Writer()
+        values: dict[Node, Any] = {}
+
+        def value(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                return values.get(argument, ("a", argument))
+            return None if argument is None else _number(argument)
+
+        for node in self.nodes:
+            arguments = map(value, node.args)
+            values[node] = RULES[node.target](write, *arguments, **{k: value(v) for k, v in node.kwargs.items()})
+        inputs = list(
+            dict.fromkeys(
+                operand for kind in "an" for _, operands in write.steps for operand in operands if operand[0] == kind
+            )
+        )
+        # A value that is an input as it is, such as clamp without bounds, is no step.
+        number = {item: place for place, item in enumerate(inputs)}
+        number.update({("s", i): len(inputs) + i for i in range(len(write.steps))})
+        steps = ";".join(" ".join((name, *(str(number[o]) for o in operands))) for name, operands in write.steps)
+        stored = ",".join(str(number[values[node]]) for node in self.outputs())
+        arrays = [item for kind, item in inputs if kind == "a"]
+        numbers = [item for kind, item in inputs if kind == "n"]
+        return arrays, numbers, "".join(kind for kind, _ in inputs), f"{steps}>{stored}"
+
+    def fits(self) -> bool:
+        """Whether one kernel takes it."""
+        try:
+            arrays, numbers, _, _ = self.written()
+        except KeyError:
+            return False
+        return 0 < len(arrays) <= MOST_ARRAYS and len(numbers) <= MOST_NUMBERS and len(self.outputs()) <= MOST_OUTPUTS
+
+
+def _on_qpu(node: Any) -> bool:
+    found = node.meta.get("val") if isinstance(node, Node) else None
+    return isinstance(found, torch.Tensor) and found.device.type == "qpu" and found.dtype == torch.float32
+
+
+def _is_fusible(node: Node) -> bool:
+    if node.op != "call_function" or node.target not in RULES or not _on_qpu(node):
+        return False
+    if not node.meta["val"].is_contiguous() or node.meta["val"].numel() == 0:
+        return False
+    for argument in (*node.args, *node.kwargs.values()):
+        if isinstance(argument, Node):
+            if not _on_qpu(argument):
+                return False
+        elif isinstance(argument, bool) or not (argument is None or isinstance(argument, int | float)):
+            return False
+    return RULES[node.target] is not _power or node.args[1] in (2, 3)
+
+
+def _concrete(shape: Sequence[Any]) -> tuple[int, ...] | None:
+    return tuple(shape) if all(isinstance(size, int) for size in shape) else None
+
+
+def groups_of(graph: torch.fx.Graph) -> list[Group]:
+    """The chains of a graph, of two nodes or more."""
+    found: dict[Node, Group] = {}
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        shape = _concrete(node.meta["val"].shape) if _is_fusible(node) else None
+        if shape is None:
+            continue
+        near = []
+        for operand in node.all_input_nodes:
+            group = found.get(operand)
+            if group is not None and group not in near and _concrete(operand.meta["val"].shape) == shape:
+                near.append(group)
+        for join in (near, *([group] for group in near), []):
+            nodes = sorted({n for group in join for n in group.nodes}, key=place.__getitem__)
+            joined = Group([*nodes, node])
+            own = set(joined.nodes)
+            # The kernel runs where its last node is: nobody before that may need its results.
+            early = any(user not in own and place[user] < place[node] for n in nodes for user in n.users)
+            if not early and joined.fits():
+                for n in joined.nodes:
+                    found[n] = joined
+                break
+    unique = {id(group): group for group in found.values()}
+    return [group for group in unique.values() if len(group.nodes) > 1]
+
+
+def fuse(module: GraphModule) -> GraphModule:
+    """Replace the chains of an ATen graph by kernels, in place; the module itself."""
+    graph = module.graph
+    for group in groups_of(graph):
+        arrays, numbers, kinds, steps = group.written()
+        outputs = group.outputs()
+        with graph.inserting_after(group.nodes[-1]):
+            call = graph.call_function(torch.ops.torch_qpu.chain.default, (arrays, numbers, kinds, steps))
+        last = call
+        for i, node in enumerate(outputs):
+            with graph.inserting_after(last):
+                last = graph.call_function(operator.getitem, (call, i))
+            last.meta = dict(node.meta)
+            own = set(group.nodes)
+            node.replace_all_uses_with(last, delete_user_cb=lambda user, own=own: user not in own)
+        for node in reversed(group.nodes):
+            graph.erase_node(node)
+    graph.lint()
+    module.recompile()
+    return module
+
+
+def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """The backend, as torch.compile calls it."""
+    from functorch.compile import make_boxed_func
+    from torch._decomp import get_decompositions
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compile_one(graph: GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        return make_boxed_func(fuse(graph).forward)  # type: ignore[no-any-return]
+
+    decompositions = get_decompositions([aten.silu_backward, aten.gelu, aten.gelu_backward, aten.softplus])
+    compiled: Callable[..., Any] = aot_autograd(fw_compiler=compile_one, decompositions=decompositions)(module, inputs)
+    return compiled

@@ -1,0 +1,341 @@
+"""The device ``qpu``: the same suite on the PC, in an emulated machine and on a Raspberry Pi.
+
+Shapes are small, for one of these is a machine that is emulated; the PC's own suite (tests/native) has the breadth.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch_qpu
+from torch import nn
+
+ULP = 2.0**-23
+
+
+@pytest.fixture(autouse=True)
+def _known_state() -> Iterator[None]:
+    torch.manual_seed(20261121)
+    torch_qpu.reset_counters()
+    yield
+    torch_qpu.check_finite(False)
+    torch_qpu.set_qpus(0)
+    torch.qpu.set_memory_limit(0)
+
+
+def whole(*shape: int) -> torch.Tensor:
+    """Whole numbers so small that float32 computes with them without rounding."""
+    return torch.randint(-9, 10, shape).to(torch.float32)
+
+
+# --- the device ------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_qpu() -> None:
+    assert torch.qpu.is_available()
+    assert torch.qpu.device_count() == 1
+    assert torch.qpu.current_device() == 0
+    assert torch.device("qpu").type == "qpu"
+    assert torch.ones(2, device="qpu").device == torch.device("qpu", 0)
+    with pytest.raises(RuntimeError, match="one qpu"):
+        torch.ones(2, device="qpu:1")
+    properties = torch.qpu.get_device_properties()
+    assert properties.multi_processor_count == 12
+    assert properties.total_memory >= 32 << 20
+    assert properties.backend in properties.name
+    assert properties.is_hardware == ("model" not in properties.name)
+
+
+def test_the_promise_of_the_first_line() -> None:
+    assert torch.randn(64, 128, device="qpu").std().item() == pytest.approx(1, abs=0.1)
+    model = nn.Linear(8, 4)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(model.to("qpu")(x.to("qpu")).cpu(), model.cpu()(x))
+
+
+def test_tensors_travel_and_keep_their_values_shapes_and_strides() -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64):
+        there = torch.arange(24).reshape(2, 3, 4).to(dtype)
+        here = there.to("qpu")
+        assert here.device.type == "qpu"
+        assert here.dtype == dtype
+        assert torch.equal(here.cpu(), there)
+        assert torch.equal(there.qpu().cpu(), there)
+        turned = here.transpose(0, 2)[1:, ::2]
+        assert torch.equal(turned.cpu(), there.transpose(0, 2)[1:, ::2])
+        assert torch.equal(turned.to(torch.complex128).cpu(), there.transpose(0, 2)[1:, ::2].to(torch.complex128))
+    assert torch.tensor(2.5, device="qpu").item() == 2.5
+    assert torch.empty(0, 3, device="qpu").cpu().shape == (0, 3)
+
+
+def test_views_share_memory_and_writes_go_through_them() -> None:
+    base = torch.zeros(4, 6, device="qpu")
+    base[1] = 1
+    base.view(-1)[23] = 9
+    base.t()[0, 2] = 5
+    base[:, 3].fill_(7)
+    expected = torch.zeros(4, 6)
+    expected[1] = 1
+    expected.view(-1)[23] = 9
+    expected[2, 0] = 5
+    expected[:, 3] = 7
+    assert torch.equal(base.cpu(), expected)
+    part = base.as_strided((2, 2), (6, 1), 7)
+    part += 1
+    assert base[1, 1].item() == 2
+    grown = torch.ones(2, device="qpu").resize_(4)
+    assert grown[:2].tolist() == [1, 1]
+
+
+def test_it_prints() -> None:
+    assert repr(torch.tensor([1.5, -2.0], device="qpu")) == "tensor([ 1.5000, -2.0000], device='qpu:0')"
+    assert repr(torch.tensor([], device="qpu")) == "tensor([], device='qpu:0')"
+    assert repr(torch.tensor(3, device="qpu")) == "tensor(3, device='qpu:0')"
+
+
+def test_saving_and_loading_with_map_location() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).to("qpu")
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    for where in ("qpu", "cpu", torch.device("qpu", 0)):
+        file.seek(0)
+        state = torch.load(file, map_location=where, weights_only=True)
+        assert all(value.device.type == torch.device(where).type for value in state.values())
+        assert all(torch.equal(value.cpu(), model.state_dict()[name].cpu()) for name, value in state.items())
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["0.weight"].device.type == "qpu"
+
+
+def test_seeds_give_the_numbers_that_they_give_on_the_cpu() -> None:
+    torch.manual_seed(5)
+    first = torch.randn(40, device="qpu")
+    torch.manual_seed(5)
+    assert torch.equal(torch.randn(40, device="qpu").cpu(), first.cpu())
+    assert torch.equal(torch.randn(40, generator=torch.Generator().manual_seed(5)), first.cpu())
+    state = torch.qpu.get_rng_state()
+    second = torch.rand(5, device="qpu")
+    torch.qpu.set_rng_state(state)
+    assert torch.equal(torch.rand(5, device="qpu").cpu(), second.cpu())
+    own = torch.Generator(device="qpu").manual_seed(5)
+    assert torch.equal(torch.randn(40, device="qpu", generator=own).cpu(), first.cpu())
+    assert torch.qpu.initial_seed() == 5
+
+
+def test_memory_is_counted_kept_and_given_back() -> None:
+    torch.qpu.empty_cache()
+    torch.qpu.reset_peak_memory_stats()
+    before = torch.qpu.memory_allocated()
+    tensor = torch.empty(1000, device="qpu")
+    assert torch.qpu.memory_allocated() - before in range(4000, 4096)
+    assert torch.qpu.memory_reserved() >= torch.qpu.memory_allocated()
+    address = tensor.data_ptr()
+    del tensor
+    assert torch.qpu.memory_allocated() == before
+    assert torch.qpu.max_memory_allocated() >= before + 4000
+    assert torch.empty(1000, device="qpu").data_ptr() == address, "a block that is free is taken again"
+    torch.qpu.empty_cache()
+
+
+def test_memory_that_cannot_be_had_is_told_with_the_mend_and_the_device_goes_on() -> None:
+    torch.qpu.empty_cache()
+    torch.qpu.set_memory_limit(torch.qpu.memory_reserved() + (4 << 20))
+    with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 8\.0 MiB; tensors hold .*gpu_mem"):
+        torch.empty(2 << 20, device="qpu")
+    assert torch.ones(3, device="qpu").sum().item() == 3
+    with pytest.raises(ValueError, match="0 or more"):
+        torch.qpu.set_memory_limit(-1)
+
+
+def test_events_and_streams_say_that_all_is_done() -> None:
+    torch.qpu.synchronize()
+    torch_qpu.synchronize()
+    stream = torch.qpu.current_stream()
+    assert stream.query()
+    begin, end = (torch.Event("qpu", enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.ones(100, device="qpu").add_(1)
+    end.record()
+    end.synchronize()
+    assert end.query()
+    assert begin.elapsed_time(end) > 0
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def on_both(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the device and the CPU make of the same operands; nothing may go to the CPU on the way."""
+    there = [operand.to("qpu") for operand in operands]
+    torch_qpu.reset_counters()
+    found = function(*there)
+    assert found.device.type == "qpu"
+    assert torch_qpu.fallbacks() == {}
+    assert sum(count.calls for count in torch_qpu.launches().values()) >= 1
+    return found.cpu(), function(*operands)
+
+
+EXACT: dict[str, Callable[..., torch.Tensor]] = {
+    "add": lambda a, b: a + b,
+    "add with a factor": lambda a, b: torch.add(a, b, alpha=2),
+    "sub": lambda a, b: a - b,
+    "rsub": lambda a, b: torch.rsub(a, b),
+    "mul": lambda a, b: a * b,
+    "number": lambda a, b: (a * 3 + 1) - b,
+    "lerp": lambda a, b: torch.lerp(a, b, 0.25),
+    "addcmul": lambda a, b: torch.addcmul(a, a, b),
+    "maximum": torch.maximum,
+    "in place": lambda a, b: a.clone().add_(b).mul_(2),
+    "out": lambda a, b: torch.mul(a, b, out=torch.empty_like(a)),
+    "relu": lambda a, _: torch.relu(a),
+    "clamp": lambda a, _: a.clamp(-3, 4),
+    "neg, abs": lambda a, b: (-a).abs() + b,
+    "one row for all": lambda a, b: a + b[:1],
+    "one column for all": lambda a, b: a * b[:, :1],
+    "one element": lambda a, b: a + b[0, 0],
+    "turned": lambda a, b: a.t() + b.t(),
+    "turned and not": lambda a, b: a.t() @ b,
+    "parts": lambda a, b: a[::2, -9:] * b[::2, -9:],
+    "mm": lambda a, b: a @ b.t(),
+    "addmm": lambda a, b: torch.addmm(b[0, : a.shape[0]], a, b.t(), beta=2, alpha=3),
+    "bmm": lambda a, b: torch.bmm(a.expand(2, *a.shape), b.t().expand(2, *b.t().shape)),
+    "mv": lambda a, b: a @ b[0],
+    "dot": lambda a, b: torch.dot(a[0], b[0]),
+    "sum": lambda a, b: (a + b).sum(),
+    "sum of columns": lambda a, _: a.sum(0),
+    "sum of rows": lambda a, _: a.sum(1, keepdim=True),
+    "max": lambda a, _: a.max(),
+    "argmax": lambda a, _: a.argmax(),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("size", [(5, 17), (20, 20), (1, 1)], ids=str)
+def test_operators_are_exact_where_float32_is(name: str, size: tuple[int, int]) -> None:
+    if size == (5, 17) and name == "addmm":
+        size = (5, 5)
+    found, expected = on_both(EXACT[name], whole(*size), whole(*size))
+    assert torch.equal(found, expected)
+
+
+ROUNDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
+    "exp": (torch.exp, 4),
+    "sqrt": (lambda a: a.abs().add(0.1).sqrt(), 8),
+    "rsqrt": (lambda a: a.abs().add(0.1).rsqrt(), 8),
+    "log": (lambda a: a.abs().add(1.5).log(), 8),
+    "div": (lambda a: 3 / (a.abs() + 1), 8),
+    "reciprocal": (lambda a: (a.abs() + 1).reciprocal(), 8),
+    "sigmoid": (torch.sigmoid, 8),
+    "tanh": (torch.tanh, 8),
+    "silu": (nn.functional.silu, 10),
+    "softmax": (lambda a: a.softmax(-1), 32),
+    "norm": (lambda a: a.norm(), 8),
+    "square": (lambda a: a.pow(2), 1),
+    "cube": (lambda a: a.pow(3), 3),
+    "mean": (lambda a: a.abs().mean(), 8),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_operators_keep_their_bounds(name: str) -> None:
+    function, ulps = ROUNDED[name]
+    a = torch.randn(7, 33) * 2
+    found, _ = on_both(function, a)
+    exact = function(a.double())
+    assert torch.all((found.double() - exact).abs() <= ulps * ULP * exact.abs() + 2.0**-124), name
+
+
+def test_images() -> None:
+    x, weight, bias = whole(2, 3, 9, 8), whole(4, 3, 3, 3), whole(4)
+    found, expected = on_both(lambda *t: nn.functional.conv2d(*t, padding=1, stride=2), x, weight, bias)
+    assert torch.equal(found, expected)
+    found, expected = on_both(lambda a: nn.functional.max_pool2d(a, 2), x)
+    assert torch.equal(found, expected)
+    norm = nn.BatchNorm2d(3).eval()
+    norm.running_mean.copy_(torch.tensor([0.5, -1, 2]))
+    norm.running_var.copy_(torch.tensor([1.0, 2, 0.5]))
+    expected = norm(x)
+    found = norm.to("qpu")(x.to("qpu")).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_qpus_do_not_compute_goes_to_the_cpu_and_is_counted() -> None:
+    a = torch.randn(6).to("qpu")
+    assert torch.equal(torch.cumsum(a, 0).cpu(), torch.cumsum(a.cpu(), 0))
+    assert torch_qpu.fallbacks() == {"aten::cumsum.out": 1}
+    b = torch.arange(6, device="qpu")
+    torch_qpu.reset_counters()
+    assert (b * 2).tolist() == [0, 2, 4, 6, 8, 10]
+    assert torch_qpu.fallbacks() == {"aten::mul.out": 1}
+    assert "aten::mul.out" in torch_qpu.report()
+    with pytest.raises(RuntimeError, match="device"):
+        a + torch.ones(6)
+
+
+def test_inf_and_nan_are_computed_by_the_cpu_where_asked() -> None:
+    a = torch.tensor([1.0, float("inf"), float("nan"), -2.0], device="qpu")
+    torch_qpu.check_finite(True)
+    torch_qpu.reset_counters()
+    found = (a * 0).tolist()
+    assert found[0] == 0
+    assert all(value != value for value in found[1:3])
+    assert torch_qpu.fallbacks() == {"aten::mul.out": 1}
+
+
+def test_gradients_are_those_of_the_cpu() -> None:
+    x, weight, bias = whole(3, 5), whole(4, 5), whole(4)
+    grads = []
+    for device in ("cpu", "qpu"):
+        leaves = [t.detach().clone().to(device).requires_grad_() for t in (x, weight, bias)]
+        torch.relu(nn.functional.linear(*leaves)).square().sum().backward()
+        grads.append([leaf.grad.cpu() for leaf in leaves if leaf.grad is not None])
+    assert len(grads[1]) == 3
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_training_learns_exclusive_or_on_the_qpus() -> None:
+    x = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]).to("qpu")
+    y = torch.tensor([[0.0], [1], [1], [0]]).to("qpu")
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).to("qpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(120):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+    assert torch.equal(model(x).round().cpu(), y.cpu())
+
+
+def test_threads_compute_at_once() -> None:
+    faults: list[str] = []
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            a = torch.full((40, 30), float(number), device="qpu")
+            if not torch.equal((a @ a.t() + number).cpu(), torch.full((40, 40), 30.0 * number * number + number)):
+                faults.append(f"thread {number}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
+def test_a_record_opens_in_perfetto(tmp_path: Path) -> None:
+    a = torch.randn(50, device="qpu")
+    with torch_qpu.profile() as record:
+        (a + 1).sort()
+    assert {"launch", "fallback"} <= {event.kind for event in record.events}
+    record.export_chrome_trace(tmp_path / "trace.json")
+    document = json.loads((tmp_path / "trace.json").read_text())
+    spans = [row for row in document["traceEvents"] if row["ph"] == "X"]
+    assert {row["name"] for row in spans} >= {"add"}
+    assert all(row["dur"] >= 0 and row["ts"] > 0 for row in spans)

@@ -1,0 +1,268 @@
+"""Every operator that the QPUs compute, on the samples that PyTorch tests its own kernels with.
+
+Results are compared with the CPU's in float64. A bound is stated per operator, in units of the last place (ULP, here
+2^-23 of the magnitude) plus what flushed denormals lose: ``magnitude`` is that of the exact result, or, where sums are
+formed, the sum of the magnitudes of their terms.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+import torch_qpu
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would make samples that are not used here
+    from torch.testing._internal.common_methods_invocations import op_db
+
+ULP = 2.0**-23
+TINY = 2.0**-124
+MOST_SAMPLES = 40
+
+Tree = Any
+
+
+def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
+    """A tree of arguments with its tensors replaced."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(function, item) for item in tree)
+    if isinstance(tree, dict):
+        return {name: mapped(function, item) for name, item in tree.items()}
+    return tree
+
+
+def first(result: Any) -> torch.Tensor:
+    """The values of an operator that may give their places too."""
+    value: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return value
+
+
+def to_qpu(t: torch.Tensor) -> torch.Tensor:
+    """The same tensor on the device, strides and all."""
+    moved = t.detach().to("qpu")
+    return moved.requires_grad_(t.requires_grad) if t.requires_grad else moved
+
+
+def exact(t: torch.Tensor) -> torch.Tensor:
+    """Float64, where it was float32."""
+    return t.detach().double() if t.dtype == torch.float32 else t.detach()
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What an operator may err."""
+
+    ulps: float
+    sums: bool = False
+    """Whether the magnitude is that of the terms: the operator applied to the arguments' absolute values."""
+    minus: bool = False
+    """Of the terms: the operator subtracts, so their magnitudes are added by hand."""
+
+
+BOUNDS = {
+    "add": Bound(2, sums=True),
+    "sub": Bound(2, minus=True),
+    "rsub": Bound(2, minus=True),
+    "mul": Bound(1),
+    "div": Bound(5),
+    "addcmul": Bound(4, sums=True),
+    "addcdiv": Bound(8, sums=True),
+    "exp": Bound(4),
+    "log": Bound(8),
+    "sqrt": Bound(4),
+    "rsqrt": Bound(4),
+    "reciprocal": Bound(3),
+    "neg": Bound(0),
+    "abs": Bound(0),
+    "sigmoid": Bound(8),
+    "tanh": Bound(8),
+    "nn.functional.relu": Bound(0),
+    "nn.functional.silu": Bound(10),
+    "nn.functional.leaky_relu": Bound(1),
+    "clamp": Bound(0),
+    "clamp_min": Bound(0),
+    "clamp_max": Bound(0),
+    "maximum": Bound(0),
+    "minimum": Bound(0),
+    "mm": Bound(32, sums=True),
+    "addmm": Bound(32, sums=True),
+    "bmm": Bound(32, sums=True),
+    "baddbmm": Bound(32, sums=True),
+    "mv": Bound(32, sums=True),
+    "addmv": Bound(32, sums=True),
+    "dot": Bound(8, sums=True),
+    "matmul": Bound(32, sums=True),
+    "nn.functional.linear": Bound(32, sums=True),
+    "sum": Bound(8, sums=True),
+    "mean": Bound(12, sums=True),
+    "amax": Bound(0),
+    "argmax": Bound(0),
+    "softmax": Bound(64),
+    "nn.functional.conv2d": Bound(64, sums=True),
+    "nn.functional.max_pool2d": Bound(0),
+    "linalg.vector_norm": Bound(8),
+}
+INFOS = {
+    info.name: info for info in op_db if info.name in BOUNDS and info.variant_test_name in ("", "no_rounding_mode")
+}
+
+
+def samples(name: str, *, requires_grad: bool = False) -> Iterator[Any]:
+    torch.manual_seed(3)
+    return islice(INFOS[name].sample_inputs("cpu", torch.float32, requires_grad=requires_grad), MOST_SAMPLES)
+
+
+def magnitude(name: str, call: Callable[..., Any], sample: Any, result: torch.Tensor) -> torch.Tensor:
+    bound = BOUNDS[name]
+    if bound.sums:
+        arguments = mapped(lambda t: exact(t).abs(), (sample.input, sample.args))
+        keywords = mapped(lambda t: exact(t).abs(), sample.kwargs)
+        keywords = {k: abs(v) if k in ("alpha", "beta", "value") else v for k, v in keywords.items()}
+        terms: torch.Tensor = call(arguments[0], *arguments[1], **keywords)
+        return terms.abs()
+    if bound.minus:
+        other = sample.args[0]
+        other = exact(other).abs() if isinstance(other, torch.Tensor) else abs(other)
+        return exact(sample.input).abs() + abs(sample.kwargs.get("alpha", 1)) * other + torch.zeros_like(result)
+    return result.abs()
+
+
+def assert_within(name: str, call: Callable[..., Any], sample: Any, found: torch.Tensor) -> None:
+    arguments = mapped(exact, (sample.input, sample.args, sample.kwargs))
+    expected = call(arguments[0], *arguments[1], **arguments[2])
+    assert found.device.type == "qpu"
+    assert found.shape == expected.shape
+    found = found.detach().cpu()
+    if not found.is_floating_point():
+        assert torch.equal(found, expected), sample
+        return
+    allowed = BOUNDS[name].ulps * ULP * magnitude(name, call, sample, expected) + TINY * max(expected.numel(), 64)
+    error = (found.double() - expected).abs()
+    same = (found.double() == expected) | (error <= allowed)
+    assert torch.all(same), f"{sample}: off by {(error / allowed).max().item():.3g} of the bound"
+
+
+def test_all_operators_with_bounds_have_samples() -> None:
+    assert set(INFOS) == set(BOUNDS)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", sorted(INFOS))
+def test_samples_of_pytorch_keep_the_bounds(name: str) -> None:
+    info = INFOS[name]
+    torch_qpu.reset_counters()
+    tried = 0
+    for sample in samples(name):
+        there = mapped(to_qpu, (sample.input, sample.args, sample.kwargs))
+        found = first(info(there[0], *there[1], **there[2]))
+        assert_within(name, lambda *a, **k: first(info.op(*a, **k)), sample, found)
+        tried += 1
+        if info.inplace_variant is not None and not sample.broadcasts_input:
+            own = mapped(lambda t: to_qpu(t).clone(), sample.input)
+            changed = info.inplace_variant(own, *there[1], **there[2])
+            assert changed is own
+            assert torch.equal(own.cpu(), found.cpu())
+        if info.supports_out and name not in ("matmul", "mean", "nn.functional.linear"):
+            spread = torch.full((*found.shape, 2), 7, dtype=found.dtype, device="qpu")[..., 0]
+            for out in (torch.empty_like(found), spread):
+                assert info.op(there[0], *there[1], **there[2], out=out) is out
+                assert torch.equal(out.cpu(), found.cpu())
+    assert tried > 0
+    assert torch_qpu.launches(), f"no sample ran on the QPUs; fallbacks: {torch_qpu.fallbacks()}"
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", sorted(name for name in INFOS if INFOS[name].supports_autograd))
+def test_gradients_are_those_of_the_cpu(name: str) -> None:
+    info = INFOS[name]
+    for sample in islice(samples(name, requires_grad=True), 12):
+        grads = []
+        for move in (lambda t: t.detach().clone().requires_grad_(t.requires_grad), to_qpu):
+            copy = mapped(move, (sample.input, sample.args, sample.kwargs))
+            leaves: list[torch.Tensor] = []
+            mapped(lambda t, leaves=leaves: leaves.append(t) if t.requires_grad else None, copy)
+            result = first(info(copy[0], *copy[1], **copy[2]))
+            if not leaves or not result.is_floating_point():
+                break
+            result.square().sum().backward()
+            grads.append([leaf.grad.cpu() for leaf in leaves if leaf.grad is not None])
+        if len(grads) == 2:
+            assert len(grads[0]) == len(grads[1])
+            for ours, theirs in zip(grads[1], grads[0], strict=True):
+                scale = theirs.abs().nan_to_num().max().item() if theirs.numel() else 0
+                torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-5 * scale + 2e-4, equal_nan=True)
+
+
+EDGES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
+    "elementwise": (lambda a: a * 2 + a, [(0,), (0, 3), (), (1,), (15,), (16,), (17,), (63,), (64,), (65,), (129,)]),
+    "sum": (lambda a: a.sum(), [(0,), (), (1,), (1000,)]),
+    "sum of rows": (lambda a: a.sum(-1), [(0,), (3, 0), (0, 3), (2, 3, 4), (1, 1)]),
+    "softmax": (lambda a: a.softmax(0), [(0,), (), (1,), (5, 0), (65, 2), (2, 65)]),
+    "mm": (lambda a: a @ a.mT, [(0, 0), (0, 3), (3, 0), (1, 1), (17, 33)]),
+    "max": (lambda a: a.max(), [(), (1,), (100,)]),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_sizes_at_the_limits(name: str) -> None:
+    function, shapes = EDGES[name]
+    for shape in shapes:
+        a = torch.randint(-9, 9, shape).float()
+        found = function(a.to("qpu"))
+        assert found.shape == function(a).shape
+        torch.testing.assert_close(found.cpu(), function(a), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool])
+def test_other_dtypes_are_the_cpus(dtype: torch.dtype) -> None:
+    a, b = torch.randint(0, 2, (4, 5)).to(dtype), torch.randint(0, 2, (4, 5)).to(dtype)
+    torch_qpu.reset_counters()
+    found = a.to("qpu") * b.to("qpu")
+    assert found.dtype == dtype
+    assert torch.equal(found.cpu(), a * b)
+    assert torch_qpu.fallbacks() == {"aten::mul.out": 1}
+    assert not torch_qpu.launches()
+    mixed = torch.ones(4, 5, device="qpu") + b.to("qpu")
+    assert mixed.dtype == torch.promote_types(torch.float32, dtype)
+    assert torch.equal(mixed.cpu(), torch.ones(4, 5) + b)
+
+
+def test_a_result_of_another_dtype_or_shape_is_made_as_torch_makes_it() -> None:
+    a = torch.tensor([1.0, 2.0], device="qpu")
+    wide = torch.empty(2, dtype=torch.float64, device="qpu")
+    torch.add(a, a, out=wide)
+    assert wide.tolist() == [2, 4]
+    grown = torch.empty(0, device="qpu")
+    assert torch.mul(a, a, out=grown) is grown
+    assert grown.tolist() == [1, 4]
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.add(a, a, out=torch.empty(2, dtype=torch.int64, device="qpu"))
+    with pytest.raises(RuntimeError, match=r"match the size|must match"):
+        a + torch.ones(3, device="qpu")
+    with pytest.raises(RuntimeError, match=r"shapes|mat1|size"):
+        torch.ones(2, 3, device="qpu") @ torch.ones(2, 3, device="qpu")
+    overlapping = torch.ones(4, device="qpu")
+    with pytest.raises(RuntimeError, match=r"overlap|single memory"):
+        torch.add(overlapping[:3], 1, out=overlapping[1:])
+
+
+def test_gradcheck_where_float32_allows() -> None:
+    def check(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> None:
+        torch.manual_seed(0)
+        leaves = [torch.randn(shape).to("qpu").requires_grad_() for shape in shapes]
+        with pytest.warns(UserWarning, match="double precision"):
+            assert torch.autograd.gradcheck(function, leaves, eps=1e-2, atol=2e-2, rtol=5e-2, nondet_tol=0)
+
+    check(lambda a, b: a * b + a, (3, 2), (3, 2))
+    check(torch.tanh, (5,))
+    check(lambda a, b: a @ b, (2, 3), (3, 2))
+    check(lambda a: a.softmax(-1), (2, 4))
+    check(torch.nn.functional.conv2d, (1, 2, 5, 4), (2, 2, 3, 3), (2,))

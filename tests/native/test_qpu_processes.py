@@ -1,0 +1,179 @@
+"""What happens around the device: processes that fork, end or fail, and the ways in which memory is handed out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch_qpu
+
+
+def python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own with the device."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import torch, torch_qpu\n" + script],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def fine(script: str, **environment: str) -> str:
+    done = python(script, **environment)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_a_process_ends_with_tensors_alive_in_threads_and_globals() -> None:
+    script = """
+import atexit, threading
+kept = [torch.randn(100, device="qpu") for _ in range(3)]
+model = torch.nn.Linear(4, 4).to("qpu")
+model(torch.randn(2, 4, device="qpu")).sum().backward()
+atexit.register(lambda: print(kept[0].add(1).shape))
+threading.Thread(target=lambda: kept.append(torch.ones(5, device="qpu") * 2)).start()
+"""
+    assert fine(script) == "torch.Size([100])\n"
+
+
+def test_a_child_that_was_forked_computes_on_its_own_copy() -> None:
+    script = """
+import os
+a = torch.arange(40.0).to("qpu")
+_ = a + 1
+child = os.fork()
+if child == 0:
+    b = a * 2
+    a.fill_(7)
+    good = b.cpu().equal(torch.arange(40.0) * 2) and torch.randn(30, device="qpu").shape == (30,)
+    os._exit(0 if good else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print(a.cpu().equal(torch.arange(40.0)))
+"""
+    assert fine(script) == "True\n"
+
+
+def test_forks_while_threads_compute() -> None:
+    script = """
+import os, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+stop = threading.Event()
+def work():
+    a = torch.ones(30, 30, device="qpu")
+    while not stop.is_set():
+        a @ a
+threads = [threading.Thread(target=work) for _ in range(2)]
+for t in threads: t.start()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (torch.ones(20, device="qpu") + 1).sum().item() == 40 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+stop.set()
+for t in threads: t.join()
+print("good")
+"""
+    assert fine(script) == "good\n"
+
+
+def test_a_kernel_fault_raises_and_the_device_goes_on() -> None:
+    script = """
+a = torch.ones(1000, device="qpu")
+a.untyped_storage().resize_(64)
+for call in (lambda: a + a, lambda: a.neg()):
+    try:
+        call()
+    except RuntimeError as fault:
+        print("SharedArray" in str(fault))
+print((torch.ones(1000, device="qpu") + 1).sum().item())
+"""
+    # Without caching the interpreter notices the first word beyond a tensor.
+    assert fine(script, QPU_TORCH_CACHING="0").split() == ["True", "True", "2000.0"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"QPU_TORCH_CACHING": "0"}, {"QPU_TORCH_COPY": "1"}, {"QPU_BACKEND": "emulator"}],
+    ids=["no caching", "copies", "emulator"],
+)
+def test_the_suite_of_the_board_passes_otherwise_too(environment: dict[str, str]) -> None:
+    suite = Path(__file__).resolve().parent.parent / "device" / "test_torch_qpu.py"
+    words = ["-m", "pytest", "-c", os.devnull, f"--rootdir={suite.parent}", "-p", "no:cacheprovider", "-q"]
+    # A block that is taken again is what caching is; threads at once are slow on the emulator.
+    without = {"QPU_TORCH_CACHING": "kept", "QPU_BACKEND": "threads"}.get(next(iter(environment)), "none")
+    done = subprocess.run(
+        [sys.executable, *words, "-W", "error", "-k", f"not {without}", str(suite)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+def test_a_view_for_the_cpu_copies_nothing() -> None:
+    a = torch.zeros(4, 3, device="qpu")
+    torch_qpu.reset_counters()
+    view = torch_qpu.cpu_view(a)
+    array = view.t().numpy()
+    array[1, 2] = 5
+    assert torch_qpu.copies() == {}
+    assert a[2, 1].item() == 5
+    assert a.data_ptr() == view.data_ptr()
+    del a
+    assert array[1, 2] == 5, "the view keeps the memory"
+    with pytest.raises(RuntimeError, match="expected a qpu tensor"):
+        torch_qpu.cpu_view(torch.ones(2))
+    script = """
+try:
+    torch_qpu.cpu_view(torch.ones(2, device="qpu"))
+except RuntimeError as fault:
+    print(str(fault).split(":")[0])
+"""
+    assert fine(script, QPU_TORCH_COPY="1").startswith("the CPU has no plain view")
+
+
+def test_a_backend_that_does_not_exist_is_told() -> None:
+    done = python("print(torch.qpu.is_available())", QPU_BACKEND="vulkan")
+    assert done.stdout == "False\n"
+    done = python("torch.ones(20, device='qpu') + 1", QPU_BACKEND="vulkan")
+    assert done.returncode != 0
+    assert "vulkan" in done.stderr
+
+
+def test_segments_are_cut_joined_and_given_back() -> None:
+    torch.qpu.empty_cache()
+    before = torch.qpu.memory_stats()
+    tensors = [torch.empty(size, dtype=torch.uint8, device="qpu") for size in (100, 200, 70_000, 64, 3_000_000)]
+    stats = torch.qpu.memory_stats()
+    assert stats["segments.current"] - before["segments.current"] in (1, 2)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    assert all(address % 64 == 0 for address in addresses)
+    del tensors[1], tensors[0]
+    joined = torch.empty(300, dtype=torch.uint8, device="qpu")
+    assert joined.data_ptr() == addresses[0], "two neighbours that are free are one"
+    tensors.clear()
+    del joined
+    assert torch.qpu.memory_allocated() == before["allocated_bytes.current"]
+    torch.qpu.empty_cache()
+    assert torch.qpu.memory_reserved() <= before["reserved_bytes.current"]
+
+
+def test_kept_memory_is_given_back_before_memory_is_said_to_be_out() -> None:
+    torch.qpu.empty_cache()
+    torch.qpu.set_memory_limit(torch.qpu.memory_reserved() + (6 << 20))
+    try:
+        del_me = torch.empty(1 << 20, device="qpu")
+        del del_me
+        retries = torch.qpu.memory_stats()["retries"]
+        assert torch.empty(5 << 20, dtype=torch.uint8, device="qpu").numel() == 5 << 20
+        assert torch.qpu.memory_stats()["retries"] == retries + 1
+    finally:
+        torch.qpu.set_memory_limit(0)
