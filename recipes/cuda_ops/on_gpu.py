@@ -34,7 +34,6 @@ SANITIZED = {
     "memcheck": "elementwise_agrees or softmax_in_any_layout or launch_form_writes or test_matvec_agrees",
     "racecheck": "softmax_in_any_layout or softmax_of_long_rows or matvec_cut",
     "synccheck": "softmax_in_any_layout or softmax_of_long_rows or matvec_cut",
-    "initcheck": "softmax_of_long_rows or matvec_cut",
 }
 """Which tests each tool of compute-sanitizer watches: those that between them start every kernel."""
 
@@ -97,8 +96,10 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
     found = {}
     for tool, select in SANITIZED.items():
         argv: list[str | Path] = [program, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all"]
-        # Only our own kernels: what torch starts to make inputs and references is its own affair.
-        argv += ["--kernel-regex=kns=cuda_ops", sys.executable, "-m", "pytest", "-c", os.devnull]
+        if tool != "memcheck":
+            # Only our own kernels: how torch shares memory among its threads is its own affair.
+            argv.append("--kernel-regex=kns=cuda_ops")
+        argv += [sys.executable, "-m", "pytest", "-c", os.devnull]
         argv += [f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider", "-q", "-k", f"cuda and ({select})", TESTS]
         # Without the caching allocator every tensor is an allocation of its own, whose ends are watched.
         watched = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

@@ -114,10 +114,11 @@ def compare(
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
     """A launch of the plain kernel, in torch's stream, by CuPy. Raises ImportError without it."""
     import cupy
-    import torch
+
+    from cuda_ops.array_exp import torchs_stream
 
     kernel = cupy.RawKernel(PLAIN_KERNEL, "plain_add")
-    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+    stream = torchs_stream(cupy)
     n = a.numel()
     pointers = tuple(cupy.from_dlpack(item) for item in (c, a, b))
 
@@ -146,9 +147,11 @@ def additions() -> list[Comparison]:
         try:
             import cupy
 
+            from cuda_ops.array_exp import torchs_stream
+
             candidates["S2's kernel"] = plain_add(a, b, c)
             x, y, z = (cupy.from_dlpack(item) for item in (a, b, c))
-            stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+            stream = torchs_stream(cupy)
 
             def by_cupy(x: Any = x, y: Any = y, z: Any = z, stream: Any = stream) -> None:
                 with stream:
@@ -185,8 +188,10 @@ def exponentials() -> list[Comparison]:
     try:
         import cupy
 
+        from cuda_ops.array_exp import torchs_stream
+
         there = cupy.from_dlpack(x)
-        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        stream = torchs_stream(cupy)
 
         def by_cupy() -> None:
             with stream:

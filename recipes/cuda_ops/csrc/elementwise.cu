@@ -133,4 +133,9 @@ int run(const Elementwise& work, void* stream) {
 
 const char* explain(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
+int current_device() {
+  int device = -1;
+  return cudaGetDevice(&device) == cudaSuccess ? device : -1;
+}
+
 }  // namespace cuda_ops::cuda

@@ -73,6 +73,8 @@ int run(const Matvec& work, void* stream);
 // Into how many parts the columns are cut, so that all of the GPU has work.
 int splits_of(const Matvec& work);
 const char* explain(int error);
+// The calling thread's, or -1.
+int current_device();
 }  // namespace cuda
 
 // The same by plain loops: the reference, and what runs for tensors in the CPU's memory.

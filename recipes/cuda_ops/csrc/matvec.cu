@@ -3,6 +3,7 @@
 // Where too few rows are there for all of the GPU, the columns are shared out among blocks as well, whose sums a second
 // kernel adds up, in a fixed order: the same input gives the same output.
 #include <algorithm>
+#include <initializer_list>
 
 #include "device.cuh"
 
@@ -11,8 +12,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kInFlight = 8;
-constexpr int64_t kColumnsOfWarp = 2048;
+// Measured on an H200: how many packs a thread has in flight, and up to how many columns a warp takes a row.
+template <typename T>
+constexpr int kInFlight = sizeof(T) == 4 ? 8 : 4;
+template <typename T, int kCount>
+constexpr int kColumnsInFlight = sizeof(T) * kCount == 16 ? 2 : 8;
+constexpr int64_t kBytesOfWarp[] = {8192, 32768};  // of a row, for 4 and for 2 bytes an element
+constexpr int kNarrow = 8;
 constexpr int64_t kMostSplits = 512;
 
 template <typename T>
@@ -45,15 +51,15 @@ __device__ inline float dot(const Pack<T, kCount>& a, const Pack<T, kCount>& x, 
 template <typename T, int kCount, int kRows, int kGroup>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
-  constexpr int kSteps = kInFlight / kRows;
+  constexpr int kSteps = std::max(kInFlight<T> / kRows, 1);
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * (kThreads / kGroup) + threadIdx.x / kGroup) * kRows;
-  if (row >= work.rows) return;  // a whole group, never a part of one
+  if (kGroup != kNarrow && row >= work.rows) return;  // a whole warp or block
 
   const Packed* rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // Beyond the last row the last one is computed again and not stored.
+    // Beyond the last row the last one is computed again and not stored: all lanes of a warp stay together.
     const int64_t which = min(row + r, work.rows - 1);
     rows[r] = reinterpret_cast<const Packed*>(static_cast<const T*>(work.matrix) + which * work.row_stride);
   }
@@ -84,7 +90,12 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const Matvec work) {
   __shared__ float room[kWarp];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const float sum = kGroup == kWarp ? across_warp(sums[r], Sum{}) : across_block(sums[r], Sum{}, room);
+    float sum = 0.0F;
+    if constexpr (kGroup == kThreads) {
+      sum = across_block(sums[r], Sum{}, room);
+    } else {
+      sum = across_warp<kGroup>(sums[r], Sum{});
+    }
     if (thread == 0 && row + r < work.rows) store<T>(work, row + r, sum);
   }
 }
@@ -95,6 +106,7 @@ template <typename T, int kCount, int kWidth>
 __global__ void __launch_bounds__(kThreads) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
   constexpr int kGroups = kThreads / kWidth;
+  constexpr int kFlight = kColumnsInFlight<T, kCount>;
   __shared__ float sums[kGroups][kWidth * kCount + 1];
   const int lane = static_cast<int>(threadIdx.x) % kWidth;
   const int group = static_cast<int>(threadIdx.x) / kWidth;
@@ -111,13 +123,13 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const Matvec work) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) mine[e] = fmaf(to_float(a.values[e]), x, mine[e]);
     };
-    for (; i + (kInFlight - 1) * kGroups < last; i += kInFlight * kGroups) {
-      Packed a[kInFlight];
+    for (; i + (kFlight - 1) * kGroups < last; i += kFlight * kGroups) {
+      Packed a[kFlight];
 #pragma unroll
-      for (int s = 0; s < kInFlight; ++s)
+      for (int s = 0; s < kFlight; ++s)
         a[s] = *reinterpret_cast<const Packed*>(at + (i + s * kGroups) * work.column_stride);
 #pragma unroll
-      for (int s = 0; s < kInFlight; ++s) add(a[s], to_float(vector[i + s * kGroups]));
+      for (int s = 0; s < kFlight; ++s) add(a[s], to_float(vector[i + s * kGroups]));
     }
     for (; i < last; i += kGroups)
       add(*reinterpret_cast<const Packed*>(at + i * work.column_stride), to_float(vector[i]));
@@ -167,43 +179,55 @@ int multiprocessors() {
 // How the work is cut: what a block takes, and how many blocks there are in either direction.
 struct Plan {
   bool by_columns = false;
-  bool packed = false;
-  int rows = 1;    // by rows: of a group of threads
-  int width = kWarp;  // by columns: lanes side by side
+  int pack = 1;       // elements that are read at once
+  int rows = 1;       // by rows: of a group of threads
+  int width = kWarp;  // by rows: threads of a group; by columns: lanes side by side
   int64_t blocks = 1;
-  int splits = 1;
+  int64_t splits = 1;
 };
 
+// The largest pack of 16 or 8 bytes into which everything can be cut; else single elements.
+int pack_of(Type type, int64_t run, int64_t stride, std::initializer_list<const void*> pointers) {
+  for (const int bytes : {16, 8}) {
+    const int count = bytes / size_of(type);
+    const bool fits = std::all_of(pointers.begin(), pointers.end(), [&](const void* pointer) {
+      return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+    });
+    if (fits && run % count == 0 && stride % count == 0) return count;
+  }
+  return 1;
+}
+
 Plan plan(const Matvec& work) {
-  const int count = 16 / size_of(work.type);
   const int64_t all = multiprocessors();
   Plan made;
   made.by_columns = work.column_stride != 1;
   int64_t fewest_columns = 0;
+  int64_t wanted = 0;
   if (made.by_columns) {
-    made.packed = work.row_stride == 1 && work.rows % count == 0 && work.column_stride % count == 0 &&
-                  aligned(work.matrix);
-    const int64_t lanes = divide_up(work.rows, made.packed ? count : 1);
+    if (work.row_stride == 1) made.pack = pack_of(work.type, work.rows, work.column_stride, {work.matrix});
+    const int64_t lanes = divide_up(work.rows, made.pack);
     while (made.width > 8 && made.width / 2 >= lanes) made.width /= 2;
     made.blocks = divide_up(lanes, made.width);
-    fewest_columns = int64_t{kInFlight} * kThreads / made.width;
+    fewest_columns = int64_t{8} * kThreads / made.width;
+    wanted = 4 * all;
   } else {
-    made.packed = work.columns % count == 0 && work.row_stride % count == 0 && aligned(work.matrix) &&
-                  aligned(work.vector);
+    made.pack = pack_of(work.type, work.columns, work.row_stride, {work.matrix, work.vector});
     made.rows = work.rows >= 16 * all ? 4 : (work.rows >= 4 * all ? 2 : 1);
-    const int64_t groups = work.columns <= kColumnsOfWarp ? kWarps : 1;
-    made.blocks = divide_up(work.rows, made.rows * groups);
-    fewest_columns = int64_t{kThreads} * count * 2;
+    const int64_t bytes = work.columns * size_of(work.type);
+    const bool by_warps = bytes <= kBytesOfWarp[size_of(work.type) == 4 ? 0 : 1] && work.rows >= 4 * all;
+    made.width = by_warps ? (work.columns / made.pack <= 2 * kWarp ? kNarrow : kWarp) : kThreads;
+    made.blocks = divide_up(work.rows, made.rows * (kThreads / made.width));
+    fewest_columns = int64_t{kThreads} * made.pack * 2;
+    wanted = made.blocks >= 2 * all || by_warps ? 1 : 4 * all;
   }
-  // Enough blocks for every multiprocessor to have several; fewer that are larger if that is near.
-  const int64_t wanted = made.blocks >= 3 * all ? 1 : divide_up(6 * all, std::max<int64_t>(made.blocks, 1));
   const int64_t possible = std::max<int64_t>(work.columns / fewest_columns, 1);
-  made.splits = static_cast<int>(std::min({wanted, possible, kMostSplits}));
+  made.splits = std::min({divide_up(wanted, std::max<int64_t>(made.blocks, 1)), possible, kMostSplits});
   return made;
 }
 
 template <typename T, int kCount>
-int launch(const Matvec& work, const Plan& made, cudaStream_t stream) {
+void launch(const Matvec& work, const Plan& made, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(made.blocks), static_cast<unsigned>(work.splits));
   if (made.by_columns) {
     by_count<8, 16, 32>(made.width, [&](auto width) {
@@ -211,19 +235,16 @@ int launch(const Matvec& work, const Plan& made, cudaStream_t stream) {
     });
   } else {
     by_count<1, 2, 4>(made.rows, [&](auto rows) {
-      if (work.columns <= kColumnsOfWarp) {
-        rows_kernel<T, kCount, rows(), kWarp><<<grid, kThreads, 0, stream>>>(work);
-      } else {
-        rows_kernel<T, kCount, rows(), kThreads><<<grid, kThreads, 0, stream>>>(work);
-      }
+      by_count<kNarrow, kWarp, kThreads>(made.width, [&](auto width) {
+        rows_kernel<T, kCount, rows(), width()><<<grid, kThreads, 0, stream>>>(work);
+      });
     });
   }
-  return cudaGetLastError();
 }
 
 }  // namespace
 
-int splits_of(const Matvec& work) { return work.rows == 0 ? 1 : plan(work).splits; }
+int splits_of(const Matvec& work) { return work.rows == 0 ? 1 : static_cast<int>(plan(work).splits); }
 
 int run(const Matvec& work, void* stream) {
   if (work.rows == 0) return cudaSuccess;
@@ -231,7 +252,8 @@ int run(const Matvec& work, void* stream) {
   return by_type(work.type, [&](auto zero) {
     using T = decltype(zero);
     const Plan made = plan(work);
-    const int error = made.packed ? launch<T, kFullPack<T>>(work, made, on) : launch<T, 1>(work, made, on);
+    by_count<1, kFullPack<T> / 2, kFullPack<T>>(made.pack, [&](auto count) { launch<T, count()>(work, made, on); });
+    const int error = cudaGetLastError();
     if (error != cudaSuccess || work.splits == 1) return error;
     sum_kernel<T><<<static_cast<unsigned>(divide_up(work.rows, kWarp)), kThreads, 0, on>>>(work);
     return static_cast<int>(cudaGetLastError());

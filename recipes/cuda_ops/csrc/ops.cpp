@@ -2,9 +2,9 @@
 //
 // Each operator NAME has three entries:
 //
-//   NAME                  what is called. It asks whether a gradient will be wanted, and hands on to
-//   _NAME                 the computation, for CUDA and for the CPU; or, where a gradient is wanted, to
-//   _NAME_differentiable  the same computation, which has a backward formula, written in Python.
+//   NAME                  what is called. Where gradients are on it asks whether one will be wanted, and hands on to
+//   _NAME                 the same without gradients; or, where a gradient is wanted, to
+//   _NAME_differentiable  the same with a backward formula, which is written in Python.
 //
 // So a call that needs no gradient never enters Python: it costs about what a call of torch's own operators does.
 //
@@ -114,8 +114,6 @@ class Operand {
     TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(made.get(), &kept));
     return {name_, kept};
   }
-  [[nodiscard]] StableIValue release() { return torch::stable::detail::from(std::exchange(handle_, nullptr)); }
-
   [[nodiscard]] std::string shape_text() const {
     std::string text = "[";
     for (int64_t d = 0; d < dim_; ++d) text += (d == 0 ? "" : ", ") + std::to_string(sizes_[d]);
@@ -175,12 +173,26 @@ void require_same_shape(const char* op, const Operand& a, const Operand& b) {
            a.shape_text() + " and " + b.shape_text());
 }
 
-Operand empty(int64_t dim, const int64_t* sizes, const int64_t* strides, const Operand& beside, int32_t type) {
-  AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dim, sizes, strides, type, beside.device_type(), beside.device(), &made));
-  return {"result", made};
-}
+// A tensor that was made here, of which nothing is asked.
+class Result {
+ public:
+  Result(int64_t dim, const int64_t* sizes, const int64_t* strides, const Operand& beside, int32_t type) {
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(dim, sizes, strides, type, beside.device_type(), beside.device(), &handle_));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle_, &data_));
+  }
+  Result(const Result&) = delete;
+  Result& operator=(const Result&) = delete;
+  ~Result() {
+    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+  }
+  [[nodiscard]] void* data() const { return data_; }
+  [[nodiscard]] StableIValue release() { return torch::stable::detail::from(std::exchange(handle_, nullptr)); }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+  void* data_ = nullptr;
+};
 
 // Strides of rows that lie behind each other.
 Sizes in_rows(const Operand& like) {
@@ -200,10 +212,8 @@ void run_beside(const Operand& operand, const char* op, const Work& work) {
   void* stream = nullptr;
   if (aoti_torch_get_current_cuda_stream == nullptr) refuse(std::string(op) + ": this torch was built without CUDA");
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(operand.device(), &stream));
-  int32_t current = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&current));
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (current != operand.device()) guard.emplace(operand.device());
+  if (cuda::current_device() != operand.device()) guard.emplace(operand.device());
   if (const int error = cuda::run(work, stream)) refuse(std::string(op) + ": CUDA says: " + cuda::explain(error));
 }
 
@@ -244,8 +254,8 @@ bool lay_out(Elementwise& work, const Operand& like, const std::vector<const int
   return true;
 }
 
-void run_elementwise(const char* op, Elementwise& work, const Operand& out, const Operand& a, const Operand* b) {
-  work.out = out.data();
+void run_elementwise(const char* op, Elementwise& work, void* out, const Operand& a, const Operand* b) {
+  work.out = out;
   work.in = {a.data(), b == nullptr ? nullptr : b->data()};
   run_beside(a, op, work);
 }
@@ -257,11 +267,11 @@ StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, co
   work.count = a.count();
   const bool alike = b == nullptr || std::equal(a.strides(), a.strides() + a.dim(), b->strides());
   if (alike && (a.is_contiguous() || fills_its_memory(a))) {
-    Operand out = empty(a.dim(), a.sizes(), a.strides(), a, a.type());
+    Result out(a.dim(), a.sizes(), a.strides(), a, a.type());
     work.dims = 1;
     work.sizes[0] = work.count;
     for (auto& operand : work.strides) operand[0] = 1;
-    run_elementwise(op, work, out, a, b);
+    run_elementwise(op, work, out.data(), a, b);
     return out.release();
   }
   const Sizes strides = in_rows(a);
@@ -273,8 +283,8 @@ StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, co
     const Operand other = b->contiguous();
     return elementwise(op, work, dense, &other);
   }
-  Operand out = empty(a.dim(), a.sizes(), strides.data(), a, a.type());
-  run_elementwise(op, work, out, a, b);
+  Result out(a.dim(), a.sizes(), strides.data(), a, a.type());
+  run_elementwise(op, work, out.data(), a, b);
   return out.release();
 }
 
@@ -322,7 +332,7 @@ void softmax(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) 
   std::optional<Operand> copy;
   if (!in_place) copy.emplace(x.contiguous());
   work.row_stride = in_place && x.dim() == 2 ? x.strides()[0] : work.columns;
-  Operand out = empty(x.dim(), x.sizes(), in_rows(x).data(), x, x.type());
+  Result out(x.dim(), x.sizes(), in_rows(x).data(), x, x.type());
   work.in = in_place ? x.data() : copy->data();
   work.out = out.data();
   run_beside(x, "softmax", work);
@@ -347,14 +357,14 @@ void matvec(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   work.matrix = matrix.data();
   work.vector = dense ? dense->data() : vector.data();
   constexpr int64_t kOne = 1;
-  Operand out = empty(1, &work.rows, &kOne, matrix, matrix.type());
+  Result out(1, &work.rows, &kOne, matrix, matrix.type());
   work.out = out.data();
-  std::optional<Operand> partial;
+  std::optional<Result> partial;
   if (matrix.is_cuda()) work.splits = cuda::splits_of(work);
   if (work.splits > 1) {
     // The allocator gives this memory to later work of the same stream only: it may be let go before it was used.
     const int64_t size = work.splits * work.rows;
-    partial.emplace(empty(1, &size, &kOne, matrix, static_cast<int32_t>(ScalarType::Float)));
+    partial.emplace(1, &size, &kOne, matrix, static_cast<int32_t>(ScalarType::Float));
     work.partial = static_cast<float*>(partial->data());
   }
   run_beside(matrix, "matvec", work);
@@ -389,7 +399,7 @@ void torch_launch_add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*r
     work.strides[i][0] = dense ? 1 : operand.strides()[0];
   }
   if (work.strides[0][0] == 0 && n > 1) refuse(std::string(op) + ": c has one element in several places");
-  run_elementwise(op, work, c, a, &b);
+  run_elementwise(op, work, c.data(), a, &b);
 }
 
 AtenTensorHandle tensor_in(StableIValue boxed) { return torch::stable::detail::to<AtenTensorHandle>(boxed); }
@@ -434,11 +444,11 @@ void define(torch::stable::detail::StableLibrary& library, const std::string& na
 }
 
 void compute(torch::stable::detail::StableLibrary& library) {
-  library.impl("_add2", add2).impl("_add2_differentiable", add2);
-  library.impl("_axpy", axpy).impl("_axpy_differentiable", axpy);
-  library.impl("_exp", exp).impl("_exp_differentiable", exp);
-  library.impl("_softmax", softmax).impl("_softmax_differentiable", softmax);
-  library.impl("_matvec", matvec).impl("_matvec_differentiable", matvec);
+  library.impl("add2", add2).impl("_add2", add2).impl("_add2_differentiable", add2);
+  library.impl("axpy", axpy).impl("_axpy", axpy).impl("_axpy_differentiable", axpy);
+  library.impl("exp", exp).impl("_exp", exp).impl("_exp_differentiable", exp);
+  library.impl("softmax", softmax).impl("_softmax", softmax).impl("_softmax_differentiable", softmax);
+  library.impl("matvec", matvec).impl("_matvec", matvec).impl("_matvec_differentiable", matvec);
   library.impl("torch_launch_add2", torch_launch_add2);
 }
 
@@ -456,12 +466,15 @@ STABLE_TORCH_LIBRARY(cuda_ops, library) {
   library.def("_trust_requires_grad(bool known) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ops, CompositeImplicitAutograd, library) {
+STABLE_TORCH_LIBRARY_IMPL(cuda_ops, Autograd, library) {
   library.impl("add2", cuda_ops::hand_on<cuda_ops::kAdd2, 0, 1>);
   library.impl("axpy", cuda_ops::hand_on<cuda_ops::kAxpy, 1, 2>);
   library.impl("exp", cuda_ops::hand_on<cuda_ops::kExp, 0>);
   library.impl("softmax", cuda_ops::hand_on<cuda_ops::kSoftmax, 0>);
   library.impl("matvec", cuda_ops::hand_on<cuda_ops::kMatvec, 0, 1>);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ops, CompositeImplicitAutograd, library) {
   library.impl("_requires_grad", cuda_ops::requires_grad);
   library.impl("_trust_requires_grad", cuda_ops::trust_requires_grad);
 }

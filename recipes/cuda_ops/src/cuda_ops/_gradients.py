@@ -1,6 +1,6 @@
 """What torch must know of the operators beside how they are computed: results without data, and backward formulas.
 
-``NAME`` hands on to ``_NAME``, or to ``_NAME_differentiable`` where a gradient is wanted (csrc/ops.cpp says why).
+``NAME`` hands on, where gradients are on, to ``_NAME``, or to ``_NAME_differentiable`` where a gradient is wanted (csrc/ops.cpp says why).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def register() -> None:
     library = torch.library.Library("cuda_ops", "IMPL")
     _kept.append(library)
     for name in NAMES:
-        for entry in (f"_{name}", f"_{name}_differentiable"):
+        for entry in (name, f"_{name}", f"_{name}_differentiable"):
             torch.library.register_fake(f"cuda_ops::{entry}", _FAKES[name])
         # Only calls that need no gradient get there: nothing is to be recorded.
         library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")

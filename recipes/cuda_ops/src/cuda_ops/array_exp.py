@@ -109,15 +109,23 @@ def compare(length: int, *, runs: int = 100) -> list[Row]:
     return rows
 
 
+def torchs_stream(cupy: Any) -> Any:
+    """CuPy's object for the stream that torch works in now; from CuPy 14 on it has another name."""
+    import torch
+
+    stream = torch.cuda.current_stream()
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(stream)
+    return cupy.cuda.ExternalStream(stream.cuda_stream)
+
+
 def _cupy(x: Any, exact: Any, runs: int) -> Row:
     try:
         import cupy
     except ImportError as fault:
         return Row(name="CuPy", skipped=f"it cannot be imported: {fault}")
-    import torch
-
     place = cupy.asarray(x)
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+    with torchs_stream(cupy):
         seconds = _timed_by_events(lambda: cupy.exp(place), runs)
         found = cupy.asnumpy(cupy.exp(place))
     return Row(name="CuPy", seconds=seconds, digits=digits_of_agreement(found, exact), clock="CUDA events")

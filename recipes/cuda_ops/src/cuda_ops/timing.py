@@ -9,8 +9,8 @@ the call measures the kernel only if the queue was empty before, and was waited 
     no            yes          the kernel, and first of all whatever was queued earlier
     no            no           the launch alone; when the queue is full, whatever makes room in it
 
-The reference are CUDA events: time stamps that the GPU itself takes, in the queue. Events around many calls give the
-kernel's time with nothing of the host in it, as long as the host launches faster than the GPU works.
+The reference are CUDA events: time stamps that the GPU itself takes, in the queue. Around many calls that all were
+queued before the GPU came to the first, they give the kernel's time with nothing of the host in it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ REGIMES = (("sync", "sync"), ("sync", "none"), ("none", "sync"), ("none", "none"
 NO_GPU = 3
 """Exit status where there is no GPU to time."""
 
+_CYCLES_PER_CALL = 60_000
+"""Clocks of the GPU for which it is kept waiting, for each call to be queued: some 30 µs."""
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64"}
 _INPUT = re.compile(rf"({'|'.join(_TYPES)})\[(\d+(?:,\d+)*)\]")
 
@@ -120,13 +122,17 @@ class Timing:
         """Which number is the kernel's, and why."""
         both, launch = self.regime("sync", "sync"), self.regime("sync", "none")
         late = self.regime("none", "sync")
-        overhead = both.median_us - self.kernel_us
+        words = (
+            f"The kernel takes {self.kernel_us:.1f} µs: that is what the GPU's own events say of calls that were all "
+            f"queued before. A clock with a wait on both sides says {both.median_us:.1f} µs, which is the kernel and "
+            f"{both.median_us - self.kernel_us:.1f} µs of starting it and waiting for it; without the wait after, "
+            f"{launch.median_us:.1f} µs is the launch alone. Without the wait before, the first call "
+        )
+        if late.first_us > 1.25 * both.median_us:
+            return words + f"seems to take {late.first_us:.1f} µs: what was queued earlier is in it."
         return (
-            f"The kernel takes {self.kernel_us:.1f} µs: that is what the GPU's own events say of many calls in a row. "
-            f"A clock with a wait on both sides says {both.median_us:.1f} µs, which is the kernel and {overhead:.1f} µs "
-            f"of starting it and waiting for it; without the wait after, {launch.median_us:.1f} µs is only the launch; "
-            f"without the wait before, the first call seems to take {late.first_us:.1f} µs, "
-            "since the calls queued earlier are in it."
+            words + f"takes {late.first_us:.1f} µs, no longer than with it: this kernel is shorter than a launch, so "
+            "the queue was empty already. With a longer one the queue would be in that number."
         )
 
 
@@ -218,6 +224,8 @@ def _batch_us(call: Callable[[], None], calls: int) -> float:
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
+    # The GPU is kept busy while the calls are queued: it then does them one after the other and waits for no launch.
+    torch.cuda._sleep(_CYCLES_PER_CALL * calls)
     start.record()
     for _ in range(calls):
         call()
