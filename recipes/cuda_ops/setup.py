@@ -6,6 +6,7 @@
 ``CUDA_HOME``               the CUDA toolkit (default: /usr/local/cuda)
 ``CUDA_OPS_CUDART``         folder with libcudart_static.a (default: in the toolkit)
 ``CXX``                     the host compiler; one for another machine makes a wheel for that machine
+``CUDA_OPS_JOBS``           how many architectures are compiled at once (default: 1)
 ``CUDA_OPS_PLATFORM``       the wheel's platform tag (default: this machine's)
 """
 
@@ -89,6 +90,7 @@ class Build(build_ext):
             refuse("CUDA's runtime is not found", f"libcudart_static.a in {cudart}", "no such file", "set CUDA_OPS_CUDART")
         cxx = os.environ.get("CXX", "g++")
         architectures = gencode(os.environ.get("CUDA_OPS_ARCHITECTURES", ""))
+        threads = os.environ.get("CUDA_OPS_JOBS", "1")
         torch = torch_headers()
         out = Path(self.get_ext_fullpath(ext.name))
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +103,7 @@ class Build(build_ext):
             objects.append(work / f"{name}.o")
             self.run_program(
                 [str(nvcc), *common, *architectures, f"-ccbin={cxx}", f"-Xcompiler={','.join(host)}"]
-                + ["--expt-relaxed-constexpr", "-Xfatbin=-compress-all", "-Werror=all-warnings", "-c", f"csrc/{name}", "-o", str(objects[-1])]
+                + ["--expt-relaxed-constexpr", "-Xfatbin=-compress-all", "-Werror=all-warnings", f"--threads={threads}", "-c", f"csrc/{name}", "-o", str(objects[-1])]
             )
         for name in SOURCES:
             objects.append(work / f"{name}.o")

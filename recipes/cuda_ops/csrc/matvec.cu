@@ -12,13 +12,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-// Measured on an H200: how many packs a thread has in flight, and up to how many columns a warp takes a row.
-template <typename T>
-constexpr int kInFlight = sizeof(T) == 4 ? 8 : 4;
+// Measured on an H200: how many packs a thread has in flight, and up to how many bytes of a row a warp takes rows alone.
+template <typename T, int kGroup>
+constexpr int kInFlight = sizeof(T) == 2 && kGroup == kWarp ? 4 : 8;
 template <typename T, int kCount>
 constexpr int kColumnsInFlight = sizeof(T) * kCount == 16 ? 2 : 8;
-constexpr int64_t kBytesOfWarp[] = {8192, 32768};  // of a row, for 4 and for 2 bytes an element
-constexpr int kNarrow = 8;
+constexpr int64_t most_bytes_of_warp(Type type) {
+  return type == Type::kFloat ? 8192 : (type == Type::kHalf ? 16384 : 32768);
+}
 constexpr int64_t kMostSplits = 512;
 
 template <typename T>
@@ -51,15 +52,15 @@ __device__ inline float dot(const Pack<T, kCount>& a, const Pack<T, kCount>& x, 
 template <typename T, int kCount, int kRows, int kGroup>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
-  constexpr int kSteps = std::max(kInFlight<T> / kRows, 1);
+  constexpr int kSteps = kInFlight<T, kGroup> / kRows;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * (kThreads / kGroup) + threadIdx.x / kGroup) * kRows;
-  if (kGroup != kNarrow && row >= work.rows) return;  // a whole warp or block
+  if (row >= work.rows) return;  // a whole warp or block
 
   const Packed* rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // Beyond the last row the last one is computed again and not stored: all lanes of a warp stay together.
+    // Beyond the last row the last one is computed again and not stored.
     const int64_t which = min(row + r, work.rows - 1);
     rows[r] = reinterpret_cast<const Packed*>(static_cast<const T*>(work.matrix) + which * work.row_stride);
   }
@@ -186,10 +187,11 @@ struct Plan {
   int64_t splits = 1;
 };
 
-// The largest pack of 16 or 8 bytes into which everything can be cut; else single elements.
+// The largest pack of 16 or 8 bytes, and at least 4 elements, into which everything can be cut; else single elements.
 int pack_of(Type type, int64_t run, int64_t stride, std::initializer_list<const void*> pointers) {
   for (const int bytes : {16, 8}) {
     const int count = bytes / size_of(type);
+    if (count < 4) continue;
     const bool fits = std::all_of(pointers.begin(), pointers.end(), [&](const void* pointer) {
       return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
     });
@@ -215,8 +217,8 @@ Plan plan(const Matvec& work) {
     made.pack = pack_of(work.type, work.columns, work.row_stride, {work.matrix, work.vector});
     made.rows = work.rows >= 16 * all ? 4 : (work.rows >= 4 * all ? 2 : 1);
     const int64_t bytes = work.columns * size_of(work.type);
-    const bool by_warps = bytes <= kBytesOfWarp[size_of(work.type) == 4 ? 0 : 1] && work.rows >= 4 * all;
-    made.width = by_warps ? (work.columns / made.pack <= 2 * kWarp ? kNarrow : kWarp) : kThreads;
+    const bool by_warps = bytes <= most_bytes_of_warp(work.type) && work.rows >= 4 * all;
+    made.width = by_warps ? kWarp : kThreads;
     made.blocks = divide_up(work.rows, made.rows * (kThreads / made.width));
     fewest_columns = int64_t{kThreads} * made.pack * 2;
     wanted = made.blocks >= 2 * all || by_warps ? 1 : 4 * all;
@@ -235,7 +237,7 @@ void launch(const Matvec& work, const Plan& made, cudaStream_t stream) {
     });
   } else {
     by_count<1, 2, 4>(made.rows, [&](auto rows) {
-      by_count<kNarrow, kWarp, kThreads>(made.width, [&](auto width) {
+      by_count<kWarp, kThreads>(made.width, [&](auto width) {
         rows_kernel<T, kCount, rows(), width()><<<grid, kThreads, 0, stream>>>(work);
       });
     });
@@ -252,7 +254,11 @@ int run(const Matvec& work, void* stream) {
   return by_type(work.type, [&](auto zero) {
     using T = decltype(zero);
     const Plan made = plan(work);
-    by_count<1, kFullPack<T> / 2, kFullPack<T>>(made.pack, [&](auto count) { launch<T, count()>(work, made, on); });
+    if constexpr (sizeof(T) == 4) {
+      by_count<1, kFullPack<T>>(made.pack, [&](auto count) { launch<T, count()>(work, made, on); });
+    } else {
+      by_count<1, kFullPack<T> / 2, kFullPack<T>>(made.pack, [&](auto count) { launch<T, count()>(work, made, on); });
+    }
     const int error = cudaGetLastError();
     if (error != cudaSuccess || work.splits == 1) return error;
     sum_kernel<T><<<static_cast<unsigned>(divide_up(work.rows, kWarp)), kThreads, 0, on>>>(work);

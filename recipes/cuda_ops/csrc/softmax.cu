@@ -2,8 +2,8 @@
 // each up to 1024 columns, by a block each above that. Longer rows are read twice; the second time mostly from the L2
 // cache.
 //
-// Rows that begin anywhere are read in packs all the same, of 16 bytes for float32 and of 4 for the others, which was
-// measured to be best; the packs in which a row begins and ends are gone through by single elements.
+// Rows that begin anywhere are read in packs of 16 bytes all the same: what a pack holds of the rows before and after is
+// masked. Only at the very ends of the tensor, and where the results are written, are single elements gone through.
 #include <algorithm>
 
 #include "device.cuh"
@@ -15,9 +15,6 @@ constexpr int kThreadsOfRows = 128;
 constexpr int kMostColumnsOfWarp = 1024;
 constexpr int kMostThreads = 1024;
 
-template <typename T>
-constexpr int kEdgePack = sizeof(T) == 4 ? 4 : 2;
-
 // One row of the input and of the output, as packs of kCount elements at addresses that divide by a pack; `shift`
 // elements of the first pack belong to the row before. Without kEdges a row begins and ends with a pack.
 template <typename T, int kCount, bool kEdges>
@@ -27,21 +24,39 @@ struct Row {
   T* out;
   int shift;
   int64_t columns;
+  // Elements of the tensor before this row, and from its begin on: what may be read.
+  int64_t before;
+  int64_t after;
 
   __device__ Row(const Softmax& work, int64_t row)
       : in(static_cast<const T*>(work.in) + row * work.row_stride),
         out(static_cast<T*>(work.out) + row * work.columns),
         shift(kEdges ? static_cast<int>(reinterpret_cast<uintptr_t>(in) / sizeof(T) % kCount) : 0),
-        columns(work.columns) {}
+        columns(work.columns),
+        before(row * work.row_stride),
+        after((work.rows - 1 - row) * work.row_stride + work.columns) {}
 
   [[nodiscard]] __device__ int64_t packs() const { return (columns + shift + kCount - 1) / kCount; }
+  // Whether the pack is this row's alone.
   [[nodiscard]] __device__ bool whole(int64_t i) const {
     return !kEdges || (i * kCount >= shift && (i + 1) * kCount - shift <= columns);
+  }
+  // Whether the pack lies in the tensor.
+  [[nodiscard]] __device__ bool readable(int64_t i) const {
+    return !kEdges || (i * kCount - shift >= -before && (i + 1) * kCount - shift <= after);
   }
   [[nodiscard]] __device__ Packed load(int64_t i) const {
     return *reinterpret_cast<const Packed*>(in + (i * kCount - shift));
   }
-  // A pack that is not whole; elements outside of the row are -inf, of which nothing remains.
+  // Elements outside of the row become -inf, of which nothing remains.
+  __device__ void unpack(const Packed& pack, int64_t i, float (&values)[kCount]) const {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      const int64_t at = i * kCount - shift + e;
+      values[e] = !kEdges || (at >= 0 && at < columns) ? to_float(pack.values[e]) : -INFINITY;
+    }
+  }
+  // The same of a pack that is not readable as one.
   __device__ void load_edge(int64_t i, float (&values)[kCount]) const {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
@@ -65,12 +80,6 @@ struct Row {
   }
 };
 
-template <typename T, int kCount>
-__device__ inline void unpack(const Pack<T, kCount>& pack, float (&values)[kCount]) {
-#pragma unroll
-  for (int e = 0; e < kCount; ++e) values[e] = to_float(pack.values[e]);
-}
-
 // A row by `width` threads, of which this one is `thread`; each holds kPacks packs. `across` combines a value of each.
 template <typename T, int kCount, int kPacks, bool kEdges, typename Across>
 __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool wanted, int thread, int width,
@@ -82,15 +91,15 @@ __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool w
 #pragma unroll
   for (int k = 0; k < kPacks; ++k) {
     const int i = thread + k * width;
-    if (i < packs && row.whole(i)) held[k] = row.load(i);
+    if (i < packs && row.readable(i)) held[k] = row.load(i);
   }
   float values[kPacks][kCount];
   float largest = -INFINITY;
 #pragma unroll
   for (int k = 0; k < kPacks; ++k) {
     const int i = thread + k * width;
-    if (i < packs && row.whole(i)) {
-      unpack(held[k], values[k]);
+    if (i < packs && row.readable(i)) {
+      row.unpack(held[k], i, values[k]);
     } else if (kEdges && i < packs) {
       row.load_edge(i, values[k]);
     } else {
@@ -142,8 +151,8 @@ __global__ void __launch_bounds__(kMostThreads) long_kernel(const Softmax work) 
   __shared__ float room[kWarp];
   const Row<T, kCount, kEdges> row(work, blockIdx.x);
   const auto load = [&](int64_t i, float(&values)[kCount]) {
-    if (row.whole(i)) {
-      unpack(row.load(i), values);
+    if (row.readable(i)) {
+      row.unpack(row.load(i), i, values);
     } else {
       row.load_edge(i, values);
     }
@@ -195,12 +204,10 @@ int launch(const Softmax& work, cudaStream_t stream) {
         go(std::integral_constant<int, 1>{});
       } else if constexpr (kCount == 1) {
         by_count<1, 2, 4, 8, 16, 32>(divide_up(packs, kWarp), go);
-      } else if constexpr (kCount == 2) {
-        by_count<1, 2, 4, 8, 12, 17>(divide_up(packs, kWarp), go);
       } else if constexpr (sizeof(T) == 4) {
         by_count<1, 2, 3, 4, 6, 8, 9>(divide_up(packs, kWarp), go);
       } else {
-        by_count<1, 2, 3, 4>(divide_up(packs, kWarp), go);
+        by_count<1, 2, 3, 4, 5>(divide_up(packs, kWarp), go);
       }
     });
     return cudaGetLastError();
@@ -213,7 +220,7 @@ int launch(const Softmax& work, cudaStream_t stream) {
       block_kernel<T, kCount, count(), kEdges><<<rows, static_cast<unsigned>(threads), 0, stream>>>(work);
     };
     constexpr int kMostPacks = 32 / kCount;
-    if (by_count<3, 4, std::min(kMostPacks, 8), kMostPacks>(divide_up(packs, threads), go)) return cudaGetLastError();
+    if (by_count<3, 4, kMostPacks>(divide_up(packs, threads), go)) return cudaGetLastError();
   }
   long_kernel<T, kCount, kEdges><<<rows, kMostThreads, 0, stream>>>(work);
   return cudaGetLastError();
@@ -230,10 +237,8 @@ int run(const Softmax& work, void* stream) {
     const bool whole = work.columns % kCount == 0 && work.row_stride % kCount == 0 && aligned(work.in) &&
                        aligned(work.out);
     // Every row of the input begins as far from a pack's begin as that of the output.
-    constexpr int kEdge = kEdgePack<T>;
-    const bool alike =
-        (reinterpret_cast<uintptr_t>(work.in) - reinterpret_cast<uintptr_t>(work.out)) % (kEdge * sizeof(T)) == 0 &&
-        (work.row_stride - work.columns) % kEdge == 0;
+    const bool alike = (reinterpret_cast<uintptr_t>(work.in) - reinterpret_cast<uintptr_t>(work.out)) % 16 == 0 &&
+                       (work.row_stride - work.columns) % kCount == 0;
     // A grid has at most 2^31 - 1 blocks, and a row may take a block.
     constexpr int64_t kMostRows = 0x7fffffff;
     for (int64_t done = 0; done < work.rows; done += kMostRows) {
@@ -242,7 +247,7 @@ int run(const Softmax& work, void* stream) {
       part.in = static_cast<const T*>(work.in) + done * work.row_stride;
       part.out = static_cast<T*>(work.out) + done * work.columns;
       const int error = whole   ? launch<T, kCount, false>(part, on)
-                        : alike ? launch<T, kEdge, true>(part, on)
+                        : alike ? launch<T, kCount, true>(part, on)
                                 : launch<T, 1, false>(part, on);
       if (error != cudaSuccess) return error;
     }
