@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,21 @@ def build(architectures: str, folder: Path, log: Path) -> Path:
     """The wheel, by the toolkit of this machine."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "cuda_ops"
-        shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-        argv = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", folder, source]
+        for name in ("csrc", "src"):
+            shutil.copytree(HERE / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+        for name in ("setup.py", "pyproject.toml"):
+            shutil.copy2(HERE / name, source / name)
+        argv: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "-w",
+            folder,
+            source,
+        ]
         environment = {"CUDA_OPS_ARCHITECTURES": architectures}
         status, output = run(argv, log, environment=environment, limit_s=900)
     if status:
@@ -82,7 +95,7 @@ def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, A
     print("\n".join(output.splitlines()[-12:]))
     counts = {"tests": 0, "skipped": 0, "failures": 0, "errors": 0}
     if report.is_file():
-        for suite in ElementTree.parse(report).getroot().iter("testsuite"):  # noqa: S314 (written just now)
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):  # noqa: S314 (written by pytest just now)
             for name in counts:
                 counts[name] += int(suite.get(name, "0"))
     return {"status": status, **counts, "skips": [line for line in output.splitlines() if line.startswith("SKIPPED")]}
@@ -138,13 +151,14 @@ def main() -> int:
         if status:
             sys.exit(f"the wheel cannot be installed\n{output[-2000:]}")
         environment = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
-        facts = "import json, torch; print(json.dumps([torch.__version__, torch.cuda.get_device_name(), torch.cuda.device_count()]))"
+        facts = "import json, torch; from torch import cuda; "
+        facts += "print(json.dumps([torch.__version__, cuda.get_device_name(), cuda.device_count()]))"
         status, output = run([sys.executable, "-c", facts], out / "facts.log", environment=environment, limit_s=120)
         if status:
             sys.exit(f"there is no GPU that torch can use\n{output[-2000:]}")
         torch, device, count = json.loads(output.splitlines()[-1])
         document |= {"wheel": wheel.name, "torch": torch, "device": device, "devices": count}
-        parts = {
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
             "speed": lambda: speed(out, environment),
             "timing": lambda: timing(out, environment),
             "tests": lambda: tests(out, environment, 400),
@@ -164,7 +178,7 @@ def failed(part: dict[str, Any]) -> bool:
 def speed(out: Path, environment: dict[str, str]) -> dict[str, Any]:
     """speed.py in a process of its own."""
     result = out / "speed.json"
-    argv = [sys.executable, HERE / "speed.py", result]
+    argv: list[str | Path] = [sys.executable, HERE / "speed.py", result]
     status, output = run(argv, out / "speed.log", environment=environment, limit_s=400)
     print(output, flush=True)
     return {"status": status, **(json.loads(result.read_text()) if result.is_file() else {})}
@@ -179,7 +193,13 @@ def timing(out: Path, environment: dict[str, str]) -> dict[str, Any]:
     argv = [sys.executable, "-m", "cuda_ops.array_exp", "-l", "10000000"]
     other, text = run(argv, out / "array-exp.log", environment=environment, limit_s=200)
     print(text, flush=True)
-    return {"status": status or other, "table": output, "array_exp": text}
+    figures = out / "timing.json"
+    said = text[text.find("exp of") :].strip().splitlines()
+    return {
+        "status": status or other,
+        "cuda_timing": json.loads(figures.read_text()) if figures.is_file() else {},
+        "array_exp": said,
+    }
 
 
 if __name__ == "__main__":

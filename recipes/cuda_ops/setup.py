@@ -22,8 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import Distribution, Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
 
 HERE = Path(__file__).resolve().parent
 KERNELS = ("elementwise.cu", "softmax.cu", "matvec.cu")
@@ -38,7 +42,7 @@ def refuse(summary: str, expected: str, found: str, mend: str) -> None:
 
 
 def gencode(text: str) -> list[str]:
-    """nvcc's options for a list of architectures."""
+    """Options of nvcc for a list of architectures."""
     options = []
     for part in text.replace(",", ";").split(";"):
         found = re.fullmatch(r"(\d{2,3}[af]?)(\+PTX)?", part.strip())
@@ -53,7 +57,7 @@ def gencode(text: str) -> list[str]:
 
 
 def torch_headers() -> Path:
-    """torch's include folder."""
+    """The include folder of torch."""
     given = os.environ.get("CUDA_OPS_TORCH_INCLUDE")
     if given is None:
         import importlib.util
@@ -70,7 +74,7 @@ def torch_headers() -> Path:
     return Path(given)
 
 
-class Build(build_ext):
+class Build(build_ext):  # type: ignore[misc]
     """Kernels by nvcc, the rest by the host compiler, one library that is no Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -85,9 +89,13 @@ class Build(build_ext):
             refuse("nvcc is not found", str(nvcc), "no such file", "set CUDA_HOME to a CUDA toolkit")
         cudart = Path(os.environ.get("CUDA_OPS_CUDART", ""))
         if not os.environ.get("CUDA_OPS_CUDART"):
-            cudart = next((cuda / name for name in ("lib64", "lib") if (cuda / name / "libcudart_static.a").is_file()), cuda)
+            cudart = next(
+                (cuda / name for name in ("lib64", "lib") if (cuda / name / "libcudart_static.a").is_file()), cuda
+            )
         if not (cudart / "libcudart_static.a").is_file():
-            refuse("CUDA's runtime is not found", f"libcudart_static.a in {cudart}", "no such file", "set CUDA_OPS_CUDART")
+            refuse(
+                "CUDA's runtime is not found", f"libcudart_static.a in {cudart}", "no such file", "set CUDA_OPS_CUDART"
+            )
         cxx = os.environ.get("CXX", "g++")
         architectures = gencode(os.environ.get("CUDA_OPS_ARCHITECTURES", ""))
         threads = os.environ.get("CUDA_OPS_JOBS", "1")
@@ -102,14 +110,37 @@ class Build(build_ext):
         for name in KERNELS:
             objects.append(work / f"{name}.o")
             self.run_program(
-                [str(nvcc), *common, *architectures, f"-ccbin={cxx}", f"-Xcompiler={','.join(host)}"]
-                + ["--expt-relaxed-constexpr", "-Xfatbin=-compress-all", "-Werror=all-warnings", f"--threads={threads}", "-c", f"csrc/{name}", "-o", str(objects[-1])]
+                [
+                    str(nvcc),
+                    *common,
+                    *architectures,
+                    f"-ccbin={cxx}",
+                    f"-Xcompiler={','.join(host)}",
+                    "--expt-relaxed-constexpr",
+                    "-Xfatbin=-compress-all",
+                    "-Werror=all-warnings",
+                    f"--threads={threads}",
+                    "-c",
+                    f"csrc/{name}",
+                    "-o",
+                    str(objects[-1]),
+                ]
             )
         for name in SOURCES:
             objects.append(work / f"{name}.o")
             defines = [f"-DTORCH_TARGET_VERSION={TORCH_AT_LEAST}"]
             self.run_program(
-                [*shlex.split(cxx), *common, *host, *defines, f"-isystem{torch}", "-c", f"csrc/{name}", "-o", str(objects[-1])]
+                [
+                    *shlex.split(cxx),
+                    *common,
+                    *host,
+                    *defines,
+                    f"-isystem{torch}",
+                    "-c",
+                    f"csrc/{name}",
+                    "-o",
+                    str(objects[-1]),
+                ]
             )
         # Only the name of torch's library is needed, not a torch: an empty library that has the name.
         empty = work / "empty.cpp"
@@ -118,9 +149,26 @@ class Build(build_ext):
             [*shlex.split(cxx), "-shared", str(empty), "-Wl,-soname,libtorch.so", "-o", str(work / "libtorch.so")]
         )
         self.run_program(
-            [*shlex.split(cxx), "-shared", "-o", str(out), *map(str, objects), f"-L{work}", "-Wl,--no-as-needed"]
-            + ["-ltorch", "-Wl,--as-needed", f"-L{cudart}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
-            + ["-Wl,--exclude-libs,ALL", "-Wl,-soname,libcuda_ops.so", "-Wl,-s", "-Wl,--build-id=none"]
+            [
+                *shlex.split(cxx),
+                "-shared",
+                "-o",
+                str(out),
+                *map(str, objects),
+                f"-L{work}",
+                "-Wl,--no-as-needed",
+                "-ltorch",
+                "-Wl,--as-needed",
+                f"-L{cudart}",
+                "-lcudart_static",
+                "-lrt",
+                "-ldl",
+                "-lpthread",
+                "-Wl,--exclude-libs,ALL",
+                "-Wl,-soname,libcuda_ops.so",
+                "-Wl,-s",
+                "-Wl,--build-id=none",
+            ]
         )
 
     def run_program(self, argv: list[str]) -> None:
@@ -131,7 +179,7 @@ class Build(build_ext):
             refuse(f"{argv[0]} failed", "exit status 0", str(status), "its words are above")
 
 
-class Wheel(bdist_wheel):
+class Wheel(bdist_wheel):  # type: ignore[misc]
     """For any Python 3 of a platform: the library knows nothing of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
@@ -140,7 +188,7 @@ class Wheel(bdist_wheel):
         return "py3", "none", os.environ.get("CUDA_OPS_PLATFORM", here)
 
 
-class Binary(Distribution):
+class Binary(Distribution):  # type: ignore[misc]
     """Holds a compiled library."""
 
     def has_ext_modules(self) -> bool:

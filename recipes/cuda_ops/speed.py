@@ -114,7 +114,6 @@ def compare(
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
     """A launch of the plain kernel, in torch's stream, by CuPy. Raises ImportError without it."""
     import cupy
-
     from cuda_ops.array_exp import torchs_stream
 
     kernel = cupy.RawKernel(PLAIN_KERNEL, "plain_add")
@@ -131,9 +130,8 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 def additions() -> list[Comparison]:
     """add2: S2's vector, and one that only memory bounds."""
-    import torch
-
     import cuda_ops
+    import torch
 
     done = []
     for n, calls in ((1 << 20, 200), (1 << 28, 20)):
@@ -146,7 +144,6 @@ def additions() -> list[Comparison]:
         skipped = {}
         try:
             import cupy
-
             from cuda_ops.array_exp import torchs_stream
 
             candidates["S2's kernel"] = plain_add(a, b, c)
@@ -178,16 +175,14 @@ def additions() -> list[Comparison]:
 
 def exponentials() -> list[Comparison]:
     """exp: S5's vector of 10^7."""
-    import torch
-
     import cuda_ops
+    import torch
 
     x = torch.rand(10**7, device="cuda") * 2 - 1
     candidates: dict[str, Callable[[], object]] = {"ours": lambda: cuda_ops.exp(x), "torch": lambda: torch.exp(x)}
     skipped = {}
     try:
         import cupy
-
         from cuda_ops.array_exp import torchs_stream
 
         there = cupy.from_dlpack(x)
@@ -203,7 +198,7 @@ def exponentials() -> list[Comparison]:
     done = [compare("exp 10^7 float32", candidates, moved=8 * 10**7, calls=200, skipped=skipped)]
     for kind in (torch.float16, torch.bfloat16):
         y = torch.randn(1 << 28, device="cuda").to(kind)
-        both = {"ours": lambda y=y: cuda_ops.exp(y), "torch": lambda y=y: torch.exp(y)}  # type: ignore[misc]
+        both = {"ours": lambda y=y: cuda_ops.exp(y), "torch": lambda y=y: torch.exp(y)}
         done.append(compare(f"exp 2^28 {str(kind)[6:]}", both, moved=4 << 28))
     return done
 
@@ -219,9 +214,8 @@ MATVEC_SHAPES = (
 
 def rows() -> list[Comparison]:
     """Softmax and matrix times vector, the matrix as it is and transposed."""
-    import torch
-
     import cuda_ops
+    import torch
 
     done = []
     for kind in (torch.float32, torch.float16, torch.bfloat16):
@@ -248,9 +242,8 @@ def rows() -> list[Comparison]:
 
 def launches() -> list[Comparison]:
     """What the host spends on a call, for so few elements that the GPU never is what is waited for."""
-    import torch
-
     import cuda_ops
+    import torch
 
     a, b = torch.randn(16, device="cuda"), torch.randn(16, device="cuda")
     op, direct = torch.ops.cuda_ops.add2.default, torch.ops.cuda_ops._add2.default
@@ -270,9 +263,8 @@ def launches() -> list[Comparison]:
 
 def main() -> int:
     """Measure everything and write it."""
-    import torch
-
     import cuda_ops
+    import torch
 
     name = torch.cuda.get_device_name()
     limit = DATASHEET_GB_S.get(name, 0.0)

@@ -212,7 +212,9 @@ def test_gradients_of_first_and_second_order_are_torchs(
         leaves = [item.detach().to(kind).requires_grad_() for item in inputs]
         y = operation(*leaves)
         assert y.requires_grad
-        first = torch.autograd.grad((y * y * torch.arange(y.numel(), device=device).reshape(y.shape)).sum(), leaves, create_graph=True)
+        first = torch.autograd.grad(
+            (y * y * torch.arange(y.numel(), device=device).reshape(y.shape)).sum(), leaves, create_graph=True
+        )
         second = torch.autograd.grad(sum((item * item).sum() for item in first), leaves)
         results += [y, *first, *second]
     for mine, theirs in zip(found, exact, strict=True):
@@ -275,7 +277,11 @@ def test_a_small_network_learns(device: str) -> None:
 @devices
 @operations
 def test_torchs_own_check_of_operators_passes(
-    device: str, ours: Callable[..., Tensor], torchs: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], request: pytest.FixtureRequest
+    device: str,
+    ours: Callable[..., Tensor],
+    torchs: Callable[..., Tensor],
+    shapes: tuple[tuple[int, ...], ...],
+    request: pytest.FixtureRequest,
 ) -> None:
     name = request.node.callspec.id.split("-")[0]
     for grad, entry in itertools.product((False, True), (name, f"_{name}_differentiable")):
@@ -294,7 +300,12 @@ def test_results_without_data_have_the_same_shape_and_layout(
     a, b = layout(maker(device, kind)), layout(maker(device, kind))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [mode.from_tensor(item) for item in (a, b)]
-        guessed = [cuda_ops.add2(*fakes), cuda_ops.exp(fakes[0]), cuda_ops.axpy(2.0, *fakes), cuda_ops.softmax(fakes[0])]
+        guessed = [
+            cuda_ops.add2(*fakes),
+            cuda_ops.exp(fakes[0]),
+            cuda_ops.axpy(2.0, *fakes),
+            cuda_ops.softmax(fakes[0]),
+        ]
     real = [cuda_ops.add2(a, b), cuda_ops.exp(a), cuda_ops.axpy(2.0, a, b), cuda_ops.softmax(a)]
     for fake, made in zip(guessed, real, strict=True):
         assert (fake.shape, fake.stride(), fake.dtype) == (made.shape, made.stride(), made.dtype)
@@ -317,7 +328,9 @@ def test_a_compiled_function_uses_them_in_one_graph(device: str, dynamic: bool) 
         torch.testing.assert_close(made, plain)
         weight = torch.randn_like(plain)
         for mine, theirs in zip(
-            torch.autograd.grad((made * weight).sum(), (m, v)), torch.autograd.grad((plain * weight).sum(), (m, v)), strict=True
+            torch.autograd.grad((made * weight).sum(), (m, v)),
+            torch.autograd.grad((plain * weight).sum(), (m, v)),
+            strict=True,
         ):
             torch.testing.assert_close(mine, theirs)
 
@@ -345,9 +358,9 @@ def test_the_launch_form_writes_n_elements_and_no_more(device: str, kind: torch.
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c, a, b, n: (c, a, b, 11), "n must be 0 to 10, the size of c, found 11"),
-        (lambda c, a, b, n: (c, a, b, -1), "n must be 0 to 10, the size of c, found -1"),
-        (lambda c, a, b, n: (c, a[:9], b, 10), "n must be 0 to 9, the size of a, found 10"),
+        (lambda c, a, b, _: (c, a, b, 11), "n must be 0 to 10, the size of c, found 11"),
+        (lambda c, a, b, _: (c, a, b, -1), "n must be 0 to 10, the size of c, found -1"),
+        (lambda c, a, b, _: (c, a[:9], b, 10), "n must be 0 to 9, the size of a, found 10"),
         (lambda c, a, b, n: (c, a.half(), b, n), "all tensors must have one type, found c of Float and a of Half"),
         (lambda c, a, b, n: (c[:1].expand(10), a, b, n), "c has one element in several places"),
         (lambda c, a, b, n: (c, a, b.reshape(2, 5).t(), n), "b must be a vector, or without gaps"),
@@ -373,16 +386,19 @@ def refused(said: str, call: Callable[[], object]) -> None:
 def test_shapes_and_types_that_do_not_fit_are_refused_with_what_was_found(device: str, grad: bool) -> None:
     a = torch.randn(3, 4, device=device, requires_grad=grad)
     vector = torch.randn(4, device=device)
-    refused(
-        "cuda_ops.add2: a and b must have the same shape, found [3, 4] and [4]", lambda: cuda_ops.add2(a, vector)
-    )
+    refused("cuda_ops.add2: a and b must have the same shape, found [3, 4] and [4]", lambda: cuda_ops.add2(a, vector))
     refused("axpy: x and y must have the same shape, found [4] and [3, 4]", lambda: cuda_ops.axpy(1, vector, a))
     refused("found a of Float and b of BFloat16", lambda: cuda_ops.add2(a, a.bfloat16()))
     refused("x must be float32, float16 or bfloat16, found Double", lambda: cuda_ops.exp(a.double()))
     refused("a must be float32, float16 or bfloat16, found Long", lambda: cuda_ops.add2(vector.long(), vector.long()))
-    refused("expected a matrix [rows, columns] and a vector [columns], found [3, 4] and [3, 4]", lambda: cuda_ops.matvec(a, a))
+    refused(
+        "expected a matrix [rows, columns] and a vector [columns], found [3, 4] and [3, 4]",
+        lambda: cuda_ops.matvec(a, a),
+    )
     refused("found [3, 4] and [2]", lambda: cuda_ops.matvec(a, vector[:2]))
-    refused("x must be float32, float16 or bfloat16, found ComplexFloat", lambda: cuda_ops.softmax(a.to(torch.complex64)))
+    refused(
+        "x must be float32, float16 or bfloat16, found ComplexFloat", lambda: cuda_ops.softmax(a.to(torch.complex64))
+    )
 
 
 def test_what_is_no_tensor_is_refused() -> None:

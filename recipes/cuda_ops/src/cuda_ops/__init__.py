@@ -40,7 +40,7 @@ def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
 
 
 def exp(x: Tensor) -> Tensor:
-    """e to the power of each element."""
+    """The exponential of each element."""
     return _ops.exp.default(x)
 
 

@@ -1,6 +1,7 @@
 """What torch must know of the operators beside how they are computed: results without data, and backward formulas.
 
-``NAME`` hands on, where gradients are on, to ``_NAME``, or to ``_NAME_differentiable`` where a gradient is wanted (csrc/ops.cpp says why).
+Where gradients are on, ``NAME`` hands on to ``_NAME``, or to ``_NAME_differentiable`` where a gradient is wanted
+(csrc/ops.cpp says why).
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ def _fake_matvec(matrix: Tensor, vector: Tensor) -> Tensor:
 
 _FAKES: dict[str, Callable[..., Tensor]] = {
     "add2": _elementwise,
-    "axpy": lambda alpha, x, y: _elementwise(x, y),
+    "axpy": lambda _, x, y: _elementwise(x, y),
     "exp": _elementwise,
     "softmax": lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
     "matvec": _fake_matvec,
 }
 
 
-def _keep_alpha(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_alpha(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch passes all)
     ctx.alpha = inputs[0]
 
 
-def _keep_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(output)
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(*inputs)
 
 
@@ -87,7 +88,7 @@ def _backward_matvec(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | No
 
 
 _BACKWARD: dict[str, tuple[Callable[..., Any], Callable[..., None] | None]] = {
-    "add2": (lambda ctx, grad: (grad, grad), None),
+    "add2": (lambda _, grad: (grad, grad), None),
     "axpy": (_backward_axpy, _keep_alpha),
     "exp": (_backward_exp, _keep_output),
     "softmax": (_backward_softmax, _keep_output),
@@ -106,7 +107,7 @@ def register() -> None:
         library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         backward, setup = _BACKWARD[name]
         torch.library.register_autograd(f"cuda_ops::_{name}_differentiable", backward, setup_context=setup)
-    torch.library.register_fake("cuda_ops::torch_launch_add2", lambda c, a, b, n: None)
+    torch.library.register_fake("cuda_ops::torch_launch_add2", lambda *_: None)
     torch.ops.cuda_ops._trust_requires_grad(_requires_grad_is_right())
 
 

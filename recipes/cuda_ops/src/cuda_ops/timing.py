@@ -91,7 +91,12 @@ class Timing:
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
-        return {**asdict(self), "kernel_us": self.kernel_us, "sentence": self.sentence()}
+        return {
+            **asdict(self),
+            "kernel_us": self.kernel_us,
+            "table": self.table().splitlines(),
+            "sentence": self.sentence(),
+        }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Timing:
@@ -106,7 +111,7 @@ class Timing:
         """A line for each way, the reference last."""
         lines = [
             f"{self.operation}({', '.join(self.inputs)}) on {self.device}, torch {self.torch}",
-            f"{self.warm_up} calls to warm up, then {self.runs} timed; {self.queued} calls queued where none is waited for",
+            f"{self.warm_up} calls to warm up, {self.runs} timed; {self.queued} calls queued where none is waited for",
             "",
             f"{'wait before / after':22}{'first':>12}{'median':>12}{'least':>12}{'most':>12}{'/ kernel':>10}",
         ]
@@ -275,7 +280,7 @@ def nsys_record(words: Sequence[str], folder: Path) -> str:
         return "nsys is not installed: no report of it"
     report = folder / "cuda-timing.nsys-rep"
     argv = [program, "profile", "--force-overwrite=true", f"--output={report.with_suffix('')}"]
-    done = subprocess.run(  # noqa: S603 (nsys, by its full path)
+    done = subprocess.run(
         [*argv, sys.executable, "-m", "cuda_ops.timing", *words], check=False, capture_output=True, text=True
     )
     return f"nsys report: {report}" if report.is_file() else f"nsys made no report: {done.stderr.strip()[-300:]}"
