@@ -27,6 +27,9 @@ from images import shell as shells_in
 from nfsroot import export, serve, serve_wheels
 from nfsroot import share_internet as sharing
 from recipes import any_wheel, main_job, share
+from recipes.cuda_ops import build as cuda_build
+from recipes.cuda_ops import native as cuda_native
+from recipes.cuda_ops import timing as cuda_timing_tool
 from recipes.torch import job as torch_job
 from recipes.torch import verify as verification
 from toolchain import checks, progress
@@ -441,6 +444,49 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
     serve_wheels.serve_wheels(_config(context), address=address or None, port=port or None)
 
 
+@task(
+    help={
+        "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
+        "plan": "say which steps would run and why, and touch nothing",
+        "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch sees one",
+    }
+)
+@_reported
+def build_cuda_wheel(context: Context, architecture: str = "amd64", plan: bool = False, check: bool = False) -> None:
+    """Build the wheel of CUDA operators for the GPUs of cuda.architectures; no GPU is needed."""
+    config = _config(context)
+    if plan:
+        print(plan_table(cuda_build.plan(config, architecture)))
+        return
+    wheel = cuda_build.build_wheel(config, architecture)
+    progress.summary(f"built with {wheel.toolkit}", wheel.rows)
+    if check:
+        print(cuda_native.check(config, wheel.path).summary())
+
+
+@task(
+    name="cuda-timing",
+    help={
+        "op": "an operation of cuda_ops, or a dotted name such as torch.add",
+        "input": "TYPE[SIZE,…], once an input, such as f32[1024,16] (default: twice f32[1048576])",
+        "runs": "timed calls in each way",
+        "timeline": "write a trace for https://ui.perfetto.dev as well, and nsys' report where that is installed",
+    },
+    iterable=["input"],
+)
+@_reported
+def cuda_timing(
+    context: Context,
+    input: list[str],  # noqa: A002 (the option is --input)
+    op: str = "add2",
+    runs: int = 10,
+    timeline: bool = False,
+) -> None:
+    """Time a GPU operation in four ways, with and without waiting, and say which number is the kernel's."""
+    done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
+    print(f"{done.text}\nfiles: {done.folder}")
+
+
 namespace = Collection(
     build_image,
     build_torch,
@@ -465,5 +511,7 @@ namespace = Collection(
     pull_artefacts,
     build_wheel,
     serve_the_wheels,
+    build_cuda_wheel,
+    cuda_timing,
 )
 namespace.configure(defaults())

@@ -89,6 +89,18 @@ def _each(check: Check) -> Check:
     return lambda values: "; ".join(f"{value!r}: {fault}" for value in values if (fault := check(value)))
 
 
+def _gpu_architectures(values: tuple[str, ...]) -> str:
+    """A wheel says what it is for: never none, and each once."""
+    if not values:
+        return "expected at least one architecture, such as 90+PTX"
+    names = [value.removesuffix("+PTX") for value in values]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        return f"expected each architecture once, found {', '.join(twice)} more often"
+    return _each(_matches(r"\d{2,3}[af]?(?:\+PTX)?", "a compute capability without its point, such as 90 or 90+PTX"))(
+        values
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
     """What is built: section ``image``."""
@@ -208,6 +220,19 @@ class RemoteConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CudaConfig:
+    """The wheel of CUDA operators, and the machine that it is for: section ``cuda``."""
+
+    architectures: tuple[str, ...] = _setting(
+        ["75", "80", "86", "90+PTX"],
+        "GPUs that the wheel has machine code for; +PTX: code that later GPUs' drivers translate",
+        _gpu_architectures,
+    )
+    toolkit: str = _setting("", "folder of a CUDA toolkit; empty: the system's if it is the pinned one, else PyPI's")
+    python: str = _setting("", "Python with torch for cuda-timing; empty: the one the wheel was tested with here")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """All of invoke.yaml, valid."""
 
@@ -220,6 +245,7 @@ class Config:
     wheels: WheelsConfig = field(default_factory=WheelsConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
+    cuda: CudaConfig = field(default_factory=CudaConfig)
 
     @property
     def build_root(self) -> Path:

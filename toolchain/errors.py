@@ -257,6 +257,18 @@ class BoardLoginDenied(UserError):
     exit_code = 45
 
 
+class ToolkitUnusable(UserError):
+    """There is no CUDA toolkit of the pinned release, or it lacks a part."""
+
+    exit_code = 46
+
+
+class GpuMissing(UserError):
+    """A step that needs a CUDA GPU was asked for on a machine without one."""
+
+    exit_code = 47
+
+
 class ChecksFailed(UserError):
     """Tests, linters or doctor's checks found faults."""
 

@@ -92,6 +92,13 @@ def plan(config: Config, *, force: bool = False) -> list[Decision]:
     return pipeline.plan(force=frozenset(step.name for step in pipeline.steps) if force else frozenset())
 
 
+def ready_python(config: Config) -> Path:
+    """Make the environment alone, where it is not there yet; its interpreter."""
+    pipeline = _pipeline(config)
+    pipeline.execute(pipeline.plan()[:1])
+    return python_of(config)
+
+
 def check_natively(config: Config, *, force: bool = False) -> NativeChecks:
     """Build libqpu and the extension for this machine and run the suite against them.
 

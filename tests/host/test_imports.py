@@ -14,7 +14,7 @@ from toolchain.config import ROOT
 ORDER = ("toolchain", "images", "recipes", "nfsroot", "device", "benchmarks", "tasks")
 """The house from the ground up: each may import what stands before it, and itself."""
 
-COPIED = ("recipes/qpu_ops/src", "recipes/qpu_ops/backend", "recipes/qpu_ops/setup.py")
+COPIED = ("recipes/qpu_ops/src", "recipes/qpu_ops/backend", "recipes/qpu_ops/setup.py", "recipes/cuda_ops/src")
 """Parts that are built elsewhere, from their own folder: they know nothing of this package's layout."""
 
 

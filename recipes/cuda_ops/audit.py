@@ -1,0 +1,148 @@
+"""What is in a wheel of CUDA operators: for which machine and GPUs, and what it asks of the system that loads it.
+
+GPU code lies in the section ``.nv_fatbin``: containers one after the other, each with a header (magic 0xba55ed50,
+version, the header's size, the content's size) and entries (kind 1 for PTX and 2 for machine code, the entry's header
+size, its content's size, and 28 bytes on the compute capability). The layout is not documented; ``cuobjdump`` reads the
+same, and the test compares what is found here with what nvcc was asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from elftools.elf.dynamic import DynamicSection, DynamicTag
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+from recipes import wheels
+from toolchain.architecture import Architecture
+from toolchain.errors import PlatformMismatch, WheelUnusable
+
+LIBRARY = "cuda_ops/libcuda_ops.so"
+SYSTEM_LIBRARIES = ("ld-linux", "libc.", "libdl.", "libgcc_s.", "libm.", "libpthread.", "librt.", "libstdc++.")
+"""What may be needed beside torch's library: what every Linux with glibc has."""
+
+_MAGIC = 0xBA55ED50
+_PTX, _MACHINE_CODE = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What the audit found."""
+
+    machine_code: tuple[str, ...]
+    """Compute capabilities without the point: ``75``."""
+    ptx: tuple[str, ...]
+    needs: tuple[str, ...]
+    """Libraries by their sonames."""
+    glibc: str
+    """The oldest glibc that has all the symbols."""
+
+    def text(self) -> str:
+        """One line."""
+        ptx = f", PTX {' '.join(self.ptx)}" if self.ptx else ""
+        return f"machine code {' '.join(self.machine_code)}{ptx}; needs glibc {self.glibc} and {', '.join(self.needs)}"
+
+
+def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
+    """Check a wheel against what was asked for and say what is in it.
+
+    Raises PlatformMismatch, or WheelUnusable: damaged, tied to one Python, other GPU code, needs what not all have.
+    """
+    wheels.audit(wheel, target)
+    _check_tag(wheel, target)
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".so")]
+        if names != [LIBRARY]:
+            raise _unusable(wheel, f"one library, {LIBRARY}", ", ".join(names) or "none")
+        elf = ELFFile(io.BytesIO(archive.read(LIBRARY)))
+    found = contents(elf)
+    wanted_code = {item.removesuffix("+PTX").rstrip("af") for item in architectures}
+    wanted_ptx = {item.removesuffix("+PTX").rstrip("af") for item in architectures if item.endswith("+PTX")}
+    if set(found.machine_code) != wanted_code or set(found.ptx) != wanted_ptx:
+        asked = f"machine code for {sorted(wanted_code)} and PTX for {sorted(wanted_ptx)}"
+        raise _unusable(wheel, asked, f"{list(found.machine_code)} and {list(found.ptx)}")
+    foreign = [name for name in found.needs if name != "libtorch.so" and not name.startswith(SYSTEM_LIBRARIES)]
+    if foreign or "libtorch.so" not in found.needs:
+        raise _unusable(wheel, "to need libtorch.so and what every system has", ", ".join(found.needs))
+    if paths := _search_paths(elf):
+        raise _unusable(wheel, "no folder recorded that libraries are looked for in", ", ".join(paths))
+    return found
+
+
+def contents(elf: ELFFile) -> Contents:
+    """What a library has and needs."""
+    section = elf.get_section_by_name(".nv_fatbin")
+    code = set(gpu_code(section.data())) if section is not None else set()
+    return Contents(
+        machine_code=tuple(sorted((name for kind, name in code if kind == _MACHINE_CODE), key=int)),
+        ptx=tuple(sorted((name for kind, name in code if kind == _PTX), key=int)),
+        needs=tuple(sorted(str(vars(tag)["needed"]) for tag in _tags(elf, "DT_NEEDED"))),
+        glibc=str(max(_glibc_versions(elf), default=Version("0"))),
+    )
+
+
+def gpu_code(fatbin: bytes) -> Iterator[tuple[int, str]]:
+    """Kind and compute capability of each entry. Raises WheelUnusable for bytes of another layout."""
+    at = 0
+    while at + 16 <= len(fatbin):
+        magic, _, header, size = struct.unpack_from("<IHHQ", fatbin, at)
+        if magic == 0:
+            at += 8
+            continue
+        if magic != _MAGIC or header < 16 or at + header + size > len(fatbin):
+            raise WheelUnusable("the library's GPU code cannot be read", found=f"{magic:#x} at {at} of .nv_fatbin")
+        entry, end = at + header, at + header + size
+        while entry + 32 <= end:
+            kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", fatbin, entry)
+            (capability,) = struct.unpack_from("<I", fatbin, entry + 28)
+            yield kind, str(capability)
+            if entry_header + entry_size == 0:
+                break
+            entry += entry_header + entry_size
+        at = end
+
+
+def _glibc_versions(elf: ELFFile) -> Iterator[Version]:
+    section = elf.get_section_by_name(".gnu.version_r")
+    if isinstance(section, GNUVerNeedSection):
+        for _, auxiliaries in section.iter_versions():
+            for item in auxiliaries:
+                if item.name.startswith("GLIBC_2"):
+                    yield Version(item.name.removeprefix("GLIBC_"))
+
+
+def _search_paths(elf: ELFFile) -> list[str]:
+    return [str(tag.entry.d_tag) for kind in ("DT_RPATH", "DT_RUNPATH") for tag in _tags(elf, kind)]
+
+
+def _tags(elf: ELFFile, kind: str) -> Iterator[DynamicTag]:
+    section = elf.get_section_by_name(".dynamic")
+    if isinstance(section, DynamicSection):
+        yield from section.iter_tags(kind)
+
+
+def _check_tag(wheel: Path, target: Architecture) -> None:
+    (tag,) = parse_wheel_filename(wheel.name)[3]
+    if tag.platform != target.wheel_platform:
+        raise PlatformMismatch(
+            f"{wheel.name} is for another machine",
+            expected=target.wheel_platform,
+            found=tag.platform,
+            mend="build it anew",
+        )
+    if (tag.interpreter, tag.abi) != ("py3", "none"):
+        raise _unusable(wheel, "the tag py3-none: any Python 3", f"{tag.interpreter}-{tag.abi}")
+
+
+def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:
+    return WheelUnusable(
+        f"{wheel.name} is not the wheel it should be", expected=expected, found=found, mend="build it anew"
+    )

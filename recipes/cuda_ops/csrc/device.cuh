@@ -1,0 +1,109 @@
+// What the kernels share: 16 bytes as the unit of memory access, and sums and maxima across threads.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels.h"
+
+namespace cuda_ops::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffU;
+
+// As many elements as one access moves: 16 bytes where everything is aligned to that, else one element.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T values[kCount];
+};
+
+template <typename T>
+constexpr int kFullPack = 16 / static_cast<int>(sizeof(T));
+
+inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename T>
+__device__ inline T from_float(float value);
+template <>
+__device__ inline float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline __half from_float<__half>(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+struct Sum {
+  static constexpr float kNeutral = 0.0F;
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+
+struct Maximum {
+  static constexpr float kNeutral = -INFINITY;
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// Among kWidth neighbouring lanes, a power of two; every lane of the warp must come here.
+template <int kWidth = kWarp, typename Combine>
+__device__ inline float across_warp(float value, Combine combine) {
+#pragma unroll
+  for (int distance = kWidth / 2; distance > 0; distance /= 2)
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));
+  return value;
+}
+
+// Every thread of the block gets the result. `room` holds a float for each warp; the block may use it again at once.
+template <typename Combine>
+__device__ inline float across_block(float value, Combine combine, float* room) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  value = across_warp(value, combine);
+  if (lane == 0) room[warp] = value;
+  __syncthreads();
+  value = lane < warps ? room[lane] : Combine::kNeutral;
+  value = across_warp(value, combine);
+  __syncthreads();
+  return value;
+}
+
+// Calls `body` with the smallest number of the list that is at least `wanted`, as a constant; false if none is.
+template <int kFirst, int... kMore, typename Body>
+bool by_count(int64_t wanted, Body body) {
+  if (wanted <= kFirst) {
+    body(std::integral_constant<int, kFirst>{});
+    return true;
+  }
+  if constexpr (sizeof...(kMore) > 0) return by_count<kMore...>(wanted, body);
+  return false;
+}
+
+// Calls `body` with a value of the type that `type` names.
+template <typename Body>
+int by_type(Type type, Body body) {
+  switch (type) {
+    case Type::kFloat:
+      return body(float{});
+    case Type::kHalf:
+      return body(__half{});
+    case Type::kBFloat16:
+      return body(__nv_bfloat16{});
+  }
+  return cudaErrorInvalidValue;
+}
+
+constexpr int64_t divide_up(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+}  // namespace cuda_ops::cuda

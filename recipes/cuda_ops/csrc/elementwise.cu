@@ -1,0 +1,141 @@
+// add2, exp and axpy: bound by memory. A thread moves 16 bytes of each operand; many threads keep the memory busy.
+#include <algorithm>
+
+#include "device.cuh"
+
+namespace cuda_ops::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// What is read and written once need not stay in the caches. Which hint pays was measured on an H200: with two inputs
+// only what is written is marked, with one input both are.
+template <bool kOnce, typename Packed>
+__device__ inline Packed read(const Packed* from) {
+  static_assert(sizeof(Packed) == sizeof(uint4));
+  if constexpr (kOnce) {
+    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
+    return *reinterpret_cast<const Packed*>(&bits);
+  } else {
+    const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from));
+    return *reinterpret_cast<const Packed*>(&bits);
+  }
+}
+
+template <typename Packed>
+__device__ inline void write_once(Packed* to, const Packed& value) {
+  __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&value));
+}
+
+struct Add {
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+
+struct Axpy {
+  float alpha;
+  __device__ float operator()(float x, float y) const { return fmaf(alpha, x, y); }
+};
+
+struct Exp {
+  __device__ float operator()(float x, float /*unused*/) const { return expf(x); }
+};
+
+// `packs` whole packs, then `rest` single elements, which the last block takes.
+template <typename T, int kInputs, typename F>
+__global__ void __launch_bounds__(kThreads)
+    dense_kernel(T* out, const T* a, const T* b, int64_t packs, int rest, F function) {
+  constexpr int kCount = kFullPack<T>;
+  using Packed = Pack<T, kCount>;
+  const auto* pa = reinterpret_cast<const Packed*>(a);
+  const auto* pb = reinterpret_cast<const Packed*>(b);
+  auto* pout = reinterpret_cast<Packed*>(out);
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < packs) {
+    Packed x = read<kInputs == 1>(pa + i);
+    Packed y{};
+    if constexpr (kInputs == 2) y = read<false>(pb + i);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float second = kInputs == 2 ? to_float(y.values[k]) : 0.0F;
+      x.values[k] = from_float<T>(function(to_float(x.values[k]), second));
+    }
+    write_once(pout + i, x);
+  }
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < rest) {
+    const int64_t last = packs * kCount + threadIdx.x;
+    out[last] = from_float<T>(function(to_float(a[last]), kInputs == 2 ? to_float(b[last]) : 0.0F));
+  }
+}
+
+// Any strides. `Index` is what positions are counted in: 32 bits where they fit, since dividing them is cheaper.
+template <typename T, typename Index, typename F>
+__global__ void __launch_bounds__(kThreads) strided_kernel(const Elementwise work, F function) {
+  const Index step = static_cast<Index>(gridDim.x) * kThreads;
+  for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < static_cast<Index>(work.count);
+       i += step) {
+    Index left = i;
+    int64_t offset[Elementwise::kOperands] = {0, 0, 0};
+    for (int d = work.dims - 1; d >= 0; --d) {
+      const Index size = static_cast<Index>(work.sizes[d]);
+      const Index quotient = d == 0 ? 0 : left / size;
+      const int64_t position = left - quotient * size;
+#pragma unroll
+      for (int operand = 0; operand < Elementwise::kOperands; ++operand)
+        offset[operand] += position * work.strides[operand][d];
+      left = quotient;
+    }
+    const float a = to_float(static_cast<const T*>(work.in[0])[offset[1]]);
+    const float b = work.inputs == 2 ? to_float(static_cast<const T*>(work.in[1])[offset[2]]) : 0.0F;
+    static_cast<T*>(work.out)[offset[0]] = from_float<T>(function(a, b));
+  }
+}
+
+template <typename T, int kInputs, typename F>
+int launch(const Elementwise& work, F function, cudaStream_t stream) {
+  if (work.dense() && aligned(work.out) && aligned(work.in[0]) && aligned(work.in[1])) {
+    const int64_t packs = work.count / kFullPack<T>;
+    const int rest = static_cast<int>(work.count % kFullPack<T>);
+    const int64_t blocks = std::max<int64_t>(1, divide_up(packs, kThreads));
+    dense_kernel<T, kInputs><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+        static_cast<T*>(work.out), static_cast<const T*>(work.in[0]), static_cast<const T*>(work.in[1]), packs, rest,
+        function);
+    return cudaGetLastError();
+  }
+  constexpr int64_t kMostBlocks = 1 << 20;
+  const auto blocks = static_cast<unsigned>(std::min(kMostBlocks, divide_up(work.count, kThreads)));
+  // One step beyond the last position must still be countable.
+  if (work.count + kMostBlocks * kThreads < (int64_t{1} << 32)) {
+    strided_kernel<T, uint32_t><<<blocks, kThreads, 0, stream>>>(work, function);
+  } else {
+    strided_kernel<T, uint64_t><<<blocks, kThreads, 0, stream>>>(work, function);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int run(const Elementwise& work, void* stream) {
+  if (work.count == 0) return cudaSuccess;
+  auto* on = static_cast<cudaStream_t>(stream);
+  return by_type(work.type, [&](auto zero) {
+    using T = decltype(zero);
+    switch (work.function) {
+      case Function::kAdd:
+        return launch<T, 2>(work, Add{}, on);
+      case Function::kExp:
+        return launch<T, 1>(work, Exp{}, on);
+      case Function::kAxpy:
+        return launch<T, 2>(work, Axpy{work.alpha}, on);
+    }
+    return static_cast<int>(cudaErrorInvalidValue);
+  });
+}
+
+const char* explain(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+int current_device() {
+  int device = -1;
+  return cudaGetDevice(&device) == cudaSuccess ? device : -1;
+}
+
+}  // namespace cuda_ops::cuda

@@ -1,0 +1,85 @@
+"""The figures of docs/cuda.md, from the JSON that on_gpu.py wrote on a machine with a GPU.
+
+``python -m recipes.cuda_ops.figures [gpu.json]`` takes a new file, if one is named, and writes the page's tables; a
+test compares the page with what would be written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import textwrap
+from typing import Any
+
+from toolchain import files
+from toolchain.config import ROOT
+
+DATA = ROOT / "docs" / "cuda" / "h200.json"
+PAGE = ROOT / "docs" / "cuda.md"
+_PART = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+def render(document: dict[str, Any]) -> str:
+    """The tables, as Markdown."""
+    speed, tests = document["speed"], document["tests"]
+    device = f"{document['device']} ({document['devices']} in the machine), torch {document['torch']}"
+    lines = [
+        f"Taken {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, by the "
+        f"{speed['limit_from']}. Times are medians in µs; the candidates of a line took turns.",
+        "",
+        f"Tests: {tests['tests'] - tests['skipped']} passed, {tests['skipped']} skipped. compute-sanitizer: "
+        + "; ".join(f"{tool}: {item['summary'].lower()}" for tool, item in document["sanitizer"].items())
+        + ".",
+        "",
+        *_table("Launch: what the host spends on a call, 16 elements", _chosen(speed, "launch"), rate=False),
+        *_table("Elementwise", _chosen(speed, "add2", "axpy", "exp"), rate=True),
+        *_table("Softmax of rows", _chosen(speed, "softmax"), rate=True),
+        *_table("Matrix times vector", _chosen(speed, "matvec"), rate=True),
+        "`cuda-timing` there:",
+        "",
+        "```text",
+        *document["timing"]["cuda_timing"]["table"],
+        "",
+        *textwrap.wrap(document["timing"]["cuda_timing"]["sentence"], 118),
+        "```",
+        "",
+        "`array-exp -l 10000000` there:",
+        "",
+        "```text",
+        *document["timing"]["array_exp"],
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _chosen(speed: dict[str, Any], *starts: str) -> list[dict[str, Any]]:
+    return [item for item in speed["comparisons"] if item["name"].startswith(starts)]
+
+
+def _table(title: str, rows: list[dict[str, Any]], *, rate: bool) -> list[str]:
+    others = list(dict.fromkeys(name for row in rows for name in row["microseconds"] if name != row["ours"]))
+    heads = [title, "ours", *others, *(["GB/s", "of the limit"] if rate else []), "torch / ours"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    for row in rows:
+        times = row["microseconds"]
+        cells = [row["name"], f"{times[row['ours']]:.2f}"]
+        cells += [f"{times[name]:.2f}" if name in times else "" for name in others]
+        if rate:
+            cells += [f"{row['gb_s'][row['ours']]:.0f}", f"{row['percent_of_limit']:.1f} %"]
+        beside = row["faster_than"].get("torch", row["faster_than"].get("torch.add"))
+        lines.append("| " + " | ".join([*cells, f"{beside:.2f}"]) + " |")
+    return [*lines, ""]
+
+
+def page_with(page: str, document: dict[str, Any]) -> str:
+    """The page's text with these figures in it."""
+    return _PART.sub(lambda found: f"{found[1]}{render(document)}{found[2]}", page)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        shutil.copyfile(sys.argv[1], DATA)
+    files.write_text_atomically(PAGE, page_with(PAGE.read_text(), json.loads(DATA.read_text())))

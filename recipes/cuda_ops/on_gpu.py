@@ -1,0 +1,206 @@
+"""Everything that needs a GPU, in one command, on a machine that has one and nothing else of this repository's tools.
+
+::
+
+    python3 recipes/cuda_ops/on_gpu.py --wheel PATH --out FOLDER      # a wheel that ./inv build-cuda-wheel made
+    python3 recipes/cuda_ops/on_gpu.py --build 90+PTX --out FOLDER    # or build it here, with the CUDA toolkit here
+
+It needs torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used where they are. It installs
+the wheel into a folder of its own, runs the tests, the tests again under compute-sanitizer, the comparison of speeds,
+cuda-timing and array-exp, and writes ``gpu.json`` and what else there is to see into FOLDER. What was skipped is in it,
+with the reason. The exit status is 0 if nothing failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent.parent / "tests" / "cuda" / "test_cuda_ops.py"
+
+SANITIZED = {
+    "memcheck": "elementwise_agrees or softmax_in_any_layout or launch_form_writes or test_matvec_agrees",
+    "racecheck": "softmax_in_any_layout or softmax_of_long_rows or matvec_cut",
+    "synccheck": "softmax_in_any_layout or softmax_of_long_rows or matvec_cut",
+}
+"""Which tests each tool of compute-sanitizer watches: those that between them start every kernel."""
+
+
+def run(argv: Sequence[str | Path], log: Path, *, environment: dict[str, str], limit_s: float) -> tuple[int, str]:
+    """Run a program, keep what it prints; its status (124 past the limit) and its output."""
+    words = [str(word) for word in argv]
+    print("$", " ".join(words), flush=True)
+    try:
+        done = subprocess.run(
+            words,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        status, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as fault:
+        kept = fault.stdout or b""
+        status, output = 124, kept.decode(errors="replace") if isinstance(kept, bytes) else kept
+    log.write_text(output)
+    return status, output
+
+
+def build(architectures: str, folder: Path, log: Path) -> Path:
+    """The wheel, by the toolkit of this machine."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "cuda_ops"
+        for name in ("csrc", "src"):
+            shutil.copytree(HERE / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+        for name in ("setup.py", "pyproject.toml"):
+            shutil.copy2(HERE / name, source / name)
+        argv: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "-w",
+            folder,
+            source,
+        ]
+        environment = {"CUDA_OPS_ARCHITECTURES": architectures}
+        status, output = run(argv, log, environment=environment, limit_s=900)
+    if status:
+        sys.exit(f"the wheel cannot be built\n{output[-3000:]}")
+    return next(folder.glob("*.whl"))
+
+
+def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
+    """The whole suite; how many passed, failed and were skipped, and why."""
+    report = out / "tests.xml"
+    argv = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider"]
+    argv += ["-q", "-rs", "-W", "error", f"--junitxml={report}", str(TESTS)]
+    status, output = run(argv, out / "tests.log", environment=environment, limit_s=limit_s)
+    print("\n".join(output.splitlines()[-12:]))
+    counts = {"tests": 0, "skipped": 0, "failures": 0, "errors": 0}
+    if report.is_file():
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):  # noqa: S314 (written by pytest just now)
+            for name in counts:
+                counts[name] += int(suite.get(name, "0"))
+    return {"status": status, **counts, "skips": [line for line in output.splitlines() if line.startswith("SKIPPED")]}
+
+
+def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
+    """The tests under each tool of compute-sanitizer."""
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if program is None:
+        return {"skipped": "compute-sanitizer is not installed"}
+    found = {}
+    for tool, select in SANITIZED.items():
+        argv: list[str | Path] = [program, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all"]
+        if tool != "memcheck":
+            # Only our own kernels: how torch shares memory among its threads is its own affair.
+            argv.append("--kernel-regex=kns=cuda_ops")
+        argv += [sys.executable, "-m", "pytest", "-c", os.devnull]
+        argv += [f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider", "-q", "-k", f"cuda and ({select})", TESTS]
+        # Without the caching allocator every tensor is an allocation of its own, whose ends are watched.
+        watched = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        began = time.monotonic()
+        status, output = run(argv, out / f"sanitizer-{tool}.log", environment=watched, limit_s=limit_s)
+        last = [line for line in output.splitlines() if "ERROR SUMMARY" in line or "RACECHECK SUMMARY" in line]
+        passed = [line for line in output.splitlines() if " passed" in line]
+        found[tool] = {
+            "status": status,
+            "summary": last[-1].lstrip("= ") if last else "",
+            "tests": passed[-1] if passed else "",
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        print(tool, found[tool], flush=True)
+    return found
+
+
+def main() -> int:
+    """Do all of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--wheel", type=Path, help="a wheel of pitorch-cuda-ops")
+    parser.add_argument("--build", metavar="ARCHITECTURES", help="build the wheel here, for these architectures")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--skip", action="append", default=[], choices=["tests", "sanitizer", "speed", "timing"])
+    options = parser.parse_args()
+    if (options.wheel is None) == (options.build is None):
+        parser.error("expected one of --wheel and --build")
+    options.out.mkdir(parents=True, exist_ok=True)
+    out = options.out.resolve()
+    document: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    with tempfile.TemporaryDirectory() as scratch:
+        site = Path(scratch) / "site"
+        wheel = options.wheel or build(options.build, Path(scratch), out / "build.log")
+        argv: list[str | Path] = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+        status, output = run([*argv, "--target", site, wheel], out / "install.log", environment={}, limit_s=300)
+        if status:
+            sys.exit(f"the wheel cannot be installed\n{output[-2000:]}")
+        environment = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+        facts = "import json, torch; from torch import cuda; "
+        facts += "print(json.dumps([torch.__version__, cuda.get_device_name(), cuda.device_count()]))"
+        status, output = run([sys.executable, "-c", facts], out / "facts.log", environment=environment, limit_s=120)
+        if status:
+            sys.exit(f"there is no GPU that torch can use\n{output[-2000:]}")
+        torch, device, count = json.loads(output.splitlines()[-1])
+        document |= {"wheel": wheel.name, "torch": torch, "device": device, "devices": count}
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "speed": lambda: speed(out, environment),
+            "timing": lambda: timing(out, environment),
+            "tests": lambda: tests(out, environment, 400),
+            "sanitizer": lambda: sanitizer(out, environment, 240),
+        }
+        for name, part in parts.items():
+            document[name] = {"skipped": "by request"} if name in options.skip else part()
+            (out / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if any(failed(document[name]) for name in parts) else 0
+
+
+def failed(part: dict[str, Any]) -> bool:
+    """Whether a part, or a part of it, ended with a fault."""
+    return bool(part.get("status")) or any(failed(item) for item in part.values() if isinstance(item, dict))
+
+
+def speed(out: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """speed.py in a process of its own."""
+    result = out / "speed.json"
+    argv: list[str | Path] = [sys.executable, HERE / "speed.py", result]
+    status, output = run(argv, out / "speed.log", environment=environment, limit_s=400)
+    print(output, flush=True)
+    return {"status": status, **(json.loads(result.read_text()) if result.is_file() else {})}
+
+
+def timing(out: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """cuda-timing on S2's vector, and array-exp on S5's."""
+    argv: list[str | Path] = [sys.executable, "-m", "cuda_ops.timing", f"--json={out / 'timing.json'}"]
+    argv += [f"--plot={out / 'timing.png'}", f"--timeline={out / 'timeline.json'}"]
+    status, output = run(argv, out / "timing.log", environment=environment, limit_s=200)
+    print(output, flush=True)
+    argv = [sys.executable, "-m", "cuda_ops.array_exp", "-l", "10000000"]
+    other, text = run(argv, out / "array-exp.log", environment=environment, limit_s=200)
+    print(text, flush=True)
+    figures = out / "timing.json"
+    said = text[text.find("exp of") :].strip().splitlines()
+    return {
+        "status": status or other,
+        "cuda_timing": json.loads(figures.read_text()) if figures.is_file() else {},
+        "array_exp": said,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

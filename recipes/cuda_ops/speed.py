@@ -1,0 +1,289 @@
+"""How fast the operators are, beside torch, CuPy and a plain kernel, all in one run. Needs a GPU and the wheel.
+
+Kernels are timed by CUDA events around batches of calls, launches by the host's clock over batches that the GPU does
+faster than the host launches. The candidates of a comparison take turns, a batch each, and what counts is the median
+over all turns, so that a change of the GPU's clock or of the host's load meets all of them.
+
+``python speed.py out.json`` writes the figures; nothing here knows of the rest of the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+TURNS = 9
+DATASHEET_GB_S = {"NVIDIA H200": 4800.0}
+"""Memory bandwidth by the vendor's datasheet."""
+
+PLAIN_KERNEL = """
+extern "C" __global__ void plain_add(float* c, const float* a, const float* b, int n) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) c[i] = a[i] + b[i];
+}
+"""
+"""The way that S2's tutorial adds: 32-bit index, an element at a time, 1024 threads a block, a block for each 1024."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Medians by candidate, in microseconds. ``moved`` are the bytes that must be read and written."""
+
+    name: str
+    ours: str
+    microseconds: Mapping[str, float]
+    spread: Mapping[str, tuple[float, float]]
+    moved: int = 0
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self, limit_gb_s: float) -> dict[str, Any]:
+        """With rates, the share of the limit, and how many times as fast ours is as each."""
+        mine = self.microseconds[self.ours]
+        document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
+        if self.moved:
+            rates = {name: self.moved / value / 1e3 for name, value in self.microseconds.items()}
+            document |= {"gb_s": rates, "percent_of_limit": 100 * rates[self.ours] / limit_gb_s}
+        return document
+
+
+def by_events(call: Callable[[], object], calls: int) -> float:
+    """Microseconds of one call, by events around ``calls`` of them."""
+    import torch
+
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3 / calls
+
+
+def by_clock(call: Callable[[], object], calls: int) -> float:
+    """Microseconds that the host spends on one call."""
+    import torch
+
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return spent * 1e6 / calls
+
+
+def compare(
+    name: str,
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    moved: int = 0,
+    calls: int = 20,
+    ours: str = "ours",
+    clock: Callable[[Callable[[], object], int], float] = by_events,
+    turns: int = TURNS,
+    skipped: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Time all candidates in turns, and say so."""
+    samples: dict[str, list[float]] = {label: [] for label in candidates}
+    for call in candidates.values():
+        for _ in range(3):
+            call()
+    for _ in range(turns):
+        for label, call in candidates.items():
+            samples[label].append(clock(call, calls))
+    made = Comparison(
+        name=name,
+        ours=ours,
+        microseconds={label: statistics.median(values) for label, values in samples.items()},
+        spread={label: (min(values), max(values)) for label, values in samples.items()},
+        moved=moved,
+        skipped=skipped or {},
+    )
+    shown = "  ".join(f"{label} {value:.2f}" for label, value in made.microseconds.items())
+    rate = f"  {moved / made.microseconds[ours] / 1e3:.0f} GB/s" if moved else ""
+    print(f"{name}: {shown} µs{rate}", flush=True)
+    return made
+
+
+def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
+    """A launch of the plain kernel, in torch's stream, by CuPy. Raises ImportError without it."""
+    import cupy
+    from cuda_ops.array_exp import torchs_stream
+
+    kernel = cupy.RawKernel(PLAIN_KERNEL, "plain_add")
+    stream = torchs_stream(cupy)
+    n = a.numel()
+    pointers = tuple(cupy.from_dlpack(item) for item in (c, a, b))
+
+    def call() -> None:
+        with stream:
+            kernel(((n + 1023) // 1024,), (1024,), (*pointers, cupy.int32(n)))
+
+    return call
+
+
+def additions() -> list[Comparison]:
+    """add2: S2's vector, and one that only memory bounds."""
+    import cuda_ops
+    import torch
+
+    done = []
+    for n, calls in ((1 << 20, 200), (1 << 28, 20)):
+        a, b = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
+        c = torch.empty_like(a)
+        candidates: dict[str, Callable[[], object]] = {
+            "ours": lambda a=a, b=b, c=c, n=n: cuda_ops.torch_launch_add2(c, a, b, n),  # type: ignore[misc]
+            "torch": lambda a=a, b=b, c=c: torch.add(a, b, out=c),  # type: ignore[misc]
+        }
+        skipped = {}
+        try:
+            import cupy
+            from cuda_ops.array_exp import torchs_stream
+
+            candidates["S2's kernel"] = plain_add(a, b, c)
+            x, y, z = (cupy.from_dlpack(item) for item in (a, b, c))
+            stream = torchs_stream(cupy)
+
+            def by_cupy(x: Any = x, y: Any = y, z: Any = z, stream: Any = stream) -> None:
+                with stream:
+                    cupy.add(x, y, z)
+
+            candidates["CuPy"] = by_cupy
+        except ImportError as fault:
+            skipped["CuPy, S2's kernel"] = str(fault)
+        power = n.bit_length() - 1
+        done.append(compare(f"add2 2^{power} float32", candidates, moved=12 * n, calls=calls, skipped=skipped))
+        candidates = {"ours": lambda a=a, b=b: cuda_ops.add2(a, b), "torch": lambda a=a, b=b: torch.add(a, b)}  # type: ignore[misc]
+        done.append(compare(f"add2 2^{power} float32, new result", candidates, moved=12 * n, calls=calls))
+    for kind in (torch.float16, torch.bfloat16):
+        a, b = (torch.randn(1 << 28, device="cuda").to(kind) for _ in range(2))
+        candidates = {"ours": lambda a=a, b=b: cuda_ops.add2(a, b), "torch": lambda a=a, b=b: torch.add(a, b)}  # type: ignore[misc]
+        done.append(compare(f"add2 2^28 {str(kind)[6:]}, new result", candidates, moved=6 << 28))
+        candidates = {
+            "ours": lambda a=a, b=b: cuda_ops.axpy(0.5, a, b),  # type: ignore[misc]
+            "torch": lambda a=a, b=b: torch.add(b, a, alpha=0.5),  # type: ignore[misc]
+        }
+        done.append(compare(f"axpy 2^28 {str(kind)[6:]}, new result", candidates, moved=6 << 28))
+    return done
+
+
+def exponentials() -> list[Comparison]:
+    """exp: S5's vector of 10^7."""
+    import cuda_ops
+    import torch
+
+    x = torch.rand(10**7, device="cuda") * 2 - 1
+    candidates: dict[str, Callable[[], object]] = {"ours": lambda: cuda_ops.exp(x), "torch": lambda: torch.exp(x)}
+    skipped = {}
+    try:
+        import cupy
+        from cuda_ops.array_exp import torchs_stream
+
+        there = cupy.from_dlpack(x)
+        stream = torchs_stream(cupy)
+
+        def by_cupy() -> None:
+            with stream:
+                cupy.exp(there)
+
+        candidates["CuPy"] = by_cupy
+    except ImportError as fault:
+        skipped["CuPy"] = str(fault)
+    done = [compare("exp 10^7 float32", candidates, moved=8 * 10**7, calls=200, skipped=skipped)]
+    for kind in (torch.float16, torch.bfloat16):
+        y = torch.randn(1 << 28, device="cuda").to(kind)
+        both = {"ours": lambda y=y: cuda_ops.exp(y), "torch": lambda y=y: torch.exp(y)}
+        done.append(compare(f"exp 2^28 {str(kind)[6:]}", both, moved=4 << 28))
+    return done
+
+
+SOFTMAX_SHAPES = (
+    *((1 << 20, 128), (131072, 1000), (65536, 1001), (65536, 1024), (32768, 4096), (16384, 8191), (8192, 16384)),
+    *((4096, 32768), (1024, 131072)),
+)
+MATVEC_SHAPES = (
+    *((16384, 16384), (8192, 8192), (4096, 4096), (65536, 1024), (1024, 65536), (100, 100000), (1000000, 100)),
+)
+
+
+def rows() -> list[Comparison]:
+    """Softmax and matrix times vector, the matrix as it is and transposed."""
+    import cuda_ops
+    import torch
+
+    done = []
+    for kind in (torch.float32, torch.float16, torch.bfloat16):
+        label = str(kind)[6:]
+        for shape in SOFTMAX_SHAPES:
+            x = torch.randn(shape, device="cuda", dtype=kind)
+            both: dict[str, Callable[[], object]] = {
+                "ours": lambda x=x: cuda_ops.softmax(x),  # type: ignore[misc]
+                "torch": lambda x=x: torch.softmax(x, -1),  # type: ignore[misc]
+            }
+            done.append(compare(f"softmax {shape[0]} x {shape[1]} {label}", both, moved=2 * x.nbytes, turns=5))
+        for shape in MATVEC_SHAPES:
+            matrix = torch.randn(shape, device="cuda", dtype=kind)
+            for m, way in ((matrix, "matvec"), (matrix.t(), "matvec transposed")):
+                v = torch.randn(m.shape[1], device="cuda", dtype=kind)
+                both = {
+                    "ours": lambda m=m, v=v: cuda_ops.matvec(m, v),  # type: ignore[misc]
+                    "torch": lambda m=m, v=v: torch.mv(m, v),  # type: ignore[misc]
+                }
+                moved = m.nbytes + v.nbytes + m.shape[0] * m.itemsize
+                done.append(compare(f"{way} {shape[0]} x {shape[1]} {label}", both, moved=moved, turns=5))
+    return done
+
+
+def launches() -> list[Comparison]:
+    """What the host spends on a call, for so few elements that the GPU never is what is waited for."""
+    import cuda_ops
+    import torch
+
+    a, b = torch.randn(16, device="cuda"), torch.randn(16, device="cuda")
+    op, direct = torch.ops.cuda_ops.add2.default, torch.ops.cuda_ops._add2.default
+    candidates: dict[str, Callable[[], object]] = {
+        "torch.add": lambda: torch.add(a, b),
+        "torch.ops.cuda_ops.add2": lambda: op(a, b),
+        "torch.ops.cuda_ops._add2": lambda: direct(a, b),
+        "torch.ops.aten.add.Tensor": lambda f=torch.ops.aten.add.Tensor: f(a, b),  # type: ignore[misc]
+        "cuda_ops.add2": lambda: cuda_ops.add2(a, b),
+    }
+    ours = "torch.ops.cuda_ops.add2"
+    done = [compare("launch", candidates, ours=ours, clock=by_clock, calls=1000, turns=31)]
+    with torch.inference_mode():
+        done.append(compare("launch, inference mode", candidates, ours=ours, clock=by_clock, calls=1000, turns=15))
+    return done
+
+
+def main() -> int:
+    """Measure everything and write it."""
+    import cuda_ops
+    import torch
+
+    name = torch.cuda.get_device_name()
+    limit = DATASHEET_GB_S.get(name, 0.0)
+    source = "datasheet"
+    if not limit:
+        facts = torch.cuda.get_device_properties(0)
+        limit, source = 2e3 * facts.memory_clock_rate * facts.memory_bus_width / 8 / 1e9, "memory clock and bus width"
+    done = [*launches(), *additions(), *exponentials(), *rows()]
+    document = {
+        "device": name,
+        "torch": torch.__version__,
+        "cuda_ops": cuda_ops.__version__,
+        "limit_gb_s": limit,
+        "limit_from": source,
+        "comparisons": [item.as_json(limit) for item in done],
+    }
+    Path(sys.argv[1]).write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""PyTorch operators that run on CUDA GPUs: add2, exp, axpy, softmax and matvec, with gradients.
+
+Importing this loads ``libcuda_ops.so`` into torch's dispatcher: ``torch.ops.cuda_ops.add2(a, b)`` and
+``cuda_ops.add2(a, b)`` are the same. The library uses torch's stable interface, so one file serves every torch from
+2.10 on and every Python. Tensors are float32, float16 or bfloat16, of any size and stride, all of a call on one CUDA
+device or all on the CPU, where plain loops give the reference. What does not fit is a RuntimeError that says why.
+
+Gradients are those of reverse mode, of any order.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+try:
+    __version__ = version("pitorch-cuda-ops")
+except PackageNotFoundError:
+    __version__ = "0"
+
+torch.ops.load_library(str(Path(__file__).with_name("libcuda_ops.so")))
+
+from cuda_ops import _gradients  # noqa: E402 (it needs the library)
+
+_gradients.register()
+_ops = torch.ops.cuda_ops
+
+
+def add2(a: Tensor, b: Tensor) -> Tensor:
+    """``a + b``, of one shape."""
+    return _ops.add2.default(a, b)
+
+
+def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
+    """``alpha * x + y``, of one shape, rounded once."""
+    return _ops.axpy.default(alpha, x, y)
+
+
+def exp(x: Tensor) -> Tensor:
+    """The exponential of each element."""
+    return _ops.exp.default(x)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the last dimension."""
+    return _ops.softmax.default(x)
+
+
+def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
+    """A matrix [rows, columns] times a vector [columns]; products are summed in float32."""
+    return _ops.matvec.default(matrix, vector)
+
+
+def torch_launch_add2(c: Tensor, a: Tensor, b: Tensor, n: int) -> None:
+    """Write ``a[i] + b[i]`` to ``c[i]`` for the first ``n`` elements, as a kernel is launched; no gradients."""
+    _ops.torch_launch_add2.default(c, a, b, n)
+
+
+__all__ = ["add2", "axpy", "exp", "matvec", "softmax", "torch_launch_add2"]

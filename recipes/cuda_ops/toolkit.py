@@ -1,0 +1,164 @@
+"""A CUDA toolkit of the pinned release: a folder that is named, the system's, or one made of PyPI's packages.
+
+Only what compiles is needed: nvcc with its parts, headers, and the static runtime library of the machine that the
+wheel is for. No driver and no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.recipe import Recipe
+from toolchain import files, process, progress
+from toolchain.architecture import Architecture, host_architecture
+from toolchain.config import ROOT, Config
+from toolchain.errors import CommandFailed, NetworkUnreachable, ToolkitUnusable
+
+SYSTEM = Path("/usr/local/cuda")
+_NEEDED = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cuda_bf16.h")
+_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolkit:
+    """Where nvcc and its parts are, and where the runtime library of the wheel's machine is."""
+
+    home: Path
+    runtime: Path
+    """Folder with libcudart_static.a."""
+    origin: str
+    """In words, for manifests and messages."""
+
+
+def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
+    """The toolkit, fetched where nothing else fits. Raises ToolkitUnusable, NetworkUnreachable."""
+    home, origin = _home(recipe, config)
+    if target == host_architecture():
+        runtime = _runtime_in(home)
+        if runtime is None:
+            raise _unusable(recipe, home, "no libcudart_static.a")
+    else:
+        runtime = _foreign_runtime(recipe, config, target)
+    return Toolkit(home=home, runtime=runtime, origin=origin)
+
+
+def identity(recipe: Recipe, config: Config) -> str:
+    """What the toolkit will be, as an input of a step; nothing is fetched."""
+    if config.cuda.toolkit:
+        return f"{config.cuda.toolkit} {release_of(ROOT / config.cuda.toolkit)}"
+    found = _system(recipe)
+    return f"{found} {recipe.settings['release']}" if found else f"PyPI {recipe.settings['packages']}"
+
+
+def release_of(home: Path) -> str:
+    """The release that a toolkit's nvcc states, as ``13.0``; empty if there is none that runs."""
+    nvcc = home / "bin" / "nvcc"
+    if not nvcc.is_file():
+        return ""
+    try:
+        said = process.output_of([nvcc, "--version"])
+    except CommandFailed:
+        return ""
+    found = re.search(r"release (\d+\.\d+)", said)
+    return found[1] if found else ""
+
+
+def fault_of(recipe: Recipe, home: Path) -> str:
+    """What keeps a folder from being the toolkit; empty if it is."""
+    missing = [name for name in _NEEDED if not (home / name).is_file()]
+    if missing:
+        return f"no {', '.join(missing)}"
+    wanted, found = recipe.settings["release"], release_of(home)
+    return "" if found == wanted else f"release {found or 'unknown'}"
+
+
+def _home(recipe: Recipe, config: Config) -> tuple[Path, str]:
+    if config.cuda.toolkit:
+        home = ROOT / config.cuda.toolkit
+        if fault := fault_of(recipe, home):
+            raise _unusable(recipe, home, fault)
+        return home.resolve(), f"CUDA {recipe.settings['release']} at {home}"
+    if (system := _system(recipe)) is not None:
+        return system.resolve(), f"CUDA {recipe.settings['release']} of this system"
+    folder = config.build_root / "cuda" / f"toolkit-{recipe.settings['release']}"
+    home = folder / "nvidia" / f"cu{recipe.settings['release'].partition('.')[0]}"
+    if fault_of(recipe, home):
+        _install(recipe.settings["packages"].split(), folder, ())
+        if fault := fault_of(recipe, home):
+            raise _unusable(recipe, home, fault)
+    return home, f"CUDA {recipe.settings['release']} from PyPI"
+
+
+def _system(recipe: Recipe) -> Path | None:
+    for home in (os.environ.get("CUDA_HOME", ""), str(SYSTEM)):
+        if home and not fault_of(recipe, Path(home)) and _runtime_in(Path(home)) is not None:
+            return Path(home)
+    return None
+
+
+def _runtime_in(home: Path) -> Path | None:
+    for name in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
+        if (home / name / "libcudart_static.a").is_file():
+            return (home / name).resolve()
+    return None
+
+
+def _foreign_runtime(recipe: Recipe, config: Config, target: Architecture) -> Path:
+    folder = config.build_root / "cuda" / f"runtime-{target.debian}-{recipe.settings['release']}"
+    home = folder / "nvidia" / f"cu{recipe.settings['release'].partition('.')[0]}"
+    if _runtime_in(home) is None:
+        machine = target.wheel_platform.removeprefix("linux_")
+        platforms = [f"--platform=manylinux_2_{glibc}_{machine}" for glibc in (17, 27, 28)]
+        _install([recipe.settings["runtime"]], folder, ("--only-binary=:all:", *platforms))
+    found = _runtime_in(home)
+    if found is None:
+        raise _unusable(recipe, home, f"no libcudart_static.a for {target.debian}")
+    return found
+
+
+def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> None:
+    """Unpack wheels into a folder, which appears when that has succeeded."""
+    files.require_space(folder.parent, 600, "CUDA's compiler")
+    with files.scratch_folder(folder.parent, folder.name) as scratch, progress.step(f"fetch {' '.join(packages)}"):
+        made = scratch / "made"
+        try:
+            process.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "--disable-pip-version-check",
+                    "--no-input",
+                    "install",
+                    "--quiet",
+                    "--no-deps",
+                    "--no-compile",
+                    f"--target={made}",
+                    *options,
+                    *packages,
+                ],
+                limit_s=_LIMIT_S,
+                log=folder.parent / "pip.log",
+            )
+        except CommandFailed as fault:
+            raise NetworkUnreachable(
+                "CUDA's compiler cannot be fetched",
+                expected=f"{' '.join(packages)} from the package index",
+                found=fault.tail.strip().splitlines()[-1] if fault.tail.strip() else fault.found,
+                mend="reach the index (https_proxy, pip.conf), or name a toolkit's folder in cuda.toolkit",
+            ) from fault
+        files.remove(folder)
+        made.rename(folder)
+
+
+def _unusable(recipe: Recipe, home: Path, found: str) -> ToolkitUnusable:
+    return ToolkitUnusable(
+        f"{home} is no CUDA toolkit that the wheel can be built with",
+        expected=f"release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
+        found=found,
+        mend="name the folder of one in cuda.toolkit, or leave that empty to have it from PyPI",
+    )

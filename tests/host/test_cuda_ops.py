@@ -1,0 +1,357 @@
+"""The wheel of CUDA operators: built in its container, looked into, and run on this machine; and what refuses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import needs_the_machine
+from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
+
+from images import engine
+from recipes import recipe
+from recipes.cuda_ops import audit, build, figures, native, timing, toolkit
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import (
+    ArtefactMissing,
+    ConfigError,
+    GpuMissing,
+    PlatformMismatch,
+    ToolkitUnusable,
+    UserError,
+    WheelUnusable,
+)
+
+RECIPE = ROOT / "recipes" / "cuda_ops"
+AMD64 = ARCHITECTURES["amd64"]
+
+
+# The wheel, for real.
+
+
+@pytest.fixture(scope="module")
+def config(product_config: Config) -> Config:
+    # One architecture: the others take as long again, each, and are no different.
+    cuda = dataclasses.replace(product_config.cuda, architectures=("90+PTX",))
+    # Its own environment with torch is the one that the QPU extension's native checks have made.
+    return dataclasses.replace(product_config, cuda=cuda)
+
+
+@pytest.fixture(scope="module")
+def wheel(config: Config) -> build.Wheel:
+    needs_the_machine()
+    if os.uname().machine != "x86_64":
+        pytest.skip("nvcc is taken from PyPI for x86-64 only")
+    native_folder = config.build_root / "native"
+    shared = load_config({}).build_root / "native"
+    if shared.is_dir() and not native_folder.exists():
+        native_folder.parent.mkdir(parents=True, exist_ok=True)
+        native_folder.symlink_to(shared)
+    try:
+        return build.build_wheel(config)
+    finally:
+        engine.down(config)
+
+
+def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: build.Wheel, config: Config) -> None:
+    assert wheel.path.name == "pitorch_cuda_ops-0.1.0-py3-none-linux_x86_64.whl"
+    found = audit.audit(wheel.path, AMD64, ("90+PTX",))
+    assert (found.machine_code, found.ptx) == (("90",), ("90",))
+    assert "libtorch.so" in found.needs
+    assert not [name for name in found.needs if name.startswith(("libcuda", "libpython", "libc10"))]
+    assert found.text() == wheel.contents
+    with zipfile.ZipFile(wheel.path) as archive:
+        names = archive.namelist()
+    modules = ("__init__", "_gradients", "array_exp", "timing")
+    assert {f"cuda_ops/{name}.py" for name in modules} | {"cuda_ops/py.typed", audit.LIBRARY} <= set(names)
+    assert not [name for name in names if name.startswith(("csrc", "recipes", "build"))]
+
+
+def test_another_list_of_gpus_is_noticed(wheel: build.Wheel) -> None:
+    with pytest.raises(WheelUnusable, match="not the wheel it should be") as caught:
+        audit.audit(wheel.path, AMD64, ("80", "90"))
+    assert "['80', '90']" in caught.value.expected
+    with pytest.raises(PlatformMismatch):
+        audit.audit(wheel.path, ARCHITECTURES["arm64"], ("90+PTX",))
+
+
+def test_nothing_runs_again_when_nothing_changed(wheel: build.Wheel, config: Config) -> None:
+    assert [decision.reason for decision in build.plan(config) if decision.runs] == []
+    other = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("80",)))
+    reasons = [decision.reason for decision in build.plan(other) if decision.runs]
+    assert reasons == ["changed: architectures 90+PTX → 80"]
+    assert wheel.path.is_file()
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: build.Wheel, config: Config) -> Mapping[str, str]:
+    checked = native.check(config, wheel.path)
+    assert checked.passed > 200
+    assert checked.skipped == 0 or "no CUDA GPU on this machine" in checked.reasons
+    assert "skipped" in checked.summary()
+    return native.install(config, wheel.path)
+
+
+def run(config: Config, environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [native.interpreter(config), *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_array_exp_compares_what_there_is_and_says_what_is_not_timed(
+    config: Config, environment: Mapping[str, str]
+) -> None:
+    done = run(config, environment, "-m", "cuda_ops.array_exp", "-l", "10000", "--runs", "3")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert {"numpy", "CuPy", "torch", "cuda_ops"} <= set(lines)
+    assert "not in the times" in done.stdout
+    for name in ("numpy", "torch", "cuda_ops"):
+        digits = float(lines[name].split("µs")[1].split()[0])
+        assert digits > 6, "float32 holds about 7"
+
+
+@pytest.mark.parametrize("words", [["-l", "0"], ["-l", "many"], []])
+def test_array_exp_refuses_what_is_no_length(config: Config, environment: Mapping[str, str], words: list[str]) -> None:
+    done = run(config, environment, "-m", "cuda_ops.array_exp", *words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_cuda_timing_says_that_there_is_no_gpu_or_which_number_is_the_kernels(
+    config: Config, environment: Mapping[str, str]
+) -> None:
+    assert environment["PYTHONPATH"]
+    missing: GpuMissing | None = None
+    try:
+        done = timing.measure(config, op="add2", runs=3)
+    except GpuMissing as fault:
+        missing = fault
+    if missing is not None:
+        assert missing.exit_code == 47
+        assert "cuda.python" in missing.mend
+        return
+    assert "The kernel takes" in done.text
+    assert (done.folder / "timing.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "said"),
+    [
+        ("nothing.at_all", (), "there is no operation"),
+        ("torch.pi", (), "it cannot be called"),
+        ("add2", ("f32",), "expected TYPE[SIZE"),
+        ("add2", ("f33[4]",), "expected TYPE[SIZE"),
+    ],
+)
+def test_cuda_timing_refuses_names_that_are_none(
+    config: Config, environment: Mapping[str, str], op: str, inputs: tuple[str, ...], said: str
+) -> None:
+    assert environment["PYTHONPATH"]
+    with pytest.raises(UserError) as caught:
+        timing.measure(config, op=op, inputs=inputs)
+    assert said in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"CUDA_HOME": "/nowhere"}, "nvcc is not found"),
+        ({"CUDA_OPS_TORCH_INCLUDE": "/nowhere"}, "torch's headers are not found"),
+        ({"CUDA_OPS_ARCHITECTURES": "Hopper"}, "CUDA_OPS_ARCHITECTURES cannot be read"),
+        ({"CUDA_OPS_ARCHITECTURES": ""}, "CUDA_OPS_ARCHITECTURES cannot be read"),
+    ],
+    ids=["toolkit", "headers", "unknown GPU", "no GPU"],
+)
+def test_setup_tells_what_is_missing(
+    config: Config, environment: Mapping[str, str], tmp_path: Path, variables: dict[str, str], found: str
+) -> None:
+    home = tmp_path / "cuda"
+    for name in ("bin/nvcc", "lib/libcudart_static.a"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    include = tmp_path / "torch" / "torch/csrc/stable"
+    include.mkdir(parents=True)
+    (include / "library.h").touch()
+    given = {"CUDA_HOME": str(home), "CUDA_OPS_TORCH_INCLUDE": str(tmp_path / "torch"), "CUDA_OPS_ARCHITECTURES": "90"}
+    words = ["setup.py", "build_ext", f"--build-lib={tmp_path}", f"--build-temp={tmp_path}"]
+    done = subprocess.run(
+        [native.interpreter(config), *words],
+        cwd=RECIPE,
+        env={**os.environ, **environment, **given, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    for part in ("expected:", "found:", "mend:", found):
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Without a build.
+
+
+def test_cuda_timing_without_the_wheel_names_the_task_that_makes_it(tmp_path: Path) -> None:
+    bare = load_config({"build": {"folder": str(tmp_path)}, "cuda": {"python": sys.executable}})
+    with pytest.raises(ArtefactMissing, match="cannot import"):
+        timing.measure(bare, op="add2")
+
+
+def test_a_wheel_for_a_machine_without_cuda_is_refused() -> None:
+    with pytest.raises(PlatformMismatch, match="no CUDA for that machine"):
+        build.target_of("armhf")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "at least one architecture"),
+        (["90", "90+PTX"], "each architecture once"),
+        (["9.0"], "without its point"),
+        (["sm_90"], "without its point"),
+    ],
+)
+def test_the_list_of_gpus_is_checked(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config({"cuda": {"architectures": given}})
+
+
+def fatbin(*entries: tuple[int, int]) -> bytes:
+    """A container as nvcc writes it, of entries that are little more than their headers."""
+    body = b"".join(struct.pack("<HHIQQII", kind, 0x101, 32, 8, 0, 0, arch) + bytes(8) for kind, arch in entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_gpu_code_is_found_in_all_containers() -> None:
+    data = fatbin((2, 75), (2, 90), (1, 90)) + bytes(16) + fatbin((2, 80))
+    assert list(audit.gpu_code(data)) == [(2, "75"), (2, "90"), (1, "90"), (2, "80")]
+    assert list(audit.gpu_code(b"")) == []
+
+
+@pytest.mark.parametrize("spoil", [lambda data: b"\1" + data[1:], lambda data: data[:-8]], ids=["magic", "cut"])
+def test_gpu_code_of_another_layout_is_refused(spoil: object) -> None:
+    assert callable(spoil)
+    with pytest.raises(WheelUnusable, match="cannot be read"):
+        list(audit.gpu_code(spoil(fatbin((2, 75)))))
+
+
+def test_a_wheel_without_the_library_is_refused(tmp_path: Path) -> None:
+    made = make_wheel(tmp_path, {"cuda_ops/__init__.py": ""}, name="pitorch_cuda_ops", tag="py3-none-linux_x86_64")
+    with pytest.raises(WheelUnusable) as caught:
+        audit.audit(made, AMD64, ("90",))
+    assert caught.value.found == "none"
+
+
+def test_a_wheel_for_one_python_is_refused(tmp_path: Path) -> None:
+    library = {audit.LIBRARY: elf(EM_X86_64, bits=64)}
+    made = make_wheel(tmp_path, library, name="pitorch_cuda_ops", tag="cp313-cp313-linux_x86_64")
+    with pytest.raises(WheelUnusable, match="not the wheel it should be"):
+        audit.audit(made, AMD64, ("90",))
+
+
+def test_a_library_for_another_machine_is_refused(tmp_path: Path) -> None:
+    library = {audit.LIBRARY: elf(EM_AARCH64, bits=64)}
+    made = make_wheel(tmp_path, library, name="pitorch_cuda_ops", tag="py3-none-linux_x86_64")
+    with pytest.raises(PlatformMismatch):
+        audit.audit(made, AMD64, ("90",))
+
+
+def test_a_folder_that_is_no_toolkit_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    named = load_config({"cuda": {"toolkit": str(tmp_path)}})
+    with pytest.raises(ToolkitUnusable) as caught:
+        toolkit.obtain(recipe.load("cuda_ops"), named, AMD64)
+    assert "bin/nvcc" in caught.value.found
+    assert caught.value.exit_code == 46
+
+
+def test_a_toolkit_of_another_release_is_refused(tmp_path: Path) -> None:
+    for name in ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cuda_bf16.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\necho 'Cuda compilation tools, release 11.8, V11.8.89'\n")
+        (tmp_path / name).chmod(0o755)
+    assert toolkit.fault_of(recipe.load("cuda_ops"), tmp_path) == "release 11.8"
+    assert toolkit.release_of(tmp_path) == "11.8"
+
+
+# What was measured on a GPU.
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """The timing tool, without the package around it, which needs torch."""
+    spec = importlib.util.spec_from_file_location("cuda_timing_tool", RECIPE / "src" / "cuda_ops" / "timing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured() -> dict[str, object]:
+    document: dict[str, object] = json.loads(figures.DATA.read_text())["timing"]["cuda_timing"]
+    return document
+
+
+def test_a_timing_is_the_same_when_it_is_read_again(tool: ModuleType) -> None:
+    timed = tool.Timing.from_json(measured())
+    assert timed.as_json() == {**timed.as_json(), **measured()}
+    assert [(item.before, item.after) for item in timed.regimes] == list(tool.REGIMES)
+
+
+def test_the_sentence_says_what_the_figures_say(tool: ModuleType) -> None:
+    timed = tool.Timing.from_json(measured())
+    short = timed.sentence()
+    assert f"The kernel takes {timed.kernel_us:.1f} µs" in short
+    assert "shorter than a launch" in short
+    slow = tuple(
+        dataclasses.replace(item, samples_us=(5000.0, *item.samples_us[1:])) if item.name == "none / sync" else item
+        for item in timed.regimes
+    )
+    long = dataclasses.replace(timed, regimes=slow).sentence()
+    assert "seems to take 5000.0 µs: what was queued earlier is in it" in long
+
+
+def test_the_plot_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
+    picture = tmp_path / "timing.png"
+    tool.plot(tool.Timing.from_json(measured()), picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("text", "meaning"), [("f32[7]", ("float32", (7,))), ("bf16[2,3]", ("bfloat16", (2, 3)))])
+def test_inputs_are_spelt_as_types_with_sizes(
+    tool: ModuleType, text: str, meaning: tuple[str, tuple[int, ...]]
+) -> None:
+    assert tool.parse_input(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "f32", "f32[]", "f32[-1]", "f64[3]", "f32[3] "])
+def test_other_inputs_are_refused(tool: ModuleType, text: str) -> None:
+    with pytest.raises(ValueError, match="expected TYPE"):
+        tool.parse_input(text)
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    document = json.loads(figures.DATA.read_text())
+    page = figures.PAGE.read_text()
+    assert figures.page_with(page, document) == page, "run: python -m recipes.cuda_ops.figures"
+    assert document["tests"]["failures"] == document["tests"]["errors"] == 0
+    assert all(item["status"] == 0 for item in document["sanitizer"].values())
