@@ -323,6 +323,23 @@ def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
         shutil.rmtree(folder / "data", ignore_errors=True)
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own, so that it can be full."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "pitorch-test", str(folder)], check=False, capture_output=True
+    )
+    if made.returncode != 0:
+        pytest.skip(f"needs to mount a tmpfs: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, timeout=30)
+
+
 class TokenServer:
     """A token server as the distribution project specifies it: what a cloud registry sends its clients to.
 

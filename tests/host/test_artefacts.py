@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from registry_parts import small_disk
 from wheel_parts import make_wheel
 
 from recipes import artefacts
@@ -179,15 +180,8 @@ def test_files_of_the_same_name_and_none_at_all_are_refused(config: Config, tmp_
             artefacts.put(config, "thing", KEY, wrong)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
 def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
-    from subprocess import run
-
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to mount")
-    try:
+    with small_disk(tmp_path / "disk", "3m") as disk:
         config = load_config({"build": {"folder": str(disk / "build")}})
         first = artefacts.put(config, "thing", KEY, products(tmp_path / "small"))
         before = first[0].read_bytes()
@@ -198,8 +192,6 @@ def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
         assert artefacts.get(config, "thing", KEY) == first
         assert first[0].read_bytes() == before
         assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
-    finally:
-        run(["umount", disk], check=True)
 
 
 def test_builds_side_by_side_leave_one_whole_entry(config: Config, tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,15 +23,17 @@ from registry_parts import (
     config_for,
     free_port,
     need,
+    small_disk,
 )
 from test_artefacts import KEY, OTHER_KEY, products
 
 from images import local_registry, oras, registry
 from images.credentials import PASSWORD_VARIABLE
+from images.distribution import RegistryFull
 from images.local_registry import Registry, Settings
 from recipes import artefacts, share
 from toolchain import progress
-from toolchain.config import Config
+from toolchain.config import ROOT, Config
 from toolchain.errors import (
     ArtefactDamaged,
     ArtefactMissing,
@@ -397,6 +402,25 @@ def test_a_registry_that_stays_away_is_given_up(
     assert ask(plain, "/v2/away/artefacts/tags/list").json().get("tags") is None
 
 
+def test_a_full_registry_is_said_so_and_the_next_push_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("docker-registry")
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,))
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    with (
+        small_disk(tmp_path / "disk", "4m") as disk,
+        local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
+    ):
+        config = config_for(tmp_path, running.address)
+        artefacts.put(config, "thing", KEY, large(tmp_path))
+        with pytest.raises(RegistryFull) as caught:
+            artefacts.push(config)
+        assert caught.value.exit_code == 35
+        assert TAG not in ask(running, "/v2/pitorch/artefacts/tags/list").text
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True, timeout=30)
+        (pushed,) = artefacts.push(config)
+        assert pushed.moved in (1, 2), "the small file may have arrived before"
+
+
 # --- the tasks' own choice -------------------------------------------------------------------------------------------
 
 
@@ -410,3 +434,21 @@ def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_p
     (pulled,) = share.pull_artefacts(there)
     assert (pulled.entry.name, pulled.entry.key) == (name, key)
     assert artefacts.get(there, name, key)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["push-artefacts"], 25, "there is no artefact to push"),
+        (["pull-artefacts", "--registry", "http://x/y"], 33, "without a scheme"),
+        (["build-wheel", "numpy"], 23, "NAME==VERSION"),
+        (["build-wheel", "./nothing"], 23, "there is no project at"),
+    ],
+)
+def test_the_tasks_end_with_the_faults_own_code(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    environment = {**os.environ, "INVOKE_BUILD_FOLDER": str(tmp_path / "build")}
+    argv = [sys.executable, "-m", "toolchain.cli", *words]
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

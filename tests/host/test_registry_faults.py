@@ -34,6 +34,7 @@ from registry_parts import (
     need,
     outside_address,
     second_engine,
+    small_disk,
     tags_of,
 )
 
@@ -310,22 +311,6 @@ def test_an_engine_whose_disk_is_full(
 
 
 # --- registries that are full or die -------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a small file system")
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "pitorch-test", str(folder)], check=False, capture_output=True
-    )
-    if made.returncode != 0:
-        pytest.skip(f"needs to mount a tmpfs: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, timeout=30)
 
 
 def expected_blobs(running: Registry, repository: str) -> set[str]:
