@@ -425,12 +425,15 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
     help={
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
         "from-source": "take no ready wheel of the index, build the package itself",
+        "package": "a package of the distribution that its build wants, as libxml2-dev (may be given several times)",
     },
+    iterable=["package"],
 )
 @_reported
-def build_wheel(context: Context, what: str, from_source: bool = False) -> None:
+def build_wheel(context: Context, what: str, package: list[str], from_source: bool = False) -> None:
     """Build any Python package's wheel for the target, in its container, and put it into the wheelhouse."""
-    done = any_wheel.build_wheel(_config(context), what, folder=shells_in.caller_folder(), from_source=from_source)
+    folder = shells_in.caller_folder()
+    done = any_wheel.build_wheel(_config(context), what, folder=folder, from_source=from_source, packages=package)
     progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import shutil
 import time
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import docker
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
@@ -36,6 +40,7 @@ from toolchain.config import Config
 from toolchain.errors import (
     ArtefactMissing,
     CommandFailed,
+    ConfigError,
     NetworkUnreachable,
     PlatformMismatch,
     SourceUnavailable,
@@ -49,6 +54,12 @@ REPLACED = "replaced"
 _HOME = "/usr/src/wheel"
 _WHEELHOUSE = "/usr/src/wheelhouse"
 _LIMIT_S = 24 * 3600.0
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+# Beginnings of sonames (PEP 599, as far as 32-bit ARM has them), and the interpreter's own.
+_EVERYWHERE = (
+    *("libc.so.", "libm.so.", "libdl.so.", "libpthread.so.", "librt.so.", "libutil.so.", "ld-linux"),
+    *("libgcc_s.so.", "libstdc++.so.", "libpython3"),
+)
 _ARCHIVES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
 _NOT_COPIED = ("__pycache__", ".venv", "venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache", "*.egg-info")
 _NO_NETWORK = re.compile(
@@ -140,14 +151,20 @@ class Done:
         return progress.row_of(self.wheel.path.name, self.wheel, self.seconds, note)
 
 
-def build_wheel(config: Config, text: str, *, folder: Path, from_source: bool = False) -> Done:
+def build_wheel(
+    config: Config, text: str, *, folder: Path, from_source: bool = False, packages: Sequence[str] = ()
+) -> Done:
     """Build one wheel for the target and put it into the first wheelhouse folder.
 
     ``text`` is NAME==VERSION or a path (relative to ``folder``). With ``from_source`` pip takes no ready wheel of the
-    index for it. Raises SourceUnavailable (no such package, version or project), NetworkUnreachable, CommandFailed (its
-    own build fails), PlatformMismatch or WheelUnusable (the wheel is not for the target), and what the main job raises.
+    index for it. ``packages`` of the distribution are installed in the container before, for this build alone. Raises
+    ConfigError (no package's name), SourceUnavailable (no such package, version or project), NetworkUnreachable,
+    CommandFailed (its own build fails), PlatformMismatch or WheelUnusable (the wheel is not for the target), and what
+    the main job raises.
     """
     wanted = Wanted.parse(text, folder=folder)
+    if wrong := [name for name in packages if not _PACKAGE.fullmatch(name)]:
+        raise ConfigError([f"--package {name!r}: expected a Debian package name" for name in wrong])
     main_job.ready_workbench(config)
     compiler = Flow(config).compiler() if config.build.native_compiler else native.Mounts()
     with contextlib.closing(connect()) as client:
@@ -158,6 +175,7 @@ def build_wheel(config: Config, text: str, *, folder: Path, from_source: bool = 
             wanted,
             compiler=compiler,
             from_source=from_source,
+            packages=packages,
         )
 
 
@@ -169,6 +187,7 @@ def build_in(
     *,
     compiler: native.Mounts,
     from_source: bool = False,
+    packages: Sequence[str] = (),
 ) -> Done:
     """As ``build_wheel``, in a given image."""
     began = time.monotonic()
@@ -196,7 +215,7 @@ def build_in(
                 run_in(
                     client,
                     image,
-                    _command(given, wanted, scratch, from_source=from_source),
+                    _command(given, wanted, scratch, from_source=from_source, packages=packages),
                     architecture=config.image.target,
                     binds=[
                         f"{source}:{_HOME}/source:rw",
@@ -211,13 +230,16 @@ def build_in(
                     log=log,
                     on_line=tell,
                     mend=f"the package's own words are above, all of them in {log}; a library that it wants is perhaps "
-                    "not in the image: ./inv shell --root is for trying it out",
+                    "not in the image: --package=LIBRARY-dev installs it for this build",
                 )
             except CommandFailed as fault:
                 raise explain(fault, wanted, log.read_text(errors="replace")) from fault
         made = _one_wheel(out)
         elf_files = accept(made, config, suite)
+        needed = libraries_of_the_board(made)
         placed, warnings = place(made, wheelhouse)
+    if needed:
+        warnings.append(f"{made.name} needs libraries of the board that are not in it: {', '.join(needed)}")
     for warning in warnings:
         progress.warn(warning)
     return Done(
@@ -237,6 +259,19 @@ def accept(wheel: Path, config: Config, suite: Suite) -> int:
             mend="look at how the project names its platform; the tag comes from its own build",
         )
     return count
+
+
+def libraries_of_the_board(wheel: Path) -> list[str]:
+    """Sonames that a wheel's programs want, and that neither the wheel nor every system with Python has."""
+    needed: set[str] = set()
+    with zipfile.ZipFile(wheel) as archive:
+        own = {Path(name).name for name in archive.namelist()}
+        for _, content in wheels.elf_members(archive):
+            dynamic = ELFFile(content).get_section_by_name(".dynamic")
+            if isinstance(dynamic, DynamicSection):
+                # pyelftools names the attribute after the tag.
+                needed |= {str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")}
+    return sorted(name for name in needed - own if not name.startswith(_EVERYWHERE))
 
 
 def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
@@ -321,12 +356,15 @@ def _bring(wanted: Wanted, source: Path) -> str:
     return f"{_HOME}/source/{target.name}"
 
 
-def _command(given: str, wanted: Wanted, scratch: Path, *, from_source: bool) -> Sequence[str]:
-    """pip, and then the files' owner, whatever pip's end: they are made by root in there and must go away here."""
+def _command(given: str, wanted: Wanted, scratch: Path, *, from_source: bool, packages: Sequence[str]) -> Sequence[str]:
+    """The words for apt and pip, then for the files' owner: made by root in there, they must go away here."""
     words = ["python3", "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir", "--wheel-dir", f"{_HOME}/out"]
     words += ["--no-binary", wanted.name] if from_source and wanted.name else []
     owner = scratch.stat()
-    script = 'home=$1; shift; trap \'chown -R "$0" "$home"\' EXIT; "$@"'
+    script = 'home=$1; shift; trap \'chown -R "$0" "$home"\' EXIT; '
+    if packages:
+        script += f"apt-get -q update; apt-get -q install --yes --no-install-recommends {shlex.join(packages)}; "
+    script += '"$@"'
     return ["sh", "-euc", script, f"{owner.st_uid}:{owner.st_gid}", _HOME, *words, "--", given]
 
 

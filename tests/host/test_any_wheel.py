@@ -21,6 +21,7 @@ from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     CommandFailed,
+    ConfigError,
     NetworkUnreachable,
     PlatformMismatch,
     SourceUnavailable,
@@ -171,14 +172,10 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
     argv = [sys.executable, "-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-deps"]
     argv += [
         "--no-cache-dir",
-        "--retries",
-        "1",
-        "--timeout",
-        "5",
-        "--index-url",
-        index,
-        "--wheel-dir",
-        str(folder / "out"),
+        "--retries=1",
+        "--timeout=5",
+        f"--index-url={index}",
+        f"--wheel-dir={folder}/out",
         *words,
     ]
     done = subprocess.run(
@@ -278,6 +275,29 @@ def test_a_different_wheel_of_that_name_is_moved_aside_and_said(tmp_path: Path) 
     assert str(kept) in warnings[0]
     assert any_wheel.place(new, house) == (placed, []), "the same file again is nothing to tell"
     assert sorted(path.name for path in house.iterdir()) == sorted([old.name, any_wheel.REPLACED])
+
+
+def test_libraries_that_are_not_in_the_wheel_are_named(tmp_path: Path) -> None:
+    """This machine's own extension modules are real ELF files that need one."""
+    import _ssl
+
+    if not getattr(_ssl, "__file__", ""):
+        pytest.skip("needs a Python whose ssl is a library of its own")
+    module = Path(_ssl.__file__).read_bytes()
+    needed = any_wheel.libraries_of_the_board(make_wheel(tmp_path, {"a.so": module}))
+    assert [name.partition(".so")[0] for name in needed] == ["libcrypto", "libssl"]
+    vendored = make_wheel(tmp_path / "b", {"a.so": module, f"thing.libs/{needed[1]}": b"it is here"})
+    assert any_wheel.libraries_of_the_board(vendored) == needed[:1]
+    assert any_wheel.libraries_of_the_board(make_wheel(tmp_path / "c", {"a.py": "x = 1\n"})) == []
+
+
+@pytest.mark.parametrize("name", ["libfoo; rm -rf /", "-y", "", "Lib", "a$(b)"])
+def test_a_packages_name_is_checked_before_anything_runs(tmp_path: Path, name: str) -> None:
+    project(tmp_path / "here")
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    with pytest.raises(ConfigError, match="a Debian package name"):
+        any_wheel.build_wheel(config, "./here", folder=tmp_path, packages=["libyaml-dev", name])
+    assert not config.build_root.exists()
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------
