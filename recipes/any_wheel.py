@@ -40,7 +40,6 @@ from toolchain.config import Config
 from toolchain.errors import (
     ArtefactMissing,
     CommandFailed,
-    ConfigError,
     NetworkUnreachable,
     PlatformMismatch,
     SourceUnavailable,
@@ -158,13 +157,17 @@ def build_wheel(
 
     ``text`` is NAME==VERSION or a path (relative to ``folder``). With ``from_source`` pip takes no ready wheel of the
     index for it. ``packages`` of the distribution are installed in the container before, for this build alone. Raises
-    ConfigError (no package's name), SourceUnavailable (no such package, version or project), NetworkUnreachable,
-    CommandFailed (its own build fails), PlatformMismatch or WheelUnusable (the wheel is not for the target), and what
-    the main job raises.
+    SourceUnavailable (no such package, version or project), NetworkUnreachable, CommandFailed (its own build fails),
+    PlatformMismatch or WheelUnusable (the wheel is not for the target), and what the main job raises.
     """
     wanted = Wanted.parse(text, folder=folder)
     if wrong := [name for name in packages if not _PACKAGE.fullmatch(name)]:
-        raise ConfigError([f"--package {name!r}: expected a Debian package name" for name in wrong])
+        raise SourceUnavailable(
+            "what the build wants of the distribution is named by packages",
+            expected="names of Debian packages: lower case, digits, '+', '-' and '.'",
+            found=", ".join(map(repr, wrong)),
+            mend="for instance --package=libxml2-dev",
+        )
     main_job.ready_workbench(config)
     compiler = Flow(config).compiler() if config.build.native_compiler else native.Mounts()
     with contextlib.closing(connect()) as client:

@@ -21,7 +21,6 @@ from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     CommandFailed,
-    ConfigError,
     NetworkUnreachable,
     PlatformMismatch,
     SourceUnavailable,
@@ -295,7 +294,7 @@ def test_libraries_that_are_not_in_the_wheel_are_named(tmp_path: Path) -> None:
 def test_a_packages_name_is_checked_before_anything_runs(tmp_path: Path, name: str) -> None:
     project(tmp_path / "here")
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    with pytest.raises(ConfigError, match="a Debian package name"):
+    with pytest.raises(SourceUnavailable, match="names of Debian packages"):
         any_wheel.build_wheel(config, "./here", folder=tmp_path, packages=["libyaml-dev", name])
     assert not config.build_root.exists()
 
