@@ -131,6 +131,11 @@ def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
     return found.paths if found else None
 
 
+def is_kept(config: Config, name: str, key: str) -> bool:
+    """Whether there is an entry, intact or not: for a plan, which reads no gigabytes."""
+    return _place(config, name, key).is_dir()
+
+
 def entry(config: Config, name: str, key: str) -> Entry | None:
     """As ``get``, with sizes and digests."""
     place = _place(config, name, key)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from images import rootfs
 from images.engine import ensure_running
 from images.flavour import packages_for
-from recipes import flow, recipe
+from recipes import artefacts, flow, recipe
 from recipes.torch import audit, provenance, resolve
 from recipes.torch import build as building
 from recipes.torch import source as sources
@@ -129,6 +129,7 @@ class TorchFlow(flow.Flow):
                 began=began,
                 path=provenance.beside(built.wheel),
             )
+            artefacts.put(self.config, self.recipe.name, key, [built.wheel, built.symbols, statement])
             return Made(
                 (built.wheel, built.symbols, statement),
                 facts={

@@ -1,4 +1,4 @@
-"""Find the torch wheel for the image: wheelhouse → own build → artefact cache → the wheel kept in this repository.
+"""Find the torch wheel for the image: wheelhouse → artefact cache → own build → the wheel kept in this repository.
 
 A wheelhouse's wheel is taken by its name, tag and contents: whoever puts it there answers for it. The other three are
 ours, and taken only when their provenance states the key that the recipe has now: changed flags, options or patches are
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
 
 from images.flavour import load_suite
-from recipes import wheels
+from recipes import artefacts, wheels
 from recipes.recipe import HERE, load
 from recipes.torch import provenance
 from recipes.torch.build import Plan
@@ -68,7 +69,9 @@ def listing(config: Config) -> str:
             if path.is_file():
                 status = path.stat()
                 lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-    return "\n".join([*lines, f"key {key(config)}"])
+    wanted = key(config)
+    cached = bool(wanted) and artefacts.is_kept(config, load("torch").settings["distribution"], wanted)
+    return "\n".join([*lines, f"key {wanted}", "cached" if cached else "not cached"])
 
 
 def resolve(config: Config) -> Resolution:
@@ -106,6 +109,11 @@ def _ours(
 ) -> Iterator[tuple[Path, str, str]]:
     """Wheels of this recipe with the key that it has now; why others are not taken is added to ``refused``."""
     wanted = key(config)
+    if wanted and (kept := artefacts.get(config, distribution, wanted)):
+        # Its own statement was checked with it.
+        for path in kept:
+            if path.suffix == ".whl":
+                yield path, str(parse_wheel_filename(path.name)[1]), "from the artefact cache"
     for folder, what in ((products(config), "built here"), (PREBUILT, "the wheel kept in this repository")):
         found, others = wheels.candidates([folder], distribution, tags)
         refused += others

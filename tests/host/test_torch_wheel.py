@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import shutil
 import subprocess
@@ -13,11 +15,11 @@ from pathlib import Path
 import docker
 import pytest
 
-from images import rootfs
+from images import probe, rootfs
 from images.apt import fetch_source
 from images.containers import run_in
 from images.flavour import load_suite
-from recipes import flow, main_job, recipe
+from recipes import artefacts, flow, main_job, recipe
 from recipes.qpu_ops import native
 from recipes.torch import audit, job, provenance, resolve, source
 from recipes.torch.build import Plan
@@ -138,6 +140,58 @@ def test_upstreams_tag_must_be_the_pinned_commit(tmp_path: Path) -> None:
     found = obtain(commit)
     assert (found.folder / "version.txt").read_text() == "2.6.0\n"
     assert found.identity == f"git {commit}"
+
+
+def a_wheel(folder: Path, key: str) -> list[Path]:
+    """A wheel by its name, tag, RECORD and one ARM program, and the statement of its key."""
+    wheel = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
+    members = {
+        "torch/lib/probe.so": probe.elf(),
+        "torch-2.6.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n",
+        "torch-2.6.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nTag: cp313-cp313-linux_armv7l\nRoot-Is-Purelib: false\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b'=').decode()},{len(text)}\n"
+        for name, text in members.items()
+    )
+    members["torch-2.6.0.dist-info/RECORD"] = f"{record}torch-2.6.0.dist-info/RECORD,,\n".encode()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    statement = {
+        "subject": [{"name": wheel.name, "digest": {"sha256": sha256_of(wheel)}}],
+        "predicate": {"buildDefinition": {"externalParameters": {"recipeKey": key}}},
+    }
+    provenance.beside(wheel).write_text(json.dumps(statement))
+    return [wheel, provenance.beside(wheel)]
+
+
+def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path) -> None:
+    mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
+    before = resolve.listing(mine)
+    artefacts.put(mine, "torch", resolve.key(mine), a_wheel(tmp_path, resolve.key(mine)))
+    assert resolve.listing(mine) != before
+    found = resolve.resolve(mine)
+    assert found.wheel is not None
+    assert found.wheel.parent.name == resolve.key(mine)
+    assert (found.version, found.reason, found.self_contained) == ("2.6.0", "from the artefact cache", False)
+    found.wheel.write_bytes(found.wheel.read_bytes()[:-9] + b"X" * 9)
+    with pytest.raises(ArtefactDamaged):
+        resolve.resolve(mine)
+
+
+def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_mend(tmp_path: Path) -> None:
+    mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
+    resolve.products(mine).mkdir(parents=True)
+    wheel, statement = a_wheel(resolve.products(mine), "0" * 64)
+    assert "of another recipe key: ./inv build-torch builds it anew" in resolve.resolve(mine).reason
+    statement.unlink()
+    assert "has no provenance" in resolve.resolve(mine).reason
+    a_wheel(resolve.products(mine), resolve.key(mine))
+    assert resolve.resolve(mine).wheel == wheel
+    wheel.write_bytes(wheel.read_bytes() + b"X")
+    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+        resolve.resolve(mine)
 
 
 # The wheel that lies in the repository.
