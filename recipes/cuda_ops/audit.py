@@ -44,11 +44,13 @@ class Contents:
     """Libraries by their sonames."""
     glibc: str
     """The oldest glibc that has all the symbols."""
+    libstdcxx: str
+    """The same of libstdc++, as the version of its symbols."""
 
     def text(self) -> str:
         """One line."""
         ptx = f", PTX {' '.join(self.ptx)}" if self.ptx else ""
-        return f"machine code {' '.join(self.machine_code)}{ptx}; needs glibc {self.glibc} and {', '.join(self.needs)}"
+        return f"machine code {' '.join(self.machine_code)}{ptx}; needs glibc {self.glibc}, GLIBCXX {self.libstdcxx}"
 
 
 def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
@@ -85,7 +87,8 @@ def contents(elf: ELFFile) -> Contents:
         machine_code=tuple(sorted((name for kind, name in code if kind == _MACHINE_CODE), key=int)),
         ptx=tuple(sorted((name for kind, name in code if kind == _PTX), key=int)),
         needs=tuple(sorted(str(vars(tag)["needed"]) for tag in _tags(elf, "DT_NEEDED"))),
-        glibc=str(max(_glibc_versions(elf), default=Version("0"))),
+        glibc=str(max(_versions(elf, "GLIBC_2", "GLIBC_"), default=Version("0"))),
+        libstdcxx=str(max(_versions(elf, "GLIBCXX_3", "GLIBCXX_"), default=Version("0"))),
     )
 
 
@@ -110,13 +113,13 @@ def gpu_code(fatbin: bytes) -> Iterator[tuple[int, str]]:
         at = end
 
 
-def _glibc_versions(elf: ELFFile) -> Iterator[Version]:
+def _versions(elf: ELFFile, start: str, prefix: str) -> Iterator[Version]:
     section = elf.get_section_by_name(".gnu.version_r")
     if isinstance(section, GNUVerNeedSection):
         for _, auxiliaries in section.iter_versions():
             for item in auxiliaries:
-                if item.name.startswith("GLIBC_2"):
-                    yield Version(item.name.removeprefix("GLIBC_"))
+                if item.name.startswith(start):
+                    yield Version(item.name.removeprefix(prefix))
 
 
 def _search_paths(elf: ELFFile) -> list[str]:

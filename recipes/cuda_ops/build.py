@@ -37,6 +37,8 @@ TARGETS = ("amd64", "arm64")
 """Machines that a wheel can be for: PCs, and boards with an NVIDIA GPU."""
 
 _LIMIT_S = 3600.0
+SUITE = "bookworm"
+"""The older release, whatever the configured one is: what is linked there runs on newer systems, not the reverse."""
 SOURCES = ("setup.py", "pyproject.toml", "csrc", "src")
 """What the wheel is made from; the rest of the recipe's folder drives that."""
 
@@ -55,7 +57,9 @@ class CudaFlow(Flow):
     """The steps for a wheel; the image is a native one, whatever the configured target is."""
 
     def __init__(self, config: Config, target: Architecture) -> None:
-        image = dataclasses.replace(config.image, flavour="debian", architecture="amd64", profile="container")
+        image = dataclasses.replace(
+            config.image, flavour="debian", suite=SUITE, architecture="amd64", profile="container"
+        )
         super().__init__(dataclasses.replace(config, image=image))
         self.wheel_target = target
         self.recipe = recipe.load("cuda_ops")

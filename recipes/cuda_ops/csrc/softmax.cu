@@ -49,36 +49,100 @@ struct Row {
     return *reinterpret_cast<const Packed*>(in + (i * kCount - shift));
   }
   // Elements outside of the row become -inf, of which nothing remains.
-  __device__ void unpack(const Packed& pack, int64_t i, float (&values)[kCount]) const {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      const int64_t at = i * kCount - shift + e;
-      values[e] = !kEdges || (at >= 0 && at < columns) ? to_float(pack.values[e]) : -INFINITY;
-    }
+  [[nodiscard]] __device__ Packed masked(const Packed& pack, int64_t i) const {
+    const int64_t first = i * kCount - shift;
+    Bits bits(pack);
+    const Bits nothing = Bits::of(from_float<T>(-INFINITY));
+    if (first < 0) bits.take_low(nothing, static_cast<int>(-first));
+    if (first + kCount > columns) bits.take_high(nothing, static_cast<int>(columns - first));
+    return bits.pack();
   }
-  // The same of a pack that is not readable as one.
-  __device__ void load_edge(int64_t i, float (&values)[kCount]) const {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
+  // The same of a pack that is not readable as one. Loops over few elements stay loops: as straight code they would be
+  // gone through, idle, for every pack.
+  [[nodiscard]] __device__ Packed load_edge(int64_t i) const {
+    Bits bits = Bits::of(from_float<T>(-INFINITY));
+#pragma unroll 1
+    for (int e = kCount - 1; e >= 0; --e) {
       const int64_t at = i * kCount - shift + e;
-      values[e] = at >= 0 && at < columns ? to_float(in[at]) : -INFINITY;
+      bits.push(at >= 0 && at < columns ? in[at] : from_float<T>(-INFINITY));
     }
+    return bits.pack();
   }
   __device__ void store(int64_t i, const float (&values)[kCount]) const {
+    Packed pack;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) pack.values[e] = from_float<T>(values[e]);
     if (whole(i)) {
-      Packed pack;
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) pack.values[e] = from_float<T>(values[e]);
       *reinterpret_cast<Packed*>(out + (i * kCount - shift)) = pack;
-    } else {
-#pragma unroll
+      return;
+    }
+    if constexpr (kEdges) {
+      Bits bits(pack);
+#pragma unroll 1
       for (int e = 0; e < kCount; ++e) {
         const int64_t at = i * kCount - shift + e;
-        if (at >= 0 && at < columns) out[at] = from_float<T>(values[e]);
+        const T value = bits.pop();
+        if (at >= 0 && at < columns) out[at] = value;
       }
     }
   }
+
+  // A pack as a number of 128 bits, element 0 the lowest.
+  struct Bits {
+    static constexpr int kBits = 8 * sizeof(T);
+    unsigned long long low;
+    unsigned long long high;
+
+    __device__ Bits() : low(0), high(0) {}
+    __device__ explicit Bits(const Packed& pack) : Bits() { memcpy(this, &pack, sizeof(pack)); }
+    [[nodiscard]] __device__ Packed pack() const {
+      Packed made;
+      memcpy(&made, this, sizeof(made));
+      return made;
+    }
+    // The same element everywhere.
+    [[nodiscard]] __device__ static Bits of(T value) {
+      Bits made;
+      memcpy(&made.low, &value, sizeof(value));
+      for (int filled = kBits; filled < 64; filled *= 2) made.low |= made.low << filled;
+      made.high = made.low;
+      return made;
+    }
+    [[nodiscard]] __device__ static unsigned long long ones(int count) {
+      return count <= 0 ? 0ULL : (count >= 64 ? ~0ULL : (1ULL << count) - 1);
+    }
+    __device__ void take_low(const Bits& from, int elements) {
+      const unsigned long long first = ones(elements * kBits);
+      const unsigned long long second = ones(elements * kBits - 64);
+      low = (low & ~first) | (from.low & first);
+      high = (high & ~second) | (from.high & second);
+    }
+    __device__ void take_high(const Bits& from, int kept) {
+      const Bits mine = *this;
+      *this = from;
+      take_low(mine, kept);
+    }
+    __device__ void push(T value) {
+      unsigned long long bits = 0;
+      memcpy(&bits, &value, sizeof(value));
+      high = (high << kBits) | (low >> (64 - kBits));
+      low = (low << kBits) | bits;
+    }
+    __device__ T pop() {
+      T value;
+      memcpy(&value, &low, sizeof(value));
+      low = (low >> kBits) | (high << (64 - kBits));
+      high >>= kBits;
+      return value;
+    }
+  };
 };
+
+template <typename T, int kCount>
+__device__ inline void unpack(const Pack<T, kCount>& pack, float (&values)[kCount]) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) values[e] = to_float(pack.values[e]);
+}
 
 // A row by `width` threads, of which this one is `thread`; each holds kPacks packs. `across` combines a value of each.
 template <typename T, int kCount, int kPacks, bool kEdges, typename Across>
@@ -98,16 +162,19 @@ __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool w
 #pragma unroll
   for (int k = 0; k < kPacks; ++k) {
     const int i = thread + k * width;
-    if (i < packs && row.readable(i)) {
-      row.unpack(held[k], i, values[k]);
-    } else if (kEdges && i < packs) {
-      row.load_edge(i, values[k]);
-    } else {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) values[k][e] = -INFINITY;
+    if constexpr (kEdges) {
+      if (i < packs && !row.readable(i)) {
+        held[k] = row.load_edge(i);
+      } else if (i < packs && !row.whole(i)) {
+        held[k] = row.masked(held[k], i);
+      }
     }
+    unpack(held[k], values[k]);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) largest = fmaxf(largest, values[k][e]);
+    for (int e = 0; e < kCount; ++e) {
+      values[k][e] = i < packs ? values[k][e] : -INFINITY;
+      largest = fmaxf(largest, values[k][e]);
+    }
   }
   largest = across(largest, Maximum{});
   float total = 0.0F;
@@ -151,10 +218,10 @@ __global__ void __launch_bounds__(kMostThreads) long_kernel(const Softmax work) 
   __shared__ float room[kWarp];
   const Row<T, kCount, kEdges> row(work, blockIdx.x);
   const auto load = [&](int64_t i, float(&values)[kCount]) {
-    if (row.readable(i)) {
-      row.unpack(row.load(i), i, values);
+    if constexpr (kEdges) {
+      unpack(!row.readable(i) ? row.load_edge(i) : row.whole(i) ? row.load(i) : row.masked(row.load(i), i), values);
     } else {
-      row.load_edge(i, values);
+      unpack(row.load(i), values);
     }
   };
   const int64_t packs = row.packs();
