@@ -107,12 +107,15 @@ class Build(build_ext):  # type: ignore[misc]
         common = ["-std=c++17", "-O3"]
         host = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={HERE}=."]
         objects = []
+        # Said aloud, since with a foreign host compiler nvcc looks for a folder of that machine's headers.
+        headers = [f"-isystem={folder}" for folder in (cuda / "include", cuda / "include" / "cccl")]
         for name in KERNELS:
             objects.append(work / f"{name}.o")
             self.run_program(
                 [
                     str(nvcc),
                     *common,
+                    *headers,
                     *architectures,
                     f"-ccbin={cxx}",
                     f"-Xcompiler={','.join(host)}",
