@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from conftest import needs_the_machine
+from elftools.elf.elffile import ELFFile
 from packaging.version import Version
 from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
 
 from images import engine
 from recipes import recipe
 from recipes.cuda_ops import audit, build, figures, native, timing, toolkit
+from recipes.qpu_ops import native as qpu_native
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
     ArtefactMissing,
     ConfigError,
     GpuMissing,
+    NetworkUnreachable,
     PlatformMismatch,
     ToolkitUnusable,
     UserError,
@@ -41,28 +45,25 @@ AMD64 = ARCHITECTURES["amd64"]
 # The wheel, for real.
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def config(product_config: Config) -> Config:
     # One architecture: the others take as long again, each, and are no different.
-    cuda = dataclasses.replace(product_config.cuda, architectures=("90+PTX",))
-    # Its own environment with torch is the one that the QPU extension's native checks have made.
-    return dataclasses.replace(product_config, cuda=cuda)
+    return dataclasses.replace(product_config, cuda=dataclasses.replace(product_config.cuda, architectures=("90+PTX",)))
 
 
-@pytest.fixture(scope="module")
-def wheel(config: Config) -> build.Wheel:
+@pytest.fixture(scope="session")
+def wheel(config: Config) -> Iterator[build.Wheel]:
     needs_the_machine()
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc is taken from PyPI for x86-64 only")
-    native_folder = config.build_root / "native"
-    shared = load_config({}).build_root / "native"
-    if shared.is_dir() and not native_folder.exists():
-        native_folder.parent.mkdir(parents=True, exist_ok=True)
-        native_folder.symlink_to(shared)
-    try:
-        return build.build_wheel(config)
-    finally:
-        engine.down(config)
+    # The environment with torch is the one that the tests of the QPU extension use too.
+    shared, link = load_config({}), config.build_root / "native"
+    qpu_native.ready_python(shared)
+    if not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(qpu_native.folder_of(shared))
+    yield build.build_wheel(config)
+    engine.down(config)
 
 
 def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: build.Wheel, config: Config) -> None:
@@ -82,6 +83,20 @@ def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: 
     assert not [name for name in names if name.startswith(("csrc", "recipes", "build"))]
 
 
+def test_the_same_for_arm64_by_the_cross_compiler(wheel: build.Wheel, config: Config) -> None:
+    assert wheel.path.is_file()
+    foreign = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("87",)))
+    try:
+        made = build.build_wheel(foreign, "arm64")
+    except NetworkUnreachable as fault:
+        pytest.skip(f"the runtime library for arm64 cannot be fetched: {fault.found}")
+    assert made.path.name.endswith("-py3-none-linux_aarch64.whl")
+    found = audit.audit(made.path, ARCHITECTURES["arm64"], ("87",))
+    assert (found.machine_code, found.ptx) == (("87",), ())
+    with zipfile.ZipFile(made.path) as archive:
+        assert ELFFile(io.BytesIO(archive.read(audit.LIBRARY)))["e_machine"] == "EM_AARCH64"
+
+
 def test_another_list_of_gpus_is_noticed(wheel: build.Wheel) -> None:
     with pytest.raises(WheelUnusable, match="not the wheel it should be") as caught:
         audit.audit(wheel.path, AMD64, ("80", "90"))
@@ -98,7 +113,7 @@ def test_nothing_runs_again_when_nothing_changed(wheel: build.Wheel, config: Con
     assert wheel.path.is_file()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def environment(wheel: build.Wheel, config: Config) -> Mapping[str, str]:
     checked = native.check(config, wheel.path)
     assert checked.passed > 200
