@@ -228,7 +228,9 @@ class CudaConfig:
         "GPUs that the wheel has machine code for; +PTX: code that later GPUs' drivers translate",
         _gpu_architectures,
     )
-    toolkit: str = _setting("", "folder of a CUDA toolkit; empty: the system's if it is the pinned one, else PyPI's")
+    toolkit: str = _setting(
+        "", "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned one, else PyPI's"
+    )
     python: str = _setting("", "Python with torch for cuda-timing; empty: the one the wheel was tested with here")
 
 

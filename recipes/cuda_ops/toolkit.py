@@ -18,6 +18,8 @@ from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, NetworkUnreachable, ToolkitUnusable
 
+PYPI = "pypi"
+"""As ``cuda.toolkit``: never the system's."""
 SYSTEM = Path("/usr/local/cuda")
 _NEEDED = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cuda_bf16.h")
 _LIMIT_S = 1800.0
@@ -48,9 +50,9 @@ def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
 
 def identity(recipe: Recipe, config: Config) -> str:
     """What the toolkit will be, as an input of a step; nothing is fetched."""
-    if config.cuda.toolkit:
+    if config.cuda.toolkit not in ("", PYPI):
         return f"{config.cuda.toolkit} {release_of(ROOT / config.cuda.toolkit)}"
-    found = _system(recipe)
+    found = None if config.cuda.toolkit else _system(recipe)
     return f"{found} {recipe.settings['release']}" if found else f"PyPI {recipe.settings['packages']}"
 
 
@@ -77,12 +79,12 @@ def fault_of(recipe: Recipe, home: Path) -> str:
 
 
 def _home(recipe: Recipe, config: Config) -> tuple[Path, str]:
-    if config.cuda.toolkit:
+    if config.cuda.toolkit not in ("", PYPI):
         home = ROOT / config.cuda.toolkit
         if fault := fault_of(recipe, home):
             raise _unusable(recipe, home, fault)
         return home.resolve(), f"CUDA {recipe.settings['release']} at {home}"
-    if (system := _system(recipe)) is not None:
+    if not config.cuda.toolkit and (system := _system(recipe)) is not None:
         return system.resolve(), f"CUDA {recipe.settings['release']} of this system"
     folder = config.build_root / "cuda" / f"toolkit-{recipe.settings['release']}"
     home = folder / "nvidia" / f"cu{recipe.settings['release'].partition('.')[0]}"
