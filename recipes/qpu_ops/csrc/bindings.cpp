@@ -293,9 +293,11 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
   let_signals_in();
   const at::Tensor x = a.contiguous(), y = b.contiguous();
   at::Tensor result = at::empty({m, n}, a.options());
-  const auto bytes = [](const at::Tensor& t) { return padded(static_cast<std::size_t>(t.numel())); };
+  const auto room = [](const at::Tensor& t) {
+    return padded(static_cast<std::size_t>(t.numel()));
+  };
   Session session;
-  const Vectors shared = session.operands(bytes(x), bytes(y), bytes(result));
+  const Vectors shared = session.operands(room(x), room(y), room(result));
   finite = stage(shared.a, x.const_data_ptr<float>(), x.numel()) && finite;
   finite = stage(shared.b, y.const_data_ptr<float>(), y.numel()) && finite;
   session.run_product(static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), qpus);

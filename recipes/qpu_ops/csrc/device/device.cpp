@@ -343,7 +343,8 @@ Tensor& fill(Tensor& self, const at::Scalar& value) {
     for_cpu(self).fill_(value);
     return self;
   }
-  const Tensor cpu = at::empty_strided(self.sizes(), self.strides(), self.scalar_type(), {}, {}, {});
+  const Tensor cpu =
+      at::empty_strided(self.sizes(), self.strides(), self.scalar_type(), {}, {}, {});
   cpu.fill_(value);
   return copy_(self, cpu, false);
   return self;

@@ -25,7 +25,9 @@ constexpr std::size_t kPage = 4096;
 // Tensors below this share segments of this size.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 
-std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+std::size_t rounded(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 
 const char* setting(const char* name) {
   const char* const value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): only read
@@ -93,7 +95,7 @@ class Pool {
     allocated_ += block.bytes;
     allocated_peak_ = std::max(allocated_peak_, allocated_);
     ++allocations_;
-    return reinterpret_cast<void*>(start);
+    return reinterpret_cast<void*>(start);  // NOLINT(performance-no-int-to-ptr): found by address
   }
 
   void give(void* memory) {

@@ -29,7 +29,8 @@ const char* name_of(torch_qpu::Kind kind) {
 }
 
 torch_qpu::Kind kind_of(const std::string& name) {
-  for (const auto kind : {torch_qpu::Kind::launch, torch_qpu::Kind::copy, torch_qpu::Kind::fallback})
+  using torch_qpu::Kind;
+  for (const auto kind : {Kind::launch, Kind::copy, Kind::fallback})
     if (name == name_of(kind)) return kind;
   throw std::invalid_argument("expected launch, copy or fallback, found " + name);
 }

@@ -46,7 +46,8 @@ std::atomic<bool> finite_only{false};
 }  // namespace
 
 void set_qpus(int count) {
-  if (count < 0 || count > 12) throw std::invalid_argument("expected 0 (the library chooses) to 12 QPUs");
+  if (count < 0 || count > 12)
+    throw std::invalid_argument("expected 0 (the library chooses) to 12 QPUs");
   qpu_count = count;
 }
 int qpus() { return qpu_count; }
@@ -84,7 +85,8 @@ bool is_finite(const Tensor& t) {
 }
 
 bool is_float(const Tensor& t) {
-  return on_device(t) && t.scalar_type() == at::kFloat && t.numel() < std::numeric_limits<int>::max();
+  return on_device(t) && t.scalar_type() == at::kFloat &&
+         t.numel() < std::numeric_limits<int>::max();
 }
 // Whether the QPUs may read a tensor.
 bool usable(const Tensor& t) { return is_float(t) && (!finite_only || is_finite(t)); }
@@ -228,7 +230,8 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
     }
   }
   for (const float number : numbers) operands.push_back({nullptr, number});
-  float* const to = flat ? static_cast<float*>(iterator.data_ptr(0)) : target.mutable_data_ptr<float>();
+  float* const to =
+      flat ? static_cast<float*>(iterator.data_ptr(0)) : target.mutable_data_ptr<float>();
   run(what, operands, to, n);
   if (!target.is_same(out)) {
     const Tensor result = out;
@@ -828,7 +831,12 @@ Tensor max_pool2d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, In
   };
   if (kernel.empty() || padding.empty() || dilation.empty() || ceil_mode || self.dim() != 4)
     return by_indices();
-  Geometry g{stride.empty() ? pair(kernel) : pair(stride), pair(padding), pair(dilation), false, {}, 1};
+  const Geometry g{stride.empty() ? pair(kernel) : pair(stride),
+                   pair(padding),
+                   pair(dilation),
+                   false,
+                   {},
+                   1};
   const std::vector<std::int64_t> under = pair(kernel);
   for (std::size_t d = 0; d < 2; ++d)
     if (under[d] < 1 || under[d] > kMostSize || g.stride[d] < 1 || g.stride[d] > kMostSize ||
