@@ -107,7 +107,7 @@ def build_image(
 )
 @_reported
 def build_torch(context: Context, option: list[str], source: str = "", variant: str = "", plan: bool = False) -> None:
-    """Build the torch wheel for the target from source: an hour the first time, and it goes on where it was."""
+    """Build the torch wheel for the target from source. It takes long, and goes on where it was interrupted."""
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": ",".join(option)}
     config = _config(context, settings)
     if plan:
@@ -121,7 +121,7 @@ def build_torch(context: Context, option: list[str], source: str = "", variant: 
     help={
         "artefact": "torch",
         "sample": "how many objects are compiled again (default: 20)",
-        "full": "build the whole wheel again, without the compiler's cache: an hour",
+        "full": "build the whole wheel again, without the compiler's cache",
         "seed": "draw the same objects as an earlier run",
     }
 )
