@@ -252,8 +252,11 @@ def test_a_board_outlives_a_kernel_that_crashes(tmp_path: Path, tvm: TvmEnvironm
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost):
             run(device, kernel=str(write(tmp_path, CRASHING)))
-        assert run(device).checked == 1024
+        deadline = time.monotonic() + 120
+        while board.log().count("pitorch: serving at") < 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
         assert "it is started again" in board.log()
+        assert run(device).checked == 1024
 
 
 @pytest.mark.timeout(600)

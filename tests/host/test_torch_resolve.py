@@ -19,7 +19,9 @@ FITS = "cp313-cp313-linux_armv7l"
 
 def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any) -> Config:
     wheelhouse = [str(folder) for folder in folders]
-    return load_config({"torch": {"wheelhouse": wheelhouse, **torch}, "image": image or {}})
+    # A build folder that is never made: what was built in this checkout plays no part.
+    build = {"folder": "build/never"}
+    return load_config({"torch": {"wheelhouse": wheelhouse, **torch}, "image": image or {}, "build": build})
 
 
 def torch_wheel(folder: Path, version: str = "2.6.0", tag: str = FITS, content: bytes = b"") -> Path:
@@ -116,7 +118,7 @@ def test_a_damaged_wheel_is_an_error_and_not_passed_over_for_an_older_one(tmp_pa
 def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> None:
     config = configured(tmp_path)
     listings = [resolve.listing(config)]
-    assert listings == ["empty"]
+    assert ".whl" not in listings[0]
     wheel = torch_wheel(tmp_path)
     listings.append(resolve.listing(config))
     os.utime(wheel, ns=(1, 1))
@@ -130,5 +132,5 @@ def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> N
 
 def test_a_link_that_leads_nowhere_is_no_wheel(tmp_path: Path) -> None:
     (tmp_path / f"torch-2.6.0-{FITS}.whl").symlink_to("gone.whl")
-    assert resolve.listing(configured(tmp_path)) == "empty"
+    assert ".whl" not in resolve.listing(configured(tmp_path))
     assert resolve.resolve(configured(tmp_path)).wheel is None
