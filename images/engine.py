@@ -17,7 +17,6 @@ does, in the way of the cgroupfs-mount package: the unified hierarchy unless con
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -36,7 +35,7 @@ import requests
 from toolchain import process, progress
 from toolchain.config import Config
 from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ForeignFolder, ServerFailed
-from toolchain.files import write_text_atomically
+from toolchain.files import locked, write_text_atomically
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
@@ -524,8 +523,7 @@ def _locked(folder: Path) -> Iterator[None]:
             found=str(fault),
             mend="move that file away",
         ) from fault
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder):
         yield
 
 

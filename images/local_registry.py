@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -343,6 +342,5 @@ def _locked(settings: Settings) -> Iterator[None]:
     files.require_owned(settings.folder)
     settings.folder.mkdir(parents=True, exist_ok=True)
     (settings.folder / files.MARKER).touch()
-    with (settings.folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.locked(settings.folder):
         yield

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import re
 import shutil
@@ -365,8 +364,5 @@ def _set_aside(config: Config, place: Path) -> Path:
 @contextlib.contextmanager
 def _alone(config: Config) -> Iterator[None]:
     """One process at a time changes the cache; it is a matter of moments."""
-    folder = _folder(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.locked(_folder(config)):
         yield

@@ -52,8 +52,9 @@ def linters() -> tuple[Check, ...]:
 
 
 def host_tests(select: str = "") -> Check:
-    """The tests of this machine's side; ``select`` is an expression for pytest's -k."""
-    return Check("pytest", (sys.executable, "-m", "pytest", *(("-k", select) if select else ())))
+    """The tests of this machine's side, in two lanes side by side; ``select`` is an expression for pytest's -k."""
+    lanes = ("-n", "2", "--dist", "loadgroup")
+    return Check("pytest", (sys.executable, "-m", "pytest", *lanes, *(("-k", select) if select else ())))
 
 
 def run_all(checks: Sequence[Check]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -72,6 +73,15 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
         yield folder
     finally:
         remove(folder)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time is inside; the others wait. The folder is made, and keeps a file named ``lock``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def remove(path: Path) -> None:

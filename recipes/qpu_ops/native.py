@@ -11,6 +11,7 @@ Five steps, each with a manifest in ``native/`` of the build folder and run agai
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -94,8 +95,9 @@ def plan(config: Config, *, force: bool = False) -> list[Decision]:
 
 def ready_python(config: Config) -> Path:
     """Make the environment alone, where it is not there yet; its interpreter."""
-    pipeline = _pipeline(config)
-    pipeline.execute(pipeline.plan()[:1])
+    with files.locked(folder_of(config)):
+        pipeline = _pipeline(config)
+        pipeline.execute(pipeline.plan()[:1])
     return python_of(config)
 
 
@@ -105,8 +107,12 @@ def check_natively(config: Config, *, force: bool = False) -> NativeChecks:
     Raises ChecksFailed with the end of pytest's output, CommandFailed when something does not install or compile.
     """
     pipeline = _pipeline(config)
-    decisions = plan(config, force=force)
-    manifests = {manifest.step: manifest for manifest in pipeline.execute(decisions)}
+    with files.locked(folder_of(config)):  # the environment serves other extensions' checks too
+        decisions = plan(config, force=force)
+        if decisions[0].runs:
+            pipeline.execute(decisions[:1])
+    left = [dataclasses.replace(decisions[0], forced=False), *decisions[1:]]
+    manifests = {manifest.step: manifest for manifest in pipeline.execute(left)}
     suite, breadth = manifests["native-suite"], manifests["native-breadth"]
     return NativeChecks(
         python=python_of(config),

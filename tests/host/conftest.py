@@ -41,6 +41,27 @@ def needs_the_machine() -> None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
 
 
+# What says that a test has to do with this machine's one engine or one build.
+_OF_THE_MACHINE = frozenset({"built", "client", "exported_config"})
+_MARKS_OF_THE_MACHINE = frozenset({"engine", "emulation", "machine", "network_namespaces"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two lanes, which ``-n 2 --dist loadgroup`` runs side by side.
+
+    Whatever asks for the engine, for emulation or for a board waits for this machine's one engine and one build, so
+    it stays in one process; the compilers' tests and the quick ones have no part in that. Files are not split.
+    """
+    of_the_machine = {
+        item.path
+        for item in items
+        if _OF_THE_MACHINE & set(getattr(item, "fixturenames", ()))
+        or _MARKS_OF_THE_MACHINE & {mark.name for mark in item.iter_markers()}
+    }
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("machine" if item.path in of_the_machine else "sources"))
+
+
 @pytest.fixture(scope="session")
 def product_config() -> Config:
     """The configuration of the build that the tests share."""

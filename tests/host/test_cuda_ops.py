@@ -39,6 +39,8 @@ from toolchain.errors import (
 )
 
 RECIPE = ROOT / "recipes" / "cuda_ops"
+
+pytestmark = pytest.mark.engine
 AMD64 = ARCHITECTURES["amd64"]
 
 
