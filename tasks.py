@@ -31,6 +31,7 @@ from recipes.cuda_ops import build as cuda_build
 from recipes.cuda_ops import native as cuda_native
 from recipes.cuda_ops import timing as cuda_timing_tool
 from recipes.torch import job as torch_job
+from recipes.torch import upstream
 from recipes.torch import verify as verification
 from toolchain import checks, progress
 from toolchain import completion as shells
@@ -132,6 +133,21 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
         raise Exit(f"verify: expected torch, found {artefact!r}", code=2)
     done = verification.verify_torch(_config(context), sample=sample, full=full, seed=seed if seed >= 0 else None)
     print(f"{artefact}: {done.summary()}")
+
+
+@task(
+    help={
+        "file": "one of upstream's test files, such as test_complex.py; may be given more than once",
+        "limit": "minutes after which a file is cut off (default: 20)",
+    },
+    iterable=["file"],
+)
+@_reported
+def upstream_tests(context: Context, file: list[str], limit: float = 20) -> None:
+    """Run upstream's own test files on the image's torch, emulated, and count."""
+    done = upstream.run_tests(_config(context), file, limit_s=limit * 60)
+    print(done.table())
+    print(f"{done.summary()}; {done.path}")
 
 
 @task(

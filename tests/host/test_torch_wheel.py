@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import email
 import hashlib
 import json
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 
 import docker
@@ -22,10 +25,17 @@ from images.containers import run_in
 from images.flavour import load_suite
 from recipes import artefacts, flow, main_job, recipe
 from recipes.qpu_ops import native
-from recipes.torch import audit, job, provenance, resolve, source
+from recipes.torch import audit, job, provenance, resolve, source, upstream
 from recipes.torch.build import Plan
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactDamaged, RecipeInvalid, SourceUnavailable, WheelUnusable
+from toolchain.errors import (
+    ArtefactDamaged,
+    ArtefactMissing,
+    ChecksFailed,
+    RecipeInvalid,
+    SourceUnavailable,
+    WheelUnusable,
+)
 from toolchain.files import sha256_of
 
 NUMBERS = ROOT / "tests" / "device" / "numbers_of_torch.py"
@@ -111,7 +121,7 @@ def test_upstreams_tag_cannot_be_fetched_without_a_network(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def upstream(folder: Path) -> str:
+def a_repository(folder: Path) -> str:
     """A stand-in for upstream's repository, with a tag; the commit."""
 
     def git(*words: str) -> str:
@@ -129,7 +139,7 @@ def upstream(folder: Path) -> str:
 
 
 def test_upstreams_tag_must_be_the_pinned_commit(tmp_path: Path) -> None:
-    commit = upstream(tmp_path / "upstream")
+    commit = a_repository(tmp_path / "upstream")
     data = recipe.load("torch")
 
     def obtain(pinned: str) -> source.Source:
@@ -322,8 +332,15 @@ def test_its_numbers_are_this_pcs(
     assert "results of 14 cases agree" in local("compare", str(tmp_path / "there.pt"))
 
 
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
 SELF_CONTAINED = """
-python3 -m pip install --quiet --no-deps --no-index --break-system-packages --root-user-action=ignore /wheels/*.whl
+python3 -m pip install --quiet --no-index --find-links=/needs --break-system-packages --root-user-action=ignore \\
+    /wheels/*.whl
 python3 - <<'END'
 import torch
 x = torch.randn(64, 64, dtype=torch.float64)
@@ -347,11 +364,24 @@ dpkg-query --show --showformat='${Package}\\n' |
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
-    built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path
+    built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
+    # What its metadata asks for is plain Python, from the package index that pip is set up for here.
+    stated = metadata(kept).get_all("Requires-Dist", [])
+    needs = [item.partition(";")[0] for item in stated if "extra ==" not in item and "numpy" not in item]
+    assert needs
+    python = re.search(r"-cp3(\d+)-", kept.name)
+    assert python
+    download = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={tmp_path}"]
+    words = ["--only-binary=:all:", f"--python-version=3.{python[1]}"]
+    subprocess.run([*download, *words, *needs], check=True)
+    # One of them has C in it that nobody compiled for armv7; pip takes its source, which goes without a compiler too.
+    for compiled in tmp_path.glob("*_x86_64.whl"):
+        name, version = compiled.name.split("-")[:2]
+        subprocess.run([*download, "--no-deps", "--no-binary=:all:", f"{name}=={version}"], check=True)
     with flow.Flow(product_config) as made:
         mirror = built.manifest("mirror")
-        packages = ("python3", "python3-numpy", "python3-pip", "python3-typing-extensions", "python3-sympy")
+        packages = ("python3", "python3-numpy", "python3-pip")
         spec = made.root_spec("bare", packages, mirror, (made.target,))
         tar = made.root / "bare.tar"
         rootfs.build_tar(rootfs.with_tools(spec, made.tools), tar, made.log("bare"))
@@ -361,11 +391,80 @@ def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
             loaded.facts["reference"],
             ["sh", "-euc", SELF_CONTAINED],
             architecture=product_config.image.target,
-            binds=[f"{kept.parent}:/wheels:ro"],
+            binds=[f"{kept.parent}:/wheels:ro", f"{tmp_path}:/needs:ro"],
         )
     assert "imported 2.6.0 True" in done.output
     assert done.output.count("refused") == 2
     assert "no library of torch" in done.output
+
+
+UPSTREAM = """
+import unittest
+class TestSome(unittest.TestCase):
+    def test_sum(self):
+        import torch
+        self.assertEqual(torch.ones(3).sum().item(), 3)
+    def test_known(self):
+        self.assertEqual(1 << 31, 0)
+    @unittest.skip("not here")
+    def test_elsewhere(self):
+        pass
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail()
+    def test_broken(self):
+        assert 1 + 1 == 3
+"""
+
+
+def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
+    """Lines as pytest-reportlog writes them: of tests (name, when, outcome), and of the end."""
+    lines = [
+        json.dumps({"nodeid": name, "when": when, "outcome": outcome, "longrepr": None, "$report_type": "TestReport"})
+        for name, when, outcome in found
+    ]
+    return lines + ([json.dumps({"exitstatus": status, "$report_type": "SessionFinish"})] if status is not None else [])
+
+
+def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
+    lines = reports(
+        *(("a", when, "passed") for when in ("setup", "call", "teardown")),
+        *(("b", "setup", "passed"), ("b", "call", "failed"), ("b", "teardown", "passed")),
+        *(("c", "setup", "skipped"), ("c", "teardown", "passed")),
+        *(("d", "setup", "passed"), ("d", "call", "passed"), ("d", "teardown", "failed")),
+        status=1,
+    )
+    told = upstream.tally("t.py", lines, {"b*": "32 bits"}, seconds=9, limit_s=60)
+    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1}
+    assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
+
+
+def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
+    begun = reports(("a", "setup", "passed"), ("a", "call", "passed"), status=None)
+    told = upstream.tally("t.py", [*begun, '{"nodeid": "b", "wh'], {}, seconds=61, limit_s=60)
+    assert (told.counts, told.ended, told.failures) == ({"passed": 1}, "cut off after 60 s", {})
+    crashed = upstream.tally("t.py", begun, {}, seconds=3, limit_s=60)
+    assert crashed.counts["failed"] == 1
+    assert crashed.failures == {"t.py": "ended by itself"}
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_upstreams_tests_run_in_the_image(
+    built: main_job.Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not built.manifest("torch").facts["wheel"]:
+        pytest.skip("the image was built without torch")
+    (tmp_path / "test_some.py").write_text(UPSTREAM)
+    with pytest.raises(ArtefactMissing, match=r"no test file test_none\.py"):
+        upstream.run_tests(product_config, ["test_none.py"], tests=tmp_path)
+    with pytest.raises(ChecksFailed, match="2 of upstream's tests fail, and nothing explains it") as caught:
+        upstream.run_tests(product_config, ["test_some.py"], tests=tmp_path, limit_s=300)
+    assert "test_broken" in caught.value.found
+    told = json.loads((product_config.target_root / "torch" / "upstream-tests.json").read_text())
+    (file,) = told["files"]
+    assert told["emulated"]
+    assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
 
 
 def test_the_plan_says_what_would_run() -> None:

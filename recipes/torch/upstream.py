@@ -1,0 +1,277 @@
+"""Upstream's own test files, run on the image's torch in the target's container: passed, failed, skipped, cut off.
+
+The files come from the source package that the recipe pins. A failure is *explained* where ``upstream.toml`` gives the
+reason for it, and else a fault. A file that takes longer than the limit is cut off and counted as far as it came.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import fnmatch
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from images.containers import run_in
+from images.engine import ensure_running
+from recipes import flow
+from recipes.recipe import HERE
+from recipes.torch import job
+from recipes.torch import source as sources
+from toolchain import files, process, progress
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing, ChecksFailed
+from toolchain.jobs import compile_jobs
+
+LIMIT_S = 1200.0
+_MOUNTED = "/usr/src/upstream"
+_KINDS = ("passed", "explained", "failed", "skipped")
+
+
+@dataclass(frozen=True)
+class Told:
+    """One file's result. ``failures`` and ``explained`` map a test's name to its last line, or to our reason."""
+
+    file: str
+    counts: Mapping[str, int]
+    failures: Mapping[str, str]
+    explained: Mapping[str, str]
+    ended: str
+    """Empty, or why the file did not run to its end."""
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "file": self.file,
+            **{kind: self.counts.get(kind, 0) for kind in _KINDS},
+            "ended": self.ended,
+            "seconds": round(self.seconds, 1),
+            "failures": dict(self.failures),
+            "explanations": dict(self.explained),
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All files' results, and where they are written."""
+
+    told: Sequence[Told]
+    path: Path
+
+    def total(self, kind: str) -> int:
+        """How many tests ended so."""
+        return sum(item.counts.get(kind, 0) for item in self.told)
+
+    def summary(self) -> str:
+        """One line."""
+        counts = ", ".join(f"{self.total(kind)} {kind}" for kind in _KINDS if self.total(kind))
+        cut = sum(bool(item.ended) for item in self.told)
+        return f"{len(self.told)} of upstream's test files: {counts}" + (f"; {cut} not run to the end" if cut else "")
+
+    def table(self) -> str:
+        """A line a file."""
+        width = max(len(item.file) for item in self.told)
+        head = f"{'file':{width}}" + "".join(f"{kind:>11}" for kind in _KINDS) + f"{'seconds':>10}"
+        lines = [
+            f"{item.file:{width}}"
+            + "".join(f"{item.counts.get(kind, 0):>11}" for kind in _KINDS)
+            + f"{item.seconds:>10.0f}  {item.ended}".rstrip()
+            for item in self.told
+        ]
+        return "\n".join([head, *lines])
+
+
+def run_tests(
+    config: Config, names: Sequence[str] = (), *, limit_s: float = LIMIT_S, tests: Path | None = None
+) -> Outcome:
+    """Run upstream's files (``names``, else those that the recipe lists) and write the counts beside the wheel.
+
+    ``limit_s`` is per file, in seconds; ``tests`` another folder of test files. Raises ChecksFailed with the failures
+    that nothing explains, ArtefactMissing for a name that is no file of upstream's, or without an image with torch.
+    """
+    data = tomllib.loads((HERE / "torch" / "upstream.toml").read_text())
+    ensure_running(config)
+    with flow.alone(config.target_root), job.TorchFlow(config) as made:
+        folder = tests or _unpacked(made)
+        wanted = list(names) or data["files"]
+        if absent := [name for name in wanted if not (folder / name).is_file()]:
+            raise ArtefactMissing(
+                f"upstream has no test file {absent[0]}",
+                expected=f"names like {', '.join(data['files'][:3])}",
+                found=", ".join(absent),
+                mend=f"the files are in {folder}",
+            )
+        with files.scratch_folder(made.root, "upstream") as scratch:
+            packages = scratch / "packages"
+            argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={packages}"]
+            process.run([*argv, *data["packages"]], limit_s=600, log=made.log("upstream"))
+            told = _run_all(made, folder, packages, scratch, wanted, data["explained"], limit_s)
+    outcome = Outcome(told, config.target_root / "torch" / "upstream-tests.json")
+    outcome.path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"emulated": config.image.target != made.native, "files": [item.record() for item in told]}
+    files.write_text_atomically(outcome.path, json.dumps(document, indent=2) + "\n")
+    if outcome.total("failed"):
+        found = [f"{name}: {line}" for item in told for name, line in item.failures.items()]
+        print(outcome.table())
+        raise ChecksFailed(
+            f"{outcome.total('failed')} of upstream's tests fail, and nothing explains it",
+            expected="failures only where recipes/torch/upstream.toml gives the reason",
+            found="\n".join(found[:20]),
+            mend=f"all are in {outcome.path}; the output is in {made.log('upstream')}",
+        )
+    return outcome
+
+
+def _unpacked(made: job.TorchFlow) -> Path:
+    """The folder of upstream's tests, out of the source."""
+    source = sources.obtain(
+        made.recipe,
+        made.suite,
+        made.config.torch.source,
+        flow.sources_of(_mirror(made)),
+        made.config.build_root / "sources",
+        made.log("torch-source"),
+    )
+    if source.kind == "git":
+        return source.folder / "test"
+    place = made.config.build_root / "sources" / f"{source.folder.name}-tests"
+    if not place.is_dir():
+        (archive,) = source.folder.glob("*.orig.tar.*")
+        with files.scratch_folder(place.parent, place.name) as scratch:
+            argv = ["tar", "--extract", "--file", str(archive), "--directory", str(scratch)]
+            process.run([*argv, "--strip-components=1", "--no-same-owner", "--wildcards", "*/test/*"], limit_s=600)
+            (scratch / "test").rename(place)
+    return place
+
+
+def _mirror(made: job.TorchFlow) -> Any:
+    pipeline = made.pipeline()
+    return pipeline.execute(pipeline.plan()[:1])[0]
+
+
+def _run_all(
+    made: job.TorchFlow,
+    folder: Path,
+    packages: Path,
+    out: Path,
+    names: Sequence[str],
+    explained: Mapping[str, str],
+    limit_s: float,
+) -> list[Told]:
+    client, done = made.client, 0
+    told: dict[str, Told] = {}
+    with (
+        progress.bar("upstream's tests: files", total=len(names)) as bar,
+        concurrent.futures.ThreadPoolExecutor(compile_jobs(made.config.build)) as pool,
+    ):
+        waiting = {
+            pool.submit(_run_one, client, made, folder, packages, out, name, explained, limit_s): name for name in names
+        }
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                name = waiting[future]
+                told[name] = future.result()
+                done += 1
+                bar.update(done, note=name)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [told[name] for name in names]
+
+
+def _run_one(
+    client: docker.DockerClient,
+    made: job.TorchFlow,
+    folder: Path,
+    packages: Path,
+    out: Path,
+    name: str,
+    explained: Mapping[str, str],
+    limit_s: float,
+) -> Told:
+    log = out / f"{name}.jsonl"
+    pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--report-log=/out/{log.name}", name]
+    done = run_in(
+        client,
+        made.config.image_reference("system"),
+        # Ended from inside, so that a file that is cut off still tells what it saw.
+        ["timeout", "--signal=INT", "--kill-after=60", str(int(limit_s)), *pytest],
+        architecture=made.target,
+        binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
+        environment={"PYTHONPATH": "/packages", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "CI": ""},
+        workdir=_MOUNTED,
+        limit_s=limit_s + 120,
+        log=made.log("upstream"),
+        check=False,
+    )
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return tally(name, lines, explained, seconds=done.seconds, limit_s=limit_s)
+
+
+def tally(name: str, lines: Sequence[str], explained: Mapping[str, str], *, seconds: float, limit_s: float) -> Told:
+    """One file's result out of pytest-reportlog's lines (JSON, one a report)."""
+    outcomes: dict[str, str] = {}
+    said: dict[str, str] = {}
+    status: int | None = None
+    for line in lines:
+        try:
+            report = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was cut off
+        kind = report.get("$report_type")
+        if kind == "SessionFinish":
+            status = report["exitstatus"]
+        elif kind == "CollectReport" and report["outcome"] == "failed":
+            outcomes[report["nodeid"]], said[report["nodeid"]] = "failed", _last_line(report)
+        elif kind == "TestReport":
+            test, outcome = report["nodeid"], report["outcome"]
+            if outcome == "failed" or (outcome == "skipped" and report["when"] != "teardown"):
+                outcomes[test] = outcome if outcomes.get(test) != "failed" else "failed"
+                said.setdefault(test, _last_line(report))
+                if outcome == "skipped" and "wasxfail" in report:
+                    outcomes[test] = "passed"  # upstream expects it to fail, and it did
+            elif report["when"] == "call":
+                outcomes.setdefault(test, "passed")
+    reasons = {test: _reason(test, explained) for test, outcome in outcomes.items() if outcome == "failed"}
+    counts = Counter(
+        "explained" if outcome == "failed" and reasons[test] else outcome for test, outcome in outcomes.items()
+    )
+    ended = ""
+    if status is None or status == 2:
+        ended = f"cut off after {limit_s:.0f} s" if seconds >= limit_s else "ended by itself"
+    elif status not in (0, 1, 5):
+        ended = f"pytest ended with status {status}"
+    if ended and not ended.startswith("cut off"):
+        counts["failed"] += 1
+        said[name] = ended
+        reasons[name] = ""
+    return Told(
+        name,
+        counts,
+        {test: said.get(test, "") for test, reason in reasons.items() if not reason},
+        {test: reason for test, reason in reasons.items() if reason},
+        ended,
+        seconds,
+    )
+
+
+def _reason(test: str, explained: Mapping[str, str]) -> str:
+    return next((reason for pattern, reason in explained.items() if fnmatch.fnmatchcase(test, pattern)), "")
+
+
+def _last_line(report: Mapping[str, Any]) -> str:
+    told = report.get("longrepr")
+    if isinstance(told, dict):
+        told = (told.get("reprcrash") or {}).get("message", "")
+    elif isinstance(told, list):
+        told = told[-1]
+    lines = [line for line in str(told or "").splitlines() if line.strip()]
+    return lines[0][:300] if lines else ""
