@@ -53,7 +53,7 @@ def linters() -> tuple[Check, ...]:
 
 def host_tests(select: str = "") -> Check:
     """The tests of this machine's side, in two lanes side by side; ``select`` is an expression for pytest's -k."""
-    lanes = ("-n", "2", "--dist", "loadgroup")
+    lanes = ("-n", "2", "--dist", "loadgroup", "--durations=25")
     return Check("pytest", (sys.executable, "-m", "pytest", *lanes, *(("-k", select) if select else ())))
 
 

@@ -22,8 +22,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # Of this checkout: two of them on one machine share an engine.
     "image": {"name": f"pitorch-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"},
     "build": {"folder": "build/test"},
-    # A wheel that lies beside the checkout is taken; without one everything that needs no torch is tested.
-    "torch": {"wheelhouse": ["wheelhouse", str(ROOT.parent / "shared" / "wheels")]},
+    # The wheel that is tested is the one that the repository keeps, whatever the caller's wheelhouse holds.
+    "torch": {"wheelhouse": []},
 }
 
 
