@@ -11,7 +11,7 @@ struct Together {
   std::uint32_t weight;
 };
 
-std::uint32_t weightOf(const Block& block) {
+std::uint32_t timesEntered(const Block& block) {
   std::uint32_t weight = 1;
   for (std::uint32_t d = 0; d < std::min(block.loopDepth, 4U); ++d) weight *= 8;
   return weight;
@@ -29,7 +29,7 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
   for (std::size_t b = 0; b < blocks; ++b) {
     for (std::size_t g = 0; g < n; ++g)
       if (live.in[b].has(g) || live.out[b].has(g)) alive[g].set(b);
-    const std::uint32_t weight = weightOf(function.blocks[b]);
+    const std::uint32_t weight = timesEntered(function.blocks[b]);
     const auto index = [&](const Operand& o) {
       return o.isRegister() ? live.indexOf[o.value] : Liveness::kLocal;
     };

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "compiler/fold.hpp"
+#include "compiler/immediates.hpp"
 
 namespace qpu::compiler {
 
@@ -25,10 +26,6 @@ bool commutes(AddOp op) {
     case AddOp::Xor: return true;
     default: return false;  // fadd takes the sign of an infinite sum from its second operand
   }
-}
-
-bool isShift(AddOp op) {
-  return op == AddOp::Shl || op == AddOp::Shr || op == AddOp::Asr || op == AddOp::Ror;
 }
 
 Instruction make(Kind kind, Value a = kNone, Value b = kNone, std::uint32_t bits = 0) {

@@ -1,5 +1,6 @@
 #include <stdexcept>
 
+#include "isa/access.hpp"
 #include "isa/names.hpp"
 #include "isa/text.hpp"
 
@@ -7,8 +8,6 @@ namespace qpu::isa {
 namespace {
 
 using names::File;
-
-enum class Pipe : std::uint8_t { Add, Mul };
 
 // Characters of a line, and complaints about them.
 class Cursor {

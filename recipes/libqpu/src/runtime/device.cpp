@@ -16,7 +16,6 @@ namespace {
 
 constexpr const char* kDevMem = "/dev/mem";
 constexpr std::uint32_t kPage = 4096;
-constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 
 // Uncached by the VideoCore on boards whose CPU does not look into its L2;
 // through that cache on the others. Unconfirmed: the round trip settles it.

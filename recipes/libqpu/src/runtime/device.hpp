@@ -24,6 +24,9 @@
 
 namespace qpu::runtime {
 
+// Of an address on the bus, what remains without the alias in its two highest bits.
+constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
+
 // The machine, or a double of it.
 struct Host {
   Os* os = nullptr;

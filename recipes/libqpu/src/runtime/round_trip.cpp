@@ -10,7 +10,6 @@
 namespace qpu::runtime {
 namespace {
 
-constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 constexpr std::chrono::milliseconds kLimit(500);
 // Offsets in one page.
 constexpr std::uint32_t kUniforms = 512;
