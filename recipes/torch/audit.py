@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
-from elftools.elf.sections import ARMAttributesSection
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import ARMAttributesSection, SymbolTableSection
 from packaging.utils import parse_wheel_filename
 
 from images.flavour import Suite
@@ -20,6 +20,7 @@ from toolchain.architecture import Architecture
 from toolchain.errors import WheelUnusable
 
 GOAL_MIB = 60
+_OF_PYTHON = ("Py", "_Py")
 _BUILD_PATH = b"/usr/src/torch"
 _KINDS = ("GLIBC", "GLIBCXX")
 _ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
@@ -42,6 +43,10 @@ class _Sums:
     newest: dict[str, tuple[int, ...]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     count: int = 0
+    given: set[str] = field(default_factory=set)
+    """Symbols that the wheel's files define."""
+    taken: dict[str, str] = field(default_factory=dict)
+    """Symbols that they need of each other or of Python, by who names them first."""
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> Examined:
@@ -49,7 +54,8 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
 
     Looked at: tag, RECORD, machine and float ABI (recipes.wheels.audit); CPU architecture and NEON against the
     compiler's ``flags``; newest GLIBC and GLIBCXX symbols against the release; libraries that are neither in the wheel
-    nor the system's; RPATHs that leave the wheel; the build's path. More than 60 MiB is a warning.
+    nor the system's; symbols that nobody defines; RPATHs that leave the wheel; the build's path. More than 60 MiB is a
+    warning.
     """
     wheels.audit(wheel, target)
     sums = _Sums()
@@ -63,6 +69,11 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
             sums.count += 1
             _examine(name, ELFFile(content), inside, sums, flags if target.debian == "armhf" else None)
             sums.faults += [f"{name} holds the path of its build"] if _holds(content, _BUILD_PATH) else []
+    sums.faults += [
+        f"{name} needs the symbol {symbol}, which nothing in the wheel defines"
+        for symbol, name in sorted(sums.taken.items())
+        if symbol not in sums.given and not symbol.startswith(_OF_PYTHON)
+    ]
     limits = {"GLIBC": suite.glibc, "GLIBCXX": suite.glibcxx}
     for kind, found in sorted(sums.newest.items()):
         if found > _numbers(limits[kind]):
@@ -83,6 +94,7 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
 def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str | None) -> None:
     if flags is not None:
         sums.faults += [f"{name}: {fault}" for fault in _cpu_faults(elf, flags)]
+    _note_symbols(name, elf, sums)
     for kind, version in _needed_versions(elf):
         sums.newest[kind] = max(sums.newest.get(kind, ()), version)
     needed, paths = _dynamic(elf)
@@ -94,6 +106,20 @@ def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str 
         ups = [part for part in PurePosixPath(path).parts if part == ".."]
         if not path.startswith("$ORIGIN") or len(ups) > depth:
             sums.faults.append(f"{name} looks for libraries in {path}")
+
+
+def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
+    """What a file gives and takes; what it takes of the system has a version, and is the business of that rule."""
+    symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
+    if not isinstance(symbols, SymbolTableSection):
+        return
+    for number, symbol in enumerate(symbols.iter_symbols()):
+        if symbol["st_shndx"] != "SHN_UNDEF":
+            sums.given.add(symbol.name)
+        elif symbol.name and symbol["st_info"]["bind"] != "STB_WEAK":
+            versioned = isinstance(versions, GNUVerSymSection) and isinstance(versions.get_symbol(number)["ndx"], int)
+            if not versioned:
+                sums.taken.setdefault(symbol.name, name)
 
 
 def system_libraries() -> tuple[str, ...]:
