@@ -12,10 +12,8 @@ constexpr int kThreads = 256;
 // only what is written is marked, with one input both are.
 template <bool kOnce, typename Packed>
 __device__ inline Packed read(const Packed* from) {
-  static_assert(sizeof(Packed) == sizeof(uint4));
   if constexpr (kOnce) {
-    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
-    return *reinterpret_cast<const Packed*>(&bits);
+    return read_once(from);
   } else {
     const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from));
     return *reinterpret_cast<const Packed*>(&bits);
