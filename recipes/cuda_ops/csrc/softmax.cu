@@ -64,11 +64,12 @@ __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool w
                                       Across across) {
   const Row<T, kCount, kEdges, int> row(work, which);
   const int packs = wanted ? row.packs : 0;
-  // All loads first, so that they are in flight together.
+  // All loads first, so that they are in flight together, and without branches: beyond the last pack that is read again.
   Pack<T, kCount> held[kPacks];
+  if (!kEdges || row.packs > 0) {
 #pragma unroll
-  for (int k = 0; k < kPacks; ++k)
-    if (thread + k * width < packs) held[k] = row.load(thread + k * width);
+    for (int k = 0; k < kPacks; ++k) held[k] = row.load(min(thread + k * width, row.packs - 1));
+  }
   float loose[kLoose > 0 ? kLoose : 1];
 #pragma unroll
   for (int k = 0; k < kLoose; ++k) {
@@ -190,7 +191,8 @@ int launch(const Softmax& work, cudaStream_t stream) {
   const int64_t packs = work.columns / kCount;
   if (work.columns <= kMostColumnsOfWarp) {
     // As few lanes as make kPacksOfLane packs each do; rows of many packs take whole warps and more packs a lane.
-    by_count<4, 8, 16, 32>(std::min<int64_t>(divide_up(packs, kPacksOfLane), kWarp), [&](auto width) {
+    const int64_t lanes = std::min<int64_t>(divide_up(packs, kPacksOfLane), kWarp);
+    const auto launch_with = [&](auto width) {
       constexpr int kWidth = width();
       const auto blocks = static_cast<unsigned>(divide_up(work.rows, kThreadsOfRows / kWidth));
       const auto go = [&](auto count) {
@@ -205,7 +207,12 @@ int launch(const Softmax& work, cudaStream_t stream) {
       } else {
         by_count<1, 2, 3, 4>(divide_up(packs, kWarp), go);
       }
-    });
+    };
+    if constexpr (kEdges) {
+      by_count<4, 8, 16, 32>(lanes, launch_with);
+    } else {
+      by_count<1, 2, 4, 8, 16, 32>(lanes, launch_with);
+    }
     return cudaGetLastError();
   }
   const auto rows = static_cast<unsigned>(work.rows);
@@ -235,6 +242,8 @@ int run(const Softmax& work, void* stream) {
     // Every row of the input begins as far from a pack's begin as that of the output.
     const bool alike = (reinterpret_cast<uintptr_t>(work.in) - reinterpret_cast<uintptr_t>(work.out)) % 16 == 0 &&
                        (work.row_stride - work.columns) % kCount == 0;
+    // Of shorter rows little or nothing is whole packs.
+    constexpr int64_t kLeastWithEdges = 2 * kCount;
     // A grid has at most 2^31 - 1 blocks, and a row may take a block.
     constexpr int64_t kMostRows = 0x7fffffff;
     for (int64_t done = 0; done < work.rows; done += kMostRows) {
@@ -243,7 +252,7 @@ int run(const Softmax& work, void* stream) {
       part.in = static_cast<const T*>(work.in) + done * work.row_stride;
       part.out = static_cast<T*>(work.out) + done * work.columns;
       const int error = whole   ? launch<T, kCount, false>(part, on)
-                        : alike ? launch<T, kCount, true>(part, on)
+                        : alike && work.columns >= kLeastWithEdges ? launch<T, kCount, true>(part, on)
                                 : launch<T, 1, false>(part, on);
       if (error != cudaSuccess) return error;
     }
