@@ -528,7 +528,7 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 @needs_gpu
 def test_a_matvec_in_two_kernels_waits_for_itself_in_every_stream() -> None:
-    """The second kernel is started before the first has ended. It must see all of that, and nothing of its neighbours."""
+    """The second kernel is started before the first has ended: it must see all of that, and nothing of others."""
     m, v = torch.randn(64, 400000, device="cuda"), torch.randn(400000, device="cuda")
     exact = m @ v
     streams = [torch.cuda.Stream() for _ in range(4)]
@@ -543,7 +543,9 @@ def test_a_matvec_in_two_kernels_waits_for_itself_in_every_stream() -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize(("op", "inputs"), [("add2", ["f32[1048576]"] * 2), ("matvec", ["f16[64,40000]", "f16[40000]"])])
+@pytest.mark.parametrize(
+    ("op", "inputs"), [("add2", ["f32[1048576]"] * 2), ("matvec", ["f16[64,40000]", "f16[40000]"])]
+)
 def test_the_timeline_is_a_trace_with_every_run_of_the_kernel(op: str, inputs: list[str], tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     timing.write_timeline(op, inputs, path, runs=5)

@@ -1,8 +1,8 @@
-// Matrix times vector: bound by reading the matrix once, so as much of it as possible is in flight, in packs of 16 bytes
-// wherever rows or columns begin.
+// Matrix times vector: bound by reading the matrix once, so as much of it as possible is in flight, in packs of 16
+// bytes wherever rows or columns begin.
 //
-// Where too few blocks would have work, the columns are shared out among blocks as well, whose sums a second kernel adds
-// up, in a fixed order: the same input gives the same output.
+// Where too few blocks would have work, the columns are shared out among blocks as well, whose sums a second kernel
+// adds up, in a fixed order: the same input gives the same output.
 #include <algorithm>
 
 #include "device.cuh"
@@ -177,7 +177,8 @@ __global__ void __launch_bounds__(kBlock) columns_kernel(const Matvec work) {
       const float x = to_float(vector[column]);
 #pragma unroll
       for (int e = 0; e < kCount; ++e)
-        if (row + e >= 0 && row + e < work.rows) mine[e] = fmaf(to_float(at[column * work.column_stride + e]), x, mine[e]);
+        if (row + e >= 0 && row + e < work.rows)
+          mine[e] = fmaf(to_float(at[column * work.column_stride + e]), x, mine[e]);
     };
     if (kEdges && i == 0 && i < last) {
       add_singly(i);
@@ -205,7 +206,8 @@ __global__ void __launch_bounds__(kBlock) columns_kernel(const Matvec work) {
         mine[e] += __shfl_xor_sync(kAllLanes, mine[e], distance);
     }
     const int at = lane * kCount + e - shift;
-    if (at >= 0 && (!kShuffled || threadIdx.x % kWarp < kWidth)) sums[kShuffled ? threadIdx.x / kWarp : group][at] = mine[e];
+    if (at >= 0 && (!kShuffled || threadIdx.x % kWarp < kWidth))
+      sums[kShuffled ? threadIdx.x / kWarp : group][at] = mine[e];
   }
   __syncthreads();
   // All of a warp come to the sum across it.

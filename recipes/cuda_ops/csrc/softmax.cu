@@ -2,8 +2,8 @@
 // each up to 1024 columns, by a block each above that. Longer rows are read twice; the second time mostly from the L2
 // cache.
 //
-// Rows that begin anywhere are moved in packs of 16 bytes all the same: what lies before the first whole pack and behind
-// the last, some single elements, is shared out among the threads beside the packs.
+// Rows that begin anywhere are moved in packs of 16 bytes all the same: what lies before the first whole pack and
+// behind the last, some single elements, is shared out among the threads beside the packs.
 #include <algorithm>
 
 #include "device.cuh"
@@ -64,7 +64,8 @@ __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool w
                                       Across across) {
   const Row<T, kCount, kEdges, int> row(work, which);
   const int packs = wanted ? row.packs : 0;
-  // All loads first, so that they are in flight together, and without branches: beyond the last pack that is read again.
+  // All loads first, so that they are in flight together, and without branches: beyond the last pack that one is read
+  // again.
   Pack<T, kCount> held[kPacks];
   if (!kEdges || row.packs > 0) {
 #pragma unroll
@@ -251,9 +252,14 @@ int run(const Softmax& work, void* stream) {
       part.rows = std::min(kMostRows, work.rows - done);
       part.in = static_cast<const T*>(work.in) + done * work.row_stride;
       part.out = static_cast<T*>(work.out) + done * work.columns;
-      const int error = whole   ? launch<T, kCount, false>(part, on)
-                        : alike && work.columns >= kLeastWithEdges ? launch<T, kCount, true>(part, on)
-                                : launch<T, 1, false>(part, on);
+      int error = cudaSuccess;
+      if (whole) {
+        error = launch<T, kCount, false>(part, on);
+      } else if (alike && work.columns >= kLeastWithEdges) {
+        error = launch<T, kCount, true>(part, on);
+      } else {
+        error = launch<T, 1, false>(part, on);
+      }
       if (error != cudaSuccess) return error;
     }
     return static_cast<int>(cudaSuccess);
