@@ -17,6 +17,7 @@ from toolchain import files
 from toolchain.config import ROOT
 
 DATA = ROOT / "docs" / "cuda" / "h200.json"
+TRACE = ROOT / "docs" / "cuda" / "timeline.json"
 PAGE = ROOT / "docs" / "cuda.md"
 _PART = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
@@ -43,6 +44,12 @@ def render(document: dict[str, Any]) -> str:
         *document["timing"]["cuda_timing"]["table"],
         "",
         *textwrap.wrap(document["timing"]["cuda_timing"]["sentence"], 118),
+        "```",
+        "",
+        "and its timeline, which is [kept here](cuda/timeline.json), says of the GPU:",
+        "",
+        "```text",
+        *document["timing"]["timeline"],
         "```",
         "",
         "`array-exp -l 10000000` there:",

@@ -195,10 +195,13 @@ def timing(out: Path, environment: dict[str, str]) -> dict[str, Any]:
     print(text, flush=True)
     figures = out / "timing.json"
     said = text[text.find("exp of") :].strip().splitlines()
+    lines = output.splitlines()
+    traced = next((number for number, line in enumerate(lines) if line.startswith("timeline: ")), len(lines))
     return {
         "status": status or other,
         "cuda_timing": json.loads(figures.read_text()) if figures.is_file() else {},
         "array_exp": said,
+        "timeline": [line.strip() for line in lines[traced + 1 :] if " runs, median " in line],
     }
 
 

@@ -7,12 +7,15 @@ tests. What needs a GPU says so when it is skipped.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cuda_ops
 import pytest
 import torch
+from cuda_ops import timing
 from torch import Tensor
 
 GPU = torch.cuda.is_available()
@@ -155,6 +158,29 @@ def test_softmax_of_long_rows(kind: torch.dtype, width: int) -> None:
     softmax_close(cuda_ops.softmax(x), x)
 
 
+@needs_gpu
+@types
+@pytest.mark.parametrize("width", [257, 1001, 8191, 70001])
+def test_softmax_of_an_odd_part_of_each_row(kind: torch.dtype, width: int) -> None:
+    """Rows begin anywhere, in the input and in the output alike; or not alike."""
+    for distance in (width + 8, width + 3):
+        x = (torch.randn(40, distance, device="cuda") * 4).to(kind)[:, :width]
+        softmax_close(cuda_ops.softmax(x), x)
+
+
+@devices
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("width", [37, 1500, 70000])
+def test_one_nan_among_nothing_is_not_lost(device: str, kind: torch.dtype, width: int) -> None:
+    for at in (0, 3, width - 1):
+        x = torch.full((2, width), -float("inf"), device=device, dtype=kind)
+        x[0, at] = float("nan")
+        x[1, at] = 1.0
+        found = cuda_ops.softmax(x)
+        assert bool(found[0].isnan().all())
+        assert found[1, at] == 1.0
+
+
 SHAPES = [(1, 1), (7, 1), (1, 9), (33, 65), (100, 1000), (257, 128), (3, 5000), (5000, 3), (64, 64), (2, 20000)]
 
 
@@ -169,13 +195,22 @@ def test_matvec_agrees_with_torch(device: str, kind: torch.dtype, shape: tuple[i
         close(cuda_ops.matvec(matrix, vector), exact, ulps=4, scale=matrix.double().abs() @ vector.double().abs())
 
 
+CUT_SHAPES = [
+    *((3000, 1024), (600, 4096), (40, 200000), (8192, 8192), (200000, 40), (700, 8192), (6, 100000), (100000, 6)),
+    *((1, 100000), (100000, 1), (99, 40001), (4099, 2051), (300000, 17), (200000, 8), (2500, 4104), (3, 300001)),
+]
+"""Between them they take every way that the kernels have of sharing out rows and columns."""
+
+
 @needs_gpu
 @types
-@pytest.mark.parametrize("shape", [(3000, 1024), (600, 4096), (40, 200000), (8192, 8192), (200000, 40)], ids=str)
+@pytest.mark.parametrize("shape", CUT_SHAPES, ids=str)
 def test_matvec_cut_in_all_ways(kind: torch.dtype, shape: tuple[int, int]) -> None:
     make = maker("cuda", kind)
     m, v, w = make(*shape), make(shape[1]), make(shape[0])
-    for matrix, vector in ((m, v), (m.t(), w), (m[:, 1:], v[1:]), (m[1:].t(), w[1:]), (m[:, 1:].t(), w)):
+    layouts = [(m, v), (m.t(), w), (m[:, 1:], v[1:]), (m[1:].t(), w[1:]), (m[:, 1:].t(), w), (m[:, ::2], v[::2])]
+    layouts += [(m[:1].expand(shape), v), (m[:, :1].expand(shape), v), (m[:1].expand(shape).t(), w)]
+    for matrix, vector in layouts:
         exact = matrix.double() @ vector.double()
         close(cuda_ops.matvec(matrix, vector), exact, ulps=8, scale=matrix.double().abs() @ vector.double().abs())
         assert torch.equal(cuda_ops.matvec(matrix, vector), cuda_ops.matvec(matrix, vector)), "the same each time"
@@ -489,6 +524,41 @@ def test_more_than_2_to_the_31_elements() -> None:
     c = torch.zeros_like(a)
     cuda_ops.torch_launch_add2(c, a, b, n)
     assert torch.equal(c[-5000:], (a + b)[-5000:])
+
+
+@needs_gpu
+def test_a_matvec_in_two_kernels_waits_for_itself_in_every_stream() -> None:
+    """The second kernel is started before the first has ended: it must see all of that, and nothing of others."""
+    m, v = torch.randn(64, 400000, device="cuda"), torch.randn(400000, device="cuda")
+    exact = m @ v
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    found = []
+    for turn in range(40):
+        with torch.cuda.stream(streams[turn % 4]):
+            found.append(cuda_ops.matvec(m, v))
+    torch.cuda.synchronize()
+    torch.testing.assert_close(found[0], exact, rtol=1e-3, atol=1e-2)
+    assert all(torch.equal(item, found[0]) for item in found)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("op", "inputs"), [("add2", ["f32[1048576]"] * 2), ("matvec", ["f16[64,40000]", "f16[40000]"])]
+)
+def test_the_timeline_is_a_trace_with_every_run_of_the_kernel(op: str, inputs: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    timing.write_timeline(op, inputs, path, runs=5)
+    ours = {name: lengths for name, lengths in timing.kernels_of(path).items() if "cuda_ops" in name}
+    assert len(ours) == (1 if op == "add2" else 2), "the kernel, or both of a matrix that is cut"
+    assert all(len(lengths) == 20 and 0 < min(lengths) <= max(lengths) < 1e5 for lengths in ours.values())
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    regions = {event["name"]: event for event in events if event.get("cat") == "user_annotation"}
+    for before, after in timing.REGIMES:
+        region = regions[f"{before} / {after}"]
+        launches = [event for event in events if event.get("cat") == "cuda_runtime" and "Launch" in event["name"]]
+        inside = [event for event in launches if 0 <= event["ts"] - region["ts"] <= region["dur"]]
+        assert len(inside) == 5 * len(ours), "each call's launches lie in the region of its way"
 
 
 @needs_gpu

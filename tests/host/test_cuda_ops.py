@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -190,6 +191,18 @@ def test_cuda_timing_refuses_names_that_are_none(
     assert said in caught.value.found
 
 
+@pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
+def test_clang_tidy_finds_nothing(config: Config, wheel: build.Wheel, source: str) -> None:
+    """Over what is compiled for the host; the kernels are nvcc's, with all its warnings as errors."""
+    if shutil.which("clang-tidy") is None:
+        pytest.skip("the program clang-tidy is missing; ./inv installs it")
+    assert wheel.path.is_file(), "its build has made the environment with torch's headers"
+    options = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000", f"-isystem{build.torch_include(config)}"]
+    words = ["clang-tidy", "--quiet", str(RECIPE / "csrc" / source), "--", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
@@ -355,6 +368,37 @@ def test_the_plot_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
     picture = tmp_path / "timing.png"
     tool.plot(tool.Timing.from_json(measured()), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_kept_timeline_is_a_trace_with_each_of_the_twenty_calls_kernels(tool: ModuleType) -> None:
+    kernels = tool.kernels_of(figures.TRACE)
+    (name,) = kernels
+    assert "cuda_ops::cuda::(anonymous namespace)::dense_kernel<float, 2" in name
+    assert len(kernels[name]) == 20
+    events = json.loads(figures.TRACE.read_text())["traceEvents"]
+    regions = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert regions == [f"{before} / {after}" for before, after in tool.REGIMES]
+    launched = {event["args"]["correlation"] for event in events if event.get("cat") == "cuda_runtime"}
+    assert {event["args"]["correlation"] for event in events if event.get("cat") == "kernel"} <= launched
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"traceEvents": [{"name": "without a phase"}]}',
+        '{"traceEvents": [{"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": 1}]}',
+        '{"traceEvents": [{"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": 1, "dur": -1}]}',
+        '{"traceEvents": [{"ph": "X", "name": "n", "ts": 1, "dur": 1}]}',
+    ],
+)
+def test_a_file_that_no_viewer_would_show_is_no_timeline(tool: ModuleType, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"timeline\.json (is no trace|has an event that is nowhere)"):
+        tool.kernels_of(path)
 
 
 @pytest.mark.parametrize(("text", "meaning"), [("f32[7]", ("float32", (7,))), ("bf16[2,3]", ("bfloat16", (2, 3)))])

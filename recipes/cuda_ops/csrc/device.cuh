@@ -24,6 +24,17 @@ struct alignas(sizeof(T) * kCount) Pack {
 template <typename T>
 constexpr int kFullPack = 16 / static_cast<int>(sizeof(T));
 
+// What is read once need not stay in the caches.
+template <typename Packed>
+__device__ inline Packed read_once(const Packed* from) {
+  if constexpr (sizeof(Packed) == sizeof(uint4)) {
+    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
+    return *reinterpret_cast<const Packed*>(&bits);
+  } else {
+    return *from;
+  }
+}
+
 inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 __device__ inline float to_float(float value) { return value; }
@@ -43,6 +54,12 @@ __device__ inline __half from_float<__half>(float value) {
 template <>
 __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
+}
+
+template <typename T, int kCount>
+__device__ inline void unpack(const Pack<T, kCount>& pack, float (&values)[kCount]) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) values[e] = to_float(pack.values[e]);
 }
 
 struct Sum {

@@ -12,10 +12,8 @@ constexpr int kThreads = 256;
 // only what is written is marked, with one input both are.
 template <bool kOnce, typename Packed>
 __device__ inline Packed read(const Packed* from) {
-  static_assert(sizeof(Packed) == sizeof(uint4));
   if constexpr (kOnce) {
-    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
-    return *reinterpret_cast<const Packed*>(&bits);
+    return read_once(from);
   } else {
     const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from));
     return *reinterpret_cast<const Packed*>(&bits);
@@ -76,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) strided_kernel(const Elementwise wor
     Index left = i;
     int64_t offset[Elementwise::kOperands] = {0, 0, 0};
     for (int d = work.dims - 1; d >= 0; --d) {
-      const Index size = static_cast<Index>(work.sizes[d]);
+      const auto size = static_cast<Index>(work.sizes[d]);
       const Index quotient = d == 0 ? 0 : left / size;
       const int64_t position = left - quotient * size;
 #pragma unroll
@@ -104,6 +102,7 @@ int launch(const Elementwise& work, F function, cudaStream_t stream) {
   constexpr int64_t kMostBlocks = 1 << 20;
   const auto blocks = static_cast<unsigned>(std::min(kMostBlocks, divide_up(work.count, kThreads)));
   // One step beyond the last position must still be countable.
+  // NOLINTNEXTLINE(bugprone-branch-clone): they differ in a type
   if (work.count + kMostBlocks * kThreads < (int64_t{1} << 32)) {
     strided_kernel<T, uint32_t><<<blocks, kThreads, 0, stream>>>(work, function);
   } else {

@@ -1,9 +1,9 @@
-// Matrix times vector: bound by reading the matrix once, so as much of it as possible is in flight.
+// Matrix times vector: bound by reading the matrix once, so as much of it as possible is in flight, in packs of 16
+// bytes wherever rows or columns begin.
 //
-// Where too few rows are there for all of the GPU, the columns are shared out among blocks as well, whose sums a second
-// kernel adds up, in a fixed order: the same input gives the same output.
+// Where too few blocks would have work, the columns are shared out among blocks as well, whose sums a second kernel
+// adds up, in a fixed order: the same input gives the same output.
 #include <algorithm>
-#include <initializer_list>
 
 #include "device.cuh"
 
@@ -11,17 +11,9 @@ namespace cuda_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarp;
-// Measured on an H200: how many packs a thread has in flight, and up to how many bytes of a row a warp takes rows alone.
-template <typename T, int kGroup>
-constexpr int kInFlight = sizeof(T) == 2 && kGroup == kWarp ? 4 : 8;
-template <typename T, int kCount>
-constexpr int kColumnsInFlight = sizeof(T) * kCount == 16 ? 2 : 8;
-constexpr int64_t most_bytes_of_warp(Type type) {
-  return type == Type::kFloat ? 8192 : (type == Type::kHalf ? 16384 : 32768);
-}
-constexpr int64_t kMostSplits = 512;
+constexpr int kLargeBlock = 1024;
 
+// The sum of a row, or of this block's part of it.
 template <typename T>
 __device__ inline void store(const Matvec& work, int64_t row, float sum) {
   if (work.splits > 1) {
@@ -31,217 +23,393 @@ __device__ inline void store(const Matvec& work, int64_t row, float sum) {
   }
 }
 
-// Columns [first, last) of this block's part, in packs of kCount.
-template <int kCount>
-__device__ inline void part_of(const Matvec& work, int64_t& first, int64_t& last) {
-  const int64_t packs = work.columns / kCount;
-  const int64_t each = (packs + work.splits - 1) / work.splits;
-  first = min(each * blockIdx.y, packs);
-  last = min(first + each, packs);
+// This block's part [first, last) of `count`.
+__device__ inline void part_of(const Matvec& work, int64_t count, int64_t& first, int64_t& last) {
+  const int64_t each = (count + work.splits - 1) / work.splits;
+  first = min(each * blockIdx.y, count);
+  last = min(first + each, count);
+}
+
+// The second kernel may be started, to wait for this one's end: its start then takes no time of its own.
+__device__ inline void start_next() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
 }
 
 template <typename T, int kCount>
-__device__ inline float dot(const Pack<T, kCount>& a, const Pack<T, kCount>& x, float sum) {
+__device__ inline float dot(const Pack<T, kCount>& a, const float (&x)[kCount], float sum) {
 #pragma unroll
-  for (int e = 0; e < kCount; ++e) sum = fmaf(to_float(a.values[e]), to_float(x.values[e]), sum);
+  for (int e = 0; e < kCount; ++e) sum = fmaf(to_float(a.values[e]), x[e], sum);
   return sum;
 }
 
 // Rows whose columns are neighbours. A group of kGroup threads takes kRows of them, so that each element of the vector
-// that it loads serves kRows products.
-template <typename T, int kCount, int kRows, int kGroup>
+// that it loads serves kRows products. With kEdges rows begin anywhere: single elements are left before the first whole
+// pack and behind the last; rows that are kCount apart begin at the same place of a pack, so a group takes such.
+template <typename T, int kCount, int kRows, int kGroup, bool kEdges>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
-  constexpr int kSteps = kInFlight<T, kGroup> / kRows;
+  constexpr int kApart = kEdges ? kCount : 1;
+  start_next();
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * (kThreads / kGroup) + threadIdx.x / kGroup) * kRows;
-  if (row >= work.rows) return;  // a whole warp or block
-
-  const Packed* rows[kRows];
+  const int64_t group = static_cast<int64_t>(blockIdx.x) * (kThreads / kGroup) + threadIdx.x / kGroup;
+  const int64_t row = group / kApart * (kApart * kRows) + group % kApart;
+  const auto* matrix = static_cast<const T*>(work.matrix);
+  const T* rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // Beyond the last row the last one is computed again and not stored.
-    const int64_t which = min(row + r, work.rows - 1);
-    rows[r] = reinterpret_cast<const Packed*>(static_cast<const T*>(work.matrix) + which * work.row_stride);
+    // In place of those beyond the last row the first one is computed again and not stored.
+    rows[r] = matrix + (row + r * kApart < work.rows ? row + r * kApart : row) * work.row_stride;
   }
-  const auto* vector = reinterpret_cast<const Packed*>(work.vector);
-  int64_t first = 0;
-  int64_t last = 0;
-  part_of<kCount>(work, first, last);
+  int head = 0;
+  if constexpr (kEdges) {
+    const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(rows[0]) / sizeof(T) % kCount);
+    head = static_cast<int>(min(static_cast<int64_t>((kCount - shift) % kCount), work.columns));
+  }
+  const int64_t packs = row < work.rows ? (work.columns - head) / kCount : 0;
+  const auto* vector = static_cast<const T*>(work.vector);
   float sums[kRows] = {};
-  int64_t i = first + thread;
-  for (; i + (kSteps - 1) * kGroup < last; i += kSteps * kGroup) {
-    Packed a[kSteps][kRows];
+  if constexpr (kEdges) {
+    if (blockIdx.y == 0 && row < work.rows) {
+      const int64_t tail = head + packs * kCount;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s)
+      for (int k = 0; k < divide_up(2 * kCount, kGroup); ++k) {
+        const int j = thread + k * kGroup;
+        const int64_t at = j < kCount ? j : tail + (j - kCount);
+        if (j < 2 * kCount && at < (j < kCount ? head : work.columns)) {
+          const float x = to_float(vector[at]);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) a[s][r] = rows[r][i + s * kGroup];
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const Packed x = vector[i + s * kGroup];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) sums[r] = dot(a[s][r], x, sums[r]);
+          for (int r = 0; r < kRows; ++r) sums[r] = fmaf(to_float(rows[r][at]), x, sums[r]);
+        }
+      }
     }
   }
-  for (; i < last; i += kGroup) {
-    const Packed x = vector[i];
+  int64_t first = 0;
+  int64_t last = 0;
+  part_of(work, packs, first, last);
+  for (int64_t i = first + thread; i < last; i += kGroup) {
+    // Copies, since of a reference single elements would be read.
+    Packed a[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) sums[r] = dot(rows[r][i], x, sums[r]);
+    for (int r = 0; r < kRows; ++r) {
+      // Single elements may have any distance.
+      const T* at = rows[r] + (kCount == 1 ? i * work.column_stride : head + i * kCount);
+      a[r] = *reinterpret_cast<const Packed*>(at);
+    }
+    float x[kCount];
+    if constexpr (kEdges) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) x[e] = to_float(vector[head + i * kCount + e]);
+    } else {
+      const Packed some = reinterpret_cast<const Packed*>(vector)[i];
+      unpack(some, x);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sums[r] = dot(a[r], x, sums[r]);
   }
   __shared__ float room[kWarp];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     float sum = 0.0F;
-    if constexpr (kGroup == kThreads) {
+    if constexpr (kGroup > kWarp) {
       sum = across_block(sums[r], Sum{}, room);
     } else {
       sum = across_warp<kGroup>(sums[r], Sum{});
     }
-    if (thread == 0 && row + r < work.rows) store<T>(work, row + r, sum);
+    if (thread == 0 && row + r * kApart < work.rows) store<T>(work, row + r * kApart, sum);
   }
 }
 
+// A power of two, at most a warp: how many threads add up the parts of a row where there are so many for each.
+constexpr int sharers_of(int threads) {
+  int count = 1;
+  while (count < kWarp && count * 2 <= threads) count *= 2;
+  return count;
+}
+
 // Columns whose rows are neighbours (a transposed matrix), and with kCount = 1 any strides. kWidth lanes stand side by
-// side over kCount rows each; all such groups of a block take columns in turn.
-template <typename T, int kCount, int kWidth>
-__global__ void __launch_bounds__(kThreads) columns_kernel(const Matvec work) {
+// side over kCount rows each; all such groups of a block take columns in turn. With kEdges columns begin anywhere: a
+// group's first lane then begins up to a pack before the block's rows, and since columns that are kCount apart begin at
+// the same place of a pack, a group always takes such.
+template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges>
+__global__ void __launch_bounds__(kBlock) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
-  constexpr int kGroups = kThreads / kWidth;
-  constexpr int kFlight = kColumnsInFlight<T, kCount>;
-  __shared__ float sums[kGroups][kWidth * kCount + 1];
+  constexpr int kGroups = kBlock / kWidth;
+  constexpr int kTile = (kWidth - (kEdges ? 1 : 0)) * kCount;
+  constexpr bool kShuffled = !kEdges && kWidth < kWarp;  // a warp's groups are added up before
+  constexpr int kParts = kShuffled ? kBlock / kWarp : kGroups;
+  constexpr int kSharers = sharers_of(kBlock / kTile);
+  static_assert(!kEdges || kGroups % kCount == 0);
+  __shared__ float sums[kParts][kWidth * kCount + 1];
+  start_next();
   const int lane = static_cast<int>(threadIdx.x) % kWidth;
   const int group = static_cast<int>(threadIdx.x) / kWidth;
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWidth + lane) * kCount;
+  const int64_t base = static_cast<int64_t>(blockIdx.x) * kTile;
   int64_t first = 0;
   int64_t last = 0;
-  part_of<1>(work, first, last);
+  part_of(work, work.columns, first, last);
+  int64_t i = first + group;
+  const auto* matrix = static_cast<const T*>(work.matrix);
+  const auto* vector = static_cast<const T*>(work.vector);
+  int shift = 0;
+  if constexpr (kEdges)
+    shift = static_cast<int>(reinterpret_cast<uintptr_t>(matrix + base + i * work.column_stride) / sizeof(T) % kCount);
+  const int64_t row = base + lane * kCount - shift;
   float mine[kCount] = {};
-  if (row < work.rows) {
-    const T* at = static_cast<const T*>(work.matrix) + row * work.row_stride;
-    const T* vector = static_cast<const T*>(work.vector);
-    int64_t i = first + group;
+  if (row < work.rows && (!kEdges || row + kCount > 0)) {
+    const T* at = matrix + row * work.row_stride;
+    const auto load = [&](int64_t column) {
+      return read_once(reinterpret_cast<const Packed*>(at + column * work.column_stride));
+    };
     const auto add = [&](const Packed& a, float x) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) mine[e] = fmaf(to_float(a.values[e]), x, mine[e]);
     };
-    for (; i + (kFlight - 1) * kGroups < last; i += kFlight * kGroups) {
-      Packed a[kFlight];
+    // The first and the last column, where a pack may reach out of the matrix.
+    const auto add_singly = [&](int64_t column) {
+      const float x = to_float(vector[column]);
 #pragma unroll
-      for (int s = 0; s < kFlight; ++s)
-        a[s] = *reinterpret_cast<const Packed*>(at + (i + s * kGroups) * work.column_stride);
-#pragma unroll
-      for (int s = 0; s < kFlight; ++s) add(a[s], to_float(vector[i + s * kGroups]));
+      for (int e = 0; e < kCount; ++e)
+        if (row + e >= 0 && row + e < work.rows)
+          mine[e] = fmaf(to_float(at[column * work.column_stride + e]), x, mine[e]);
+    };
+    if (kEdges && i == 0 && i < last) {
+      add_singly(i);
+      i += kGroups;
     }
-    for (; i < last; i += kGroups)
-      add(*reinterpret_cast<const Packed*>(at + i * work.column_stride), to_float(vector[i]));
+    const int64_t end = kEdges ? min(last, work.columns - 1) : last;
+    if constexpr (kFlight > 1) {
+      for (; i + (kFlight - 1) * kGroups < end; i += kFlight * kGroups) {
+        Packed a[kFlight];
+#pragma unroll
+        for (int s = 0; s < kFlight; ++s) a[s] = load(i + s * kGroups);
+#pragma unroll
+        for (int s = 0; s < kFlight; ++s) add(a[s], to_float(vector[i + s * kGroups]));
+      }
+    }
+#pragma unroll 4
+    for (; i < end; i += kGroups) add(load(i), to_float(vector[i]));
+    if (kEdges && i < last) add_singly(i);
   }
 #pragma unroll
-  for (int e = 0; e < kCount; ++e) sums[group][lane * kCount + e] = mine[e];
+  for (int e = 0; e < kCount; ++e) {
+    if constexpr (kShuffled) {
+#pragma unroll
+      for (int distance = kWidth; distance < kWarp; distance *= 2)
+        mine[e] += __shfl_xor_sync(kAllLanes, mine[e], distance);
+    }
+    const int at = lane * kCount + e - shift;
+    if (at >= 0 && (!kShuffled || threadIdx.x % kWarp < kWidth))
+      sums[kShuffled ? threadIdx.x / kWarp : group][at] = mine[e];
+  }
   __syncthreads();
-  for (int r = static_cast<int>(threadIdx.x); r < kWidth * kCount; r += kThreads) {
-    const int64_t which = static_cast<int64_t>(blockIdx.x) * kWidth * kCount + r;
-    if (which >= work.rows) return;
+  // All of a warp come to the sum across it.
+  for (int begin = 0; begin < kTile; begin += kBlock / kSharers) {
+    const int r = begin + static_cast<int>(threadIdx.x) / kSharers;
     float sum = 0.0F;
+    if (r < kTile) {
 #pragma unroll 8
-    for (int g = 0; g < kGroups; ++g) sum += sums[g][r];
-    store<T>(work, which, sum);
+      for (int p = static_cast<int>(threadIdx.x) % kSharers; p < kParts; p += kSharers) sum += sums[p][r];
+    }
+    sum = across_warp<kSharers>(sum, Sum{});
+    if (threadIdx.x % kSharers == 0 && r < kTile && base + r < work.rows) store<T>(work, base + r, sum);
   }
 }
 
-// Adds up the parts: a warp stands over 32 rows, the warps of a block take parts in turn.
-template <typename T>
+// Adds up the parts: kSharers threads those of a row.
+template <typename T, int kSharers>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const Matvec work) {
-  __shared__ float sums[kWarps][kWarp];
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
+  constexpr int kRows = kThreads / kSharers;
+  __shared__ float sums[kSharers][kRows];
+  wait_for_previous();
+  const int place = static_cast<int>(threadIdx.x) % kRows;
+  const int sharer = static_cast<int>(threadIdx.x) / kRows;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + place;
   float sum = 0.0F;
   if (row < work.rows) {
 #pragma unroll 8
-    for (int part = warp; part < work.splits; part += kWarps)
+    for (int part = sharer; part < work.splits; part += kSharers)
       sum += work.partial[static_cast<int64_t>(part) * work.rows + row];
   }
-  sums[warp][lane] = sum;
+  sums[sharer][place] = sum;
   __syncthreads();
-  if (warp != 0 || row >= work.rows) return;
+  if (sharer != 0 || row >= work.rows) return;
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) sum += sums[w][lane];
+  for (int s = 1; s < kSharers; ++s) sum += sums[s][place];
   static_cast<T*>(work.out)[row] = from_float<T>(sum);
 }
 
-int multiprocessors() {
+// What is asked of the current GPU, once by a thread as long as that stays the same.
+struct Gpu {
+  int device = -1;
+  int multiprocessors = 1;
+  // Whether its code of the second kernel waits for the first one's end, so that it may be started early.
+  bool waits = false;
+};
+
+const Gpu& gpu() {
+  thread_local Gpu known;
   int device = 0;
-  int count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-  return std::max(count, 1);
+  if (cudaGetDevice(&device) != cudaSuccess || device == known.device) return known;
+  Gpu found;
+  cudaFuncAttributes code{};
+  if (cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+      cudaFuncGetAttributes(&code, sum_kernel<float, kWarp>) != cudaSuccess)
+    return known;
+  found.device = device;
+  found.waits = code.ptxVersion >= 90;
+  return known = found;
 }
 
 // How the work is cut: what a block takes, and how many blocks there are in either direction.
 struct Plan {
   bool by_columns = false;
-  int pack = 1;       // elements that are read at once
-  int rows = 1;       // by rows: of a group of threads
-  int width = kWarp;  // by rows: threads of a group; by columns: lanes side by side
+  bool edges = false;
+  int pack = 1;   // elements that are read at once
+  int rows = 1;   // by rows: of a group of threads
+  int width = 1;  // by rows: threads of a group; by columns: lanes side by side
+  int block = kThreads;
   int64_t blocks = 1;
   int64_t splits = 1;
 };
 
-// The largest pack of 16 or 8 bytes, and at least 4 elements, into which everything can be cut; else single elements.
-int pack_of(Type type, int64_t run, int64_t stride, std::initializer_list<const void*> pointers) {
-  for (const int bytes : {16, 8}) {
-    const int count = bytes / size_of(type);
-    if (count < 4) continue;
-    const bool fits = std::all_of(pointers.begin(), pointers.end(), [&](const void* pointer) {
-      return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-    });
-    if (fits && run % count == 0 && stride % count == 0) return count;
-  }
-  return 1;
-}
-
-Plan plan(const Matvec& work) {
-  const int64_t all = multiprocessors();
+// The numbers in both were measured on an H200.
+Plan plan_rows(const Matvec& work, int full) {
+  const int64_t all = gpu().multiprocessors;
   Plan made;
-  made.by_columns = work.column_stride != 1;
-  int64_t fewest_columns = 0;
-  int64_t wanted = 0;
-  if (made.by_columns) {
-    if (work.row_stride == 1) made.pack = pack_of(work.type, work.rows, work.column_stride, {work.matrix});
-    const int64_t lanes = divide_up(work.rows, made.pack);
-    while (made.width > 8 && made.width / 2 >= lanes) made.width /= 2;
-    made.blocks = divide_up(lanes, made.width);
-    fewest_columns = int64_t{8} * kThreads / made.width;
-    wanted = 4 * all;
-  } else {
-    made.pack = pack_of(work.type, work.columns, work.row_stride, {work.matrix, work.vector});
-    made.rows = work.rows >= 16 * all ? 4 : (work.rows >= 4 * all ? 2 : 1);
-    const int64_t bytes = work.columns * size_of(work.type);
-    const bool by_warps = bytes <= most_bytes_of_warp(work.type) && work.rows >= 4 * all;
-    made.width = by_warps ? kWarp : kThreads;
-    made.blocks = divide_up(work.rows, made.rows * (kThreads / made.width));
-    fewest_columns = int64_t{kThreads} * made.pack * 2;
-    wanted = made.blocks >= 2 * all || by_warps ? 1 : 4 * all;
+  made.pack = work.column_stride == 1 ? full : 1;
+  made.edges = made.pack > 1 && (work.columns % full != 0 || work.row_stride % full != 0 || !aligned(work.matrix) ||
+                                 !aligned(work.vector));
+  // Four packs a thread or more; fewer where there are few rows, so that enough threads have work.
+  const int64_t packs = work.columns / made.pack;
+  made.width = 4;
+  for (const int width : {8, 16, kWarp}) {
+    if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
   }
-  const int64_t possible = std::max<int64_t>(work.columns / fewest_columns, 1);
-  made.splits = std::min({divide_up(wanted, std::max<int64_t>(made.blocks, 1)), possible, kMostSplits});
+  if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && work.rows * kWarp < 256 * all))
+    made.width = kThreads;
+  if (made.edges && full > 4) made.rows = 2;
+  if (made.width == 4 && packs < 8 && work.rows >= 1024 * all) made.rows = 4;
+  const int64_t apart = made.edges ? full : 1;
+  made.blocks = divide_up(divide_up(work.rows, apart * made.rows) * apart, kThreads / made.width);
+  if (made.width == kThreads)
+    made.splits = std::min(divide_up(4 * all, made.blocks), std::max<int64_t>(packs / (2 * kThreads), 1));
   return made;
 }
 
-template <typename T, int kCount>
+Plan plan_columns(const Matvec& work, int full) {
+  const int64_t all = gpu().multiprocessors;
+  Plan made;
+  made.by_columns = true;
+  const bool one = work.columns == 1;
+  made.pack = work.row_stride == 1 && (one || work.column_stride >= full) ? full : 1;
+  made.edges = made.pack > 1 && (work.rows % full != 0 || !aligned(work.matrix) ||
+                                 (!one && work.column_stride % full != 0));
+  const auto tiles = [&](int width) { return divide_up(work.rows, int64_t{width - (made.edges ? 1 : 0)} * made.pack); };
+  if (made.pack == 1) {
+    made.width = work.rows <= 8 ? 8 : kWarp;
+  } else if (!made.edges && work.columns < 32) {
+    made.width = kThreads;
+  } else if (!made.edges && work.columns >= 512 && 4 * tiles(8) > 3 * all && tiles(8) <= all) {
+    // A large block for each multiprocessor: nothing to add up later.
+    made.width = 8;
+    made.block = kLargeBlock;
+  } else {
+    made.width = 4;
+    while (made.width < 16 && tiles(made.width) > 1) made.width *= 2;
+    const bool fills = tiles(16) > 3 * all && tiles(16) <= 4 * all;
+    if (!fills && tiles(kWarp) >= (made.edges ? 16 : 64)) made.width = kWarp;
+    if (!made.edges && 2 * tiles(8) >= all && tiles(8) <= all) made.width = 8;
+  }
+  made.blocks = tiles(made.width);
+  if (made.block == kThreads) {
+    // Four blocks of a multiprocessor are all that it holds at once.
+    const int64_t wanted = (4 * all + made.blocks / 2) / made.blocks;
+    made.splits = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(work.columns * made.width / (4 * kThreads), 1));
+  }
+  return made;
+}
+
+Plan plan(const Matvec& work) {
+  const int full = 16 / size_of(work.type);
+  const bool by_columns = work.row_stride == 1 ? work.column_stride != 1 || work.columns == 1
+                                               : work.column_stride != 1 && work.row_stride < work.column_stride;
+  return by_columns ? plan_columns(work, full) : plan_rows(work, full);
+}
+
+template <typename T, int kCount, bool kEdges>
+void launch_rows(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t stream) {
+  by_count<4, 8, 16, kWarp, kThreads>(made.width, [&](auto width) {
+    constexpr int kWidth = width();
+    if (made.rows == 1) {
+      rows_kernel<T, kCount, 1, kWidth, kEdges><<<grid, kThreads, 0, stream>>>(work);
+    } else if (kWidth == 4 && made.rows == 4) {
+      rows_kernel<T, kCount, 4, 4, kEdges><<<grid, kThreads, 0, stream>>>(work);
+    } else if constexpr (kEdges) {
+      rows_kernel<T, kCount, 2, kWidth, kEdges><<<grid, kThreads, 0, stream>>>(work);
+    }
+  });
+}
+
+template <typename T, bool kEdges>
+void launch_columns(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t stream) {
+  constexpr int kCount = kFullPack<T>;
+  constexpr int kFlight = 8;
+  if constexpr (!kEdges) {
+    if (made.block == kLargeBlock) {
+      columns_kernel<T, kCount, 8, kLargeBlock, 1, false><<<grid, kLargeBlock, 0, stream>>>(work);
+      return;
+    }
+    if (made.width == kThreads) {
+      columns_kernel<T, kCount, kThreads, kThreads, kFlight, false><<<grid, kThreads, 0, stream>>>(work);
+      return;
+    }
+  }
+  by_count<4, 8, 16, kWarp>(made.width, [&](auto width) {
+    columns_kernel<T, kCount, width(), kThreads, kFlight, kEdges><<<grid, kThreads, 0, stream>>>(work);
+  });
+}
+
+template <typename T>
 void launch(const Matvec& work, const Plan& made, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(made.blocks), static_cast<unsigned>(work.splits));
-  if (made.by_columns) {
-    by_count<8, 16, 32>(made.width, [&](auto width) {
-      columns_kernel<T, kCount, width()><<<grid, kThreads, 0, stream>>>(work);
+  if (made.by_columns && made.pack == 1) {
+    by_count<8, kWarp>(made.width, [&](auto width) {
+      columns_kernel<T, 1, width(), kThreads, 8, false><<<grid, kThreads, 0, stream>>>(work);
     });
+  } else if (made.by_columns) {
+    made.edges ? launch_columns<T, true>(work, made, grid, stream) : launch_columns<T, false>(work, made, grid, stream);
+  } else if (made.pack == 1) {
+    launch_rows<T, 1, false>(work, made, grid, stream);
+  } else if (made.edges) {
+    launch_rows<T, kFullPack<T>, true>(work, made, grid, stream);
   } else {
-    by_count<1, 2, 4>(made.rows, [&](auto rows) {
-      by_count<kWarp, kThreads>(made.width, [&](auto width) {
-        rows_kernel<T, kCount, rows(), width()><<<grid, kThreads, 0, stream>>>(work);
-      });
-    });
+    launch_rows<T, kFullPack<T>, false>(work, made, grid, stream);
   }
+}
+
+template <typename T>
+int add_up(const Matvec& work, cudaStream_t stream) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.blockDim = kThreads;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = gpu().waits ? 1 : 0;
+  // Where there are many rows, each has few parts.
+  constexpr int kFew = 4;
+  const bool many = work.rows > 4096;
+  config.gridDim = static_cast<unsigned>(divide_up(work.rows, kThreads / (many ? kFew : kWarp)));
+  return cudaLaunchKernelEx(&config, many ? sum_kernel<T, kFew> : sum_kernel<T, kWarp>, work);
 }
 
 }  // namespace
@@ -253,16 +421,9 @@ int run(const Matvec& work, void* stream) {
   auto* on = static_cast<cudaStream_t>(stream);
   return by_type(work.type, [&](auto zero) {
     using T = decltype(zero);
-    const Plan made = plan(work);
-    if constexpr (sizeof(T) == 4) {
-      by_count<1, kFullPack<T>>(made.pack, [&](auto count) { launch<T, count()>(work, made, on); });
-    } else {
-      by_count<1, kFullPack<T> / 2, kFullPack<T>>(made.pack, [&](auto count) { launch<T, count()>(work, made, on); });
-    }
+    launch<T>(work, plan(work), on);
     const int error = cudaGetLastError();
-    if (error != cudaSuccess || work.splits == 1) return error;
-    sum_kernel<T><<<static_cast<unsigned>(divide_up(work.rows, kWarp)), kThreads, 0, on>>>(work);
-    return static_cast<int>(cudaGetLastError());
+    return error != cudaSuccess || work.splits == 1 ? error : add_up<T>(work, on);
   });
 }
 

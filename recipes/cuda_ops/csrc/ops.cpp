@@ -409,23 +409,26 @@ bool has_gradient(AtenTensorHandle tensor) {
   return requires_grad_of(*reinterpret_cast<const void* const*>(tensor));
 }
 
+// Of _NAME and _NAME_differentiable.
+using Names = std::array<const char*, 2>;
+
 // NAME: gives its arguments to _NAME, or to _NAME_differentiable where a gradient will be wanted of one of the tensors,
 // whose places are kTensors. The stack goes on as it came.
-template <const char* const* kNames, size_t... kTensors>
+template <const Names* kNames, size_t... kTensors>
 void hand_on(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const bool gradient = aoti_torch_grad_mode_is_enabled() &&
                         (!requires_grad_is_known || (has_gradient(tensor_in(stack[kTensors])) || ...));
   last_refusal.clear();
-  const AOTITorchError error = torch_call_dispatcher(kNames[gradient ? 1 : 0], "", stack, TORCH_ABI_VERSION);
+  const AOTITorchError error = torch_call_dispatcher((*kNames)[gradient ? 1 : 0], "", stack, TORCH_ABI_VERSION);
   if (error != TORCH_SUCCESS && !last_refusal.empty()) throw std::runtime_error(last_refusal);
   TORCH_ERROR_CODE_CHECK(error);
 }
 
-constexpr const char* kAdd2[] = {"cuda_ops::_add2", "cuda_ops::_add2_differentiable"};
-constexpr const char* kAxpy[] = {"cuda_ops::_axpy", "cuda_ops::_axpy_differentiable"};
-constexpr const char* kExp[] = {"cuda_ops::_exp", "cuda_ops::_exp_differentiable"};
-constexpr const char* kSoftmax[] = {"cuda_ops::_softmax", "cuda_ops::_softmax_differentiable"};
-constexpr const char* kMatvec[] = {"cuda_ops::_matvec", "cuda_ops::_matvec_differentiable"};
+constexpr Names kAdd2{"cuda_ops::_add2", "cuda_ops::_add2_differentiable"};
+constexpr Names kAxpy{"cuda_ops::_axpy", "cuda_ops::_axpy_differentiable"};
+constexpr Names kExp{"cuda_ops::_exp", "cuda_ops::_exp_differentiable"};
+constexpr Names kSoftmax{"cuda_ops::_softmax", "cuda_ops::_softmax_differentiable"};
+constexpr Names kMatvec{"cuda_ops::_matvec", "cuda_ops::_matvec_differentiable"};
 
 void requires_grad(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   AtenTensorHandle tensor = tensor_in(stack[0]);
@@ -467,11 +470,11 @@ STABLE_TORCH_LIBRARY(cuda_ops, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ops, Autograd, library) {
-  library.impl("add2", cuda_ops::hand_on<cuda_ops::kAdd2, 0, 1>);
-  library.impl("axpy", cuda_ops::hand_on<cuda_ops::kAxpy, 1, 2>);
-  library.impl("exp", cuda_ops::hand_on<cuda_ops::kExp, 0>);
-  library.impl("softmax", cuda_ops::hand_on<cuda_ops::kSoftmax, 0>);
-  library.impl("matvec", cuda_ops::hand_on<cuda_ops::kMatvec, 0, 1>);
+  library.impl("add2", cuda_ops::hand_on<&cuda_ops::kAdd2, 0, 1>);
+  library.impl("axpy", cuda_ops::hand_on<&cuda_ops::kAxpy, 1, 2>);
+  library.impl("exp", cuda_ops::hand_on<&cuda_ops::kExp, 0>);
+  library.impl("softmax", cuda_ops::hand_on<&cuda_ops::kSoftmax, 0>);
+  library.impl("matvec", cuda_ops::hand_on<&cuda_ops::kMatvec, 0, 1>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ops, CompositeImplicitAutograd, library) {
