@@ -295,6 +295,8 @@ double fresh(const std::function<void()>& f) {
 
 void host() {
   Array a = filled(64), b = filled(64), c(64);
+  // The least that all QPUs share.
+  Array large = filled(std::size_t{66} * 64), shared(std::size_t{66} * 64);
   const k::Matrix one(a, 1);
   const k::Matrix out(c, 1);
   k::Window window;
@@ -308,6 +310,8 @@ void host() {
       {"matvec", [&] { k::matvec(c, one, b, 1, 1); }},
       {"matmul", [&] { k::matmul(out, one, one, 1, 1, 1); }},
       {"matmul, beta", [&] { k::matmul(out, one, one, 1, 1, 1, 1, 1); }},
+      {"matmul, shared",
+       [&] { k::matmul(k::Matrix(shared, 64), k::Matrix(large, 16), k::Matrix(large, 64), 66, 64, 16); }},
       {"conv2d", [&] { k::conv2d(c, a, b, nullptr, window, 1); }},
       {"softmax", [&] { k::softmax(c, a, 1, 1, 1); }}};
   if (!json) (void)std::printf("\ncompile time on this machine, ms (first call, on next to nothing)\n");

@@ -287,10 +287,11 @@ void checkMatvec(int m, int n, bool transposed = false) {
   }
 }
 
-void checkMatmul(const Shape& s, bool transposeA = false, bool transposeB = false) {
+// `qpus` of 0: any number.
+void checkMatmul(const Shape& s, bool transposeA = false, bool transposeB = false, int qpus = 0) {
   const TestMatrix a(s.m, s.k, transposeA), b(s.k, s.n, transposeB);
   TestMatrix c(s.m, s.n), again(s.m, s.n);
-  const int qpus = dice(1, 12);
+  if (qpus == 0) qpus = dice(1, 12);
   const float alpha = dice(0, 1) == 0 ? 1 : uniform(-2, 2);
   const float beta = dice(0, 1) == 0 ? 0 : uniform(-2, 2);
   std::vector<double> old(static_cast<std::size_t>(s.m * s.n));
@@ -343,6 +344,16 @@ TEST_CASE("matmul of any shape, with strides, transposed, added to what is there
   // Wide enough for a copy of a.
   for (int i = 0; i < 6; ++i)
     checkMatmul({dice(8, 50), dice(256, 300), dice(64, 100)}, i % 2 == 0, i % 3 == 0);
+}
+
+// By the kernel whose first QPU loads b; the other count is 1, which never does that.
+TEST_CASE("matmul with all QPUs gives the same bits as with one") {
+  for (const int m : {65, 66, 88, 95, 154})
+    for (const int l : {15, 16, 17, 24, 37}) checkMatmul({m, 64, l}, false, false, 12);
+  for (int i = 0; i < 6; ++i)
+    checkMatmul({dice(66, 190), dice(64, 200), dice(16, 60)}, false, i % 3 == 2, 12);
+  // Rows of b that are too far apart for one DMA of several.
+  checkMatmul({67, 2100, 20}, false, false, 12);
 }
 
 TEST_CASE("matmul refuses what does not fit") {

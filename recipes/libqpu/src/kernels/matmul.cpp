@@ -11,35 +11,22 @@
 // costs as much as storing many rows. Two semaphores hand the halves round.
 //
 // Every sum runs over k in order, so results do not depend on the QPU count.
+//
+// With all QPUs, most of a large product goes to the kernel in matmul_shared.cpp.
 #include "kernels/matmul.hpp"
 
 #include <algorithm>
 
-#include "qpu/stream.h"
+#include "kernels/matmul_shared.hpp"
+#include "kernels/matmul_tile.hpp"
 
 namespace qpu::kernels {
 namespace {
 
-constexpr int kRows = 8;
-constexpr int kAcross = 4;  // vectors of a tile's row
-constexpr int kColumns = 16 * kAcross;
 constexpr int kTurn = 4;  // values of k
 constexpr int kEarly = kAcross * (kTurn - 1);  // vectors of b used before the next a
 static_assert(kRows == 8 && kTurn == 4, "two vectors of a hold a turn");
-static_assert(kColumns == 64 && kRows == 8, "a row is a column of the VPM, a tile half of it");
 
-enum class Variant { Plain, Accumulate, Tables };
-
-// What a kernel is told, as elements of a vector in memory. With tables, kBRow and
-// kBColumn are their addresses and kBeta is the bias's. kLastK is k - 1; kStep,
-// how many rows of c all QPUs together take at a time. kPacked is -1 for a copy of
-// a, whose kARow is that of a row in a tile and whose kAColumn is 8, else 0. Beside
-// kStep, from bit 8 on, is how many rounds there are in which every QPU has a tile. kGap is
-// the bytes from a row of a tile of c to the next, -1 where no DMA can skip them.
-enum Told {
-  kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
-  kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
-};
 // What a QPU remembers while k runs, in one vector too: as variables the numbers
 // would hold a register each.
 enum Kept { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
@@ -47,45 +34,13 @@ enum Kept { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 // Whose turn it is at the halves of the VPM; that a QPU waits for the others, that it
 // may go on, in odd rounds and in even ones.
 enum Semaphore { kHalf, kOtherHalf, kHere, kGo, kHereToo, kGoToo };
-constexpr int kMostGap = 8191;  // bytes
 constexpr int kMostRounds = (1 << 22) - 1;
 
-template <typename T>
-PtrExpr<T> pointer(const IntExpr& bytes) {
-  return PtrExpr<T>(detail::FromNode(bytes.node()));
-}
-IntExpr address(const PtrExpr<Int>& p) { return IntExpr(detail::FromNode(p.node())); }
-
-constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-// A vector whose elements are numbers of their own.
-class Numbers {
- public:
-  // Twice, so that the number of requests is even.
-  void fetch(const PtrExpr<Int>& from) {
-    gather(from + index());
-    gather(from + index());
-    Int unused;
-    receive(all_);
-    receive(unused);
-  }
-  IntExpr get(int place) const { return broadcast(all_, place); }
-  FloatExpr getFloat(int place) const { return asFloat(get(place)); }
-  void put(int place, const IntExpr& x) {
-    Where (index() == place)
-      all_ = x;
-    End
-  }
-
- private:
-  Int all_;
-};
-
-class Tile {
+class Tile : public Sums {
  public:
   // `told` becomes what is kept while k runs.
   Tile(Variant variant, Numbers& told, const Int& row, const Int& column)
-      : tables_(variant == Variant::Tables), variant_(variant) {
+      : Sums(variant) {
     // Rows and columns that are not there are the last ones again.
     Int packed = told.get(kPacked);
     Int laneK = index() & 3 & ~packed;
@@ -123,8 +78,7 @@ class Tile {
   }
 
   void compute() {
-    for (auto& r : sum_)
-      for (Float& s : r) s = 0;
+    clear();
     // Before the first turn what a turn finds: its values of a, and the rows of b
     // asked for as far ahead as ever.
     if (tables_) {
@@ -264,73 +218,6 @@ class Tile {
     take(nextA);
   }
 
-  // Rows of the tile become columns of the half, then rows of memory. Each is finished
-  // where it is stored, so that no register has to hold it in between.
-  void storeWhole(const Numbers& told, const Ptr<Float>& start, const Int& column,
-                  const Int& rows, const Int& half, const Float& bias) {
-    for (int r = 0; r < kRows; ++r) {
-      finish(r, told, start, column, rows, kColumns, bias);
-      vpmSetupWrite(VERT, half + r, 16);
-      for (const Float& s : sum_[at(r)]) vpmPut(s);
-    }
-    Ptr<Float> to = start + column;
-    Int gap = told.get(kGap);
-    If (all(rows >= kRows && gap >= 0))
-      dmaSetWriteStride(gap);
-      dmaSetupWrite(VERT, kRows, half, kColumns);
-      dmaStartWrite(to);
-      dmaWaitWrite();
-    Else
-      for (int r = 0; r < kRows; ++r) {
-        If (rows > r)
-          dmaSetWriteStride(0);
-          dmaSetupWrite(VERT, 1, half + r, kColumns);
-          dmaStartWrite(to + told.get(kCStride) * r);
-          dmaWaitWrite();
-        End
-      }
-    End
-  }
-
-  void storeNarrow(const Numbers& told, const Ptr<Float>& start, const Int& column,
-                   const Int& rows, const Int& width, const Float& bias) {
-    for (int r = 0; r < kRows; ++r) {
-      If (rows > r)
-        finish(r, told, start, column, rows, width, bias);
-        Ptr<Float> to = start + (column + told.get(kCStride) * r);
-        for (int s = 0; s < kAcross; ++s) {
-          If (width > 16 * s)
-            store(sum_[at(r)][at(s)], to + 16 * s, min(width - 16 * s, 16));
-          End
-        }
-      End
-    }
-  }
-
-  // Row r's sums become its results.
-  void finish(int r, const Numbers& told, const Ptr<Float>& start, const Int& column,
-              const Int& rows, const IntExpr& width, const Float& bias) {
-    std::array<Float, kAcross>& sums = sum_[at(r)];
-    if (tables_) {
-      for (Float& s : sums) s = s + broadcast(bias, r);
-      return;
-    }
-    for (Float& s : sums) s = s * told.getFloat(kAlpha);
-    if (variant_ == Variant::Plain) return;
-    Ptr<Float> from = start + min(rows - 1, r) * told.get(kCStride);
-    // Not as in columnsOf(), whose terms would stay in registers from there on.
-    for (int s = 0; s < kAcross; ++s)
-      gather(from + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
-    for (Float& s : sums) {
-      Float c;
-      receive(c);
-      s = s + c * told.getFloat(kBeta);
-    }
-  }
-
-  const bool tables_;
-  const Variant variant_;
-  std::array<std::array<Float, kAcross>, kRows> sum_;
   std::array<Float, 2> a_;            // the turn's values of a, four rows each
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of b
   std::array<Int, 2> rows_;           // addresses in a of its first turn
@@ -465,13 +352,6 @@ auto compileProduct(Variant variant, const char* name) {
       name);
 }
 
-int bits(float x) {
-  int b = 0;
-  std::memcpy(&b, &x, sizeof b);
-  return b;
-}
-int bits(std::uint32_t x) { return static_cast<int>(x); }
-
 // Whether a copy of a pays. Its rows that are a multiple of 1 KB apart, and its
 // columns where they lie side by side, push each other out of the caches.
 bool shouldPack(const Product& p) {
@@ -530,9 +410,8 @@ void requireStrides(const char* what, const Matrix& matrix) {
   requireFactor("matmul", what, matrix.columnStride);
 }
 
-}  // namespace
-
-void product(const Product& p, int qpus) {
+// All of p by the kernel above.
+void productByRequests(const Product& p, int qpus) {
   if (p.beta == 0) {
     static const auto kernel = compileProduct(Variant::Plain, "matmul");
     launch(kernel, p, p.bRow, p.bColumn, 0, qpus);
@@ -540,6 +419,36 @@ void product(const Product& p, int qpus) {
   }
   static const auto kernel = compileProduct(Variant::Accumulate, "matmul-accumulate");
   launch(kernel, p, p.bRow, p.bColumn, bits(p.beta), qpus);
+}
+
+Floats moved(const Floats& p, std::int64_t elements) {
+  return Floats::fromAddress(p.address() + static_cast<std::uint32_t>(4 * elements));
+}
+
+// p from a row and a column of c on.
+Product partOf(const Product& p, int row, int column, int rows, int columns) {
+  Product part = p;
+  part.c = moved(p.c, std::int64_t{row} * p.cStride + column);
+  part.a = moved(p.a, std::int64_t{row} * p.aRow);
+  part.b = moved(p.b, std::int64_t{column} * p.bColumn);
+  part.m = rows;
+  part.n = columns;
+  return part;
+}
+
+}  // namespace
+
+void product(const Product& p, int qpus) {
+  const Shared shared = shareable(p, qpus);
+  if (shared.rows == 0) {
+    productByRequests(p, qpus);
+    return;
+  }
+  sharedProduct(partOf(p, 0, 0, shared.rows, shared.columns));
+  if (shared.columns < p.n)
+    productByRequests(partOf(p, 0, shared.columns, shared.rows, p.n - shared.columns), qpus);
+  if (shared.rows < p.m)
+    productByRequests(partOf(p, shared.rows, 0, p.m - shared.rows, p.n), qpus);
 }
 
 void productByTables(const Product& p, int qpus) {

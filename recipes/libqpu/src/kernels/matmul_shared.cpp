@@ -1,0 +1,290 @@
+// Large products whose b lies in rows. All QPUs but the first compute tiles of 8 rows
+// by 64 columns below each other; the first loads b for them, by DMA into the VPM, a
+// block of 8 rows of b after the other, so that it crosses the bus once and takes
+// neither requests nor addresses of those who compute. Each half of the VPM holds a
+// block: one is read while the other is filled.
+//
+// a comes by request, a row of 16 values of k at a time, which is a line of the caches
+// that nobody asks for again: no copy of a is needed, however its rows lie. Eight such
+// rows are transposed in registers, so that the values of all rows for two values of k
+// are in one vector: a broadcast then takes one operation.
+//
+// Between two tiles the VPM takes finished ones to memory, as in matmul.cpp.
+//
+// Every sum runs over k in order, as there: results are the same bits.
+#include "kernels/matmul_shared.hpp"
+
+#include <algorithm>
+
+#include "kernels/matmul_tile.hpp"
+
+namespace qpu::kernels {
+namespace {
+
+constexpr int kBlock = 8;    // rows of b
+constexpr int kHalfRows = kBlock * kAcross;  // of the VPM
+constexpr int kPeriod = 16;  // values of k in a vector of a
+constexpr int kTurn = 4;     // values of k, in two vectors of a
+static_assert(2 * kHalfRows == 64 && kPeriod == 2 * kBlock, "a vector of a lasts two blocks");
+static_assert(kRows == 2 * kPeriod / kTurn, "a turn uses up two vectors of a");
+
+// A block is there, in one half and in the other; one QPU has taken a block, so has read
+// the one before, or has stored its tile; the halves are free for tiles.
+enum Semaphore { kReady, kReadyToo, kRead, kHalf, kOtherHalf };
+
+// What a QPU remembers while k runs, in places that this kernel is told nothing in.
+enum Kept { kGroup = kBColumn, kColumn = kAColumn };
+
+void repeat(int times, int semaphore, void (*f)(int, Location)) {
+  for (int i = 0; i < times; ++i) f(semaphore, QPU_HERE);
+}
+void take(int times, int semaphore) { repeat(times, semaphore, semaDec); }
+void give(int times, int semaphore) { repeat(times, semaphore, semaInc); }
+
+// What the first QPU does. It announces no block before all have taken the one before: so a
+// quick QPU finds no leave that was meant for a slow one.
+void serve(const Numbers& told, int workers) {
+  Int rowBytes = told.get(kBRow) << 2;
+  // Into the half that begins in that row of the VPM.
+  const auto load = [&](const Ptr<Float>& from, const Int& left, int half) {
+    If (all(left >= kBlock && rowBytes <= kMostGap))
+      dmaSetReadPitch(rowBytes);
+      for (int s = 0; s < kAcross; ++s) {
+        dmaSetupRead(HORIZ, kBlock, (half + s) << 4, 16, kAcross);
+        dmaStartRead(from + 16 * s);
+        dmaWaitRead();
+      }
+    Else
+      dmaSetReadPitch(64);
+      Int vpm = half << 4;
+      Ptr<Float> row = from;
+      For (Int rows = min(left, kBlock), rows > 0, rows = rows - 1)
+        dmaSetupRead(HORIZ, kAcross, vpm, 16, 1);
+        dmaStartRead(row);
+        vpm = vpm + kColumns;
+        row = row + (rowBytes >> 2);
+        dmaWaitRead();
+      End
+    End
+  };
+  For (Int column = 0, column < told.get(kN), column = column + kColumns)
+    For (Int group = 0, group < told.get(kM), group = group + workers * kRows)
+      Ptr<Float> from = pointer<Float>(told.get(kB)) + column;
+      Int step = told.get(kBRow) * kBlock;
+      Int left = told.get(kLastK) + 1;
+      Int further = left - kBlock;  // no more are left when others have a block
+      // Those who compute wait for one block more than there are.
+      While (left > -kBlock)
+        for (const int half : {0, kHalfRows}) {
+          If (left > -kBlock)
+            If (left <= further)
+              take(workers, kRead);
+            End
+            If (left > 0)
+              load(from, left, half);
+            End
+            give(workers, half == 0 ? kReady : kReadyToo);
+            left = left - kBlock;
+            from = from + step;
+          End
+        }
+      End
+      take(workers, kRead);
+      semaInc(kHalf);
+      semaInc(kOtherHalf);
+      take(workers, kRead);
+      semaDec(kHalf);
+      semaDec(kOtherHalf);
+    End
+  End
+}
+
+class SharedTile : public Sums {
+ public:
+  SharedTile(Variant variant, const Numbers& told, const Int& row) : Sums(variant) {
+    // Rows that are not there are the last one again.
+    Int r = min(row + (index() & (kRows - 1)), told.get(kM) - 1);
+    rows_ = told.get(kA) + ((r * told.get(kARow)) << 2);
+    beyond_ = index() - (told.get(kLastK) + 1);
+    from_ = min(index(), told.get(kLastK)) << 2;
+  }
+
+  void compute(const Numbers& told) {
+    clear();
+    // Before the first block what a block finds: its values of a, and half of the next
+    // asked for.
+    for (int r = 0; r < kRows; r += 2) requestTwo();
+    for (Float& a : a_) receive(a);
+    transpose();
+    advance(told);
+    for (int r = 0; r < kRows / 2; r += 2) requestTwo();
+    row_ = 0;
+    semaDec(kReady);
+    semaInc(kRead);
+    While (any(beyond_ < 0))
+      block();
+      If (row_ == kHalfRows)
+        semaDec(kReadyToo);
+        semaInc(kRead);
+        advance(told);
+      Else
+        semaDec(kReady);
+        semaInc(kRead);
+        transpose();
+        row_ = 0;
+      End
+    End
+    Float unused;
+    for (int r = 0; r < kRows / 2; ++r) receive(unused);
+  }
+
+  void write(const Numbers& told, const Int& row, const Int& column) {
+    Int rows = told.get(kM) - row;
+    Int half = (me() & 1) * kRows;
+    Ptr<Float> start = pointer<Float>(told.get(kC)) + row * told.get(kCStride);
+    Float none;
+    If (rows > 0)
+      If (half == 0)
+        semaDec(kHalf);
+      Else
+        semaDec(kOtherHalf);
+      End
+      storeWhole(told, start, column, rows, half, none);
+      If (half == 0)
+        semaInc(kHalf);
+      Else
+        semaInc(kOtherHalf);
+      End
+    End
+    semaInc(kRead);
+  }
+
+ private:
+  // Of the rows that are first in rows_, which are last then.
+  void requestTwo() {
+    for (const int r : {0, 1}) gather(pointer<Float>(broadcast(rows_, r) + from_));
+    rows_ = rotate(rows_, 16 - 2);
+  }
+  void advance(const Numbers& told) {
+    from_ = min(from_ + 4 * kPeriod, told.get(kLastK) << 2);
+  }
+
+  // Rows of 16 values of k become vectors with two values of k of all rows: vector v
+  // has row r's value 2 v + i in element 2 r + i. Values of k that are not there count as 0.
+  void transpose() {
+    Int there = beyond_ >> 31;
+    for (Float& a : a_) a = asFloat(asInt(a) & there);
+    for (int bit = kRows / 2; bit > 0; bit /= 2)
+      for (int r = 0; r < kRows; ++r) {
+        if ((r & bit) != 0) continue;
+        Float& low = a_[at(r)];
+        Float& high = a_[at(r + bit)];
+        BoolExpr moved = (index() & (2 * bit)) != 0;
+        Float first = select(moved, rotate(high, 2 * bit), low);
+        high = select(moved, high, rotate(low, 16 - 2 * bit));
+        low = first;
+      }
+  }
+
+  // Half of it in a turn: the instructions of a whole one would fill the cache that
+  // four QPUs share. A turn uses two vectors of a, and asks for and receives as many
+  // of the next 16 values of k.
+  void block() {
+    For (Int turn = 0, turn < 2, turn = turn + 1)
+      vpmSetupRead(HORIZ, kTurn * kAcross, row_);
+      for (int k = 0; k < kTurn; ++k) {
+        std::array<Float, kAcross> b;
+        for (Float& v : b) v = vpmGetFloat();
+        if (k == 1) requestTwo();
+        for (int r = 0; r < kRows; ++r) {
+          Float one = broadcast(a_[at(k / 2)], 2 * r + k % 2);
+          for (int s = 0; s < kAcross; ++s) {
+            Float& sum = sum_[at(r)][at(s)];
+            sum = sum + one * b[at(s)];
+          }
+        }
+      }
+      for (std::size_t v = 0; v + 2 < kRows; ++v) a_[v] = a_[v + 2];
+      for (std::size_t v = kRows - 2; v < kRows; ++v) receive(a_[v]);
+      row_ = row_ + kTurn * kAcross;
+    End
+    beyond_ = beyond_ + kBlock;
+  }
+
+  std::array<Float, kRows> a_;     // what is left of 16 values of k, then rows of the next
+  Int rows_;                       // addresses of the rows; those to be asked for first
+  Int from_;                       // bytes from there
+  Int beyond_;                     // k - how many there are
+  Int row_;                        // of the VPM: the next to be read
+};
+
+auto compileShared(Variant variant, int workers, const char* name) {
+  return compile(
+      [variant, workers](Ptr<Int> from) {
+        Numbers told;
+        told.fetch(from);
+        If (me() == 0)
+          serve(told, workers);
+        Else
+          Int column = 0;
+          While (column < told.get(kN))
+            Int group = 0;
+            While (group < told.get(kM))
+              SharedTile tile(variant, told, group + (me() - 1) * kRows);
+              told.put(kGroup, group);
+              told.put(kColumn, column);
+              tile.compute(told);
+              group = told.get(kGroup);
+              column = told.get(kColumn);
+              tile.write(told, group + (me() - 1) * kRows, column);
+              group = group + workers * kRows;
+            End
+            column = column + kColumns;
+          End
+        End
+      },
+      name);
+}
+
+}  // namespace
+
+Shared shareable(const Product& p, int qpus) {
+  Shared s;
+  if ((qpus != 0 && qpus != kMostQpus) || p.bColumn != 1 || p.aColumn != 1 || p.k < kPeriod)
+    return s;
+  s.columns = p.n / kColumns * kColumns;
+  // A last group that leaves many without a tile is left to the other kernel.
+  const int group = kSharedWorkers * kRows;
+  const int rest = p.m % group;
+  s.rows = 4 * rest < 3 * group ? p.m - rest : p.m;
+  if (s.columns == 0) s.rows = 0;
+  return s;
+}
+
+void sharedProduct(const Product& p) {
+  const Scratch told(16);
+  int* const at = told.hostInts();
+  at[kC] = bits(p.c.address());
+  at[kCStride] = p.cStride;
+  at[kA] = bits(p.a.address());
+  at[kARow] = p.aRow;
+  at[kB] = bits(p.b.address());
+  at[kBRow] = p.bRow;
+  at[kM] = p.m;
+  at[kN] = p.n;
+  at[kLastK] = p.k - 1;
+  at[kAlpha] = bits(p.alpha);
+  at[kBeta] = bits(p.beta);
+  const std::int64_t gap = std::int64_t{4} * (p.cStride - kColumns);
+  at[kGap] = gap >= 0 && gap <= kMostGap ? static_cast<int>(gap) : -1;
+  if (p.beta == 0) {
+    static const auto kernel = compileShared(Variant::Plain, kSharedWorkers, "matmul-shared");
+    run(kernel, kMostQpus, told.ints());
+    return;
+  }
+  static const auto kernel =
+      compileShared(Variant::Accumulate, kSharedWorkers, "matmul-shared-accumulate");
+  run(kernel, kMostQpus, told.ints());
+}
+
+}  // namespace qpu::kernels

@@ -1,0 +1,160 @@
+// What the two kernels for matrix products share: what they are told, and how a
+// tile's sums become results and go to memory.
+#ifndef QPU_SRC_KERNELS_MATMUL_TILE_HPP
+#define QPU_SRC_KERNELS_MATMUL_TILE_HPP
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/matmul.hpp"
+#include "qpu/stream.h"
+
+namespace qpu::kernels {
+
+constexpr int kRows = 8;
+constexpr int kAcross = 4;  // vectors of a tile's row
+constexpr int kColumns = 16 * kAcross;
+static_assert(kColumns == 64 && kRows == 8, "a row is a column of the VPM, a tile half of it");
+
+enum class Variant { Plain, Accumulate, Tables };
+
+// What a kernel is told, as elements of a vector in memory. With tables, kBRow and
+// kBColumn are their addresses and kBeta is the bias's. kLastK is k - 1; kStep,
+// how many rows of c all QPUs together take at a time. kPacked is -1 for a copy of
+// a, whose kARow is that of a row in a tile and whose kAColumn is 8, else 0. Beside
+// kStep, from bit 8 on, is how many rounds there are in which every QPU has a tile. kGap is
+// the bytes from a row of a tile of c to the next, -1 where no DMA can skip them.
+enum Told {
+  kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
+  kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
+};
+
+constexpr int kMostGap = 8191;  // bytes that a DMA skips between two rows, or strides
+
+template <typename T>
+PtrExpr<T> pointer(const IntExpr& bytes) {
+  return PtrExpr<T>(detail::FromNode(bytes.node()));
+}
+template <typename T>
+IntExpr address(const PtrExpr<T>& p) {
+  return IntExpr(detail::FromNode(p.node()));
+}
+
+constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// The same 32 bits, for a kernel to be told.
+inline int bits(float x) {
+  int b = 0;
+  std::memcpy(&b, &x, sizeof b);
+  return b;
+}
+inline int bits(std::uint32_t x) { return static_cast<int>(x); }
+
+// A vector whose elements are numbers of their own.
+class Numbers {
+ public:
+  // Twice, so that the number of requests is even.
+  void fetch(const PtrExpr<Int>& from) {
+    gather(from + index());
+    gather(from + index());
+    Int unused;
+    receive(all_);
+    receive(unused);
+  }
+  IntExpr get(int place) const { return broadcast(all_, place); }
+  FloatExpr getFloat(int place) const { return asFloat(get(place)); }
+  void put(int place, const IntExpr& x) {
+    Where (index() == place)
+      all_ = x;
+    End
+  }
+
+ private:
+  Int all_;
+};
+
+// The sums of a tile, in registers.
+class Sums {
+ public:
+  explicit Sums(Variant variant) : tables_(variant == Variant::Tables), variant_(variant) {}
+
+ protected:
+  void clear() {
+    for (auto& r : sum_)
+      for (Float& s : r) s = 0;
+  }
+
+  // Rows of the tile become columns of the half, then rows of memory. Each is finished
+  // where it is stored, so that no register has to hold it in between.
+  void storeWhole(const Numbers& told, const Ptr<Float>& start, const Int& column,
+                  const Int& rows, const Int& half, const Float& bias) {
+    for (int r = 0; r < kRows; ++r) {
+      finish(r, told, start, column, rows, kColumns, bias);
+      vpmSetupWrite(VERT, half + r, 16);
+      for (const Float& s : sum_[at(r)]) vpmPut(s);
+    }
+    Ptr<Float> to = start + column;
+    Int gap = told.get(kGap);
+    If (all(rows >= kRows && gap >= 0))
+      dmaSetWriteStride(gap);
+      dmaSetupWrite(VERT, kRows, half, kColumns);
+      dmaStartWrite(to);
+      dmaWaitWrite();
+    Else
+      for (int r = 0; r < kRows; ++r) {
+        If (rows > r)
+          dmaSetWriteStride(0);
+          dmaSetupWrite(VERT, 1, half + r, kColumns);
+          dmaStartWrite(to + told.get(kCStride) * r);
+          dmaWaitWrite();
+        End
+      }
+    End
+  }
+
+  void storeNarrow(const Numbers& told, const Ptr<Float>& start, const Int& column,
+                   const Int& rows, const Int& width, const Float& bias) {
+    for (int r = 0; r < kRows; ++r) {
+      If (rows > r)
+        finish(r, told, start, column, rows, width, bias);
+        Ptr<Float> to = start + (column + told.get(kCStride) * r);
+        for (int s = 0; s < kAcross; ++s) {
+          If (width > 16 * s)
+            store(sum_[at(r)][at(s)], to + 16 * s, min(width - 16 * s, 16));
+          End
+        }
+      End
+    }
+  }
+
+  // Row r's sums become its results.
+  void finish(int r, const Numbers& told, const Ptr<Float>& start, const Int& column,
+              const Int& rows, const IntExpr& width, const Float& bias) {
+    std::array<Float, kAcross>& sums = sum_[at(r)];
+    if (tables_) {
+      for (Float& s : sums) s = s + broadcast(bias, r);
+      return;
+    }
+    for (Float& s : sums) s = s * told.getFloat(kAlpha);
+    if (variant_ == Variant::Plain) return;
+    Ptr<Float> from = start + min(rows - 1, r) * told.get(kCStride);
+    // Not as in columnsOf(), whose terms would stay in registers from there on.
+    for (int s = 0; s < kAcross; ++s)
+      gather(from + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
+    for (Float& s : sums) {
+      Float c;
+      receive(c);
+      s = s + c * told.getFloat(kBeta);
+    }
+  }
+
+  const bool tables_;
+  const Variant variant_;
+  std::array<std::array<Float, kAcross>, kRows> sum_;
+};
+
+}  // namespace qpu::kernels
+
+#endif
