@@ -312,6 +312,36 @@ def test_training_learns_exclusive_or_on_the_qpus() -> None:
     assert torch.equal(model(x).round().cpu(), y.cpu())
 
 
+def test_a_step_of_a_convolutional_network_runs_on_the_qpus_alone() -> None:
+    layers = (nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3))
+    model = nn.Sequential(*layers).to("qpu")
+    x, y = torch.randn(3, 1, 6, 6), torch.tensor([0, 2, 1])
+    there, classes = x.to("qpu"), y.to("qpu")
+    torch_qpu.reset_counters()
+    nn.functional.cross_entropy(model(there), classes).backward()
+    assert torch_qpu.fallbacks() == {}
+    found = [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
+    model.cpu().zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    expected = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(found) == len(expected) == 4
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_batches_are_normalised_on_the_qpus_while_training() -> None:
+    x, weights = torch.randn(4, 2, 5, 3) * 2 + 1, torch.randn(4, 2, 5, 3)
+    made = []
+    for device in ("cpu", "qpu"):
+        layer, leaf = nn.BatchNorm2d(2).to(device), x.clone().to(device).requires_grad_()
+        result = layer(leaf)
+        result.backward(weights.to(device))
+        made.append([t.detach().cpu() for t in (result, leaf.grad, layer.weight.grad, layer.running_var)])
+    for theirs, ours in zip(*made, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert torch_qpu.launches()["batch_norm_backward"].calls == 1
+
+
 def test_threads_compute_at_once() -> None:
     faults: list[str] = []
 

@@ -1,6 +1,6 @@
 // What the QPUs compute of PyTorch's operators: float32 on dense tensors of the
 // device. Each kernel here looks whether it may; what it may not goes to the CPU.
-#include "device.h"
+#include "operators.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorIterator.h>
@@ -8,20 +8,12 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/col2im.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/im2col.h>
-#include <ATen/ops/max_pool2d.h>
-#include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/mv.h>
 #include <ATen/ops/ones.h>
-#include <qpu/kernels.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -34,9 +26,6 @@
 #include <vector>
 
 #include "chains.h"
-#include "memory.h"
-#include "settings.h"
-#include "trace.h"
 
 namespace torch_qpu {
 
@@ -54,29 +43,7 @@ int qpus() { return qpu_count; }
 void set_finite_only(bool on) { finite_only = on; }
 bool is_finite_only() { return finite_only; }
 
-namespace {
-
-namespace kernels = qpu::kernels;
-using at::IntArrayRef;
-using at::Tensor;
-using kernels::Floats;
-
-// Sizes and strides that kernels multiply have 24 bits.
-constexpr std::int64_t kMostFactor = (1 << 24) - 1;
-
-Floats at(const float* p) { return const_cast<float*>(p); }
-Floats at(const Tensor& t) { return at(t.const_data_ptr<float>()); }
-
-// One kernel at a time runs; `bytes` are those it reads and writes.
-template <typename Run>
-void launch(const char* name, std::size_t bytes, Run run) {
-  const Span span(Kind::launch, name, bytes);
-  const std::lock_guard<std::mutex> lock(device_mutex());
-  run();
-}
-
-bool is_finite(const Tensor& t) {
-  // Of the storage: what lies between the elements is looked at too.
+bool is_finite(const at::Tensor& t) {
   constexpr std::uint32_t exponent = 0x7f800000;
   const auto* const words = static_cast<const std::uint32_t*>(t.storage().data());
   const std::size_t count = t.storage().nbytes() / sizeof(std::uint32_t);
@@ -84,54 +51,11 @@ bool is_finite(const Tensor& t) {
                       [](std::uint32_t w) { return (w & exponent) == exponent; });
 }
 
-bool is_float(const Tensor& t) {
-  return on_device(t) && t.scalar_type() == at::kFloat &&
-         t.numel() < std::numeric_limits<int>::max();
-}
-// Whether the QPUs may read a tensor.
-bool usable(const Tensor& t) { return is_float(t) && (!finite_only || is_finite(t)); }
+namespace {
 
-// The arguments of an operator on the stack, and its result in their place.
-class Call {
- public:
-  Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-      : stack_(stack), count_(op.schema().arguments().size()) {}
-
-  const c10::IValue& operator[](std::size_t i) const { return stack_[stack_.size() - count_ + i]; }
-  const Tensor& tensor(std::size_t i) const { return (*this)[i].toTensor(); }
-  float number(std::size_t i) const { return (*this)[i].toScalar().to<float>(); }
-  bool is_real(std::size_t i) const {
-    return (*this)[i].isScalar() && !(*this)[i].toScalar().isComplex();
-  }
-  // The last argument of an out= form.
-  Tensor out() const { return tensor(count_ - 1); }
-
-  void finish(std::vector<c10::IValue> results) {
-    torch::jit::drop(stack_, count_);
-    for (c10::IValue& result : results) stack_.push_back(std::move(result));
-  }
-
- private:
-  torch::jit::Stack& stack_;
-  std::size_t count_;
-};
-
-// A kernel for the dispatcher: `body` is false where the QPUs may not.
-template <bool (*body)(Call&)>
-void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Call call(op, *stack);
-  if (!body(call)) fall_back(op, stack);
-}
-// The same for an out= form.
-template <bool (*body)(Call&)>
-bool with_out(Call& call) {
-  const Tensor out = call.out();
-  if (!is_float(out) || !body(call)) return false;
-  call.finish({out});
-  return true;
-}
-
-Tensor dense(const Tensor& t) { return t.contiguous(); }
+using at::IntArrayRef;
+using at::Tensor;
+using kernels::Floats;
 
 // --- element by element --------------------------------------------------------
 
@@ -394,11 +318,15 @@ bool rsub(Call& call) {
 
 // --- matrices ------------------------------------------------------------------
 
+}  // namespace
+
 bool is_matrix(const Tensor& t) {
   for (std::int64_t i = 0; i < t.dim(); ++i)
     if (t.size(i) > kMostFactor || t.stride(i) > kMostFactor) return false;
   return true;
 }
+
+namespace {
 
 kernels::Matrix matrix(const Tensor& t) {
   // A stride over one element says nothing, and may be of any size.
@@ -412,7 +340,8 @@ bool is_row_major(const Tensor& t) {
          (t.size(0) <= 1 || t.stride(0) >= std::max<std::int64_t>(t.size(1), 1));
 }
 
-// c = alpha a b + beta c.
+}  // namespace
+
 void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, float beta) {
   if (c.numel() == 0) return;
   if (!is_row_major(c) && is_row_major(c.t())) {
@@ -431,6 +360,8 @@ void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, flo
   });
   if (!to.is_same(c)) c.copy_(to);
 }
+
+namespace {
 
 // Whether out can be a b, of matrices or of batches of them. An out= form is called with
 // any shapes: what does not fit goes to the CPU, which resizes or tells what is wrong.
@@ -485,13 +416,16 @@ bool baddbmm(Call& call) {
   return true;
 }
 
-// y = a x, both vectors dense.
+}  // namespace
+
 void product_with_vector(const Tensor& y, const Tensor& a, const Tensor& x) {
   launch("mv", (a.numel() + x.numel() + y.numel()) * sizeof(float), [&] {
     kernels::matvec(at(y), matrix(a), at(x), static_cast<int>(a.size(0)),
                     static_cast<int>(a.size(1)), qpu_count);
   });
 }
+
+namespace {
 
 bool addmv(Call& call) {
   const Tensor &self = call.tensor(0), &a = call.tensor(1), &x = call.tensor(2);
@@ -653,252 +587,6 @@ bool vector_norm(Call& call) {
   return true;
 }
 
-bool softmax(Call& call) {
-  const Tensor& t = call.tensor(0);
-  const Tensor out = call.out();
-  if (!usable(t) || call[2].toBool() || t.sizes() != out.sizes()) return false;
-  if (t.numel() == 0) return true;
-  const std::int64_t dim = t.dim() == 0 ? 0 : at::maybe_wrap_dim(call[1].toInt(), t.dim());
-  const Tensor from = dense(t.dim() == 0 ? t.view({1}) : t.movedim(dim, -1));
-  const std::int64_t columns = from.size(-1), rows = from.numel() / columns;
-  if (rows > kMostFactor || columns > kMostFactor) return false;
-  const bool direct = out.is_contiguous() && dim + 1 >= t.dim();
-  const Tensor to = direct ? out : at::empty(from.sizes(), from.options());
-  launch("softmax", 2 * from.numel() * sizeof(float), [&] {
-    kernels::softmax(at(to), at(from), static_cast<int>(rows), static_cast<int>(columns),
-                     static_cast<int>(columns), qpu_count);
-  });
-  if (!direct) out.copy_(t.dim() == 0 ? to.view({}) : to.movedim(-1, dim));
-  return true;
-}
-
-// --- images --------------------------------------------------------------------
-
-struct Geometry {
-  std::vector<std::int64_t> stride, padding, dilation;
-  bool transposed = false;
-  std::vector<std::int64_t> output_padding;
-  std::int64_t groups = 1;
-};
-
-Geometry geometry(const Call& call, std::size_t first) {
-  return {call[first].toIntVector(),     call[first + 1].toIntVector(),
-          call[first + 2].toIntVector(), call[first + 3].toBool(),
-          call[first + 4].toIntVector(), call[first + 5].toInt()};
-}
-
-constexpr std::int64_t kMostSize = (1 << 15) - 1;
-
-// Whether the kernels take images and windows of this kind.
-bool is_plain_window(const Tensor& input, const Tensor& weight, const Geometry& g) {
-  if (!usable(input) || !usable(weight) || g.transposed || input.dim() != 4 || weight.dim() != 4 ||
-      g.stride.size() != 2 || g.padding.size() != 2 || g.dilation.size() != 2)
-    return false;
-  for (std::size_t d = 0; d < 2; ++d) {
-    const std::int64_t size = input.size(static_cast<std::int64_t>(d) + 2);
-    const std::int64_t under = weight.size(static_cast<std::int64_t>(d) + 2);
-    if (size > kMostSize || under > kMostSize || size < 1 || under < 1 || g.padding[d] < 0 ||
-        size + 2 * g.padding[d] <= g.dilation[d] * (under - 1))
-      return false;
-  }
-  const std::int64_t plane =
-      (input.size(2) + 2 * g.padding[0]) * (input.size(3) + 2 * g.padding[1]);
-  const std::int64_t planes = input.size(0) * input.size(1);
-  return input.numel() > 0 && weight.numel() > 0 && plane <= kMostFactor &&
-         planes * (input.size(2) + 2 * g.padding[0]) <= kMostFactor &&
-         plane * planes < (std::int64_t{1} << 28);
-}
-
-kernels::Window window(const Tensor& input, IntArrayRef kernel, IntArrayRef stride,
-                       IntArrayRef padding, IntArrayRef dilation) {
-  kernels::Window w;
-  w.batch = static_cast<int>(input.size(0));
-  w.channels = static_cast<int>(input.size(1));
-  w.height = static_cast<int>(input.size(2));
-  w.width = static_cast<int>(input.size(3));
-  w.kernelHeight = static_cast<int>(kernel[0]);
-  w.kernelWidth = static_cast<int>(kernel[1]);
-  w.strideY = static_cast<int>(stride[0]);
-  w.strideX = static_cast<int>(stride[1]);
-  w.paddingY = static_cast<int>(padding[0]);
-  w.paddingX = static_cast<int>(padding[1]);
-  w.dilationY = static_cast<int>(dilation[0]);
-  w.dilationX = static_cast<int>(dilation[1]);
-  return w;
-}
-
-std::optional<Tensor> optional(const c10::IValue& value) {
-  if (value.isNone() || !value.toTensor().defined()) return std::nullopt;
-  return value.toTensor();
-}
-
-Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                const Geometry& g) {
-  const Tensor from = dense(input), weights = dense(weight);
-  const Tensor biases = bias.has_value() ? dense(*bias) : Tensor();
-  const kernels::Window w =
-      window(from, weights.sizes().slice(2), g.stride, g.padding, g.dilation);
-  const Tensor out =
-      at::empty({from.size(0), weights.size(0), w.outHeight(), w.outWidth()}, from.options());
-  launch("conv2d", (from.numel() + weights.numel() + out.numel()) * sizeof(float), [&] {
-    kernels::conv2d(at(out), at(from), at(weights), biases.defined() ? at(biases) : Floats(nullptr),
-                    w, static_cast<int>(weights.size(0)), qpu_count);
-  });
-  return out;
-}
-
-// Channels [i, i + 1) of `groups` equal parts.
-Tensor part(const Tensor& t, std::int64_t dim, std::int64_t i, std::int64_t groups) {
-  const std::int64_t size = t.size(dim) / groups;
-  return t.narrow(dim, i * size, size);
-}
-
-bool convolution(Call& call) {
-  const Tensor input = call.tensor(0), weight = call.tensor(1);
-  const std::optional<Tensor> bias = optional(call[2]);
-  const Geometry g = geometry(call, 3);
-  if (!is_plain_window(input, weight, g) || (bias.has_value() && !usable(*bias))) {
-    const Span span(Kind::fallback, "aten::convolution");
-    const Tensor result = at::convolution(
-        for_cpu(input), for_cpu(weight), bias.has_value() ? std::optional(for_cpu(*bias)) : bias,
-        g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups);
-    call.finish({to_device(result)});
-    return true;
-  }
-  if (g.groups == 1) {
-    call.finish({convolve(input, weight, bias, g)});
-    return true;
-  }
-  Tensor out;
-  for (std::int64_t i = 0; i < g.groups; ++i) {
-    const Tensor found = convolve(
-        part(input, 1, i, g.groups), part(weight, 0, i, g.groups),
-        bias.has_value() ? std::optional(part(*bias, 0, i, g.groups)) : bias, g);
-    if (!out.defined())
-      out = at::empty({found.size(0), weight.size(0), found.size(2), found.size(3)},
-                      found.options());
-    part(out, 1, i, g.groups).copy_(found);
-  }
-  call.finish({out});
-  return true;
-}
-
-// Gradients of a convolution by products of matrices: the CPU deals the images to
-// columns and back, the QPUs multiply.
-bool convolution_backward(Call& call) {
-  const Tensor gradient = call.tensor(0), input = call.tensor(1), weight = call.tensor(2);
-  const Geometry g = geometry(call, 3);
-  const std::vector<bool> flags = call[9].toBoolList().vec();
-  const std::array<bool, 3> wanted = {flags[0], flags[1], flags[2]};
-  if (!is_plain_window(input, weight, g) || !usable(gradient) || g.groups != 1) {
-    const Span span(Kind::fallback, "aten::convolution_backward");
-    auto [a, b, c] = at::convolution_backward(
-        for_cpu(gradient), for_cpu(input), for_cpu(weight), IntArrayRef{weight.size(0)}, g.stride,
-        g.padding, g.dilation, g.transposed, g.output_padding, g.groups, wanted);
-    const auto back = [](const Tensor& t) { return t.defined() ? to_device(t) : t; };
-    call.finish({back(a), back(b), back(c)});
-    return true;
-  }
-  const std::int64_t batch = input.size(0), pixels = gradient.size(2) * gradient.size(3);
-  const IntArrayRef kernel = weight.sizes().slice(2);
-  const Tensor outputs = dense(gradient).view({batch, weight.size(0), pixels});
-  const Tensor weights = dense(weight).view({weight.size(0), -1});
-  Tensor of_input, of_weight, of_bias;
-  if (wanted[0]) {
-    const Tensor columns = at::empty({batch, weights.size(1), pixels}, input.options());
-    for (std::int64_t i = 0; i < batch; ++i)
-      product(columns[i], weights.t(), outputs[i], 1, 0);
-    of_input = at::col2im(columns, input.sizes().slice(2), kernel, g.dilation, g.padding, g.stride);
-  }
-  if (wanted[1]) {
-    const Tensor columns = at::im2col(dense(input), kernel, g.dilation, g.padding, g.stride);
-    const Tensor total = at::empty(weights.sizes(), weight.options());
-    for (std::int64_t i = 0; i < batch; ++i)
-      product(total, outputs[i], columns[i].t(), 1, i == 0 ? 0.0F : 1.0F);
-    of_weight = total.view(weight.sizes());
-  }
-  if (wanted[2]) of_bias = gradient.sum(IntArrayRef{0, 2, 3});
-  call.finish({of_input, of_weight, of_bias});
-  return true;
-}
-
-Tensor max_pool2d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
-                  IntArrayRef dilation, bool ceil_mode) {
-  const auto pair = [](IntArrayRef v) { return std::vector<std::int64_t>{v[0], v[v.size() - 1]}; };
-  const auto by_indices = [&] {
-    return std::get<0>(
-        at::max_pool2d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
-  };
-  if (kernel.empty() || padding.empty() || dilation.empty() || ceil_mode || self.dim() != 4)
-    return by_indices();
-  const Geometry g{stride.empty() ? pair(kernel) : pair(stride),
-                   pair(padding),
-                   pair(dilation),
-                   false,
-                   {},
-                   1};
-  const std::vector<std::int64_t> under = pair(kernel);
-  for (std::size_t d = 0; d < 2; ++d)
-    if (under[d] < 1 || under[d] > kMostSize || g.stride[d] < 1 || g.stride[d] > kMostSize ||
-        g.dilation[d] < 1 || g.dilation[d] > kMostSize || g.padding[d] < 0 ||
-        2 * g.padding[d] > under[d])
-      return by_indices();
-  if (!usable(self) || self.numel() == 0) return by_indices();
-  if (self.size(2) > kMostSize || self.size(3) > kMostSize ||
-      self.size(2) + 2 * g.padding[0] <= g.dilation[0] * (under[0] - 1) ||
-      self.size(3) + 2 * g.padding[1] <= g.dilation[1] * (under[1] - 1) ||
-      (self.size(2) + 2 * g.padding[0]) * (self.size(3) + 2 * g.padding[1]) > kMostFactor ||
-      self.size(0) * self.size(1) * (self.size(2) + 2 * g.padding[0]) > kMostFactor)
-    return by_indices();
-  const Tensor from = dense(self);
-  const kernels::Window w = window(from, under, g.stride, g.padding, g.dilation);
-  const Tensor out =
-      at::empty({from.size(0), from.size(1), w.outHeight(), w.outWidth()}, from.options());
-  launch("max_pool2d", (from.numel() + out.numel()) * sizeof(float),
-         [&] { kernels::maxPool2d(at(out), at(from), w, qpu_count); });
-  return out;
-}
-
-// Where a gradient is wanted the indices are needed, which the CPU finds.
-Tensor max_pool2d_with_gradient(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
-                                IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  if (at::GradMode::is_enabled() && self.requires_grad())
-    return std::get<0>(
-        at::max_pool2d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
-  const at::AutoDispatchBelowAutograd below;
-  return at::max_pool2d(self, kernel, stride, padding, dilation, ceil_mode);
-}
-
-// input, weight?, bias?, mean?, variance?, training, momentum, epsilon.
-bool batch_norm(Call& call) {
-  const Tensor input = call.tensor(0);
-  const std::optional<Tensor> weight = optional(call[1]), bias = optional(call[2]);
-  const std::optional<Tensor> mean = optional(call[3]), variance = optional(call[4]);
-  if (call[5].toBool() || !usable(input) || input.dim() < 2 || !mean.has_value() ||
-      !variance.has_value() || input.numel() == 0)
-    return false;
-  for (const auto& t : {weight, bias, mean, variance})
-    if (t.has_value() && (!usable(*t) || t->numel() != input.size(1))) return false;
-  const std::int64_t planes = input.size(0) * input.size(1), size = input.numel() / planes;
-  if (planes > kMostFactor || size > kMostFactor) return false;
-  const Tensor from = dense(input), out = at::empty(from.sizes(), from.options());
-  std::vector<Tensor> kept;
-  const auto given = [&](const std::optional<Tensor>& t) {
-    if (!t.has_value()) return Floats(nullptr);
-    kept.push_back(dense(*t));
-    return at(kept.back());
-  };
-  const Floats m = given(mean), v = given(variance), w = given(weight), b = given(bias);
-  launch("batch_norm", 2 * from.numel() * sizeof(float), [&] {
-    kernels::batchNorm(at(out), at(from), m, v, w, b, static_cast<float>(call[7].toDouble()),
-                       static_cast<int>(input.size(0)), static_cast<int>(input.size(1)),
-                       static_cast<int>(size), qpu_count);
-  });
-  const Tensor none = at::empty({0}, input.options());
-  call.finish({out, none, at::empty({0}, input.options())});
-  return true;
-}
-
 // --- losses --------------------------------------------------------------------
 
 bool mse_loss(Call& call) {
@@ -942,8 +630,10 @@ std::size_t outputs_of(const std::string& steps) {
   return 1 + static_cast<std::size_t>(std::count(steps.begin(), steps.end(), ','));
 }
 
+constexpr const char* kNoArrays = "torch_qpu::chain: expected at least one array";
+
 std::vector<std::int64_t> common_shape(at::TensorList arrays) {
-  TORCH_CHECK_VALUE(!arrays.empty(), "torch_qpu::chain: expected at least one array");
+  TORCH_CHECK_VALUE(!arrays.empty(), kNoArrays);
   std::vector<std::int64_t> shape;
   for (const Tensor& t : arrays) shape = at::infer_size(shape, t.sizes());
   return shape;
@@ -983,11 +673,25 @@ std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
 
 std::vector<Tensor> chain_shapes(at::TensorList arrays, at::ArrayRef<double> /*numbers*/,
                                  std::string /*kinds*/, std::string steps) {
-  const std::vector<std::int64_t> shape = common_shape(arrays);
+  TORCH_CHECK_VALUE(!arrays.empty(), kNoArrays);
+  at::SymDimVector shape;
+  for (const Tensor& t : arrays) shape = at::infer_size_symdimvector(shape, t.sym_sizes());
   std::vector<Tensor> results;
   for (std::size_t i = 0; i < outputs_of(steps); ++i)
-    results.push_back(at::empty(shape, arrays[0].options()));
+    results.push_back(at::empty_symint(shape, arrays[0].options()));
   return results;
+}
+
+// torch.compile traces gradients before it fuses; a chain of one's own must not lose
+// them silently.
+void chain_of_leaves(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Call call(op, *stack);
+  for (const Tensor& t : call[0].toTensorVector())
+    TORCH_CHECK(!at::GradMode::is_enabled() || !t.requires_grad(),
+                "torch_qpu::chain has no gradient: detach() its arrays, or fuse by "
+                "torch.compile(backend='qpu'), which traces gradients first");
+  const at::AutoDispatchBelowAutograd below;
+  op.callBoxed(stack);
 }
 
 // torch.ops.qpu.* on the device are PyTorch's own operators.
@@ -1005,14 +709,8 @@ TORCH_LIBRARY_IMPL(qpu, PrivateUse1, m) {
 
 TORCH_LIBRARY_IMPL(torch_qpu, PrivateUse1, m) { m.impl("chain", &chain); }
 TORCH_LIBRARY_IMPL(torch_qpu, Meta, m) { m.impl("chain", &chain_shapes); }
-
-template <bool (*body)(Call&)>
-torch::CppFunction kernel() {
-  return torch::CppFunction::makeFromBoxedFunction<&boxed<body>>();
-}
-template <bool (*body)(Call&)>
-torch::CppFunction out_kernel() {
-  return torch::CppFunction::makeFromBoxedFunction<&boxed<&with_out<body>>>();
+TORCH_LIBRARY_IMPL(torch_qpu, AutogradPrivateUse1, m) {
+  m.impl("chain", torch::CppFunction::makeFromBoxedFunction<&chain_of_leaves>());
 }
 
 // Of an operator with an out= form, that is its in-place and functional form too.
@@ -1064,18 +762,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("amax.out", out_kernel<amax>());
   m.impl("argmax.out", kernel<argmax>());
   m.impl("linalg_vector_norm.out", out_kernel<vector_norm>());
-  m.impl("_softmax.out", out_kernel<softmax>());
 
   m.impl("mse_loss", kernel<mse_loss>());
   m.impl("mse_loss_backward", kernel<mse_loss_backward>());
-  m.impl("convolution_overrideable", kernel<convolution>());
-  m.impl("convolution_backward_overrideable", kernel<convolution_backward>());
-  m.impl("max_pool2d", &max_pool2d);
-  m.impl("native_batch_norm", kernel<batch_norm>());
-}
-
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
-  m.impl("max_pool2d", &max_pool2d_with_gradient);
 }
 
 }  // namespace

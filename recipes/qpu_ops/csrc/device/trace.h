@@ -50,6 +50,10 @@ void reset_counts();
 void lock_counts();
 void unlock_counts();
 
+// Nanoseconds that this thread's launches have taken so far: on the emulator by its
+// model of a board, else as they were waited for.
+std::int64_t launched_ns();
+
 // The record is kept until the next start.
 void start_record();
 std::vector<Event> stop_record();

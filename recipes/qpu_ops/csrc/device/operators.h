@@ -1,0 +1,124 @@
+// What the files of operators share: how a kernel for PyTorch's dispatcher is made of
+// one that looks whether it may run, and launches.
+#ifndef TORCH_QPU_OPERATORS_H
+#define TORCH_QPU_OPERATORS_H
+
+#include <ATen/record_function.h>
+#include <qpu/kernels.h>
+#include <torch/library.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "memory.h"
+#include "settings.h"
+#include "trace.h"
+
+namespace torch_qpu {
+
+namespace kernels = qpu::kernels;
+
+// Sizes and strides that kernels multiply have 24 bits.
+constexpr std::int64_t kMostFactor = (1 << 24) - 1;
+
+inline kernels::Floats at(const float* p) { return const_cast<float*>(p); }
+inline kernels::Floats at(const at::Tensor& t) { return at(t.const_data_ptr<float>()); }
+
+// One kernel at a time runs; `bytes` are those it reads and writes.
+template <typename Run>
+void launch(const char* name, std::size_t bytes, Run run) {
+  at::RecordFunction shown(at::RecordScope::FUNCTION);  // to torch.profiler
+  const std::string title = shown.isActive() ? std::string("qpu::") + name : std::string();
+  if (shown.isActive()) shown.before(title.c_str());
+  const Span span(Kind::launch, name, bytes);
+  const std::lock_guard<std::mutex> lock(device_mutex());
+  run();
+}
+
+// Whether no element is Inf or NaN. Of the storage: what lies between the elements is
+// looked at too.
+bool is_finite(const at::Tensor& t);
+
+inline bool is_float(const at::Tensor& t) {
+  return on_device(t) && t.scalar_type() == at::kFloat &&
+         t.numel() < std::numeric_limits<int>::max();
+}
+// Whether the QPUs may read a tensor.
+inline bool usable(const at::Tensor& t) {
+  return is_float(t) && (!is_finite_only() || is_finite(t));
+}
+
+inline at::Tensor dense(const at::Tensor& t) { return t.contiguous(); }
+
+inline std::optional<at::Tensor> optional(const c10::IValue& value) {
+  if (value.isNone() || !value.toTensor().defined()) return std::nullopt;
+  return value.toTensor();
+}
+
+// The arguments of an operator on the stack, and its result in their place.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      : stack_(stack), count_(op.schema().arguments().size()) {}
+
+  const c10::IValue& operator[](std::size_t i) const { return stack_[stack_.size() - count_ + i]; }
+  const at::Tensor& tensor(std::size_t i) const { return (*this)[i].toTensor(); }
+  float number(std::size_t i) const { return (*this)[i].toScalar().to<float>(); }
+  bool is_real(std::size_t i) const {
+    return (*this)[i].isScalar() && !(*this)[i].toScalar().isComplex();
+  }
+  // The last argument of an out= form.
+  at::Tensor out() const { return tensor(count_ - 1); }
+
+  void finish(std::vector<c10::IValue> results) {
+    torch::jit::drop(stack_, count_);
+    for (c10::IValue& result : results) stack_.push_back(std::move(result));
+  }
+
+ private:
+  torch::jit::Stack& stack_;
+  std::size_t count_;
+};
+
+// A kernel for the dispatcher: `body` is false where the QPUs may not.
+template <bool (*body)(Call&)>
+void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Call call(op, *stack);
+  if (!body(call)) fall_back(op, stack);
+}
+// The same for an out= form.
+template <bool (*body)(Call&)>
+bool with_out(Call& call) {
+  const at::Tensor out = call.out();
+  if (!is_float(out) || !body(call)) return false;
+  call.finish({out});
+  return true;
+}
+
+template <bool (*body)(Call&)>
+torch::CppFunction kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<&boxed<body>>();
+}
+template <bool (*body)(Call&)>
+torch::CppFunction out_kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<&boxed<&with_out<body>>>();
+}
+
+// Whether sizes and strides have 24 bits.
+bool is_matrix(const at::Tensor& t);
+// c = alpha a b + beta c, of matrices.
+void product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, float alpha,
+             float beta);
+// y = a x, both vectors dense.
+void product_with_vector(const at::Tensor& y, const at::Tensor& a, const at::Tensor& x);
+
+}  // namespace torch_qpu
+
+#endif

@@ -1,0 +1,44 @@
+// What torch.profiler asks of the device: how long launches took between two moments.
+#include <c10/util/ApproximateClock.h>
+#include <torch/csrc/profiler/stubs/base.h>
+
+#include <memory>
+
+#include "trace.h"
+
+namespace torch_qpu {
+namespace {
+
+using torch::profiler::impl::ProfilerVoidEventStub;
+
+// A moment is the time that the thread's launches have taken until then.
+struct Stubs final : public torch::profiler::impl::ProfilerStubs {
+  void record(c10::DeviceIndex* device, ProfilerVoidEventStub* event,
+              std::int64_t* cpu_ns) const override {
+    if (device != nullptr) *device = 0;
+    *event = std::make_shared<std::int64_t>(launched_ns());
+    if (cpu_ns != nullptr) *cpu_ns = c10::getTime();
+  }
+  // In microseconds.
+  float elapsed(const ProfilerVoidEventStub* from,
+                const ProfilerVoidEventStub* to) const override {
+    const auto at = [](const ProfilerVoidEventStub* event) {
+      return *static_cast<const std::int64_t*>(event->get());
+    };
+    return static_cast<float>(at(to) - at(from)) / 1000;
+  }
+  void mark(const char* /*name*/) const override {}
+  void rangePush(const char* /*name*/) const override {}
+  void rangePop() const override {}
+  bool enabled() const override { return true; }
+  void onEachDevice(std::function<void(int)> op) const override { op(0); }
+  void synchronize() const override {}
+};
+
+struct Registered {
+  Registered() { torch::profiler::impl::registerPrivateUse1Methods(new Stubs); }
+};
+const Registered registered;
+
+}  // namespace
+}  // namespace torch_qpu
