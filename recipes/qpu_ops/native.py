@@ -39,7 +39,14 @@ TORCH_NEEDS = (
 TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
 
 SUITE = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
-BREADTH = ("test_qpu_compiled.py", "test_qpu_operators.py", "test_qpu_processes.py", "test_qpu_training.py")
+BREADTH = (
+    "test_qpu_compiled.py",
+    "test_qpu_learning.py",
+    "test_qpu_operators.py",
+    "test_qpu_processes.py",
+    "test_qpu_profiler.py",
+    "test_qpu_training.py",
+)
 _SOURCES = ("setup.py", "backend/*.py", "pyproject.toml", "csrc/**/*", "src/**/*.py*", "src/**/py.typed")
 _INSTALL_LIMIT_S = 3600.0
 _SUITE_LIMIT_S = 1200.0
@@ -166,7 +173,7 @@ def _pipeline(config: Config) -> Pipeline:
             Step(
                 name="native-breadth",
                 title="the device qpu on this machine",
-                inputs={"tests": files.tree_fingerprint(breadth, *BREADTH) + files.tree_fingerprint(suite, SUITE[-1])},
+                inputs={"tests": files.tree_fingerprint(breadth, "*.py") + files.tree_fingerprint(suite, SUITE[-1])},
                 needs=("native-qpu-ops",),
                 action=lambda _: _run_suite(config, breadth, BREADTH),
             ),

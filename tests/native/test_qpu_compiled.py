@@ -61,14 +61,19 @@ def test_large_matrices_are_worked_off_in_parts(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_chain_is_whole() -> None:
     a, b = torch.randn(5, 7).to("qpu"), torch.randn(5, 7).to("qpu")
-    torch.library.opcheck(
-        torch.ops.torch_qpu.chain.default,
-        ([a, b], [0.5], "aan", "mul 0 1;add 3 2;tanh 4>4,5"),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    for operands in ([a, b], [a[0], b], [a[:0], b[:0]]):
+        torch.library.opcheck(torch.ops.torch_qpu.chain.default, (operands, [0.5], "aan", "mul 0 1;add 3 2;tanh 4>4,5"))
     first, second = torch.ops.torch_qpu.chain([a, b], [0.5], "aan", "mul 0 1;add 3 2;tanh 4>4,5")
     torch.testing.assert_close(first.cpu(), a.cpu() * b.cpu() + 0.5)
     torch.testing.assert_close(second.cpu(), torch.tanh(a.cpu() * b.cpu() + 0.5))
+
+
+def test_a_chain_does_not_lose_gradients_silently() -> None:
+    a = torch.randn(5, device="qpu", requires_grad=True)
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        torch.ops.torch_qpu.chain([a], [], "a", "neg 0>1")
+    with torch.no_grad():
+        assert torch.equal(torch.ops.torch_qpu.chain([a], [], "a", "neg 0>1")[0], -a)
 
 
 @pytest.mark.parametrize(

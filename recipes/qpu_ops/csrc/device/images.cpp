@@ -290,7 +290,9 @@ std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, I
   if (kernel.empty() || padding.empty() || dilation.empty() || !usable(self) ||
       self.numel() == 0 || (self.dim() != 3 && self.dim() != 4))
     return std::nullopt;
-  const auto pair = [](IntArrayRef v) { return std::array<std::int64_t, 2>{v[0], v[v.size() - 1]}; };
+  const auto pair = [](IntArrayRef v) {
+    return std::array<std::int64_t, 2>{v[0], v[v.size() - 1]};
+  };
   const std::array<std::int64_t, 2> under = pair(kernel), pad = pair(padding),
                                     step = pair(stride.empty() ? kernel : stride),
                                     apart = pair(dilation), size = {self.size(-2), self.size(-1)};
@@ -495,6 +497,7 @@ bool batch_norm(Call& call) {
   move(mean, found.mean, 1, momentum);
   move(variance, found.variance, count / (count - 1), momentum);
   std::vector<double> inverse;
+  inverse.reserve(found.variance.size());
   for (const double v : found.variance) inverse.push_back(1 / std::sqrt(v + epsilon));
   const Tensor middle = per_channel(found.mean, input);
   const Tensor out = normalised(from, middle, per_channel(found.variance, input), weight, bias,
@@ -537,6 +540,7 @@ bool batch_norm_backward(Call& call) {
   if (wanted[0]) {
     of_input = at::empty(x.sizes(), x.options());
     std::vector<learning::Blend> channels;
+    channels.reserve(middle.size());
     for (std::size_t c = 0; c < middle.size(); ++c) {
       learning::Blend blend;
       const double scale = double{factor[c]} * inverse[c];

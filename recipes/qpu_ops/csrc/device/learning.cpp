@@ -53,8 +53,8 @@ qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
 qpu::BusPointer<int> words(const std::int64_t* p) {
   return static_cast<int*>(static_cast<void*>(const_cast<std::int64_t*>(p)));
 }
-qpu::BusPointer<float> float_words(std::int64_t* p) {
-  return static_cast<float*>(static_cast<void*>(p));
+qpu::BusPointer<float> float_words(const std::int64_t* p) {
+  return static_cast<float*>(static_cast<void*>(const_cast<std::int64_t*>(p)));
 }
 std::int32_t low_word(std::int64_t x) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(x));

@@ -1,0 +1,125 @@
+"""Digits drawn here, two networks that learn them, and how well: on whichever device and backend of libqpu.
+
+    QPU_BACKEND=emulator python digits.py lenet
+
+trains the network twice from the same start, on the CPU and on the QPUs, and prints both accuracies on images that
+neither has seen, with what went to the CPU, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+import torch_qpu
+from torch import nn
+from torch_qpu import _C
+
+MARGIN = 0.03
+"""By which the accuracy on the QPUs may be below the CPU's."""
+EPOCHS = {"perceptron": 4, "lenet": 5}
+
+GLYPHS = (
+    "0110 1001 1001 1001 1001 0110",
+    "0010 0110 0010 0010 0010 0111",
+    "0110 1001 0001 0010 0100 1111",
+    "1110 0001 0110 0001 0001 1110",
+    "1001 1001 1111 0001 0001 0001",
+    "1111 1000 1110 0001 0001 1110",
+    "0110 1000 1110 1001 1001 0110",
+    "1111 0001 0010 0010 0100 0100",
+    "0110 1001 0110 1001 1001 0110",
+    "0110 1001 0111 0001 0001 0110",
+)
+
+
+def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of 12 x 12 pixels with a digit somewhere, of some brightness, in noise; and which digit it is."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [torch.tensor([[float(p) for p in row] for row in glyph.split()]) for glyph in GLYPHS]
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    images = torch.randn(count, 1, 12, 12, generator=generator) * 0.15
+    for image, label in zip(images, labels.tolist(), strict=True):
+        y, x = torch.randint(2, 4, (2,), generator=generator).tolist()
+        image[0, y : y + 6, x : x + 4] += shapes[label] * (0.8 + 0.4 * torch.rand(1, generator=generator))
+    return images, labels
+
+
+def perceptron() -> nn.Module:
+    """144 pixels, 48 hidden, 10 classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 48), nn.ReLU(), nn.Linear(48, 10))
+
+
+def lenet() -> nn.Module:
+    """Two convolutions with pooling, two layers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 12, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(48, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
+NETWORKS = {"perceptron": perceptron, "lenet": lenet}
+
+
+def accuracy(name: str, device: str, epochs: int) -> float:
+    """Of a network trained from the same start, in the same order, on unseen images."""
+    torch.manual_seed(7)
+    network = NETWORKS[name]().to(device)
+    images, labels = digits(500, seed=1)
+    unseen, truth = digits(300, seed=2)
+    optimizer = torch.optim.Adam(network.parameters(), lr=8e-3)
+    order = torch.Generator().manual_seed(3)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(images), generator=order).split(25):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(network(images[batch].to(device)), labels[batch].to(device))
+            loss.backward()
+            optimizer.step()
+    network.eval()
+    with torch.no_grad():
+        return (network(unseen.to(device)).argmax(1).cpu() == truth).double().mean().item()
+
+
+def compared(name: str, epochs: int) -> dict[str, Any]:
+    """The accuracies on both devices, the seconds on the QPUs' side, and what the QPUs and the CPU did there."""
+    on_cpu = accuracy(name, "cpu", epochs)
+    torch_qpu.reset_counters()
+    began = time.perf_counter()
+    on_qpu = accuracy(name, "qpu", epochs)
+    return {
+        "network": name,
+        "epochs": epochs,
+        "backend": _C.backend()[0],
+        "cpu": on_cpu,
+        "qpu": on_qpu,
+        "seconds": round(time.perf_counter() - began, 1),
+        "launches": sum(count.calls for count in torch_qpu.launches().values()),
+        "fallbacks": torch_qpu.fallbacks(),
+    }
+
+
+def main(words: list[str] | None = None) -> int:
+    """The program: 0 when the accuracy on the QPUs is within the margin of the CPU's."""
+    parser = argparse.ArgumentParser(prog="digits.py", description=__doc__.splitlines()[0])
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("--epochs", type=int, help="times that all images are seen")
+    options = parser.parse_args(words)
+    found = compared(options.network, EPOCHS[options.network] if options.epochs is None else options.epochs)
+    print(json.dumps(found, indent=1))
+    return 0 if found["qpu"] > found["cpu"] - MARGIN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
