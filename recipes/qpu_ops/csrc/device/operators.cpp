@@ -666,6 +666,7 @@ std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
     to.push_back(results.back().mutable_data_ptr<float>());
   }
   const std::int64_t n = results[0].numel();
+  if (n == 0) return results;  // no elements have no address
   launch("chain", (kept.size() + to.size()) * static_cast<std::size_t>(n) * sizeof(float),
          [&] { run_chain(steps, operands, to, static_cast<int>(n), qpu_count); });
   return results;
