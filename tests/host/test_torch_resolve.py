@@ -17,6 +17,12 @@ from toolchain.files import sha256_of
 FITS = "cp313-cp313-linux_armv7l"
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel of the repository has tests of its own (test_torch_wheel.py)."""
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path_factory.mktemp("prebuilt"))
+
+
 def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any) -> Config:
     wheelhouse = [str(folder) for folder in folders]
     # A build folder that is never made: what was built in this checkout plays no part.

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from wheel_parts import make_wheel
 
 from images import probe, rootfs
 from images.apt import fetch_source
@@ -154,6 +155,32 @@ def test_upstreams_tag_must_be_the_pinned_commit(tmp_path: Path) -> None:
     assert found.identity == f"git {commit}"
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
+    """As a torch without one of its backends had: it linked, and could not be imported."""
+    compiler = shutil.which("arm-linux-gnueabihf-gcc")
+    if compiler is None:
+        pytest.skip("the ARM cross compiler is missing; ./inv installs it")
+    sources = {
+        "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
+        "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
+    }
+    contents: dict[str, str | bytes] = {}
+    for name, text in sources.items():
+        (tmp_path / f"{name}.c").write_text(text)
+        argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-O2", "-o", f"{name}.so", f"{name}.c"]
+        subprocess.run(argv, cwd=tmp_path, check=True)
+        contents[f"torch/lib/{name}.so"] = (tmp_path / f"{name}.so").read_bytes()
+    wheel = make_wheel(tmp_path, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
+    target, suite = config().image.target, load_suite("trixie")
+    if whole:
+        assert audit.examine(wheel, target, suite, flags=plan().flags).elf_files == 2
+        return
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        audit.examine(wheel, target, suite, flags=plan().flags)
+    assert caught.value.found == "torch/lib/one.so needs the symbol missing, which nothing in the wheel defines"
+
+
 def a_wheel(folder: Path, key: str) -> list[Path]:
     """A wheel by its name, tag, RECORD and one ARM program, and the statement of its key."""
     wheel = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
@@ -192,7 +219,10 @@ def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path) -> N
         resolve.resolve(mine)
 
 
-def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_mend(tmp_path: Path) -> None:
+def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     resolve.products(mine).mkdir(parents=True)
     wheel, statement = a_wheel(resolve.products(mine), "0" * 64)
