@@ -24,6 +24,7 @@ from pathlib import Path
 from toolchain import files, process
 from toolchain.config import ROOT, Config
 from toolchain.errors import ChecksFailed, CommandFailed
+from toolchain.jobs import compile_jobs
 from toolchain.steps import Decision, Made, Pipeline, Step
 
 TORCH = "torch==2.13.0"
@@ -262,7 +263,11 @@ def _build_extension(config: Config, source: Path) -> Made:
                 scratch / "wheel",
                 scratch / "source",
             ],
-            env={**environment_of(config), "LIBQPU_PREFIX": str(folder / "libqpu")},
+            env={
+                **environment_of(config),
+                "LIBQPU_PREFIX": str(folder / "libqpu"),
+                "MAX_JOBS": str(compile_jobs(config.build)),
+            },
             log=folder / "qpu_ops.log",
             mend="see native/qpu_ops.log in the build folder",
         )

@@ -64,6 +64,16 @@ def pybind11_folders() -> list[str]:
     return [pybind11.get_include()]
 
 
+def compile_side_by_side() -> None:
+    """As many sources at once as MAX_JOBS says (PyTorch's variable), where pybind11's helper for that is installed."""
+    try:
+        from pybind11.setup_helpers import ParallelCompile
+    except ModuleNotFoundError:
+        return
+    ParallelCompile("MAX_JOBS", default=1).install()
+
+
+compile_side_by_side()
 compile_flags, link_flags = libqpu_flags()
 # -ffile-prefix-map and -g0: the same sources give the same bytes, wherever they lie.
 compile_flags += [
