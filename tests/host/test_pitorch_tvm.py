@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -11,9 +10,9 @@ from types import ModuleType
 import docker
 import numpy
 import pytest
-from remote_kernels import PARALLEL, write
+from remote_kernels import PARALLEL, export, write
 
-from device.remote import environment, profiling, targets
+from device.remote import environment, profiling
 from device.remote.loader_session import Timing
 from images.containers import run_in
 from recipes import main_job
@@ -156,27 +155,6 @@ def test_a_library_is_kept_only_if_it_is_right(product_config: Config, tmp_path:
     assert not path.exists()
 
 
-# Beside TVM: kernels as TVM itself exports them, a plain one and one with a parallel loop.
-EXPORT = """
-import json, pathlib, sys
-import tvm
-from tvm import s_tir, te
-from tvm.support import cc
-from tvm.target import Target
-from device.remote import compiling
-
-kernel, folder = map(pathlib.Path, sys.argv[1:3])
-target, linker = json.loads(sys.argv[3]), sys.argv[4]
-compiling.export(kernel, compiling.load(kernel, 32), target, linker, folder / "plain.so", standalone=False)
-a = te.placeholder((64,), "float32", name="a")
-b = te.compute((64,), lambda i: a[i] + 1.0, name="b")
-made = tvm.IRModule({"many": te.create_prim_func([a, b]).with_attr("global_symbol", "many")})
-schedule = s_tir.Schedule(made)
-schedule.parallel(schedule.get_loops(schedule.get_sblock("b", "many"))[0])
-built = tvm.compile(schedule.mod, target=Target(target))
-built.export_library(str(folder / "many.so"), fcompile=cc.cross_compiler(linker))
-"""
-
 # In a process of its own: with TVM's FFI in it, kernels leave their words there.
 CALL = """
 import os, sys
@@ -216,13 +194,6 @@ if not with_ffi:
 assert ("tvm_ffi" in sys.modules) == with_ffi
 print("all as promised")
 """
-
-
-def export(config: Config, folder: Path, target: str) -> None:
-    """Write plain.so (``gemm`` of 32 rows) and many.so to ``folder``, as TVM exports them for a target."""
-    beside, wanted = environment.ready(config), targets.load(target)
-    words = [profiling.KERNELS / "gemm.py", folder, json.dumps(dict(wanted.tvm)), wanted.linker("")]
-    run([sys.executable, "-c", EXPORT, *words], env=beside.variables, limit_s=600)
 
 
 @pytest.mark.parametrize("ffi", ["with", "without"])

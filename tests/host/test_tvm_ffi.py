@@ -13,7 +13,7 @@ import docker
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from test_pitorch_tvm import export
+from remote_kernels import export
 from wheel_parts import EM_ARM, HARD, elf, make_wheel
 
 from images.containers import run_in
