@@ -33,6 +33,7 @@ from recipes.cuda_ops import timing as cuda_timing_tool
 from recipes.torch import job as torch_job
 from recipes.torch import upstream
 from recipes.torch import verify as verification
+from recipes.tvm_ffi import build as tvm_ffi
 from toolchain import checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
@@ -116,6 +117,18 @@ def build_torch(context: Context, option: list[str], source: str = "", variant: 
         return
     done = torch_job.build_torch(config)
     progress.summary(f"torch built in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
+
+
+@task(name="build-tvm-ffi", help={"plan": "say which steps would run and why, and touch nothing"})
+@_reported
+def build_tvm_ffi(context: Context, plan: bool = False) -> None:
+    """Build the wheel of apache-tvm-ffi for 32-bit ARM, into the wheelhouse: boards load kernels of TVM with it."""
+    config = _config(context)
+    if plan:
+        print(plan_table(tvm_ffi.plan(config)))
+        return
+    done = tvm_ffi.build_tvm_ffi(config)
+    progress.summary(f"TVM's FFI built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
 @task(
@@ -509,6 +522,7 @@ def cuda_timing(
 namespace = Collection(
     build_image,
     build_torch,
+    build_tvm_ffi,
     verify,
     export_nfsroot,
     serve_nfsroot,

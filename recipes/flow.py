@@ -485,6 +485,8 @@ class Flow:
             seen = system.inspect(
                 self.client, reference, self.target, modules=modules, own_libqpu=own, log=self.log("system")
             )
+            if "tvm-server" in needs:
+                seen["tvm"] = tvm_server.check(self.client, reference, self.target, self.log("system"))
             return Made(
                 facts={
                     "image": loaded.image_id,

@@ -13,7 +13,7 @@ from toolchain.files import tree_fingerprint
 
 HERE = Path(__file__).resolve().parent
 _TEXTS, _LISTS = ("name", "title", "source"), ("inputs", "outputs")
-_SOURCES = ("tree", "archive", "git")
+_SOURCES = ("tree", "archive", "git", "index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class Recipe:
     name: str
     title: str
     source: str
-    """tree (in this repository), archive (the distribution's source package), or git (fetched at a pinned commit)."""
+    """tree (in this repository), archive (the distribution's source package), git (fetched at a pinned commit), or
+    index (the package index's source archive, of a pinned SHA-256)."""
     inputs: tuple[str, ...]
     """Glob patterns of the files that make it, below the recipe's folder."""
     outputs: tuple[str, ...]

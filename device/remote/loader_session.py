@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import numpy
 
+from device.remote import faults
 from device.remote.address import Address
 from device.remote.targets import Target
 from nfsroot import access
@@ -31,13 +32,8 @@ from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.errors import (
     ArtefactMissing,
-    BoardLost,
     BoardSilent,
-    DeviceBusy,
     ForeignBinaryRefused,
-    KernelUnusable,
-    PlatformMismatch,
-    SessionTimedOut,
     UserError,
 )
 
@@ -88,12 +84,14 @@ class LoaderSession:
         self._words = words
         self._where = where
         self._limit_s = session_limit_s
+        self._queue_limit_s = 0.0
         self._received = b""
         self.model = ""
         """What the board's device tree calls it; empty where there is none."""
 
     def greet(self, queue_limit_s: float) -> None:
         """Wait until the board is ours. Raises DeviceBusy, BoardSilent, PlatformMismatch and what SSH met."""
+        self._queue_limit_s = queue_limit_s
         self.model = self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True).partition("; ")[2]
 
     def load(self, library: Path, entry: str) -> str:
@@ -153,7 +151,7 @@ class LoaderSession:
         while rest:
             _, writable, _ = select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))
             if not writable:
-                raise self._lost(f"it took nothing more for {self._limit_s + GRACE_S:.0f} s")
+                raise self._told("lost", f"it took nothing more for {self._limit_s + GRACE_S:.0f} s")
             try:
                 rest = rest[os.write(pipe.fileno(), rest[: 1 << 16]) :]
             except BrokenPipeError:
@@ -165,9 +163,10 @@ class LoaderSession:
         if state == "ok":
             return rest
         if state != "error":
-            raise self._lost(f"it answered {line[:100]!r}")
+            raise self._told("lost", f"it answered {line[:100]!r}")
         kind, _, text = rest.partition(" ")
-        raise self._fault(kind, text)
+        limit_s = self._queue_limit_s if greeting else self._limit_s
+        raise faults.answered(kind, text, where=self._where, limit_s=limit_s)
 
     def _line(self, deadline: float, *, greeting: bool) -> str:
         while b"\n" not in self._received:
@@ -187,8 +186,8 @@ class LoaderSession:
         readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not readable:
             if greeting:
-                raise self._silent("no answer")
-            raise self._lost(f"no answer for {self._limit_s + GRACE_S:.0f} s")
+                raise self._told("silent", "no answer")
+            raise self._told("lost", f"no answer for {self._limit_s + GRACE_S:.0f} s")
         block = os.read(pipe.fileno(), 1 << 16)
         if not block:
             raise self._ended(greeting=greeting)
@@ -204,70 +203,19 @@ class LoaderSession:
         status = self._process.wait(_CONNECT_LIMIT_S)
         said = self._said()
         if status == TIMED_OUT:
-            return SessionTimedOut(
-                f"the session on {self._where} was ended: its time was up",
-                expected=f"an end within {self._limit_s:g} s",
-                found="the kernel was still running",
-                mend="measure less (--number, --repeat, --size), or raise remote.session_limit_s",
-            )
+            return self._told("timed-out", "the kernel was still running")
         last = said.splitlines()[-1] if said else process.explain_exit(status)
-        if greeting and (status in _UNSTARTABLE or _FOREIGN.search(said)):
-            return PlatformMismatch(
-                f"the loader does not run on {self._where}",
-                expected="a board of the target's machine, with its C library",
-                found=last,
-                mend="choose the --target that the board runs",
-            )
         if greeting:
-            return self._silent(last)
+            unstartable = status in _UNSTARTABLE or _FOREIGN.search(said)
+            return self._told("unstartable" if unstartable else "silent", last)
         # Through a shell a signal is 128 and its number.
         ended_by = -status if status < 0 else status - 128
         if ended_by in _CRASHES:
-            return KernelUnusable(
-                f"the kernel crashed on {self._where}",
-                expected="a kernel that keeps within its arrays",
-                found=process.explain_exit(-ended_by),
-                mend="look at its indices: on the board nothing else was in that process",
-            )
-        return self._lost(last)
+            return self._told("crashed", process.explain_exit(-ended_by))
+        return self._told("lost", last)
 
-    def _silent(self, found: str) -> UserError:
-        return BoardSilent(
-            f"{self._where} cannot be reached",
-            expected="the loader's greeting",
-            found=found,
-            mend="check that the board is on and that its address is right",
-        )
-
-    def _lost(self, found: str) -> UserError:
-        return BoardLost(
-            f"{self._where} was lost in mid-run",
-            expected="an answer to each request",
-            found=found,
-            mend="look at the board (power, network, memory), then run the task again",
-        )
-
-    def _fault(self, kind: str, text: str) -> UserError:
-        if kind == "busy":
-            return DeviceBusy(
-                f"{self._where} is busy",
-                expected="a free board within remote.queue_limit_s",
-                found=text,
-                mend="try again later, or raise remote.queue_limit_s",
-            )
-        if kind == "architecture":
-            return PlatformMismatch(
-                f"the kernel is for another machine than {self._where}",
-                expected="a kernel for the board's own machine",
-                found=text,
-                mend="choose the --target that the board runs",
-            )
-        return KernelUnusable(
-            f"the kernel fails on {self._where}",
-            expected="a kernel that can be loaded and takes its arrays",
-            found=text,
-            mend="correct the kernel's file (docs/remote.md says what it is called with)",
-        )
+    def _told(self, kind: str, found: str) -> UserError:
+        return faults.told(kind, found, where=self._where, limit_s=self._limit_s)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 import numpy
 from rich.table import Table
 
-from device.remote import comparing, compiling, loader_session, qpu_kernel, reporting, targets
+from device.remote import comparing, compiling, faults, loader_session, qpu_kernel, reporting, targets
 from device.remote import environment as environments
 from device.remote.address import LOADER_KINDS, RPC_KINDS, Address, parse, resolve
 from device.remote.loader_session import Timing
@@ -22,15 +23,10 @@ from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import (
-    BoardLost,
-    BoardSilent,
     CommandFailed,
-    DeviceBusy,
     DeviceUnknown,
     KernelUnusable,
-    PlatformMismatch,
     ResultMismatch,
-    SessionTimedOut,
     UserError,
 )
 
@@ -319,7 +315,7 @@ class _Job:
         try:
             return compiling.load(self.path, self.size, qpu=self.target.name == "qpu")
         except reporting.Fault as fault:
-            raise _kernel_unusable(fault.found) from fault
+            raise faults.told("kernel", fault.found) from fault
 
     def _profile(self, **measured: Any) -> Profile:
         return Profile(
@@ -363,26 +359,27 @@ def _fault_of(run: _WorkerRun, done: process.Completed, job: _Job, address: Addr
     """The error that a worker's end stands for."""
     where = str(address)
     remote = job.config.remote
+    words = {
+        "where": where,
+        "target": job.target.title,
+        "gnu": job.target.architecture.gnu,
+        "limit_s": remote.session_limit_s,
+    }
     if done.returncode == reporting.FAULT_STATUS:
         facts = run.facts
         if facts["fault"] == "mismatch":
             return _mismatch(job.path.stem, where, facts, facts["tolerance"])
-        return _told(facts["fault"], facts["found"], where, job)
-    if done.returncode == -14:  # SIGALRM: a stage took too long
+        return faults.told(facts["fault"], facts["found"], **words)
+    if done.returncode == -signal.SIGALRM:  # a stage took too long
         if run.stage == "compile":
-            return _kernel_unusable(f"still compiling after {run.limit_s:g} s")
+            return faults.told("kernel", f"still compiling after {run.limit_s:g} s")
         if run.stage == "queue":
-            return _busy(where, remote.queue_limit_s, run.facts)
+            return faults.told("busy", _queue(where, run.facts), where=where, limit_s=remote.queue_limit_s)
         if run.stage in ("connect", "reach"):
-            return _told("silent", f"no answer within {run.limit_s:g} s", where, job)
-        return _told("lost", f"no answer for {run.limit_s:g} s while it was asked to {run.stage}", where, job)
+            return faults.told("silent", f"no answer within {run.limit_s:g} s", **words)
+        return faults.told("lost", f"no answer for {run.limit_s:g} s while it was asked to {run.stage}", **words)
     if done.returncode < 0 and run.stage in ("run", "time", "load"):
-        return KernelUnusable(
-            f"the kernel crashed on {where}",
-            expected="a kernel that keeps within its arrays",
-            found=process.explain_exit(done.returncode),
-            mend="look at its indices, or at what it calls",
-        )
+        return faults.told("crashed", process.explain_exit(done.returncode), **words)
     return CommandFailed(
         "the process beside TVM broke off",
         returncode=done.returncode,
@@ -392,82 +389,13 @@ def _fault_of(run: _WorkerRun, done: process.Completed, job: _Job, address: Addr
     )
 
 
-def _told(kind: str, found: str, where: str, job: _Job) -> UserError:
-    remote = job.config.remote
-    if kind == "unknown":
-        return DeviceUnknown(
-            f"no board answers to {where}",
-            expected="a board with that key",
-            found=found,
-            mend="check the key, and that the board's server runs and has reached the tracker or proxy",
-        )
-    if kind == "silent":
-        return BoardSilent(
-            f"{where} cannot be reached",
-            expected="an answer to the connection",
-            found=found,
-            mend="check that the board is on, that its server runs, and that the address is right",
-        )
-    if kind == "timed-out":
-        return SessionTimedOut(
-            f"the session on {where} was ended: its time was up",
-            expected=f"an end within {remote.session_limit_s:g} s",
-            found=found,
-            mend="measure less (--number, --repeat, --size), or raise remote.session_limit_s",
-        )
-    if kind == "lost":
-        return BoardLost(
-            f"{where} was lost in mid-run",
-            expected="an answer to each request",
-            found=found,
-            mend="look at the board (power, network) and at its server's log: a kernel that crashes looks the same",
-        )
-    if kind == "architecture":
-        return PlatformMismatch(
-            f"the kernel is for another machine than {where}",
-            expected="a kernel for the board's own machine",
-            found=found,
-            mend="choose the --target that the board runs",
-        )
-    if kind == "linker":
-        return CommandFailed(
-            f"the kernel cannot be linked for {job.target.title}",
-            expected=f"a linker for {job.target.architecture.gnu}",
-            found=found,
-            mend="set remote.linker (INVOKE_REMOTE_LINKER) to another cross compiler",
-        )
-    if kind == "refused":
-        return KernelUnusable(
-            f"the kernel fails on {where}",
-            expected="a kernel that can be loaded and takes its arrays",
-            found=found,
-            mend="correct the kernel's file (docs/remote.md says what it is called with)",
-        )
-    return _kernel_unusable(found)
-
-
-def _kernel_unusable(found: str) -> KernelUnusable:
-    return KernelUnusable(
-        "the kernel's file cannot be used",
-        expected="a file that defines SIZE, module, inputs and reference",
-        found=found,
-        mend="docs/remote.md has an example",
-    )
-
-
-def _busy(where: str, limit_s: float, facts: Mapping[str, Any]) -> DeviceBusy:
+def _queue(where: str, facts: Mapping[str, Any]) -> str:
+    """What is known of a board that did not become ours in time."""
     if where.startswith("tracker"):
-        found = f"all {facts['boards']} boards with that key in sessions, {facts['waiting']} others waiting before us"
-    elif where.startswith("proxy"):
-        found = "the board is in another session, or no board with that key has dialled out to the proxy"
-    else:
-        found = "it accepts the connection and does not answer: it is in another session, or its server has died"
-    return DeviceBusy(
-        f"{where} is busy",
-        expected=f"a session within {limit_s:g} s",
-        found=found,
-        mend="try again later, or raise remote.queue_limit_s",
-    )
+        return f"all {facts['boards']} boards with that key in sessions, {facts['waiting']} others waiting before us"
+    if where.startswith("proxy"):
+        return "the board is in another session, or no board with that key has dialled out to the proxy"
+    return "it accepts the connection and does not answer: it is in another session, or its server has died"
 
 
 def _mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:

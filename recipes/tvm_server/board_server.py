@@ -2,6 +2,7 @@
 
     python3 board_server.py --port 9090 [--host ADDRESS] [--tracker HOST:PORT --key KEY] [--custom-addr ADDRESS]
     python3 board_server.py --proxy HOST:PORT --key KEY          (the board dials out)
+    python3 board_server.py --check                              (starts, says so, ends)
 
 TVM's server (0.27) does not outlive a kernel that crashes: the thread that accepts connections ends, the process and
 its port stay, and the next client waits for ever. The same happens when the tracker cannot be reached at the start. So
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -52,10 +54,26 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--proxy", type=_address, help="HOST:PORT of a proxy to dial out to, instead of listening")
     parser.add_argument("--key", default="", help="what clients ask the tracker or proxy for")
     parser.add_argument("--custom-addr", help="address to tell the tracker, where it differs")
+    parser.add_argument("--check", action="store_true", help="start on any free port, tell TVM's version, and end")
     found = parser.parse_args(words)
     if (found.tracker or found.proxy) and not found.key:
         parser.error("--tracker and --proxy need a --key")
     return found
+
+
+def check() -> None:
+    """Start a server, connect to it, end it; tell TVM's version."""
+    import tvm
+    from tvm import rpc
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    server = rpc.Server("127.0.0.1", port, port_end=port + 1)
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+    finally:
+        server.terminate()
+    print(f"pitorch: TVM {tvm.__version__} serves", flush=True)
 
 
 def main() -> None:
@@ -63,6 +81,9 @@ def main() -> None:
     options = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+    if options.check:
+        check()
+        return
     from tvm import rpc
 
     host, port = options.proxy or (options.host, options.port)

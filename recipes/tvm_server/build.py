@@ -8,18 +8,22 @@ import sys
 import tomllib
 from pathlib import Path
 
+import docker
+
+from images.containers import run_in
 from images.flavour import Suite
 from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import Architecture
 from toolchain.config import ROOT
-from toolchain.errors import CommandFailed, NetworkUnreachable, WheelUnusable
+from toolchain.errors import CommandFailed, ImageBuildFailed, NetworkUnreachable, WheelUnusable
 from toolchain.process import run
 
 GROUP = "remote"
 SERVER = Path(__file__).with_name("board_server.py")
 _LIMIT_S = 1800.0
 _GLIBC = {"trixie": 41, "bookworm": 36}
+_SERVES = re.compile(r"TVM (\S+) serves")
 UNREACHABLE = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|SSLError|Max retries exceeded|Read timed out"
 )
@@ -39,6 +43,23 @@ def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: P
         files.remove(site / name)
     shutil.copy2(SERVER, site / SERVER.name)
     shutil.copytree(recipe.folder / "files", root, dirs_exist_ok=True)
+
+
+def check(client: docker.DockerClient, reference: str, target: Architecture, log: Path) -> str:
+    """Start the server in a finished image; the version of TVM that it tells. Raises ImageBuildFailed."""
+    try:
+        said = run_in(
+            client, reference, ["pitorch-rpc-server", "--check"], architecture=target, limit_s=_LIMIT_S, log=log
+        ).output
+    except CommandFailed as fault:
+        raise ImageBuildFailed(
+            f"{reference} was built, but TVM's server does not start in it",
+            expected="pitorch-rpc-server --check to end well",
+            found=fault.tail.strip()[-1500:] or fault.found,
+            mend=f"the whole output is in {log}",
+        ) from fault
+    found = _SERVES.search(said)
+    return found[1] if found else ""
 
 
 def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:

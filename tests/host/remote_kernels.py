@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import textwrap
 from pathlib import Path
+
+from device.remote import environment, profiling, targets
+from toolchain.config import Config
+from toolchain.process import run
 
 RIGHT = """
     import numpy
@@ -79,3 +85,32 @@ def write(folder: Path, text: str = RIGHT, *replaced: tuple[str, str]) -> Path:
     path = folder / "kernel.py"
     path.write_text(made)
     return path
+
+
+# Beside TVM: kernels as TVM itself exports them, a plain one and one with a parallel loop.
+EXPORT = """
+import json, pathlib, sys
+import tvm
+from tvm import s_tir, te
+from tvm.support import cc
+from tvm.target import Target
+from device.remote import compiling
+
+kernel, folder = map(pathlib.Path, sys.argv[1:3])
+target, linker = json.loads(sys.argv[3]), sys.argv[4]
+compiling.export(kernel, compiling.load(kernel, 32), target, linker, folder / "plain.so", standalone=False)
+a = te.placeholder((64,), "float32", name="a")
+b = te.compute((64,), lambda i: a[i] + 1.0, name="b")
+made = tvm.IRModule({"many": te.create_prim_func([a, b]).with_attr("global_symbol", "many")})
+schedule = s_tir.Schedule(made)
+schedule.parallel(schedule.get_loops(schedule.get_sblock("b", "many"))[0])
+built = tvm.compile(schedule.mod, target=Target(target))
+built.export_library(str(folder / "many.so"), fcompile=cc.cross_compiler(linker))
+"""
+
+
+def export(config: Config, folder: Path, target: str) -> None:
+    """Write plain.so (``gemm`` of 32 rows) and many.so to ``folder``, as TVM exports them for a target."""
+    beside, wanted = environment.ready(config), targets.load(target)
+    words = [profiling.KERNELS / "gemm.py", folder, json.dumps(dict(wanted.tvm)), wanted.linker("")]
+    run([sys.executable, "-c", EXPORT, *words], env=beside.variables, limit_s=600)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
+import docker
 import numpy
 import pytest
-from remote_kernels import PARALLEL, write
+from remote_kernels import PARALLEL, export, write
 
-from device.remote import profiling
+from device.remote import environment, profiling
 from device.remote.loader_session import Timing
+from images.containers import run_in
+from recipes import main_job
 from toolchain.config import ROOT, Config
 from toolchain.errors import KernelUnusable
 from toolchain.process import run
@@ -148,3 +153,80 @@ def test_a_library_is_kept_only_if_it_is_right(product_config: Config, tmp_path:
             timing=ONCE,
         )
     assert not path.exists()
+
+
+# In a process of its own: with TVM's FFI in it, kernels leave their words there.
+CALL = """
+import os, sys
+import numpy
+from pitorch import tvm
+
+os.chdir(sys.argv[1])
+with_ffi = sys.argv[2] == "with"
+a, b = numpy.random.default_rng(1).standard_normal((2, 32, 32)).astype("float32")
+c = numpy.zeros((32, 32), "float32")
+
+def refusal(action):
+    try:
+        action()
+    except tvm.KernelError as fault:
+        return str(fault)
+    raise SystemExit("not refused")
+
+early = tvm.Library("gemm.so")["gemm"]
+assert "parallel loops" in refusal(lambda: tvm.Library("many.so")) if with_ffi else True
+for name in ("plain.so", "gemm.so") if with_ffi else ("gemm.so",):
+    gemm = tvm.Library(name)["gemm"]
+    for offset in (0, 4):
+        memory = numpy.zeros(4096 + 128, numpy.uint8)
+        begin = -memory.ctypes.data % 64 + offset
+        moved = memory[begin : begin + 4096].view("float32").reshape(32, 32)
+        moved[...] = a
+        gemm(moved, b, c)
+        numpy.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
+    for kernel in (gemm, early):
+        for _ in range(2):
+            told = refusal(lambda: kernel(a, b.astype("float64"), c))
+            assert told.startswith("TypeError: Mismatched b.dtype"), told
+if not with_ffi:
+    for name in ("plain.so", "many.so"):
+        assert "install apache-tvm-ffi" in refusal(lambda: tvm.Library(name))
+assert ("tvm_ffi" in sys.modules) == with_ffi
+print("all as promised")
+"""
+
+
+@pytest.mark.parametrize("ffi", ["with", "without"])
+def test_kernels_as_tvm_exports_them_need_its_ffi_and_keep_their_words(
+    product_config: Config, gemm: Path, tmp_path: Path, ffi: str
+) -> None:
+    shutil.copy(gemm, tmp_path / "gemm.so")
+    export(product_config, tmp_path, "local")
+    site = environment.ready(product_config).site
+    own = str(ROOT / "recipes" / "libqpu" / "python")
+    paths = f"{own}:{site}" if ffi == "with" else own
+    done = run([sys.executable, "-c", CALL, tmp_path, ffi], env={"PYTHONPATH": paths}, limit_s=300)
+    assert "all as promised" in done.output
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_in_the_image_kernels_of_tvm_compute_on_tensors_of_torch(
+    product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    if not built.manifest("torch").facts["wheel"]:
+        pytest.skip("the image is built without torch: no wheel is at hand")
+    kept = tmp_path / "gemm.so"
+    profiling.profile(product_config, kernel="gemm", target="armv7", device="emulator", size=32, keep=kept, timing=ONCE)
+    shutil.copy(ROOT / "tests" / "device" / "test_tvm.py", tmp_path)
+    done = run_in(
+        client,
+        product_config.image_reference("system"),
+        ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "test_tvm.py"],
+        architecture=product_config.image.target,
+        binds=[f"{tmp_path}:/root/work:rw"],
+        workdir="/root/work",
+    )
+    assert "22 passed" in done.output
+    assert "skipped" not in done.output

@@ -46,7 +46,7 @@ def test_every_recipe_is_whole(name: str) -> None:
     recipe = load(name)
     assert recipe.folder == HERE / name
     assert recipe.title
-    assert recipe.source in ("tree", "archive", "git")
+    assert recipe.source in ("tree", "archive", "git", "index")
     assert recipe.outputs
     for pattern in recipe.inputs:
         assert any(path.is_file() for path in recipe.folder.glob(pattern)), f"{name}: {pattern} matches nothing"

@@ -9,13 +9,23 @@ import numpy
 import pytest
 from remote_kernels import RIGHT, write
 
-from device.remote import comparing, compiling, environment, profiling, reporting, targets
+from device.remote import comparing, compiling, environment, faults, profiling, reporting, targets
 from device.remote.address import Address, parse, resolve
 from device.remote.loader_session import Timing
 from recipes.tvm_server import build as tvm_server
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config, load_config
-from toolchain.errors import ConfigError, DeviceUnknown, KernelUnusable, NetworkUnreachable, UserError
+from toolchain.errors import (
+    ConfigError,
+    DeviceBusy,
+    DeviceUnknown,
+    KernelUnusable,
+    NetworkUnreachable,
+    PlatformMismatch,
+    UserError,
+)
+
+REMOTE = Path(faults.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -240,3 +250,29 @@ def test_statistics_of_a_profile() -> None:
     assert rows["least"] == "1 µs"
     assert "model" not in rows
     assert "note" not in rows
+
+
+def test_every_fault_that_can_be_told_has_its_row() -> None:
+    told = {
+        kind
+        for name in ("rpc_worker.py", "compiling.py", "loader_session.py", "profiling.py")
+        for kind in re.findall(r'(?:Fault|told|_told)\(\s*"([\w-]+)"', (REMOTE / name).read_text())
+    }
+    assert told >= {"unknown", "silent", "busy", "timed-out", "lost", "linker", "refused", "kernel", "crashed"}
+    assert told <= set(faults.TABLE)
+    words = {"where": "the board", "limit_s": 7.0, "target": "a machine", "gnu": "its triplet"}
+    for kind in faults.TABLE:
+        made = faults.told(kind, "what was seen", **words)
+        assert made.found == "what was seen"
+        assert "{" not in f"{made.summary}{made.expected}{made.mend}"
+    assert {faults.TABLE[kind].error.exit_code for kind in faults.TABLE} == {14, 18, 40, 60, 61, 62, 63, 65}
+
+
+def test_every_answer_of_the_loader_is_an_error_of_its_kind() -> None:
+    kinds = set(re.findall(r'Failure\("([\w-]+)"', (REMOTE / "loader" / "loader.cpp").read_text()))
+    assert kinds >= {"architecture", "kernel", "load", "memory", "protocol"}
+    for kind in kinds | {"busy"}:
+        made = faults.answered(kind, "its words", where="the board", limit_s=1.0)
+        expected = {"busy": DeviceBusy, "architecture": PlatformMismatch}.get(kind, KernelUnusable)
+        assert type(made) is expected
+        assert "the board" in made.summary

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from device.remote import environment
 from images import doctor, probe, rootfs
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.flow import Flow
 from recipes.tvm_server import build
 from toolchain.architecture import ARCHITECTURES
-from toolchain.config import load_config
+from toolchain.config import Config, load_config
 from toolchain.errors import WheelUnusable
+from toolchain.process import run
 
 
 def machines(root: Path) -> set[int]:
@@ -88,3 +90,12 @@ def test_a_wrong_command_line_of_the_server_is_refused(words: list[str], told: s
     done = subprocess.run([sys.executable, build.SERVER, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_the_server_shows_that_it_starts(product_config: Config) -> None:
+    """What build-image asks of an image with the server in it, here with this PC's TVM."""
+    beside = environment.ready(product_config)
+    done = run([sys.executable, build.SERVER, "--check"], env=beside.variables, limit_s=300)
+    version = next(pin for pin in build.pins() if pin.startswith("apache-tvm==")).partition("==")[2]
+    assert f"pitorch: TVM {version} serves" in done.output
+    assert "Traceback" not in done.output

@@ -1,6 +1,7 @@
-"""Kernels that TVM compiled, called on arrays of numpy and tensors of torch, on a board that has no TVM.
+"""Kernels that TVM compiled, called on arrays of numpy and tensors of torch, on a board without TVM's runtime.
 
-``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library::
+``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library; where ``apache-tvm-ffi`` is installed
+(``./inv build-tvm-ffi``), one that TVM itself exported will do::
 
     from pitorch import tvm
 
@@ -10,12 +11,17 @@
 What a kernel checks (types, shapes, strides) it checks here too: KernelError has its words. TVM's code takes for
 granted that an array begins at a multiple of 64 bytes, and faults where it does not; such arrays are copied for the
 call, and back. torch's own tensors begin so, views and numpy's arrays need not.
+
+What a kernel wants of TVM's runtime beside that (threads for parallel loops) is not there, and calling it would end the
+process: such a library is refused.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +32,8 @@ ALIGNMENT = 64
 _CPU = 1
 _TENSOR_POINTER = 7
 _CAPSULE = b"dltensor"
+_OF_RUNTIME = ("ParallelLaunch", "ParallelBarrier", "AllocWorkspace", "FreeWorkspace", "GetFuncFromEnv")
+"""Functions of TVM's runtime, by their ends: a kernel that uses one has an empty pointer of that name for it."""
 
 
 class KernelError(RuntimeError):
@@ -59,6 +67,28 @@ class _Any(ctypes.Structure):
     _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", _Value))
 
 
+class _Bytes(ctypes.Structure):
+    """TVMFFIByteArray of tvm/ffi/c_api.h."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+    def text(self) -> str:
+        return ctypes.string_at(self.data, self.size).decode(errors="replace") if self.size else ""
+
+
+class _Error(ctypes.Structure):
+    """TVMFFIObject of tvm/ffi/c_api.h, and the beginning of the TVMFFIErrorCell behind it."""
+
+    _fields_ = (
+        ("references", ctypes.c_uint64),
+        ("type_index", ctypes.c_int32),
+        ("padding", ctypes.c_uint32),
+        ("deleter", ctypes.c_int64),
+        ("kind", _Bytes),
+        ("message", _Bytes),
+    )
+
+
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -68,16 +98,22 @@ class Library:
     """The kernels of a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        # The loader would look for a bare name among the system's libraries.
         self.path = str(Path(path).resolve())
-        try:
-            self._library = ctypes.CDLL(self.path)
-        except OSError as fault:
-            raise KernelError(f"cannot load {self.path}: {fault}") from fault
-        if not hasattr(self._library, "pitorch_raised"):
-            raise KernelError(f"{self.path} was not made for boards without TVM: profile-remote --keep makes such")
-        if hasattr(self._library, "__TVMBackendParallelLaunch"):
+        self._library = _loaded(self.path)
+        alone = hasattr(self._library, "pitorch_raised")
+        served = ("AllocWorkspace", "FreeWorkspace") if alone else ()
+        wanted = [name for name in _OF_RUNTIME if name not in served and hasattr(self._library, f"__TVMBackend{name}")]
+        if "ParallelLaunch" in wanted:
             raise KernelError(f"{self.path} has parallel loops: they need TVM's own thread pool")
-        self._library.pitorch_raised.restype = ctypes.c_char_p
+        if wanted:
+            raise KernelError(
+                f"{self.path} needs TVM's runtime ({', '.join(wanted)}): profile-remote --keep links it in"
+            )
+        ffi, own = _ffi_words(), _own_words(self._library) if alone else None
+        if ffi is None and own is None:
+            raise KernelError(f"{self.path} was not made for boards without TVM: profile-remote --keep makes such")
+        self._sources = tuple(source for source in (ffi, own) if source is not None)
 
     def __getitem__(self, name: str) -> Kernel:
         """The kernel of that name. Raises KernelError."""
@@ -87,13 +123,17 @@ class Library:
             raise KernelError(f"{self.path} has no kernel {name!r}") from fault
         entry.restype = ctypes.c_int
         entry.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Any), ctypes.c_int32, ctypes.POINTER(_Any))
-        return Kernel(name, entry, self._library.pitorch_raised)
+        return Kernel(name, entry, self._raised)
+
+    def _raised(self) -> str:
+        """The last refusal's words: TVM's FFI has them where it came into the process first, else the library."""
+        return next((text for source in self._sources if (text := source())), "the kernel failed without a word")
 
 
 class Kernel:
     """One kernel; it may be called from any thread."""
 
-    def __init__(self, name: str, entry: Any, raised: Any) -> None:
+    def __init__(self, name: str, entry: Any, raised: Callable[[], str]) -> None:
         self.name = name
         self._entry = entry
         self._raised = raised
@@ -116,9 +156,59 @@ class Kernel:
             given[number].value.pointer = ctypes.addressof(tensor)
         result = _Any()
         if self._entry(None, given, len(tensors), ctypes.byref(result)) != 0:
-            raise KernelError(self._raised().decode(errors="replace"))
+            raise KernelError(self._raised())
         for tensor, begin, size, _ in own:
             ctypes.memmove(begin, tensor.data, size)
+
+
+def _loaded(path: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path)
+    except OSError as fault:
+        if "TVMFFI" not in str(fault):
+            raise KernelError(f"cannot load {path}: {fault}") from fault
+    # As TVM exports it. Importing tvm_ffi offers the process what is missing; it must not compile something for torch.
+    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+    try:
+        importlib.import_module("tvm_ffi")
+    except ImportError as fault:
+        raise KernelError(
+            f"{path} was not made for boards without TVM: profile-remote --keep makes such, or install apache-tvm-ffi"
+        ) from fault
+    try:
+        return ctypes.CDLL(path)
+    except OSError as fault:
+        raise KernelError(f"cannot load {path}: {fault}") from fault
+
+
+def _own_words(library: ctypes.CDLL) -> Callable[[], str]:
+    """What tells a refusal's words in a library of ``--keep``."""
+    words = library.pitorch_raised
+    words.restype = ctypes.c_char_p
+    return lambda: words().decode(errors="replace")
+
+
+def _ffi_words() -> Callable[[], str] | None:
+    """What tells a refusal's words that was left with TVM's FFI; None where this process has none."""
+    process = ctypes.CDLL(None)
+    try:
+        move, release = process.TVMFFIErrorMoveFromRaised, process.TVMFFIObjectDecRef
+    except AttributeError:
+        return None
+    move.restype, move.argtypes = None, (ctypes.POINTER(ctypes.c_void_p),)
+    release.restype, release.argtypes = ctypes.c_int, (ctypes.c_void_p,)
+
+    def words() -> str:
+        handle = ctypes.c_void_p()
+        move(ctypes.byref(handle))
+        if not handle.value:
+            return ""
+        error = _Error.from_address(handle.value)
+        text = f"{error.kind.text()}: {error.message.text()}"
+        release(handle)
+        return text
+
+    return words
 
 
 def _exported(number: int, item: Any) -> Any:

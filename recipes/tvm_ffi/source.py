@@ -1,0 +1,116 @@
+"""apache-tvm-ffi's source archive, and the tools that its build runs: from the package index that pip is set to.
+
+pip fetches both with this PC's settings (indices, proxies, certificates, folders of wheels). The archive's SHA-256 is
+pinned, and pip refuses another; what is kept here is checked again on every use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from images.flavour import Suite
+from recipes.recipe import Recipe
+from recipes.tvm_server.build import UNREACHABLE
+from toolchain import files
+from toolchain.architecture import host_architecture
+from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
+from toolchain.process import run
+
+_LIMIT_S = 1800.0
+_OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
+_NO_SUCH = re.compile(r"No matching distribution found for ([^\s;(]+)")
+
+
+def identity(recipe: Recipe) -> str:
+    """What the recipe pins, without fetching it."""
+    names = ("distribution", "version", "sha256", "tools")
+    return " ".join(recipe.settings[name] for name in names)
+
+
+def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
+    """A folder with the build's tools for this PC's machine and the suite's Python; kept. Raises as ``obtain``."""
+    pins = recipe.settings["tools"].split()
+    key = hashlib.sha256("\n".join([*pins, suite.python]).encode()).hexdigest()[:12]
+    place = folder / f"tvm-ffi-tools-{key}"
+    if not place.is_dir():
+        machine = host_architecture().wheel_platform.removeprefix("linux_")
+        platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1)]
+        words = ["install", "--no-deps", "--no-compile", "--only-binary=:all:", "--implementation=cp"]
+        words += [f"--python-version={suite.python}", *platforms, f"--platform=manylinux2014_{machine}"]
+        with files.replacing(place) as aside:
+            _pip([*words, "--target", str(aside), *pins], log, ", ".join(pins))
+    return place
+
+
+def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
+    """The source archive, fetched into ``folder`` unless it is there. ``backend`` is the folder of ``tools``.
+
+    Raises NetworkUnreachable, or SourceUnavailable for an index without it and for other bytes than the pinned ones.
+    """
+    name, version, digest = (recipe.settings[key] for key in ("distribution", "version", "sha256"))
+    place = folder / f"{name.replace('-', '_')}-{version}.tar.gz"
+    if not place.is_file():
+        with files.scratch_folder(folder, "tvm-ffi") as scratch:
+            wanted = scratch / "wanted.txt"
+            wanted.write_text(f"{name}=={version} --hash=sha256:{digest}\n")
+            words = ["download", "--no-deps", "--no-cache-dir", f"--no-binary={name}", "--no-build-isolation"]
+            # pip asks a source archive for its metadata; by these two that takes no compiler, CMake or further package.
+            environment = {"PYTHONPATH": str(backend.resolve()), "SKBUILD_WHEEL_CMAKE": "false"}
+            words += ["--require-hashes", "--dest", str(scratch), "--requirement", str(wanted)]
+            _pip(words, log, f"{name}=={version}", environment)
+            fetched = scratch / place.name
+            if not fetched.is_file():
+                raise SourceUnavailable(
+                    f"the package index has no source archive of {name} {version}",
+                    expected=place.name,
+                    found=", ".join(sorted(path.name for path in scratch.iterdir() if path != wanted)) or "nothing",
+                    mend=f"read {log}; pip config list says which index that is",
+                )
+            fetched.replace(place)
+    found = files.sha256_of(place)
+    if found != digest:
+        raise _other(recipe, found, f"delete {place} and run the task again")
+    return place
+
+
+def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, str] | None = None) -> None:
+    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    try:
+        run(argv, env=environment, limit_s=_LIMIT_S, log=log)
+    except CommandFailed as fault:
+        if (other := _OTHER_BYTES.search(fault.tail)) is not None:
+            mend = "do not go on before you know why; a new release is a change of recipes/tvm_ffi/recipe.toml"
+            raise SourceUnavailable(
+                f"the package index has other bytes under {what}",
+                expected="the SHA-256 that recipes/tvm_ffi/recipe.toml pins",
+                found=other[1],
+                mend=mend,
+            ) from fault
+        if UNREACHABLE.search(fault.tail):
+            raise NetworkUnreachable(
+                f"{what} cannot be fetched: the package index does not answer",
+                expected="the package index that this PC's pip uses (pip config list) to answer",
+                found=f"no connection (whole log: {log})",
+                mend="mend the network, https_proxy or pip.conf, then run the task again",
+            ) from fault
+        if (unfound := _NO_SUCH.search(fault.tail)) is not None:
+            raise SourceUnavailable(
+                f"the package index does not have {unfound[1]}",
+                expected=what,
+                found="no such version, or none that fits",
+                mend="pip config list says which index that is; the pins are in recipes/tvm_ffi/recipe.toml",
+            ) from fault
+        raise
+
+
+def _other(recipe: Recipe, found: str, mend: str) -> SourceUnavailable:
+    return SourceUnavailable(
+        f"the source of {recipe.settings['distribution']} is not the one that the recipe pins",
+        expected=f"SHA-256 {recipe.settings['sha256']}",
+        found=found,
+        mend=mend,
+    )

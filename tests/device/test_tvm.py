@@ -1,0 +1,98 @@
+"""Kernels that TVM compiled on the PC, called on torch's tensors on the board, by ``pitorch.tvm``.
+
+The kernel is the product of two matrices of 32 rows, beside this file as ``gemm.so``::
+
+    ./inv profile-remote --kernel gemm --target armv7 --size 32 --keep tests/device/gemm.so
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+tvm = pytest.importorskip("pitorch.tvm", reason="the image has no libqpu of ours")
+
+KERNEL = Path(__file__).with_name("gemm.so")
+SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def gemm() -> tvm.Kernel:
+    if not KERNEL.is_file():
+        pytest.skip(
+            "no kernel: ./inv profile-remote --kernel gemm --target armv7 --size 32 --keep tests/device/gemm.so"
+        )
+    return tvm.Library(KERNEL)["gemm"]
+
+
+def matrices() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    a, b = (torch.randn(SIZE, SIZE, generator=generator) for _ in range(2))
+    return a, b, torch.full((SIZE, SIZE), float("nan"))
+
+
+def view(values: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same values in memory that begins ``elements`` behind a tensor's own."""
+    memory = torch.zeros(values.numel() + 64)
+    memory[elements : elements + values.numel()] = values.flatten()
+    return memory[elements : elements + values.numel()].view(values.shape)
+
+
+def test_a_kernel_of_tvm_computes_on_tensors(gemm: tvm.Kernel) -> None:
+    a, b, c = matrices()
+    gemm(a, b, c)
+    torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3, 4, 15, 16, 17])
+def test_tensors_need_not_begin_where_tvm_wants_them(gemm: tvm.Kernel, elements: int) -> None:
+    a, b, c = matrices()
+    result = view(c, elements)
+    gemm(view(a, elements), b, result)
+    torch.testing.assert_close(result, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_tensors_and_arrays_may_be_mixed(gemm: tvm.Kernel) -> None:
+    a, b, c = matrices()
+    gemm(a.numpy(), b, c.numpy())
+    torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (torch.zeros(SIZE, SIZE - 1), "argument #1"),
+        (torch.zeros(0, SIZE), "argument #1"),
+        (torch.zeros(SIZE * SIZE), "argument #1"),
+        (torch.zeros(SIZE, SIZE).double(), "argument #1"),
+        (torch.zeros(SIZE, SIZE).bfloat16(), "argument #1"),
+        (torch.zeros(SIZE, SIZE).t(), "argument #1"),
+        (torch.zeros(SIZE, 2 * SIZE)[:, ::2], "argument #1"),
+        (torch.zeros(SIZE, SIZE, requires_grad=True), "detach"),
+        (torch.zeros(SIZE, SIZE, device="meta"), "argument 1 cannot be handed over"),
+        (torch.zeros(SIZE, SIZE).to_sparse(), "argument 1 cannot be handed over"),
+        (numpy.zeros((SIZE, SIZE), "int32"), "argument #1"),
+        (None, "argument 1 is no array or tensor"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_computed(gemm: tvm.Kernel, wrong: object, told: str) -> None:
+    a, _, c = matrices()
+    with pytest.raises(tvm.KernelError, match=told):
+        gemm(a, wrong, c)
+    assert c.isnan().all()
+
+
+def test_a_kernel_serves_several_threads(gemm: tvm.Kernel) -> None:
+    a, b, _ = matrices()
+    results = [torch.zeros(SIZE, SIZE) for _ in range(4)]
+    threads = [threading.Thread(target=gemm, args=(a * number, b, c)) for number, c in enumerate(results)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, c in enumerate(results):
+        torch.testing.assert_close(c, (a * number) @ b, rtol=1e-4, atol=1e-3)
