@@ -57,8 +57,16 @@ class Kept:
         return self.folder / "source"
 
     def remember(self, surroundings: str, output: str, wheel: Path) -> None:
-        """Keep a full build that has just ended well; ``output`` is what it printed, ``wheel`` is copied."""
+        """Keep a full build that has just ended well; ``output`` is what it printed, ``wheel`` is copied.
+
+        Compilers that run side by side may break each other's lines: where the output does not tell how each object
+        that was linked came about, nothing is kept.
+        """
         commands = compiler_commands(output)
+        compiled = {item[item.index("-o") + 1] for item in commands if "-c" in item}
+        linked = {word for item in commands if "-shared" in item for word in item if word.endswith(".o")}
+        if not linked or linked - compiled:
+            return
         shutil.copy2(wheel, self.folder / wheel.name)
         document = {
             "surroundings": surroundings,

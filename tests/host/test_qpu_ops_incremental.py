@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,8 +59,8 @@ class Build:
             [cxx, "-shared", "build/three.o", "-o", "build/_other.so", "-Wl,-s"],
         ]
 
-    def full(self) -> None:
-        """Build everything and keep it."""
+    def full(self, said: Callable[[str], str] = str) -> None:
+        """Build everything and keep it; ``said`` may spoil what the build printed."""
         shutil.copytree(self.recipe, self.kept.source)
         (self.kept.source / "build").mkdir()
         self._execute(self.commands)
@@ -72,7 +72,7 @@ class Build:
             sink.writestr("trial-1.0.dist-info/METADATA", "Name: trial\n")
             sink.writestr("trial-1.0.dist-info/RECORD", "of the full build\n")
         printed = "\n".join(["running build_ext", *map(shlex.join, self.commands), "done"])
-        self.kept.remember("as ever", printed, wheel)
+        self.kept.remember("as ever", said(printed), wheel)
         wheel.unlink()
 
     def rebuild(self, surroundings: str = "as ever") -> Path | None:
@@ -115,6 +115,12 @@ def test_a_changed_source_is_compiled_and_linked_and_no_other(build: Build) -> N
         assert archive.testzip() is None
     assert build.rebuild() is not None
     assert build.compiled() == [], "it is up to date now"
+
+
+def test_a_build_whose_output_was_garbled_is_not_kept(tmp_path: Path) -> None:
+    made = Build(tmp_path)
+    made.full(lambda text: text.replace("-o build/two.o\n", "-o build/tw\no.o\n", 1))
+    assert made.rebuild() is None
 
 
 def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
