@@ -149,21 +149,27 @@ def test_a_backend_that_does_not_exist_is_told() -> None:
 
 
 def test_segments_are_cut_joined_and_given_back() -> None:
-    torch.qpu.empty_cache()
-    before = torch.qpu.memory_stats()
-    tensors = [torch.empty(size, dtype=torch.uint8, device="qpu") for size in (100, 200, 70_000, 64, 3_000_000)]
-    stats = torch.qpu.memory_stats()
-    assert stats["segments.current"] - before["segments.current"] in (1, 2)
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    assert all(address % 64 == 0 for address in addresses)
-    del tensors[1], tensors[0]
-    joined = torch.empty(300, dtype=torch.uint8, device="qpu")
-    assert joined.data_ptr() == addresses[0], "two neighbours that are free are one"
-    tensors.clear()
-    del joined
-    assert torch.qpu.memory_allocated() == before["allocated_bytes.current"]
-    torch.qpu.empty_cache()
-    assert torch.qpu.memory_reserved() <= before["reserved_bytes.current"]
+    # In a process of its own: what other tests left alive would decide where a tensor lies.
+    script = """
+before = torch.qpu.memory_stats()
+tensors = [torch.empty(size, dtype=torch.uint8, device="qpu") for size in (100, 200, 70_000, 64, 3_000_000)]
+stats = torch.qpu.memory_stats()
+print(stats["segments.current"] - before["segments.current"])
+addresses = [tensor.data_ptr() for tensor in tensors]
+assert all(address % 64 == 0 for address in addresses)
+del tensors[1], tensors[0]
+joined = torch.empty(300, dtype=torch.uint8, device="qpu")
+print("two neighbours that are free are one", joined.data_ptr() == addresses[0])
+tensors.clear()
+del joined
+print(torch.qpu.memory_allocated() - before["allocated_bytes.current"])
+torch.qpu.empty_cache()
+print(torch.qpu.memory_reserved() <= before["reserved_bytes.current"])
+"""
+    segments, joined, allocated, given_back = fine(script).splitlines()
+    assert segments in ("1", "2")
+    assert joined == "two neighbours that are free are one True"
+    assert (allocated, given_back) == ("0", "True")
 
 
 def test_kept_memory_is_given_back_before_memory_is_said_to_be_out() -> None:

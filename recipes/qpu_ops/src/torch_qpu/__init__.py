@@ -18,6 +18,11 @@ Environment variables, read when the first tensor is made:
 
 from __future__ import annotations
 
+import atexit
+import threading
+import time
+from pathlib import Path
+
 import torch
 
 if not hasattr(torch, "qpu"):
@@ -77,4 +82,31 @@ def _register() -> None:
     )
 
 
+def _let_backward_threads_rest() -> None:
+    """Before Python ends, wait until the other threads sleep: at most half a second.
+
+    PyTorch's thread for a device puts away what a backward pass left after ``backward()`` has returned, and takes the
+    interpreter's lock for that. When the interpreter is ending by then, Python ends that thread, and C++ the process
+    (``terminate called without an active exception``); the other devices of PyTorch have the same race.
+    """
+    own = str(threading.get_native_id())
+    end = time.monotonic() + 0.5
+    quiet = 0
+    while quiet < 2 and time.monotonic() < end:
+        time.sleep(0.002)  # gives the lock away
+        quiet = (
+            0
+            if any(_runs(task) for task in Path("/proc/self/task").glob("*/stat") if task.parent.name != own)
+            else quiet + 1
+        )
+
+
+def _runs(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False  # it has ended
+
+
 _register()
+atexit.register(_let_backward_threads_rest)
