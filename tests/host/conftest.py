@@ -43,23 +43,30 @@ def needs_the_machine() -> None:
 
 # What says that a test has to do with this machine's one engine or one build.
 _OF_THE_MACHINE = frozenset({"built", "client", "exported_config"})
-_MARKS_OF_THE_MACHINE = frozenset({"engine", "emulation", "machine", "network_namespaces"})
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plug-in that reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two lanes, which ``-n 2 --dist loadgroup`` runs side by side.
 
-    Whatever asks for the engine, for emulation or for a board waits for this machine's one engine and one build, so
-    it stays in one process; the compilers' tests and the quick ones have no part in that. Files are not split.
+    Whatever asks for this machine's one engine or one build stays in one process; compilers, boards of a test's own and
+    what is quick have no part in that. Files are not split.
     """
     of_the_machine = {
         item.path
         for item in items
         if _OF_THE_MACHINE & set(getattr(item, "fixturenames", ()))
-        or _MARKS_OF_THE_MACHINE & {mark.name for mark in item.iter_markers()}
+        or item.get_closest_marker("engine")
+        or item.get_closest_marker("portmapper")
     }
     for item in items:
         item.add_marker(pytest.mark.xdist_group("machine" if item.path in of_the_machine else "sources"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """An engine that a test started is recorded in the tests' own build folder, where ./inv down does not look."""
+    if not hasattr(session.config, "workerinput"):
+        engine.down(load_config(SETTINGS))
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +84,10 @@ def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def built(product_config: Config) -> Iterator[main_job.Built]:
+def built(product_config: Config) -> main_job.Built:
     """The system image, built for real: from the mirror to the image that was seen working."""
     needs_the_machine()
-    yield main_job.build_image(product_config)
-    # An engine that this started is recorded in the tests' own build folder, where ./inv down does not look.
-    engine.down(product_config)
+    return main_job.build_image(product_config)
 
 
 @pytest.fixture(scope="session")

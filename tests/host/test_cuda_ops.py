@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +22,6 @@ from elftools.elf.elffile import ELFFile
 from packaging.version import Version
 from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
 
-from images import engine
 from recipes import recipe
 from recipes.cuda_ops import audit, build, figures, native, timing, toolkit
 from recipes.qpu_ops import native as qpu_native
@@ -40,8 +39,6 @@ from toolchain.errors import (
 )
 
 RECIPE = ROOT / "recipes" / "cuda_ops"
-
-pytestmark = pytest.mark.engine
 AMD64 = ARCHITECTURES["amd64"]
 
 
@@ -55,7 +52,7 @@ def config(product_config: Config) -> Config:
 
 
 @pytest.fixture(scope="session")
-def wheel(config: Config) -> Iterator[build.Wheel]:
+def wheel(config: Config) -> build.Wheel:
     needs_the_machine()
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc is taken from PyPI for x86-64 only")
@@ -65,8 +62,7 @@ def wheel(config: Config) -> Iterator[build.Wheel]:
     if not link.exists():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(qpu_native.folder_of(shared))
-    yield build.build_wheel(config)
-    engine.down(config)
+    return build.build_wheel(config)
 
 
 def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: build.Wheel, config: Config) -> None:
