@@ -51,10 +51,13 @@ def linters() -> tuple[Check, ...]:
     )
 
 
-def host_tests(select: str = "") -> Check:
-    """The tests of this machine's side, in two lanes side by side; ``select`` is an expression for pytest's -k."""
-    lanes = ("-n", "2", "--dist", "loadgroup", "--durations=25")
-    return Check("pytest", (sys.executable, "-m", "pytest", *lanes, *(("-k", select) if select else ())))
+def host_tests(select: str = "", lanes: int = 1) -> Check:
+    """The tests of this machine's side; ``select`` is an expression for pytest's -k.
+
+    With two ``lanes`` those that need the engine and those that do not run side by side (tests/host/conftest.py).
+    """
+    words = ["--durations=25", *(("-n", "2", "--dist", "loadscope") if lanes > 1 else ())]
+    return Check("pytest", (sys.executable, "-m", "pytest", *words, *(("-k", select) if select else ())))
 
 
 def run_all(checks: Sequence[Check]) -> None:

@@ -8,10 +8,12 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from images import engine
 from images.engine import connect
@@ -41,26 +43,37 @@ def needs_the_machine() -> None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
 
 
-# What says that a test has to do with this machine's one engine or one build.
-_OF_THE_MACHINE = frozenset({"built", "client", "exported_config"})
-
-
-@pytest.hookimpl(tryfirst=True)  # before the plug-in that reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two lanes, which ``-n 2 --dist loadgroup`` runs side by side.
-
-    Whatever asks for this machine's one engine or one build stays in one process; compilers, boards of a test's own and
-    what is quick have no part in that. Files are not split.
-    """
-    of_the_machine = {
-        item.path
-        for item in items
-        if _OF_THE_MACHINE & set(getattr(item, "fixturenames", ()))
-        or item.get_closest_marker("engine")
-        or item.get_closest_marker("portmapper")
+# Tests that wait for this machine's one engine, one build or one portmapper: one process runs them all.
+_OF_THE_MACHINE = frozenset(
+    {
+        *("test_any_wheel.py", "test_cuda_ops.py", "test_deploy.py", "test_device_on_board.py", "test_doctor.py"),
+        *("test_engine.py", "test_enter_nfsroot.py", "test_export.py", "test_main_job.py", "test_mirrors.py"),
+        *("test_pitorch_tvm.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_qpulib_recipe.py"),
+        *("test_registry.py", "test_registry_faults.py", "test_registry_local.py", "test_rootfs.py", "test_serve.py"),
+        *("test_torch_wheel.py", "test_tvm_ffi.py", "test_wheels.py"),
     }
+)
+_SHARED = frozenset({"built", "client", "exported_config"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever asks for what all share is named above; else two processes would make it at once."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("machine" if item.path in of_the_machine else "sources"))
+        shares = _SHARED & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("engine")
+        if shares and item.path.name not in _OF_THE_MACHINE:
+            raise pytest.UsageError(
+                f"{item.path.name} shares the build or the engine: name it in {Path(__file__).name}"
+            )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Two lanes for ``./inv test --lanes=2``: tests of the machine, and all others."""
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "machine" if Path(nodeid.partition("::")[0]).name in _OF_THE_MACHINE else "others"
+
+    return Lanes(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

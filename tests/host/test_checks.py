@@ -44,7 +44,8 @@ def test_the_wrapper_and_the_helpers_are_among_the_shell_scripts() -> None:
 
 def test_pytest_gets_the_expression() -> None:
     assert checks.host_tests("a or b").argv[-2:] == ("-k", "a or b")
-    assert "-k" not in checks.host_tests().argv
+    assert not {"-k", "-n"} & set(checks.host_tests().argv)
+    assert "-n" in checks.host_tests(lanes=2).argv
 
 
 @pytest.mark.parametrize("name", [".ci/run", ".ci/bare-machine"])

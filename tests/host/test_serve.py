@@ -24,8 +24,6 @@ from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
 from toolchain.manifest import Manifest
 
-pytestmark = pytest.mark.portmapper
-
 needs_server = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the NFS server opens files of all owners"),
     pytest.mark.skipif(shutil.which("ganesha.nfsd") is None, reason="needs ganesha.nfsd (package nfs-ganesha)"),
