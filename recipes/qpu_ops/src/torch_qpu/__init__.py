@@ -25,10 +25,13 @@ from pathlib import Path
 
 import torch
 
+# First: where libqpu is missing this raises, and PyTorch is left as it was.
+from torch_qpu import _C
+
 if not hasattr(torch, "qpu"):
     torch.utils.rename_privateuse1_backend("qpu")
 
-from torch_qpu import _C, device
+from torch_qpu import device
 from torch_qpu.counters import Profile, copies, fallbacks, launches, profile, report, reset_counters
 from torch_qpu.device import synchronize
 
