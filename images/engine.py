@@ -105,13 +105,16 @@ class ProcessRecord:
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord | None:
-        """Look a process up; None when it is gone or a zombie."""
+        """Look a process up; None when it is gone or a zombie.
+
+        A process whose first thread has ended is there until its others have too: they hold its files and its ports.
+        """
         try:
             # The command's name, field 2, may itself hold spaces and brackets: split behind its last one.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        if fields[0] in "ZX":
+        if fields[0] in "ZX" and int(fields[17]) <= 1:  # field 20, num_threads: the zombie alone is left
             return None
         return cls(pid=pid, start_ticks=int(fields[19]), boot_id=_boot_id())
 

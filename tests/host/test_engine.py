@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -172,6 +173,29 @@ def test_a_zombie_is_not_alive() -> None:
         time.sleep(0.01)
     assert engine.ProcessRecord.of(child.pid) is None
     child.wait()
+
+
+def test_a_process_is_alive_until_its_last_thread_has_ended() -> None:
+    number = {"x86_64": 60, "aarch64": 93}.get(platform.machine())  # exit(2) of the calling thread alone
+    if number is None:
+        pytest.skip(f"the number of exit(2) on {platform.machine()} is not known here")
+    code = (
+        "import ctypes, sys, threading;"
+        "threading.Thread(target=sys.stdin.read).start();"
+        f"ctypes.CDLL(None).syscall({number}, 0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 30
+        while " Z " not in Path(f"/proc/{child.pid}/stat").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        record = engine.ProcessRecord.of(child.pid)
+        assert record is not None
+        assert record.alive()
+        assert child.stdin is not None
+        child.stdin.close()
+        while record.alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not record.alive()
 
 
 def test_a_docker_host_that_does_not_answer_is_not_replaced(
