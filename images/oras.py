@@ -201,6 +201,31 @@ class Store(Distribution):
             self._check_blob(item)
         return held, sent
 
+    def tag_also(self, tag: str) -> None:
+        """Let another tag of the repository mean the same artefact from now on, and ask whether it does.
+
+        Raises RegistryRefused, RegistryBroke or RegistryFailed.
+        """
+        base = f"/v2/{self.reference.repository}/manifests"
+        answer = self._request("GET", f"{base}/{self.reference.tag}", headers={"Accept": MANIFEST_TYPE})
+        if answer.status_code != 200:
+            raise self._unexpected(answer, f"GET {base}/{self.reference.tag}")
+        document = answer.content
+        stated = f"sha256:{hashlib.sha256(document).hexdigest()}"
+        answer = self._request(
+            "PUT", f"{base}/{tag}", headers={"Content-Type": MANIFEST_TYPE}, body=lambda: _Reader(io.BytesIO(document))
+        )
+        if answer.status_code != 201:
+            raise self._unexpected(answer, f"PUT {base}/{tag}")
+        _, found = self._manifest(tag)
+        if found != stated:
+            raise RegistryFailed(
+                f"the registry does not hold {self.reference} under the tag {tag}",
+                expected=stated,
+                found=found,
+                mend="somebody else may have pushed that tag meanwhile: run the task again",
+            )
+
     def download(self, item: File, to: Path) -> None:
         """Receive a file, which is at ``to`` only when its size and digest are right.
 

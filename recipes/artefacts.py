@@ -1,13 +1,17 @@
 """The artefact cache: what takes an hour to make is made once, for a machine and for a team.
 
-A finished wheel, what was split off it and its provenance lie together under the recipe's key, which is made of all of
-its inputs, at ``artefacts/NAME/KEY/`` of the build folder. A manifest beside them states sizes and SHA-256; they are
-checked on every use. An entry that fails is set aside, never used and never deleted by itself: somebody may want to
-know why.
+A finished wheel, what was split off it and its provenance lie together under the key of all that made them (the
+recipe's own key, the compiler, the packages that it was built with), at ``artefacts/NAME/KEY/`` of the build folder. A
+manifest beside them states sizes and SHA-256; they are checked on every use. An entry that fails is set aside, never
+used and never deleted by itself: somebody may want to know why.
 
-The same entries lie in a registry as OCI artefacts (images.oras), tagged ``NAME-KEY`` with the key's first 40 digits;
-the whole key stands in the manifest's annotations. A registry is believed as far as its writers are: what is received
-is checked against the digests that the registry states, and against its own provenance.
+An entry also tells its recipe's key, which is known before anything is installed: who only wants a wheel of this recipe
+takes the newest, whatever compiler made it (``of_recipe``); who is about to build asks for the very one (``get``).
+
+The same entries lie in a registry as OCI artefacts (images.oras), tagged ``NAME-KEY`` with the key's first 40 digits,
+and the one that was pushed last ``NAME-RECIPE`` as well; whole keys stand in the manifest's annotations. A registry is
+believed as far as its writers are: what is received is checked against the digests that the registry states, and
+against its own provenance.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ MANIFEST = "manifest.json"
 PROVENANCE = ".provenance.json"
 """Ending of the in-toto statement's name."""
 
-_KEY_ANNOTATION, _NAME_ANNOTATION = "pitorch.key", "pitorch.name"
+_KEY_ANNOTATION, _NAME_ANNOTATION, _RECIPE_ANNOTATION = "pitorch.key", "pitorch.name", "pitorch.recipe"
+_RECIPE = "recipe"
 _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _KEY = re.compile(r"[0-9a-f]{40,64}")
 _TAG_DIGITS = 40
@@ -49,6 +54,8 @@ class Entry:
 
     name: str
     key: str
+    recipe: str
+    """The recipe's own key; empty where none was told."""
     files: tuple[Artefact, ...]
 
     @property
@@ -64,7 +71,7 @@ class Entry:
     @property
     def tag(self) -> str:
         """Its tag in a registry."""
-        return f"{self.name}-{self.key[:_TAG_DIGITS]}"
+        return _tag(self.name, self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +91,10 @@ class Shared:
         return progress.Row(str(self.reference), self.entry.size, self.digest, self.seconds, self.note)
 
 
-def put(config: Config, name: str, key: str, paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Keep copies of files under a recipe's name and key; where they are now. What was there is replaced, whole.
+def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: str = "") -> tuple[Path, ...]:
+    """Keep copies of files under a recipe's name and a key; where they are now. What was there is replaced, whole.
+
+    ``recipe`` is the recipe's own key, by which ``of_recipe`` finds them too.
 
     Raises ArtefactMissing for a file that is not there, ArtefactDamaged when a provenance statement among them speaks
     of other bytes, DiskFull.
@@ -113,7 +122,8 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path]) -> tuple[Pat
         made = tuple(Artefact.of(aside / path.name) for path in sorted(paths, key=lambda item: item.name))
         _check_statement(made)
         _say_if_other(place, made)
-        Manifest(step=name, key=key, inputs={}, artefacts=made).write(aside / MANIFEST)
+        inputs = {_RECIPE: recipe} if recipe else {}
+        Manifest(step=name, key=key, inputs=inputs, artefacts=made).write(aside / MANIFEST)
         if place.exists():
             place.rename(scratch / "replaced")
         aside.rename(place)
@@ -121,7 +131,7 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path]) -> tuple[Pat
 
 
 def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
-    """The files that are kept under a recipe's name and key, checked now; None when there are none.
+    """The files that are kept under a recipe's name and a key, checked now; None when there are none.
 
     Raises ArtefactDamaged when they are not what was put there: the entry is then set aside, and the next call says
     None.
@@ -130,9 +140,20 @@ def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
     return found.paths if found else None
 
 
-def is_kept(config: Config, name: str, key: str) -> bool:
-    """Whether there is an entry, intact or not: for a plan, which reads no gigabytes."""
-    return _place(config, name, key).is_dir()
+def kept_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
+    """Keys of what is kept of a recipe's key, the newest first, intact or not: for a plan, which reads no gigabytes."""
+    found: list[tuple[int, str]] = []
+    for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
+        manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
+        if manifest is not None and manifest.inputs.get(_RECIPE) == recipe:
+            found.append((path.stat().st_mtime_ns, path.parent.name))
+    return tuple(key for _, key in sorted(found, reverse=True))
+
+
+def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None:
+    """As ``get``, for the newest that is kept of a recipe's own key. Raises as it does."""
+    keys = kept_of_recipe(config, name, recipe)
+    return get(config, name, keys[0]) if keys else None
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
@@ -160,7 +181,7 @@ def entry(config: Config, name: str, key: str) -> Entry | None:
             found=fault.found or "not there",
             mend=f"run the task again: it is made or pulled anew; the damaged one is {aside}",
         ) from fault
-    return Entry(name=name, key=key, files=manifest.artefacts)
+    return Entry(name=name, key=key, recipe=manifest.inputs.get(_RECIPE, ""), files=manifest.artefacts)
 
 
 def entries(config: Config) -> Iterator[Entry]:
@@ -190,47 +211,41 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
 
 
 def pull(config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None) -> Shared:
-    """Fetch what a registry keeps under a recipe's name and key, unless it is here.
+    """Fetch what a registry keeps under a recipe's name and a key, its own or its recipe's, unless it is here.
 
     A damaged entry of this machine is set aside, and replaced. Raises ReferenceNotFound when the registry does not have
     it, RegistryFailed when what it has is damaged or is another artefact, and what images.oras raises.
     """
     began = time.monotonic()
-    reference = _reference(config, f"{name}-{key[:_TAG_DIGITS]}", registry)
-    here = None
-    try:
-        here = entry(config, name, key)
-    except ArtefactDamaged as fault:
-        progress.warn(f"{fault.summary}; it is pulled anew")
-    place = _place(config, name, key)
-    with (
-        oras.connect(reference, actions="pull", user=_user(config, user)) as remote,
-        files.scratch_folder(place.parent, f"{name}.pull") as scratch,
-    ):
+    reference = _reference(config, _tag(name, key), registry)
+    with oras.connect(reference, actions="pull", user=_user(config, user)) as remote:
         held = remote.artefact()
         _require_ours(reference, held, name, key)
-        if here is not None:
+        own, recipe = held.annotations[_KEY_ANNOTATION], held.annotations.get(_RECIPE_ANNOTATION, "")
+        if (here := _whole_entry(config, name, own)) is not None:
             return Shared(
                 entry=here, reference=reference, digest=held.digest, moved=0, seconds=0.0, note="is here already"
             )
-        files.require_space(scratch, (2 * held.size >> 20) + 1, f"the artefact {name}")
+        place = _place(config, name, own)
+        with files.scratch_folder(place.parent, f"{name}.pull") as scratch:
+            files.require_space(scratch, (2 * held.size >> 20) + 1, f"the artefact {name}")
 
-        def attempt() -> None:
-            for item in held.files:
-                if not (scratch / item.name).exists():
-                    remote.download(item, scratch / item.name)
+            def attempt() -> None:
+                for item in held.files:
+                    if not (scratch / item.name).exists():
+                        remote.download(item, scratch / item.name)
 
-        with_retries(attempt, remote)
-        try:
-            put(config, name, key, [scratch / item.name for item in held.files])
-        except ArtefactDamaged as fault:
-            raise RegistryFailed(
-                f"{reference} contradicts itself ({fault.summary})",
-                expected=fault.expected,
-                found=fault.found,
-                mend="delete that tag there and push it anew from where it was built",
-            ) from fault
-    made = entry(config, name, key)
+            with_retries(attempt, remote)
+            try:
+                put(config, name, own, [scratch / item.name for item in held.files], recipe=recipe)
+            except ArtefactDamaged as fault:
+                raise RegistryFailed(
+                    f"{reference} contradicts itself ({fault.summary})",
+                    expected=fault.expected,
+                    found=fault.found,
+                    mend="delete that tag there and push it anew from where it was built",
+                ) from fault
+    made = entry(config, name, own)
     assert made is not None, "it was put there just now"  # noqa: S101
     return Shared(
         entry=made,
@@ -242,14 +257,26 @@ def pull(config: Config, name: str, key: str, *, registry: str | None = None, us
     )
 
 
+def _whole_entry(config: Config, name: str, key: str) -> Entry | None:
+    """An entry that is about to be pulled, so a damaged one is a warning."""
+    try:
+        return entry(config, name, key)
+    except ArtefactDamaged as fault:
+        progress.warn(f"{fault.summary}; it is pulled anew")
+    return None
+
+
 def _push(config: Config, item: Entry, *, registry: str | None, user: str | None) -> Shared:
     began = time.monotonic()
     reference = _reference(config, item.tag, registry)
     annotations = {_NAME_ANNOTATION: item.name, _KEY_ANNOTATION: item.key}
+    if item.recipe:
+        annotations[_RECIPE_ANNOTATION] = item.recipe
     with oras.connect(reference, actions="pull,push", user=_user(config, user)) as remote:
         held = remote.find()
         if held is not None and remote.is_whole(held):
             _require_ours(reference, held, item.name, item.key)
+            _tag_as_newest(remote, item)
             note = "is there already" + ("" if _same(held, item) else ", of another build: left as it is")
             return Shared(
                 entry=item,
@@ -260,6 +287,7 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
                 note=note,
             )
         (held, sent), _ = with_retries(lambda: remote.push(KIND, item.paths, annotations), remote)
+        _tag_as_newest(remote, item)
     return Shared(
         entry=item,
         reference=reference,
@@ -270,6 +298,12 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
     )
 
 
+def _tag_as_newest(remote: oras.Store, item: Entry) -> None:
+    """The recipe's tag is for this one from now on."""
+    if item.recipe:
+        with_retries(lambda: remote.tag_also(_tag(item.name, item.recipe)), remote)
+
+
 def _same(held: oras.Artefact, item: Entry) -> bool:
     """Whether the files are the same; statements, which tell the time of the build, left aside."""
     there = {file.name: file.digest for file in held.files if not file.name.endswith(PROVENANCE)}
@@ -278,7 +312,9 @@ def _same(held: oras.Artefact, item: Entry) -> bool:
 
 
 def _require_ours(reference: Reference, held: oras.Artefact, name: str, key: str) -> None:
-    stated = (held.kind, held.annotations.get(_NAME_ANNOTATION), held.annotations.get(_KEY_ANNOTATION))
+    own = held.annotations.get(_KEY_ANNOTATION, "")
+    stated_key = key if key == held.annotations.get(_RECIPE_ANNOTATION) and _KEY.fullmatch(own) else own
+    stated = (held.kind, held.annotations.get(_NAME_ANNOTATION), stated_key)
     if stated != (KIND, name, key) or MANIFEST in [item.name for item in held.files]:
         raise RegistryFailed(
             f"{reference} is another artefact than its tag says",
@@ -286,6 +322,10 @@ def _require_ours(reference: Reference, held: oras.Artefact, name: str, key: str
             found=", ".join(str(item or "nothing stated") for item in stated),
             mend="check --registry and registry.artefacts; delete that tag if it is wrong there",
         )
+
+
+def _tag(name: str, key: str) -> str:
+    return f"{name}-{key[:_TAG_DIGITS]}"
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:

@@ -12,9 +12,11 @@ the provenance that says what it was made from.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from images import rootfs
 from images.engine import ensure_running
@@ -23,7 +25,7 @@ from recipes import artefacts, flow, recipe
 from recipes.torch import audit, provenance, resolve
 from recipes.torch import build as building
 from recipes.torch import source as sources
-from toolchain import progress
+from toolchain import files, progress
 from toolchain.config import Config
 from toolchain.manifest import Manifest, all_warnings
 from toolchain.steps import Decision, Made, Pipeline, Step
@@ -117,6 +119,10 @@ class TorchFlow(flow.Flow):
         def action(needs: Mapping[str, Manifest]) -> Made:
             found = self._source(needs["torch-source"])
             builder = self._builder_of(needs["torch-builder"], found)
+            versions = builder.versions()
+            whole_key = provenance.artefact_key(key, versions)
+            if kept := artefacts.get(self.config, self.recipe.name, whole_key):
+                return self._from_cache(kept, key)
             began = time.time()
             built = builder.build(self.products)
             seen = audit.examine(built.wheel, self.target, self.suite, flags=self.plan.flags)
@@ -125,11 +131,11 @@ class TorchFlow(flow.Flow):
                 self.plan,
                 found,
                 key=key,
-                versions=builder.versions(),
+                versions=versions,
                 began=began,
                 path=provenance.beside(built.wheel),
             )
-            artefacts.put(self.config, self.recipe.name, key, [built.wheel, built.symbols, statement])
+            artefacts.put(self.config, self.recipe.name, whole_key, [built.wheel, built.symbols, statement], recipe=key)
             return Made(
                 (built.wheel, built.symbols, statement),
                 facts={
@@ -148,6 +154,25 @@ class TorchFlow(flow.Flow):
             inputs={"key": key, "driver": flow.driver_fingerprint("torch")},
             needs=("torch-builder", "torch-source"),
             action=action,
+        )
+
+    def _from_cache(self, kept: Sequence[Path], key: str) -> Made:
+        """A wheel that the same recipe, compiler and packages made before, here or where it was pulled from."""
+        (wheel,) = [path for path in kept if path.suffix == ".whl"]
+        seen = audit.examine(wheel, self.target, self.suite, flags=self.plan.flags)
+        for path in kept:
+            with files.replacing(self.products / path.name) as aside:
+                shutil.copyfile(path, aside)
+        return Made(
+            tuple(self.products / path.name for path in kept),
+            facts={
+                "key": key,
+                "wheel": wheel.name,
+                "elf files": seen.elf_files,
+                "newest symbols": dict(seen.newest),
+                "cache": kept[0].parent.name,
+            },
+            warnings=seen.warnings,
         )
 
     def _source(self, made: Manifest) -> sources.Source:

@@ -7,6 +7,7 @@ the options, and the recipe's key. It holds no path and no host name.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -24,6 +25,15 @@ BUILD_TYPE = "pitorch/recipes/torch/1"
 def beside(wheel: Path) -> Path:
     """Where a wheel's statement lies."""
     return wheel.with_name(wheel.name.removesuffix(".whl") + ".provenance.json")
+
+
+def artefact_key(recipe_key: str, versions: Mapping[str, str]) -> str:
+    """The key of a finished wheel: SHA-256 over the recipe's and over what it was compiled with.
+
+    ``versions`` are the compiler's own word and the version of every package of the builder image, by NAME:ARCH.
+    """
+    stated = {"recipe": recipe_key, "versions": dict(sorted(versions.items()))}
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 def write(

@@ -70,8 +70,8 @@ def listing(config: Config) -> str:
                 status = path.stat()
                 lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
     wanted = key(config)
-    cached = bool(wanted) and artefacts.is_kept(config, load("torch").settings["distribution"], wanted)
-    return "\n".join([*lines, f"key {wanted}", "cached" if cached else "not cached"])
+    cached = artefacts.kept_of_recipe(config, load("torch").settings["distribution"], wanted) if wanted else ()
+    return "\n".join([*lines, f"key {wanted}", f"cached {' '.join(cached)}" if cached else "not cached"])
 
 
 def resolve(config: Config) -> Resolution:
@@ -109,10 +109,9 @@ def _ours(
 ) -> Iterator[tuple[Path, str, str]]:
     """Wheels of this recipe with the key that it has now; why others are not taken is added to ``refused``."""
     wanted = key(config)
-    if wanted and (kept := artefacts.get(config, distribution, wanted)):
-        # Its own statement was checked with it.
+    if wanted and (kept := artefacts.of_recipe(config, distribution, wanted)):
         for path in kept:
-            if path.suffix == ".whl":
+            if path.suffix == ".whl" and provenance.read(provenance.beside(path), path).get("recipeKey") == wanted:
                 yield path, str(parse_wheel_filename(path.name)[1]), "from the artefact cache"
     for folder, what in ((products(config), "built here"), (PREBUILT, "the wheel kept in this repository")):
         found, others = wheels.candidates([folder], distribution, tags)

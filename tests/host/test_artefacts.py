@@ -66,6 +66,20 @@ def test_another_key_is_another_artefact(config: Config, tmp_path: Path) -> None
     assert artefacts.get(config, "other", KEY) is None
 
 
+def test_of_one_recipe_the_newest_is_taken(config: Config, tmp_path: Path) -> None:
+    recipe = "a" * 64
+    older = artefacts.put(config, "thing", KEY, products(tmp_path / "older"), recipe=recipe)
+    assert artefacts.of_recipe(config, "thing", recipe) == older
+    newer = artefacts.put(config, "thing", OTHER_KEY, products(tmp_path / "newer", content="x = 2\n"), recipe=recipe)
+    os.utime(place_of(config, OTHER_KEY) / "manifest.json", ns=(1 << 62, 1 << 62))
+    artefacts.put(config, "thing", "e" * 64, products(tmp_path / "foreign"), recipe="b" * 64)
+    artefacts.put(config, "thing", "d" * 64, products(tmp_path / "untold"))
+    assert artefacts.kept_of_recipe(config, "thing", recipe) == (OTHER_KEY, KEY)
+    assert artefacts.of_recipe(config, "thing", recipe) == newer
+    assert artefacts.get(config, "thing", KEY) == older, "who asks for the very one gets it"
+    assert artefacts.of_recipe(config, "thing", "c" * 64) is None
+
+
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("where", [0, -1])
 def test_a_flipped_bit_is_never_used(config: Config, tmp_path: Path, which: int, where: int) -> None:

@@ -238,6 +238,26 @@ def test_a_key_that_begins_alike_is_not_taken_for_it(plain: Registry, tmp_path: 
         artefacts.pull(teammate(here, tmp_path / "there"), "thing", KEY[:40] + "0" * 24)
 
 
+def test_who_knows_the_recipe_alone_gets_what_was_pushed_last(plain: Registry, tmp_path: Path) -> None:
+    recipe = "a" * 64
+    here = config_for(tmp_path / "here", plain.address, namespace="recipe")
+    artefacts.put(here, "thing", KEY, products(tmp_path / "old"), recipe=recipe)
+    (old,) = artefacts.push(here)
+    there = teammate(here, tmp_path / "there")
+    first = artefacts.pull(there, "thing", recipe)
+    assert (first.entry.key, first.entry.recipe, first.digest) == (KEY, recipe, old.digest)
+    assert artefacts.of_recipe(there, "thing", recipe) == artefacts.get(there, "thing", KEY)
+    newer = teammate(here, tmp_path / "newer")
+    artefacts.put(newer, "thing", OTHER_KEY, products(tmp_path / "new", content="x = 2\n"), recipe=recipe)
+    (new,) = artefacts.push(newer)
+    second = artefacts.pull(there, "thing", recipe)
+    assert (second.entry.key, second.digest, second.moved) == (OTHER_KEY, new.digest, 3)
+    assert artefacts.pull(there, "thing", recipe).note == "is here already"
+    assert artefacts.pull(there, "thing", KEY).digest == old.digest, "the older one stays under its own key"
+    tags = ask(plain, "/v2/recipe/artefacts/tags/list").json()["tags"]
+    assert sorted(tags) == sorted([f"thing-{key[:40]}" for key in (KEY, OTHER_KEY, recipe)])
+
+
 def test_nothing_to_push(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address)
     with pytest.raises(ArtefactMissing) as caught:
@@ -283,6 +303,7 @@ def test_what_is_not_ours_is_refused(plain: Registry, tmp_path: Path) -> None:
         {"artifactType": "application/vnd.other"},
         {"annotations": {"pitorch.name": "thing", "pitorch.key": OTHER_KEY}},
         {"annotations": {}},
+        {"annotations": {"pitorch.name": "thing", "pitorch.key": "../" + KEY, "pitorch.recipe": KEY}},
         {"layers": []},
     ]
     for change in changes:

@@ -208,15 +208,29 @@ def a_wheel(folder: Path, key: str) -> list[Path]:
 def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path) -> None:
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     before = resolve.listing(mine)
-    artefacts.put(mine, "torch", resolve.key(mine), a_wheel(tmp_path, resolve.key(mine)))
+    whole = provenance.artefact_key(resolve.key(mine), {"g++:amd64": "4:14.2.0-1", "compiler": "g++ 14.2.0"})
+    artefacts.put(mine, "torch", whole, a_wheel(tmp_path, resolve.key(mine)), recipe=resolve.key(mine))
     assert resolve.listing(mine) != before
     found = resolve.resolve(mine)
     assert found.wheel is not None
-    assert found.wheel.parent.name == resolve.key(mine)
+    assert found.wheel.parent.name == whole
     assert (found.version, found.reason, found.self_contained) == ("2.6.0", "from the artefact cache", False)
     found.wheel.write_bytes(found.wheel.read_bytes()[:-9] + b"X" * 9)
     with pytest.raises(ArtefactDamaged):
         resolve.resolve(mine)
+
+
+def test_another_compiler_or_package_is_another_key() -> None:
+    versions = {"libopenblas-dev:armhf": "0.3.29+ds-3", "compiler": "arm-linux-gnueabihf-g++ 14.2.0"}
+    key = provenance.artefact_key("a" * 64, versions)
+    assert key == provenance.artefact_key("a" * 64, dict(reversed(versions.items())))
+    others = [
+        provenance.artefact_key("b" * 64, versions),
+        provenance.artefact_key("a" * 64, {**versions, "compiler": "arm-linux-gnueabihf-g++ 14.3.0"}),
+        provenance.artefact_key("a" * 64, {**versions, "libopenblas-dev:armhf": "0.3.30+ds-1"}),
+        provenance.artefact_key("a" * 64, {**versions, "libomp-dev:armhf": "1"}),
+    ]
+    assert len({key, *others}) == 5
 
 
 def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_mend(
