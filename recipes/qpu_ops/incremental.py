@@ -29,6 +29,7 @@ SOURCES = ("csrc", "src")
 """Folders whose files may change between a kept build and a rebuild; anything else belongs to the surroundings."""
 
 _COMPILER = re.compile(r"(?:\S*/)?(?:\S+-)?(?:gcc|g\+\+|cc|c\+\+)(?:-\d+)?")
+_INCLUDED = re.compile(r'^#include "([^"]+\.cpp)"', re.MULTILINE)
 _RECORD = "kept.json"
 
 
@@ -118,10 +119,11 @@ class Kept:
         return objects.get(product) != self._key(command) or not (self.source / product).is_file()
 
     def _key(self, command: Sequence[str]) -> str:
-        """SHA-256 over a command line, its source and every header in that one's folder."""
+        """SHA-256 over a command line, its source, the sources that it includes and every header in its folder."""
         digest = hashlib.sha256(shlex.join(command).encode())
         own = self.source / command[command.index("-c") + 1]
-        for path in (own, *sorted(own.parent.glob("*.h"))):
+        included = [own.parent / name for name in _INCLUDED.findall(own.read_text())]
+        for path in (own, *included, *sorted(own.parent.glob("*.h"))):
             digest.update(f"\0{path.relative_to(self.source)}\0{files.sha256_of(path)}".encode())
         return digest.hexdigest()
 

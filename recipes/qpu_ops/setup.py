@@ -88,11 +88,11 @@ compile_flags += [
 
 
 def extension(name: str, folder: str, *sources: str) -> Extension:
-    """A module of the sources in a folder, each of which depends on every header there."""
+    """A module of sources in a folder; it depends on every header and source there."""
     return CppExtension(
         name,
         sources=[f"{folder}/{source}" for source in sources],
-        depends=sorted(map(str, Path(folder).glob("*.h"))),
+        depends=sorted(map(str, (*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))),
         include_dirs=pybind11_folders(),
         extra_compile_args=compile_flags,
         extra_link_args=[*link_flags, "-Wl,--as-needed", "-Wl,-s"],
@@ -106,13 +106,10 @@ setup(
             "torch_qpu._C",
             "csrc/device",
             "chains.cpp",
-            "device.cpp",
-            "images.cpp",
             "learning.cpp",
-            "losses.cpp",
             "memory.cpp",
             "module.cpp",
-            "operators.cpp",
+            "operations.cpp",
             "profiler.cpp",
             "trace.cpp",
         ),

@@ -25,7 +25,8 @@ TREE = {
     "csrc/one.cpp": '#include "both.h"\nint one() { return FIRST; }\n',
     "csrc/two.cpp": "int two() { return 2; }\n",
     "csrc/both.h": "#define FIRST 1\n",
-    "csrc/other/three.cpp": '#include "own.h"\nint three() { return THIRD; }\n',
+    "csrc/other/three.cpp": '#include "part.cpp"\nint three() { return THIRD + part(); }\n',
+    "csrc/other/part.cpp": '#include "own.h"\nint part() { return 30; }\n',
     "csrc/other/own.h": "#define THIRD 3\n",
     "src/module.py": "NUMBER = 1\n",
     "setup.py": "",
@@ -133,6 +134,12 @@ def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("other/_other.so") != before[0]
         assert archive.read("trial/_native.so") == before[1]
+
+
+def test_a_changed_source_that_another_includes_compiles_that_one(build: Build) -> None:
+    change(build, "csrc/other/part.cpp", "return 30", "return 40")
+    assert build.rebuild() is not None
+    assert build.compiled() == ["csrc/other/three.cpp", "link"]
 
 
 def test_a_changed_header_compiles_all_of_its_folder(build: Build) -> None:
@@ -249,5 +256,8 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     changed_libraries = [name for name in libraries if rebuilt[name] != first[name]]
     assert [Path(name).parent.name for name in changed_libraries] == ["qpu_ops"]
     kept = json.loads((product_config.target_root / "work/qpu-ops-kept/kept.json").read_text())
-    wanted = {path.stem for path in (copy / "csrc").rglob("*.cpp")}
-    assert {Path(item).stem for item in kept["objects"]} == wanted >= {"bindings", "kernels", "operators"}
+    sources = list((copy / "csrc").rglob("*.cpp"))
+    included = {line.split('"')[1] for path in sources for line in path.read_text().splitlines() if '.cpp"' in line}
+    assert "operators.cpp" in included
+    wanted = {path.stem for path in sources if path.name not in included}
+    assert {Path(item).stem for item in kept["objects"]} == wanted >= {"bindings", "kernels", "operations"}

@@ -1,6 +1,13 @@
 // Tensors in, tensors out: checks, staging to and from shared memory, the operators
 // torch.ops.qpu.*, and the Python module qpu_ops._native.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mv.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <qpu/error.h>
 #include <torch/csrc/utils/pybind.h>
