@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
 from recipes.qpu_ops import native
+from toolchain import process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ChecksFailed
+from toolchain.jobs import compile_jobs
 
 RECIPE = ROOT / "recipes" / "qpu_ops"
 
@@ -52,6 +56,35 @@ def test_the_device_suite_passes_on_this_machine(checks: native.NativeChecks) ->
     assert checks.breadth_skipped == 0
     assert checks.backend == "interpreter"
     assert "not measured on hardware" in checks.summary()
+
+
+@pytest.mark.timeout(1200)
+def test_clang_tidy_finds_nothing(checks: native.NativeChecks, config: Config) -> None:
+    clang_tidy = shutil.which("clang-tidy")
+    if clang_tidy is None:
+        pytest.skip("the program clang-tidy is missing; ./inv installs it")
+    code = (
+        "import pybind11, sysconfig, torch.utils.cpp_extension as e;"
+        "print(*e.include_paths(), pybind11.get_include(), sysconfig.get_path('include'), sep='\\n')"
+    )
+    foreign = run(checks, "-c", code).stdout.split()
+    libqpu = native.folder_of(config) / "libqpu" / "include"
+    options = ["-std=c++20", "-O2", f"-I{libqpu}", *(f"-isystem{path}" for path in foreign)]
+    style = RECIPE.parent / "libqpu" / ".clang-tidy"
+    words = [clang_tidy, "--quiet", f"--config-file={style}", "--checks=-bugprone-suspicious-include"]
+    # What is included is compiled with the source that includes it, and looked at with it.
+    words += ["--extra-arg=-Xclang", "--extra-arg=-analyzer-opt-analyze-headers"]
+    sources = sorted((RECIPE / "csrc").rglob("*.cpp"))
+    included = {name for path in sources for name in re.findall(r'#include "(.+\.cpp)"', path.read_text())}
+
+    def check(source: Path) -> str:
+        argv = [*words, str(source), "--", *options, "-DTORCH_EXTENSION_NAME=_C"]
+        done = process.run(argv, check=False, limit_s=900)
+        return "" if done.returncode == 0 else done.output
+
+    with ThreadPoolExecutor(compile_jobs(config.build)) as pool:
+        own = [path for path in sources if path.name not in included]
+        assert [words for words in pool.map(check, own) if words] == []
 
 
 def test_nothing_runs_again_when_nothing_changed(checks: native.NativeChecks, config: Config) -> None:

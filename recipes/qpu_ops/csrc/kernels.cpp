@@ -229,7 +229,7 @@ double Session::run_matrix(std::size_t rows, std::size_t columns, int qpus) {
   });
 }
 
-double Session::run_product(int m, int n, int k, int qpus) {
+double Session::run_product(int m, int n, int k, int qpus) const {
   return seconds_of([&] {
     qpu::kernels::matmul({device_.result.get(), n}, {device_.a.get(), k}, {device_.b.get(), n}, m, n,
                          k, 1, 0, qpus);

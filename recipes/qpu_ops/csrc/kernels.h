@@ -61,7 +61,7 @@ class Session {
   double run(Elementwise operation, std::size_t n, int qpus);
   double run_matrix(std::size_t rows, std::size_t columns, int qpus);
   // The product of a (m x k) and b (k x n), without gaps, by libqpu's own kernel.
-  double run_product(int m, int n, int k, int qpus);
+  double run_product(int m, int n, int k, int qpus) const;
 
  private:
   std::lock_guard<std::mutex> lock_;

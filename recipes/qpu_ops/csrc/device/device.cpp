@@ -20,6 +20,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -192,8 +193,10 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     resize_storage(*storage.unsafeGetStorageImpl(), bytes);
   }
   // torch 2.6 does not ask these two.
-  virtual bool isBuilt() const { return true; }      // NOLINT(modernize-use-override)
-  virtual bool isAvailable() const { return true; }  // NOLINT(modernize-use-override)
+  // NOLINTBEGIN(modernize-use-override,clang-diagnostic-inconsistent-missing-override)
+  virtual bool isBuilt() const { return true; }
+  virtual bool isAvailable() const { return true; }
+  // NOLINTEND(modernize-use-override,clang-diagnostic-inconsistent-missing-override)
 };
 
 // --- tensors -------------------------------------------------------------------
@@ -392,9 +395,9 @@ class Views {
       memory = c10::GetCPUAllocator()->allocate((bytes + 3) / 4 * 4);
       if (bytes != 0) copy_words(memory.get(), storage.data(), bytes);
     }
-    return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory), c10::GetCPUAllocator(),
-        storage.resizable()));
+    return {c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                  std::move(memory), c10::GetCPUAllocator(),
+                                                  storage.resizable())};
   }
 
   static Tensor over(const Tensor& t, const c10::Storage& cpu) {
@@ -414,9 +417,10 @@ class Views {
 
 // Whether tensors of the device and the CPU may meet in an operator.
 bool may_mix(const std::string& name) {
-  for (const char* const part : {"index", "copy", "pack_pad", "repeat_interleave", "bincount"})
-    if (name.find(part) != std::string::npos) return true;
-  return false;
+  const auto parts = {"index", "copy", "pack_pad", "repeat_interleave", "bincount"};
+  return std::any_of(parts.begin(), parts.end(), [&](const char* const part) {
+    return name.find(part) != std::string::npos;
+  });
 }
 
 // Brings what a CPU kernel did to an argument back, where the argument is not its memory.

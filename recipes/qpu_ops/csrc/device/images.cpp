@@ -87,7 +87,7 @@ Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<T
   const Tensor biases = bias.has_value() ? dense(*bias) : Tensor();
   const kernels::Window w =
       window(from, weights.sizes().slice(2), g.stride, g.padding, g.dilation);
-  const Tensor out =
+  Tensor out =
       at::empty({from.size(0), weights.size(0), w.outHeight(), w.outWidth()}, from.options());
   launch("conv2d", (from.numel() + weights.numel() + out.numel()) * sizeof(float), [&] {
     kernels::conv2d(at(out), at(from), at(weights), biases.defined() ? at(biases) : Floats(nullptr),
@@ -135,7 +135,7 @@ bool convolution(Call& call) {
 // Elements of `from`, which is dense, in another order: see learning::take.
 Tensor taken(const Tensor& from, IntArrayRef sizes, const std::vector<int>& firsts,
              const std::vector<int>& places) {
-  const Tensor out = at::empty(sizes, from.options());
+  Tensor out = at::empty(sizes, from.options());
   launch("take", (from.numel() + out.numel()) * sizeof(float), [&] {
     learning::take(out.mutable_data_ptr<float>(), from.const_data_ptr<float>(), firsts, places,
                    qpus());
@@ -230,7 +230,7 @@ learning::Planes planes_of(const Tensor& t) {
 
 // One number for each channel, as a tensor of the device.
 Tensor per_channel(const std::vector<double>& values, const Tensor& like) {
-  const Tensor out = at::empty({static_cast<std::int64_t>(values.size())}, like.options());
+  Tensor out = at::empty({static_cast<std::int64_t>(values.size())}, like.options());
   auto* to = out.mutable_data_ptr<float>();
   for (const double value : values) *to++ = static_cast<float>(value);
   return out;
@@ -337,7 +337,7 @@ Tensor max_pool2d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, In
   if (!w.has_value() || self.dim() != 4)
     return std::get<0>(
         at::max_pool2d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
-  const Tensor out =
+  Tensor out =
       at::empty({self.size(0), self.size(1), w->outHeight(), w->outWidth()}, self.options());
   pool(out, dense(self), *w);
   return out;
@@ -383,8 +383,8 @@ bool max_pool2d_with_places(Call& call) {
 
 // gradient, self, kernel, stride, padding, dilation, ceil_mode, indices, out.
 bool max_pool2d_backward(Call& call) {
-  const Tensor gradient = call.tensor(0), self = call.tensor(1), places = call.tensor(7);
-  const Tensor out = call.out();
+  const Tensor self = call.tensor(1), places = call.tensor(7), out = call.out();
+  const Tensor& gradient = call.tensor(0);
   const std::vector<std::int64_t> kernel = call[2].toIntVector(), stride = call[3].toIntVector(),
                                   padding = call[4].toIntVector(),
                                   dilation = call[5].toIntVector();
@@ -427,7 +427,7 @@ std::vector<float> numbers(const Tensor& t) {
 Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance,
                   const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                   double epsilon) {
-  const Tensor out = at::empty(from.sizes(), from.options());
+  Tensor out = at::empty(from.sizes(), from.options());
   const learning::Planes s = planes_of(from);
   launch("batch_norm", 2 * from.numel() * sizeof(float), [&] {
     kernels::batchNorm(at(out), at(from), at(mean), at(variance),
@@ -491,7 +491,7 @@ bool batch_norm(Call& call) {
     call.finish({out, at::empty({0}, input.options()), at::empty({0}, input.options())});
     return true;
   }
-  const auto count = static_cast<double>(input.numel() / input.size(1));
+  const auto count = static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
   if (count < 2) return false;
   const Statistics found = statistics(from);
   move(mean, found.mean, 1, momentum);

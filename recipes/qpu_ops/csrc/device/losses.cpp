@@ -144,10 +144,11 @@ bool nll_loss(Call& call) {
 
 // gradient, self, target, weight?, reduction, ignored, total weight, out.
 bool nll_loss_backward(Call& call) {
-  const Tensor gradient = call.tensor(0), self = call.tensor(1), target = call.tensor(2);
+  const Tensor self = call.tensor(1), target = call.tensor(2), out = call.out();
+  const Tensor& gradient = call.tensor(0);
+  const Tensor& total = call.tensor(6);
   const std::optional<Tensor> weight = optional(call[3]);
   const std::int64_t reduction = call[4].toInt();
-  const Tensor total = call.tensor(6), out = call.out();
   const auto of = classes(self, target, weight, call[5].toInt());
   const bool each = reduction == at::Reduction::None;
   if (!of.has_value() || !usable(gradient) || !is_float(total) || total.numel() != 1 ||

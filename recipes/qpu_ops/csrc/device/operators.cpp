@@ -157,10 +157,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
   float* const to =
       flat ? static_cast<float*>(iterator.data_ptr(0)) : target.mutable_data_ptr<float>();
   run(what, operands, to, n);
-  if (!target.is_same(out)) {
-    const Tensor result = out;
-    result.copy_(target);
-  }
+  if (!target.is_same(out)) out.copy_(target);
   return true;
 }
 
@@ -476,7 +473,10 @@ void reduce_all(const char* name, const Tensor& t, const Tensor& out, Run run) {
 std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   std::vector<bool> found(static_cast<std::size_t>(rank), false);
   if (rank == 0) return found;
-  if (dims.isNone() || dims.toIntVector().empty()) return std::vector<bool>(found.size(), true);
+  if (dims.isNone() || dims.toIntVector().empty()) {
+    found.assign(found.size(), true);
+    return found;
+  }
   for (const std::int64_t d : dims.toIntVector())
     found[static_cast<std::size_t>(at::maybe_wrap_dim(d, rank))] = true;
   return found;

@@ -36,7 +36,10 @@ struct Stubs final : public torch::profiler::impl::ProfilerStubs {
 };
 
 struct Registered {
-  Registered() { torch::profiler::impl::registerPrivateUse1Methods(new Stubs); }
+  Registered() {
+    static Stubs stubs;  // PyTorch keeps the pointer
+    torch::profiler::impl::registerPrivateUse1Methods(&stubs);
+  }
 };
 const Registered registered;
 
