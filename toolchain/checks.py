@@ -54,9 +54,10 @@ def linters() -> tuple[Check, ...]:
 def host_tests(select: str = "", lanes: int = 1) -> Check:
     """The tests of this machine's side; ``select`` is an expression for pytest's -k.
 
-    With two ``lanes`` those that need the engine and those that do not run side by side (tests/host/conftest.py).
+    With two ``lanes`` those that share one build and all others run side by side (tests/host/conftest.py).
     """
-    words = ["--durations=25", *(("-n", "2", "--dist", "loadscope") if lanes > 1 else ())]
+    side_by_side = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder")
+    words = ["--durations=25", *(side_by_side if lanes > 1 else ())]
     return Check("pytest", (sys.executable, "-m", "pytest", *words, *(("-k", select) if select else ())))
 
 

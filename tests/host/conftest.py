@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # The wheel that is tested is the one that the repository keeps, whatever the caller's wheelhouse holds.
     "torch": {"wheelhouse": []},
 }
-
+_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that: tests of it need it back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -39,41 +39,53 @@ def needs_the_machine() -> None:
     if os.geteuid() != 0:
         pytest.skip("building root filesystems needs root")
     for program in ("mmdebstrap", "dockerd"):
-        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        if shutil.which(program, path=_PATH) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
 
 
-# Tests that wait for this machine's one engine, one build or one portmapper: one process runs them all.
-_OF_THE_MACHINE = frozenset(
-    {
-        *("test_any_wheel.py", "test_cuda_ops.py", "test_deploy.py", "test_device_on_board.py", "test_doctor.py"),
-        *("test_engine.py", "test_enter_nfsroot.py", "test_export.py", "test_main_job.py", "test_mirrors.py"),
-        *("test_pitorch_tvm.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_qpulib_recipe.py"),
-        *("test_registry.py", "test_registry_faults.py", "test_registry_local.py", "test_rootfs.py", "test_serve.py"),
-        *("test_torch_wheel.py", "test_tvm_ffi.py", "test_wheels.py"),
-    }
+# Tests that share the one build, or a port that is fixed: one process runs them, before any others.
+_OF_THE_BUILD = (
+    *("test_any_wheel.py", "test_deploy.py", "test_device_on_board.py", "test_enter_nfsroot.py", "test_main_job.py"),
+    *("test_pitorch_tvm.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_qpulib_recipe.py", "test_rootfs.py"),
+    *("test_serve.py", "test_torch_wheel.py", "test_tvm_ffi.py", "test_wheels.py"),
 )
-_SHARED = frozenset({"built", "client", "exported_config"})
+# Long ones of the others come first, so that no process waits for one of them at the end.
+_LONG = ("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py", "test_registry_faults.py")
+_SHARED = frozenset({"built", "exported_config"})
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever asks for what all share is named above; else two processes would make it at once."""
     for item in items:
-        shares = _SHARED & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("engine")
-        if shares and item.path.name not in _OF_THE_MACHINE:
-            raise pytest.UsageError(
-                f"{item.path.name} shares the build or the engine: name it in {Path(__file__).name}"
-            )
+        if _SHARED & set(getattr(item, "fixturenames", ())) and item.path.name not in _OF_THE_BUILD:
+            raise pytest.UsageError(f"{item.path.name} shares the build: name it in {Path(__file__).name}")
+    if hasattr(config, "workerinput"):
+        order = {name: place for place, name in enumerate((*_OF_THE_BUILD, *_LONG))}
+        items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Two lanes for ``./inv test --lanes=2``: tests of the machine, and all others."""
+    """For ``./inv test --lanes=2``: a file's tests stay together, and those of all files that share the build."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "machine" if Path(nodeid.partition("::")[0]).name in _OF_THE_MACHINE else "others"
+            name = Path(nodeid.partition("::")[0]).name
+            return "the build" if name in _OF_THE_BUILD else name
 
     return Lanes(config, log)
+
+
+@pytest.fixture(autouse=True)
+def engine_for_those_who_ask(request: pytest.FixtureRequest) -> None:
+    """Tests that are marked with ``engine`` find one, whichever of them comes first."""
+    if request.node.get_closest_marker("engine") and os.geteuid() == 0 and shutil.which("dockerd", path=_PATH):
+        request.getfixturevalue("engine_runs")
+
+
+@pytest.fixture(scope="session")
+def engine_runs() -> None:
+    """The engine that answers, or one of the tests' own."""
+    engine.ensure_running(load_config(SETTINGS))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
