@@ -143,18 +143,20 @@ class SharedTile : public Sums {
     Int half = (me() & 1) * kRows;
     Ptr<Float> start = pointer<Float>(told.get(kC)) + row * told.get(kCStride);
     Float none;
+    // Who has no tile waits for a half too: until then some may not have taken what they
+    // were told last.
+    If (half == 0)
+      semaDec(kHalf);
+    Else
+      semaDec(kOtherHalf);
+    End
     If (rows > 0)
-      If (half == 0)
-        semaDec(kHalf);
-      Else
-        semaDec(kOtherHalf);
-      End
       storeWhole(told, start, column, rows, half, none);
-      If (half == 0)
-        semaInc(kHalf);
-      Else
-        semaInc(kOtherHalf);
-      End
+    End
+    If (half == 0)
+      semaInc(kHalf);
+    Else
+      semaInc(kOtherHalf);
     End
     semaInc(kRead);
   }
