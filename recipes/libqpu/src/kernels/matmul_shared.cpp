@@ -6,8 +6,9 @@
 //
 // a comes by request, a row of 16 values of k at a time, which is a line of the caches
 // that nobody asks for again: no copy of a is needed, however its rows lie. Eight such
-// rows are transposed in registers, so that the values of all rows for two values of k
-// are in one vector: a broadcast then takes one operation.
+// rows are transposed in registers, so that two vectors have the values of all rows for
+// four values of k: both stay in accumulators for a turn, where a broadcast takes one
+// operation.
 //
 // Between two tiles the VPM takes finished ones to memory, as in matmul.cpp.
 //
@@ -171,12 +172,13 @@ class SharedTile : public Sums {
     from_ = min(from_ + 4 * kPeriod, told.get(kLastK) << 2);
   }
 
-  // Rows of 16 values of k become vectors with two values of k of all rows: vector v
-  // has row r's value 2 v + i in element 2 r + i. Values of k that are not there count as 0.
+  // Rows of 16 values of k become vectors with four values of k of every other row: vector
+  // 2 t + r % 2 has row r's value 4 t + i in element 4 (r / 2) + i. Values of k that are not
+  // there count as 0.
   void transpose() {
     Int there = beyond_ >> 31;
     for (Float& a : a_) a = asFloat(asInt(a) & there);
-    for (int bit = kRows / 2; bit > 0; bit /= 2)
+    for (int bit = kRows / 2; bit > 1; bit /= 2)
       for (int r = 0; r < kRows; ++r) {
         if ((r & bit) != 0) continue;
         Float& low = a_[at(r)];
@@ -194,13 +196,17 @@ class SharedTile : public Sums {
   void block() {
     For (Int turn = 0, turn < 2, turn = turn + 1)
       vpmSetupRead(HORIZ, kTurn * kAcross, row_);
+      row_ = row_ + kTurn * kAcross;
       for (int k = 0; k < kTurn; ++k) {
         std::array<Float, kAcross> b;
         for (Float& v : b) v = vpmGetFloat();
         if (k == 1) requestTwo();
-        for (int r = 0; r < kRows; ++r) {
-          Float one = broadcast(a_[at(k / 2)], 2 * r + k % 2);
-          for (int s = 0; s < kAcross; ++s) {
+        // Every other row from right to left: of the orders that were tried, the one that
+        // the scheduler fills the pipes best with.
+        for (int r = kRows - 1; r >= 0; --r) {
+          Float one = broadcast(a_[at(r % 2)], r / 2 * kTurn + k);
+          for (int i = 0; i < kAcross; ++i) {
+            const int s = r % 2 == 0 ? i : kAcross - 1 - i;
             Float& sum = sum_[at(r)][at(s)];
             sum = sum + one * b[at(s)];
           }
@@ -208,7 +214,6 @@ class SharedTile : public Sums {
       }
       for (std::size_t v = 0; v + 2 < kRows; ++v) a_[v] = a_[v + 2];
       for (std::size_t v = kRows - 2; v < kRows; ++v) receive(a_[v]);
-      row_ = row_ + kTurn * kAcross;
     End
     beyond_ = beyond_ + kBlock;
   }
