@@ -55,7 +55,9 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         )
         files.remove(site)
         made.rename(site)
-    return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # torch_qpu may be in that environment, and would be loaded with torch.
+    alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **alone}
 
 
 def check(config: Config, wheel: Path) -> Checked:

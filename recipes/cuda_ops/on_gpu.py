@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent.parent / "tests" / "cuda" / "test_cuda_ops.py"
 
 SANITIZED = {
-    "memcheck": "elementwise_agrees or softmax_in_any_layout or launch_form_writes or test_matvec_agrees",
+    "memcheck": "elementwise_agrees or softmax_in_any_layout or launch_form_writes or test_matvec_agrees or matvec_cut",
     "racecheck": "softmax_in_any_layout or softmax_of_long_rows or matvec_cut",
     "synccheck": "softmax_in_any_layout or softmax_of_long_rows or matvec_cut",
 }

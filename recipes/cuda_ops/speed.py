@@ -1,8 +1,9 @@
 """How fast the operators are, beside torch, CuPy and a plain kernel, all in one run. Needs a GPU and the wheel.
 
-Kernels are timed by CUDA events around batches of calls, launches by the host's clock over batches that the GPU does
-faster than the host launches. The candidates of a comparison take turns, a batch each, and what counts is the median
-over all turns, so that a change of the GPU's clock or of the host's load meets all of them.
+Kernels are timed by CUDA events around batches of calls, short ones as a CUDA graph of them, launches by the host's
+clock over batches that the GPU does faster than the host launches. The candidates of a comparison take turns, a batch
+each, and what counts is the median over all turns, so that a change of the GPU's clock or of the host's load meets
+all of them.
 
 ``python speed.py out.json`` writes the figures; nothing here knows of the rest of the repository.
 """
@@ -63,6 +64,18 @@ def by_events(call: Callable[[], object], calls: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e3 / calls
+
+
+def by_graph(call: Callable[[], object], calls: int) -> float:
+    """Microseconds of one call, of ``calls`` of them in a CUDA graph: what takes less than its launch by the host."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    return by_events(graph.replay, 5) / calls
 
 
 def by_clock(call: Callable[[], object], calls: int) -> float:
@@ -211,6 +224,8 @@ MATVEC_SHAPES = (
     *((16384, 16384), (8192, 8192), (4096, 4096), (65536, 1024), (1024, 65536), (100, 100000), (1000000, 100)),
     *((8191, 8191), (65536, 1001), (100, 99999), (2000000, 17)),
 )
+SHORT_MATVEC_SHAPES = ((5000, 1003), (2000, 5000), (4097, 4097), (1000, 1000))
+"""Launched one by one from Python, some of these take as long as their launch."""
 
 
 def rows() -> list[Comparison]:
@@ -228,7 +243,8 @@ def rows() -> list[Comparison]:
                 "torch": lambda x=x: torch.softmax(x, -1),  # type: ignore[misc]
             }
             done.append(compare(f"softmax {shape[0]} x {shape[1]} {label}", both, moved=2 * x.nbytes, turns=5))
-        for shape in MATVEC_SHAPES:
+        for shape in (*MATVEC_SHAPES, *SHORT_MATVEC_SHAPES):
+            short = shape in SHORT_MATVEC_SHAPES
             matrix = torch.randn(shape, device="cuda", dtype=kind)
             for m, way in ((matrix, "matvec"), (matrix.t(), "matvec transposed")):
                 v = torch.randn(m.shape[1], device="cuda", dtype=kind)
@@ -237,7 +253,9 @@ def rows() -> list[Comparison]:
                     "torch": lambda m=m, v=v: torch.mv(m, v),  # type: ignore[misc]
                 }
                 moved = m.nbytes + v.nbytes + m.shape[0] * m.itemsize
-                done.append(compare(f"{way} {shape[0]} x {shape[1]} {label}", both, moved=moved, turns=5))
+                name = f"{way} {shape[0]} x {shape[1]} {label}{', in a graph' if short else ''}"
+                clock = by_graph if short else by_events
+                done.append(compare(name, both, moved=moved, turns=5, clock=clock))
     return done
 
 

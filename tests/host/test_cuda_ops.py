@@ -397,6 +397,37 @@ def test_a_file_that_no_viewer_would_show_is_no_timeline(tool: ModuleType, text:
         tool.kernels_of(path)
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("", "nsys is not installed: no report of it"),
+        (
+            'for word; do case $word in --output=*) : >"${word#--output=}.nsys-rep";; esac; done',
+            "nsys report: {report}",
+        ),
+        ("echo no such driver >&2; exit 1", "nsys made no report: no such driver"),
+        ("exec sleep 30", "nsys made no report within 0.2 s"),
+    ],
+    ids=["absent", "works", "fails", "hangs"],
+)
+def test_what_came_of_nsys_is_said(
+    tool: ModuleType, script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of that name stands in for it; an old report is not taken for a new one."""
+    report = tmp_path / "cuda-timing.nsys-rep"
+    if script:
+        program = tmp_path / "bin" / "nsys"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        report.write_text("of an earlier run")
+        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        monkeypatch.setattr(tool, "_NSYS_LIMIT_S", 0.2 if "sleep" in script else 30)
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert tool.nsys_record(["--op=add2"], tmp_path) == said.format(report=report)
+
+
 @pytest.mark.parametrize(("text", "meaning"), [("f32[7]", ("float32", (7,))), ("bf16[2,3]", ("bfloat16", (2, 3)))])
 def test_inputs_are_spelt_as_types_with_sizes(
     tool: ModuleType, text: str, meaning: tuple[str, tuple[int, ...]]

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLargeBlock = 1024;
+constexpr int64_t kCached = int64_t{32} << 20;  // bytes of a matrix that may still be in the L2 cache
 
 // The sum of a row, or of this block's part of it.
 template <typename T>
@@ -50,13 +51,28 @@ __device__ inline float dot(const Pack<T, kCount>& a, const float (&x)[kCount], 
   return sum;
 }
 
+// How many packs of a row a thread asks for before it uses the first. 1 is a plain loop, of which the compiler makes two
+// at a time and many threads; as measured on an H200, more pays for float32 that begins anywhere, in these forms.
+constexpr int flight_of(int count, int rows, int group, bool edges) {
+  if (!edges || count != 4) return 1;
+  if (rows == 2) return 2;
+  return rows == 1 && (group == 4 || group == kThreads) ? 4 : 1;
+}
+
+// How many blocks a multiprocessor must hold: 0 leaves that to the compiler, which then gives up loads in flight for
+// registers, so that more blocks fit.
+constexpr int blocks_for(int flight) { return flight > 1 ? 4 : 0; }
+
 // Rows whose columns are neighbours. A group of kGroup threads takes kRows of them, so that each element of the vector
 // that it loads serves kRows products. With kEdges rows begin anywhere: single elements are left before the first whole
 // pack and behind the last; rows that are kCount apart begin at the same place of a pack, so a group takes such.
 template <typename T, int kCount, int kRows, int kGroup, bool kEdges>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const Matvec work) {
+__global__ void __launch_bounds__(kThreads, blocks_for(flight_of(kCount, kRows, kGroup, kEdges)))
+    rows_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
   constexpr int kApart = kEdges ? kCount : 1;
+  constexpr int kFlight = flight_of(kCount, kRows, kGroup, kEdges);
+  constexpr int kSingles = kEdges ? divide_up(2 * kCount, kGroup) : 0;
   start_next();
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int64_t group = static_cast<int64_t>(blockIdx.x) * (kThreads / kGroup) + threadIdx.x / kGroup;
@@ -76,25 +92,64 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const Matvec work) {
   const int64_t packs = row < work.rows ? (work.columns - head) / kCount : 0;
   const auto* vector = static_cast<const T*>(work.vector);
   float sums[kRows] = {};
-  if constexpr (kEdges) {
-    if (blockIdx.y == 0 && row < work.rows) {
-      const int64_t tail = head + packs * kCount;
+  // The single elements, of which this thread has kSingles at most: `use(k, where)` for each that is there.
+  const auto each_single = [&](auto use) {
+    if (blockIdx.y != 0 || row >= work.rows) return;
+    const int64_t tail = head + packs * kCount;
 #pragma unroll
-      for (int k = 0; k < divide_up(2 * kCount, kGroup); ++k) {
-        const int j = thread + k * kGroup;
-        const int64_t at = j < kCount ? j : tail + (j - kCount);
-        if (j < 2 * kCount && at < (j < kCount ? head : work.columns)) {
-          const float x = to_float(vector[at]);
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) sums[r] = fmaf(to_float(rows[r][at]), x, sums[r]);
-        }
-      }
+    for (int k = 0; k < kSingles; ++k) {
+      const int j = thread + k * kGroup;
+      const int64_t at = j < kCount ? j : tail + (j - kCount);
+      if (j < 2 * kCount && at < (j < kCount ? head : work.columns)) use(k, at);
     }
+  };
+  // With packs in flight they are asked for first and used last, else used at once.
+  float singles[kSingles + 1][kRows] = {};
+  float singles_x[kSingles + 1] = {};
+  if constexpr (kFlight > 1) {
+    each_single([&](int k, int64_t at) {
+      singles_x[k] = to_float(vector[at]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) singles[k][r] = to_float(rows[r][at]);
+    });
+  } else {
+    each_single([&](int, int64_t at) {
+      const float x = to_float(vector[at]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sums[r] = fmaf(to_float(rows[r][at]), x, sums[r]);
+    });
   }
   int64_t first = 0;
   int64_t last = 0;
   part_of(work, packs, first, last);
-  for (int64_t i = first + thread; i < last; i += kGroup) {
+  int64_t i = first + thread;
+  if constexpr (kFlight > 1) {
+    const auto add = [&](auto all) {
+      Packed a[kFlight][kRows];
+      T x[kFlight][kCount];
+#pragma unroll
+      for (int s = 0; s < kFlight; ++s) {
+        const int64_t at = head + (i + s * kGroup) * kCount;
+        const bool there = all() || i + s * kGroup < last;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) a[s][r] = there ? *reinterpret_cast<const Packed*>(rows[r] + at) : Packed{};
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) x[s][e] = there ? vector[at + e] : T{};
+      }
+#pragma unroll
+      for (int s = 0; s < kFlight; ++s)
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) sums[r] = dot(a[s][r], x[s], sums[r]);
+    };
+    for (; i + (kFlight - 1) * kGroup < last; i += kFlight * kGroup) add(std::true_type{});
+    add(std::false_type{});
+    i = last;
+#pragma unroll
+    for (int k = 0; k < kSingles; ++k)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sums[r] = fmaf(singles[k][r], singles_x[k], sums[r]);
+  }
+  for (; i < last; i += kGroup) {
     // Copies, since of a reference single elements would be read.
     Packed a[kRows];
 #pragma unroll
@@ -138,8 +193,9 @@ constexpr int sharers_of(int threads) {
 // side over kCount rows each; all such groups of a block take columns in turn. With kEdges columns begin anywhere: a
 // group's first lane then begins up to a pack before the block's rows, and since columns that are kCount apart begin at
 // the same place of a pack, a group always takes such.
+// Of large blocks a multiprocessor holds one: that one has the registers for kFlight columns at once.
 template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges>
-__global__ void __launch_bounds__(kBlock) columns_kernel(const Matvec work) {
+__global__ void __launch_bounds__(kBlock, kBlock == kLargeBlock ? 1 : 0) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
   constexpr int kGroups = kBlock / kWidth;
   constexpr int kTile = (kWidth - (kEdges ? 1 : 0)) * kCount;
@@ -185,14 +241,12 @@ __global__ void __launch_bounds__(kBlock) columns_kernel(const Matvec work) {
       i += kGroups;
     }
     const int64_t end = kEdges ? min(last, work.columns - 1) : last;
-    if constexpr (kFlight > 1) {
-      for (; i + (kFlight - 1) * kGroups < end; i += kFlight * kGroups) {
-        Packed a[kFlight];
+    for (; i + (kFlight - 1) * kGroups < end; i += kFlight * kGroups) {
+      Packed a[kFlight];
 #pragma unroll
-        for (int s = 0; s < kFlight; ++s) a[s] = load(i + s * kGroups);
+      for (int s = 0; s < kFlight; ++s) a[s] = load(i + s * kGroups);
 #pragma unroll
-        for (int s = 0; s < kFlight; ++s) add(a[s], to_float(vector[i + s * kGroups]));
-      }
+      for (int s = 0; s < kFlight; ++s) add(a[s], to_float(vector[i + s * kGroups]));
     }
 #pragma unroll 4
     for (; i < end; i += kGroups) add(load(i), to_float(vector[i]));
@@ -295,12 +349,17 @@ Plan plan_rows(const Matvec& work, int full) {
   }
   if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && work.rows * kWarp < 256 * all))
     made.width = kThreads;
-  if (made.edges && full > 4) made.rows = 2;
+  const bool cached = work.rows * work.columns <= kCached / size_of(work.type);
+  if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;
   if (made.width == 4 && packs < 8 && work.rows >= 1024 * all) made.rows = 4;
   const int64_t apart = made.edges ? full : 1;
   made.blocks = divide_up(divide_up(work.rows, apart * made.rows) * apart, kThreads / made.width);
-  if (made.width == kThreads)
-    made.splits = std::min(divide_up(4 * all, made.blocks), std::max<int64_t>(packs / (2 * kThreads), 1));
+  if (made.width == kThreads) {
+    // With packs in flight, four blocks of a multiprocessor are all that it holds at once.
+    const bool flight = flight_of(made.pack, made.rows, made.width, made.edges) > 1;
+    const int64_t wanted = flight ? 4 * all / made.blocks : divide_up(4 * all, made.blocks);
+    made.splits = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(packs / (2 * kThreads), 1));
+  }
   return made;
 }
 
@@ -313,13 +372,19 @@ Plan plan_columns(const Matvec& work, int full) {
   made.edges = made.pack > 1 && (work.rows % full != 0 || !aligned(work.matrix) ||
                                  (!one && work.column_stride % full != 0));
   const auto tiles = [&](int width) { return divide_up(work.rows, int64_t{width - (made.edges ? 1 : 0)} * made.pack); };
+  // A large block for each multiprocessor, or nearly, leaves nothing to add up later: how wide it then is.
+  int large = 0;
+  if (made.pack > 1 && !made.edges && work.columns >= 512) {
+    const bool cached = work.rows * work.columns <= kCached / size_of(work.type);
+    for (const int width : {kWarp, 16, 8})
+      if (tiles(width) <= all) large = 4 * tiles(width) > (cached ? 2 : 3) * all ? width : 0;
+  }
   if (made.pack == 1) {
     made.width = work.rows <= 8 ? 8 : kWarp;
   } else if (!made.edges && work.columns < 32) {
     made.width = kThreads;
-  } else if (!made.edges && work.columns >= 512 && 4 * tiles(8) > 3 * all && tiles(8) <= all) {
-    // A large block for each multiprocessor: nothing to add up later.
-    made.width = 8;
+  } else if (large > 0) {
+    made.width = large;
     made.block = kLargeBlock;
   } else {
     made.width = 4;
@@ -364,7 +429,9 @@ void launch_columns(const Matvec& work, const Plan& made, dim3 grid, cudaStream_
   constexpr int kFlight = 8;
   if constexpr (!kEdges) {
     if (made.block == kLargeBlock) {
-      columns_kernel<T, kCount, 8, kLargeBlock, 1, false><<<grid, kLargeBlock, 0, stream>>>(work);
+      by_count<8, 16, kWarp>(made.width, [&](auto width) {
+        columns_kernel<T, kCount, width(), kLargeBlock, 4, false><<<grid, kLargeBlock, 0, stream>>>(work);
+      });
       return;
     }
     if (made.width == kThreads) {

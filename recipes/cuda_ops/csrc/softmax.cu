@@ -3,7 +3,8 @@
 // cache.
 //
 // Rows that begin anywhere are moved in packs of 16 bytes all the same: what lies before the first whole pack and
-// behind the last, some single elements, is shared out among the threads beside the packs.
+// behind the last, some single elements, is shared out among the threads beside the packs. Rows of fewer than two packs
+// go through shared memory, a row a thread, where they lie behind each other.
 #include <algorithm>
 
 #include "device.cuh"
@@ -15,6 +16,10 @@ constexpr int kThreadsOfRows = 128;
 constexpr int kMostColumnsOfWarp = 1024;
 constexpr int kPacksOfLane = 2;
 constexpr int kMostThreads = 1024;
+
+// Of shorter rows that begin anywhere little or nothing is whole packs.
+template <typename T>
+constexpr int kLeastWithEdges = 2 * kFullPack<T>;
 
 // One row of the input and of the output: `packs` packs of kCount elements at addresses that divide by a pack, and
 // single elements: `head` before them, and those from `tail` on behind them. Without kEdges there are none.
@@ -187,6 +192,51 @@ __global__ void __launch_bounds__(kMostThreads) long_kernel(const Softmax work) 
   if (single >= 0) row.out[single] = from_float<T>(expf(to_float(row.in[single]) - all) * scale);
 }
 
+// Dense rows of fewer than kLeastWithEdges elements: a block reads and writes those of its threads in whole packs, all
+// but the last block's last elements.
+template <typename T>
+__global__ void __launch_bounds__(kThreadsOfRows) narrow_kernel(const Softmax work) {
+  constexpr int kCount = kFullPack<T>;
+  constexpr int kMost = kLeastWithEdges<T>;
+  using Packed = Pack<T, kCount>;
+  static_assert(kThreadsOfRows % kCount == 0);  // every block's rows begin where a pack does
+  __shared__ Packed room[kThreadsOfRows * kMost / kCount];
+  auto* const elements = reinterpret_cast<T*>(room);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int columns = static_cast<int>(work.columns);
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreadsOfRows * columns;
+  const auto* in = static_cast<const T*>(work.in) + begin;
+  auto* out = static_cast<T*>(work.out) + begin;
+  const int count = static_cast<int>(min(static_cast<int64_t>(kThreadsOfRows * columns), work.rows * columns - begin));
+  const int packs = count / kCount;
+  for (int i = thread; i < packs; i += kThreadsOfRows) room[i] = reinterpret_cast<const Packed*>(in)[i];
+  for (int i = packs * kCount + thread; i < count; i += kThreadsOfRows) elements[i] = in[i];
+  __syncthreads();
+  if (thread * columns < count) {
+    T* const row = elements + thread * columns;
+    float values[kMost];
+    float largest = -INFINITY;
+#pragma unroll
+    for (int e = 0; e < kMost; ++e) {
+      values[e] = e < columns ? to_float(row[e]) : -INFINITY;
+      largest = fmaxf(largest, values[e]);
+    }
+    float total = 0.0F;
+#pragma unroll
+    for (int e = 0; e < kMost; ++e) {
+      values[e] = expf(values[e] - largest);
+      total += values[e];
+    }
+    const float scale = 1.0F / total;
+#pragma unroll
+    for (int e = 0; e < kMost; ++e)
+      if (e < columns) row[e] = from_float<T>(values[e] * scale);
+  }
+  __syncthreads();
+  for (int i = thread; i < packs; i += kThreadsOfRows) reinterpret_cast<Packed*>(out)[i] = room[i];
+  for (int i = packs * kCount + thread; i < count; i += kThreadsOfRows) out[i] = elements[i];
+}
+
 template <typename T, int kCount, bool kEdges>
 int launch(const Softmax& work, cudaStream_t stream) {
   const int64_t packs = work.columns / kCount;
@@ -243,8 +293,6 @@ int run(const Softmax& work, void* stream) {
     // Every row of the input begins as far from a pack's begin as that of the output.
     const bool alike = (reinterpret_cast<uintptr_t>(work.in) - reinterpret_cast<uintptr_t>(work.out)) % 16 == 0 &&
                        (work.row_stride - work.columns) % kCount == 0;
-    // Of shorter rows little or nothing is whole packs.
-    constexpr int64_t kLeastWithEdges = 2 * kCount;
     // A grid has at most 2^31 - 1 blocks, and a row may take a block.
     constexpr int64_t kMostRows = 0x7fffffff;
     for (int64_t done = 0; done < work.rows; done += kMostRows) {
@@ -255,8 +303,13 @@ int run(const Softmax& work, void* stream) {
       int error = cudaSuccess;
       if (whole) {
         error = launch<T, kCount, false>(part, on);
-      } else if (alike && work.columns >= kLeastWithEdges) {
+      } else if (alike && work.columns >= kLeastWithEdges<T>) {
         error = launch<T, kCount, true>(part, on);
+      } else if (work.columns < kLeastWithEdges<T> && work.row_stride == work.columns && aligned(part.in) &&
+                 aligned(part.out)) {
+        const auto blocks = static_cast<unsigned>(divide_up(part.rows, kThreadsOfRows));
+        narrow_kernel<T><<<blocks, kThreadsOfRows, 0, on>>>(part);
+        error = cudaGetLastError();
       } else {
         error = launch<T, 1, false>(part, on);
       }

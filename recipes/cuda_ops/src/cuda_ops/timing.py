@@ -35,6 +35,8 @@ NO_GPU = 3
 
 _CYCLES_PER_CALL = 60_000
 """Clocks of the GPU for which it is kept waiting, for each call to be queued: some 30 µs."""
+_NSYS_LIMIT_S = 300.0
+
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64"}
 _INPUT = re.compile(rf"({'|'.join(_TYPES)})\[(\d+(?:,\d+)*)\]")
 
@@ -302,10 +304,13 @@ def nsys_record(words: Sequence[str], folder: Path) -> str:
     if program is None:
         return "nsys is not installed: no report of it"
     report = folder / "cuda-timing.nsys-rep"
+    report.unlink(missing_ok=True)  # an earlier one says nothing of this run
     argv = [program, "profile", "--force-overwrite=true", f"--output={report.with_suffix('')}"]
-    done = subprocess.run(
-        [*argv, sys.executable, "-m", "cuda_ops.timing", *words], check=False, capture_output=True, text=True
-    )
+    argv += [sys.executable, "-m", "cuda_ops.timing", *words]
+    try:
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_NSYS_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"nsys made no report within {_NSYS_LIMIT_S:g} s"
     return f"nsys report: {report}" if report.is_file() else f"nsys made no report: {done.stderr.strip()[-300:]}"
 
 
