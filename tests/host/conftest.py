@@ -18,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from images import engine
 from images.engine import connect
 from recipes import main_job
+from toolchain import files
 from toolchain.config import ROOT, Config, load_config
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -43,24 +44,28 @@ def needs_the_machine() -> None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
 
 
-# Tests that share the one build, or a port that is fixed: one process runs them, before any others.
+# Tests that change what the build left, or share a port that is fixed: one process runs them, before any others.
 _OF_THE_BUILD = (
     *("test_any_wheel.py", "test_deploy.py", "test_device_on_board.py", "test_enter_nfsroot.py", "test_main_job.py"),
-    *("test_pitorch_tvm.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_qpulib_recipe.py", "test_rootfs.py"),
-    *("test_serve.py", "test_torch_wheel.py", "test_tvm_ffi.py", "test_wheels.py"),
+    *("test_pitorch_tvm.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_qpulib_recipe.py", "test_serve.py"),
+    "test_tvm_ffi.py",
 )
-# Long ones of the others come first, so that no process waits for one of them at the end.
-_LONG = ("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py", "test_registry_faults.py")
+# The long ones of the others come first, so that no process waits for one of them at the end; then those that want the
+# build, which is there by then.
+_FIRST = (
+    *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
+    *("test_torch_wheel.py", "test_rootfs.py", "test_wheels.py"),
+)
 _SHARED = frozenset({"built", "exported_config"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whoever asks for what all share is named above; else two processes would make it at once."""
+    """Whoever asks for what all share is named above: it has its place in the order."""
     for item in items:
-        if _SHARED & set(getattr(item, "fixturenames", ())) and item.path.name not in _OF_THE_BUILD:
+        if _SHARED & set(getattr(item, "fixturenames", ())) and item.path.name not in (*_OF_THE_BUILD, *_FIRST):
             raise pytest.UsageError(f"{item.path.name} shares the build: name it in {Path(__file__).name}")
     if hasattr(config, "workerinput"):
-        order = {name: place for place, name in enumerate((*_OF_THE_BUILD, *_LONG))}
+        order = {name: place for place, name in enumerate((*_OF_THE_BUILD, *_FIRST))}
         items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
@@ -110,9 +115,19 @@ def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="session")
 def built(product_config: Config) -> main_job.Built:
-    """The system image, built for real: from the mirror to the image that was seen working."""
+    """The system image, built for real: from the mirror to the image that was seen working.
+
+    Whichever process asks first builds it; the other waits, and takes it as it stands: two builds refuse each other.
+    """
     needs_the_machine()
-    return main_job.build_image(product_config)
+    engine.ensure_running(product_config)
+    with files.locked(product_config.build_root / "for-the-tests"):
+        with main_job.Flow(product_config) as flow:
+            decisions = flow.pipeline().plan()
+        found = tuple(item.previous for item in decisions if item.previous is not None and not item.runs)
+        if len(found) == len(decisions):
+            return main_job.Built(found, frozenset(), 0.0)
+        return main_job.build_image(product_config)
 
 
 @pytest.fixture(scope="session")

@@ -500,12 +500,16 @@ def test_upstreams_tests_run_in_the_image(
     if not built.manifest("torch").facts["wheel"]:
         pytest.skip("the image was built without torch")
     (tmp_path / "test_some.py").write_text(UPSTREAM)
+    # The image is the build's; the folder is another, since one build of a target works at a time.
+    mine = dataclasses.replace(
+        product_config, build=dataclasses.replace(product_config.build, folder=tmp_path / "build")
+    )
     with pytest.raises(ArtefactMissing, match=r"no test file test_none\.py"):
-        upstream.run_tests(product_config, ["test_none.py"], tests=tmp_path)
+        upstream.run_tests(mine, ["test_none.py"], tests=tmp_path)
     with pytest.raises(ChecksFailed, match="2 of upstream's tests fail, and nothing explains it") as caught:
-        upstream.run_tests(product_config, ["test_some.py"], tests=tmp_path, limit_s=300)
+        upstream.run_tests(mine, ["test_some.py"], tests=tmp_path, limit_s=300)
     assert "test_broken" in caught.value.found
-    told = json.loads((product_config.target_root / "torch" / "upstream-tests.json").read_text())
+    told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
     (file,) = told["files"]
     assert told["emulated"]
     assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
