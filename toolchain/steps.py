@@ -113,11 +113,14 @@ class Pipeline:
     def execute(self, decisions: Sequence[Decision], *, at_once: int = 2) -> list[Manifest]:
         """Run what the plan says and return every step's manifest, in order.
 
-        Ctrl-C ends what running steps have started (toolchain.process), then they.
+        Of the steps that could start, the one with the longest chain behind it does: what only the last step needs
+        does not keep back what many wait for. Ctrl-C ends what running steps have started (toolchain.process), then
+        they.
         """
         force = frozenset(decision.step.name for decision in decisions if decision.forced)
         done: dict[str, Manifest] = {}
-        waiting = [decision.step for decision in decisions]
+        behind = _behind([decision.step for decision in decisions])
+        waiting = sorted((decision.step for decision in decisions), key=lambda step: -behind[step.name])
         failure: BaseException | None = None
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             running: dict[concurrent.futures.Future[Manifest], Step] = {}
@@ -169,6 +172,14 @@ class Pipeline:
         )
         manifest.write(self.manifest_path(step.name))
         return manifest
+
+
+def _behind(steps: Sequence[Step]) -> dict[str, int]:
+    """How long the longest chain of steps is that waits for each."""
+    found: dict[str, int] = {}
+    for step in reversed(steps):
+        found[step.name] = max((found[other.name] + 1 for other in steps if step.name in other.needs), default=0)
+    return found
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Manifest]]) -> None:

@@ -264,6 +264,21 @@ def test_a_skipped_step_lets_the_next_begin_beside_one_that_runs(tmp_path: Path)
     assert [item.step for item in execute(tmp_path, *steps)] == ["slow", "done", "next"]
 
 
+def test_the_step_that_most_others_wait_for_begins_first(tmp_path: Path) -> None:
+    runs: Runs = []
+    steps = (
+        writer(tmp_path, runs, "mirror"),
+        writer(tmp_path, runs, "rootfs", needs=("mirror",)),
+        writer(tmp_path, runs, "library", needs=("mirror",)),
+        writer(tmp_path, runs, "wheel", needs=("library",)),
+        writer(tmp_path, runs, "image", needs=("rootfs", "wheel")),
+    )
+    pipeline = Pipeline(tmp_path, steps)
+    made = pipeline.execute(pipeline.plan(), at_once=1)
+    assert runs == ["mirror", "library", "rootfs", "wheel", "image"]
+    assert [item.step for item in made] == ["mirror", "rootfs", "library", "wheel", "image"]
+
+
 def test_no_more_steps_run_at_once_than_allowed(tmp_path: Path) -> None:
     lock = threading.Lock()
     running: list[str] = []
