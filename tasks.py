@@ -422,11 +422,11 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
     help={
         "select": "only tests whose names match this expression (pytest -k)",
         "checks-only": "only the linters and type checks",
-        "lanes": "2: tests that need the engine and those that do not run side by side (on trial)",
+        "lanes": "2: tests that change the shared build and all others run side by side; 1: one after another",
     },
 )
 @_reported
-def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 1) -> None:
+def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2) -> None:
     """Run every check and every test of this machine's side."""
     checks.run_all(checks.linters() if checks_only else (*checks.linters(), checks.host_tests(select, lanes)))
 

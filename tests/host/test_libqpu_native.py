@@ -57,7 +57,7 @@ def test_clang_tidy_finds_nothing(tree: Path, product_config: Config) -> None:
         # The analyzer takes what is included for a header, and looks into headers only when told to.
         words += ["--extra-arg=-Xclang", "--extra-arg=-analyzer-opt-analyze-headers"]
         done = run([clang_tidy, "-p", tree, "--quiet", *words, source], check=False, limit_s=900)
-        return "" if done.returncode == 0 else done.output
+        return "" if done.returncode == 0 else f"{source} ended with {done.returncode}\n{done.output}"
 
     with ThreadPoolExecutor(compile_jobs(product_config.build)) as pool:
         found = [words for words in pool.map(check, sources) if words]

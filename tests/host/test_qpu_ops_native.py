@@ -78,7 +78,7 @@ def test_clang_tidy_finds_nothing(checks: native.NativeChecks, config: Config) -
     def check(source: Path) -> str:
         argv = [*words, str(source), "--", *options, "-DTORCH_EXTENSION_NAME=_C"]
         done = process.run(argv, check=False, limit_s=900)
-        return "" if done.returncode == 0 else done.output
+        return "" if done.returncode == 0 else f"{source} ended with {done.returncode}\n{done.output}"
 
     with ThreadPoolExecutor(compile_jobs(config.build)) as pool:
         own = [path for path in sources if path.name not in included]
