@@ -383,8 +383,10 @@ bool max_pool2d_with_places(Call& call) {
 
 // gradient, self, kernel, stride, padding, dilation, ceil_mode, indices, out.
 bool max_pool2d_backward(Call& call) {
-  const Tensor self = call.tensor(1), places = call.tensor(7), out = call.out();
   const Tensor& gradient = call.tensor(0);
+  const Tensor& self = call.tensor(1);
+  const Tensor& places = call.tensor(7);
+  const Tensor out = call.out();
   const std::vector<std::int64_t> kernel = call[2].toIntVector(), stride = call[3].toIntVector(),
                                   padding = call[4].toIntVector(),
                                   dilation = call[5].toIntVector();

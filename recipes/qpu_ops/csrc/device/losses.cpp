@@ -144,9 +144,11 @@ bool nll_loss(Call& call) {
 
 // gradient, self, target, weight?, reduction, ignored, total weight, out.
 bool nll_loss_backward(Call& call) {
-  const Tensor self = call.tensor(1), target = call.tensor(2), out = call.out();
   const Tensor& gradient = call.tensor(0);
+  const Tensor& self = call.tensor(1);
+  const Tensor& target = call.tensor(2);
   const Tensor& total = call.tensor(6);
+  const Tensor out = call.out();
   const std::optional<Tensor> weight = optional(call[3]);
   const std::int64_t reduction = call[4].toInt();
   const auto of = classes(self, target, weight, call[5].toInt());
