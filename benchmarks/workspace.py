@@ -79,7 +79,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """One run of the benchmarks at a time. Raises InUse."""
+        """One run of the benchmarks at a time, in a folder that is theirs. Raises InUse, or ForeignFolder."""
         self.results.mkdir(parents=True, exist_ok=True)
         with (self.results / "lock").open("w") as stream:
             try:
@@ -91,6 +91,7 @@ class Workspace:
                     found="its lock is held",
                     mend="wait for the other run, or end it",
                 ) from fault
+            self._own()
             yield
 
     def ensure_built(self) -> main_job.Built:

@@ -256,6 +256,13 @@ def test_a_folder_that_is_not_the_benchmarks_is_not_deleted(tmp_path: Path) -> N
     assert not (workspace.folder / files.MARKER).exists()
 
 
+def test_what_a_benchmark_leaves_can_be_removed_though_it_built_no_image(tmp_path: Path) -> None:
+    made = workspace_in(tmp_path)
+    with made.alone():
+        (made.folder / "libqpu").mkdir()
+    files.require_owned(made.folder)
+
+
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     workspace.results.mkdir(parents=True)
