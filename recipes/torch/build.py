@@ -262,10 +262,17 @@ class Builder:
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def versions(self) -> dict[str, str]:
-        """Packages of the builder image, with their versions, and the compiler's."""
-        listed = self.run(["dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n"])
-        packages = dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
-        said = self.run([f"{self._plan.config.image.target.gnu}-g++", "--version"]).splitlines()
+        """Packages of the builder image, with their versions, and the compiler's.
+
+        Nothing of the build is mounted: the engine would make a folder that is not there yet, as root.
+        """
+
+        def ask(*argv: str) -> list[str]:
+            return run_in(self._client, self._image, argv, architecture=host_architecture()).output.splitlines()
+
+        listed = ask("dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
+        packages = dict(line.split(" ", 1) for line in listed if " " in line)
+        said = ask(f"{self._plan.config.image.target.gnu}-g++", "--version")
         return {**packages, "compiler": said[0] if said else ""}
 
     def run(

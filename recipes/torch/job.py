@@ -163,6 +163,7 @@ class TorchFlow(flow.Flow):
         for path in kept:
             with files.replacing(self.products / path.name) as aside:
                 shutil.copyfile(path, aside)
+        progress.say(f"    {wheel.name}: from the artefact cache")
         return Made(
             tuple(self.products / path.name for path in kept),
             facts={
