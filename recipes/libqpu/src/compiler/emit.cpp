@@ -197,6 +197,15 @@ class Emitter {
     return mask;
   }
 
+  // Whether the block runs often and reads the VPM so much that its order may matter.
+  bool isWorthwhile(std::uint32_t b) const {
+    constexpr std::ptrdiff_t kMany = 8;
+    const std::vector<Operation>& all = function_.blocks[b].operations;
+    return function_.blocks[b].loopDepth > 0 &&
+           std::count_if(all.begin(), all.end(),
+                         [](const Operation& o) { return o.op == Op::VpmRead; }) >= kMany;
+  }
+
   std::optional<ScheduledBlock> scheduleBlock(std::uint32_t b) const {
     BlockContext context;
     context.function = &function_;
@@ -218,7 +227,15 @@ class Emitter {
     for (const std::uint32_t window : kWindows) {
       if (options_.level == 0 && window != 1) continue;
       so.window = window;
-      if (auto result = schedule(graph, so)) return result;
+      std::optional<ScheduledBlock> result = schedule(graph, so);
+      if (!result) continue;
+      if (window == kWindows.front() && isWorthwhile(b)) {
+        // Neither way is always the shorter.
+        so.takeTurns = true;
+        std::optional<ScheduledBlock> other = schedule(graph, so);
+        if (other && other->slots.size() < result->slots.size()) return other;
+      }
+      return result;
     }
     if (!context.fuse) return std::nullopt;
     context.fuse = false;

@@ -19,6 +19,7 @@ constexpr std::uint32_t kNextTo = 2;
 constexpr unsigned kManyReads = 3;
 constexpr int kPlenty = 16;               // free registers
 constexpr std::uint32_t kNear = 8;        // operations that are close to each other
+constexpr int kTurnCost = 4;
 constexpr std::int32_t kRotationBase = 48;  // small-immediate code of a rotation by 0
 
 std::uint32_t bit(Place p) { return 1U << (p % kFileB); }
@@ -577,6 +578,11 @@ class Scheduler {
       if (values_[v].main == kR5) plan.priority = std::max(plan.priority, r5Waiter);
     }
     addPlan(plan);
+    if (graph_.nodes[n].a.kind != Source::Kind::ReadEither) return;
+    // Through the other port too; the first that fits is taken.
+    std::swap(plan.portA, plan.portB);
+    plan.a = plan.b = Mux::B;
+    addPlan(plan);
   }
 
   // Of those that wait for r4 or r5 the first few will do.
@@ -782,8 +788,11 @@ class Scheduler {
       const bool isUsedB = bundle.small >= 0 || bundle.portB != address::kNop;
       if (usesB && isUsedB && (plan.portB != bundle.portB || plan.small != bundle.small))
         return false;
-      for (unsigned k = 0; k < bundle.count; ++k)
-        if (moves(plan, *bundle.plans[k]) || moves(*bundle.plans[k], plan)) return false;
+      for (unsigned k = 0; k < bundle.count; ++k) {
+        const Plan& other = *bundle.plans[k];
+        if (plan.node != kNone && plan.node == other.node) return false;
+        if (moves(plan, other) || moves(other, plan)) return false;
+      }
     }
     if (!homeIsFree(bundle, plan)) return false;
     const Free f = freeAfter(bundle, plan);
@@ -988,6 +997,10 @@ class Scheduler {
     }
     if (wanted[0] < wanted[1]) cost[0] += 2;
     if (wanted[1] < wanted[0]) cost[1] += 2;
+    // What comes one after the other is often used so.
+    if (options_.takeTurns && isFile(lastRead_) && plan.node != kNone &&
+        graph_.nodes[plan.node].a.kind == Source::Kind::ReadEither)
+      cost[isFileA(lastRead_) ? 0 : 1] += kTurnCost;
     const int a = __builtin_popcount(freeA_);
     const int b = __builtin_popcount(freeB_);
     if (a < b) ++cost[0];
@@ -1165,6 +1178,8 @@ class Scheduler {
     }
     if (plan.node == kNone && isDead(v)) return address::kNop;
     if (plan.choosesPlace) p = take(file, plan);
+    if (plan.node != kNone && graph_.nodes[plan.node].a.kind == Source::Kind::ReadEither)
+      lastRead_ = p;
     const bool isCopy = plan.node == kNone && !plan.relocates;
     if (isCopy) {
       if (values_[v].copy != kNowhere) freePlace(values_[v].copy);
@@ -1287,6 +1302,7 @@ class Scheduler {
   std::int16_t capacity_ = 0;
   // By ADD and MUL pipe, from files A and B.
   std::array<std::array<int, 2>, 2> toRead_{};
+  Place lastRead_ = kNowhere;  // of what an I/O address gave
   std::uint32_t oldest_ = 0;
   std::uint32_t left_ = 0;
   std::int32_t addLeft_ = 0, mulLeft_ = 0, eitherLeft_ = 0;

@@ -33,8 +33,18 @@ static_assert(kRows == 2 * kPeriod / kTurn, "a turn uses up two vectors of a");
 // the one before, or has stored its tile; the halves are free for tiles.
 enum Semaphore { kReady, kReadyToo, kRead, kHalf, kOtherHalf };
 
+// In which order the rows of a tile take each value of k of a turn, and which of them from
+// left to right (bits). An instruction reads one register of each file, so the order decides
+// how well the pipes are filled: of 2000 that were tried by chance the quickest.
+constexpr std::array<std::array<int, kRows>, kTurn> kOrder{{
+    {6, 5, 2, 4, 1, 0, 7, 3},
+    {3, 5, 4, 0, 2, 6, 7, 1},
+    {1, 4, 3, 0, 7, 6, 5, 2},
+    {5, 1, 0, 6, 7, 3, 4, 2}}};
+constexpr std::array<unsigned, kTurn> kFromLeft{0x23, 0xf5, 0xf1, 0xfa};
+
 // What a QPU remembers while k runs, in places that this kernel is told nothing in.
-enum Kept { kGroup = kBColumn, kColumn = kAColumn };
+enum Kept { kGroup = kBColumn, kColumn = kAColumn, kAhead = kPacked, kLast = kStep };
 
 void repeat(int times, int semaphore, void (*f)(int, Location)) {
   for (int i = 0; i < times; ++i) f(semaphore, QPU_HERE);
@@ -42,55 +52,53 @@ void repeat(int times, int semaphore, void (*f)(int, Location)) {
 void take(int times, int semaphore) { repeat(times, semaphore, semaDec); }
 void give(int times, int semaphore) { repeat(times, semaphore, semaInc); }
 
+// Up to a block of rows of b.
+void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& rowBytes) {
+  If (all(left >= kBlock && rowBytes <= kMostGap))
+    dmaSetReadPitch(rowBytes);
+    for (int s = 0; s < kAcross; ++s) {
+      dmaSetupRead(HORIZ, kBlock, vpm + 16 * s, 16, kAcross);
+      dmaStartRead(from + 16 * s);
+      dmaWaitRead();
+    }
+  Else
+    dmaSetReadPitch(64);
+    Ptr<Float> row = from;
+    Int to = vpm;
+    For (Int rows = min(left, kBlock), rows > 0, rows = rows - 1)
+      dmaSetupRead(HORIZ, kAcross, to, 16, 1);
+      dmaStartRead(row);
+      to = to + kColumns;
+      row = row + (rowBytes >> 2);
+      dmaWaitRead();
+    End
+  End
+}
+
 // What the first QPU does. It announces no block before all have taken the one before: so a
 // quick QPU finds no leave that was meant for a slow one.
 void serve(const Numbers& told, int workers) {
   Int rowBytes = told.get(kBRow) << 2;
-  // Into the half that begins in that row of the VPM.
-  const auto load = [&](const Ptr<Float>& from, const Int& left, int half) {
-    If (all(left >= kBlock && rowBytes <= kMostGap))
-      dmaSetReadPitch(rowBytes);
-      for (int s = 0; s < kAcross; ++s) {
-        dmaSetupRead(HORIZ, kBlock, (half + s) << 4, 16, kAcross);
-        dmaStartRead(from + 16 * s);
-        dmaWaitRead();
-      }
-    Else
-      dmaSetReadPitch(64);
-      Int vpm = half << 4;
-      Ptr<Float> row = from;
-      For (Int rows = min(left, kBlock), rows > 0, rows = rows - 1)
-        dmaSetupRead(HORIZ, kAcross, vpm, 16, 1);
-        dmaStartRead(row);
-        vpm = vpm + kColumns;
-        row = row + (rowBytes >> 2);
-        dmaWaitRead();
-      End
-    End
-  };
   For (Int column = 0, column < told.get(kN), column = column + kColumns)
     For (Int group = 0, group < told.get(kM), group = group + workers * kRows)
       Ptr<Float> from = pointer<Float>(told.get(kB)) + column;
-      Int step = told.get(kBRow) * kBlock;
+      Int half = 0;  // of the VPM: where it begins
       Int left = told.get(kLastK) + 1;
-      Int further = left - kBlock;  // no more are left when others have a block
-      // Those who compute wait for one block more than there are.
-      While (left > -kBlock)
-        for (const int half : {0, kHalfRows}) {
-          If (left > -kBlock)
-            If (left <= further)
-              take(workers, kRead);
-            End
-            If (left > 0)
-              load(from, left, half);
-            End
-            give(workers, half == 0 ? kReady : kReadyToo);
-            left = left - kBlock;
-            from = from + step;
-          End
-        }
+      // Those who compute take blocks by twos, and wait for one more than they take.
+      For (Int blocks = (told.get(kLastK) >> 4) * 2 + 3, blocks > 0, blocks = blocks - 1)
+        If (left > 0)
+          load(from, left, half, rowBytes);
+        End
+        If (half == 0)
+          give(workers, kReady);
+        Else
+          give(workers, kReadyToo);
+        End
+        half = half ^ (kHalfRows << 4);
+        left = left - kBlock;
+        from = from + told.get(kBRow) * kBlock;
+        take(workers, kRead);
       End
-      take(workers, kRead);
       semaInc(kHalf);
       semaInc(kOtherHalf);
       take(workers, kRead);
@@ -102,58 +110,70 @@ void serve(const Numbers& told, int workers) {
 
 class SharedTile : public Sums {
  public:
-  SharedTile(Variant variant, const Numbers& told, const Int& row) : Sums(variant) {
-    // Rows that are not there are the last one again.
-    Int r = min(row + (index() & (kRows - 1)), told.get(kM) - 1);
-    rows_ = told.get(kA) + ((r * told.get(kARow)) << 2);
-    beyond_ = index() - (told.get(kLastK) + 1);
-    from_ = min(index(), told.get(kLastK)) << 2;
-  }
-
-  void compute(const Numbers& told) {
-    clear();
-    // Before the first block what a block finds: its values of a, and half of the next
-    // asked for.
+  // Asks for what the first block finds: its values of a, and half of the next.
+  SharedTile(Variant variant, Numbers& told, int workers) : Sums(variant), step_(workers * kRows) {
+    told.put(kAhead, 0);
+    told.put(kLast, told.get(kLastK) << 2);
+    to(0, told);
     for (int r = 0; r < kRows; r += 2) requestTwo();
+    advance(told, from_ + 4 * kPeriod);
     for (Float& a : a_) receive(a);
-    transpose();
-    advance(told);
     for (int r = 0; r < kRows / 2; r += 2) requestTwo();
-    row_ = 0;
-    semaDec(kReady);
-    semaInc(kRead);
-    While (any(beyond_ < 0))
-      block();
-      If (row_ == kHalfRows)
-        semaDec(kReadyToo);
-        semaInc(kRead);
-        advance(told);
-      Else
-        semaDec(kReady);
-        semaInc(kRead);
-        transpose();
-        row_ = 0;
-      End
-    End
+  }
+  static void end() {
     Float unused;
     for (int r = 0; r < kRows / 2; ++r) receive(unused);
   }
 
+  void compute(Numbers& told) {
+    clear();
+    // Here, and not at each semaphore that follows.
+    dmaWaitWrite();
+    row_ = 0;
+    beyond_ = index() - (told.get(kLastK) + 1);
+    While (any(beyond_ < 0))
+      // What is computed here takes no time: a branch waits.
+      Int turn = 0;
+      Int there = beyond_ >> 31;
+      Int next = from_ + 4 * kPeriod;
+      If (row_ == kHalfRows)
+        beyond_ = beyond_ + kPeriod;
+        advance(told, next);
+        semaDec(kReadyToo);
+      Else
+        transpose(there);
+        row_ = 0;
+        semaDec(kReady);
+      End
+      semaInc(kRead);
+      block(turn);
+    End
+    // One block more than there are, which says that all have read the last.
+    semaDec(kReady);
+    semaInc(kRead);
+  }
+
+  // Who has no tile waits for a half too: until then some may not have taken what they
+  // were told last.
   void write(const Numbers& told, const Int& row, const Int& column) {
     Int rows = told.get(kM) - row;
     Int half = (me() & 1) * kRows;
     Ptr<Float> start = pointer<Float>(told.get(kC)) + row * told.get(kCStride);
     Float none;
-    // Who has no tile waits for a half too: until then some may not have taken what they
-    // were told last.
     If (half == 0)
       semaDec(kHalf);
     Else
       semaDec(kOtherHalf);
     End
+    // What is added comes by request too.
+    if (variant_ == Variant::Accumulate) end();
     If (rows > 0)
       storeWhole(told, start, column, rows, half, none);
     End
+    if (variant_ == Variant::Accumulate) {
+      rows_ = rotate(rows_, kRows / 2);
+      for (int r = 0; r < kRows / 2; r += 2) requestTwo();
+    }
     If (half == 0)
       semaInc(kHalf);
     Else
@@ -168,15 +188,31 @@ class SharedTile : public Sums {
     for (const int r : {0, 1}) gather(pointer<Float>(broadcast(rows_, r) + from_));
     rows_ = rotate(rows_, 16 - 2);
   }
-  void advance(const Numbers& told) {
-    from_ = min(from_ + 4 * kPeriod, told.get(kLastK) << 2);
+  // To the next 16 values of k, behind the last to those of the next tile.
+  void advance(Numbers& told, const IntExpr& next) {
+    Int last = told.get(kLast);
+    from_ = next;
+    If (all(from_ > last))
+      Int group = told.get(kAhead) + step_;
+      Where (group >= told.get(kM))
+        group = 0;
+      End
+      told.put(kAhead, group);
+      to(group, told);
+    End
+    from_ = min(from_, last);
+  }
+  // To the first of a tile. Rows that are not there are the last one again.
+  void to(const IntExpr& group, const Numbers& told) {
+    Int r = min(group + (me() - 1) * kRows + (index() & (kRows - 1)), told.get(kM) - 1);
+    rows_ = told.get(kA) + ((r * told.get(kARow)) << 2);
+    from_ = min(index(), told.get(kLastK)) << 2;
   }
 
   // Rows of 16 values of k become vectors with four values of k of every other row: vector
   // 2 t + r % 2 has row r's value 4 t + i in element 4 (r / 2) + i. Values of k that are not
   // there count as 0.
-  void transpose() {
-    Int there = beyond_ >> 31;
+  void transpose(const Int& there) {
     for (Float& a : a_) a = asFloat(asInt(a) & there);
     for (int bit = kRows / 2; bit > 1; bit /= 2)
       for (int r = 0; r < kRows; ++r) {
@@ -193,20 +229,19 @@ class SharedTile : public Sums {
   // Half of it in a turn: the instructions of a whole one would fill the cache that
   // four QPUs share. A turn uses two vectors of a, and asks for and receives as many
   // of the next 16 values of k.
-  void block() {
-    For (Int turn = 0, turn < 2, turn = turn + 1)
+  void block(Int& turn) {
+    While (turn < 2)
+      turn = turn + 1;
       vpmSetupRead(HORIZ, kTurn * kAcross, row_);
       row_ = row_ + kTurn * kAcross;
       for (int k = 0; k < kTurn; ++k) {
         std::array<Float, kAcross> b;
         for (Float& v : b) v = vpmGetFloat();
         if (k == 1) requestTwo();
-        // Every other row from right to left: of the orders that were tried, the one that
-        // the scheduler fills the pipes best with.
-        for (int r = kRows - 1; r >= 0; --r) {
+        for (const int r : kOrder[at(k)]) {
           Float one = broadcast(a_[at(r % 2)], r / 2 * kTurn + k);
           for (int i = 0; i < kAcross; ++i) {
-            const int s = r % 2 == 0 ? i : kAcross - 1 - i;
+            const int s = (kFromLeft[at(k)] >> r & 1U) != 0 ? i : kAcross - 1 - i;
             Float& sum = sum_[at(r)][at(s)];
             sum = sum + one * b[at(s)];
           }
@@ -215,9 +250,9 @@ class SharedTile : public Sums {
       for (std::size_t v = 0; v + 2 < kRows; ++v) a_[v] = a_[v + 2];
       for (std::size_t v = kRows - 2; v < kRows; ++v) receive(a_[v]);
     End
-    beyond_ = beyond_ + kBlock;
   }
 
+  const int step_;                 // rows of a group
   std::array<Float, kRows> a_;     // what is left of 16 values of k, then rows of the next
   Int rows_;                       // addresses of the rows; those to be asked for first
   Int from_;                       // bytes from there
@@ -233,11 +268,11 @@ auto compileShared(Variant variant, int workers, const char* name) {
         If (me() == 0)
           serve(told, workers);
         Else
+          SharedTile tile(variant, told, workers);
           Int column = 0;
           While (column < told.get(kN))
             Int group = 0;
             While (group < told.get(kM))
-              SharedTile tile(variant, told, group + (me() - 1) * kRows);
               told.put(kGroup, group);
               told.put(kColumn, column);
               tile.compute(told);
@@ -248,6 +283,7 @@ auto compileShared(Variant variant, int workers, const char* name) {
             End
             column = column + kColumns;
           End
+          SharedTile::end();
         End
       },
       name);

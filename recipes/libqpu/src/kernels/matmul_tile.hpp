@@ -103,14 +103,17 @@ class Sums {
       dmaStartWrite(to);
       dmaWaitWrite();
     Else
-      for (int r = 0; r < kRows; ++r) {
-        If (rows > r)
-          dmaSetWriteStride(0);
-          dmaSetupWrite(VERT, 1, half + r, kColumns);
-          dmaStartWrite(to + told.get(kCStride) * r);
-          dmaWaitWrite();
-        End
-      }
+      dmaSetWriteStride(0);
+      Int left = min(rows, kRows);
+      Int vpm = half;
+      While (left > 0)
+        dmaSetupWrite(VERT, 1, vpm, kColumns);
+        dmaStartWrite(to);
+        vpm = vpm + 1;
+        to = to + told.get(kCStride);
+        left = left - 1;
+        dmaWaitWrite();
+      End
     End
   }
 
