@@ -789,9 +789,9 @@ class Scheduler {
       if (usesB && isUsedB && (plan.portB != bundle.portB || plan.small != bundle.small))
         return false;
       for (unsigned k = 0; k < bundle.count; ++k) {
-        const Plan& other = *bundle.plans[k];
-        if (plan.node != kNone && plan.node == other.node) return false;
-        if (moves(plan, other) || moves(other, plan)) return false;
+        const Plan& there = *bundle.plans[k];
+        if (plan.node != kNone && plan.node == there.node) return false;
+        if (moves(plan, there) || moves(there, plan)) return false;
       }
     }
     if (!homeIsFree(bundle, plan)) return false;

@@ -8,7 +8,8 @@
 // that nobody asks for again: no copy of a is needed, however its rows lie. Eight such
 // rows are transposed in registers, so that two vectors have the values of all rows for
 // four values of k: both stay in accumulators for a turn, where a broadcast takes one
-// operation.
+// operation. Behind the last values of k those of the next tile are asked for, so that
+// nobody waits for them when the bus is busy with stores.
 //
 // Between two tiles the VPM takes finished ones to memory, as in matmul.cpp.
 //
@@ -35,7 +36,7 @@ enum Semaphore { kReady, kReadyToo, kRead, kHalf, kOtherHalf };
 
 // In which order the rows of a tile take each value of k of a turn, and which of them from
 // left to right (bits). An instruction reads one register of each file, so the order decides
-// how well the pipes are filled: of 2000 that were tried by chance the quickest.
+// how well the pipes are filled: of some thousand tried by chance the quickest.
 constexpr std::array<std::array<int, kRows>, kTurn> kOrder{{
     {6, 5, 2, 4, 1, 0, 7, 3},
     {3, 5, 4, 0, 2, 6, 7, 1},
@@ -120,19 +121,20 @@ class SharedTile : public Sums {
     for (Float& a : a_) receive(a);
     for (int r = 0; r < kRows / 2; r += 2) requestTwo();
   }
-  static void end() {
+  // What is asked for beyond that.
+  static void receiveRest() {
     Float unused;
     for (int r = 0; r < kRows / 2; ++r) receive(unused);
   }
 
   void compute(Numbers& told) {
     clear();
-    // Here, and not at each semaphore that follows.
+    // Done by now; else the compiler has each semaphore of the loop wait for it.
     dmaWaitWrite();
     row_ = 0;
     beyond_ = index() - (told.get(kLastK) + 1);
     While (any(beyond_ < 0))
-      // What is computed here takes no time: a branch waits.
+      // Where nothing else fills the instructions behind a branch.
       Int turn = 0;
       Int there = beyond_ >> 31;
       Int next = from_ + 4 * kPeriod;
@@ -165,8 +167,8 @@ class SharedTile : public Sums {
     Else
       semaDec(kOtherHalf);
     End
-    // What is added comes by request too.
-    if (variant_ == Variant::Accumulate) end();
+    // What is added comes by request too, and in order.
+    if (variant_ == Variant::Accumulate) receiveRest();
     If (rows > 0)
       storeWhole(told, start, column, rows, half, none);
     End
@@ -283,7 +285,7 @@ auto compileShared(Variant variant, int workers, const char* name) {
             End
             column = column + kColumns;
           End
-          SharedTile::end();
+          SharedTile::receiveRest();
         End
       },
       name);
