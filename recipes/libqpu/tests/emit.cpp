@@ -227,6 +227,55 @@ TEST_CASE("loads through the VPM, the mutex, semaphores and the host interrupt")
   for (int level = 0; level <= 2; ++level) checkRuns(b.f, {level, 32}, wanted);
 }
 
+TEST_CASE("the VPM is read by either port of a loop's instructions") {
+  constexpr int kVectors = 16;
+  constexpr std::uint32_t kRow = 16;
+  Builder b;
+  b.f.usesVpmByHand = true;
+  std::vector<mir::Vreg> sums;
+  b.setup(mir::Op::VpmWriteSetup, 0x00001a00U | kRow);
+  for (std::uint32_t k = 0; k < kVectors; ++k) {
+    const mir::Vreg e = b.elementNumber();
+    sums.push_back(b.add(isa::AddOp::Add, mir::Operand::reg(e), mir::Operand::imm(k)));
+    b.push(mir::Op::VpmWrite).a = mir::Operand::reg(sums.back());
+  }
+  const mir::Vreg left = b.load(3);
+  b.next();
+  ++b.block().loopDepth;
+  const std::uint32_t loop = b.at;
+  b.setup(mir::Op::VpmReadSetup, 0x00001a00U | kRow);
+  const mir::Vreg factor = b.broadcast(sums[3], 5);
+  for (const mir::Vreg sum : sums) {
+    const mir::Vreg v = b.fresh();
+    b.push(mir::Op::VpmRead, v);
+    const mir::Vreg product =
+        b.mul(isa::MulOp::Mul24, mir::Operand::reg(v), mir::Operand::reg(factor));
+    b.add(isa::AddOp::Add, sum, mir::Operand::reg(sum), mir::Operand::reg(product));
+  }
+  b.add(isa::AddOp::Sub, left, mir::Operand::reg(left), mir::Operand::imm(1));
+  b.block().operations.back().setsFlags = true;
+  b.next();
+  b.f.blocks[loop].exit = mir::Block::Exit::Branch;
+  b.f.blocks[loop].cond = isa::BranchCond::AnyZClear;
+  b.f.blocks[loop].taken = loop;
+  --b.block().loopDepth;
+  for (std::uint32_t k = 0; k < kVectors; ++k) b.store(sums[k], 64 * k, 9);
+  b.block().exit = mir::Block::Exit::End;
+  const std::vector<std::uint32_t> wanted = expected(b.f);
+  for (int level = 0; level <= 2; ++level) checkRuns(b.f, {level, 32}, wanted);
+  int byA = 0;
+  int byB = 0;
+  for (const std::uint64_t word : emit(b.f, {}).words) {
+    const auto i = isa::decode(word);
+    if (i->form != isa::Form::Alu) continue;
+    byA += i->raddrA == isa::address::kVpm ? 1 : 0;
+    // As a small immediate the number is a rotation.
+    byB += i->raddrB == isa::address::kVpm && i->signal != isa::Signal::SmallImmediate ? 1 : 0;
+  }
+  CHECK(byA + byB == kVectors);
+  CHECK(byB > 0);
+}
+
 TEST_CASE("instructions name the construct of their first operation") {
   Builder b;
   b.f.sites = {{"first", "first at 1"}, {"second", "second at 2"}};

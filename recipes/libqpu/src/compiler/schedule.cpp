@@ -19,7 +19,7 @@ constexpr std::uint32_t kNextTo = 2;
 constexpr unsigned kManyReads = 3;
 constexpr int kPlenty = 16;               // free registers
 constexpr std::uint32_t kNear = 8;        // operations that are close to each other
-constexpr int kTurnCost = 4;
+constexpr int kTurnCost = 4;              // more than what else speaks for a file
 constexpr std::int32_t kRotationBase = 48;  // small-immediate code of a rotation by 0
 
 std::uint32_t bit(Place p) { return 1U << (p % kFileB); }
@@ -578,7 +578,7 @@ class Scheduler {
       if (values_[v].main == kR5) plan.priority = std::max(plan.priority, r5Waiter);
     }
     addPlan(plan);
-    if (graph_.nodes[n].a.kind != Source::Kind::ReadEither) return;
+    if (graph_.nodes[n].a.kind != Source::Kind::ReadEither || plan.portB != address::kNop) return;
     // Through the other port too; the first that fits is taken.
     std::swap(plan.portA, plan.portB);
     plan.a = plan.b = Mux::B;
@@ -789,9 +789,8 @@ class Scheduler {
       if (usesB && isUsedB && (plan.portB != bundle.portB || plan.small != bundle.small))
         return false;
       for (unsigned k = 0; k < bundle.count; ++k) {
-        const Plan& there = *bundle.plans[k];
-        if (plan.node != kNone && plan.node == there.node) return false;
-        if (moves(plan, there) || moves(there, plan)) return false;
+        if (plan.node != kNone && plan.node == bundle.plans[k]->node) return false;
+        if (moves(plan, *bundle.plans[k]) || moves(*bundle.plans[k], plan)) return false;
       }
     }
     if (!homeIsFree(bundle, plan)) return false;

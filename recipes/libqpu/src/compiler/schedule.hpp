@@ -30,7 +30,8 @@ struct ScheduleOptions {
   // Operations this far behind the oldest one that is left are not looked at.
   // With 1 the order is that of the operations.
   std::uint32_t window = 1;
-  bool takeTurns = false;  // what is read from the VPM goes to one file, then to the other
+  // Vectors that are read from the VPM go to file A and file B in turn.
+  bool takeTurns = false;
   std::uint64_t occupied = 0;    // registers that hold a vector at the start
   std::uint64_t reserved = 0;    // homes of the vectors that must be there in the end
   std::uint64_t unreadable = 0;  // registers that the first instruction cannot read yet
