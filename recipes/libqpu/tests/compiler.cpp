@@ -88,3 +88,40 @@ TEST_CASE("spills between stores") {
     CHECK(cases::wordsOf(out) == expected);
   }
 }
+
+// Turns of a kernel that each want more vectors than there are registers.
+TEST_CASE("spilled vectors that are not wanted at once share their memory") {
+  constexpr int count = 120;
+  SharedArray<int> in = cases::ints(16 * count), out(12 * 16 * 4);
+  const auto turns = [](int number) {
+    return test::trace([number](Ptr<Int> p, Ptr<Int> q) {
+      for (int turn = 0; turn < number; ++turn) {
+        std::vector<Int> v;
+        v.reserve(count);
+        for (int i = 0; i < count; ++i) v.emplace_back(p[16 * i] + turn);
+        Int sum = me();
+        for (const Int& x : v) sum = (sum * 3) ^ x;
+        for (auto x = v.rbegin(); x != v.rend(); ++x) sum = (sum * 5) ^ *x;
+        store(sum, q + 64 * me() + 16 * turn);
+      }
+    });
+  };
+  const cases::Words uniforms = {cases::word(&in), cases::word(&out)};
+  for (const int level : {0, 2}) {
+    CAPTURE(level);
+    qpu::compiler::Options options;
+    options.level = level;
+    const std::uint32_t once = qpu::compiler::compile(turns(1), options).spillBytes;
+    const qpu::detail::Source source = turns(4);
+    CHECK(once > 64 * 50);
+    CHECK(qpu::compiler::compile(source, options).spillBytes < once + once / 4);
+    for (const int qpus : {1, 12}) {
+      std::fill(out.begin(), out.end(), 0);
+      qpu::interp::run(qpu::interp::lower(source), qpus, uniforms.data(), uniforms.size());
+      const cases::Words expected = cases::wordsOf(out);
+      std::fill(out.begin(), out.end(), 0);
+      execute(source, options, qpus, uniforms);
+      CHECK(cases::wordsOf(out) == expected);
+    }
+  }
+}
