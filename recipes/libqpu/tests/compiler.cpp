@@ -8,6 +8,7 @@
 #include "emu/emulator.hpp"
 #include "isa/text.hpp"
 #include "isa/verify.hpp"
+#include "lang/gathers.hpp"
 #include "mem/heap.hpp"
 
 // Words that the language makes macros come last.
@@ -301,4 +302,25 @@ TEST_CASE("stores are merged no more where vectors must go to memory") {
   CHECK(object.spillBytes > 0);
   CHECK(storeStarts(object) > 3);  // and those of spills
   (void)storesOf(f, {1, 3});
+}
+
+TEST_CASE("gathers that only some ways leave outstanding are received at the end") {
+  CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
+          gather(p);
+          gather(p + 16);
+          If (any(index() + me() < n))
+            gather(p + 32);
+          End
+          store(n, q + 1024 * me());
+        }) == "1 -> 1");
+  // For that there is one TMU, which takes four.
+  const auto five = [](Ptr<Int> p, Int n) {
+    for (int i = 0; i < 5; ++i) gather(p + 16 * i);
+    Int x;
+    for (int i = 0; i < 4; ++i) receive(x);
+    If (any(x < n))
+      receive(x);
+    End
+  };
+  CHECK_THROWS_AS(qpu::detail::checkGathers(test::trace(five)), qpu::CompileError);
 }
