@@ -102,7 +102,7 @@ class History {
   };
 
   // Null when nothing was written there.
-  const Page* find(const Shadow& s, std::uint32_t word) const {
+  static const Page* find(const Shadow& s, std::uint32_t word) {
     return s.written ? s.pages[word / kPageWords].page.get() : nullptr;
   }
   std::vector<PageNote>& touch(std::uint32_t region) {

@@ -195,6 +195,7 @@ class Machine {
   [[noreturn]] void deadlock() const;
   void requireBalancedSemaphores() const;
 
+  Vpm vpm_;
   const Launch* launch_ = nullptr;
   const Program* program_ = nullptr;
   Memory memory_;
@@ -202,7 +203,6 @@ class Machine {
   Timing timing_;
   Engine loads_{timing_, true};
   Engine stores_{timing_, false};
-  Vpm vpm_;
   std::vector<Qpu> qpus_;
   std::vector<Vector> vectors_;  // of all QPUs
   std::array<std::uint32_t, kSemaphores> semaphores_{};
