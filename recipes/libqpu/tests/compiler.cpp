@@ -8,6 +8,7 @@
 #include "emu/emulator.hpp"
 #include "isa/text.hpp"
 #include "isa/verify.hpp"
+#include "lang/gathers.hpp"
 #include "mem/heap.hpp"
 
 // Words that the language makes macros come last.
@@ -87,4 +88,239 @@ TEST_CASE("spills between stores") {
     execute(source, options, 1, uniforms);
     CHECK(cases::wordsOf(out) == expected);
   }
+}
+
+// Turns of a kernel that each want more vectors than there are registers.
+TEST_CASE("spilled vectors that are not wanted at once share their memory") {
+  constexpr int count = 120;
+  SharedArray<int> in = cases::ints(16 * count), out(12 * 16 * 4);
+  const auto turns = [](int number) {
+    return test::trace([number](Ptr<Int> p, Ptr<Int> q) {
+      for (int turn = 0; turn < number; ++turn) {
+        std::vector<Int> v;
+        v.reserve(count);
+        for (int i = 0; i < count; ++i) v.emplace_back(p[16 * i] + turn);
+        Int sum = me();
+        for (const Int& x : v) sum = (sum * 3) ^ x;
+        for (auto x = v.rbegin(); x != v.rend(); ++x) sum = (sum * 5) ^ *x;
+        store(sum, q + 64 * me() + 16 * turn);
+      }
+    });
+  };
+  const cases::Words uniforms = {cases::word(&in), cases::word(&out)};
+  for (const int level : {0, 2}) {
+    CAPTURE(level);
+    qpu::compiler::Options options;
+    options.level = level;
+    const std::uint32_t once = qpu::compiler::compile(turns(1), options).spillBytes;
+    const qpu::detail::Source source = turns(4);
+    CHECK(once > 64 * 50);
+    CHECK(qpu::compiler::compile(source, options).spillBytes < once + once / 4);
+    for (const int qpus : {1, 12}) {
+      std::fill(out.begin(), out.end(), 0);
+      qpu::interp::run(qpu::interp::lower(source), qpus, uniforms.data(), uniforms.size());
+      const cases::Words expected = cases::wordsOf(out);
+      std::fill(out.begin(), out.end(), 0);
+      execute(source, options, qpus, uniforms);
+      CHECK(cases::wordsOf(out) == expected);
+    }
+  }
+}
+
+namespace {
+
+// DMA stores in the machine code.
+int storeStarts(const qpu::code::Object& object) {
+  int count = 0;
+  for (const qpu::isa::Word w : object.words) {
+    const auto i = qpu::isa::decode(w);
+    REQUIRE(i);
+    const std::uint8_t inB = i->swap ? i->waddrAdd : i->waddrMul;
+    count += i->form != qpu::isa::Form::Branch && inB == qpu::isa::address::kDmaAddress ? 1 : 0;
+  }
+  return count;
+}
+
+// The kernel leaves at every level what the interpreter leaves. Its DMA stores at
+// level 0 -> at levels 1 and 2.
+template <typename F>
+std::string storesOf(F f, const std::vector<int>& qpuCounts = {1, 5, 12}) {
+  SharedArray<int> in = cases::ints(16 * 64), out(16 * 64 * 12);
+  const qpu::detail::Source source = test::trace(f);
+  const cases::Words uniforms = {cases::word(&in), cases::word(&out), 3U};
+  int plain = 0;
+  int merged = 0;
+  for (const int qpus : qpuCounts) {
+    CAPTURE(qpus);
+    std::fill(out.begin(), out.end(), 7);
+    qpu::interp::run(qpu::interp::lower(source), qpus, uniforms.data(), uniforms.size());
+    const cases::Words expected = cases::wordsOf(out);
+    for (int level = 0; level <= 2; ++level) {
+      CAPTURE(level);
+      qpu::compiler::Options options;
+      options.level = level;
+      std::fill(out.begin(), out.end(), 7);
+      execute(source, options, qpus, uniforms);
+      CHECK(cases::wordsOf(out) == expected);
+      const int found = storeStarts(qpu::compiler::compile(source, options));
+      if (level == 0)
+        plain = found;
+      else
+        merged = std::max(merged, found);
+    }
+  }
+  return std::to_string(plain) + " -> " + std::to_string(merged);
+}
+
+}  // namespace
+
+TEST_CASE("stores to neighbouring places are one DMA") {
+  CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
+          Ptr<Int> to = q + 1024 * me();
+          store(index(), to);
+          store(index() * n, to + 16);
+          to[32] = n;
+          to[48] = n + 1;
+          to[64] = n + 2;  // the fifth
+          to[80] = n + 3;
+        }) == "6 -> 2");
+  CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
+          For (Int i = 0, i < n, i = i + 1)
+            Ptr<Int> to = q + (i << 5) + 1024 * me();
+            store(i, to);
+            store(index() + i, to + 16);
+          End
+        }) == "2 -> 1");
+  // By index, with the scale in it, and what is received in between.
+  CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
+          Int x, y;
+          Ptr<Int> from = p + index();
+          gather(from);
+          For (Int i = 0, i < n * 32, i = i + 32)
+            gather(from + (i + 16));
+            receive(x);
+            q[me() * 1024 + i] = x + n;
+            gather(from + (i + 32));
+            receive(y);
+            q[me() * 1024 + i + 16] = y - n;
+          End
+          receive(x);
+        }) == "2 -> 2");  // a gather is between
+  CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
+          Int x, y;
+          Ptr<Int> from = p + index();
+          For (Int i = 0, i < n * 32, i = i + 32)
+            gather(from + i);
+            gather(from + (i + 16));
+            receive(x);
+            q[me() * 1024 + i] = x + n;
+            receive(y);
+            Int z = y * 3;
+            q[me() * 1024 + (i + 16)] = z - n;
+          End
+        }) == "2 -> 1");
+}
+
+TEST_CASE("stores beside loads that go through the VPM are merged by two") {
+  CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
+          For (Int i = 0, i < n, i = i + 1)
+            Int x = p[i << 4] + n;
+            Ptr<Int> to = q + (i << 6) + 1024 * me();
+            for (int k = 0; k < 4; ++k) store(x * (k + 1), to + 16 * k);
+            Int y = to[16];
+            store(y + x, q + 1000 + 1024 * me());
+          End
+        }) == "5 -> 3");
+}
+
+TEST_CASE("stores keep their order where that could be seen") {
+  // Not next to each other, or not known to be.
+  CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
+          Ptr<Int> to = q + 1024 * me();
+          store(n, to + 16);
+          store(n, to);
+          store(n + 1, to + 8);
+          store(n + 2, to + 40);
+          store(n + 3, to + 40 + n);
+        }) == "5 -> 5");
+  // The second vector is what the first store leaves.
+  CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
+          Ptr<Int> to = q + 1024 * me();
+          store(index() + n, to);
+          store(to[0] + 1, to + 16);
+          store(*(to + 16) + 1, to + 32);
+        }) == "3 -> 3");
+  CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
+          Ptr<Int> to = q + 1024 * me();
+          store(index() + n, to);
+          Int x = to[0];
+          store(x, to + 16);
+          If (any(x > 3))
+            store(x, to + 32);
+          Else
+            store(x + 1, to + 32);
+          End
+          store(x, to + 48);
+        }) == "5 -> 5");
+  // Of fewer than 16 words, which a vector next to it may overlap or not.
+  CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
+          Ptr<Int> to = q + 1024 * me();
+          store(n, to);
+          store(n + 1, to + 16, 5);
+          store(n + 2, to + 32);
+          store(n + 3, to + 48);
+        }) == "4 -> 3");
+  // Another QPU is told between the two, and the last store of all.
+  CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
+          Ptr<Int> to = q + 1024 * me();
+          store(n, to);
+          semaInc(3);
+          store(n + 1, to + 16);
+          semaDec(3);
+          store(n + 2, to + 32);
+          store(n + 3, to + 48);
+        }) == "4 -> 3");
+}
+
+TEST_CASE("stores are merged no more where vectors must go to memory") {
+  constexpr int count = 120;
+  const auto f = [](Ptr<Int> p, Ptr<Int> q, Int n) {
+    std::vector<Int> v;
+    v.reserve(count);
+    for (int i = 0; i < count; ++i) v.emplace_back(p[8 * i] + n);
+    for (int i = 0; i < count; ++i) v[static_cast<std::size_t>(i)] =
+        v[static_cast<std::size_t>(i)] * 3 + v[static_cast<std::size_t>((i * 7 + 1) % count)];
+    Int sum = 0;
+    for (const Int& x : v) sum = (sum * 3) ^ x;
+    for (auto x = v.rbegin(); x != v.rend(); ++x) sum = (sum * 5) ^ *x;
+    Ptr<Int> to = q + 1024 * me();
+    store(sum, to);
+    store(v[0], to + 16);
+    store(v[1], to + 32);
+  };
+  const qpu::code::Object object = qpu::compiler::compile(test::trace(f));
+  CHECK(object.spillBytes > 0);
+  CHECK(storeStarts(object) > 3);  // and those of spills
+  (void)storesOf(f, {1, 3});
+}
+
+TEST_CASE("gathers that only some ways leave outstanding are received at the end") {
+  CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
+          gather(p);
+          gather(p + 16);
+          If (any(index() + me() < n))
+            gather(p + 32);
+          End
+          store(n, q + 1024 * me());
+        }) == "1 -> 1");
+  // For that there is one TMU, which takes four.
+  const auto five = [](Ptr<Int> p, Int n) {
+    for (int i = 0; i < 5; ++i) gather(p + 16 * i);
+    Int x;
+    for (int i = 0; i < 4; ++i) receive(x);
+    If (any(x < n))
+      receive(x);
+    End
+  };
+  CHECK_THROWS_AS(qpu::detail::checkGathers(test::trace(five)), qpu::CompileError);
 }

@@ -74,7 +74,7 @@ float qadd(float a, float b) { return floatOf(fadd(bitsOf(a), bitsOf(b))); }
 float qmul(float a, float b) { return floatOf(fmul(bitsOf(a), bitsOf(b))); }
 
 double ulpOf(double exact) {
-  return std::max(std::ldexp(1.0, std::ilogb(static_cast<float>(std::fabs(exact))) - 23), 0x1p-149);
+  return std::ldexp(1.0, std::ilogb(std::max(std::fabs(static_cast<float>(exact)), 0x1p-126F)) - 23);
 }
 
 // Every size in kSizes with some number of QPUs; `call` computes into `out`.

@@ -185,8 +185,8 @@ TEST_CASE("a word is loaded past the caches only where a store may have been bef
 TEST_CASE("a store is waited for when the next one starts, and at the end") {
   const Function f = compiled([](Ptr<Int> r) {
     store(1, r);
-    store(2, r + 16);
-    store(3, r + 32);
+    store(2, r + 32);
+    store(3, r + 64);
   });
   CHECK(count(all(f), Op::DmaStoreWait) == 3);
   const std::vector<Operation> operations = f.blocks[0].operations;
@@ -197,6 +197,17 @@ TEST_CASE("a store is waited for when the next one starts, and at the end") {
   const auto wait = std::find_if(start, operations.end(),
                                  [](const Operation& o) { return o.op == Op::DmaStoreWait; });
   CHECK(std::count_if(start, wait, [](const Operation& o) { return o.op == Op::VpmWrite; }) == 1);
+}
+
+TEST_CASE("stores to neighbouring places start together, and are waited for before the next") {
+  const Function f = compiled([](Ptr<Int> r) {
+    for (int i = 0; i < 6; ++i) store(i, r + 16 * i);
+  });
+  CHECK(count(all(f), Op::VpmWrite) == 6);
+  CHECK(count(all(f), Op::DmaStoreStart) == 2);
+  CHECK(count(all(f), Op::DmaStoreWait) == 2);
+  // The window for each, the shape for each, and the gap between rows once.
+  CHECK(count(all(f), Op::VpmWriteSetup) == 5);
 }
 
 TEST_CASE("values are computed anew where registers run out") {

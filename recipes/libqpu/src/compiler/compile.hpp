@@ -17,9 +17,13 @@ struct Options {
   // The VPM write window is set up once for all stores, if nothing else needs it.
   // compile() does without for kernels that spill.
   bool keepWriteWindow = true;
+  // Stores to neighbouring places, one after the other, become one DMA. compile()
+  // does without for kernels that spill.
+  bool mergeStores = true;
 };
 
-// What emit() throws when a function that keeps its write window has to spill.
+// What emit() throws when a function that keeps its write window, or merges stores,
+// has to spill.
 struct SpillsNeeded {};
 
 // Front half (lower.cpp, optimise*.cpp): source to optimised machine operations

@@ -351,7 +351,7 @@ code::Object emit(Function function, const Options& options) {
   // limit that leaves the scheduler more room costs more of either.
   for (const bool memory : {false, true}) {
     if (memory && function.usesVpmByHand) break;
-    if (memory && function.keepsWriteWindow) throw SpillsNeeded();
+    if (memory && (function.keepsWriteWindow || function.mergesStores)) throw SpillsNeeded();
     for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U, 24U, 32U, 40U}) {
       if (spared + kLeastRegisters > registers) break;
       Function smaller = function;
@@ -371,6 +371,7 @@ code::Object compile(const detail::Source& source, const Options& options) {
   } catch (const SpillsNeeded&) {
     Options spilling = options;
     spilling.keepWriteWindow = false;
+    spilling.mergeStores = false;
     return compile(source, spilling);
   }
 }

@@ -90,6 +90,7 @@ struct Graph {
   bool usesTwoTmus = false;
   bool usesVpmByHand = false;
   bool keepsWriteWindow = false;
+  bool mergesStores = false;
   std::uint32_t spillRow = 0;
   std::uint32_t spillRowStride = 0;
 

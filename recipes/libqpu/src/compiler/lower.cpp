@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bitset>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "compiler/lower_vpm.hpp"
 #include "compiler/maker.hpp"
@@ -35,6 +37,19 @@ struct Summary {
   bool acquires = false;
 };
 
+// Sum of values, each so many times, and a constant; all modulo 2^32.
+struct Sum {
+  std::map<Value, std::uint32_t> times;
+  std::uint32_t constant = 0;
+
+  void add(Value v, std::uint32_t factor) {
+    std::uint32_t& n = times[v];
+    n += factor;
+    if (n == 0) times.erase(v);
+  }
+  bool operator==(const Sum& o) const { return constant == o.constant && times == o.times; }
+};
+
 // What is known of the kernel as a whole.
 struct Facts {
   std::bitset<kSemaphores> semaphores;
@@ -46,10 +61,11 @@ struct Facts {
 
 class Lowering {
  public:
-  Lowering(const Source& source, const Options& options)
+  Lowering(const Source& source, const Options& options, bool merge)
       : source_(source),
         optimise_(options.level > 0),
-        keepWriteWindow_(options.keepWriteWindow),
+        keepWriteWindow_(options.keepWriteWindow && !merge),
+        merge_(merge),
         gathers_(detail::planGathers(source)),
         maker_(graph_, optimise_) {
     computedIn_.resize(source.expressions.size(), 0);
@@ -60,16 +76,17 @@ class Lowering {
   ir::Graph run() {
     graph_.name = source_.name;
     graph_.parameters = static_cast<std::uint32_t>(source_.parameters.size());
-    gatherFacts(source_.body);
-    for (const Expression& e : source_.expressions)
-      if (e.op == SourceOp::Load) facts_.loads = true;
+    std::vector<char> used(source_.expressions.size() + 1, 0);
+    gatherFacts(source_.body, used);
+    facts_.loads = anyLoad(used);
     graph_.usesVpmByHand = facts_.vpmByHand;
     if (facts_.vpmByHand) byHand_ = followVpm(source_);
     graph_.keepsWriteWindow =
         keepWriteWindow_ && optimise_ && facts_.stores && !facts_.vpmByHand;
     // A kernel whose gathers cannot alternate gives them one TMU, loads the other.
     graph_.usesTwoTmus = facts_.loads || (facts_.gathers && gathers_.usesBothTmus);
-    if (!facts_.vpmByHand) {
+    graph_.mergesStores = merge_;
+    if (!facts_.vpmByHand && !merge_) {
       graph_.spillRow = vpm::kSpillRow;
       graph_.spillRowStride = 1;
     }
@@ -85,6 +102,9 @@ class Lowering {
     number();
     return std::move(graph_);
   }
+
+  // Whether stores follow each other that are to neighbouring places.
+  bool foundNeighbours() const { return foundNeighbours_; }
 
  private:
   // Variables of the compiler's own, after those of the source.
@@ -111,8 +131,15 @@ class Lowering {
 
   // --- facts ---
 
-  void gatherFacts(const std::vector<Statement>& statements) {
+  // And notes the expressions that statements use.
+  void gatherFacts(const std::vector<Statement>& statements, std::vector<char>& used) {
+    const auto use = [&used](std::uint32_t expression) {
+      if (expression != detail::kNoExpression) used[expression] = 1;
+    };
     for (const Statement& s : statements) {
+      use(s.value);
+      use(s.address);
+      use(s.limit);
       switch (s.kind) {
         case StatementKind::Store: facts_.stores = true; break;
         case StatementKind::Gather: facts_.gathers = true; break;
@@ -135,9 +162,20 @@ class Lowering {
         case StatementKind::VpmWrite: facts_.vpmByHand = true; break;
         default: break;
       }
-      gatherFacts(s.body);
-      gatherFacts(s.other);
+      gatherFacts(s.body, used);
+      gatherFacts(s.other, used);
     }
+  }
+
+  // `*p = x` has recorded `*p` as a load, which nothing uses.
+  bool anyLoad(std::vector<char>& used) const {
+    for (std::size_t i = source_.expressions.size(); i-- > 0;) {
+      if (used[i] == 0) continue;
+      const Expression& e = source_.expressions[i];
+      if (e.op == SourceOp::Load) return true;
+      used[e.a] = used[e.b] = 1;  // of leaves these are 0, which is a leaf
+    }
+    return false;
   }
 
   void assigns(Summary& summary, std::uint32_t variable) {
@@ -569,6 +607,7 @@ class Lowering {
       beginStatement(s);
       statement(s);
     }
+    endStores();
   }
 
   void beginStatement(const Statement& s) {
@@ -580,6 +619,10 @@ class Lowering {
   }
 
   void statement(const Statement& s) {
+    // These two touch no memory, unless they load; what was requested is on its way.
+    if (s.kind != StatementKind::Assign && s.kind != StatementKind::Receive &&
+        s.kind != StatementKind::Store)
+      endStores();
     switch (s.kind) {
       case StatementKind::Assign: set(s.target, evaluate(s.value)); return;
       case StatementKind::Store: return store(s);
@@ -703,7 +746,12 @@ class Lowering {
       readWindow_ = minus(vpm::readRow(vpm::kHandRow), me);
       return;
     }
-    if (facts_.stores) {
+    if (merge_) {
+      const std::uint32_t shift = mostMerged() == 4 ? 2 : 1;
+      environment_[hidden(WriteWindow)] = plus(shifted(shift), vpm::writeRows(0, 1));
+      environment_[hidden(StoreSetup)] = shifted(vpm::kStoreRowShift + shift);
+      maker_.effect(Op::VpmWriteSetup, maker_.constant(vpm::kNoStoreGap));
+    } else if (facts_.stores) {
       const Value window = plus(me, vpm::writeRows(vpm::kStoreRow, vpm::kStoreRowDistance));
       if (graph_.keepsWriteWindow) maker_.effect(Op::VpmWriteSetup, window);
       environment_[hidden(WriteWindow)] = window;
@@ -711,8 +759,9 @@ class Lowering {
           plus(shifted(vpm::kStoreRowShift), vpm::storeRow(vpm::kStoreRow));
     }
     if (facts_.loads && facts_.stores) {
-      loadSetup_ = plus(shifted(vpm::kLoadRowShift), vpm::loadRow(vpm::kLoadRow));
-      readWindow_ = plus(me, vpm::readRow(vpm::kLoadRow));
+      const std::uint32_t row = merge_ ? vpm::kMergingLoadRow : vpm::kLoadRow;
+      loadSetup_ = plus(shifted(vpm::kLoadRowShift), vpm::loadRow(row));
+      readWindow_ = plus(me, vpm::readRow(row));
     }
   }
 
@@ -746,27 +795,109 @@ class Lowering {
     state_.pending = Pending::None;
   }
 
+  // --- stores to neighbouring places ---
+
+  std::uint32_t mostMerged() const {
+    return facts_.loads ? vpm::kMostMergedBesideLoads : vpm::kMostMerged;
+  }
+
+  void addTo(Sum& sum, Value v, std::uint32_t factor, int depth = 0) const {
+    constexpr int most = 8;
+    const ir::Instruction& i = graph_.values[v];
+    const bool isAlu = i.kind == ir::Kind::Alu && depth < most;
+    if (i.kind == ir::Kind::Constant || i.kind == ir::Kind::Literal) {
+      sum.constant += factor * i.bits;
+    } else if (isAlu && (i.add == AddOp::Add || i.add == AddOp::Sub)) {
+      addTo(sum, i.a, factor, depth + 1);
+      addTo(sum, i.b, i.add == AddOp::Add ? factor : 0U - factor, depth + 1);
+    } else if (isAlu && i.add == AddOp::Shl && graph_.isConstant(i.b)) {
+      addTo(sum, i.a, factor << (graph_.values[i.b].bits & 31U), depth + 1);
+    } else {
+      sum.add(v, factor);
+    }
+  }
+
+  // Vectors that are stored one after the other, to places next to each other. Their
+  // stores wait (with merge_) for the next one, over what touches no memory.
+  struct Stores {
+    std::uint32_t count = 0;
+    Sum end;  // address after the last
+    Value address = kNone;
+    std::vector<Value> vectors;
+    std::vector<std::uint32_t> sites;
+    bool wait = false;
+  };
+
+  // Notes a store of 16 words; true when it waits for others.
+  bool gatherStore(const Statement& s, Value value, Value address) {
+    if (!optimise_ || facts_.vpmByHand || s.limit != detail::kNoExpression) {
+      endStores();
+      return false;
+    }
+    Sum here;
+    addTo(here, address, 1);
+    const bool follows = stores_.count != 0 && stores_.end == here;
+    if (follows) foundNeighbours_ = true;
+    if (!follows || stores_.count == mostMerged()) endStores();
+    if (stores_.count == 0) stores_.address = address;
+    ++stores_.count;
+    constexpr std::uint32_t vectorBytes = 64;
+    here.constant += vectorBytes;
+    stores_.end = std::move(here);
+    if (!merge_) return false;
+    stores_.vectors.push_back(value);
+    stores_.sites.push_back(site_);
+    stores_.wait = stores_.wait || s.wait;
+    return true;
+  }
+
+  void endStores() {
+    if (stores_.count == 0) return;
+    const Stores stores = std::move(stores_);
+    stores_ = Stores();
+    if (!merge_) return;
+    const std::uint32_t after = site_;
+    maker_.site(stores.sites.front());
+    waitForStore();
+    maker_.effect(Op::VpmWriteSetup, environment_[hidden(WriteWindow)]);
+    for (std::size_t i = 0; i < stores.vectors.size(); ++i) {
+      maker_.site(stores.sites[i]);
+      maker_.effect(Op::VpmWrite, stores.vectors[i]);
+    }
+    maker_.site(stores.sites.front());
+    maker_.effect(Op::VpmWriteSetup,
+                  maker_.alu(AddOp::Add, environment_[hidden(StoreSetup)],
+                             maker_.constant(vpm::storeRows(stores.count))));
+    maker_.effect(Op::DmaStoreStart, stores.address);
+    maker_.site(after);
+    state_.pending = stores.wait ? Pending::StoreToWaitFor : Pending::Store;
+    state_.stored = true;
+  }
+
   void store(const Statement& s) {
     const Value value = evaluate(s.value);
     const Value address = evaluate(s.address);
+    const Value limit = s.limit == detail::kNoExpression ? kNone : evaluate(s.limit);
+    if (gatherStore(s, value, address)) return;
     Value& setup = environment_[hidden(StoreSetup)];
     Value word = setup;
     if (s.limit != detail::kNoExpression) {
       // Sixteen words less so many.
       const Value missing =
-          maker_.alu(AddOp::Sub, maker_.constant(16), evaluate(s.limit));
+          maker_.alu(AddOp::Sub, maker_.constant(16), limit);
       word = maker_.alu(
           AddOp::Sub, setup,
           maker_.alu(AddOp::Shl, missing, maker_.constant(vpm::kStoreDepthShift)));
     }
     Value& window = environment_[hidden(WriteWindow)];
-    if (facts_.vpmByHand) waitForStore();
+    if (merge_) word = maker_.alu(AddOp::Add, word, maker_.constant(vpm::storeRows(1)));
+    if (facts_.vpmByHand || merge_) waitForStore();
     if (!graph_.keepsWriteWindow) maker_.effect(Op::VpmWriteSetup, window);
     maker_.effect(Op::VpmWrite, value);
     waitForStore();
     maker_.effect(Op::VpmWriteSetup, word);
     maker_.effect(Op::DmaStoreStart, address);
-    if (!facts_.vpmByHand) {
+    if (!facts_.vpmByHand && !merge_) {
       // The other row is next.
       const auto exchange = [&](Value& v, std::uint32_t shift) {
         v = maker_.alu(AddOp::Xor, v, maker_.constant(vpm::kStoreRowDistance << shift));
@@ -791,6 +922,7 @@ class Lowering {
   // before, of this QPU or of another that a semaphore orders, go past them.
   Value load(const Expression& e) {
     const Value address = evaluate(e.a);
+    endStores();
     const bool stale = state_.stored || (facts_.stores && state_.acquired);
     if (!stale) {
       // Consecutive loads take turns, but for TMU 0 where that is the gathers'.
@@ -901,6 +1033,7 @@ class Lowering {
   const Source& source_;
   const bool optimise_;
   const bool keepWriteWindow_;
+  const bool merge_;  // stores to neighbouring places
   const detail::GatherPlan gathers_;
   ir::Graph graph_;
   Maker maker_;
@@ -919,6 +1052,8 @@ class Lowering {
   Value loadSetup_ = kNone;
   Value readWindow_ = kNone;
   State state_;
+  Stores stores_;
+  bool foundNeighbours_ = false;
   const Statement* at_ = nullptr;
   VpmByHand byHand_;
   std::uint8_t loadUnit_ = 1;
@@ -928,7 +1063,10 @@ class Lowering {
 }  // namespace
 
 ir::Graph lower(const Source& source, const Options& options) {
-  return Lowering(source, options).run();
+  Lowering lowering(source, options, false);
+  ir::Graph graph = lowering.run();
+  if (!options.mergeStores || !lowering.foundNeighbours()) return graph;
+  return Lowering(source, options, true).run();
 }
 
 }  // namespace qpu::compiler

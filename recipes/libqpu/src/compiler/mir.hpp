@@ -111,6 +111,9 @@ struct Function {
   // A VpmWriteSetup at the start serves VpmWrites in all blocks, so that no spill
   // may come between either.
   bool keepsWriteWindow = false;
+  // Stores to neighbouring places are one, so that their vectors wait for each other:
+  // with spills between, less would be gained than lost.
+  bool mergesStores = false;
   // First of the VPM rows of each QPU that are free for spills: row =
   // spillRow + QPU number * spillRowStride; the QPU number comes from `qpuNumber`.
   std::uint32_t spillRow = 0;

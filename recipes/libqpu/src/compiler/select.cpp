@@ -51,6 +51,7 @@ class Selection {
     function_.usesTwoTmus = graph_.usesTwoTmus;
     function_.usesVpmByHand = graph_.usesVpmByHand;
     function_.keepsWriteWindow = graph_.keepsWriteWindow;
+    function_.mergesStores = graph_.mergesStores;
     function_.spillRow = graph_.spillRow;
     function_.spillRowStride = graph_.spillRowStride;
     function_.qpuNumber = graph_.qpuNumber;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "compiler/liveness.hpp"
+#include "compiler/spill_slots.hpp"
 #include "compiler/vpm_layout.hpp"
 
 namespace qpu::compiler {
@@ -76,18 +77,16 @@ class Spiller {
 
   bool run(std::uint32_t& bytes) {
     findRecipes();
-    slot_.assign(f_.registers, kNoSlot);
     inMemory_.assign(f_.registers, 0);
     if (!chooseGlobals()) return false;
     if (memory_) addPrologue();
     for (std::size_t b = 0; b < f_.blocks.size(); ++b)
       if (!rewrite(b)) return false;
-    bytes = slots_ * kSlotBytes;
+    bytes = placeSlots() * kSlotBytes;
     return true;
   }
 
  private:
-  static constexpr std::uint32_t kNoSlot = UINT32_MAX;
   static constexpr std::uint32_t kNever = UINT32_MAX;
 
   struct Written {
@@ -252,7 +251,6 @@ class Spiller {
     }
     entry.insert(entry.begin() + static_cast<std::ptrdiff_t>(at), code.begin(), code.end());
     ready_ = at + code.size();
-    slot_.resize(f_.registers, kNoSlot);
     inMemory_.resize(f_.registers, 0);
     recipe_.resize(f_.registers, nullptr);
     live_.indexOf.resize(f_.registers, Liveness::kLocal);
@@ -296,12 +294,23 @@ class Spiller {
     code.push_back(addition(v, Operand::reg(constant), Operand::reg(row)));
     return v;
   }
-  Vreg slotAddress(std::vector<Operation>& code, Vreg v) {
-    if (slot_[v] == kNoSlot) slot_[v] = slots_++;
-    const Vreg offset = word(code, slot_[v] * kSlotBytes);
+  // The offset is filled in when all slots are known.
+  Vreg slotAddress(std::vector<Operation>& code, Vreg v, bool isStore) {
+    accesses_.push_back({v, static_cast<std::uint32_t>(block_),
+                         static_cast<std::uint32_t>(code.size()), isStore});
+    const Vreg offset = word(code, 0);
     const Vreg address = f_.registers++;
     code.push_back(addition(address, Operand::reg(base_), Operand::reg(offset)));
     return address;
+  }
+  // Their number.
+  std::uint32_t placeSlots() {
+    std::uint32_t slots = 0;
+    const std::vector<std::uint32_t> slotOf = shareSlots(f_, accesses_, slots);
+    for (std::size_t i = 0; i < accesses_.size(); ++i)
+      f_.blocks[accesses_[i].block].operations[accesses_[i].position].constant =
+          slotOf[i] * kSlotBytes;
+    return slots;
   }
   static Operation effect(Op op, Vreg a) {
     Operation o;
@@ -316,13 +325,13 @@ class Spiller {
     code.push_back(effect(Op::VpmWriteSetup, rowWord(code, vpm::writeRows(0, 1), 0)));
     code.push_back(effect(Op::VpmWrite, v));
     code.push_back(effect(Op::VpmWriteSetup, rowWord(code, vpm::storeRow(0), vpm::kStoreRowShift)));
-    code.push_back(effect(Op::DmaStoreStart, slotAddress(code, v)));
+    code.push_back(effect(Op::DmaStoreStart, slotAddress(code, v, true)));
     code.push_back(effect(Op::DmaStoreWait, Operation::kNone));
   }
 
   void reload(std::vector<Operation>& code, Vreg v) {
     code.push_back(effect(Op::VpmReadSetup, rowWord(code, vpm::loadRow(0), vpm::kLoadRowShift)));
-    code.push_back(effect(Op::DmaLoadStart, slotAddress(code, v)));
+    code.push_back(effect(Op::DmaLoadStart, slotAddress(code, v, false)));
     code.push_back(effect(Op::DmaLoadWait, Operation::kNone));
     code.push_back(effect(Op::VpmReadSetup, rowWord(code, vpm::readRow(0), 0)));
     Operation read;
@@ -592,9 +601,8 @@ class Spiller {
   std::vector<const Operation*> recipe_;    // what makes a vector again
   std::vector<Operation> recipes_;
   std::vector<std::uint32_t> steps_;        // operations that this takes
-  std::vector<std::uint32_t> slot_;
   std::vector<char> inMemory_;              // between blocks
-  std::uint32_t slots_ = 0;
+  std::vector<SlotAccess> accesses_;
   Vreg base_ = Operation::kNone, row_ = Operation::kNone;
   std::size_t ready_ = 0;                   // operations of the entry block before spills can be
   std::size_t block_ = 0;

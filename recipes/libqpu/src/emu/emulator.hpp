@@ -6,6 +6,7 @@
 #define QPU_SRC_EMU_EMULATOR_HPP
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,18 @@ struct Region {
   unsigned char* host = nullptr;
 };
 
+// A program whose every rule that needs no running has been checked. Launches at
+// once may share one.
+struct Program;
+std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count,
+                                       std::uint32_t codeAddress);
+
 struct Launch {
   const isa::Word* words = nullptr;
   std::size_t count = 0;
   std::uint32_t codeAddress = 0;  // bus address of the first word, for absolute branches
+  // The same prepared, when that was done before; else null.
+  const Program* program = nullptr;
   // The uniform stream of each QPU; their number is the number of QPUs, 1..12.
   std::vector<std::vector<std::uint32_t>> uniforms;
   // Sorted by start, not overlapping.

@@ -4,19 +4,19 @@
 
 namespace qpu::emu {
 const code::Site* Machine::siteOf(std::uint32_t at) const {
-  const code::Object* object = launch_.object;
+  const code::Object* object = launch_->object;
   if (object == nullptr || at >= object->siteOf.size()) return nullptr;
   const std::uint32_t site = object->siteOf[at];
   return site < object->sites.size() ? &object->sites[site] : nullptr;
 }
 
 std::string Machine::kernel() const {
-  return launch_.object != nullptr ? launch_.object->name : std::string();
+  return launch_->object != nullptr ? launch_->object->name : std::string();
 }
 
 std::string Machine::describe(std::uint32_t at) const {
   std::string text = "instruction " + std::to_string(at);
-  if (at < program_.count()) text += " (" + isa::disassemble(launch_.words[at]) + ")";
+  if (at < program_->count()) text += " (" + isa::disassemble(launch_->words[at]) + ")";
   const code::Site* site = siteOf(at);
   if (site != nullptr) text += " of " + site->description;
   return text;

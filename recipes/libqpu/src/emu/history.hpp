@@ -14,6 +14,14 @@
 
 namespace qpu::emu {
 
+// Empty, with room for a few elements at most.
+template <typename T>
+void empty(std::vector<T>& v) {
+  constexpr std::size_t few = 1024;
+  v.clear();
+  if (v.capacity() > few) v.shrink_to_fit();
+}
+
 // A write: thread and its time then. 0 is none.
 using Tag = std::uint32_t;
 
@@ -23,7 +31,10 @@ class History {
   static constexpr std::uint32_t kThreads = 3 * kQpus;
   using Times = std::array<std::uint32_t, kThreads>;
 
-  History(const std::vector<Region>& regions, std::size_t qpus);
+  // Nothing has been written.
+  void reset(const std::vector<Region>& regions, std::size_t qpus);
+  // Forgets all, and gives back what a large launch took of memory.
+  void clear();
 
   // Order.
   void release(std::uint32_t qpu, Times& at);
@@ -73,18 +84,34 @@ class History {
  private:
   static constexpr unsigned kTimeBits = 26;
   static constexpr std::uint32_t kPageWords = 1024;
+  static constexpr std::uint32_t kPageLines = kPageWords / 16;
+  static_assert(kPageLines == 64, "a bit of PageNote::fetched each");
   struct Page {
     std::array<Tag, kPageWords> tags{};
     std::array<bool, kPageWords> stale{};
   };
+  struct PageNote {
+    std::uint64_t fetched = 0;  // lines, a bit each
+    std::unique_ptr<Page> page;  // null before the first write
+  };
   struct Shadow {
-    std::uint32_t base = 0;  // of the first line
+    std::uint32_t base = 0;   // of the first line
+    std::uint32_t words = 0;  // from there
     bool written = false;
-    std::vector<bool> fetched;  // lines
-    std::vector<std::unique_ptr<Page>> pages;
+    std::vector<PageNote> pages;  // none before the first access
   };
 
-  Page& page(std::uint32_t region, std::uint32_t word);
+  // Null when nothing was written there.
+  static const Page* find(const Shadow& s, std::uint32_t word) {
+    return s.written ? s.pages[word / kPageWords].page.get() : nullptr;
+  }
+  std::vector<PageNote>& touch(std::uint32_t region) {
+    Shadow& s = regions_[region];
+    if (s.pages.empty()) open(region);
+    return s.pages;
+  }
+  void open(std::uint32_t region);
+  Page& make(PageNote& note);
   static Tag tag(std::uint32_t thread, std::uint32_t time) { return thread << kTimeBits | time; }
   static std::uint32_t thread(Tag t) { return t >> kTimeBits; }
   static std::uint32_t time(Tag t) { return t & ((1U << kTimeBits) - 1U); }
@@ -92,10 +119,12 @@ class History {
     return qpu + (load ? 2 : 1) * kQpus;
   }
 
-  bool shared_;
+  bool shared_ = false;
   std::array<Times, kQpus> times_{};
   std::array<std::vector<std::uint32_t>, kThreads> started_;  // instructions of DMAs
   std::vector<Shadow> regions_;
+  std::vector<std::uint32_t> opened_;         // regions with pages
+  std::vector<std::unique_ptr<Page>> spare_;  // blank
   std::array<Tag, kVpmWords> vpm_{};
 };
 

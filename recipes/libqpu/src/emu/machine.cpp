@@ -1,6 +1,8 @@
 #include "emu/machine.hpp"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "emu/failure.hpp"
 
@@ -18,9 +20,6 @@ constexpr Clock kInstructionClocks = 4;
 constexpr std::uint32_t kNoJump = UINT32_MAX;
 constexpr std::uint32_t kWordBytes = 8;
 constexpr std::uint32_t kDelaySlots = 3;
-// Registers, accumulators and flags are undefined at the start; a pattern that
-// no kernel wants makes a kernel that relies on them fail.
-constexpr std::uint32_t kUndefined = 0xdeadbeefU;
 
 Mask holds(Cond cond, const Qpu& q) {
   switch (cond) {
@@ -57,28 +56,36 @@ bool taken(BranchCond cond, const Qpu& q) {
 
 }  // namespace
 
-Machine::Machine(const Launch& launch)
-    : launch_(launch),
-      program_(launch.words, launch.count, launch.codeAddress),
-      memory_(launch.memory),
-      history_(launch.memory, launch.uniforms.size()),
-      timing_(launch.board != nullptr ? *launch.board : kDefaultBoard),
-      loads_(timing_, true),
-      stores_(timing_, false),
-      qpus_(launch.uniforms.size()) {
-  if (launch.profile) report_.perInstruction.resize(launch.count);
+void Machine::reset(const Launch& launch, const Program& program) {
+  launch_ = &launch;
+  program_ = &program;
+  memory_.reset(launch_->memory);
+  history_.reset(launch_->memory, launch_->uniforms.size());
+  timing_.reset(launch_->board != nullptr ? *launch_->board : kDefaultBoard);
+  loads_.reset();
+  stores_.reset();
+  vpm_ = {};
+  semaphores_ = {};
+  released_ = {};
+  mutexHolder_ = nullptr;
+  mutexReleased_ = {};
+  horizon_ = 0;
+  poisons_.clear();
+  report_ = {};
+  if (launch_->profile) report_.perInstruction.resize(launch_->count);
+  const std::vector<Vector>& vectors = program_->vectors;
+  qpus_.assign(launch_->uniforms.size(), Qpu());
+  vectors_.resize(std::max(vectors_.size(), qpus_.size() * vectors.size()));
   for (std::size_t n = 0; n < qpus_.size(); ++n) {
     Qpu& q = qpus_[n];
     q.number = static_cast<std::uint32_t>(n);
-    q.vectors.assign(slot::kConstants, interp::splat(kUndefined));
-    for (std::uint32_t i = 0; i < kElements; ++i) q.vectors[slot::kElementNumber].e[i] = i;
-    q.vectors[slot::kQpuNumber] = interp::splat(q.number);
-    q.vectors.insert(q.vectors.end(), program_.constants.begin(), program_.constants.end());
-    q.v = q.vectors.data();
+    q.v = vectors_.data() + n * vectors.size();
+    std::copy(vectors.begin(), vectors.end(), q.v);
+    q.v[slot::kQpuNumber] = interp::splat(q.number);
     q.uniforms.given = true;
-    q.uniforms.words = launch.uniforms[n].data();
-    q.uniforms.count = static_cast<std::uint32_t>(launch.uniforms[n].size());
-    q.careful = launch.profile;
+    q.uniforms.words = launch_->uniforms[n].data();
+    q.uniforms.count = static_cast<std::uint32_t>(launch_->uniforms[n].size());
+    q.careful = launch_->profile;
     q.fetches = true;
   }
 }
@@ -124,7 +131,9 @@ Report Machine::run() {
   }
   report_.memoryReadBytes = timing_.traffic().readBytes;
   report_.memoryWriteBytes = timing_.traffic().writeBytes;
-  return report_;
+  history_.clear();
+  empty(poisons_);
+  return std::move(report_);
 }
 
 void Machine::stepEngine(bool load) {
@@ -144,7 +153,7 @@ void Machine::stepEngine(bool load) {
 // Runs q until it has to let others go first.
 template <bool Careful>
 void Machine::go(Qpu& q) {
-  const Op* const ops = program_.ops.data();
+  const Op* const ops = program_->ops.data();
   Vector* const v = q.v;
   std::uint32_t at = q.next;
   for (;;) {
@@ -159,7 +168,7 @@ void Machine::go(Qpu& q) {
     if (op.add != 0) add(op.add, v[op.addA], v[op.addB], x);
     if (op.mul != MulOp::Nop) multiply(op.mul, v[op.mulA], v[op.mulB], y);
     if constexpr (Careful)
-      if (launch_.profile) ++report_.perInstruction[at].executed;
+      if (launch_->profile) ++report_.perInstruction[at].executed;
     ++q.executed;
     if (op.after == 0) {
       q.clock += kInstructionClocks;
@@ -173,7 +182,7 @@ void Machine::go(Qpu& q) {
     if (q.leave) return;
     at = q.next;
     if constexpr (Careful) {
-      if (q.poisoned == 0 && !launch_.profile) {
+      if (q.poisoned == 0 && !launch_->profile) {
         q.careful = false;
         return;
       }
@@ -190,7 +199,7 @@ bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
   if ((needs & need::kLine) != 0 && !fetch(q, at)) return false;
   if ((needs & ~need::kLine) == 0) return true;
   if ((needs & need::kFault) != 0) {
-    const Fault* fault = program_.faultAt(at, at - q.flow);
+    const Fault* fault = program_->faultAt(at, at - q.flow);
     if (fault != nullptr)
       fail<ExecutionError>(
           q, at,
@@ -198,7 +207,7 @@ bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
                                               : "; before it: " + describe(at - fault->distance)));
   }
   if ((needs & need::kOrder) != 0 && !ordered(q)) return false;
-  const Instruction& i = program_.instructions[at];
+  const Instruction& i = program_->instructions[at];
   if (!mayPass(q, op, i)) return false;
   if ((needs & need::kPortA) != 0) readPort(q, i.raddrA, true, at);
   if ((needs & need::kPortB) != 0) readPort(q, i.raddrB, false, at);
@@ -233,7 +242,7 @@ bool Machine::mayPass(Qpu& q, const Op& op, const Instruction& i) {
 // go first.
 bool Machine::fetch(Qpu& q, std::uint32_t at) {
   const std::uint32_t line =
-      lineOf(Space::Code, launch_.codeAddress % kLineBytes + at * kWordBytes);
+      lineOf(Space::Code, launch_->codeAddress % kLineBytes + at * kWordBytes);
   if (line == q.line) {
     q.fetches = false;
     return true;
@@ -262,7 +271,7 @@ void Machine::unpackInput(Qpu& q, const Instruction& i) {
 
 // What the results do beyond going to registers.
 void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y) {
-  const Instruction& i = program_.instructions[at];
+  const Instruction& i = program_->instructions[at];
   const std::uint16_t needs = op.after;
   if ((needs & need::kBranch) != 0) {
     branch(q, op, at);
@@ -295,7 +304,7 @@ void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y
 
 void Machine::writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector& x,
                            const Vector& y, Mask whereX, Mask whereY) {
-  const Instruction& i = program_.instructions[at];
+  const Instruction& i = program_->instructions[at];
   const bool adds = op.add != 0;
   const bool multiplies = op.mul != MulOp::Nop;
   const bool alu = i.form == Form::Alu;
@@ -345,10 +354,10 @@ void Machine::setFlags(Qpu& q, const Op& op, const Instruction& i, const Vector&
 }
 
 void Machine::branch(Qpu& q, const Op& op, std::uint32_t at) {
-  const Instruction& i = program_.instructions[at];
+  const Instruction& i = program_->instructions[at];
   if (!taken(i.branchCond, q)) return;
   std::uint32_t address = i.immediate;
-  const std::uint32_t base = launch_.codeAddress;
+  const std::uint32_t base = launch_->codeAddress;
   if (i.branchRelative) address += base + (at + 1 + kDelaySlots) * kWordBytes;
   if (i.branchRegister) {
     const Vector& r = q.v[slot::kFileA + i.branchRegisterA];
@@ -360,7 +369,7 @@ void Machine::branch(Qpu& q, const Op& op, std::uint32_t at) {
     address += r.e[0];
   }
   const std::uint32_t offset = address - base;
-  if (offset % kWordBytes != 0 || offset / kWordBytes >= program_.count())
+  if (offset % kWordBytes != 0 || offset / kWordBytes >= program_->count())
     fail<ExecutionError>(q, at,
                          "the branch goes to " + detail::hex(address) +
                              ", where the program has no instruction");
@@ -372,13 +381,13 @@ void Machine::branch(Qpu& q, const Op& op, std::uint32_t at) {
 
 // After the last delay slot.
 void Machine::jump(Qpu& q, std::uint32_t at) {
-  if (launch_.limit != 0 && q.executed > launch_.limit)
+  if (launch_->limit != 0 && q.executed > launch_->limit)
     fail<ExecutionError>(q, at,
                          "the program does not end: this QPU has run " +
                              std::to_string(q.executed) + " instructions, the limit is " +
-                             std::to_string(launch_.limit));
+                             std::to_string(launch_->limit));
   std::uint32_t broken = 0;
-  const char* rule = program_.faultOfJump(q.jumpedAt, q.jump, broken);
+  const char* rule = program_->faultOfJump(q.jumpedAt, q.jump, broken);
   if (rule != nullptr)
     fail<ExecutionError>(q, broken,
                          std::string(rule) + "; it was jumped to from " + describe(q.jumpedAt));
@@ -419,13 +428,13 @@ void Machine::stall(Qpu& q, std::uint32_t at, Clock until, std::uint64_t& counte
   const Clock clocks = until - q.clock;
   q.clock = until;
   counter += clocks;
-  if (launch_.profile) report_.perInstruction[at].stalled += clocks;
+  if (launch_->profile) report_.perInstruction[at].stalled += clocks;
 }
 
 // A register's value is poisoned by a load and by moves from there; any other
 // use of it is an error.
 void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
-  const Instruction& i = program_.instructions[at];
+  const Instruction& i = program_->instructions[at];
   const auto of = [&](std::uint16_t s) {
     return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
@@ -472,14 +481,45 @@ void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool 
   p = poison;
 }
 
+std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count,
+                                       std::uint32_t codeAddress) {
+  return std::make_shared<const Program>(words, count, codeAddress);
+}
+
+namespace {
+
+// The machine of this thread's last launch, for its next one: making one takes longer
+// than a small kernel. Without a destructor, for statics may launch when those of
+// threads have run.
+thread_local Machine* spare = nullptr;
+
+struct SpareKeeper {
+  bool keeps = false;
+  ~SpareKeeper() { delete std::exchange(spare, nullptr); }
+};
+thread_local SpareKeeper keeper;
+
+}  // namespace
+
 Report run(const Launch& launch) {
   const std::size_t qpus = launch.uniforms.size();
   if (qpus < 1 || qpus > History::kQpus)
     detail::raise<ArgumentError>("a launch on " + std::to_string(qpus) +
                                  " QPUs, must be 1..12: one stream of uniforms for each");
-  Machine machine(launch);
-  [[maybe_unused]] const QpuRounding rounding;
-  return machine.run();
+  std::shared_ptr<const Program> made;
+  if (launch.program == nullptr) made = prepare(launch.words, launch.count, launch.codeAddress);
+  // Kept when the launch ends well; one that failed is not to be told by the next.
+  std::unique_ptr<Machine> machine(std::exchange(spare, nullptr));
+  if (machine == nullptr) machine = std::make_unique<Machine>();
+  machine->reset(launch, made != nullptr ? *made : *launch.program);
+  Report report;
+  {
+    [[maybe_unused]] const QpuRounding rounding;
+    report = machine->run();
+  }
+  keeper.keeps = true;
+  spare = machine.release();
+  return report;
 }
 
 }  // namespace qpu::emu

@@ -85,8 +85,7 @@ struct UniformStream {
 };
 
 struct Qpu {
-  Vector* v = nullptr;
-  std::vector<Vector> vectors;
+  Vector* v = nullptr;              // by number; slot
   Clock clock = 0;
   std::uint64_t executed = 0;
   std::uint32_t number = 0;
@@ -117,7 +116,9 @@ struct Qpu {
 
 class Machine {
  public:
-  explicit Machine(const Launch& launch);
+  // Everything as after power up; both must outlive the run. One launch after the
+  // other may go through one machine.
+  void reset(const Launch& launch, const Program& program);
   Report run();
 
  private:
@@ -194,15 +195,16 @@ class Machine {
   [[noreturn]] void deadlock() const;
   void requireBalancedSemaphores() const;
 
-  const Launch& launch_;
-  Program program_;
+  Vpm vpm_;
+  const Launch* launch_ = nullptr;
+  const Program* program_ = nullptr;
   Memory memory_;
   History history_;
   Timing timing_;
-  Engine loads_;
-  Engine stores_;
-  Vpm vpm_;
+  Engine loads_{timing_, true};
+  Engine stores_{timing_, false};
   std::vector<Qpu> qpus_;
+  std::vector<Vector> vectors_;  // of all QPUs
   std::array<std::uint32_t, kSemaphores> semaphores_{};
   std::array<History::Times, kSemaphores> released_{};
   Qpu* mutexHolder_ = nullptr;

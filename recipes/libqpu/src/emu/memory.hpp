@@ -12,17 +12,19 @@ namespace qpu::emu {
 
 class Memory {
  public:
-  explicit Memory(const std::vector<Region>& regions) : regions_(regions) {}
+  // The regions must outlive it.
+  void reset(const std::vector<Region>& regions) { regions_ = &regions; }
 
   // Index of the region that holds all `bytes` bytes at `address`, or kNone.
   // `last` is where the caller found something before.
   static constexpr std::uint32_t kNone = UINT32_MAX;
   std::uint32_t find(std::uint32_t address, std::uint32_t bytes, std::uint32_t& last) const {
-    if (last < regions_.size() && holds(regions_[last], address, bytes)) return last;
+    if (last < regions_->size() && holds((*regions_)[last], address, bytes)) return last;
     return search(address, bytes, last);
   }
   unsigned char* host(std::uint32_t region, std::uint32_t address) const {
-    return regions_[region].host + (address - regions_[region].start);
+    const Region& r = (*regions_)[region];
+    return r.host + (address - r.start);
   }
 
   // First of the words from `address` on that is in no region, or in another
@@ -38,7 +40,7 @@ class Memory {
   std::uint32_t search(std::uint32_t address, std::uint32_t bytes, std::uint32_t& last) const;
   std::size_t after(std::uint32_t address) const;  // first region beyond it
 
-  const std::vector<Region>& regions_;
+  const std::vector<Region>* regions_ = nullptr;
 };
 
 }  // namespace qpu::emu

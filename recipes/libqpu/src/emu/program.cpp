@@ -22,32 +22,17 @@ constexpr std::uint8_t kFirstIo = 32;
 constexpr std::uint8_t kVarying = 35;
 constexpr std::uint8_t kRotateByR5 = 48;
 constexpr std::uint32_t kInstructionsPerLine = 8;
+constexpr std::uint32_t kWordBytes = 8;
 constexpr std::uint32_t kEndReserved = 1U << 14U;  // ra14, rb14
+constexpr std::uint32_t kNoTarget = UINT32_MAX;
+// Registers, accumulators and flags are undefined at the start; a pattern that
+// no kernel wants makes a kernel that relies on them fail.
+constexpr std::uint32_t kUndefined = 0xdeadbeefU;
 
 bool isRotation(const Instruction& i) {
   return i.form == Form::Alu && i.signal == Signal::SmallImmediate && i.raddrB >= kRotateByR5 &&
          i.opMul != MulOp::Nop;
 }
-
-// What an instruction touches, for the rules.
-struct Traits {
-  std::uint32_t readsA = 0, readsB = 0, writesA = 0, writesB = 0;  // registers, a bit each
-  std::uint32_t accumulatorsRead = 0;  // r0..r5, a bit each
-  std::uint32_t accumulatorsWritten = 0;
-  std::uint32_t rotated = 0;  // accumulators that are rotated
-  bool rotatesByR5 = false;
-  bool readsUniform = false;
-  bool readsVarying = false;
-  bool touchesVpm = false;  // and its DMA
-  bool writesTmu = false;
-  bool writesSfu = false;
-  bool loadsR4 = false;
-  bool writesNoSwap = false;
-  bool writesUniformsAddress = false;
-  bool branches = false;
-  bool ends = false;
-  const char* fault = nullptr;  // a rule that it breaks alone
-};
 
 bool isTmu(unsigned a) { return a >= address::kTmu0S; }
 bool isSfu(unsigned a) { return a >= address::kSfuRecip && a <= address::kSfuLog; }
@@ -333,12 +318,12 @@ class Preparation {
   std::uint16_t constant(const Vector& v) {
     const auto known = constants_.find(v.e);
     if (known != constants_.end()) return known->second;
-    const std::size_t number = slot::kConstants + program_.constants.size();
+    const std::size_t number = program_.vectors.size();
     if (number > UINT16_MAX)
       detail::raise<ExecutionError>("the program has more than " +
-                                    std::to_string(program_.constants.size()) +
+                                    std::to_string(number - slot::kConstants) +
                                     " different constants, which the emulator does not take");
-    program_.constants.push_back(v);
+    program_.vectors.push_back(v);
     constants_.emplace(v.e, static_cast<std::uint16_t>(number));
     return static_cast<std::uint16_t>(number);
   }
@@ -429,9 +414,8 @@ class Preparation {
   // The link is in addA.
   void branch(const Instruction& i, std::uint32_t at, Op& op) {
     op.after |= need::kBranch;
-    constexpr std::uint32_t bytes = 8;
     if (i.waddrAdd != address::kNop || i.waddrMul != address::kNop)
-      op.addA = constant(interp::splat(address_ + bytes * at + 4 * bytes));
+      op.addA = constant(interp::splat(address_ + (at + 4) * kWordBytes));
   }
 
   static std::uint16_t target(bool fileA, std::uint8_t a) {
@@ -480,8 +464,12 @@ bool readsB(AddOp op) {
 }
 
 Program::Program(const isa::Word* words, std::size_t size, std::uint32_t address)
-    : ops(size + 1), instructions(size), goodTargets(size, UINT32_MAX) {
-  std::vector<Traits> traits(size);
+    : ops(size + 1),
+      instructions(size),
+      traits(size),
+      vectors(slot::kConstants, interp::splat(kUndefined)),
+      goodTargets(size, kNoTarget) {
+  for (std::uint32_t e = 0; e < kElements; ++e) vectors[slot::kElementNumber].e[e] = e;
   for (std::uint32_t at = 0; at < size; ++at) {
     const auto decoded = isa::decode(words[at]);
     if (decoded) {
@@ -506,6 +494,15 @@ Program::Program(const isa::Word* words, std::size_t size, std::uint32_t address
     faults.push_back({at, distance, rule});
     ops[at].before |= need::kFault;
   }
+  for (std::uint32_t at = 0; at < size; ++at) {
+    const Instruction& i = instructions[at];
+    if (!traits[at].branches || i.branchRegister) continue;
+    const std::uint32_t offset =
+        i.branchRelative ? i.immediate + (at + 4) * kWordBytes : i.immediate - address;
+    std::uint32_t brokenBy = 0;
+    if (offset % kWordBytes == 0 && faultOfJump(at, offset / kWordBytes, brokenBy) == nullptr)
+      goodTargets[at] = offset / kWordBytes;
+  }
 }
 
 const Fault* Program::faultAt(std::uint32_t at, std::uint32_t sequence) const {
@@ -518,18 +515,16 @@ const Fault* Program::faultAt(std::uint32_t at, std::uint32_t sequence) const {
 
 // The two instructions before the target of a jump are the last delay slots.
 const char* Program::faultOfJump(std::uint32_t at, std::uint32_t target,
-                                 std::uint32_t& brokenBy) {
+                                 std::uint32_t& brokenBy) const {
   if (goodTargets[at] == target) return nullptr;
   for (std::uint32_t distance = 1; distance < kLongest; ++distance)
     for (std::uint32_t past = 0; past < distance; ++past) {
       const std::uint32_t earlier = at + kLongest + 1 - (distance - past);
       brokenBy = target + past;
       if (earlier >= count() || brokenBy >= count()) continue;
-      const char* rule = broken(Inspector(instructions[earlier]).traits(),
-                                Inspector(instructions[brokenBy]).traits(), distance);
+      const char* rule = broken(traits[earlier], traits[brokenBy], distance);
       if (rule != nullptr) return rule;
     }
-  goodTargets[at] = target;
   return nullptr;
 }
 

@@ -1,5 +1,5 @@
 // A program made ready for running: fields resolved to places, and every rule
-// that needs no running checked.
+// that needs no running checked. Launches share it: nothing in it changes.
 #ifndef QPU_SRC_EMU_PROGRAM_HPP
 #define QPU_SRC_EMU_PROGRAM_HPP
 
@@ -63,6 +63,26 @@ struct Op {
   std::uint16_t addTarget = slot::kNowhere, mulTarget = slot::kNowhere;
 };
 
+// What an instruction touches, for the rules.
+struct Traits {
+  std::uint32_t readsA = 0, readsB = 0, writesA = 0, writesB = 0;  // registers, a bit each
+  std::uint32_t accumulatorsRead = 0;  // r0..r5, a bit each
+  std::uint32_t accumulatorsWritten = 0;
+  std::uint32_t rotated = 0;  // accumulators that are rotated
+  bool rotatesByR5 = false;
+  bool readsUniform = false;
+  bool readsVarying = false;
+  bool touchesVpm = false;  // and its DMA
+  bool writesTmu = false;
+  bool writesSfu = false;
+  bool loadsR4 = false;
+  bool writesNoSwap = false;
+  bool writesUniformsAddress = false;
+  bool branches = false;
+  bool ends = false;
+  const char* fault = nullptr;  // a rule that it breaks alone
+};
+
 struct Fault {
   std::uint32_t instruction = 0;
   std::uint32_t distance = 0;  // to the earlier instruction that is part of it
@@ -75,15 +95,18 @@ struct Program {
   std::uint32_t count() const { return static_cast<std::uint32_t>(instructions.size()); }
   // The rule that jumping from branch `at` to `target` breaks, or null;
   // `brokenBy` is the instruction that breaks it.
-  const char* faultOfJump(std::uint32_t at, std::uint32_t target, std::uint32_t& brokenBy);
+  const char* faultOfJump(std::uint32_t at, std::uint32_t target, std::uint32_t& brokenBy) const;
   // The fault of `at`, when the `sequence` instructions before it ran just before.
   const Fault* faultAt(std::uint32_t at, std::uint32_t sequence) const;
 
   std::vector<Op> ops;  // and one more, for running off the end
   std::vector<isa::Instruction> instructions;
-  std::vector<Vector> constants;
-  std::vector<Fault> faults;  // in order of instructions
-  std::vector<std::uint32_t> goodTargets;  // of branches, by instruction
+  std::vector<Traits> traits;
+  std::vector<Vector> vectors;  // a QPU's by number, as they are at the start
+  std::vector<Fault> faults;    // in order of instructions
+  // Where a branch may jump to as far as the rules go, by instruction; of those that
+  // say where, and break none.
+  std::vector<std::uint32_t> goodTargets;
 };
 
 // File of an ALU's target: true for file A.

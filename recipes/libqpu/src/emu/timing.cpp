@@ -6,19 +6,29 @@
 namespace qpu::emu {
 namespace {
 
-constexpr std::uint32_t kSlices = 3;
-constexpr std::uint32_t kTmus = 6;
 constexpr std::uint32_t kWays = 4;  // of instruction, uniform and L2 cache
+// Uses after which the count of them begins anew with the next launch.
+constexpr std::uint32_t kManyUses = 1U << 24U;
 
 }  // namespace
 
-Cache::Cache(std::uint32_t bytes, std::uint32_t ways)
-    : perSet_(ways), sets_(bytes / kLineBytes / ways), ways_(bytes / kLineBytes) {}
+void Cache::reset(std::uint32_t bytes, std::uint32_t ways) {
+  const std::uint32_t lines = bytes / kLineBytes;
+  if (lines == ways_.size() && ways == perSet_ && time_ < kManyUses) {
+    reset_ = time_;
+    return;
+  }
+  perSet_ = ways;
+  sets_ = lines / ways;
+  time_ = 0;
+  reset_ = 0;
+  ways_.assign(lines, Way{});
+}
 
 const Clock* Cache::find(std::uint32_t line) {
   Way* const w = set(line);
   for (std::uint32_t i = 0; i < perSet_; ++i)
-    if (w[i].line == line) {
+    if (w[i].line == line && w[i].used > reset_) {
       w[i].used = ++time_;
       return &w[i].arrives;
     }
@@ -36,16 +46,20 @@ std::uint64_t Channel::ticks(double clocks) {
   return static_cast<std::uint64_t>(std::llround(clocks * (1U << kBits)));
 }
 
-Timing::Timing(const Board& board)
-    : board_(board),
-      code_(kSlices, Cache(board.icacheBytes, kWays)),
-      uniforms_(kSlices, Cache(board.uniformCacheBytes, kWays)),
-      l1_(kTmus, Cache(board.l1Bytes, 1)),
-      tmus_(kTmus),
-      l2_(board.l2Bytes, kWays),
-      l2Ticks_(Channel::ticks(kLineBytes / board.l2BytesPerClock)),
-      memoryTicks_(Channel::ticks(kLineBytes / board.memoryBytesPerClock)),
-      tmuTicks_(Channel::ticks(board.tmuRequestClocks)) {}
+void Timing::reset(const Board& board) {
+  board_ = &board;
+  for (Cache& c : code_) c.reset(board.icacheBytes, kWays);
+  for (Cache& c : uniforms_) c.reset(board.uniformCacheBytes, kWays);
+  for (Cache& c : l1_) c.reset(board.l1Bytes, 1);
+  l2_.reset(board.l2Bytes, kWays);
+  tmus_ = {};
+  l2Port_ = {};
+  memory_ = {};
+  l2Ticks_ = Channel::ticks(kLineBytes / board.l2BytesPerClock);
+  memoryTicks_ = Channel::ticks(kLineBytes / board.memoryBytesPerClock);
+  tmuTicks_ = Channel::ticks(board.tmuRequestClocks);
+  traffic_ = {};
+}
 
 // A line that the L2 fetches or has: when it arrives, `hit` or `miss` clocks
 // after its turn.
@@ -65,7 +79,7 @@ Clock Timing::codeLine(std::uint32_t slice, std::uint32_t line) {
 }
 
 Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
-  const Clock arrives = l2Line(line, now, board_.fetchL2Clocks, board_.fetchMemoryClocks);
+  const Clock arrives = l2Line(line, now, board_->fetchL2Clocks, board_->fetchMemoryClocks);
   code_[slice].put(line, arrives);
   return arrives;
 }
@@ -73,7 +87,7 @@ Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
 Clock Timing::uniformLine(std::uint32_t slice, std::uint32_t line, Clock now) {
   const Clock* const there = uniforms_[slice].find(line);
   if (there != nullptr) return std::max(*there, now);
-  const Clock arrives = l2Line(line, now, board_.fetchL2Clocks, board_.fetchMemoryClocks);
+  const Clock arrives = l2Line(line, now, board_->fetchL2Clocks, board_->fetchMemoryClocks);
   uniforms_[slice].put(line, arrives);
   return arrives;
 }
@@ -89,9 +103,9 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
     const Clock* const there = l1_[unit].find(line);
     Clock arrives = 0;
     if (there != nullptr) {
-      arrives = std::max(turn + board_.tmuL1Clocks, *there);
+      arrives = std::max(turn + board_->tmuL1Clocks, *there);
     } else {
-      arrives = l2Line(line, turn, board_.tmuL2Clocks, board_.tmuMemoryClocks);
+      arrives = l2Line(line, turn, board_->tmuL2Clocks, board_->tmuMemoryClocks);
       l1_[unit].put(line, arrives);
     }
     all = std::max(all, arrives);
@@ -103,7 +117,7 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
 // when others keep that busy.
 Clock Timing::dmaRow(bool load, std::uint32_t bytes, Clock now) {
   const std::uint32_t bursts = (bytes + kLineBytes - 1) / kLineBytes;
-  const Clock own = Clock{bursts} * (load ? board_.dmaLoadRowClocks : board_.dmaStoreRowClocks);
+  const Clock own = Clock{bursts} * (load ? board_->dmaLoadRowClocks : board_->dmaStoreRowClocks);
   (load ? traffic_.readBytes : traffic_.writeBytes) += bytes;
   const Clock begin = memory_.take(now, memoryTicks_ * bytes / kLineBytes);
   return std::max(begin, now) + own;

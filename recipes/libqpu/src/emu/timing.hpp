@@ -3,6 +3,7 @@
 #ifndef QPU_SRC_EMU_TIMING_HPP
 #define QPU_SRC_EMU_TIMING_HPP
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -26,7 +27,8 @@ inline std::uint32_t lineOf(Space space, std::uint32_t address) {
 // sets is a power of 2.
 class Cache {
  public:
-  Cache(std::uint32_t bytes, std::uint32_t ways);
+  // Nothing is in it any more.
+  void reset(std::uint32_t bytes, std::uint32_t ways);
   // Null when the line is not there. Counts as a use.
   const Clock* find(std::uint32_t line);
   void put(std::uint32_t line, Clock arrives);
@@ -34,14 +36,15 @@ class Cache {
  private:
   struct Way {
     std::uint32_t line = UINT32_MAX;
-    std::uint32_t used = 0;
+    std::uint32_t used = 0;  // when; not in the cache when that was before it was reset
     Clock arrives = 0;
   };
   Way* set(std::uint32_t line) { return &ways_[std::size_t{line & (sets_ - 1)} * perSet_]; }
 
-  std::uint32_t perSet_;
-  std::uint32_t sets_;
+  std::uint32_t perSet_ = 0;
+  std::uint32_t sets_ = 0;
   std::uint32_t time_ = 0;
+  std::uint32_t reset_ = 0;  // the time of that
   std::vector<Way> ways_;
 };
 
@@ -70,7 +73,8 @@ struct Traffic {
 
 class Timing {
  public:
-  explicit Timing(const Board& board);
+  // As after power up. The board must outlive what comes.
+  void reset(const Board& board);
 
   // Instruction lines of a slice. When it has arrived, or kNever if it is not in
   // the cache; then fetch it.
@@ -85,22 +89,25 @@ class Timing {
   // One row of a transfer that is ready at `now`; when the engine is free again.
   Clock dmaRow(bool load, std::uint32_t bytes, Clock now);
   Clock dmaSetup(bool load) const {
-    return load ? board_.dmaLoadClocks : board_.dmaStoreClocks;
+    return load ? board_->dmaLoadClocks : board_->dmaStoreClocks;
   }
 
   const Traffic& traffic() const { return traffic_; }
-  const Board& board() const { return board_; }
+  const Board& board() const { return *board_; }
 
  private:
   Clock l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss);
 
-  const Board& board_;
-  std::vector<Cache> code_, uniforms_;  // of the slices
-  std::vector<Cache> l1_;
-  std::vector<Channel> tmus_;
+  static constexpr std::uint32_t kSlices = 3;
+  static constexpr std::uint32_t kTmus = 6;
+
+  const Board* board_ = nullptr;
+  std::array<Cache, kSlices> code_, uniforms_;
+  std::array<Cache, kTmus> l1_;
+  std::array<Channel, kTmus> tmus_;
   Cache l2_;
   Channel l2Port_, memory_;
-  std::uint64_t l2Ticks_, memoryTicks_, tmuTicks_;
+  std::uint64_t l2Ticks_ = 0, memoryTicks_ = 0, tmuTicks_ = 0;
   Traffic traffic_;
 };
 
@@ -108,6 +115,11 @@ class Timing {
 class Engine {
  public:
   Engine(Timing& timing, bool load) : timing_(timing), load_(load) {}
+
+  void reset() {
+    jobs_.clear();
+    next_ = kNever;
+  }
 
   void start(std::uint32_t qpu, std::uint32_t rows, std::uint32_t rowBytes, Clock now);
   // The clock of its next row, kNever when idle.

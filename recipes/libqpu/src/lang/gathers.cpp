@@ -119,7 +119,8 @@ class Pattern {
     plan_.endIsKnown = end.outstanding != kUnknown;
     for (int i = 0; i < end.outstanding; ++i)
       plan_.left.push_back(unit(end.next - end.outstanding + i));
-    return fits_;
+    // Those whose number is known at run time only are received from one TMU.
+    return fits_ && (plan_.endIsKnown || period_ == 1);
   }
 
   GatherPlan take() { return std::move(plan_); }

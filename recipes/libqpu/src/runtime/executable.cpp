@@ -167,6 +167,10 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.words = object_->words.data();
   launch.count = object_->words.size();
   launch.codeAddress = kEmulatedCode;
+  std::call_once(prepared_, [&] {
+    program_ = emu::prepare(launch.words, launch.count, launch.codeAddress);
+  });
+  launch.program = program_.get();
   launch.memory.reserve(table->blocks.size() + 1);
   if (spill != nullptr && object_->spillBytes != 0)
     launch.memory.push_back({kEmulatedSpill,

@@ -75,6 +75,8 @@ class Executable {
   void start(Kind kind, const std::vector<std::vector<std::uint32_t>>& streams);
 
   std::shared_ptr<const code::Object> object_;
+  std::once_flag prepared_;
+  std::shared_ptr<const emu::Program> program_;  // once prepared
   std::mutex mutex_;  // image
   Image image_;
   mutable std::mutex runMutex_;

@@ -88,7 +88,7 @@ std::vector<isa::Word> assembleLines(std::string_view text) {
 std::string disassembleWords(const isa::Word* words, std::size_t count) {
   std::string text;
   for (std::size_t i = 0; i < count; ++i) {
-    std::array<char, 40> head{};
+    std::array<char, 48> head{};
     (void)std::snprintf(head.data(), head.size(), "%5zu  %016llx  ", i,
                         static_cast<unsigned long long>(words[i]));
     text += head.data() + isa::disassemble(words[i]) + "\n";
