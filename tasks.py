@@ -482,7 +482,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
         "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
         "plan": "say which steps would run and why, and touch nothing",
         "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch sees one",
-        "torch": "run them beside this release of torch too, fetched with all that it needs (may be given several times)",
+        "torch": "run them beside this release of torch too, which is fetched (may be given several times)",
     },
     iterable=["torch"],
 )
