@@ -70,7 +70,15 @@ def other_torch(config: Config, version: str) -> Path:
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
         process.run([sys.executable, "-m", "venv", folder], limit_s=300, mend="apt-get install python3-venv")
-        argv = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+        argv: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--no-input",
+            "install",
+            "--quiet",
+        ]
         try:
             process.run([*argv, f"torch=={version}", *tools], limit_s=3600, log=log)
         except CommandFailed as fault:
