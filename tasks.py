@@ -482,10 +482,14 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
         "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
         "plan": "say which steps would run and why, and touch nothing",
         "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch sees one",
-    }
+        "torch": "run them beside this release of torch too, which is fetched (may be given several times)",
+    },
+    iterable=["torch"],
 )
 @_reported
-def build_cuda_wheel(context: Context, architecture: str = "amd64", plan: bool = False, check: bool = False) -> None:
+def build_cuda_wheel(
+    context: Context, torch: list[str], architecture: str = "amd64", plan: bool = False, check: bool = False
+) -> None:
     """Build the wheel of CUDA operators for the GPUs of cuda.architectures; no GPU is needed."""
     config = _config(context)
     if plan:
@@ -493,8 +497,8 @@ def build_cuda_wheel(context: Context, architecture: str = "amd64", plan: bool =
         return
     wheel = cuda_build.build_wheel(config, architecture)
     progress.summary(f"built with {wheel.toolkit}", wheel.rows)
-    if check:
-        print(cuda_native.check(config, wheel.path).summary())
+    for version in [*([""] if check else []), *torch]:
+        print(cuda_native.check(config, wheel.path, torch=version).summary())
 
 
 @task(

@@ -32,6 +32,7 @@ from recipes.libqpu import build as libqpu
 from recipes.qpu_ops import target as qpu_ops
 from recipes.qpulib import build as qpulib
 from recipes.torch import resolve
+from recipes.tvm_ffi import kept as tvm_ffi
 from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
@@ -90,6 +91,7 @@ class Flow:
             self._libqpu(),
             self._qpu_ops(),
             *([self._tvm_server()] if self.config.remote.server_in_image else []),
+            *([self._tvm_ffi()] if self.config.remote.ffi_in_image else []),
             self._system(),
         )
         return Pipeline(self.root, (*steps, self._workbench()) if workbench else steps)
@@ -297,6 +299,8 @@ class Flow:
         }
         if bootable:
             common |= set(packages_for("bootable", self.image))
+        if self.config.remote.ffi_in_image:
+            common |= {*self.suite.torch_python}  # what it imports is among what torch does
         overlay = rootfs.HERE / "overlay" / "bootable" if bootable else None
 
         def action(needs: Mapping[str, Manifest]) -> Made:
@@ -465,6 +469,28 @@ class Flow:
             action=action,
         )
 
+    def _tvm_ffi(self) -> Step:
+        tar = self.root / "tvm-ffi-site.tar"
+
+        def action(_: Mapping[str, Manifest]) -> Made:
+            wheel, origin = tvm_ffi.find(self.config)
+            progress.say(f"    {wheel.name}: {origin}")
+            self._stage_wheel(wheel, self.root / "tvm-ffi-site", tar)
+            return Made((tar,), facts={"wheel": wheel.name, "from": origin})
+
+        return Step(
+            name="tvm-ffi",
+            title="TVM's FFI, unpacked",
+            inputs={
+                "wheels": tvm_ffi.listing(self.config),
+                "staging": _staging(),
+                "epoch": str(self.image.source_date_epoch),
+                "python": self.suite.python,
+            },
+            needs=("tools",),
+            action=action,
+        )
+
     def _system(self) -> Step:
         reference = self.config.image_reference("system")
         bootable = self.image.profile == "bootable"
@@ -481,6 +507,7 @@ class Flow:
             loaded = system.build(self.client, reference, text, layers, self.target)
             modules = [*(["torch", "numpy"] if needs["torch"].facts["wheel"] else ["numpy"])]
             modules += MODULES if needs["qpu-ops"].facts["wheel"] else ()
+            modules += ["tvm_ffi"] if "tvm-ffi" in needs else []
             own = needs["libqpu"].facts["own"]
             seen = system.inspect(
                 self.client, reference, self.target, modules=modules, own_libqpu=own, log=self.log("system")
@@ -507,6 +534,7 @@ class Flow:
             needs=(
                 *("torch", "torch-site", "rootfs", "libqpu", "qpu-ops"),
                 *(("tvm-server",) if self.config.remote.server_in_image else ()),
+                *(("tvm-ffi",) if self.config.remote.ffi_in_image else ()),
             ),
             action=action,
             missing=self._image_missing("system"),
@@ -589,7 +617,7 @@ class Flow:
 
 def _layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
     """What the recipes made, the layers that change least first."""
-    names = [name for name in ("torch-site", "tvm-server", "libqpu", "qpu-ops") if name in needs]
+    names = [name for name in ("torch-site", "tvm-server", "tvm-ffi", "libqpu", "qpu-ops") if name in needs]
     made = [needs[name].artefact(".tar") for name in names if needs[name].artefacts]
     return [system.Layer(item.path.name, item.path) for item in made]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from recipes import artefacts
 from recipes.torch import resolve
+from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain.config import Config
-from toolchain.errors import RecipeInvalid
+from toolchain.errors import RecipeInvalid, ReferenceNotFound
 
 
 def wanted(config: Config) -> list[tuple[str, str]]:
@@ -18,7 +21,14 @@ def wanted(config: Config) -> list[tuple[str, str]]:
             found=f"{config.image.label}, variant {config.torch.variant}, source {config.torch.source}",
             mend="./inv build-torch --plan says what is in the way",
         )
-    return [("torch", key)]
+    ffi = tvm_ffi.key(config) if config.remote.ffi_in_image else ""
+    return [("torch", key), *([(tvm_ffi.NAME, ffi)] if ffi else [])]
+
+
+def offered(config: Config) -> list[tuple[str, str]]:
+    """Name and key of what a team may keep beside those: fetched where it is there, and no fault where it is not."""
+    key = tvm_ffi.key(config)
+    return [(tvm_ffi.NAME, key)] if key and not config.remote.ffi_in_image else []
 
 
 def push_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
@@ -27,5 +37,9 @@ def push_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Fetch what this checkout would build. Raises as ``artefacts.pull``."""
-    return [artefacts.pull(config, name, key, registry=registry, user=user) for name, key in wanted(config)]
+    """Fetch what this checkout would build, and what is offered beside. Raises as ``artefacts.pull``."""
+    pulled = [artefacts.pull(config, name, key, registry=registry, user=user) for name, key in wanted(config)]
+    for name, key in offered(config):
+        with contextlib.suppress(ReferenceNotFound):
+            pulled.append(artefacts.pull(config, name, key, registry=registry, user=user))
+    return pulled

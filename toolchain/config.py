@@ -215,6 +215,9 @@ class RemoteConfig:
     devices: tuple[str, ...] = _setting([], "boards by name, as pi3=tracker://HOST:9190/KEY", _each(_device))
     linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++")
     server_in_image: bool = _setting(False, "put TVM's RPC server into the image (arm64, amd64)")
+    ffi_in_image: bool = _setting(
+        False, "put apache-tvm-ffi's wheel for 32-bit ARM (build-tvm-ffi) into the image (armhf, trixie)"
+    )
     queue_limit_s: float = _setting(60.0, "how long to wait for a board that is busy", _between(1, 86400, "s"))
     session_limit_s: float = _setting(120.0, "how long a board is held at most", _between(1, 86400, "s"))
 

@@ -1,21 +1,32 @@
-"""The wheel on this machine: installed beside PyPI's torch and put through its tests; without a GPU, on the CPU."""
+"""The wheel on this machine: installed beside PyPI's torch and put through its tests; without a GPU, on the CPU.
+
+The same file goes beside every torch that is asked for: each has an environment of its own in ``cuda/torch-VERSION`` of
+the build folder, with what that torch itself asks for (for PyPI's, gigabytes of CUDA libraries).
+"""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from recipes.qpu_ops import native
-from toolchain import files, process
+from recipes.tvm_server.build import UNREACHABLE
+from toolchain import files, process, progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import ChecksFailed
+from toolchain.errors import ChecksFailed, CommandFailed, NetworkUnreachable, SourceUnavailable, WheelUnusable
 
 SUITE = ROOT / "tests" / "cuda" / "test_cuda_ops.py"
+OLDEST = Version("2.10")
+"""What the library needs (setup.py: TORCH_AT_LEAST)."""
 _LIMIT_S = 1200.0
+_RELEASE = re.compile(r"\d+\.\d+\.\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +44,66 @@ class Checked:
         return f"{self.passed} tests passed, {self.skipped} skipped{why}: torch {self.torch}, on this machine"
 
 
+def other_torch(config: Config, version: str) -> Path:
+    """The interpreter of an environment with that release of torch, made where it is not there yet.
+
+    Raises WheelUnusable for what is no such release, SourceUnavailable where the package index does not have it,
+    NetworkUnreachable.
+    """
+    if not _RELEASE.fullmatch(version) or Version(version) < OLDEST:
+        raise WheelUnusable(
+            f"the wheel is not for torch {version}",
+            expected=f"a release from {OLDEST} on, as {native.TORCH.partition('==')[2]}",
+            found=version,
+            mend="name another",
+        )
+    folder = config.build_root / "cuda" / f"torch-{version}"
+    python = folder / "bin" / "python"
+    stamp = folder / "ready"
+    tools = [pin for pin in native.TOOLS if pin.startswith(("expecttest", "numpy", "pytest", "setuptools"))]
+    wanted = " ".join((f"torch=={version}", *tools, platform.python_version()))
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    log = folder.parent / f"torch-{version}.log"
+    files.require_space(folder.parent, 12000, f"torch {version} and what it needs")
+    # An environment cannot be moved, so this one is whole when its stamp is there.
+    files.remove(folder)
+    with progress.step(f"fetch torch {version}"):
+        process.run([sys.executable, "-m", "venv", folder], limit_s=300, mend="apt-get install python3-venv")
+        argv: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--no-input",
+            "install",
+            "--quiet",
+        ]
+        try:
+            process.run([*argv, f"torch=={version}", *tools], limit_s=3600, log=log)
+        except CommandFailed as fault:
+            files.remove(folder)
+            if UNREACHABLE.search(fault.tail):
+                raise NetworkUnreachable(
+                    f"torch {version} cannot be fetched: the package index does not answer",
+                    expected="the package index that this PC's pip uses (pip config list) to answer",
+                    found=f"no connection (whole log: {log})",
+                    mend="mend the network, https_proxy or pip.conf, then run the task again",
+                ) from fault
+            if "No matching distribution" in fault.tail:
+                raise SourceUnavailable(
+                    f"the package index does not have torch {version}",
+                    expected="a release for this Python and machine",
+                    found=f"none for Python {platform.python_version()} (whole log: {log})",
+                    mend="pip index versions torch lists what there is",
+                ) from fault
+            raise
+    files.write_text_atomically(stamp, wanted)
+    return python
+
+
 def install(config: Config, wheel: Path) -> Mapping[str, str]:
-    """Unpack the wheel apart, so that the environment stays as it is; the variables under which Python finds it."""
+    """Unpack the wheel apart, so that environments stay as they are; the variables under which Python finds it."""
     site = config.build_root / "cuda" / "site"
     with files.scratch_folder(site.parent, site.name) as scratch:
         made = scratch / "made"
@@ -60,10 +129,14 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
     return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **alone}
 
 
-def check(config: Config, wheel: Path) -> Checked:
-    """Install the wheel and run its suite. Raises ChecksFailed with the end of pytest's output."""
+def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
+    """Install the wheel and run its suite, beside the native checks' torch or another release of it.
+
+    Raises ChecksFailed with the end of pytest's output, and as ``other_torch``.
+    """
     environment = install(config, wheel)
-    python = native.python_of(config)
+    python = other_torch(config, torch) if torch else native.python_of(config)
+    log = config.build_root / "cuda" / (f"suite-torch-{torch}.log" if torch else "suite.log")
     done = process.run(
         [
             python,
@@ -83,7 +156,7 @@ def check(config: Config, wheel: Path) -> Checked:
         env=environment,
         limit_s=_LIMIT_S,
         check=False,
-        log=config.build_root / "cuda" / "suite.log",
+        log=log,
     )
     last = done.output.strip().splitlines()[-1] if done.output.strip() else "no output"
     if done.returncode != 0:
@@ -91,14 +164,12 @@ def check(config: Config, wheel: Path) -> Checked:
             "the suite of CUDA operators fails on this machine\n" + "\n".join(done.output.splitlines()[-60:]),
             expected=f"{SUITE.name} to pass",
             found=last,
-            mend="all of the output is in cuda/suite.log of the build folder",
+            mend=f"all of the output is in {log}",
         )
     counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
     reasons = sorted(set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.+)$", done.output, re.MULTILINE)))
-    torch = process.output_of([python, "-c", "import torch; print(torch.__version__)"])
-    return Checked(
-        torch=torch, passed=counts.get("passed", 0), skipped=counts.get("skipped", 0), reasons=tuple(reasons)
-    )
+    ran = process.output_of([python, "-c", "import torch; print(torch.__version__)"])
+    return Checked(torch=ran, passed=counts.get("passed", 0), skipped=counts.get("skipped", 0), reasons=tuple(reasons))
 
 
 def interpreter(config: Config) -> Path:

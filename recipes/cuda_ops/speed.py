@@ -1,9 +1,9 @@
 """How fast the operators are, beside torch, CuPy and a plain kernel, all in one run. Needs a GPU and the wheel.
 
-Kernels are timed by CUDA events around batches of calls, short ones as a CUDA graph of them, launches by the host's
-clock over batches that the GPU does faster than the host launches. The candidates of a comparison take turns, a batch
-each, and what counts is the median over all turns, so that a change of the GPU's clock or of the host's load meets
-all of them.
+Kernels are timed by CUDA events around batches of calls; softmax and matrix times vector, of which many take less than
+their launch, as CUDA graphs of such batches. Launches are timed by the host's clock over batches that the GPU does
+faster than the host launches. The candidates of a comparison take turns, a batch each, and what counts is the median
+over all turns, so that a change of the GPU's clock or of the host's load meets all of them.
 
 ``python speed.py out.json`` writes the figures; nothing here knows of the rest of the repository.
 """
@@ -14,12 +14,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 TURNS = 9
+LAUNCHES = 300
+"""Calls in a batch whose launches are timed: fewer than the driver queues before it makes the host wait."""
 DATASHEET_GB_S = {"NVIDIA H200": 4800.0}
 """Memory bandwidth by the vendor's datasheet."""
 
@@ -39,6 +41,8 @@ class Comparison:
     ours: str
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
+    ratios: Mapping[str, tuple[float, float, float]]
+    """Ours over each other candidate, turn by turn: what a tenth of the turns are below, half, and nine tenths."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 
@@ -115,6 +119,7 @@ def compare(
         ours=ours,
         microseconds={label: statistics.median(values) for label, values in samples.items()},
         spread={label: (min(values), max(values)) for label, values in samples.items()},
+        ratios={label: _tenths(samples[ours], values) for label, values in samples.items() if label != ours},
         moved=moved,
         skipped=skipped or {},
     )
@@ -122,6 +127,12 @@ def compare(
     rate = f"  {moved / made.microseconds[ours] / 1e3:.0f} GB/s" if moved else ""
     print(f"{name}: {shown} µs{rate}", flush=True)
     return made
+
+
+def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """Of the ratios of two candidates' turns."""
+    each = statistics.quantiles((a / b for a, b in zip(mine, others, strict=True)), n=10, method="inclusive")
+    return each[0], each[4], each[8]
 
 
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
@@ -174,6 +185,11 @@ def additions() -> list[Comparison]:
         done.append(compare(f"add2 2^{power} float32", candidates, moved=12 * n, calls=calls, skipped=skipped))
         candidates = {"ours": lambda a=a, b=b: cuda_ops.add2(a, b), "torch": lambda a=a, b=b: torch.add(a, b)}  # type: ignore[misc]
         done.append(compare(f"add2 2^{power} float32, new result", candidates, moved=12 * n, calls=calls))
+        candidates = {
+            "ours": lambda a=a, b=b, c=c, n=n: cuda_ops.torch_launch_add2(c, a, b, n),  # type: ignore[misc]
+            "torch": lambda a=a, b=b, c=c: torch.add(a, b, out=c),  # type: ignore[misc]
+        }
+        done.append(compare(f"add2 2^{power} float32, in a graph", candidates, moved=12 * n, clock=by_graph))
     for kind in (torch.float16, torch.bfloat16):
         a, b = (torch.randn(1 << 28, device="cuda").to(kind) for _ in range(2))
         candidates = {"ours": lambda a=a, b=b: cuda_ops.add2(a, b), "torch": lambda a=a, b=b: torch.add(a, b)}  # type: ignore[misc]
@@ -222,10 +238,9 @@ SOFTMAX_SHAPES = (
 )
 MATVEC_SHAPES = (
     *((16384, 16384), (8192, 8192), (4096, 4096), (65536, 1024), (1024, 65536), (100, 100000), (1000000, 100)),
-    *((8191, 8191), (65536, 1001), (100, 99999), (2000000, 17)),
+    *((8191, 8191), (65536, 1001), (100, 99999), (2000000, 17), (5000, 1003), (2000, 5000), (4097, 4097)),
+    *((1000, 1000), (5000, 2003), (3000, 3001), (20000, 501), (700, 14001), (60, 150001), (200, 40001)),
 )
-SHORT_MATVEC_SHAPES = ((5000, 1003), (2000, 5000), (4097, 4097), (1000, 1000))
-"""Launched one by one from Python, some of these take as long as their launch."""
 
 
 def rows() -> list[Comparison]:
@@ -242,9 +257,8 @@ def rows() -> list[Comparison]:
                 "ours": lambda x=x: cuda_ops.softmax(x),  # type: ignore[misc]
                 "torch": lambda x=x: torch.softmax(x, -1),  # type: ignore[misc]
             }
-            done.append(compare(f"softmax {shape[0]} x {shape[1]} {label}", both, moved=2 * x.nbytes, turns=5))
-        for shape in (*MATVEC_SHAPES, *SHORT_MATVEC_SHAPES):
-            short = shape in SHORT_MATVEC_SHAPES
+            done.append(compare(f"softmax {shape[0]} x {shape[1]} {label}", both, moved=2 * x.nbytes, clock=by_graph))
+        for shape in MATVEC_SHAPES:
             matrix = torch.randn(shape, device="cuda", dtype=kind)
             for m, way in ((matrix, "matvec"), (matrix.t(), "matvec transposed")):
                 v = torch.randn(m.shape[1], device="cuda", dtype=kind)
@@ -253,31 +267,50 @@ def rows() -> list[Comparison]:
                     "torch": lambda m=m, v=v: torch.mv(m, v),  # type: ignore[misc]
                 }
                 moved = m.nbytes + v.nbytes + m.shape[0] * m.itemsize
-                name = f"{way} {shape[0]} x {shape[1]} {label}{', in a graph' if short else ''}"
-                clock = by_graph if short else by_events
-                done.append(compare(name, both, moved=moved, turns=5, clock=clock))
+                done.append(compare(f"{way} {shape[0]} x {shape[1]} {label}", both, moved=moved, clock=by_graph))
     return done
 
 
-def launches() -> list[Comparison]:
-    """What the host spends on a call, for so few elements that the GPU never is what is waited for."""
+def launches(which: str) -> list[Comparison]:
+    """What the host spends on a call of add2, for so few elements that the GPU never is what is waited for."""
     import cuda_ops
     import torch
 
     a, b = torch.randn(16, device="cuda"), torch.randn(16, device="cuda")
     op, direct = torch.ops.cuda_ops.add2.default, torch.ops.cuda_ops._add2.default
     candidates: dict[str, Callable[[], object]] = {
-        "torch.add": lambda: torch.add(a, b),
+        "torch": lambda: torch.add(a, b),
         "torch.ops.cuda_ops.add2": lambda: op(a, b),
         "torch.ops.cuda_ops._add2": lambda: direct(a, b),
         "torch.ops.aten.add.Tensor": lambda f=torch.ops.aten.add.Tensor: f(a, b),  # type: ignore[misc]
         "cuda_ops.add2": lambda: cuda_ops.add2(a, b),
     }
     ours = "torch.ops.cuda_ops.add2"
-    done = [compare("launch", candidates, ours=ours, clock=by_clock, calls=1000, turns=31)]
+    done = [compare(f"launch of add2, {which}", candidates, ours=ours, clock=by_clock, calls=LAUNCHES, turns=61)]
     with torch.inference_mode():
-        done.append(compare("launch, inference mode", candidates, ours=ours, clock=by_clock, calls=1000, turns=15))
+        name = f"launch of add2, {which}, inference mode"
+        done.append(compare(name, candidates, ours=ours, clock=by_clock, calls=LAUNCHES, turns=31))
     return done
+
+
+def other_launches() -> list[Comparison]:
+    """The same of the other operators; a matrix of few long rows is one that is cut among many threads."""
+    import torch
+
+    ops = torch.ops.cuda_ops
+    x, square, vector = (torch.randn(shape, device="cuda") for shape in ((16,), (4, 4), (4,)))
+    wide, long = torch.randn(100, 10000, device="cuda"), torch.randn(10000, device="cuda")
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "exp": (lambda: ops.exp.default(x), lambda: torch.exp(x)),
+        "axpy": (lambda: ops.axpy.default(0.5, x, x), lambda: torch.add(x, x, alpha=0.5)),
+        "softmax 4 x 4": (lambda: ops.softmax.default(square), lambda: torch.softmax(square, -1)),
+        "matvec 4 x 4": (lambda: ops.matvec.default(square, vector), lambda: torch.mv(square, vector)),
+        "matvec 100 x 10000": (lambda: ops.matvec.default(wide, long), lambda: torch.mv(wide, long)),
+    }
+    return [
+        compare(f"launch of {name}", {"ours": mine, "torch": theirs}, clock=by_clock, calls=LAUNCHES, turns=61)
+        for name, (mine, theirs) in pairs.items()
+    ]
 
 
 def main() -> int:
@@ -291,7 +324,8 @@ def main() -> int:
     if not limit:
         facts = torch.cuda.get_device_properties(0)
         limit, source = 2e3 * facts.memory_clock_rate * facts.memory_bus_width / 8 / 1e9, "memory clock and bus width"
-    done = [*launches(), *additions(), *exponentials(), *rows()]
+    done = [*launches("first"), *other_launches(), *additions(), *launches("second"), *exponentials(), *rows()]
+    done += launches("third")
     document = {
         "device": name,
         "torch": torch.__version__,

@@ -7,7 +7,8 @@
 
 The package's own build back end makes the wheel; it is told that it works for another machine by what Python tells it
 of the target (the variables that CPython's own cross builds use) and by CMake's options. The steps share the main
-job's folder and mirror; the wheel goes to the wheelhouse, from where ``serve-wheels`` hands it to boards.
+job's folder and mirror; the wheel goes to the wheelhouse, from where ``serve-wheels`` hands it to boards, and into the
+artefact cache under the key of all that made it, which spares the next build of the same.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shlex
+import shutil
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
@@ -27,14 +30,14 @@ from images import rootfs
 from images.containers import run_in
 from images.engine import ensure_running
 from images.flavour import Suite, packages_for
-from recipes import any_wheel, flow, recipe, wheels
+from recipes import any_wheel, artefacts, flow, recipe, wheels
 from recipes.libqpu.build import cross_options
 from recipes.torch import audit, resolve
-from recipes.tvm_ffi import source
+from recipes.tvm_ffi import kept, source
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
-from toolchain.errors import PlatformMismatch, RecipeInvalid, WheelUnusable
+from toolchain.errors import WheelUnusable
 from toolchain.jobs import compile_jobs
 from toolchain.manifest import Artefact, Manifest, all_warnings
 from toolchain.steps import Decision, Made, Pipeline, Step
@@ -65,22 +68,8 @@ class FfiFlow(flow.Flow):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.recipe = recipe.load("tvm_ffi")
-        name = self.recipe.settings["distribution"]
-        if self.target.bits != 32:
-            raise PlatformMismatch(
-                f"{name} needs no build for {self.target.debian}",
-                expected="a 32-bit target: armhf",
-                found=f"image.architecture: {self.target.debian}, which the package index has a wheel for",
-                mend=f"pip install {name}=={self.recipe.settings['version']} on the board",
-            )
-        if reason := self.recipe.tables["refused"].get(self.suite.name):
-            raise RecipeInvalid(
-                f"{name} cannot be built for {self.suite.name}",
-                expected="a release whose tools its build takes",
-                found=str(reason),
-                mend="set image.suite to trixie",
-            )
+        self.recipe = recipe.load(kept.NAME)
+        kept.require_target(self.recipe, self.target, self.suite)
 
     def pipeline(self, *, workbench: bool = False) -> Pipeline:
         """The steps; there is no workbench among them."""
@@ -89,8 +78,7 @@ class FfiFlow(flow.Flow):
 
     def key(self) -> str:
         """SHA-256 of what makes the wheel, as far as this repository states it."""
-        stated = [self.recipe.fingerprint(), self.suite.name, self.target.debian]
-        return hashlib.sha256("\n".join(stated).encode()).hexdigest()
+        return kept.recipe_key(self.recipe, self.target, self.suite)
 
     def _ffi_builder(self) -> Step:
         packages = packages_for("tvm_ffi_builder", self.image)
@@ -111,7 +99,10 @@ class FfiFlow(flow.Flow):
         )
 
     def _ffi_wheel(self) -> Step:
-        def action(_: Mapping[str, Manifest]) -> Made:
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            whole_key = artefact_key(self.key(), needs["tvm-ffi-builder"].artefact(".tar").sha256)
+            if found := artefacts.get(self.config, self.recipe.name, whole_key):
+                return self._from_cache(found)
             log = self.log("tvm-ffi-wheel")
             folder = self.config.build_root / "sources"
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -125,14 +116,8 @@ class FfiFlow(flow.Flow):
                 place = self.root / "wheels" / made.name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 made.replace(place)
-            facts = {
-                "key": self.key(),
-                "wheel": place.name,
-                "source": source.identity(self.recipe),
-                "elf files": seen.elf_files,
-                "newest symbols": dict(seen.newest),
-            }
-            return Made((place,), facts=facts)
+            artefacts.put(self.config, self.recipe.name, whole_key, [place], recipe=self.key())
+            return Made((place,), facts=self._facts(place, seen))
 
         return Step(
             name="tvm-ffi-wheel",
@@ -141,6 +126,25 @@ class FfiFlow(flow.Flow):
             needs=("tvm-ffi-builder",),
             action=action,
         )
+
+    def _from_cache(self, found: Sequence[Path]) -> Made:
+        """A wheel that the same recipe and builder made before, here or where it was pulled from; audited again."""
+        (wheel,) = [path for path in found if path.suffix == ".whl"]
+        seen = examine(wheel, self.target, self.suite)
+        place = self.root / "wheels" / wheel.name
+        with files.replacing(place) as aside:
+            shutil.copyfile(wheel, aside)
+        progress.say(f"    {wheel.name}: from the artefact cache")
+        return Made((place,), facts={**self._facts(place, seen), "cache": wheel.parent.name})
+
+    def _facts(self, wheel: Path, seen: audit.Examined) -> dict[str, Any]:
+        return {
+            "key": self.key(),
+            "wheel": wheel.name,
+            "source": source.identity(self.recipe),
+            "elf files": seen.elf_files,
+            "newest symbols": dict(seen.newest),
+        }
 
     def _compiled(self, archive: Path, tools: Path, scratch: Path, log: Path) -> Path:
         """Run inside/build in the builder image; the wheel, not yet looked into."""
@@ -207,6 +211,11 @@ class FfiFlow(flow.Flow):
             "CCACHE_COMPILERCHECK": "content",
             "LC_ALL": "C.UTF-8",
         }
+
+
+def artefact_key(recipe_key: str, builder: str) -> str:
+    """The key in the artefact cache: of the recipe and of the root (its SHA-256) that the compiler is in."""
+    return hashlib.sha256(f"{recipe_key}\n{builder}".encode()).hexdigest()
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:

@@ -455,6 +455,13 @@ def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_p
     (pulled,) = share.pull_artefacts(there)
     assert (pulled.entry.name, pulled.entry.key) == (name, key)
     assert artefacts.get(there, name, key)
+    ((other, offered),) = share.offered(here)
+    artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
+    share.push_artefacts(here)
+    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (
+        "what is offered beside comes too"
+    )
+    assert artefacts.of_recipe(there, other, offered)
 
 
 @pytest.mark.parametrize(

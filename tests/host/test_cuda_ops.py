@@ -245,6 +245,13 @@ def test_cuda_timing_without_the_wheel_names_the_task_that_makes_it(tmp_path: Pa
         timing.measure(bare, op="add2")
 
 
+@pytest.mark.parametrize("version", ["2.9.1", "newest", "2.10", "2.10.0; x"])
+def test_a_torch_that_the_wheel_is_not_for_is_refused(tmp_path: Path, version: str) -> None:
+    with pytest.raises(WheelUnusable, match="not for torch"):
+        native.other_torch(load_config({"build": {"folder": str(tmp_path / "b")}}), version)
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_wheel_for_a_machine_without_cuda_is_refused() -> None:
     with pytest.raises(PlatformMismatch, match="no CUDA for that machine"):
         build.target_of("armhf")

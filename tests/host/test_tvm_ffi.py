@@ -18,13 +18,17 @@ from wheel_parts import EM_ARM, HARD, elf, make_wheel
 
 from images.containers import run_in
 from images.flavour import load_suite
-from recipes import any_wheel, main_job, recipe
+from recipes import any_wheel, artefacts, main_job, recipe, share
+from recipes.flow import Flow
 from recipes.recipe import Recipe
-from recipes.tvm_ffi import build, source
+from recipes.tvm_ffi import build, kept, source
 from recipes.tvm_server import build as tvm_server
+from toolchain import files
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config, load_config
 from toolchain.errors import (
+    ArtefactDamaged,
+    ArtefactMissing,
     NetworkUnreachable,
     PlatformMismatch,
     RecipeInvalid,
@@ -185,6 +189,82 @@ def test_a_library_with_symbols_or_with_the_builds_path_is_refused(tmp_path: Pat
             build.examine(wheel, ARCHITECTURES["armhf"], TRIXIE)
 
 
+def fitting(folder: Path, *, version: str = "") -> Path:
+    """A wheel that is nothing but right for the board."""
+    library = elf(EM_ARM, flags=HARD, vfp_args=1)
+    return make_wheel(
+        folder, {"tvm_ffi/a.so": library}, name="apache_tvm_ffi", version=version or DATA.settings["version"]
+    )
+
+
+def configured(tmp_path: Path, **remote: object) -> Config:
+    return load_config(
+        {"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": [str(tmp_path / "w")]}, "remote": remote}
+    )
+
+
+def test_the_wheel_is_found_in_the_wheelhouse_and_else_in_the_artefact_cache(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    with pytest.raises(ArtefactMissing) as caught:
+        kept.find(config)
+    assert "./inv build-tvm-ffi" in caught.value.mend
+    key = kept.key(config)
+    whole = build.artefact_key(key, "0" * 64)
+    before = kept.listing(config)
+    artefacts.put(config, kept.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
+    assert kept.listing(config) != before, "the step that takes it runs again"
+    wheel, origin = kept.find(config)
+    assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
+    fitting(tmp_path / "w", version="0.0.9")
+    assert kept.find(config)[0] == wheel, "another version is not what kernels are compiled with"
+    ours = fitting(tmp_path / "w")
+    assert kept.find(config) == (ours, f"from {ours.parent}")
+
+
+def test_a_damaged_wheel_is_not_taken(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    key = kept.key(config)
+    (there,) = artefacts.put(config, kept.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key)
+    there.chmod(0o644)
+    there.write_bytes(there.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArtefactDamaged):
+        kept.find(config)
+    spoilt = fitting(tmp_path / "w")
+    spoilt.write_bytes(spoilt.read_bytes()[:50])
+    with pytest.raises(WheelUnusable):
+        kept.find(config)
+
+
+def test_what_is_not_built_has_no_key(tmp_path: Path) -> None:
+    assert kept.key(configured(tmp_path))
+    for image in ({"architecture": "arm64"}, {"suite": "bookworm"}):
+        config = load_config({"image": image, "build": {"folder": str(tmp_path)}})
+        assert kept.key(config) == ""
+        with pytest.raises((PlatformMismatch, RecipeInvalid)):
+            kept.find(config)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
+    with Flow(configured(tmp_path, ffi_in_image=wanted)) as flow:
+        steps = {step.name: step for step in flow.pipeline().steps}
+    assert ("tvm-ffi" in steps) == wanted
+    assert ("tvm-ffi" in steps["system"].needs) == wanted
+    assert list(steps)[-1] == "system"
+    if wanted:
+        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it imports that"
+
+
+def test_a_team_shares_it(tmp_path: Path) -> None:
+    """What pull-artefacts asks for: it must be there where the image takes it, and may be there otherwise."""
+    without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
+    mine = (kept.NAME, kept.key(without))
+    assert (mine in share.wanted(without), mine in share.offered(without)) == (False, True)
+    assert (mine in share.wanted(given), mine in share.offered(given)) == (True, False)
+    elsewhere = load_config({"image": {"architecture": "arm64"}, "build": {"folder": str(tmp_path)}})
+    assert share.offered(elsewhere) == []
+
+
 ON_BOARD = """
 python3 -m pip install --quiet --no-deps --no-index --break-system-packages --root-user-action=ignore /wheels/*.whl
 cd /kernels
@@ -232,6 +312,10 @@ def test_a_board_with_the_wheel_loads_kernels_as_tvm_exports_them(
     assert any_wheel.accept(done.wheel.path, config, TRIXIE) == 3
     assert any_wheel.libraries_of_the_board(done.wheel.path) == []
     assert not any(item.runs for item in build.plan(config))
+    assert kept.find(config)[0] == done.wheel.path
+    done.wheel.path.unlink()
+    assert files.sha256_of(kept.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
+    done = build.build_tvm_ffi(config)
     export(product_config, tmp_path, "armv7")
     told = run_in(
         client,

@@ -8,8 +8,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// What is read and written once need not stay in the caches. Which hint pays was measured on an H200: with two inputs
-// only what is written is marked, with one input both are.
+// What is read and written once need not stay in the caches. Which hint pays, and how many threads a block has, was
+// measured on an H200: with two inputs only what is written is marked; with one input both are, or neither where
+// elements have 16 bits.
+template <typename T, int kInputs>
+constexpr bool kPlain = kInputs == 1 && sizeof(T) == 2;
+template <typename T, int kInputs>
+constexpr int kBlock = kPlain<T, kInputs> ? 128 : kThreads;
+
 template <bool kOnce, typename Packed>
 __device__ inline Packed read(const Packed* from) {
   if constexpr (kOnce) {
@@ -20,9 +26,13 @@ __device__ inline Packed read(const Packed* from) {
   }
 }
 
-template <typename Packed>
-__device__ inline void write_once(Packed* to, const Packed& value) {
-  __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&value));
+template <bool kOnce, typename Packed>
+__device__ inline void write(Packed* to, const Packed& value) {
+  if constexpr (kOnce) {
+    __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&value));
+  } else {
+    *to = value;
+  }
 }
 
 struct Add {
@@ -40,16 +50,17 @@ struct Exp {
 
 // `packs` whole packs, then `rest` single elements, which the last block takes.
 template <typename T, int kInputs, typename F>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBlock<T, kInputs>)
     dense_kernel(T* out, const T* a, const T* b, int64_t packs, int rest, F function) {
   constexpr int kCount = kFullPack<T>;
   using Packed = Pack<T, kCount>;
   const auto* pa = reinterpret_cast<const Packed*>(a);
   const auto* pb = reinterpret_cast<const Packed*>(b);
   auto* pout = reinterpret_cast<Packed*>(out);
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  constexpr bool kMarked = !kPlain<T, kInputs>;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock<T, kInputs> + threadIdx.x;
   if (i < packs) {
-    Packed x = read<kInputs == 1>(pa + i);
+    Packed x = read<kInputs == 1 && kMarked>(pa + i);
     Packed y{};
     if constexpr (kInputs == 2) y = read<false>(pb + i);
 #pragma unroll
@@ -57,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
       const float second = kInputs == 2 ? to_float(y.values[k]) : 0.0F;
       x.values[k] = from_float<T>(function(to_float(x.values[k]), second));
     }
-    write_once(pout + i, x);
+    write<kMarked>(pout + i, x);
   }
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x < rest) {
     const int64_t last = packs * kCount + threadIdx.x;
@@ -93,8 +104,9 @@ int launch(const Elementwise& work, F function, cudaStream_t stream) {
   if (work.dense() && aligned(work.out) && aligned(work.in[0]) && aligned(work.in[1])) {
     const int64_t packs = work.count / kFullPack<T>;
     const int rest = static_cast<int>(work.count % kFullPack<T>);
-    const int64_t blocks = std::max<int64_t>(1, divide_up(packs, kThreads));
-    dense_kernel<T, kInputs><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+    constexpr int kThreadsHere = kBlock<T, kInputs>;
+    const int64_t blocks = std::max<int64_t>(1, divide_up(packs, kThreadsHere));
+    dense_kernel<T, kInputs><<<static_cast<unsigned>(blocks), kThreadsHere, 0, stream>>>(
         static_cast<T*>(work.out), static_cast<const T*>(work.in[0]), static_cast<const T*>(work.in[1]), packs, rest,
         function);
     return cudaGetLastError();

@@ -11,8 +11,9 @@ namespace cuda_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLargeBlock = 1024;
-constexpr int64_t kCached = int64_t{32} << 20;  // bytes of a matrix that may still be in the L2 cache
+constexpr int kSmallBlock = 128;
+constexpr int kMiddleBlock = 512;
+constexpr int kLargeBlock = 1024;  // as many threads keep a multiprocessor busy, in one block or more
 
 // The sum of a row, or of this block's part of it.
 template <typename T>
@@ -51,31 +52,32 @@ __device__ inline float dot(const Pack<T, kCount>& a, const float (&x)[kCount], 
   return sum;
 }
 
-// How many packs of a row a thread asks for before it uses the first. 1 is a plain loop, of which the compiler makes two
-// at a time and many threads; as measured on an H200, more pays for float32 that begins anywhere, in these forms.
-constexpr int flight_of(int count, int rows, int group, bool edges) {
+// How many packs of a row a thread asks for before it uses the first. 1 is a plain loop, of which the compiler makes
+// two at a time and many threads; as measured on an H200, more pays for float32 that begins anywhere.
+constexpr int flight_of(int count, int rows, bool edges) {
   if (!edges || count != 4) return 1;
-  if (rows == 2) return 2;
-  return rows == 1 && (group == 4 || group == kThreads) ? 4 : 1;
+  return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
 // How many blocks a multiprocessor must hold: 0 leaves that to the compiler, which then gives up loads in flight for
 // registers, so that more blocks fit.
-constexpr int blocks_for(int flight) { return flight > 1 ? 4 : 0; }
+constexpr int blocks_for(int flight, int group) { return group == kLargeBlock ? 1 : flight > 1 ? 4 : 0; }
+
+constexpr int block_of(int group) { return group > kThreads ? group : kThreads; }
 
 // Rows whose columns are neighbours. A group of kGroup threads takes kRows of them, so that each element of the vector
 // that it loads serves kRows products. With kEdges rows begin anywhere: single elements are left before the first whole
 // pack and behind the last; rows that are kCount apart begin at the same place of a pack, so a group takes such.
 template <typename T, int kCount, int kRows, int kGroup, bool kEdges>
-__global__ void __launch_bounds__(kThreads, blocks_for(flight_of(kCount, kRows, kGroup, kEdges)))
+__global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount, kRows, kEdges), kGroup))
     rows_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
   constexpr int kApart = kEdges ? kCount : 1;
-  constexpr int kFlight = flight_of(kCount, kRows, kGroup, kEdges);
+  constexpr int kFlight = flight_of(kCount, kRows, kEdges);
   constexpr int kSingles = kEdges ? divide_up(2 * kCount, kGroup) : 0;
   start_next();
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
-  const int64_t group = static_cast<int64_t>(blockIdx.x) * (kThreads / kGroup) + threadIdx.x / kGroup;
+  const int64_t group = static_cast<int64_t>(blockIdx.x) * (block_of(kGroup) / kGroup) + threadIdx.x / kGroup;
   const int64_t row = group / kApart * (kApart * kRows) + group % kApart;
   const auto* matrix = static_cast<const T*>(work.matrix);
   const T* rows[kRows];
@@ -189,13 +191,18 @@ constexpr int sharers_of(int threads) {
   return count;
 }
 
+// How many blocks a multiprocessor must hold: where kLargeBlock threads are all that it gets, each has the registers for
+// kFlight columns at once. 0 leaves it to the compiler.
+constexpr int registers_for(int block, bool edges) { return block == kThreads || edges ? 0 : kLargeBlock / block; }
+
 // Columns whose rows are neighbours (a transposed matrix), and with kCount = 1 any strides. kWidth lanes stand side by
 // side over kCount rows each; all such groups of a block take columns in turn. With kEdges columns begin anywhere: a
 // group's first lane then begins up to a pack before the block's rows, and since columns that are kCount apart begin at
 // the same place of a pack, a group always takes such.
-// Of large blocks a multiprocessor holds one: that one has the registers for kFlight columns at once.
-template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges>
-__global__ void __launch_bounds__(kBlock, kBlock == kLargeBlock ? 1 : 0) columns_kernel(const Matvec work) {
+// A matrix that kKeep is true for stays in the L2 cache for the next product: one that is read as if only once would have
+// to share what others leave of it.
+template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges, bool kKeep = false>
+__global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
   constexpr int kGroups = kBlock / kWidth;
   constexpr int kTile = (kWidth - (kEdges ? 1 : 0)) * kCount;
@@ -222,7 +229,9 @@ __global__ void __launch_bounds__(kBlock, kBlock == kLargeBlock ? 1 : 0) columns
   if (row < work.rows && (!kEdges || row + kCount > 0)) {
     const T* at = matrix + row * work.row_stride;
     const auto load = [&](int64_t column) {
-      return read_once(reinterpret_cast<const Packed*>(at + column * work.column_stride));
+      const auto* from = reinterpret_cast<const Packed*>(at + column * work.column_stride);
+      if constexpr (kKeep) return *from;
+      return read_once(from);
     };
     const auto add = [&](const Packed& a, float x) {
 #pragma unroll
@@ -304,6 +313,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Matvec work) {
 struct Gpu {
   int device = -1;
   int multiprocessors = 1;
+  int cache = 0;  // bytes of its L2 cache
   // Whether its code of the second kernel waits for the first one's end, so that it may be started early.
   bool waits = false;
 };
@@ -315,11 +325,17 @@ const Gpu& gpu() {
   Gpu found;
   cudaFuncAttributes code{};
   if (cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&found.cache, cudaDevAttrL2CacheSize, device) != cudaSuccess ||
       cudaFuncGetAttributes(&code, sum_kernel<float, kWarp>) != cudaSuccess)
     return known;
   found.device = device;
   found.waits = code.ptxVersion >= 90;
   return known = found;
+}
+
+// Whether the matrix may still be in the L2 cache when it is wanted again.
+bool fits_cache(const Matvec& work) {
+  return 4 * work.rows * work.columns <= int64_t{3} * gpu().cache / size_of(work.type);
 }
 
 // How the work is cut: what a block takes, and how many blocks there are in either direction.
@@ -329,7 +345,7 @@ struct Plan {
   int pack = 1;   // elements that are read at once
   int rows = 1;   // by rows: of a group of threads
   int width = 1;  // by rows: threads of a group; by columns: lanes side by side
-  int block = kThreads;
+  int block = kThreads;  // threads
   int64_t blocks = 1;
   int64_t splits = 1;
 };
@@ -341,26 +357,69 @@ Plan plan_rows(const Matvec& work, int full) {
   made.pack = work.column_stride == 1 ? full : 1;
   made.edges = made.pack > 1 && (work.columns % full != 0 || work.row_stride % full != 0 || !aligned(work.matrix) ||
                                  !aligned(work.vector));
-  // Four packs a thread or more; fewer where there are few rows, so that enough threads have work.
   const int64_t packs = work.columns / made.pack;
-  made.width = 4;
-  for (const int width : {8, 16, kWarp}) {
-    if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
-  }
-  if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && work.rows * kWarp < 256 * all))
-    made.width = kThreads;
-  const bool cached = work.rows * work.columns <= kCached / size_of(work.type);
-  if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;
-  if (made.width == 4 && packs < 8 && work.rows >= 1024 * all) made.rows = 4;
+  const bool few = work.rows * kWarp < int64_t{kThreads} * all;  // rows, so that each needs many threads
+  const bool cached = fits_cache(work);
   const int64_t apart = made.edges ? full : 1;
-  made.blocks = divide_up(divide_up(work.rows, apart * made.rows) * apart, kThreads / made.width);
+  const auto blocks = [&](int width) {
+    return divide_up(divide_up(work.rows, apart * made.rows) * apart, block_of(width) / width);
+  };
+  if (made.edges && full == 4 && packs >= 64 && !(few && packs < kThreads)) {
+    // Many packs a thread, several of them in flight, and no more blocks than are there at once.
+    if (few) {
+      made.width = kThreads;
+      made.rows = work.rows < 2 * apart ? 1 : 2;
+    } else {
+      made.width = kWarp;
+      while (made.width > 8 && (blocks(made.width) > 4 * all || packs < 32 * made.width)) made.width /= 2;
+      if (cached && blocks(made.width) > 4 * all) made.rows = 2;
+    }
+  } else {
+    // Four packs a thread or more; fewer where there are few rows, so that enough threads have work.
+    made.width = 4;
+    for (const int width : {8, 16, kWarp}) {
+      if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
+    }
+    if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && few)) made.width = kThreads;
+    // A row for each multiprocessor, or nearly: large blocks leave nothing to add up later.
+    if (made.pack > 1 && !made.edges && work.rows <= all && 2 * work.rows >= all && packs >= kLargeBlock)
+      made.width = kLargeBlock;
+    if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;
+    if (made.width == 4 && packs < 8 && work.rows >= 1024 * all) made.rows = 4;
+  }
+  made.block = block_of(made.width);
+  made.blocks = blocks(made.width);
   if (made.width == kThreads) {
     // With packs in flight, four blocks of a multiprocessor are all that it holds at once.
-    const bool flight = flight_of(made.pack, made.rows, made.width, made.edges) > 1;
+    const bool flight = flight_of(made.pack, made.rows, made.edges) > 1;
     const int64_t wanted = flight ? 4 * all / made.blocks : divide_up(4 * all, made.blocks);
     made.splits = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(packs / (2 * kThreads), 1));
   }
   return made;
+}
+
+// For blocks of kThreads: how wide tiles of columns are, from `wide` of the widest on those.
+template <typename Tiles>
+int small_width(Tiles tiles, int64_t all, int64_t wide) {
+  int width = 4;
+  while (width < 16 && tiles(width) > 1) width *= 2;
+  const bool fills = tiles(16) > 3 * all && tiles(16) <= 4 * all;
+  return !fills && tiles(kWarp) >= wide ? kWarp : width;
+}
+
+// For blocks of kMiddleBlock, of which there are to be two for each multiprocessor, or nearly: 1 if no width makes that.
+template <typename Tiles>
+int middle_width(Tiles tiles, int64_t all) {
+  int best = 1;
+  int64_t most = 0;
+  for (const int width : {kWarp, 2 * kWarp}) {
+    const int64_t blocks = 2 * all / tiles(width) * tiles(width);
+    if (most < 2 * all * 17 / 20 && blocks > most) {
+      most = blocks;
+      best = width;
+    }
+  }
+  return best;
 }
 
 Plan plan_columns(const Matvec& work, int full) {
@@ -372,33 +431,49 @@ Plan plan_columns(const Matvec& work, int full) {
   made.edges = made.pack > 1 && (work.rows % full != 0 || !aligned(work.matrix) ||
                                  (!one && work.column_stride % full != 0));
   const auto tiles = [&](int width) { return divide_up(work.rows, int64_t{width - (made.edges ? 1 : 0)} * made.pack); };
-  // A large block for each multiprocessor, or nearly, leaves nothing to add up later: how wide it then is.
-  int large = 0;
-  if (made.pack > 1 && !made.edges && work.columns >= 512) {
-    const bool cached = work.rows * work.columns <= kCached / size_of(work.type);
-    for (const int width : {kWarp, 16, 8})
-      if (tiles(width) <= all) large = 4 * tiles(width) > (cached ? 2 : 3) * all ? width : 0;
-  }
+  const int64_t busy = int64_t{kLargeBlock} * all;  // threads of all the GPU
+  // Fewer threads than three quarters of those, if the matrix may still be in the L2 cache: a half.
+  const int least = fits_cache(work) ? 2 : 3;
   if (made.pack == 1) {
     made.width = work.rows <= 8 ? 8 : kWarp;
-  } else if (!made.edges && work.columns < 32) {
+  } else if (made.edges) {
+    const bool wide = full == 4 && tiles(kWarp) >= 16;
+    if (wide) made.width = middle_width(tiles, all);
+    if (made.width > 1) {
+      made.block = kMiddleBlock;
+    } else {
+      made.width = wide ? 2 * kWarp : small_width(tiles, all, 16);
+    }
+  } else if (work.columns < 32) {
     made.width = kThreads;
-  } else if (large > 0) {
-    made.width = large;
+  } else if (full == 8 && work.columns >= 512 && work.rows >= 512) {
+    // A cache line of each column. Blocks that are all there at once and leave nothing to add up later; else the
+    // smallest that make do with 16 parts.
+    made.width = 8;
     made.block = kLargeBlock;
+    while (made.block > kSmallBlock && made.block * tiles(8) > busy) made.block /= 2;
+    if (4 * made.block * tiles(8) < least * busy) {
+      const auto parts = [&](int64_t block) { return std::min(busy / (block * tiles(8)), 2 * work.columns / block); };
+      made.block = kSmallBlock;
+      while (made.block < kLargeBlock && parts(made.block) > 16) made.block *= 2;
+    }
   } else {
-    made.width = 4;
-    while (made.width < 16 && tiles(made.width) > 1) made.width *= 2;
-    const bool fills = tiles(16) > 3 * all && tiles(16) <= 4 * all;
-    if (!fills && tiles(kWarp) >= (made.edges ? 16 : 64)) made.width = kWarp;
-    if (!made.edges && 2 * tiles(8) >= all && tiles(8) <= all) made.width = 8;
+    // A large block for each multiprocessor, or nearly, leaves nothing to add up later.
+    if (work.columns >= 512) {
+      for (const int width : {kWarp, 16, 8})
+        if (tiles(width) <= all) made.width = 4 * tiles(width) > least * all ? width : 1;
+    }
+    if (made.width > 1) {
+      made.block = kLargeBlock;
+    } else {
+      made.width = small_width(tiles, all, 64);
+      if (2 * tiles(8) >= all && tiles(8) <= all) made.width = 8;
+    }
   }
   made.blocks = tiles(made.width);
-  if (made.block == kThreads) {
-    // Four blocks of a multiprocessor are all that it holds at once.
-    const int64_t wanted = (4 * all + made.blocks / 2) / made.blocks;
-    made.splits = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(work.columns * made.width / (4 * kThreads), 1));
-  }
+  // No more blocks than are there at once; four columns a thread or more.
+  made.splits = std::clamp<int64_t>(busy / (made.block * made.blocks), 1,
+                                    std::max<int64_t>(work.columns * made.width / (4 * made.block), 1));
   return made;
 }
 
@@ -411,9 +486,12 @@ Plan plan(const Matvec& work) {
 
 template <typename T, int kCount, bool kEdges>
 void launch_rows(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t stream) {
-  by_count<4, 8, 16, kWarp, kThreads>(made.width, [&](auto width) {
+  by_count<4, 8, 16, kWarp, kThreads, kLargeBlock>(made.width, [&](auto width) {
     constexpr int kWidth = width();
-    if (made.rows == 1) {
+    if constexpr (kWidth == kLargeBlock) {
+      if constexpr (kCount > 1 && !kEdges)
+        rows_kernel<T, kCount, 1, kWidth, false><<<grid, kLargeBlock, 0, stream>>>(work);
+    } else if (made.rows == 1) {
       rows_kernel<T, kCount, 1, kWidth, kEdges><<<grid, kThreads, 0, stream>>>(work);
     } else if (kWidth == 4 && made.rows == 4) {
       rows_kernel<T, kCount, 4, 4, kEdges><<<grid, kThreads, 0, stream>>>(work);
@@ -423,10 +501,33 @@ void launch_rows(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t s
   });
 }
 
+// Wide tiles of float32 whose columns begin anywhere.
+template <typename T, int kWidth, int kBlock>
+void launch_wide(const Matvec& work, dim3 grid, cudaStream_t stream) {
+  constexpr int kCount = kFullPack<T>;
+  if (fits_cache(work)) {
+    columns_kernel<T, kCount, kWidth, kBlock, 8, true, true><<<grid, kBlock, 0, stream>>>(work);
+  } else {
+    columns_kernel<T, kCount, kWidth, kBlock, 8, true><<<grid, kBlock, 0, stream>>>(work);
+  }
+}
+
 template <typename T, bool kEdges>
 void launch_columns(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t stream) {
   constexpr int kCount = kFullPack<T>;
   constexpr int kFlight = 8;
+  if constexpr (kEdges && kCount == 4) {
+    if (made.block == kMiddleBlock) {
+      by_count<kWarp, 2 * kWarp>(made.width, [&](auto width) {
+        launch_wide<T, width(), kMiddleBlock>(work, grid, stream);
+      });
+      return;
+    }
+    if (made.width > kWarp) {
+      launch_wide<T, 2 * kWarp, kThreads>(work, grid, stream);
+      return;
+    }
+  }
   if constexpr (!kEdges) {
     if (made.block == kLargeBlock) {
       by_count<8, 16, kWarp>(made.width, [&](auto width) {
@@ -437,6 +538,16 @@ void launch_columns(const Matvec& work, const Plan& made, dim3 grid, cudaStream_
     if (made.width == kThreads) {
       columns_kernel<T, kCount, kThreads, kThreads, kFlight, false><<<grid, kThreads, 0, stream>>>(work);
       return;
+    }
+    if constexpr (kCount == 8) {
+      if (made.block == kSmallBlock) {
+        columns_kernel<T, kCount, 8, kSmallBlock, kFlight, false><<<grid, kSmallBlock, 0, stream>>>(work);
+        return;
+      }
+      if (made.block == kMiddleBlock) {
+        columns_kernel<T, kCount, 8, kMiddleBlock, kFlight, false><<<grid, kMiddleBlock, 0, stream>>>(work);
+        return;
+      }
     }
   }
   by_count<4, 8, 16, kWarp>(made.width, [&](auto width) {

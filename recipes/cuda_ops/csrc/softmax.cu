@@ -242,7 +242,8 @@ int launch(const Softmax& work, cudaStream_t stream) {
   const int64_t packs = work.columns / kCount;
   if (work.columns <= kMostColumnsOfWarp) {
     // As few lanes as make kPacksOfLane packs each do; rows of many packs take whole warps and more packs a lane.
-    const int64_t lanes = std::min<int64_t>(divide_up(packs, kPacksOfLane), kWarp);
+    // A row that is one pack for each lane of a warp is read and written in one go.
+    const int64_t lanes = packs == kWarp ? kWarp : std::min<int64_t>(divide_up(packs, kPacksOfLane), kWarp);
     const auto launch_with = [&](auto width) {
       constexpr int kWidth = width();
       const auto blocks = static_cast<unsigned>(divide_up(work.rows, kThreadsOfRows / kWidth));
