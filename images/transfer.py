@@ -220,6 +220,9 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         return broke(reference, found)
     if says("unknown error", "blob upload", "digest did not match", "toomanyrequests", "unavailable", "500 internal"):
         return broke(reference, found)
+    if says("blob unknown"):
+        # Seen when two push one image at once: the manifest came before the registry had linked the other's layer.
+        return broke(reference, found)
     return RegistryFailed(
         f"{reference} could not be transferred",
         expected="an end without a fault",

@@ -178,6 +178,8 @@ def test_a_quota_is_a_full_registry_and_a_reset_is_worth_another_try() -> None:
     quota = transfer.explain("denied: will exceed the configured upper limit", HERE, None)
     assert isinstance(quota, distribution.RegistryFull)
     assert isinstance(transfer.explain("connection reset by peer", HERE, None), distribution.RegistryBroke)
+    raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
+    assert isinstance(transfer.explain(raced, HERE, None), distribution.RegistryBroke), "worth another try"
     assert not isinstance(transfer.explain("who knows", HERE, None), distribution.RegistryBroke)
 
 
