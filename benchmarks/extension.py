@@ -1,8 +1,7 @@
 """An extension wheel three ways: emulated, with the native compiler in the emulated container, plain cross-compiled.
 
-A plain cross-compiler cannot make a wheel (setup.py needs the target's Python), so there are two comparisons: the
-whole wheel by ``pip wheel``, both ways inside the container; and the compiler's and linker's work alone, all three
-ways, by the very command lines that the wheel's build uses, in the same folders.
+Two comparisons: the whole wheel by ``pip wheel``, both ways inside the container; and the compiler's and linker's work
+alone, all three ways, by the very command lines that the wheel's build uses, in the same folders.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def subject_of(workspace: Workspace) -> Subject:
 
 def measure(workspace: Workspace) -> Result:
     """Build the wheel and replay its compiler's work. Raises CommandFailed with the compiler's words."""
-    workspace.ensure_built()
+    workspace.ensure_workbench()
     config = workspace.config
     flow = Flow(config)
     subject = subject_of(workspace)
@@ -126,7 +125,7 @@ def measure(workspace: Workspace) -> Result:
                 "cross": Way(
                     config.image_reference("builder"),
                     host_architecture(),
-                    (*subject.binds, *python_headers(workspace, scratch / "headers")),
+                    subject.binds,
                     subject.environment,
                 ),
             }
@@ -189,23 +188,6 @@ def _with(way: Way, compiler: Mounts) -> Way:
         (*way.binds, *compiler.binds()),
         {**way.environment, **compiler.environment},
     )
-
-
-def python_headers(workspace: Workspace, folder: Path) -> list[str]:
-    """Python's and pybind11's headers of the development root, as mounts for the native builder image."""
-    gnu = workspace.config.image.target.gnu
-    suite = load_suite(workspace.config.image.suite)
-    names = (
-        f"usr/include/python{suite.python}",
-        f"usr/include/{gnu}/python{suite.python}",
-        "usr/include/pybind11",
-        "usr/lib/python3/dist-packages/pybind11/include",
-    )
-    tar = workspace.manifests()["dev"].artefact("dev.tar").path
-    folder.mkdir()
-    words = ["tar", "--extract", f"--file={tar}", f"--directory={folder}", "--no-same-owner"]
-    process.run([*words, *(f"./{name}" for name in names)])
-    return [f"{folder / name}:/{name}:ro" for name in names]
 
 
 class Trial:

@@ -39,7 +39,7 @@ RULE = (
 def measure(workspace: Workspace) -> Result:
     """Compile the objects three ways. Raises ArtefactMissing without a build tree of torch in the user's folder."""
     user = workspace.user
-    workspace.ensure_built()
+    workspace.ensure_workbench()
     with job.TorchFlow(user) as torch:
         builder = torch.builder()
         commands = command_lines(builder)

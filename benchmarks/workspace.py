@@ -100,6 +100,12 @@ class Workspace:
         with progress.step("build what is measured (not timed)"):
             return main_job.build_image(self.config)
 
+    def ensure_workbench(self) -> None:
+        """As ``ensure_built``, and the development root and the image that shells are opened in."""
+        self.ensure_built()
+        with progress.step("make the workbench (not timed)"):
+            main_job.ready_workbench(self.config)
+
     def clean(self) -> None:
         """Remove everything that was built in here, images and their layers included. Raises ForeignFolder."""
         if self.folder.exists():

@@ -1,10 +1,10 @@
 """Root filesystems by mmdebstrap, reproducible: the same inputs give the same tar, bit for bit.
 
-Four kinds of roots come from here, all from one state of the mirror (images.apt):
+These kinds of roots come from here, all from one state of the mirror (images.apt):
 
 - *tools*: programs of this PC's architecture, extracted and never configured: the native stand-ins for emulated ones,
-  and the cross compiler;
-- *builder*: the native root that cross-compiles what is big;
+  the cross compiler, and what else the native builder image is made of, which cross-compiles what is big;
+- *builders* of recipes that need more: native roots, fully installed;
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.
 
@@ -45,6 +45,7 @@ _SCRATCH_SCRIPT = """
     shift
     exec "$@"
 """
+_UNUSED = ("doc", "info", "lintian", "locale", "man")
 _STAND_INS = re.compile(
     # The cross compiler has its own way in (images.native); perlX.Y is perl's other name; dpkg must be the target's.
     r"(?!.*-linux-gnu)(?!dpkg|perl\d|ld\b|make$|ninja$)[a-z0-9_.\[+-]+"
@@ -140,6 +141,28 @@ def build_tools(
         (tree / f"{STANDING_IN}.packages").write_text("".join(f"{name}\n" for name in standing_in))
         files.remove(folder)
         tree.rename(folder)
+
+
+def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
+    """Pack extracted native programs as a root that a container can be made of; reproducible, as ``files.pack`` is.
+
+    What their packages would do when configured is left undone but for the links that programs are looked for by.
+    """
+    with files.scratch_folder(tar.parent, tar.name) as scratch:
+        root = scratch / "root"
+        run(["cp", "--archive", "--link", folder, root])
+        unused = ("dev", "etc/passwd", "etc/group", "proc", "sys", "var", *(f"usr/share/{name}" for name in _UNUSED))
+        for name in ("depmod", STANDING_IN, f"{STANDING_IN}.packages", *unused):
+            files.remove(root / name)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if not (root / name).is_symlink() and not (root / name).exists() and (root / "usr" / name).is_dir():
+                (root / name).symlink_to(f"usr/{name}")
+        for name, mode in (("dev", 0o755), ("proc", 0o555), ("sys", 0o555), ("tmp", 0o1777), ("var/tmp", 0o1777)):
+            (root / name).mkdir(parents=True, exist_ok=True)
+            (root / name).chmod(mode)
+        (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+        (root / "etc/group").write_text("root:x:0:\n")
+        files.pack(root, tar, epoch=epoch)
 
 
 def _set_depmod_apart(tree: Path) -> None:

@@ -2,11 +2,14 @@
 
 ::
 
-    mirror ──┬── tools ──┬── dev ────────────┐
-             │           ├── torch-site ─────┤
-             │           └── rootfs ─────────┼──────────────┐
-             └── builder ──── libqpu ────────┴── qpu-ops ───┴── system
+    mirror ──── tools ──┬── builder ─── libqpu ───┬── qpu-ops ──┬── system
+                        ├── torch-site ───────────┘             │
+                        ├── rootfs ─────────────────────────────┘
+                        └── dev ────── workbench
     torch ───── torch-site, rootfs
+
+The development root and the workbench are made for whom they are for: shells, and wheels that are built in the target's
+own container. The extension's wheel is one of those when the native compiler is switched off.
 
 Every step's manifest lies in the target's folder of the build folder; its artefacts lie beside it.
 """
@@ -78,13 +81,18 @@ class Flow:
             self._client = connect()
         return self._client
 
+    @property
+    def crossed(self) -> bool:
+        """Whether the extension's wheel is cross-compiled in the builder image, and not in the target's container."""
+        return self.config.build.native_compiler and self.target != self.native
+
     def pipeline(self, *, workbench: bool = False) -> Pipeline:
-        """All steps, in the order of the data flow; ``workbench`` adds the image that shells are opened in."""
+        """All steps, in the order of the data flow; ``workbench`` adds what is needed for shells in the target."""
         steps = (
             self._mirror(),
             self._tools(),
             self._builder(),
-            self._dev(),
+            *([self._dev()] if workbench or not self.crossed else []),
             self._torch(),
             self._torch_site(),
             self._rootfs(),
@@ -173,10 +181,12 @@ class Flow:
 
     def _tools(self) -> Step:
         standing_in = packages_for("standing_in", self.image)
-        packages = (*standing_in, *packages_for("depmod", self.image), *packages_for("compiler", self.image))
+        others = {name for role in ("depmod", "compiler", "builder") for name in packages_for(role, self.image)}
+        packages = (*standing_in, *sorted(others - {*standing_in}))
+        architectures = (self.native, self.target) if self.target != self.native else (self.native,)
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            spec = self.root_spec("tools", packages, needs["mirror"], (self.native,))
+            spec = self.root_spec("tools", packages, needs["mirror"], architectures)
             rootfs.build_tools(spec, self.tools, self.log("tools"), standing_in=standing_in)
             return Made(facts={"programs": (self.tools / rootfs.STANDING_IN).read_text().split()})
 
@@ -190,19 +200,16 @@ class Flow:
         )
 
     def _builder(self) -> Step:
-        packages = packages_for("builder", self.image)
-
-        def action(needs: Mapping[str, Manifest]) -> Made:
-            spec = self.root_spec("builder", packages, needs["mirror"], (self.native, self.target))
+        def action(_: Mapping[str, Manifest]) -> Made:
             tar = self.root / "builder.tar"
-            rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tar, self.log("builder"))
+            rootfs.pack_tools(self.tools, tar, epoch=self.image.source_date_epoch)
             return self._loaded("builder", tar, self.native)
 
         return Step(
             name="builder",
             title="native builder image",
-            inputs=self._root_inputs(packages),
-            needs=("mirror",),
+            inputs={"epoch": str(self.image.source_date_epoch)},
+            needs=("mirror", "tools"),
             action=action,
             missing=self._image_missing("builder"),
         )
@@ -394,6 +401,7 @@ class Flow:
         tar = self.root / "qpu-ops-site.tar"
 
         def action(needs: Mapping[str, Manifest]) -> Made:
+            place = self.extension_place(needs)
             if not needs["torch-site"].facts["version"]:
                 warning = (
                     "the QPU extension wheel is NOT built: it is compiled against torch, and there is no torch wheel"
@@ -403,17 +411,16 @@ class Flow:
             try:
                 made = qpu_ops.build(
                     self.client,
-                    self.config.image_reference("dev"),
+                    place,
                     data,
                     self.config,
                     suite=self.suite,
-                    compiler=self.compiler(),
                     torch_site=self.torch_site,
                     libqpu=self.libqpu_stage,
                     libqpu_prefix=needs["libqpu"].facts["prefix"],
                     folder=folder,
                     log=self.log("qpu-ops"),
-                    surroundings=(needs["dev"].facts["image"], needs["torch-site"].product),
+                    surroundings=(needs["torch-site"].product,),
                     reuse=self.reuse,
                 )
             except CommandFailed as fault:
@@ -438,9 +445,17 @@ class Flow:
                 "staging": _staging(),
                 "native compiler": str(self.config.build.native_compiler),
             },
-            needs=("dev", "torch-site", "libqpu"),
+            needs=("builder" if self.crossed else "dev", "torch-site", "libqpu"),
             action=action,
         )
+
+    def extension_place(self, made: Mapping[str, Manifest]) -> qpu_ops.Place:
+        """Where the extension's wheel is compiled, from the manifest of ``builder``, or of ``dev`` without one."""
+        role = "builder" if self.crossed and "builder" in made else "dev"
+        reference, image_id = self.config.image_reference(role), made[role].facts["image"]
+        if role == "builder":
+            return qpu_ops.crossed(reference, image_id, self.target, self.suite)
+        return qpu_ops.container(reference, image_id, self.target, self.compiler())
 
     def _tvm_server(self) -> Step:
         data = recipe.load("tvm_server")

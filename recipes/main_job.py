@@ -59,7 +59,15 @@ def plan(
     and what they need, no others.
     """
     with Flow(config) as flow:
-        return _plan(flow.pipeline(), update=update, again=again, only=only)
+        return _plan(_pipeline(flow, again, only), update=update, again=again, only=only)
+
+
+def _pipeline(flow: Flow, again: Sequence[str], only: Sequence[str]) -> Pipeline:
+    """The main job's steps; those of the workbench too where one of them is named."""
+    usual = {step.name for step in flow.pipeline().steps}
+    with_workbench = flow.pipeline(workbench=True)
+    named = {*again, *only} & ({step.name for step in with_workbench.steps} - usual)
+    return with_workbench if named else flow.pipeline()
 
 
 def _plan(pipeline: Pipeline, *, update: bool, again: Sequence[str], only: Sequence[str]) -> list[Decision]:
@@ -90,7 +98,7 @@ def build_image(
     if config.torch.from_source:
         torch_job.build_torch(config)
     with alone(config.target_root), Flow(config, reuse=reuse) as flow:
-        pipeline = flow.pipeline()
+        pipeline = _pipeline(flow, again, only)
         decisions = _plan(pipeline, update=update, again=again, only=only)
         before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
         manifests = pipeline.execute(decisions)

@@ -17,7 +17,28 @@ _SCRIPT = """
     mkdir -p "$0/dev" "$0/mnt"
     mount --rbind /dev "$0/dev"
     mount --bind "$1" "$0/mnt"
-    exec chroot "$0" "/usr/bin/python$2" -I -m compileall -q -j 0 -s /mnt -p / /mnt
+    exec chroot "$0" "/usr/bin/python$2" -I -c "$3"
+"""
+# What marshal writes depends on what else its process has compiled (an object that two hold is written in another way),
+# so compileall's own workers, who take what comes, give other bytes from run to run. Here a process gets the same files
+# each time, and begins as all others do.
+_COMPILE = """
+import compileall, os, sys
+modules = sorted(os.path.join(folder, name) for folder, _, names in os.walk("/mnt") for name in names
+                 if name.endswith(".py"))
+running = 0
+for first in range(0, len(modules), 64):
+    if running == os.cpu_count():
+        os.wait()
+        running -= 1
+    running += 1
+    if os.fork() == 0:
+        for path in modules[first:first + 64]:
+            compileall.compile_file(path, stripdir="/mnt", prependdir="/", quiet=2)
+        os._exit(0)
+while running:
+    os.wait()
+    running -= 1
 """
 
 
@@ -29,7 +50,20 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
     was compiled.
     """
     done = run(
-        ["unshare", "--mount", "--propagation", "private", "--", "sh", "-euc", _SCRIPT, tools, root, suite.python],
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "--",
+            "sh",
+            "-euc",
+            _SCRIPT,
+            tools,
+            root,
+            suite.python,
+            _COMPILE,
+        ],
         env={"SOURCE_DATE_EPOCH": str(epoch)},
         check=False,
         limit_s=900,

@@ -10,21 +10,19 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.pip import run_pip
 from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, NetworkUnreachable
-from toolchain.process import run
+from toolchain.errors import WheelUnusable
 
 _NEEDED_MIB = 1024
 _LIMIT_S = 1800.0
-_UNFOUND = re.compile(r"No matching distribution found for (\S+)")
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class TvmEnvironment:
 
 
 def ready(config: Config) -> TvmEnvironment:
-    """Install TVM unless it is there. Raises NetworkUnreachable, DiskFull, or CommandFailed with pip's words."""
+    """Install TVM unless it is there. Raises NetworkUnreachable, WheelUnusable, DiskFull, or CommandFailed."""
     wanted = tvm_server.pins()
     key = hashlib.sha256("\n".join([*wanted, sys.version]).encode()).hexdigest()[:12]
     site = config.build_root / "remote" / f"tvm-{key}"
@@ -72,24 +70,13 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _install(wanted: tuple[str, ...], site: Path, log: Path) -> None:
-    words = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    try:
-        run([*words, "--only-binary=:all:", "--target", site, *wanted], limit_s=_LIMIT_S, log=log)
-    except CommandFailed as fault:
-        # Without a network pip tries several times, then says that it found no distribution.
-        if tvm_server.UNREACHABLE.search(fault.tail):
-            raise NetworkUnreachable(
-                "TVM cannot be installed: PyPI does not answer",
-                expected=f"pip to fetch {', '.join(wanted)}",
-                found=f"no connection (whole log: {log})",
-                mend="mend the network, https_proxy or pip.conf, then run the task again",
-            ) from fault
-        if (unfound := _UNFOUND.search(fault.tail)) is not None:
-            raise CommandFailed(
-                "TVM cannot be installed",
-                returncode=fault.returncode,
-                expected=f"a wheel of {unfound[1]} for this machine's Python {sys.version.split()[0]}",
-                found="none in the package index",
-                mend="TVM has wheels for x86-64 and aarch64 Linux: compile kernels on such a PC",
-            ) from fault
-        raise
+    def unfound(name: str) -> WheelUnusable:
+        return WheelUnusable(
+            "TVM cannot be installed",
+            expected=f"a wheel of {name} for this machine's Python {sys.version.split()[0]}",
+            found="none in the package index",
+            mend="TVM has wheels for x86-64 and aarch64 Linux: compile kernels on such a PC",
+        )
+
+    words = ["install", "--no-deps", "--only-binary=:all:", "--target", site, *wanted]
+    run_pip(words, what=", ".join(wanted), log=log, unfound=unfound, limit_s=_LIMIT_S)

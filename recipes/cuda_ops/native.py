@@ -16,11 +16,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from recipes.pip import run_pip
 from recipes.qpu_ops import native
-from recipes.tvm_server.build import UNREACHABLE
 from toolchain import files, process, progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import ChecksFailed, CommandFailed, NetworkUnreachable, SourceUnavailable, WheelUnusable
+from toolchain.errors import ChecksFailed, SourceUnavailable, UserError, WheelUnusable
 
 SUITE = ROOT / "tests" / "cuda" / "test_cuda_ops.py"
 OLDEST = Version("2.10")
@@ -70,33 +70,26 @@ def other_torch(config: Config, version: str) -> Path:
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
         process.run([sys.executable, "-m", "venv", folder], limit_s=300, mend="apt-get install python3-venv")
-        argv: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "--no-input",
-            "install",
-            "--quiet",
-        ]
+
+        def unfound(name: str) -> SourceUnavailable:
+            return SourceUnavailable(
+                f"the package index does not have {name}",
+                expected="a release for this Python and machine",
+                found=f"none for Python {platform.python_version()} (whole log: {log})",
+                mend="pip index versions torch lists what there is",
+            )
+
         try:
-            process.run([*argv, f"torch=={version}", *tools], limit_s=3600, log=log)
-        except CommandFailed as fault:
+            run_pip(
+                ["install", "--quiet", f"torch=={version}", *tools],
+                what=f"torch {version}",
+                log=log,
+                unfound=unfound,
+                python=python,
+                limit_s=3600,
+            )
+        except UserError:
             files.remove(folder)
-            if UNREACHABLE.search(fault.tail):
-                raise NetworkUnreachable(
-                    f"torch {version} cannot be fetched: the package index does not answer",
-                    expected="the package index that this PC's pip uses (pip config list) to answer",
-                    found=f"no connection (whole log: {log})",
-                    mend="mend the network, https_proxy or pip.conf, then run the task again",
-                ) from fault
-            if "No matching distribution" in fault.tail:
-                raise SourceUnavailable(
-                    f"the package index does not have torch {version}",
-                    expected="a release for this Python and machine",
-                    found=f"none for Python {platform.python_version()} (whole log: {log})",
-                    mend="pip index versions torch lists what there is",
-                ) from fault
             raise
     files.write_text_atomically(stamp, wanted)
     return python

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.pip import run_pip
 from recipes.recipe import Recipe
 from toolchain import files, process, progress
 from toolchain.architecture import Architecture, host_architecture
@@ -127,32 +127,22 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
     files.require_space(folder.parent, 600, "CUDA's compiler")
     with files.scratch_folder(folder.parent, folder.name) as scratch, progress.step(f"fetch {' '.join(packages)}"):
         made = scratch / "made"
-        try:
-            process.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "--disable-pip-version-check",
-                    "--no-input",
-                    "install",
-                    "--quiet",
-                    "--no-deps",
-                    "--no-compile",
-                    f"--target={made}",
-                    *options,
-                    *packages,
-                ],
-                limit_s=_LIMIT_S,
-                log=folder.parent / "pip.log",
-            )
-        except CommandFailed as fault:
-            raise NetworkUnreachable(
+
+        def unfound(name: str) -> NetworkUnreachable:
+            return NetworkUnreachable(
                 "CUDA's compiler cannot be fetched",
-                expected=f"{' '.join(packages)} from the package index",
-                found=fault.tail.strip().splitlines()[-1] if fault.tail.strip() else fault.found,
-                mend="reach the index (https_proxy, pip.conf), or name a toolkit's folder in cuda.toolkit",
-            ) from fault
+                expected=f"{name} from the package index",
+                found="the index has none that fits",
+                mend="reach another index (pip.conf), or name a toolkit's folder in cuda.toolkit",
+            )
+
+        run_pip(
+            ["install", "--quiet", "--no-deps", "--no-compile", f"--target={made}", *options, *packages],
+            what="CUDA's compiler",
+            log=folder.parent / "pip.log",
+            unfound=unfound,
+            limit_s=_LIMIT_S,
+        )
         files.remove(folder)
         made.rename(folder)
 

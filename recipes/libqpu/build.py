@@ -7,6 +7,7 @@ build tree are mounted at fixed paths: the product does not depend on where the 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import docker
@@ -21,6 +22,12 @@ from toolchain.jobs import compile_jobs
 LOADER_CONFIG = "etc/ld.so.conf.d/pitorch.conf"
 STATE_CONFIG = "etc/tmpfiles.d/pitorch.conf"
 """Makes the folder in which processes tell each other who uses the QPUs."""
+_FLAGS = {
+    # The loops that -O3 is worth for ask for it themselves; of the rest it makes a longer build.
+    "CMAKE_CXX_FLAGS_RELEASE": "-O2 -DNDEBUG",
+    # GCC 7 changed how some arguments are passed, and tells so at every such function of the standard library.
+    "CMAKE_CXX_FLAGS": "-Wno-psabi",
+}
 PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
 
 
@@ -40,9 +47,11 @@ def build(
     (work / "tree").mkdir(exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
+    flags = [f"-D{name}={value}" for name, value in _FLAGS.items()]
+    options = shlex.join([*cross_options(target, prefix), *flags])
     script = " && ".join(
         (
-            "cmake -S /usr/src/libqpu -B /usr/src/build -G Ninja " + " ".join(cross_options(target, prefix)),
+            f"cmake -S /usr/src/libqpu -B /usr/src/build -G Ninja {options}",
             f"cmake --build /usr/src/build --parallel {compile_jobs(config.build)}",
             "DESTDIR=/usr/src/stage cmake --install /usr/src/build --strip",
             f"chown -R {work.stat().st_uid}:{work.stat().st_gid} /usr/src/stage /usr/src/build",

@@ -3,9 +3,14 @@
 libqpu is looked for in the folder that LIBQPU_PREFIX names (its include/ and lib/), else where pkg-config knows it.
 It is linked by its soname and no folder is recorded in the extension: at run time the loader finds libqpu.so.1
 through /etc/ld.so.conf.d, or LD_LIBRARY_PATH.
+
+TORCH_FILES names the folder of a torch package of another machine: it is compiled against, by a cross compiler, and
+not imported. What torch would say of itself is read in its files then, and the compiler and the names of the modules
+come from the target Python's own settings (_PYTHON_SYSCONFIGDATA_NAME, _PYTHON_HOST_PLATFORM).
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,9 +20,12 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
 
-import torch  # noqa: E402
 from setuptools import Extension, setup  # noqa: E402
-from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
+
+TORCH_FILES = os.environ.get("TORCH_FILES", "")
+if not TORCH_FILES:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 
 def libqpu_flags() -> tuple[list[str], list[str]]:
@@ -55,13 +63,43 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
 
 def pybind11_folders() -> list[str]:
     """Where pybind11's headers are: in torch, in a Python package, or in the compiler's own folders."""
-    if Path(torch.__file__).with_name("include").joinpath("pybind11").is_dir():
+    folder = Path(TORCH_FILES or Path(torch.__file__).parent)
+    if folder.joinpath("include", "pybind11").is_dir():
         return []
     try:
         import pybind11
     except ModuleNotFoundError:
         return []
     return [pybind11.get_include()]
+
+
+def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], **settings: list[str]) -> Extension:
+    """As torch's CppExtension and BuildExtension would set it up, for the torch whose files lie in TORCH_FILES."""
+    folder = Path(TORCH_FILES)
+    library = (folder / "lib" / "libtorch_python.so").read_bytes()
+    # Modules share pybind11's types with torch when they name its compiler as torch does. A torch that tells it in
+    # another way leaves it to pybind11, which names the compiler that is used.
+    told = re.search(rb"__pybind11_internals_v\d+(_gcc|_clang)(_libstdcpp|_libcpp)(_cxxabi\d+)__", library)
+    names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if told else ()
+    abi = [f'-DPYBIND11_{key}="{told[place + 1].decode()}"' for place, key in enumerate(names)]
+    headers = [folder / "include", folder / "include/torch/csrc/api/include"]
+    return Extension(
+        name,
+        sources,
+        include_dirs=[*include_dirs, *map(str, headers)],
+        library_dirs=[str(folder / "lib")],
+        libraries=["c10", "torch", "torch_cpu", "torch_python"],
+        language="c++",
+        extra_compile_args=[
+            *settings.pop("extra_compile_args"),
+            "-DTORCH_API_INCLUDE_EXTENSION_H",
+            *abi,
+            f"-DTORCH_EXTENSION_NAME={name.rpartition('.')[2]}",
+            "-D_GLIBCXX_USE_CXX11_ABI=1",
+            "-std=c++17",
+        ],
+        **settings,
+    )
 
 
 def compile_side_by_side() -> None:
@@ -89,7 +127,7 @@ compile_flags += [
 
 def extension(name: str, folder: str, *sources: str) -> Extension:
     """A module of sources in a folder; it depends on every header and source there."""
-    return CppExtension(
+    return (torch_extension if TORCH_FILES else CppExtension)(
         name,
         sources=[f"{folder}/{source}" for source in sources],
         depends=sorted(map(str, (*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))),
@@ -114,5 +152,7 @@ setup(
             "trace.cpp",
         ),
     ],
-    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=False, no_python_abi_suffix=False)},
+    cmdclass={}
+    if TORCH_FILES
+    else {"build_ext": BuildExtension.with_options(use_ninja=False, no_python_abi_suffix=False)},
 )

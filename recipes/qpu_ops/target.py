@@ -1,14 +1,19 @@
-"""The extension wheel for the target, built by plain ``pip wheel`` inside the armv7 container.
+"""The extension wheel for the target, compiled in one of two places.
 
-torch and libqpu are mounted where the target has them, and the native compiler stands in for the emulated one
-(images.native), which nothing in the wheel's own build knows of.
+In the native builder image, by its cross compiler, against the files of torch and the target Python's headers and
+settings: nothing is emulated, and the target's development root is not needed. That is how the main job does it.
+
+Or by plain ``pip wheel`` inside the armv7 container, as a user would, with torch and libqpu where the target has them.
+The native compiler may stand in for the emulated one there (images.native), which nothing in the wheel's own build
+knows of. Both make the same wheel, byte for byte; a test compares them.
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import docker
@@ -20,20 +25,87 @@ from recipes import wheels
 from recipes.qpu_ops import incremental
 from recipes.recipe import Recipe
 from toolchain import files
+from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.jobs import compile_jobs
 
 _DRIVERS = ("target.py", "native.py", "incremental.py")
 
 
+_PIP_WHEEL = "python3 -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
+# What pip would call, by itself: the builder image has no pip.
+_BACKEND = """python3 -c 'import sys
+sys.path.insert(0, "backend")
+import build_with_installed_torch as backend
+print(backend.build_wheel("/usr/src/out"))'"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the wheel is compiled: an image, what is mounted into its container, and the script that makes a wheel.
+
+    The sources are the working folder, the wheel goes to /usr/src/out.
+    """
+
+    image: str
+    image_id: str
+    architecture: Architecture
+    script: str
+    mounts: Mounts = field(default_factory=Mounts)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """A text that changes when the same sources could give another wheel."""
+        return f"{self.image_id} {sorted(self.mounts.paths)} {self.script}"
+
+
+def container(image: str, image_id: str, target: Architecture, compiler: Mounts) -> Place:
+    """The target's development root, emulated, with the native compiler where ``compiler`` mounts it."""
+    environment = {
+        **compiler.environment,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    return Place(
+        image=image,
+        image_id=image_id,
+        architecture=target,
+        script=_PIP_WHEEL,
+        mounts=compiler,
+        environment=environment,
+    )
+
+
+def crossed(image: str, image_id: str, target: Architecture, suite: Suite) -> Place:
+    """The native builder image: its Python takes the target Python's settings, and so the cross compiler."""
+    environment = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCH_FILES": f"/{_packages(suite)}/torch",
+        "_PYTHON_HOST_PLATFORM": target.wheel_platform.replace("_", "-", 1),
+        "_PYTHON_SYSCONFIGDATA_NAME": f"_sysconfigdata__{target.gnu}",
+    }
+    return Place(
+        image=image,
+        image_id=image_id,
+        architecture=host_architecture(),
+        script=_BACKEND,
+        environment=environment,
+    )
+
+
+def _packages(suite: Suite) -> str:
+    return f"usr/local/lib/python{suite.python}/dist-packages"
+
+
 def build(
     client: docker.DockerClient,
-    dev_image: str,
+    place: Place,
     recipe: Recipe,
     config: Config,
     *,
     suite: Suite,
-    compiler: Mounts,
     torch_site: Path,
     libqpu: Path,
     libqpu_prefix: str,
@@ -52,9 +124,9 @@ def build(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     folder.mkdir(parents=True, exist_ok=True)
-    packages = f"usr/local/lib/python{suite.python}/dist-packages"
+    packages = _packages(suite)
     headers = files.tree_fingerprint(libqpu / libqpu_prefix.removeprefix("/") / "include")
-    key = incremental.surroundings(recipe.folder, *surroundings, headers, str(bool(compiler.paths)))
+    key = incremental.surroundings(recipe.folder, *surroundings, headers, place.identity)
     work = config.target_root / "work"
     kept = incremental.Kept(work / "qpu-ops-kept")
 
@@ -62,24 +134,21 @@ def build(
         owner = work.stat()
         return run_in(
             client,
-            dev_image,
+            place.image,
             ["sh", "-euc", f"{script}; chown -R {owner.st_uid}:{owner.st_gid} /usr/src"],
-            architecture=config.image.target,
+            architecture=place.architecture,
             binds=[
                 f"{source}:/usr/src/qpu_ops:rw",
                 f"{out}:/usr/src/out:rw",
                 f"{torch_site / packages}:/{packages}:ro",
                 f"{libqpu / libqpu_prefix.removeprefix('/')}:{libqpu_prefix}:ro",
-                *compiler.binds(),
+                *place.mounts.binds(),
             ],
             environment={
-                **compiler.environment,
+                **place.environment,
                 "LIBQPU_PREFIX": libqpu_prefix,
                 "MAX_JOBS": str(compile_jobs(config.build)),
                 "SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "PIP_ROOT_USER_ACTION": "ignore",
-                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             },
             workdir="/usr/src/qpu_ops",
             log=log,
@@ -98,10 +167,7 @@ def build(
             full = incremental.Kept(scratch / "kept")
             ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "recipe.toml", *_DRIVERS)
             shutil.copytree(recipe.folder, full.source, ignore=ignored)
-            wheel = (
-                "python3 -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out"
-            )
-            output = run(full.source, out, f"{wheel} .")
+            output = run(full.source, out, place.script)
             recipe.require_outputs(out)
             made = next(out.glob(recipe.outputs[0]))
             full.remember(key, output, made)

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from images.flavour import Suite
+from recipes.pip import run_pip
 from recipes.recipe import Recipe
-from recipes.tvm_server.build import UNREACHABLE
 from toolchain import files
 from toolchain.architecture import host_architecture
-from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
-from toolchain.process import run
+from toolchain.errors import CommandFailed, SourceUnavailable
 
 _LIMIT_S = 1800.0
 _OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
-_NO_SUCH = re.compile(r"No matching distribution found for ([^\s;(]+)")
 
 
 def identity(recipe: Recipe) -> str:
@@ -78,33 +75,25 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
 
 
 def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, str] | None = None) -> None:
-    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    def unfound(name: str) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"the package index does not have {name}",
+            expected=what,
+            found="no such version, or none that fits",
+            mend="pip config list says which index that is; the pins are in recipes/tvm_ffi/recipe.toml",
+        )
+
     try:
-        run(argv, env=environment, limit_s=_LIMIT_S, log=log)
+        run_pip(words, what=what, log=log, unfound=unfound, environment=environment, limit_s=_LIMIT_S)
     except CommandFailed as fault:
-        if (other := _OTHER_BYTES.search(fault.tail)) is not None:
-            mend = "do not go on before you know why; a new release is a change of recipes/tvm_ffi/recipe.toml"
-            raise SourceUnavailable(
-                f"the package index has other bytes under {what}",
-                expected="the SHA-256 that recipes/tvm_ffi/recipe.toml pins",
-                found=other[1],
-                mend=mend,
-            ) from fault
-        if UNREACHABLE.search(fault.tail):
-            raise NetworkUnreachable(
-                f"{what} cannot be fetched: the package index does not answer",
-                expected="the package index that this PC's pip uses (pip config list) to answer",
-                found=f"no connection (whole log: {log})",
-                mend="mend the network, https_proxy or pip.conf, then run the task again",
-            ) from fault
-        if (unfound := _NO_SUCH.search(fault.tail)) is not None:
-            raise SourceUnavailable(
-                f"the package index does not have {unfound[1]}",
-                expected=what,
-                found="no such version, or none that fits",
-                mend="pip config list says which index that is; the pins are in recipes/tvm_ffi/recipe.toml",
-            ) from fault
-        raise
+        if (other := _OTHER_BYTES.search(fault.tail)) is None:
+            raise
+        raise SourceUnavailable(
+            f"the package index has other bytes under {what}",
+            expected="the SHA-256 that recipes/tvm_ffi/recipe.toml pins",
+            found=other[1],
+            mend="do not go on before you know why; a new release is a change of recipes/tvm_ffi/recipe.toml",
+        ) from fault
 
 
 def _other(recipe: Recipe, found: str, mend: str) -> SourceUnavailable:

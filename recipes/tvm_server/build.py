@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,21 +11,18 @@ import docker
 
 from images.containers import run_in
 from images.flavour import Suite
+from recipes.pip import run_pip
 from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import Architecture
 from toolchain.config import ROOT
-from toolchain.errors import CommandFailed, ImageBuildFailed, NetworkUnreachable, WheelUnusable
-from toolchain.process import run
+from toolchain.errors import CommandFailed, ImageBuildFailed, WheelUnusable
 
 GROUP = "remote"
 SERVER = Path(__file__).with_name("board_server.py")
 _LIMIT_S = 1800.0
 _GLIBC = {"trixie": 41, "bookworm": 36}
 _SERVES = re.compile(r"TVM (\S+) serves")
-UNREACHABLE = re.compile(
-    r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|SSLError|Max retries exceeded|Read timed out"
-)
 
 
 def pins() -> tuple[str, ...]:
@@ -65,27 +61,15 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
 def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
     machine = target.wheel_platform.removeprefix("linux_")
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(_GLIBC[suite.name], 16, -1)]
-    words = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    words += ["--only-binary=:all:", "--no-compile", "--implementation=cp", f"--python-version={suite.python}"]
-    try:
-        run(
-            [*words, *platforms, f"--platform=manylinux2014_{machine}", "--target", site, *pins()],
-            limit_s=_LIMIT_S,
-            log=log,
+    words = ["install", "--no-deps", "--only-binary=:all:", "--no-compile", "--implementation=cp"]
+    words += [f"--python-version={suite.python}", *platforms, f"--platform=manylinux2014_{machine}"]
+
+    def unfound(name: str) -> WheelUnusable:
+        return WheelUnusable(
+            f"TVM's server cannot be put into an image for {target.debian}",
+            expected=f"a wheel of {name} for Python {suite.python} on {machine}",
+            found="none in the package index",
+            mend="set remote.server_in_image to false; kernels reach such boards by our loader (docs/remote.md)",
         )
-    except CommandFailed as fault:
-        if UNREACHABLE.search(fault.tail):
-            raise NetworkUnreachable(
-                "TVM's wheels cannot be fetched: PyPI does not answer",
-                expected=f"pip to fetch {', '.join(pins())}",
-                found=f"no connection (whole log: {log})",
-                mend="mend the network, https_proxy or pip.conf, then run the task again",
-            ) from fault
-        if (unfound := re.search(r"No matching distribution found for (\S+)", fault.tail)) is not None:
-            raise WheelUnusable(
-                f"TVM's server cannot be put into an image for {target.debian}",
-                expected=f"a wheel of {unfound[1]} for Python {suite.python} on {machine}",
-                found="none in the package index",
-                mend="set remote.server_in_image to false; kernels reach such boards by our loader (docs/remote.md)",
-            ) from fault
-        raise
+
+    run_pip([*words, "--target", site, *pins()], what=", ".join(pins()), log=log, unfound=unfound, limit_s=_LIMIT_S)

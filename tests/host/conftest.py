@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from images.engine import connect
 from recipes import main_job
 from toolchain import files
 from toolchain.config import ROOT, Config, load_config
+from toolchain.manifest import Manifest
 
 SETTINGS: dict[str, dict[str, Any]] = {
     # Of this checkout: two of them on one machine share an engine.
@@ -56,7 +57,7 @@ _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_wheels.py"),
 )
-_SHARED = frozenset({"built", "exported_config"})
+_SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -111,6 +112,18 @@ def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
     assert built.manifests
     with contextlib.closing(connect()) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Manifest]:
+    """The development root and the image that shells are opened in, beside what was built: all manifests by step."""
+    with files.locked(product_config.build_root / "for-the-tests"):
+        main_job.ready_workbench(product_config)
+    with main_job.Flow(product_config) as flow:
+        decisions = flow.pipeline(workbench=True).plan()
+    found = {item.step.name: item.previous for item in decisions if item.previous is not None and not item.runs}
+    assert {"dev", "workbench", *(item.step for item in built.manifests)} <= set(found)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import docker
@@ -21,6 +22,7 @@ from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import CommandFailed, ConfigError, PlatformMismatch
 from toolchain.files import sha256_of
+from toolchain.manifest import Manifest
 from toolchain.process import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.emulation]
@@ -49,7 +51,7 @@ def test_an_image_of_another_platform_is_noticed(built: main_job.Built, client: 
 
 def test_every_artefact_is_what_its_manifest_says(built: main_job.Built) -> None:
     listed = [artefact for manifest in built.manifests for artefact in manifest.artefacts]
-    assert {item.path.name for item in listed} >= {"builder.tar", "dev.tar", "rootfs.tar", "libqpu.tar"}
+    assert {item.path.name for item in listed} >= {"builder.tar", "rootfs.tar", "libqpu.tar"}
     for artefact in listed:
         artefact.verify()
 
@@ -65,7 +67,7 @@ def test_the_plan_names_the_difference_and_touches_nothing(built: main_job.Built
     image = dataclasses.replace(product_config.image, extra_packages=("htop",))
     plan = {item.step.name: item for item in main_job.plan(dataclasses.replace(product_config, image=image))}
     assert not plan["mirror"].runs
-    assert not plan["dev"].runs
+    assert not plan["libqpu"].runs
     assert plan["rootfs"].runs
     assert "packages" in plan["rootfs"].reason
     assert plan["system"].reason == "rootfs will be made again"
@@ -136,7 +138,7 @@ file -L /usr/bin/gcc
 
 @pytest.mark.timeout(1800)
 def test_both_compilers_make_the_same_bytes(
-    built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
+    workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     made = {}
     for kind, mounts in (("native", flow.Flow(product_config).compiler().binds()), ("emulated", [])):
@@ -146,7 +148,7 @@ def test_both_compilers_make_the_same_bytes(
             (folder / name).write_text(text)
         done = containers.run_in(
             client,
-            built.manifest("dev").facts["reference"],
+            workbench["dev"].facts["reference"],
             ["sh", "-euc", COMPILE],
             architecture=product_config.image.target,
             binds=[f"{folder}:/root/work:rw", *mounts],
@@ -160,15 +162,14 @@ def test_both_compilers_make_the_same_bytes(
 
 
 def test_files_made_in_the_shell_belong_to_the_caller(
-    product_config: Config, built: main_job.Built, tmp_path: Path
+    product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path
 ) -> None:
     (tmp_path / "CMakeLists.txt").write_text("project(p CXX)\nadd_executable(p p.cpp)\n")
     (tmp_path / "use.py").write_text("import ctypes; ctypes.CDLL('libqpu.so.1')")
     (tmp_path / "p.cpp").write_text('#include <cstdio>\nint main() { std::puts("made"); }\n')
     tmp_path.chmod(0o777)
-    main_job.ready_workbench(product_config)
     argv = shell.command_line(
-        product_config.image_reference("workbench"),
+        workbench["workbench"].facts["reference"],
         product_config.image.target,
         tmp_path,
         compiler=flow.Flow(product_config).compiler(),
@@ -180,7 +181,6 @@ def test_files_made_in_the_shell_belong_to_the_caller(
     assert "made\n4711\n" in done.output
     status = (tmp_path / "out" / "p").stat()
     assert (status.st_uid, status.st_gid) == (4711, 4712)
-    assert built.manifests
 
 
 def test_a_failing_command_in_a_container_is_explained(
@@ -189,7 +189,7 @@ def test_a_failing_command_in_a_container_is_explained(
     with pytest.raises(CommandFailed, match="exit status 3") as caught:
         containers.run_in(
             client,
-            built.manifest("dev").facts["reference"],
+            built.manifest("system").facts["reference"],
             ["sh", "-c", "echo words of the program; exit 3"],
             architecture=product_config.image.target,
         )

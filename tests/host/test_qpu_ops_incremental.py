@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from recipes.flow import Flow
 from recipes.qpu_ops import incremental, target
 from toolchain.config import Config
 from toolchain.errors import CommandFailed
+from toolchain.manifest import Manifest
 
 COMPILERS = ("g++", "arm-linux-gnueabihf-g++")
 
@@ -223,11 +224,10 @@ def test_a_rebuild_installs_what_a_full_build_installs(
         with Flow(product_config) as flow:
             made = target.build(
                 flow.client,
-                product_config.image_reference("dev"),
+                flow.extension_place({item.step: item for item in built.manifests}),
                 replace(data, folder=copy),
                 product_config,
                 suite=flow.suite,
-                compiler=flow.compiler(),
                 torch_site=flow.torch_site,
                 libqpu=flow.libqpu_stage,
                 libqpu_prefix=built.manifest("libqpu").facts["prefix"],
@@ -246,7 +246,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     kernels.write_text(changed)
     rebuilt = wheel("rebuilt", reuse=True)
     log = (tmp_path / "rebuilt.log").read_text()
-    assert "pip wheel" not in log, "it was a full build"
+    assert "build_with_installed_torch" not in log, "it was a full build"
     assert "csrc/kernels.cpp" in log
     assert "csrc/bindings.cpp" not in log
     full = wheel("full", reuse=False)
@@ -261,3 +261,34 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     assert "operators.cpp" in included
     wanted = {path.stem for path in sources if path.name not in included}
     assert {Path(item).stem for item in kept["objects"]} == wanted >= {"bindings", "kernels", "operations"}
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_the_targets_container_makes_the_wheel_that_was_cross_compiled(
+    product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path
+) -> None:
+    if not workbench["torch-site"].facts["version"]:
+        pytest.skip("no torch wheel at hand, so no extension")
+    with Flow(product_config) as flow:
+        assert flow.crossed
+        dev = workbench["dev"].facts
+        made = target.build(
+            flow.client,
+            target.container(dev["reference"], dev["image"], flow.target, flow.compiler()),
+            recipe.load("qpu_ops"),
+            replace(product_config, build=replace(product_config.build, folder=tmp_path / "build")),
+            suite=flow.suite,
+            torch_site=flow.torch_site,
+            libqpu=flow.libqpu_stage,
+            libqpu_prefix=workbench["libqpu"].facts["prefix"],
+            folder=tmp_path / "container",
+            log=tmp_path / "container.log",
+        )
+    assert "pip wheel" in (tmp_path / "container.log").read_text()
+    crossed = workbench["qpu-ops"].artefact(".whl").path
+    assert made.name == crossed.name
+    with zipfile.ZipFile(made) as one, zipfile.ZipFile(crossed) as other:
+        assert one.namelist() == other.namelist()
+        assert [name for name in one.namelist() if one.read(name) != other.read(name)] == []

@@ -37,7 +37,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
         natively = dataclasses.replace(spec, native_tools=flow.tools)
     # A package of another list, left in the folder of archives, is not to be installed.
     stray = next(
-        path for path in (spec.archives.parent / spec.archives.name.replace("small", "dev")).glob("make_*.deb")
+        path for path in (spec.archives.parent / spec.archives.name.replace("small", "tools")).glob("make_*.deb")
     )
     spec.archives.mkdir(parents=True, exist_ok=True)
     shutil.copy2(stray, spec.archives)

@@ -5,6 +5,7 @@ fit (and which no index has for armv7). Here the isolation is lifted for the fol
 searches, so that plain ``pip wheel .`` does the right thing, without network.
 """
 
+import os
 import site
 import sys
 import sysconfig
@@ -24,7 +25,8 @@ def build_wheel(
 ) -> str:
     """Build the wheel into a folder and return its file name. Ends with the mend when a package is missing."""
     try:
-        import torch  # noqa: F401
+        if "TORCH_FILES" not in os.environ:  # setup.py says what that is
+            import torch  # noqa: F401
         from setuptools import build_meta
     except ModuleNotFoundError as fault:
         sys.exit(

@@ -1,0 +1,49 @@
+"""What pip's failures mean, by pip itself: an index that is not there, one without the package, and neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes.pip import run_pip
+from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
+
+
+def absent(name: str) -> SourceUnavailable:
+    return SourceUnavailable(f"no {name}", expected="it", found="nothing", mend="name another")
+
+
+def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
+    words = ["download", "--retries=0", "--index-url=http://127.0.0.1:1/simple", "--dest", tmp_path, "six==1.16.0"]
+    with pytest.raises(NetworkUnreachable, match=r"^six 1\.16 cannot be fetched") as caught:
+        run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent)
+    assert str(tmp_path / "log") in caught.value.found
+    assert "127.0.0.1" in (tmp_path / "log").read_text()
+
+
+def test_a_package_that_the_index_does_not_have_is_named(tmp_path: Path) -> None:
+    words = ["download", "--no-index", f"--find-links={tmp_path}", "--dest", tmp_path, "no-such-thing==3.1"]
+    with pytest.raises(SourceUnavailable, match=r"^no no-such-thing==3\.1"):
+        run_pip(words, what="it", log=tmp_path / "log", unfound=absent)
+
+
+def test_any_other_failure_keeps_its_words(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        run_pip(["download", "--no-such-option"], what="it", log=tmp_path / "log", unfound=absent)
+    assert "no such option" in caught.value.tail
+
+
+def test_another_interpreter_and_environment_are_used(tmp_path: Path) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\necho "$PIP_OF_TEST $*"\n')
+    stand_in.chmod(0o755)
+    run_pip(
+        ["check"],
+        what="it",
+        log=tmp_path / "log",
+        unfound=absent,
+        python=stand_in,
+        environment={"PIP_OF_TEST": "told"},
+    )
+    assert "told -m pip --disable-pip-version-check --no-input check" in (tmp_path / "log").read_text()
