@@ -12,7 +12,7 @@ import shlex
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import docker
@@ -21,18 +21,18 @@ from benchmarks.measure import Figure, Goal, Result, median_of, ratio, timed
 from benchmarks.workspace import Workspace
 from images import engine
 from images.containers import run_in
-from images.flavour import load_suite
 from images.native import Mounts
 from recipes import recipe
 from recipes.flow import Flow
 from recipes.qpu_ops.incremental import compiler_commands
-from toolchain import files, process, progress
+from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.errors import CommandFailed
 
 SOURCE = "/usr/src/extension"
 WHEEL_EMULATED = "whole wheel, emulated compiler"
 WHEEL_NATIVE = "whole wheel, native compiler in the container"
+WHEEL_CROSS = "whole wheel, cross-compiled in the builder image"
 COMPILED = {
     "emulated": "compile and link, emulated",
     "native": "compile and link, native in the container",
@@ -86,6 +86,8 @@ class Way:
     architecture: Architecture
     binds: tuple[str, ...]
     environment: dict[str, str]
+    wheel: str = "python3 -m pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
+    """The script that makes a whole wheel."""
 
 
 def subject_of(workspace: Workspace) -> Subject:
@@ -142,10 +144,13 @@ def measure(workspace: Workspace) -> Result:
             with progress.step(COMPILED["emulated"]):
                 samples["emulated"].append(trial.replay(ways["emulated"], commands))
                 objects["emulated"] = trial.objects()
-            wheels: dict[str, list[float]] = {"native": [], "emulated": []}
-            for name in [*["native"] * workspace.times, "emulated"]:
-                with progress.step(f"pip wheel, {name}"):
-                    wheels[name].append(trial.pip_wheel(ways[name]))
+            wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
+            if subject.binds:  # only the extension's own build knows how
+                ways["cross"] = _of_the_main_job(flow, workspace, ways["cross"])
+            again = ["native", "cross"] if subject.binds else ["native"]
+            for name in [*again * workspace.times, "emulated"]:
+                with progress.step(f"whole wheel, {name}"):
+                    wheels[name].append(trial.whole_wheel(ways[name]))
     finally:
         client.close()
     compiled = {
@@ -157,6 +162,8 @@ def measure(workspace: Workspace) -> Result:
         "emulated": median_of(WHEEL_EMULATED, wheels["emulated"]),
         "native": median_of(WHEEL_NATIVE, wheels["native"], note="emulated Python and pip included"),
     }
+    if wheels["cross"]:
+        wheel["cross"] = median_of(WHEEL_CROSS, wheels["cross"], note="as the main job does it")
     same = {
         name: "the same bytes" if found == objects["emulated"] else "OTHER BYTES" for name, found in objects.items()
     }
@@ -181,6 +188,11 @@ def measure(workspace: Workspace) -> Result:
     )
 
 
+def _of_the_main_job(flow: Flow, workspace: Workspace, way: Way) -> Way:
+    place = flow.extension_place(workspace.manifests())
+    return replace(way, environment={**way.environment, **place.environment}, wheel=place.script)
+
+
 def _with(way: Way, compiler: Mounts) -> Way:
     return Way(
         way.image,
@@ -196,6 +208,7 @@ class Trial:
     def __init__(self, workspace: Workspace, client: docker.DockerClient, subject: Subject, scratch: Path) -> None:
         self._workspace, self._client, self._subject = workspace, client, subject
         self._source = scratch / "source"
+        self._out = scratch / "out"
         self._log = workspace.results / "logs" / "extension.log"
 
     def command_lines(self, way: Way) -> list[list[str]]:
@@ -230,17 +243,18 @@ class Trial:
             for path in sorted(self._source.rglob("*.o"))
         }
 
-    def pip_wheel(self, way: Way) -> float:
-        """Seconds that ``pip wheel`` takes, its container included."""
+    def whole_wheel(self, way: Way) -> float:
+        """Seconds that the way's own script takes for a wheel, its container included."""
         self._fresh()
-        script = "python3 -m pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir out ."
-        (seconds,) = timed(lambda: self._run(way, script), times=1)
-        if not list((self._source / "out").glob("*.whl")):
-            raise CommandFailed("pip wheel left no wheel", found="an empty folder")
+        (seconds,) = timed(lambda: self._run(way, way.wheel), times=1)
+        if not list(self._out.glob("*.whl")):
+            raise CommandFailed("the build left no wheel", found="an empty folder")
         return seconds
 
     def _fresh(self) -> None:
-        files.remove(self._source)
+        for folder in (self._source, self._out):
+            files.remove(folder)
+        self._out.mkdir()
         ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "target.py", "native.py")
         shutil.copytree(self._subject.source, self._source, ignore=ignored)
 
@@ -250,7 +264,7 @@ class Trial:
             way.image,
             ["sh", "-euc", script],
             architecture=way.architecture,
-            binds=[f"{self._source}:{SOURCE}:rw", *way.binds],
+            binds=[f"{self._source}:{SOURCE}:rw", f"{self._out}:/usr/src/out:rw", *way.binds],
             environment={
                 "SOURCE_DATE_EPOCH": str(self._workspace.config.image.source_date_epoch),
                 "PYTHONDONTWRITEBYTECODE": "1",

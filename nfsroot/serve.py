@@ -18,6 +18,7 @@ import fcntl
 import glob
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,8 @@ from toolchain import process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
 
+_SCRATCH = "pitorch-nfs."
+_YOUNG_S = 60.0
 _PORTMAPPER = 111
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
@@ -174,7 +177,7 @@ def running_server(
     with contextlib.ExitStack() as stack:
         for item in folders:
             stack.enter_context(_kept_as_it_is(Layout(item)))
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pitorch-nfs.")))
+        scratch = stack.enter_context(_scratch())
         (scratch / "recovery").mkdir()
         log = log or scratch / "ganesha.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -209,6 +212,19 @@ def running_server(
         made = NfsServer(folders=folders, address=address, port=port, nfsv3=nfsv3, log=log, pid=server.pid)
         _await_ready(made, server, limit_s)
         yield made
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for a server's own files. What servers left that were killed is removed: nobody holds its lock."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError), (left / "lock").open("r+") as lock:
+            if time.time() - left.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, (Path(folder) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(folder)
 
 
 @contextlib.contextmanager

@@ -76,10 +76,15 @@ class Archive:
         """A source that names this archive."""
         return apt.Source(Pocket(name=name, suite=suite, mirror=""), uri, ("main",), self.keyring, ("armhf",))
 
+    def close(self) -> None:
+        """End the agent that gpg leaves behind for each home."""
+        run(["gpgconf", "--homedir", self.home, "--kill", "all"])
+
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
-    return Archive(tmp_path_factory.mktemp("archive"))
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
+    with contextlib.closing(Archive(tmp_path_factory.mktemp("archive"))) as made:
+        yield made
 
 
 @contextlib.contextmanager
@@ -150,8 +155,11 @@ def test_the_main_pocket_cannot_be_left_out(archive: Archive, tmp_path: Path) ->
 def test_another_key_does_not_verify(archive: Archive, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    stranger = Archive(other)
-    with served(stranger.folder) as uri, pytest.raises(MirrorPocketUnusable):
+    with (
+        contextlib.closing(Archive(other)) as stranger,
+        served(stranger.folder) as uri,
+        pytest.raises(MirrorPocketUnusable),
+    ):
         apt.verify((archive.source("stone", uri, "main"),), tmp_path / "out", strict=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -109,6 +111,26 @@ def test_two_folders_by_one_server_and_two_servers_at_once(folder: Path, tmp_pat
         assert "etc" in listing(one, folder)
         assert one.port != two.port
         assert "second" in listing(two, other)
+
+
+@marked()
+def test_what_a_killed_server_left_is_removed_and_a_live_ones_is_not(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    places = {name: tmp_path / f"pitorch-nfs.{name}" for name in ("dead", "alive", "young")}
+    for name, place in places.items():
+        place.mkdir()
+        (place / "lock").touch()
+        (place / "ganesha.conf").touch()
+        if name != "young":
+            os.utime(place, (time.time() - 3600, time.time() - 3600))
+    with (places["alive"] / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with serve.running_server(folder):
+            assert {path.name for path in tmp_path.glob("pitorch-nfs.*")} > {"pitorch-nfs.alive", "pitorch-nfs.young"}
+            assert not places["dead"].exists()
+    assert {path.name for path in tmp_path.glob("pitorch-nfs.*")} == {"pitorch-nfs.alive", "pitorch-nfs.young"}
 
 
 @marked()
