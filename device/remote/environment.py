@@ -78,5 +78,5 @@ def _install(wanted: tuple[str, ...], site: Path, log: Path) -> None:
             mend="TVM has wheels for x86-64 and aarch64 Linux: compile kernels on such a PC",
         )
 
-    words = ["install", "--no-deps", "--only-binary=:all:", "--target", site, *wanted]
-    run_pip(words, what=", ".join(wanted), log=log, unfound=unfound, limit_s=_LIMIT_S)
+    words = ["install", "--no-deps", "--only-binary=:all:"]
+    run_pip([*words, "--target", site, *wanted], what=", ".join(wanted), log=log, unfound=unfound, limit_s=_LIMIT_S)

@@ -80,8 +80,9 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
     # Modules share pybind11's types with torch when they name its compiler as torch does. A torch that tells it in
     # another way leaves it to pybind11, which names the compiler that is used.
     told = re.search(rb"__pybind11_internals_v\d+(_gcc|_clang)(_libstdcpp|_libcpp)(_cxxabi\d+)__", library)
-    names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if told else ()
-    abi = [f'-DPYBIND11_{key}="{told[place + 1].decode()}"' for place, key in enumerate(names)]
+    values = [value.decode() for value in told.groups()] if told else []
+    names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+    abi = [f'-DPYBIND11_{key}="{value}"' for key, value in zip(names, values, strict=False)]
     headers = [folder / "include", folder / "include/torch/csrc/api/include"]
     return Extension(
         name,
