@@ -10,14 +10,18 @@ from recipes.pip import run_pip
 from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
 
 
+ALONE = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_RETRIES": "1"}
+"""Whatever pip is set to on this PC, only the named index counts."""
+
+
 def absent(name: str) -> SourceUnavailable:
     return SourceUnavailable(f"no {name}", expected="it", found="nothing", mend="name another")
 
 
 def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
-    words = ["download", "--retries=0", "--index-url=http://127.0.0.1:1/simple", "--dest", tmp_path, "six==1.16.0"]
+    words = ["download", "--index-url=http://127.0.0.1:1/simple", "--dest", tmp_path, "six==1.16.0"]
     with pytest.raises(NetworkUnreachable, match=r"^six 1\.16 cannot be fetched") as caught:
-        run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent)
+        run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment=ALONE)
     assert str(tmp_path / "log") in caught.value.found
     assert "127.0.0.1" in (tmp_path / "log").read_text()
 
@@ -25,7 +29,7 @@ def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
 def test_a_package_that_the_index_does_not_have_is_named(tmp_path: Path) -> None:
     words = ["download", "--no-index", f"--find-links={tmp_path}", "--dest", tmp_path, "no-such-thing==3.1"]
     with pytest.raises(SourceUnavailable, match=r"^no no-such-thing==3\.1"):
-        run_pip(words, what="it", log=tmp_path / "log", unfound=absent)
+        run_pip(words, what="it", log=tmp_path / "log", unfound=absent, environment=ALONE)
 
 
 def test_any_other_failure_keeps_its_words(tmp_path: Path) -> None:
