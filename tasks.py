@@ -529,6 +529,7 @@ namespace = Collection(
     build_torch,
     build_tvm_ffi,
     verify,
+    upstream_tests,
     export_nfsroot,
     serve_nfsroot,
     share_internet,

@@ -25,18 +25,33 @@ class Check:
     argv: tuple[str, ...]
 
 
-def shell_scripts() -> tuple[Path, ...]:
-    """The shell scripts that are under version control, or will be."""
+_SHELLS = frozenset({b"sh", b"bash", b"dash"})
+_DIRECTIVE = b"# shellcheck shell="
+
+
+def files_of_the_project() -> tuple[Path, ...]:
+    """The files that are under version control, or will be; links are left out."""
     listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
-    found = []
-    for name in listed.splitlines():
-        path = ROOT / name
-        if path.is_file() and not path.is_symlink() and path.suffix in ("", ".sh"):
-            with path.open("rb") as stream:
-                first = stream.readline(80)
-            if first.startswith(b"#!") and first.split()[-1].rpartition(b"/")[2] in (b"sh", b"bash", b"dash"):
-                found.append(path)
-    return tuple(found)
+    paths = (ROOT / name for name in listed.splitlines())
+    return tuple(path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def shell_scripts() -> tuple[Path, ...]:
+    """Those of them that are shell scripts."""
+    return tuple(path for path in files_of_the_project() if is_shell_script(path))
+
+
+def is_shell_script(path: Path) -> bool:
+    """Whether shellcheck can read it: by its suffix, its shebang, or the directive of a script that is sourced."""
+    if path.suffix in (".sh", ".bash"):
+        return True
+    if path.suffix:
+        return False
+    with path.open("rb") as stream:
+        first = stream.readline(80)
+    if first.startswith(b"#!"):
+        return any(word.rpartition(b"/")[2] in _SHELLS for word in first[2:].split())
+    return first.startswith(_DIRECTIVE)
 
 
 def linters() -> tuple[Check, ...]:

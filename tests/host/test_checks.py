@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from toolchain import checks
+from toolchain import checks, completion
 from toolchain.config import ROOT
 from toolchain.errors import ChecksFailed
+
+INITRAMFS = "images/overlay/bootable/etc/initramfs-tools"
 
 
 def program(*, status: int, says: str = "") -> tuple[str, ...]:
@@ -35,11 +42,59 @@ def test_nothing_is_raised_when_all_are_content() -> None:
     checks.run_all([checks.Check("one", program(status=0))])
 
 
-def test_the_wrapper_and_the_helpers_are_among_the_shell_scripts() -> None:
+@pytest.fixture
+def project() -> tuple[Path, ...]:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
+    return checks.files_of_the_project()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_shell"),
+    [
+        ("run", "#!/bin/sh\n", True),
+        ("run", "#!/bin/bash -e\n", True),
+        ("run", "#!/usr/bin/env bash\n", True),
+        ("run", "#!/usr/bin/env python3\n", False),
+        ("run", "# shellcheck shell=sh\n", True),
+        ("run", "# a list\n", False),
+        ("run", "", False),
+        ("run.sh", "# sourced\n", True),
+        ("run.bash", "complete inv\n", True),
+        ("run.zsh", "#compdef inv\n", False),
+        ("run.py", "#!/bin/sh\n", False),
+    ],
+)
+def test_what_is_a_shell_script(tmp_path: Path, name: str, text: str, is_shell: bool) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert checks.is_shell_script(path) == is_shell
+
+
+def test_the_wrapper_and_the_helpers_are_among_the_shell_scripts(project: tuple[Path, ...]) -> None:
     found = {str(path.relative_to(ROOT)) for path in checks.shell_scripts()}
-    assert {"inv", ".ci/run", ".ci/bare-machine"} <= found
+    assert {"inv", ".ci/run", ".ci/bare-machine", "nfsroot/enter-nfsroot", "completions/inv.bash"} <= found
+    assert f"{INITRAMFS}/scripts/nfs4" in found
+
+
+def test_no_other_file_is_taken_for_a_shell_script(project: tuple[Path, ...]) -> None:
+    """What has no suffix could be one: those that are none are named here."""
+    scripts = set(checks.shell_scripts())
+    found = {path for path in project if not path.suffix and not path.name.startswith(".")} - scripts
+    assert {str(path.relative_to(ROOT)) for path in found} == {
+        "LICENSE",
+        "recipes/torch/inside/package",
+        f"{INITRAMFS}/conf.d/netboot",
+        "images/overlay/bootable/etc/network/interfaces.d/eth0",
+    }
+    assert {path.suffix for path in scripts} <= {"", ".sh", ".bash"}
+
+
+def test_shellcheck_is_given_every_script(project: tuple[Path, ...]) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed; ./inv installs it")
+    (check,) = [check for check in checks.linters() if check.name == "shellcheck"]
+    assert {ROOT / word for word in check.argv[1:]} == set(checks.shell_scripts())
 
 
 def test_pytest_gets_the_expression() -> None:
@@ -64,3 +119,57 @@ def test_the_workflow_runs_what_a_desk_runs() -> None:
     assert {"run": ".ci/run"} in job["steps"]
     assert job["timeout-minutes"] <= 90
     assert "./inv test" in Path(ROOT / ".ci/run").read_text()
+
+
+def test_the_workflow_completes_in_every_shell_there_is_a_completion_for() -> None:
+    """Bash is there; the tests of the others are skipped where the shell is not installed."""
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
+    (step,) = [step for step in steps if "test_completion.py" in step.get("run", "")]
+    install, test = step["run"].splitlines()
+    assert {*completion.SHELLS} - {"bash"} <= set(install.split())
+    assert install.startswith("apt-get install")
+    assert test.startswith(".venv/bin/python -m pytest")
+
+
+# ------------------------------------------------------------------------------------------- before each commit
+
+
+@pytest.fixture
+def hooks() -> list[dict[str, Any]]:
+    document = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    return [hook for repo in document["repos"] for hook in repo["hooks"]]
+
+
+def linter_of(argv: Sequence[str]) -> tuple[str, ...]:
+    """The program, and ruff's subcommand."""
+    words = argv[2:] if argv[1] == "-m" else argv
+    name = Path(words[0]).name
+    return (name, words[1]) if name == "ruff" else (name,)
+
+
+def test_the_linters_are_those_that_run_before_each_commit(hooks: list[dict[str, Any]]) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed; ./inv installs it")
+    wanted = {linter_of(check.argv) for check in checks.linters()}
+    assert {linter_of([*shlex.split(hook["entry"]), ""]) for hook in hooks} == wanted
+    assert {check.name for check in checks.linters()} <= {hook["name"] for hook in hooks}
+    assert {hook["language"] for hook in hooks} == {"system"}, "in the versions that are installed here"
+
+
+def test_shellcheck_reads_the_same_scripts_before_a_commit(
+    hooks: list[dict[str, Any]], project: tuple[Path, ...]
+) -> None:
+    identify = pytest.importorskip("identify.identify")
+    read = set()
+    for hook in hooks:
+        if linter_of([hook["entry"], ""]) == ("shellcheck",):
+            for path in project:
+                name, tags = str(path.relative_to(ROOT)), identify.tags_from_path(str(path))
+                if (
+                    tags >= set(hook["types"])
+                    and not tags & set(hook.get("exclude_types", ()))
+                    and re.search(hook.get("files", ""), name)
+                    and not re.search(hook.get("exclude", "^$"), name)
+                ):
+                    read.add(path)
+    assert read == set(checks.shell_scripts())

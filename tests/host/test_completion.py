@@ -41,6 +41,7 @@ def complete_in_bash(program: Path, *words: str) -> list[str]:
 def test_bash_completes_tasks(program: Path) -> None:
     assert complete_in_bash(program, "doc") == ["doctor"]
     assert "down" in complete_in_bash(program, "do")
+    assert complete_in_bash(program, "upstream") == ["upstream-tests"]
 
 
 def test_bash_completes_a_tasks_options(program: Path) -> None:

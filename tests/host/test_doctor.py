@@ -515,6 +515,28 @@ def test_the_table_shows_every_finding_and_mend() -> None:
         assert word in text
 
 
+def test_json_is_all_that_another_program_reads(tmp_path: Path, direct: None) -> None:
+    """The command line on a machine that has no engine, no mirror and no package index."""
+    nowhere = "http://127.0.0.1:9"
+    settings = {"BUILD_FOLDER": str(tmp_path), "IMAGE_MIRROR": nowhere, "IMAGE_SECURITY_MIRROR": nowhere}
+    pip = {"INDEX_URL": f"{nowhere}/simple", "RETRIES": "0", "CONFIG_FILE": os.devnull}
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("INVOKE_", "PIP_"))},
+        **{f"INVOKE_{name}": value for name, value in settings.items()},
+        **{f"PIP_{name}": value for name, value in pip.items()},
+        "DOCKER_HOST": "tcp://127.0.0.1:9",
+    }
+    argv = [sys.executable, "-m", "toolchain.cli", "doctor", "--json"]
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    document = json.loads(done.stdout)
+    failed = [item["check"] for item in document["checks"] if item["verdict"] == "fail"]
+    assert {"engine", "container", "apt mirror"} <= set(failed)
+    assert document["healthy"] is False
+    assert done.returncode == 50
+    assert f"{len(failed)} of {len(document['checks'])} checks failed: {', '.join(failed)}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.engine
 @pytest.mark.emulation
 def test_the_whole_examination_ends_with_a_finding_for_each_check(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from registry_parts import need, second_engine
 
 from images import engine, mirrors
 from toolchain import process
+from toolchain.config import ROOT
 from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ReferenceInvalid, ServerFailed
 
 A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
@@ -153,6 +157,65 @@ def test_merges_side_by_side_lose_nothing(file: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(json.loads(file.read_text())["registry-mirrors"]) == wanted
+
+
+# --- the command line ----------------------------------------------------------------------------------------------
+
+
+def inv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a mount namespace: /etc is a copy that has ``folder``'s daemon.json, /run is empty."""
+    enter = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*enter, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("user namespaces are not allowed here")
+    script = """
+        folder=$0
+        mkdir -p "$folder/etc"
+        mount -t tmpfs tmpfs "$folder/etc"
+        cp -a /etc/. "$folder/etc" 2>/dev/null || true # what may not be read is not needed
+        mkdir -p "$folder/etc/docker"
+        rm -f "$folder/etc/docker/daemon.json"
+        if [ -e "$folder/daemon.json" ]; then cp "$folder/daemon.json" "$folder/etc/docker"; fi
+        mount --bind "$folder/etc" /etc
+        mount -t tmpfs tmpfs /run
+        status=0
+        "$@" || status=$?
+        if [ -e /etc/docker/daemon.json ]; then cp /etc/docker/daemon.json "$folder"; fi
+        exit "$status"
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
+    environment["INVOKE_BUILD_FOLDER"] = str(folder / "build")
+    return subprocess.run(
+        [*enter, "sh", "-ec", script, folder, sys.executable, "-m", "toolchain.cli", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_many_urls_are_merged_and_one_is_taken_out_by_the_command_line(tmp_path: Path) -> None:
+    before = Path("/etc/docker/daemon.json").exists()
+    file = tmp_path / "daemon.json"
+    done = inv(tmp_path, "mirror", A, B)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(file.read_text()) == {"registry-mirrors": [A, B]}
+    assert done.stdout.splitlines() == [
+        f"/etc/docker/daemon.json: changed, mirrors {A}, {B}",
+        "engine: no engine answers now; the next one to start reads it",
+    ]
+    assert inv(tmp_path, "mirror", A, "--remove").returncode == 0
+    assert json.loads(file.read_text()) == {"registry-mirrors": [B]}
+    assert Path("/etc/docker/daemon.json").exists() == before, "this machine's own file is none of the tests'"
+
+
+def test_urls_that_are_joined_by_a_comma_are_refused_by_the_command_line(tmp_path: Path) -> None:
+    done = inv(tmp_path, "mirror", f"{A},{B}")
+    assert done.returncode == 33
+    assert "is not a mirror's address" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "daemon.json").exists()
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
