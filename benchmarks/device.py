@@ -22,7 +22,6 @@ from benchmarks.measure import Figure, Goal, Result, median_of
 from benchmarks.workspace import Workspace
 from nfsroot import access, qemu, serve
 from nfsroot.layout import Layout
-from nfsroot.serve import require_root
 from toolchain import files, process, progress
 from toolchain.config import ROOT
 from toolchain.errors import BoardSilent, CommandFailed
@@ -104,7 +103,7 @@ def measure(workspace: Workspace) -> Result:
     Raises RootNeeded, CommandFailed (another result than the changed kernel's), and what building, deploying and
     booting raise.
     """
-    require_root("to serve and change a tree of all owners", "./inv bench --name=device")
+    process.require_root("to serve and change a tree of all owners", "./inv bench --name=device")
     workspace.ensure_built()
     with progress.step("export what is booted, make the workbench (not timed)"):
         workspace.task("export-nfsroot")

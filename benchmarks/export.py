@@ -10,7 +10,6 @@ from benchmarks.workspace import Workspace, size_of
 from images import engine
 from images.containers import container
 from nfsroot import unpack
-from nfsroot.serve import require_root
 from toolchain import files, process, progress
 
 EXACT = "exact copy of the image"
@@ -30,7 +29,7 @@ RULE = (
 
 def measure(workspace: Workspace) -> Result:
     """Copy the image both ways, then run the task. Raises RootNeeded and what the copies raise."""
-    require_root("to give files to their owners", "./inv bench --name=export")
+    process.require_root("to give files to their owners", "./inv bench --name=export")
     workspace.ensure_built()
     config = workspace.config
     client = engine.connect()

@@ -30,10 +30,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nfsroot.layout import Layout, require_export
-from nfsroot.serve import require_root
 from nfsroot.tree import TreeHash, follow, inside
 from recipes import main_job
-from toolchain import files, progress
+from toolchain import files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
@@ -93,7 +92,7 @@ def deploy(config: Config) -> Deployed:
     Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree has another torch than the one that the
     extension was compiled against), InUse (an export is under way), ArtefactDamaged, and what the steps raise.
     """
-    require_root("to write into the exported tree", "./inv deploy")
+    process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
     layout = Layout.of(config)
     require_export(layout)

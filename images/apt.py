@@ -23,7 +23,7 @@ from pathlib import Path
 
 import requests
 
-from images.engine import build_environment
+from images.engine import SOCKS_MEND, SOCKS_MISSING, build_environment
 from images.flavour import Flavour, Pocket, SigningKey, kernel_archive, load_flavour, target_flavour
 from toolchain import files
 from toolchain.architecture import host_architecture
@@ -141,7 +141,8 @@ def fetch_key(key: SigningKey, path: Path) -> None:
             f"the archive's signing key cannot be fetched from {key.url}",
             expected=f"the key with fingerprint {key.fingerprint}",
             found=str(fault),
-            mend=f"connect to the network, or put the key there yourself: gpg --dearmor < KEY > {path}",
+            mend=(SOCKS_MEND if SOCKS_MISSING in str(fault) else "connect to the network")
+            + f", or put the key there yourself: gpg --dearmor < KEY > {path}",
         ) from fault
     with files.replacing(path) as aside:
         _gpg("--yes", "--dearmor", "--output", str(aside), stdin=answer.content)
@@ -177,16 +178,17 @@ def _fingerprints(keyring: Path) -> set[str]:
     return found
 
 
-def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool) -> Verified:
+def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: float = _UPDATE_LIMIT_S) -> Verified:
     """Update each pocket on its own; merge the lists of those that verify into ``folder``/lists.
 
-    Raises MirrorPocketUnusable when a main pocket fails, or any pocket under ``strict``.
+    A pocket that takes longer than ``limit_s`` fails. Raises MirrorPocketUnusable when a main pocket fails, or any
+    pocket under ``strict``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with files.scratch_folder(folder, "pockets") as scratch:
         with concurrent.futures.ThreadPoolExecutor(len(sources)) as pool:
             numbered = list(enumerate(sources))
-            faults = list(pool.map(lambda item: _update(item[1], scratch / str(item[0])), numbered))
+            faults = list(pool.map(lambda item: _update(item[1], scratch / str(item[0]), limit_s), numbered))
         good: list[Source] = []
         warnings: list[str] = []
         for source, fault in zip(sources, faults, strict=True):
@@ -223,7 +225,7 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool) -> Verifi
     return Verified(tuple(good), indices, tuple(warnings))
 
 
-def _update(source: Source, scratch: Path) -> str:
+def _update(source: Source, scratch: Path, limit_s: float) -> str:
     """Run ``apt-get update`` for one source in directories of its own; what went wrong, or an empty string."""
     for name in ("lists/partial", "cache", "etc/preferences.d", "etc/apt.conf.d"):
         (scratch / name).mkdir(parents=True)
@@ -232,7 +234,7 @@ def _update(source: Source, scratch: Path) -> str:
     words = [*_apart(scratch), "-o", f"APT::Architecture={source.architectures[0]}"]
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
-        done = run(["apt-get", "update", *words], limit_s=_UPDATE_LIMIT_S, env=build_environment(), check=False)
+        done = run(["apt-get", "update", *words], limit_s=limit_s, env=build_environment(), check=False)
     except CommandFailed as fault:
         return fault.found
     complaints = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]

@@ -32,11 +32,16 @@ import requests.utils
 import urllib3.exceptions
 
 from images.credentials import Credentials
+from images.engine import SOCKS_MEND, SOCKS_MISSING
 from images.reference import Reference
 from toolchain.errors import (
     PlatformMismatch,
     ReferenceNotFound,
+    RegistryBroke,
+    RegistryConnectionRefused,
     RegistryFailed,
+    RegistryFull,
+    RegistryHostUnknown,
     RegistryRefused,
     RegistryUnreachable,
     RegistryUntrusted,
@@ -67,14 +72,6 @@ class Body(Protocol):
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes, at most ``size`` of them."""
-
-
-class RegistryBroke(RegistryFailed):
-    """The registry broke off or answered with a fault of its own: worth another try."""
-
-
-class RegistryFull(RegistryFailed):
-    """The registry has no room left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,7 +425,16 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
             return untrusted(host, found)
     if any(isinstance(item, (socket.gaierror, urllib3.exceptions.NameResolutionError)) for item in chain):
         return unknown_host(host)
-    kinds = (ConnectionRefusedError, TimeoutError, urllib3.exceptions.ConnectTimeoutError)
+    if any(isinstance(item, ConnectionRefusedError) for item in chain):
+        return closed(host, found)
+    if SOCKS_MISSING in texts:
+        return RegistryUnreachable(
+            f"{host} cannot be asked through a SOCKS proxy",
+            expected="an HTTP proxy, or the package PySocks",
+            found=SOCKS_MISSING,
+            mend=f"{SOCKS_MEND}, or have {_bare(host)} in no_proxy",
+        )
+    kinds = (TimeoutError, urllib3.exceptions.ConnectTimeoutError)
     if any(isinstance(item, kinds) or "Errno 113" in str(item) or "Errno 101" in str(item) for item in chain):
         return unreachable(host, found)
     return RegistryBroke(
@@ -439,9 +445,9 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
     )
 
 
-def unknown_host(host: str) -> RegistryUnreachable:
+def unknown_host(host: str) -> RegistryHostUnknown:
     """The host's name does not resolve."""
-    return RegistryUnreachable(
+    return RegistryHostUnknown(
         f"there is no host named {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
         found="the name servers do not know it",
@@ -449,14 +455,24 @@ def unknown_host(host: str) -> RegistryUnreachable:
     )
 
 
-def unreachable(host: str, found: str) -> RegistryUnreachable:
+def closed(host: str, found: str) -> RegistryConnectionRefused:
     """The host is there, the registry is not."""
     mend = f"check --registry and its port; is a registry running there (curl -i http://{host}/v2/)?"
+    return RegistryConnectionRefused(
+        f"no registry listens at {host}",
+        expected="a registry",
+        found=found,
+        mend="./inv registry up starts one on this machine" if _is_loopback(host) else mend,
+    )
+
+
+def unreachable(host: str, found: str) -> RegistryUnreachable:
+    """Nobody answers, or there is no way to the host."""
     return RegistryUnreachable(
         f"no registry answers at {host}",
         expected="a registry",
         found=found,
-        mend="./inv registry up starts one on this machine" if _is_loopback(host) else mend,
+        mend=f"check --registry, the network and no_proxy; does it answer (curl -i http://{host}/v2/)?",
     )
 
 

@@ -1,7 +1,7 @@
 """What this machine can and cannot do for us, found out by doing it; for each finding, the mend.
 
 A check does what a build does, on a small scale: it executes a 32-bit ARM program, lists a folder from it, builds a
-container for the target's platform, compiles and runs a program, asks the mirror for an index. A file that exists or
+container for the target's platform, compiles and runs a program, verifies the mirror's lists. A file that exists or
 a version that looks right proves less. What cannot be done is a finding, never an exception: ``examine`` always
 returns the whole list.
 
@@ -13,6 +13,7 @@ See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and https://lore.kerne
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import io
@@ -24,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +42,7 @@ from rich.text import Text
 from images import apt, engine, probe
 from toolchain import files, process
 from toolchain.config import Config
-from toolchain.errors import ChecksFailed, CommandFailed, UserError
+from toolchain.errors import ChecksFailed, CommandFailed, MirrorPocketUnusable, UserError
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 MMAP_MIN_ADDR = Path("/proc/sys/vm/mmap_min_addr")
@@ -51,8 +53,8 @@ _SLOW_DRIVERS = ("vfs", "fuse-overlayfs")
 # A debian bootable image with a torch wheel, its builder image, the exported tree and one previous generation.
 _DISK_WANTED_MIB = 12 * 1024
 _DISK_NEEDED_MIB = 4 * 1024
-_REQUEST_LIMIT_S = 20
 _RUN_LIMIT_S = 60.0
+_MIRROR_LIMIT_S = 120.0
 
 
 class Verdict(enum.StrEnum):
@@ -102,9 +104,10 @@ class Pair:
 def examine(config: Config) -> list[Finding]:
     """Do every check, in the order of the data flow. Starts the engine where none runs."""
     folder, wide = config.build_root, config.image.architecture == "arm64"
-    with files.scratch_folder(folder, "doctor") as scratch:
+    with files.scratch_folder(_writable(folder), "doctor") as scratch:
         return [
             _guarded("init", check_init),
+            _guarded("rights", check_rights),
             _guarded("free disk", lambda: check_disk(folder)),
             _guarded("free memory", lambda: check_memory(config.build.jobs, config.build.memory_per_job_mib)),
             _guarded("binfmt flags", lambda: check_binfmt(BINFMT / f"qemu-{config.image.target.qemu}")),
@@ -115,7 +118,7 @@ def examine(config: Config) -> list[Finding]:
             _guarded("32-bit directory listing", lambda: check_listing(scratch)),
             _guarded("cross compiler", lambda: check_cross_compiler(scratch, config.image.target.gnu)),
             *_engine_findings(config),
-            _guarded("apt mirror", lambda: check_mirror(config)),
+            _guarded("apt mirror", lambda: check_mirror(config, scratch)),
             _guarded("package index", lambda: check_package_index(scratch)),
             _guarded("virtual machine", check_virtual_machine),
             _guarded("NFS server", check_nfs_server),
@@ -177,6 +180,54 @@ def check_init() -> Finding:
     booted = Path("/run/systemd/system").is_dir()
     found = "systemd is the init: it runs the engine" if booted else "no systemd: ./inv starts dockerd itself"
     return Finding(check="init", verdict=Verdict.OK, done="looked for /run/systemd/system", found=found)
+
+
+def check_rights() -> Finding:
+    """Root's rights, which building a root, exporting and serving need: held, or at hand by sudo."""
+    name = "rights"
+    if os.geteuid() == 0:
+        done = "made a mount namespace"
+        ended = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", "--", "true"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_RUN_LIMIT_S,
+        )
+        if ended.returncode == 0:
+            return Finding(check=name, verdict=Verdict.OK, done=done, found="you are root, and may mount")
+        found = f"you are root, but may not mount: {' '.join(ended.stderr.split())}"
+        return Finding(
+            check=name, verdict=Verdict.FAIL, done=done, found=found, mend="run this container with --privileged"
+        )
+    who = f"you are an ordinary user (id {os.geteuid()})"
+    if shutil.which("sudo") is None:
+        return Finding(
+            check=name,
+            verdict=Verdict.FAIL,
+            done="looked for sudo",
+            found=f"{who}, and there is no sudo",
+            mend="run ./inv as root, or have sudo installed and be allowed to use it",
+        )
+    done = "executed a program by sudo, without a password"
+    ended = subprocess.run(
+        ["sudo", "--non-interactive", "true"],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=_RUN_LIMIT_S,
+    )
+    if ended.returncode == 0:
+        found = f"{who}, and sudo works: sudo ./inv build-image"
+        return Finding(check=name, verdict=Verdict.OK, done=done, found=found)
+    return Finding(
+        check=name,
+        verdict=Verdict.WARN,
+        done=done,
+        found=f"{who}; {' '.join(ended.stderr.split()) or 'sudo refused'}",
+        mend="sudo --validate shows whether you may; then sudo ./inv build-image",
+    )
 
 
 def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: int = _DISK_NEEDED_MIB) -> Finding:
@@ -572,30 +623,28 @@ def _context(members: Mapping[str, tuple[bytes, int]]) -> io.BytesIO:
 # ------------------------------------------------------------------------------------------------ the network
 
 
-def check_mirror(config: Config) -> Finding:
-    """Ask each pocket of the apt mirror for its signed index."""
+def check_mirror(config: Config, folder: Path) -> Finding:
+    """Fetch and verify the lists of the apt mirror as a build does, in a folder that goes away."""
+    kept = config.build_root / "keys"
+    sources = apt.sources_for(config, kept if kept.is_dir() else folder / "keys")
+    return check_pockets(sources, folder / "mirror", strict=config.image.strict)
+
+
+def check_pockets(sources: tuple[apt.Source, ...], folder: Path, *, strict: bool) -> Finding:
+    """``check_mirror`` for given sources."""
     name = "apt mirror"
-    keyrings = config.build_root / "keyrings"
-    sources = apt.sources_for(config, keyrings)
-    done = f"asked for InRelease of {len(sources)} pockets"
-    faults: list[str] = []
-    main_silent = False
-    for source in sources:
-        url = f"{source.uri}/dists/{source.pocket.suite}/InRelease"
-        if fault := _not_fetched(url):
-            faults.append(f"{source.pocket.suite} at {source.uri}: {fault}")
-            main_silent = main_silent or source.pocket.name == "main"
-    if not faults:
-        hosts = ", ".join(dict.fromkeys(source.uri for source in sources))
-        return Finding(check=name, verdict=Verdict.OK, done=done, found=f"all answer: {hosts}")
-    needed = config.image.strict or main_silent
-    return Finding(
-        check=name,
-        verdict=Verdict.FAIL if needed else Verdict.WARN,
-        done=done,
-        found="; ".join(faults),
-        mend="set image.mirror in invoke.yaml to one that answers, or http_proxy to a proxy that reaches it",
-    )
+    done = f"fetched and verified the lists of {len(sources)} pockets"
+    mend = "set image.mirror in invoke.yaml to one that is whole, or http_proxy to a proxy that reaches it"
+    try:
+        verified = apt.verify(sources, folder, strict=False, limit_s=_MIRROR_LIMIT_S)
+    except MirrorPocketUnusable as fault:
+        found = f"{fault.summary}: {fault.found}"
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)
+    if verified.warnings:
+        verdict = Verdict.FAIL if strict else Verdict.WARN
+        return Finding(check=name, verdict=verdict, done=done, found="; ".join(verified.warnings), mend=mend)
+    hosts = ", ".join(dict.fromkeys(source.uri for source in sources))
+    return Finding(check=name, verdict=Verdict.OK, done=done, found=f"all signed as they should be: {hosts}")
 
 
 def check_package_index(folder: Path) -> Finding:
@@ -607,22 +656,9 @@ def check_package_index(folder: Path) -> Finding:
         process.run([sys.executable, "-m", "pip", "download", *words], limit_s=_RUN_LIMIT_S)
     except CommandFailed as fault:
         found = fault.tail.strip().splitlines()[-1:] or [fault.found]
-        return Finding(
-            check=name, verdict=Verdict.WARN, done=done, found=found[0], mend="https_proxy, or pip.conf's index-url"
-        )
+        mend = engine.SOCKS_MEND if engine.SOCKS_MISSING in fault.tail else "https_proxy, or pip.conf's index-url"
+        return Finding(check=name, verdict=Verdict.WARN, done=done, found=found[0], mend=mend)
     return Finding(check=name, verdict=Verdict.OK, done=done, found="it answers")
-
-
-def _not_fetched(url: str) -> str:
-    """Why a URL cannot be fetched; an empty string when it can."""
-    if not url.startswith(("http://", "https://")):
-        path = Path(url.partition("://")[2])
-        return "" if path.is_file() else f"{path}: no such file"
-    try:
-        with requests.get(url, timeout=_REQUEST_LIMIT_S, stream=True) as answer:
-            return "" if answer.ok else f"HTTP {answer.status_code}"
-    except requests.RequestException as fault:
-        return " ".join(str(fault).split())[-160:]
 
 
 # ------------------------------------------------------------------------------------------------ servers
@@ -671,6 +707,13 @@ def check_local_registry() -> Finding:
 
 
 # ------------------------------------------------------------------------------------------------ small things
+
+
+def _writable(folder: Path) -> Path:
+    """The folder; where it is another user's, which ``check_disk`` tells, the one for everybody's temporary files."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else Path(tempfile.gettempdir())
 
 
 def _write_probe(folder: Path) -> Path:

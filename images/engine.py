@@ -43,6 +43,10 @@ _SYSTEMD_MARK = Path("/run/systemd/system")
 _SYSTEM_PIDFILE = Path("/var/run/docker.pid")
 _CGROUP = Path("/sys/fs/cgroup")
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+SOCKS_MISSING = "Missing dependencies for SOCKS support"
+"""What requests and pip say when the proxy speaks SOCKS and PySocks is not installed."""
+SOCKS_MEND = ".venv/bin/pip install PySocks, or set http_proxy and https_proxy to an HTTP proxy"
+
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0
 _TAIL_LINES = 15
@@ -185,16 +189,24 @@ def stop_daemon(daemon: Daemon) -> str:
 def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The proxy variables, as build arguments and as environment of build steps, in both spellings.
 
-    curl reads only the lower-case ``http_proxy``, other programs only upper-case names. These names are Docker's
-    predefined build arguments: they neither stay in the image's history nor spoil the build cache.
+    curl reads only the lower-case ``http_proxy``, other programs only upper-case names; apt does not know
+    ``all_proxy``, so it stands in for ``http_proxy`` and ``https_proxy`` where those are not set. These names are
+    Docker's predefined build arguments: they neither stay in the image's history nor spoil the build cache.
     """
     source = os.environ if environ is None else environ
-    found: dict[str, str] = {}
-    for name in _PROXY_NAMES:
-        value = source.get(name) or source.get(name.upper())
-        if value:
-            found[name] = found[name.upper()] = value
-    return found
+    given = {name: source.get(name) or source.get(name.upper()) or "" for name in _PROXY_NAMES}
+    if given["all_proxy"]:
+        for name in ("http_proxy", "https_proxy"):
+            given[name] = given[name] or _spelt_for_all(given["all_proxy"])
+    return {spelling: value for name, value in given.items() if value for spelling in (name, name.upper())}
+
+
+def _spelt_for_all(proxy: str) -> str:
+    """A proxy's address as every program takes it: apt wants a scheme, and of SOCKS knows ``socks5h`` alone."""
+    scheme, separator, rest = proxy.rpartition("://")
+    if not separator:
+        return f"http://{rest}"
+    return f"socks5h://{rest}" if scheme == "socks5" else proxy
 
 
 def build_network(environ: Mapping[str, str] | None = None) -> str | None:
@@ -519,12 +531,13 @@ def _locked(folder: Path) -> Iterator[None]:
     """One task at a time starts or stops the engine."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as fault:
+        (folder / "lock").open("a").close()
+    except (FileExistsError, NotADirectoryError, PermissionError) as fault:
         raise ForeignFolder(
             f"{folder} cannot hold the engine's record",
-            expected="a folder",
+            expected="a folder that you may write to",
             found=str(fault),
-            mend="move that file away",
+            mend="run the task with sudo" if isinstance(fault, PermissionError) else "move that file away",
         ) from fault
     with locked(folder):
         yield

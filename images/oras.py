@@ -26,12 +26,13 @@ import requests
 import urllib3.exceptions
 
 from images import credentials, engine, registry
-from images.distribution import Blob, Distribution, RegistryBroke, explain, is_insecure
+from images.distribution import Blob, Distribution, explain, is_insecure
 from images.reference import Reference
 from toolchain import progress
 from toolchain.errors import (
     EngineUnavailable,
     ReferenceNotFound,
+    RegistryBroke,
     RegistryFailed,
     RegistryUntrusted,
 )

@@ -26,7 +26,7 @@ import urllib3.exceptions
 from images import credentials as stored
 from images import engine, transfer
 from images.credentials import Credentials
-from images.distribution import Distribution, RegistryBroke, RegistryFull, RemoteImage, is_insecure
+from images.distribution import Distribution, RemoteImage, is_insecure
 from images.reference import Reference, resolve
 from toolchain import progress
 from toolchain.config import Config
@@ -34,7 +34,9 @@ from toolchain.errors import (
     EngineUnavailable,
     PlatformMismatch,
     ReferenceNotFound,
+    RegistryBroke,
     RegistryFailed,
+    RegistryFull,
     RegistryRefused,
     RegistryUnreachable,
     UserError,

@@ -30,7 +30,7 @@ from toolchain import files
 from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
 from toolchain.errors import CommandFailed, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
 from toolchain.jobs import available_memory_mib
-from toolchain.process import require_program, run
+from toolchain.process import require_program, require_root, run
 
 HERE = Path(__file__).resolve().parent
 STANDING_IN = "standing-in"
@@ -99,7 +99,11 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
 
 
 def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
-    """Build a target root and write it as an uncompressed tar. Raises ImageBuildFailed or NetworkUnreachable."""
+    """Build a target root and write it as an uncompressed tar.
+
+    Raises RootNeeded, ImageBuildFailed or NetworkUnreachable.
+    """
+    _require_root(spec)
     hook = HERE / "hooks" / "install-with-native-tools"
     manual = log.with_suffix(".manual")
     manual.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +122,7 @@ def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str],
 
 def build_native_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
     """Build a root of this PC's architecture, fully installed, as an uncompressed tar. Raises as ``build_tar``."""
+    _require_root(spec)
     _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {}, on_stage)
 
 
@@ -133,6 +138,7 @@ def build_tools(
 
     ``standing_in`` names the packages that such programs come from. Raises as ``build_tar``.
     """
+    _require_root(spec)
     with files.scratch_folder(folder.parent, folder.name) as scratch:
         tree = scratch / "tree"
         _mmdebstrap(spec, tree, log, ["--variant=extract"], spec.packages, {}, on_stage)
@@ -163,6 +169,10 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
         (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
         (root / "etc/group").write_text("root:x:0:\n")
         files.pack(root, tar, epoch=epoch)
+
+
+def _require_root(spec: RootSpec) -> None:
+    require_root(f"to give the files of the {spec.role} root their owners", "./inv TASK, with the task that you gave")
 
 
 def _set_depmod_apart(tree: Path) -> None:

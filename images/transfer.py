@@ -19,7 +19,7 @@ import docker.auth
 import requests
 
 from images.credentials import Credentials
-from images.distribution import RegistryBroke, RegistryFull, refused, unknown_host, unreachable, untrusted
+from images.distribution import closed, refused, unknown_host, unreachable, untrusted
 from images.reference import Reference
 from toolchain import progress
 from toolchain.errors import (
@@ -27,7 +27,9 @@ from toolchain.errors import (
     PlatformMismatch,
     ReferenceInvalid,
     ReferenceNotFound,
+    RegistryBroke,
     RegistryFailed,
+    RegistryFull,
     UserError,
 )
 
@@ -212,6 +214,8 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         return untrusted(reference.host, found)
     if says("no such host", "name resolution", "server misbehaving"):
         return unknown_host(reference.host)
+    if says("connection refused") and not says("lookup "):  # else the name server's
+        return closed(reference.host, found)
     if says("connection refused", "no route to host", "network is unreachable", "i/o timeout", "handshake timeout"):
         return unreachable(reference.host, found)
     if says("deadline exceeded", "client.timeout", "timeout awaiting"):

@@ -27,7 +27,6 @@ from nfsroot import unpack
 from nfsroot.accompany import accompany
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
 from nfsroot.layout import Layout, owned_inodes, write_marker
-from nfsroot.serve import require_root
 from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import process, progress
 from toolchain.config import Config
@@ -77,7 +76,7 @@ def export(
     Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
     is not ours), InUse (another export, a server of the tree, or mounts in it) and DiskFull.
     """
-    require_root("to give files to their owners", _AGAIN)
+    process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
     final = Layout(_absolute(destination or (tarball or config.nfsroot)))
     as_folder = destination is not None or tarball is None

@@ -35,7 +35,7 @@ from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
 from toolchain import process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
+from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, ServerFailed
 
 _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
@@ -70,14 +70,6 @@ class ServeResult:
     source: str
     seconds: float
     ended_by: str
-
-
-def require_root(why: str, again: str) -> None:
-    """Raise RootNeeded unless this is root; ``again`` is the command to repeat with sudo."""
-    if os.geteuid() != 0:
-        raise RootNeeded(
-            f"root is needed {why}", expected="user id 0", found=f"user id {os.geteuid()}", mend=f"sudo {again}"
-        )
 
 
 def plugin_folder() -> Path:
@@ -162,7 +154,7 @@ def running_server(
     folder) or ServerFailed with the last lines of its log.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
-    require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
+    process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
     program = process.require_program("ganesha.nfsd", "to serve the exported tree over NFS")
     process.require_program("nfs-ls", "to see that the NFS server serves")
     plugins = plugin_folder()
@@ -269,7 +261,7 @@ def serve(
     ``running_server`` raises, ArtefactMissing when nothing was exported, and ServerFailed when the server dies.
     """
     layout = Layout.of(config)
-    require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
+    process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
     require_export(layout)
     shown = address or server_address(config)
     subnet = subnet_of(config)

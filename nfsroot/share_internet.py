@@ -23,7 +23,6 @@ from typing import Any
 
 from nfsroot.addresses import own_addresses, subnet_of
 from nfsroot.rendering import render
-from nfsroot.serve import require_root
 from toolchain import process
 from toolchain.config import Config
 from toolchain.errors import NetworkSharingFailed
@@ -70,7 +69,7 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
 
     Raises RootNeeded, ProgramMissing (nft, ip) or NetworkSharingFailed (no uplink, the uplink is in the subnet).
     """
-    require_root("to translate addresses", f"{_AGAIN} on")
+    process.require_root("to translate addresses", f"{_AGAIN} on")
     process.require_program("nft", "to translate the board's addresses")
     subnet = subnet_of(config)
     uplink = find_uplink(subnet)
@@ -100,7 +99,7 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
 
 def off(config: Config, *, state: Path = STATE) -> Sharing:
     """Take everything back that ``on`` changed; nothing to do is fine."""
-    require_root("to translate addresses", f"{_AGAIN} off")
+    process.require_root("to translate addresses", f"{_AGAIN} off")
     process.require_program("nft", "to translate the board's addresses")
     for chain in _forward_chains():
         for rule in _rules(chain):
@@ -118,7 +117,7 @@ def off(config: Config, *, state: Path = STATE) -> Sharing:
 
 def status(config: Config, *, state: Path = STATE) -> Sharing:
     """Look, and say what is missing."""
-    require_root("to read the packet filter", f"{_AGAIN} status")
+    process.require_root("to read the packet filter", f"{_AGAIN} status")
     process.require_program("nft", "to read the packet filter")
     subnet = subnet_of(config)
     kept = _read(state)

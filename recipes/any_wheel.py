@@ -168,7 +168,7 @@ def build_wheel(
             found=", ".join(map(repr, wrong)),
             mend="for instance --package=libxml2-dev",
         )
-    main_job.ready_workbench(config)
+    main_job.ready_workbench(config, task="./inv build-wheel")
     compiler = Flow(config).compiler() if config.build.native_compiler else native.Mounts()
     with contextlib.closing(connect()) as client:
         return build_in(

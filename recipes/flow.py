@@ -40,11 +40,14 @@ from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, EngineUnavailable, ServerFailed
+from toolchain.errors import CommandFailed, EngineUnavailable, RootNeeded, ServerFailed
 from toolchain.manifest import Artefact, Manifest
 from toolchain.process import run
 from toolchain.steps import Made, Pipeline, Step
 
+ROOTS = ("tools", "builder", "dev", "rootfs")
+"""Steps whose files have owners: root alone can make them."""
+NO_ENGINE = "no engine answers"
 MODULES = ("dot_cpp", "matrix_cpp", "cpu_cpp")
 """What the extension wheel brings; imported in the finished image before it is called built."""
 
@@ -603,7 +606,7 @@ class Flow:
             except (docker.errors.ImageNotFound, docker.errors.NullResource):
                 return "its image is gone from the engine"
             except EngineUnavailable:
-                return "no engine answers"
+                return NO_ENGINE
             return "" if found == made.facts["image"] else "its image in the engine is another one"
 
         return probe
@@ -687,9 +690,18 @@ def _unpack(tar: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Only one build at a time writes to a target's folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as stream:
+    """Only one build at a time writes to a target's folder. Raises RootNeeded where that is another user's."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except PermissionError as fault:
+        raise RootNeeded(
+            f"{folder} belongs to another user",
+            expected="a build folder that you may write to",
+            found=str(fault),
+            mend="run the task with sudo, as whatever built there, or set build.folder to a folder of your own",
+        ) from fault
+    with lock as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as fault:

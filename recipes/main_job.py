@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from pathlib import Path
 
 from images import native, shell
 from images.engine import ensure_running
-from recipes.flow import Flow, alone
+from recipes.flow import NO_ENGINE, ROOTS, Flow, alone
 from recipes.torch import job as torch_job
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import ConfigError
 from toolchain.manifest import Manifest, all_warnings
+from toolchain.process import require_root
 from toolchain.steps import MANIFEST_SUFFIX, Decision, Pipeline
 
 _STEP_OF_UPDATE = "mirror"
@@ -91,9 +93,11 @@ def build_image(
 ) -> Built:
     """Bring the system image up to date, or ``only`` these steps; ``reuse`` as in ``Flow``.
 
-    Raises a UserError of the step that failed.
+    Raises RootNeeded before anything is done, or a UserError of the step that failed.
     """
     began = time.monotonic()
+    if os.geteuid() != 0:
+        _require_root(plan(config, update=update, again=again, only=only), "./inv build-image")
     ensure_running(config)
     if config.torch.from_source:
         torch_job.build_torch(config)
@@ -107,12 +111,30 @@ def build_image(
     return Built(tuple(manifests), ran, time.monotonic() - began)
 
 
-def ready_workbench(config: Config) -> None:
-    """Bring the image that shells are opened in up to date, and what it needs."""
+def _require_root(decisions: Sequence[Decision], task: str) -> None:
+    """Raise RootNeeded where a root will be made. One that merely no engine could be asked for may be there."""
+    made = [item for item in decisions if item.runs and item.step.name in ROOTS and item.reason != NO_ENGINE]
+    if made:
+        titles = ", ".join(item.step.title for item in made)
+        require_root(f"to give files to their owners ({titles})", task)
+
+
+def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
+    """Bring the image that shells are opened in up to date, and what it needs, for a task.
+
+    Raises RootNeeded before anything is done, or a UserError of the step that failed.
+    """
+    if os.geteuid() != 0:
+        with Flow(config) as flow:
+            _require_root(_for_workbench(flow.pipeline(workbench=True)), task)
     ensure_running(config)
     with alone(config.target_root), Flow(config) as flow:
         pipeline = flow.pipeline(workbench=True)
-        pipeline.execute([item for item in pipeline.plan() if item.step.name not in ("rootfs", "system")])
+        pipeline.execute(_for_workbench(pipeline))
+
+
+def _for_workbench(pipeline: Pipeline) -> list[Decision]:
+    return [item for item in pipeline.plan() if item.step.name not in ("rootfs", "system")]
 
 
 def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:

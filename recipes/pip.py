@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from images.engine import SOCKS_MEND, SOCKS_MISSING
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from toolchain.process import run
 
@@ -40,6 +41,13 @@ def run_pip(
             log=log,
         )
     except CommandFailed as fault:
+        if SOCKS_MISSING in fault.tail:
+            raise NetworkUnreachable(
+                f"{what} cannot be fetched: the proxy speaks SOCKS, and pip does not",
+                expected="an HTTP proxy, or the package PySocks",
+                found=f"{SOCKS_MISSING} (whole log: {log})",
+                mend=SOCKS_MEND,
+            ) from fault
         if _UNREACHABLE.search(fault.tail):
             raise NetworkUnreachable(
                 f"{what} cannot be fetched: the package index does not answer",

@@ -186,9 +186,21 @@ class RegistryRefused(UserError):
 
 
 class RegistryUnreachable(UserError):
-    """The registry's host is unknown, does not answer, or refuses the connection."""
+    """The registry's host does not answer in time, or there is no way to it."""
 
     exit_code = 31
+
+
+class RegistryHostUnknown(RegistryUnreachable):
+    """The registry's host has a name that does not resolve."""
+
+    exit_code = 51
+
+
+class RegistryConnectionRefused(RegistryUnreachable):
+    """The registry's host is there, and nothing listens on that port."""
+
+    exit_code = 52
 
 
 class RegistryUntrusted(UserError):
@@ -210,9 +222,21 @@ class ReferenceNotFound(UserError):
 
 
 class RegistryFailed(UserError):
-    """The registry broke off (storage full, died in mid-push, digest does not match)."""
+    """The registry answers what a registry should not (no registry at all, a digest or a layer that does not match)."""
 
     exit_code = 35
+
+
+class RegistryFull(RegistryFailed):
+    """The registry has no room left."""
+
+    exit_code = 53
+
+
+class RegistryBroke(RegistryFailed):
+    """The registry broke off, or answered with a fault of its own: worth another try."""
+
+    exit_code = 54
 
 
 class EngineConfigUnusable(UserError):

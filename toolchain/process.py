@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ProgramMissing, UserError
+from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ProgramMissing, RootNeeded, UserError
 
 DEFAULT_LIMIT_S = 3600.0
 _TAIL_LINES = 25
@@ -78,6 +78,14 @@ def require_program(name: str, why: str) -> Path:
             mend=f"apt-get install {_PACKAGES.get(name, name)} (./inv does that on its first run)",
         )
     return Path(found)
+
+
+def require_root(why: str, again: str) -> None:
+    """Raise RootNeeded unless this is root; ``again`` is the command to repeat with sudo."""
+    if os.geteuid() != 0:
+        raise RootNeeded(
+            f"root is needed {why}", expected="user id 0", found=f"user id {os.geteuid()}", mend=f"sudo {again}"
+        )
 
 
 def explain_exit(returncode: int) -> str:

@@ -3,82 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import gzip
-import hashlib
-import http.server
-import threading
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from apt_parts import Archive, Proxy, served, sources
 
-from images import apt
-from images.flavour import Pocket, SigningKey, load_flavour, packages_for, target_flavour
+from images import apt, engine
+from images.flavour import SigningKey, load_flavour, packages_for, target_flavour
 from toolchain.config import Config, ImageConfig, load_config
 from toolchain.errors import ConfigError, MirrorPocketUnusable, NetworkUnreachable, SourceUnavailable
-from toolchain.process import run
-
-PACKAGES = """Package: hello
-Version: 1.0
-Architecture: armhf
-Maintainer: Nobody <nobody@example.org>
-Filename: pool/hello.deb
-Size: 1
-SHA256: {digest}
-Description: says hello
-
-"""
-
-
-class Archive:
-    """A small archive: three pockets, each with a signed index."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.home = folder / "gpg"
-        self.home.mkdir(mode=0o700)
-        self.keyring = folder / "archive.gpg"
-        quiet = ["gpg", "--homedir", self.home, "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", ""]
-        self._gpg = quiet
-        run([*quiet, "--quick-generate-key", "archive@example.org", "ed25519", "sign", "never"])
-        run([*quiet, "--yes", "--output", self.keyring, "--export"])
-        run([*quiet, "--yes", "--armor", "--output", folder / "archive.asc", "--export"])
-        self.fingerprint = next(
-            line.split(":")[9]
-            for line in run([*quiet, "--with-colons", "--list-keys"]).output.splitlines()
-            if line.startswith("fpr:")
-        )
-        for suite in ("stone", "stone-updates", "stone-security"):
-            self.publish(suite)
-
-    def publish(self, suite: str) -> None:
-        """Write a pocket's index and sign it."""
-        dist = self.folder / "dists" / suite
-        binary = dist / "main" / "binary-armhf"
-        binary.mkdir(parents=True, exist_ok=True)
-        text = PACKAGES.format(digest=hashlib.sha256(b"x").hexdigest()).encode()
-        (binary / "Packages.gz").write_bytes(gzip.compress(text, mtime=0))
-        lines = ["Origin: Test", f"Suite: {suite}", f"Codename: {suite}", "Architectures: armhf", "Components: main"]
-        lines += ["Date: Thu, 01 Jan 2026 00:00:00 UTC", "SHA256:"]
-        for path in (binary / "Packages.gz",):
-            content = path.read_bytes()
-            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} main/binary-armhf/{path.name}")
-        lines.append(f" {hashlib.sha256(text).hexdigest()} {len(text)} main/binary-armhf/Packages")
-        (dist / "Release").write_text("\n".join(lines) + "\n")
-        run([*self._gpg, "--yes", "--clearsign", "--output", dist / "InRelease", dist / "Release"])
-
-    def make_stale(self, suite: str) -> None:
-        """The mirror's files are older than its index says."""
-        (self.folder / "dists" / suite / "main" / "binary-armhf" / "Packages.gz").write_bytes(b"of yesterday")
-
-    def source(self, suite: str, uri: str, name: str) -> apt.Source:
-        """A source that names this archive."""
-        return apt.Source(Pocket(name=name, suite=suite, mirror=""), uri, ("main",), self.keyring, ("armhf",))
-
-    def close(self) -> None:
-        """End the agent that gpg leaves behind for each home."""
-        run(["gpgconf", "--homedir", self.home, "--kill", "all"])
 
 
 @pytest.fixture(scope="module")
@@ -87,34 +22,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
         yield made
 
 
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
-def sources(archive: Archive, uri: str) -> tuple[apt.Source, ...]:
-    return (
-        archive.source("stone", uri, "main"),
-        archive.source("stone-updates", uri, "updates"),
-        archive.source("stone-security", uri, "security"),
-    )
 
 
 def test_all_pockets_verify(archive: Archive, tmp_path: Path) -> None:
@@ -167,6 +77,81 @@ def test_a_mirror_that_does_not_answer(archive: Archive, tmp_path: Path) -> None
     with pytest.raises(MirrorPocketUnusable) as caught:
         apt.verify((archive.source("stone", "http://127.0.0.1:1", "main"),), tmp_path, strict=False)
     assert "127.0.0.1" in caught.value.found
+
+
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*engine.build_environment(), "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "scheme"),
+    [
+        ("all_proxy", "http://"),
+        ("ALL_PROXY", "http://"),
+        ("all_proxy", ""),
+        ("http_proxy", "http://"),
+        ("HTTP_PROXY", "http://"),
+    ],
+)
+def test_a_proxy_is_used_however_it_is_named(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, scheme: str
+) -> None:
+    """The mirror's host does not exist: without the proxy nothing could verify."""
+    without_proxies(monkeypatch)
+    with served(archive.folder) as uri:
+        proxy = Proxy(uri)
+        with proxy.running() as address:
+            monkeypatch.setenv(variable, scheme + address)
+            found = apt.verify(sources(archive, "http://mirror.invalid"), tmp_path, strict=True)
+    assert len(found.sources) == 3
+    assert "http://mirror.invalid/dists/stone/InRelease" in proxy.asked
+    assert len(proxy.asked) >= 6, "the index and the list of each pocket"
+
+
+def test_hosts_in_no_proxy_are_asked_directly(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_proxies(monkeypatch)
+    with served(archive.folder) as uri:
+        proxy = Proxy(uri)
+        with proxy.running() as address:
+            monkeypatch.setenv("all_proxy", f"http://{address}")
+            monkeypatch.setenv("no_proxy", "127.0.0.1")
+            apt.verify(sources(archive, uri), tmp_path, strict=True)
+    assert proxy.asked == []
+
+
+def test_a_socks_proxy_is_taken_as_apt_knows_it(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody listens there; apt says so, and not that it does not know such a proxy."""
+    without_proxies(monkeypatch)
+    monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1")
+    with pytest.raises(MirrorPocketUnusable) as caught:
+        apt.verify((archive.source("stone", "http://mirror.invalid", "main"),), tmp_path, strict=False)
+    assert "127.0.0.1:1" in caught.value.found
+    assert "Unsupported proxy" not in caught.value.found
+
+
+def test_a_key_comes_through_the_proxy_too(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_proxies(monkeypatch)
+    key = SigningKey(url="http://mirror.invalid/archive.asc", fingerprint=archive.fingerprint)
+    with served(archive.folder) as uri:
+        proxy = Proxy(uri)
+        with proxy.running() as address:
+            monkeypatch.setenv("all_proxy", f"http://{address}")
+            apt.fetch_key(key, tmp_path / "key.gpg")
+    assert proxy.asked == ["http://mirror.invalid/archive.asc"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
+def test_a_key_behind_a_socks_proxy_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_proxies(monkeypatch)
+    monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
+    with pytest.raises(NetworkUnreachable) as caught:
+        apt.fetch_key(SigningKey(url="http://mirror.invalid/key", fingerprint="0" * 40), tmp_path / "key.gpg")
+    assert "pip install PySocks" in caught.value.mend
 
 
 def test_a_failed_verification_leaves_the_old_lists(archive: Archive, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from test_artefacts import KEY, OTHER_KEY, products
 
 from images import local_registry, oras, registry
 from images.credentials import PASSWORD_VARIABLE
-from images.distribution import RegistryFull
 from images.local_registry import Registry, Settings
 from recipes import artefacts, share
 from toolchain import progress
@@ -39,9 +38,11 @@ from toolchain.errors import (
     ArtefactMissing,
     ReferenceInvalid,
     ReferenceNotFound,
+    RegistryBroke,
+    RegistryConnectionRefused,
     RegistryFailed,
+    RegistryFull,
     RegistryRefused,
-    RegistryUnreachable,
 )
 
 OCI = "application/vnd.oci.image.manifest.v1+json"
@@ -369,8 +370,9 @@ def test_a_refused_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     config = config_for(tmp_path, f"127.0.0.1:{free_port()}")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     for call in (lambda: artefacts.push(config), lambda: artefacts.pull(config, "thing", OTHER_KEY)):
-        with pytest.raises(RegistryUnreachable) as caught:
+        with pytest.raises(RegistryConnectionRefused) as caught:
             call()
+        assert caught.value.exit_code == 52
         assert "./inv registry up" in caught.value.mend
 
 
@@ -418,8 +420,9 @@ def test_a_registry_that_stays_away_is_given_up(
         config = config_for(tmp_path, proxy.address, namespace="away")
         artefacts.put(config, "thing", KEY, large(tmp_path))
         proxy.watch = lambda _, sent: sent > MIB
-        with pytest.raises((RegistryFailed, RegistryUnreachable)):
+        with pytest.raises(RegistryBroke) as caught:
             artefacts.push(config)
+    assert caught.value.exit_code == 54
     assert ask(plain, "/v2/away/artefacts/tags/list").json().get("tags") is None
 
 
@@ -435,7 +438,7 @@ def test_a_full_registry_is_said_so_and_the_next_push_goes_on(tmp_path: Path, mo
         artefacts.put(config, "thing", KEY, large(tmp_path))
         with pytest.raises(RegistryFull) as caught:
             artefacts.push(config)
-        assert caught.value.exit_code == 35
+        assert caught.value.exit_code == 53
         assert TAG not in ask(running, "/v2/pitorch/artefacts/tags/list").text
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True, timeout=30)
         (pushed,) = artefacts.push(config)

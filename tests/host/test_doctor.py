@@ -6,17 +6,20 @@ emulator is registered until the test does it (Linux 6.7 and newer), and may mou
 
 from __future__ import annotations
 
-import http.server
+import contextlib
+import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from apt_parts import Archive, served, sources
 from elftools.elf.elffile import ELFFile
 from rich.console import Console
 
@@ -230,6 +233,69 @@ def test_a_listing_that_ends_early_is_no_success(arm: None, tmp_path: Path) -> N
     assert (tmp_path / "status").read_text() == "4\n"
 
 
+# ------------------------------------------------------------------------------------------------ rights
+
+
+def as_nobody(check: str, path: str) -> Finding:
+    """The finding of an expression for an ordinary user, with these folders of programs."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    code = "import dataclasses, json, os; from images import doctor; os.setgroups([]); os.setgid(65534); "
+    code += f"os.setuid(65534); print(json.dumps(dataclasses.asdict({check})))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    fields = json.loads(ended.stdout)
+    return Finding(**{**fields, "verdict": Verdict(fields["verdict"])})
+
+
+def test_root_has_the_rights() -> None:
+    finding = in_user_namespace("doctor.check_rights()")
+    assert (finding.verdict, finding.found) == (Verdict.OK, "you are root, and may mount")
+
+
+def test_root_without_capabilities_has_not() -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv (util-linux) is not installed")
+    finding = in_user_namespace(
+        "doctor.check_rights()", before='exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$0" -c "$1"'
+    )
+    assert finding.verdict is Verdict.FAIL
+    assert "Operation not permitted" in finding.found
+    assert "--privileged" in finding.mend
+
+
+def test_an_ordinary_user_without_sudo_has_not() -> None:
+    finding = as_nobody("doctor.check_rights()", "/nowhere")
+    assert finding.verdict is Verdict.FAIL
+    assert "id 65534" in finding.found
+    assert "there is no sudo" in finding.found
+    assert "as root" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict", "found"),
+    [
+        ('[ "$1" = --non-interactive ] && shift && exec "$@"', Verdict.OK, "sudo works"),
+        ("echo 'sudo: a password is required' >&2; exit 1", Verdict.WARN, "a password is required"),
+    ],
+)
+def test_an_ordinary_users_sudo_is_tried(script: str, verdict: Verdict, found: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="pitorch-sudo-") as folder:
+        Path(folder).chmod(0o755)
+        stand_in = Path(folder) / "sudo"
+        stand_in.write_text(f"#!/bin/sh\n{script}\n")
+        stand_in.chmod(0o755)
+        finding = as_nobody("doctor.check_rights()", f"{folder}:/usr/bin:/bin")
+    assert finding.verdict is verdict
+    assert found in finding.found
+    assert "sudo ./inv build-image" in finding.found + finding.mend
+
+
 # ------------------------------------------------------------------------------------------------ the machine
 
 
@@ -239,6 +305,21 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.FAIL
     assert "No space left" in finding.found
     assert not list(tmp_path.iterdir())
+
+
+def test_a_build_folder_of_another_user(tmp_path: Path) -> None:
+    """Trials go elsewhere, and what was found says whose it is."""
+    with tempfile.TemporaryDirectory(prefix="pitorch-theirs-") as name:
+        Path(name).chmod(0o755)
+        assert doctor._writable(Path(name)) == Path(name)
+        finding = as_nobody(f"doctor.check_disk(__import__('pathlib').Path({name!r}))", os.environ["PATH"])
+        assert finding.verdict is Verdict.FAIL
+        assert "Permission denied" in finding.found
+        os.seteuid(65534)
+        try:
+            assert doctor._writable(Path(name)) == Path(tempfile.gettempdir())
+        finally:
+            os.seteuid(0)
 
 
 @pytest.mark.parametrize(("size_mib", "verdict"), [(64, Verdict.FAIL), (200, Verdict.WARN), (301, Verdict.OK)])
@@ -388,52 +469,89 @@ def test_engine_versions_and_storage(version: str, driver: str, verdict: Verdict
 # ------------------------------------------------------------------------------------------------ the network
 
 
-class _Mirror(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        there = self.path in ("/debian/dists/trixie/InRelease", "/debian/dists/trixie-updates/InRelease")
-        self.send_response(200 if there else 404)
-        self.end_headers()
-
-    def log_message(self, *words: object) -> None:
-        """Stay silent."""
-
-
-@pytest.fixture
-def mirror() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Mirror) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
+    with contextlib.closing(Archive(tmp_path_factory.mktemp("archive"))) as made:
+        yield made
 
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in engine.build_environment():
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
 
 
-def mirror_config(tmp_path: Path, main: str, *, strict: bool = False) -> Config:
-    image = ImageConfig(mirror=main, security_mirror=main + "-security", strict=strict)
-    return Config(build=BuildConfig(folder=tmp_path), image=image)
+def mirror_config(folder: Path, main: str, *, security: str = "") -> Config:
+    image = ImageConfig(mirror=main, security_mirror=security or main + "-security")
+    return Config(build=BuildConfig(folder=folder), image=image)
 
 
 def test_a_mirror_that_refuses(tmp_path: Path, direct: None) -> None:
-    finding = doctor.check_mirror(mirror_config(tmp_path, "http://127.0.0.1:9/debian"))
+    config = mirror_config(tmp_path / "build", "http://127.0.0.1:9/debian")
+    finding = doctor.check_mirror(config, tmp_path / "scratch")
     assert finding.verdict is Verdict.FAIL
     assert "refused" in finding.found
     assert "image.mirror" in finding.mend
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_mirror_that_is_as_it_should_be(archive: Archive, tmp_path: Path, direct: None) -> None:
+    with served(archive.folder) as uri:
+        finding = doctor.check_pockets(sources(archive, uri), tmp_path / "scratch", strict=True)
+    assert finding.verdict is Verdict.OK
+    assert uri in finding.found
+    assert finding.done == "fetched and verified the lists of 3 pockets"
+
+
+def test_a_mirror_that_somebody_else_has_signed(archive: Archive, tmp_path: Path, direct: None) -> None:
+    """It answers everything that is asked for; Debian's key has not signed it."""
+    for suite in ("trixie", "trixie-updates", "trixie-security"):
+        archive.publish(suite)
+    with served(archive.folder) as uri:
+        finding = doctor.check_mirror(mirror_config(tmp_path / "build", uri, security=uri), tmp_path / "scratch")
+    assert finding.verdict is Verdict.FAIL
+    assert "pocket trixie of" in finding.found
+    assert "signature" in finding.found
+
+
+@pytest.mark.parametrize(("strict", "verdict"), [(False, Verdict.WARN), (True, Verdict.FAIL)])
+def test_a_mirror_whose_security_pocket_is_stale(
+    archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
+) -> None:
+    """Its index is there and is signed: only who fetches the lists sees it."""
+    archive.make_stale("stone-security")
+    try:
+        with served(archive.folder) as uri:
+            finding = doctor.check_pockets(sources(archive, uri), tmp_path / "scratch", strict=strict)
+    finally:
+        archive.publish("stone-security")
+    assert finding.verdict is verdict
+    assert "stone-security" in finding.found
+    assert "left out" in finding.found
+    assert finding.mend
 
 
 @pytest.mark.parametrize(("strict", "verdict"), [(False, Verdict.WARN), (True, Verdict.FAIL)])
 def test_a_mirror_without_its_security_pocket(
-    tmp_path: Path, mirror: str, direct: None, strict: bool, verdict: Verdict
+    archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    finding = doctor.check_mirror(mirror_config(tmp_path, f"{mirror}/debian", strict=strict))
+    with served(archive.folder) as uri:
+        asked = (archive.source("stone", uri, "main"), archive.source("none-security", uri, "security"))
+        finding = doctor.check_pockets(asked, tmp_path / "scratch", strict=strict)
     assert finding.verdict is verdict
-    assert "trixie-security" in finding.found
-    assert "HTTP 404" in finding.found
+    assert "none-security" in finding.found
+    assert "404" in finding.found
+
+
+def test_a_mirror_that_takes_its_time_is_not_waited_for(
+    archive: Archive, tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_MIRROR_LIMIT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        finding = doctor.check_pockets((archive.source("stone", uri, "main"),), tmp_path / "scratch", strict=False)
+    assert finding.verdict is Verdict.FAIL
+    assert "1 s" in finding.found
 
 
 def test_a_package_index_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,6 +564,19 @@ def test_a_package_index_that_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     assert finding.verdict is Verdict.WARN
     assert "six" in finding.found
     assert "pip.conf" in finding.mend
+
+
+@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
+def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"INDEX_URL": "http://index.invalid/simple", "RETRIES": "0", "NO_INDEX": "0"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
+    finding = doctor.check_package_index(tmp_path)
+    assert finding.verdict is Verdict.WARN
+    assert "pip install PySocks" in finding.mend
 
 
 # ------------------------------------------------------------------------------------------------ programs

@@ -283,6 +283,17 @@ def test_a_build_folder_that_is_a_file_is_told(daemon: engine.Daemon) -> None:
     daemon.folder.unlink()
 
 
+@needs_root
+def test_a_record_that_belongs_to_another_user_is_told(tmp_path: Path) -> None:
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ForeignFolder, match="engine's record") as caught, engine._locked(tmp_path / "engine"):
+            raise AssertionError("must not go on")
+    finally:
+        os.seteuid(0)
+    assert "sudo" in caught.value.mend
+
+
 PROC_CGROUPS = (
     "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t{0}\t1\t1\nmemory\t{0}\t1\t1\nrdma\t0\t1\t1\nnet\t7\t1\t0\n"
 )
@@ -330,6 +341,27 @@ def test_proxies_reach_build_steps_in_both_spellings() -> None:
         "https_proxy": "http://lower:2",
         "HTTPS_PROXY": "http://lower:2",
     }
+
+
+@pytest.mark.parametrize(
+    ("proxy", "filled"),
+    [
+        ("http://p:1", "http://p:1"),
+        ("p:1", "http://p:1"),
+        ("socks5://me:word@p:1", "socks5h://me:word@p:1"),
+        ("socks5h://p:1", "socks5h://p:1"),
+        ("https://p:1", "https://p:1"),
+    ],
+)
+def test_all_proxy_stands_in_for_what_is_not_set(proxy: str, filled: str) -> None:
+    """Apt does not know it; what is set for one kind of address holds for that kind."""
+    for name in ("all_proxy", "ALL_PROXY"):
+        found = engine.build_environment({name: proxy, "HTTPS_PROXY": "http://own:2"})
+        assert found == {
+            **dict.fromkeys(("http_proxy", "HTTP_PROXY"), filled),
+            **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), "http://own:2"),
+            **dict.fromkeys(("all_proxy", "ALL_PROXY"), proxy),
+        }
 
 
 @pytest.mark.parametrize(

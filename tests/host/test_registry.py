@@ -46,7 +46,7 @@ from images.credentials import PASSWORD_VARIABLE
 from images.local_registry import Registry, Settings, TokenService
 from images.reference import resolve
 from toolchain import progress
-from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryFailed, RegistryRefused
+from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, RegistryRefused
 
 pytestmark = pytest.mark.engine
 
@@ -277,6 +277,7 @@ def test_a_damaged_manifest_is_found_out(client: docker.DockerClient, plain: Reg
         with pytest.raises(RegistryFailed) as caught:
             registry.pull(config)
         assert pushed.digest in caught.value.expected
+        assert caught.value.exit_code == 35
     finally:
         data.write_bytes(whole)
 
@@ -291,8 +292,9 @@ def test_a_missing_layer_is_found_out(
         answer = ask(plain, "/v2/pitorch/holey/manifests/trixie-armhf", headers={"Accept": MANIFEST})
         digest = answer.json()["layers"][0]["digest"].removeprefix("sha256:")
         (plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data").unlink()
-        with pytest.raises(RegistryFailed, match=r"a part of .* is missing"):
+        with pytest.raises(RegistryBroke, match=r"a part of .* is missing") as caught:
             registry.pull(config)
+        assert caught.value.exit_code == 54
 
 
 # --- who may -------------------------------------------------------------------------------------------------------

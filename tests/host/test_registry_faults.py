@@ -40,7 +40,6 @@ from registry_parts import (
 
 from images import distribution, local_registry, registry, transfer
 from images.credentials import PASSWORD_VARIABLE
-from images.distribution import RegistryFull
 from images.local_registry import Registry, Settings
 from images.reference import Reference, resolve
 from toolchain import progress
@@ -49,7 +48,11 @@ from toolchain.errors import (
     DiskFull,
     EngineUnavailable,
     ReferenceInvalid,
+    RegistryBroke,
+    RegistryConnectionRefused,
     RegistryFailed,
+    RegistryFull,
+    RegistryHostUnknown,
     RegistryUnreachable,
     RegistryUntrusted,
     UserError,
@@ -112,12 +115,12 @@ def expect(client: docker.DockerClient, config: Config, kind: type[UserError], e
 
 @pytest.mark.parametrize("address", ["nosuch.invalid", "nosuch.invalid:5000"])
 def test_an_unknown_host(client: docker.DockerClient, tmp_path: Path, address: str) -> None:
-    fault = expect(client, config_for(tmp_path, address), RegistryUnreachable, 31)
+    fault = expect(client, config_for(tmp_path, address), RegistryHostUnknown, 51)
     assert "no host named nosuch.invalid" in str(fault)
 
 
 def test_a_refused_connection(client: docker.DockerClient, tmp_path: Path) -> None:
-    fault = expect(client, config_for(tmp_path, f"127.0.0.1:{free_port()}"), RegistryUnreachable, 31)
+    fault = expect(client, config_for(tmp_path, f"127.0.0.1:{free_port()}"), RegistryConnectionRefused, 52)
     assert "refused" in fault.found
     assert "./inv registry up" in fault.mend
 
@@ -129,8 +132,9 @@ def test_a_host_that_does_not_answer(
     monkeypatch.setattr(distribution, "_READ_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = config_for(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
-        with image(client, config.image_reference("system")), pytest.raises(RegistryUnreachable):
+        with image(client, config.image_reference("system")), pytest.raises(RegistryUnreachable) as caught:
             registry.push(config)
+    assert (type(caught.value), caught.value.exit_code) == (RegistryUnreachable, 31)
 
 
 def test_something_that_is_not_a_registry(client: docker.DockerClient, tmp_path: Path) -> None:
@@ -153,6 +157,7 @@ def test_something_that_is_not_a_registry(client: docker.DockerClient, tmp_path:
         finally:
             server.shutdown()
             thread.join()
+    assert (type(caught.value), caught.value.exit_code) == (RegistryFailed, 35)
     assert "HTTP 404" in caught.value.found
 
 
@@ -340,7 +345,7 @@ def test_a_full_registry_is_told_at_once_and_the_next_push_succeeds(
         with image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)):
             with pytest.raises(RegistryFull) as caught:
                 registry.push(config)
-            assert caught.value.exit_code == 35
+            assert caught.value.exit_code == 53
             assert "no room left" in str(caught.value)
             assert TAG not in ask(running, "/v2/pitorch/system/tags/list").text
             subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True, timeout=30)
@@ -434,9 +439,9 @@ def test_a_registry_that_stays_dead_ends_in_one_error(
 
         proxy.watch = watch
         before = tags_of(client)
-        with image(client, config.image_reference("system")), pytest.raises(UserError) as caught:
+        with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
             registry.push(config)
-    assert caught.value.exit_code in (31, 35)
+    assert caught.value.exit_code == 54
     assert len(warnings_said) == 2
     assert tags_of(client) == before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 
 import pytest
@@ -18,7 +19,11 @@ from toolchain.errors import (
     PlatformMismatch,
     ReferenceInvalid,
     ReferenceNotFound,
+    RegistryBroke,
+    RegistryConnectionRefused,
     RegistryFailed,
+    RegistryFull,
+    RegistryHostUnknown,
     RegistryRefused,
     RegistryUnreachable,
     RegistryUntrusted,
@@ -108,8 +113,12 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
         ("no basic auth credentials", RegistryRefused),
         ("unauthorized: authentication required", RegistryRefused),
         ('Head "http://r.example:5000/v2/a/manifests/t": no basic auth credentials', RegistryRefused),
-        ('Get "https://r.example:5000/v2/": dial tcp 10.0.0.1:5000: connect: connection refused', RegistryUnreachable),
-        ('Get "https://r.example/v2/": dial tcp: lookup r.example on 10.0.0.53:53: no such host', RegistryUnreachable),
+        (
+            'Get "https://r.example:5000/v2/": dial tcp 10.0.0.1:5000: connect: connection refused',
+            RegistryConnectionRefused,
+        ),
+        ('Get "https://r.example/v2/": dial tcp: lookup r.example on 10.0.0.53:53: no such host', RegistryHostUnknown),
+        ("dial tcp: lookup r.example on 10.0.0.53:53: read: connection refused", RegistryUnreachable),
         ('Get "https://r.example/v2/": net/http: TLS handshake timeout', RegistryUnreachable),
         ('Get "https://r.example/v2/": x509: certificate signed by unknown authority', RegistryUntrusted),
         ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', RegistryUntrusted),
@@ -117,8 +126,8 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
         ("manifest for r.example/a:t not found: manifest unknown: manifest unknown", ReferenceNotFound),
         ("invalid reference format: repository name must be lowercase", ReferenceInvalid),
         ("no matching manifest for linux/arm/v7 in the manifest list entries", PlatformMismatch),
-        ("received unexpected HTTP status: 500 Internal Server Error", RegistryFailed),
-        ('Put "http://127.0.0.1:5000/v2/a/manifests/x": EOF', RegistryFailed),
+        ("received unexpected HTTP status: 500 Internal Server Error", RegistryBroke),
+        ('Put "http://127.0.0.1:5000/v2/a/manifests/x": EOF', RegistryBroke),
         (
             "failed to register layer: Error processing tar file(exit status 1): write /data: no space left on device",
             DiskFull,
@@ -132,7 +141,7 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
         (
             'failed to do request: Head "https://r.example/v2/a/blobs/sha256:0": dial tcp 10.0.0.1:443: connect: '
             "connection refused",
-            RegistryUnreachable,
+            RegistryConnectionRefused,
         ),
         (
             'Get "https://r.example/v2/": tls: failed to verify certificate: x509: certificate signed by unknown '
@@ -145,20 +154,20 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
             "not found",
             PlatformMismatch,
         ),
-        ("unknown: unknown error", RegistryFailed),
+        ("unknown: unknown error", RegistryBroke),
         ("denied: requested access to the resource is denied", RegistryRefused),
         (
             "denied: adding 53.0 MiB of storage resource, which when updated to current usage of 4.9 GiB will exceed "
             "the configured upper limit of 5.0 GiB.",
-            RegistryFailed,
+            RegistryFull,
         ),
-        ("write tcp 127.0.0.1:1->127.0.0.1:2: write: connection reset by peer", RegistryFailed),
+        ("write tcp 127.0.0.1:1->127.0.0.1:2: write: connection reset by peer", RegistryBroke),
         ("something nobody has seen before", RegistryFailed),
     ],
 )
 def test_an_engines_words_become_the_error_that_fits(message: str, kind: type[Exception]) -> None:
     fault = transfer.explain(message, HERE, None)
-    assert type(fault) is kind or (kind is RegistryFailed and isinstance(fault, kind))
+    assert type(fault) is kind
     assert fault.mend
 
 
@@ -168,7 +177,7 @@ def test_a_long_message_is_judged_whole_and_shown_with_its_end() -> None:
         f'?_state={500 * "x"}&digest=sha256%3A0": {300 * "y"} write: connection reset by peer'
     )
     fault = transfer.explain(message, HERE, None)
-    assert isinstance(fault, distribution.RegistryBroke)
+    assert isinstance(fault, RegistryBroke)
     assert fault.found.endswith("connection reset by peer")
     assert len(fault.found) < 320
     assert "xxx" not in fault.found
@@ -176,11 +185,11 @@ def test_a_long_message_is_judged_whole_and_shown_with_its_end() -> None:
 
 def test_a_quota_is_a_full_registry_and_a_reset_is_worth_another_try() -> None:
     quota = transfer.explain("denied: will exceed the configured upper limit", HERE, None)
-    assert isinstance(quota, distribution.RegistryFull)
-    assert isinstance(transfer.explain("connection reset by peer", HERE, None), distribution.RegistryBroke)
+    assert isinstance(quota, RegistryFull)
+    assert isinstance(transfer.explain("connection reset by peer", HERE, None), RegistryBroke)
     raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
-    assert isinstance(transfer.explain(raced, HERE, None), distribution.RegistryBroke), "worth another try"
-    assert not isinstance(transfer.explain("who knows", HERE, None), distribution.RegistryBroke)
+    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "worth another try"
+    assert not isinstance(transfer.explain("who knows", HERE, None), RegistryBroke)
 
 
 def test_credentials_keep_their_secret_out_of_repr() -> None:
@@ -244,9 +253,16 @@ def test_insecure_hosts_are_those_that_the_engine_names() -> None:
 
 def test_a_failed_request_is_told_apart_by_its_innermost_cause() -> None:
     refused = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionRefusedError(111, "refused")))
-    assert isinstance(distribution.explain(refused, "h"), RegistryUnreachable)
+    assert type(distribution.explain(refused, "h")) is RegistryConnectionRefused
+    late = requests.ConnectTimeout(urllib3.exceptions.ConnectTimeoutError("x", "timed out"))
+    assert type(distribution.explain(late, "h")) is RegistryUnreachable
+    unknown = requests.ConnectionError(socket.gaierror(-2, "Name or service not known"))
+    assert type(distribution.explain(unknown, "h")) is RegistryHostUnknown
+    socks = distribution.explain(requests.exceptions.InvalidSchema("Missing dependencies for SOCKS support."), "h:1")
+    assert type(socks) is RegistryUnreachable
+    assert "pip install PySocks" in socks.mend
     reset = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionResetError(104, "reset by peer")))
-    assert isinstance(distribution.explain(reset, "h"), distribution.RegistryBroke)
+    assert isinstance(distribution.explain(reset, "h"), RegistryBroke)
     bad = requests.exceptions.SSLError(ssl.SSLCertVerificationError(1, "certificate verify failed"))
     assert isinstance(distribution.explain(bad, "h"), RegistryUntrusted)
 

@@ -444,6 +444,21 @@ def test_without_a_network_the_lists_cannot_be_fetched(checkout: Checkout) -> No
     assert "http_proxy" in parts_of(ended.stderr)["mend"]
 
 
+@pytest.mark.network_namespaces
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_apt_goes_through_the_proxy_for_all(checkout: Checkout, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    """In a network with nothing in it apt complains of the proxy, not of its mirrors."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("all_proxy", proxy)
+    checkout.packages.write_text(NOT_INSTALLED)
+    ended = run_without_lists(checkout, "--net")
+    assert ended.returncode == 20, ended.stderr
+    assert "127.0.0.1:9" in ended.stderr
+    assert "Unsupported proxy" not in ended.stderr
+
+
 def test_services_are_kept_from_starting_and_that_is_undone(checkout: Checkout, tmp_path: Path) -> None:
     """A real package asks policy-rc.d, as invoke-rc.d does, while apt installs it: into overlays over this machine."""
     needs_dpkg()

@@ -1,0 +1,144 @@
+"""A small archive that is signed and served here, and a proxy that counts, for the tests of apt."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import http.client
+import http.server
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from images import apt
+from images.flavour import Pocket
+from toolchain.process import run
+
+PACKAGES = """Package: hello
+Version: 1.0
+Architecture: armhf
+Maintainer: Nobody <nobody@example.org>
+Filename: pool/hello.deb
+Size: 1
+SHA256: {digest}
+Description: says hello
+
+"""
+
+
+class Archive:
+    """A small archive: three pockets, each with a signed index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "gpg"
+        self.home.mkdir(mode=0o700)
+        self.keyring = folder / "archive.gpg"
+        quiet = ["gpg", "--homedir", self.home, "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", ""]
+        self._gpg = quiet
+        run([*quiet, "--quick-generate-key", "archive@example.org", "ed25519", "sign", "never"])
+        run([*quiet, "--yes", "--output", self.keyring, "--export"])
+        run([*quiet, "--yes", "--armor", "--output", folder / "archive.asc", "--export"])
+        self.fingerprint = next(
+            line.split(":")[9]
+            for line in run([*quiet, "--with-colons", "--list-keys"]).output.splitlines()
+            if line.startswith("fpr:")
+        )
+        for suite in ("stone", "stone-updates", "stone-security"):
+            self.publish(suite)
+
+    def publish(self, suite: str) -> None:
+        """Write a pocket's index and sign it."""
+        dist = self.folder / "dists" / suite
+        binary = dist / "main" / "binary-armhf"
+        binary.mkdir(parents=True, exist_ok=True)
+        text = PACKAGES.format(digest=hashlib.sha256(b"x").hexdigest()).encode()
+        (binary / "Packages.gz").write_bytes(gzip.compress(text, mtime=0))
+        lines = ["Origin: Test", f"Suite: {suite}", f"Codename: {suite}", "Architectures: armhf", "Components: main"]
+        lines += ["Date: Thu, 01 Jan 2026 00:00:00 UTC", "SHA256:"]
+        for path in (binary / "Packages.gz",):
+            content = path.read_bytes()
+            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} main/binary-armhf/{path.name}")
+        lines.append(f" {hashlib.sha256(text).hexdigest()} {len(text)} main/binary-armhf/Packages")
+        (dist / "Release").write_text("\n".join(lines) + "\n")
+        run([*self._gpg, "--yes", "--clearsign", "--output", dist / "InRelease", dist / "Release"])
+
+    def make_stale(self, suite: str) -> None:
+        """The mirror's files are older than its index says."""
+        (self.folder / "dists" / suite / "main" / "binary-armhf" / "Packages.gz").write_bytes(b"of yesterday")
+
+    def source(self, suite: str, uri: str, name: str) -> apt.Source:
+        """A source that names this archive."""
+        return apt.Source(Pocket(name=name, suite=suite, mirror=""), uri, ("main",), self.keyring, ("armhf",))
+
+    def close(self) -> None:
+        """End the agent that gpg leaves behind for each home."""
+        run(["gpgconf", "--homedir", self.home, "--kill", "all"])
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A folder over HTTP, on the loopback; its address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Stay silent."""
+
+    with answering(functools.partial(Quiet, directory=str(folder))) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+class Proxy:
+    """An HTTP proxy that writes down which addresses it was asked for, and fetches every one of them from one host."""
+
+    def __init__(self, target: str) -> None:
+        self.target = urllib.parse.urlsplit(target).netloc
+        self.asked: list[str] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[str]:
+        """Listen on the loopback; the address, as HOST:PORT."""
+        proxy = self
+
+        class Forward(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                proxy.asked.append(self.path)
+                with contextlib.closing(http.client.HTTPConnection(proxy.target, timeout=20)) as onwards:
+                    onwards.request("GET", urllib.parse.urlsplit(self.path).path)
+                    answer = onwards.getresponse()
+                    body = answer.read()
+                self.send_response(answer.status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Stay silent."""
+
+        with answering(Forward) as port:
+            yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def answering(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A server on the loopback; its port."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def sources(archive: Archive, uri: str) -> tuple[apt.Source, ...]:
+    """The archive's three pockets at an address."""
+    return (
+        archive.source("stone", uri, "main"),
+        archive.source("stone-updates", uri, "updates"),
+        archive.source("stone-security", uri, "security"),
+    )

@@ -1,0 +1,213 @@
+"""The main job's plan without an engine: which steps there are, what hangs on what, and who may run them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from images import rootfs
+from recipes import main_job
+from recipes.flow import Flow, alone
+from toolchain.architecture import host_architecture
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ConfigError, RootNeeded
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+def config_for(folder: Path, *, native_compiler: bool = True) -> Config:
+    """Nothing was built there, and no engine answers."""
+    return load_config({"build": {"folder": str(folder), "native_compiler": native_compiler}})
+
+
+@pytest.fixture(autouse=True)
+def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+
+
+def needs_of(config: Config, *, workbench: bool = False) -> dict[str, tuple[str, ...]]:
+    """The steps in their order, and what each needs."""
+    with Flow(config) as flow:
+        return {step.name: step.needs for step in flow.pipeline(workbench=workbench).steps}
+
+
+# ------------------------------------------------------------------------------------------ one switch
+
+
+def test_the_extension_is_cross_compiled_and_nobody_needs_the_development_root(tmp_path: Path) -> None:
+    steps = needs_of(config_for(tmp_path))
+    assert list(steps) == [
+        *("mirror", "tools", "builder", "torch", "torch-site", "rootfs", "libqpu", "qpu-ops", "system"),
+    ]
+    assert steps["qpu-ops"] == ("builder", "torch-site", "libqpu")
+
+
+def test_without_the_native_compiler_the_extension_is_built_in_the_development_root(tmp_path: Path) -> None:
+    steps = needs_of(config_for(tmp_path, native_compiler=False))
+    assert list(steps) == [
+        *("mirror", "tools", "builder", "dev", "torch", "torch-site", "rootfs", "libqpu", "qpu-ops", "system"),
+    ]
+    assert steps["qpu-ops"] == ("dev", "torch-site", "libqpu")
+    assert steps["libqpu"] == ("builder",), "the library is cross-compiled either way"
+
+
+@pytest.mark.parametrize("native_compiler", [True, False])
+def test_shells_have_the_development_root_either_way(tmp_path: Path, native_compiler: bool) -> None:
+    steps = needs_of(config_for(tmp_path, native_compiler=native_compiler), workbench=True)
+    assert "dev" in steps["workbench"]
+    assert list(steps)[-1] == "workbench"
+    assert steps["dev"] == ("mirror", "tools")
+
+
+def test_the_switch_is_an_input_of_the_extension_alone(tmp_path: Path) -> None:
+    with Flow(config_for(tmp_path)) as on, Flow(config_for(tmp_path, native_compiler=False)) as off:
+        before = {step.name: dict(step.inputs) for step in on.pipeline(workbench=True).steps}
+        after = {step.name: dict(step.inputs) for step in off.pipeline(workbench=True).steps}
+    assert [name for name in before if before[name] != after[name]] == ["qpu-ops"]
+
+
+def test_no_compiler_is_mounted_where_it_is_switched_off(tmp_path: Path) -> None:
+    assert Flow(config_for(tmp_path, native_compiler=False)).compiler().binds() == []
+
+
+# ------------------------------------------------------------------------------------------ steps by name
+
+
+def test_the_development_root_is_had_by_name(tmp_path: Path) -> None:
+    decisions = main_job.plan(config_for(tmp_path), only=["dev"])
+    assert [item.step.name for item in decisions] == ["mirror", "tools", "dev"]
+    assert all(item.runs for item in decisions)
+
+
+def test_the_workbench_is_had_by_name(tmp_path: Path) -> None:
+    decisions = {item.step.name: item for item in main_job.plan(config_for(tmp_path), again=["workbench"])}
+    assert {"dev", "workbench", "system"} <= set(decisions)
+    assert decisions["workbench"].forced
+    assert not decisions["dev"].forced
+
+
+def test_a_step_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        main_job.plan(config_for(tmp_path), only=["rootf"], again=["libcpu"])
+    valid = "mirror, tools, builder, torch, torch-site, rootfs, libqpu, qpu-ops, system"
+    assert caught.value.faults == (f"no step 'libcpu'; valid: {valid}", f"no step 'rootf'; valid: {valid}")
+    with pytest.raises(ConfigError, match=r"no step 'x'; valid: mirror, .*, dev, .*, workbench"):
+        main_job.plan(config_for(tmp_path), only=["dev", "x"])
+
+
+def test_planning_leaves_nothing_behind(tmp_path: Path) -> None:
+    main_job.plan(config_for(tmp_path / "build"))
+    assert not (tmp_path / "build").exists()
+
+
+# ------------------------------------------------------------------------------------------ rights
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that any user may write to."""
+    with tempfile.TemporaryDirectory(prefix="pitorch-rights-") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """``./inv`` with these words for an ordinary user, when the machine is ready."""
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv (util-linux) is not installed")
+    reachable = [*drop, "sh", "-c", 'test -r "$0" && test -x "$1"', ROOT / "tasks.py", sys.executable]
+    if subprocess.run(reachable, check=False).returncode:
+        pytest.skip("this checkout, or its Python, is closed to other users")
+    return subprocess.run(
+        [*drop, sys.executable, "-m", "toolchain.cli", *words],
+        cwd=ROOT,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "LC_ALL": "C.UTF-8",
+            "DOCKER_HOST": os.environ["DOCKER_HOST"],
+            "INVOKE_BUILD_FOLDER": str(folder / "build"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("words", "titles", "mend"),
+    [
+        (["build-image"], "(native tools, native builder image, root filesystem)", "sudo ./inv build-image"),
+        (["build-image", "--only=dev"], "(native tools, development root)", "sudo ./inv build-image"),
+        (["shell", "--command=true"], "(native tools, native builder image, development root)", "sudo ./inv shell"),
+    ],
+)
+def test_an_ordinary_user_is_told_to_use_sudo_before_anything_is_done(
+    public: Path, words: list[str], titles: str, mend: str
+) -> None:
+    ended = as_nobody(*words, folder=public)
+    assert ended.returncode == 28, ended.stderr
+    assert f"root is needed to give files to their owners {titles}" in ended.stderr
+    assert "found:    user id 65534" in ended.stderr
+    assert ended.stderr.rstrip().endswith(f"mend:     {mend}")
+    assert "Traceback" not in ended.stderr
+    assert not (public / "build").exists()
+
+
+@needs_root
+def test_an_ordinary_user_may_look_at_the_plan(public: Path) -> None:
+    ended = as_nobody("build-image", "--plan", folder=public)
+    assert ended.returncode == 0, ended.stderr
+    assert "root filesystem" in ended.stdout
+
+
+@needs_root
+def test_a_build_folder_of_another_user_is_told(tmp_path: Path, public: Path) -> None:
+    theirs = public / "theirs"
+    theirs.mkdir(mode=0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(RootNeeded, match="belongs to another user") as caught, alone(theirs):
+            raise AssertionError("must not go on")
+    finally:
+        os.seteuid(0)
+    assert "build.folder" in caught.value.mend
+
+
+@needs_root
+def test_no_root_is_begun_without_root(public: Path) -> None:
+    """Whoever asks for one, and whatever else is missing."""
+    spec = rootfs.RootSpec(
+        role="small",
+        suite="trixie",
+        architectures=(host_architecture().debian,),
+        packages=("base-files",),
+        sources=(),
+        lists=public / "lists",
+        archives=public / "archives",
+        source_date_epoch=0,
+    )
+    os.seteuid(65534)
+    try:
+        for build in (
+            lambda: rootfs.build_tools(spec, public / "tools", public / "logs" / "log", standing_in=()),
+            lambda: rootfs.build_native_tar(spec, public / "root.tar", public / "logs" / "log"),
+            lambda: rootfs.build_tar(spec, public / "root.tar", public / "logs" / "log"),
+        ):
+            with pytest.raises(RootNeeded, match="files of the small root") as caught:
+                build()
+            assert caught.value.mend.startswith("sudo ./inv")
+    finally:
+        os.seteuid(0)
+    assert list(public.iterdir()) == []
