@@ -9,7 +9,6 @@ import pytest
 from recipes.pip import run_pip
 from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
 
-
 ALONE = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_RETRIES": "1"}
 """Whatever pip is set to on this PC, only the named index counts."""
 
