@@ -133,11 +133,19 @@ def execution_of(facts: Mapping[str, Any], *, started_by_us: bool) -> tuple[str,
     if started_by_us:
         return "emulation", f"a virtual machine that this run started in QEMU ({model or 'no model'})"
     suspicious = [word for word in facts.get("compatible", ()) if "virt" in word or "qemu" in word.lower()]
-    if model.startswith("Raspberry Pi") and not suspicious:
-        return "hardware", f"the board's device tree says {model}"
     if suspicious:
         return "emulation", f"the board's device tree says {', '.join(suspicious)}"
-    return "unverified", f"the board's device tree names no Raspberry Pi (model: {model or 'none'})"
+    if not model.startswith("Raspberry Pi"):
+        return "unverified", f"the board's device tree names no Raspberry Pi (model: {model or 'none'})"
+    firmware = facts.get("firmware", {})
+    written = (("revision code", "revision"), ("serial number", "serial_number"))
+    lacking = [name for name, key in written if not str(firmware.get(key, "")).strip("0")]
+    if lacking:
+        return "unverified", (
+            f"the board's device tree says {model}, but has not the {' and the '.join(lacking)} that a Pi's firmware "
+            "writes there: so it is in an emulator that was given a Pi's device tree"
+        )
+    return "hardware", f"the board's device tree says {model} and has what a Pi's firmware writes there"
 
 
 def collect(config: Config, record: Record, *, started_by_us: bool, access: str, through: str) -> dict[str, Any]:
