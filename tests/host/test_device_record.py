@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from device_parts import write_suite
@@ -217,6 +217,26 @@ def test_a_pi_is_what_its_firmware_has_written_to(
     elif doubt:
         assert doubt.startswith("not measured on a Raspberry Pi, but on: ")
         assert (model or f"{platform.machine()} machine without a device tree") in doubt
+
+
+@pytest.mark.parametrize("backend", ["vc4-registers", "interpreter"])
+@pytest.mark.parametrize(("tree", "hardware"), [(PI, True), (RASPI2B, False)], ids=["Pi", "raspi2b"])
+def test_times_are_measured_on_a_pi_alone(
+    tree: Mapping[str, bytes], hardware: bool, backend: str, tmp_path: Path, timing: ModuleType
+) -> None:
+    for name, content in tree.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    said = {"backend": lambda: SimpleNamespace(name=backend, reason="asked for"), "settings": lambda: (4,)}
+    vars(timing.qpu_ops).update(said)
+    vars(timing.torch).update(__version__="0", get_num_threads=lambda: 1)
+    found = timing.machine(tmp_path)
+    on_qpus = hardware and backend == "vc4-registers"
+    assert (found["cpu_measured_on_hardware"], found["qpu_measured_on_hardware"]) == (hardware, on_qpus)
+    assert found["cpu_label"].startswith("measured on Raspberry Pi" if hardware else "unverified, not counted")
+    assert found["qpu_label"].startswith("measured on the QPUs") == on_qpus
+    if not on_qpus:
+        assert "not measured on QPUs" in found["qpu_label"] or "not counted as measured" in found["qpu_label"]
 
 
 def test_what_the_firmware_wrote_is_told_as_it_stands(tmp_path: Path) -> None:

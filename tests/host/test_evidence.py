@@ -18,7 +18,7 @@ import pytest
 from device import evidence
 from images.apt import Source
 from images.flavour import Pocket
-from images.system import LEFT_OUT
+from images.system import LEFT_OUT, render
 from nfsroot import export, unpack
 from nfsroot.layout import Layout
 from recipes.flow import Flow, _source_record
@@ -361,6 +361,8 @@ def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
 def test_the_image_is_labelled_with_what_was_left_out(flow: Flow) -> None:
     assert json.loads(flow._labels(needs_of_the_image(left_out=["trixie-security"]))[LEFT_OUT]) == ["trixie-security"]
     assert flow._labels(needs_of_the_image(left_out=[]))[LEFT_OUT] == "[]"
+    text = render(IMAGE, [], labels=flow._labels(needs_of_the_image(left_out=["trixie-security"])), bootable=True)
+    assert f"LABEL {LEFT_OUT}=" + r'"[\"trixie-security\"]"' in text.splitlines()
     assert LEFT_OUT not in flow._labels(needs_of_the_image()), "of a root from before it was noted nobody knows"
 
 
