@@ -4,26 +4,32 @@ Schema 1. Every value comes from the place that knows it; what could not be lear
 
 ``schema``      1
 ``made``        when the run ended, UTC, ISO 8601
-``source``      ``commit`` (40 hex digits, or empty outside a git checkout), ``dirty`` and the
+``source``      of the tests: ``commit`` (40 hex digits, or empty outside a git checkout), ``dirty`` and the
                 ``changes`` that make it so
 ``target``      ``label``, ``flavour``, ``suite``, ``architecture``
-``steps``       the build's steps: ``step``, ``key`` (SHA-256 of its inputs), ``seconds``, ``warnings`` and
-                ``artefacts`` (``name``, ``size`` in bytes, ``sha256``)
-``image``       ``reference``, ``id`` and registry ``digests`` of the image that was exported
+``steps``       the build's steps: ``step``, ``key`` (SHA-256 of its inputs), ``seconds``, ``warnings``, ``artefacts``
+                (``name``, ``size`` in bytes, ``sha256``) and the ``source`` (``commit``, ``dirty``) that made it
+``image``       ``reference``, ``id`` and registry ``digests`` of the image that was exported, the ``source`` that it
+                was built from, and the pockets (by suite) that were ``left_out`` of it
 ``wheels``      the wheels in it: ``name``, ``size``, ``sha256``
 ``rootfs``      the exported tree: ``path``, ``sha256`` over names, owners, modes and contents, the same as it was in
-                the image (``image_tree_sha256``), ``counts``, and the audit's ``findings``
+                the image (``image_tree_sha256``), ``counts``, the audit's ``findings``, the layers
+                ``deployed`` to it since, and the ``source`` that exported it
 ``device``      what the board said of itself (``device.onboard.facts``), and of this run: ``access``, ``init``,
                 ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``), ``execution`` and ``execution_reason``
 ``tools``       versions of the programs on this side
 ``without``     components that the image lacks, so that their tests were skipped
-``links``       checks that the chain holds: ``name``, ``expected``, ``found``, ``holds``
+``links``       checks that the chain holds: ``name``, ``expected``, ``found``, ``holds`` (null: cannot be told) and
+                ``severity``: ``error`` where a link that does not hold means that what was tested is not what was
+                built, so that the run is no pass, else ``warning``
 ``results``     ``passed``, ``failed``, ``errors``, ``skipped``, ``seconds`` and ``tests`` (``nodeid``, ``outcome``,
                 ``seconds``, ``text``)
 ``timing``      the timing document of the board (``tests/device/timing.py``), or ``{"reason": …}`` why there is none
 
-``execution`` is ``emulation`` when this program started the machine in QEMU, ``hardware`` when the board's device
-tree names a Raspberry Pi and nothing speaks against it, else ``unverified``. Only ``hardware`` counts as measured.
+``execution`` is ``emulation`` when this program started the machine in QEMU; ``hardware`` when the board's device
+tree names a Raspberry Pi, has the revision code and the serial number that a Pi's firmware writes into it, and nothing
+speaks against it; else ``unverified``. Only ``hardware`` counts as measured. QEMU's raspi2b with a kernel's device tree
+has the model and not the other two. A device tree that was forged on purpose is not found out.
 """
 
 from __future__ import annotations
@@ -34,7 +40,9 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import posixpath
 import re
+import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,15 +50,19 @@ from typing import Any
 
 from nfsroot import qemu
 from nfsroot.layout import Layout
-from toolchain import files, process
-from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, ProgramMissing
-from toolchain.manifest import Manifest
+from nfsroot.tree import inside
+from toolchain import checkout, files, process
+from toolchain.config import Config
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, CommandFailed, ProgramMissing
+from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX
 
 SCHEMA = 1
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
+
+LAYERS = {"libqpu": "libqpu", "qpu-ops": "QPU extension"}
+"""Steps whose layers are compared with the tree, file by file; in words."""
 
 _ABSENT = re.compile(r"the image is built without (.+)")
 
@@ -133,11 +145,19 @@ def execution_of(facts: Mapping[str, Any], *, started_by_us: bool) -> tuple[str,
     if started_by_us:
         return "emulation", f"a virtual machine that this run started in QEMU ({model or 'no model'})"
     suspicious = [word for word in facts.get("compatible", ()) if "virt" in word or "qemu" in word.lower()]
-    if model.startswith("Raspberry Pi") and not suspicious:
-        return "hardware", f"the board's device tree says {model}"
     if suspicious:
         return "emulation", f"the board's device tree says {', '.join(suspicious)}"
-    return "unverified", f"the board's device tree names no Raspberry Pi (model: {model or 'none'})"
+    if not model.startswith("Raspberry Pi"):
+        return "unverified", f"the board's device tree names no Raspberry Pi (model: {model or 'none'})"
+    firmware = facts.get("firmware", {})
+    written = (("revision code", "revision"), ("serial number", "serial_number"))
+    lacking = [name for name, key in written if not str(firmware.get(key, "")).strip("0")]
+    if lacking:
+        return "unverified", (
+            f"the board's device tree says {model}, but has not the {' and the '.join(lacking)} that a Pi's firmware "
+            "writes there: so it is in an emulator that was given a Pi's device tree"
+        )
+    return "hardware", f"the board's device tree says {model} and has what a Pi's firmware writes there"
 
 
 def collect(config: Config, record: Record, *, started_by_us: bool, access: str, through: str) -> dict[str, Any]:
@@ -145,12 +165,13 @@ def collect(config: Config, record: Record, *, started_by_us: bool, access: str,
     layout = Layout.of(config)
     export = Manifest.read(layout.manifest)
     steps = _steps(config, layout)
+    source = checkout.state()
     execution, reason = execution_of(record.facts, started_by_us=started_by_us)
     facts = dict(record.facts)
     return {
         "schema": SCHEMA,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "source": source(),
+        "source": source,
         "target": {
             "label": config.image.label,
             "flavour": config.image.flavour,
@@ -158,7 +179,7 @@ def collect(config: Config, record: Record, *, started_by_us: bool, access: str,
             "architecture": config.image.architecture,
         },
         "steps": [_step(item) for item in steps],
-        "image": _image(config, export),
+        "image": _image(config, export, steps),
         "wheels": _wheels(steps),
         "rootfs": _rootfs(layout, export),
         "device": {
@@ -171,7 +192,7 @@ def collect(config: Config, record: Record, *, started_by_us: bool, access: str,
         },
         "tools": tools(config),
         "without": without(record.tests),
-        "links": links(config, record, export, steps, through=through),
+        "links": links(config, record, export, steps, source=source, through=through),
         "results": {
             **count(record.tests),
             "seconds": record.seconds,
@@ -202,16 +223,6 @@ def without(tests: Sequence[Test]) -> list[str]:
     return sorted(absent)
 
 
-def source() -> dict[str, Any]:
-    """The commit of the checkout, and what was changed since."""
-    try:
-        commit = process.output_of(["git", "rev-parse", "HEAD"], cwd=ROOT)
-        changes = process.output_of(["git", "status", "--porcelain"], cwd=ROOT).splitlines()
-    except (CommandFailed, ProgramMissing) as fault:
-        return {"commit": "", "dirty": None, "changes": [], "reason": fault.summary}
-    return {"commit": commit, "dirty": bool(changes), "changes": changes[:50]}
-
-
 def tools(config: Config) -> dict[str, str]:
     """Versions of the programs on this side; those that are not installed are left out."""
     found = {
@@ -232,34 +243,149 @@ def tools(config: Config) -> dict[str, str]:
 
 
 def links(
-    config: Config, record: Record, export: Manifest | None, steps: Sequence[Manifest], *, through: str
+    config: Config,
+    record: Record,
+    export: Manifest | None,
+    steps: Sequence[Manifest],
+    *,
+    source: Mapping[str, Any],
+    through: str,
 ) -> list[dict[str, Any]]:
-    """Checks that the board ran what was built: image → export → tree → board."""
+    """Checks that the board ran what was built: commit → image → export → tree → board.
+
+    Three things are done on purpose and break nothing: another commit that was not built anew, a pulled image on a
+    machine that built one too, and layers that were deployed to the tree of an older image.
+    """
     tree = config.nfsroot
+    facts: Mapping[str, Any] = export.facts if export is not None else {}
     made: list[dict[str, Any]] = []
 
-    def link(name: str, expected: str, found: str) -> None:
-        made.append({"name": name, "expected": expected, "found": found, "holds": expected == found})
+    def link(name: str, expected: str, found: str, *, holds: bool | None, grave: bool = True) -> None:
+        severity = "error" if grave else "warning"
+        made.append({"name": name, "expected": expected, "found": found, "holds": holds, "severity": severity})
 
-    built = next((str(step.facts.get("image", "")) for step in reversed(steps) if step.step == "system"), "")
-    exported = str(export.facts.get("image_id", "")) if export is not None else ""
+    def equal(name: str, expected: str, found: str, *, grave: bool = True) -> None:
+        link(name, expected, found, holds=expected == found, grave=grave)
+
+    if export is not None:
+        for name, origin in (
+            ("the image was built from the commit of the tests", _image_source(export, steps)),
+            ("the tree was exported from the commit of the tests", export.source),
+        ):
+            holds = checkout.same(source, origin)
+            expected, found = checkout.described(source), checkout.described(origin)
+            if holds is False and expected == found:
+                found += ", perhaps others"
+            link(name, expected, found, holds=holds, grave=False)
+    built, exported = _image_built(steps), str(facts.get("image_id", ""))
+    deployed = {str(item["layer"]) for item in facts.get("deployed", ())}
     if built and exported:
-        link("the exported tree is of the image that was built last", built, exported)
+        built_since = facts.get("built_image") != built
+        equal(
+            "the exported tree is of the image that was built last",
+            built,
+            exported,
+            grave=built_since and not deployed,
+        )
+    for step, title in LAYERS.items():
+        layer = _layer(steps, step)
+        ours = exported in (built, facts.get("built_image"))
+        if layer is not None and exported and (ours or layer.path.name in deployed):
+            found, holds = _held(tree, layer)
+            link(f"the tree holds the {title} that was built last", layer.sha256, found, holds=holds)
     libqpu = record.facts.get("libqpu", {})
     if libqpu:
         in_tree = tree / str(libqpu["path"]).lstrip("/")
-        link(
+        equal(
             "the board loads the tree's libqpu",
             files.sha256_of(in_tree) if in_tree.is_file() else f"no {in_tree}",
             libqpu["sha256"],
         )
     for name, digest in record.facts.get("records", {}).items():
         if found := _record_in_tree(tree, name):
-            link(f"the board imports the tree's {name}", found, digest)
+            equal(f"the board imports the tree's {name}", found, digest)
     root = record.facts.get("root", "")
     if through == "boot" and " nfs" in root:
-        link("the board's root is the exported tree", str(tree), root.split()[0].partition(":")[2])
+        # A server may give the tree another name: what is in it is compared above.
+        equal("the board's root is the exported tree", str(tree), root.split()[0].partition(":")[2], grave=False)
     return made
+
+
+def failing(document: Mapping[str, Any], severity: str) -> list[str]:
+    """Links of a severity that do not hold, a line each."""
+    return [
+        f"{link['name']}: expected {_short(link['expected'])}, found {_short(link['found'])}"
+        for link in document["links"]
+        if link["holds"] is False and link["severity"] == severity
+    ]
+
+
+def _short(text: str) -> str:
+    """Hashes and commits by their first twelve digits."""
+    return re.sub(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b", r"\1", text)
+
+
+def _last(steps: Sequence[Manifest], name: str) -> Manifest | None:
+    return next((step for step in reversed(steps) if step.step == name), None)
+
+
+def _image_built(steps: Sequence[Manifest]) -> str:
+    """Id of the image that was built here last; empty without one."""
+    system = _last(steps, "system")
+    return str(system.facts.get("image", "")) if system is not None else ""
+
+
+def _image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, Any]:
+    """The commit that the exported image was built from, as the export noted it, or else the build."""
+    if noted := export.facts.get("image_source"):
+        return dict(noted)
+    system = _last(steps, "system")
+    return system.source if system is not None and system.facts.get("image") == export.facts.get("image_id") else {}
+
+
+def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
+    """The layer that a step made last; None without one."""
+    step = _last(steps, name)
+    made = [item for item in step.artefacts if item.path.suffix == ".tar"] if step is not None else []
+    return made[0] if made else None
+
+
+def _held(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
+    """The layer's SHA-256 when the tree has all of it, else what the tree has otherwise; None when nobody can tell."""
+    try:
+        layer.verify()
+        others = _otherwise(tree, layer.path)
+    except (ArtefactMissing, ArtefactDamaged) as fault:
+        return f"nothing to compare with: {fault.summary}", None
+    except (OSError, tarfile.TarError) as fault:
+        return f"not comparable: {fault}", None
+    if not others:
+        return layer.sha256, True
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return f"another {', '.join(others[:3])}{more}", False
+
+
+def _otherwise(tree: Path, layer: Path) -> list[str]:
+    """Files and links of a layer that the tree lacks or has otherwise.
+
+    Byte code does not count: Python checks it against its source, and a board that runs from the tree may write it.
+    """
+    others = []
+    with tarfile.open(layer, "r:") as archive:
+        for member in archive:
+            path = posixpath.normpath(member.name).lstrip("/")
+            place = inside(tree, path)
+            if member.issym():
+                same = place.is_symlink() and place.readlink() == Path(member.linkname)
+            elif member.isfile() and not path.endswith(".pyc"):
+                stream = archive.extractfile(member)
+                content = hashlib.sha256(stream.read() if stream else b"").hexdigest()
+                same = place.is_file() and not place.is_symlink() and files.sha256_of(place) == content
+            else:
+                same = True
+            if not same:
+                others.append(f"/{path}")
+    return others
 
 
 def _record_in_tree(tree: Path, name: str) -> str:
@@ -296,15 +422,18 @@ def _step(manifest: Manifest) -> dict[str, Any]:
         "artefacts": [
             {"name": item.path.name, "size": item.size, "sha256": item.sha256} for item in manifest.artefacts
         ],
+        "source": dict(manifest.source),
     }
 
 
-def _image(config: Config, export: Manifest | None) -> dict[str, Any]:
+def _image(config: Config, export: Manifest | None, steps: Sequence[Manifest]) -> dict[str, Any]:
     facts: Mapping[str, Any] = export.facts if export is not None else {}
     return {
         "reference": str(facts.get("image", config.image_reference("system"))),
         "id": str(facts.get("image_id", "")),
         "digests": list(facts.get("image_digests", ())),
+        "source": dict(_image_source(export, steps)) if export is not None else {},
+        "left_out": list(facts.get("left_out", ())),
     }
 
 
@@ -330,6 +459,8 @@ def _rootfs(layout: Layout, export: Manifest | None) -> dict[str, Any]:
         "image_tree_sha256": str(facts.get("image_tree_sha256", "")),
         "counts": dict(facts.get("counts", {})),
         "findings": list(facts.get("findings", ())),
+        "deployed": list(facts.get("deployed", ())),
+        "source": dict(export.source) if export is not None else {},
     }
 
 

@@ -57,6 +57,7 @@ def facts() -> dict[str, Any]:
     return {
         "model": _text("/proc/device-tree/model").rstrip("\0"),
         "compatible": [word for word in _text("/proc/device-tree/compatible").split("\0") if word],
+        "firmware": firmware(),
         "hostname": platform.node(),
         "kernel": platform.release(),
         "kernel_machine": platform.machine(),
@@ -75,6 +76,18 @@ def facts() -> dict[str, Any]:
         "libqpu": _libqpu(),
         "qpu_info": _qpu_info(),
     }
+
+
+def firmware(tree: Path = Path("/proc/device-tree")) -> dict[str, str]:
+    """What the Pi's firmware alone writes into the device tree: the board's revision code (hex) and serial number.
+
+    The device trees that come with kernels have neither: an emulator that is given one has the Pi's model, not these.
+    """
+    try:
+        revision = (tree / "system" / "linux,revision").read_bytes().hex()
+    except OSError:
+        revision = ""
+    return {"revision": revision, "serial_number": _text(str(tree / "serial-number")).rstrip("\0\n")}
 
 
 def _text(path: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import jinja2
 
+from device import evidence
 from toolchain import files, progress
 
 _TEMPLATES = jinja2.Environment(
@@ -250,12 +251,14 @@ def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: 
     """The report's HTML."""
     counted = document["results"]
     bad = counted["failed"] + counted["errors"]
+    broken = evidence.failing(document, "error")
     made = datetime.datetime.fromisoformat(document["made"])
     label = execution_label(document)
     return _TEMPLATES.get_template("report.html.j2").render(
         document=document,
-        passed=bool(counted["passed"] and not bad),
+        passed=bool(counted["passed"] and not bad and not broken),
         bad=bad,
+        broken=broken,
         label=label,
         made=f"{made:%d %B %Y, %H:%M} UTC",
         groups=grouped(counted["tests"]),

@@ -31,7 +31,7 @@ from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST
 from toolchain import errors, files, process, progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, DeviceTestsFailed, UserError
+from toolchain.errors import ChainBroken, CommandFailed, DeviceTestsFailed, UserError
 
 SUITE_LIMIT_S = 5400.0
 """For the tests on the board; a starved emulated machine needs a hundred times what a Pi does."""
@@ -64,14 +64,20 @@ class SuiteResult:
     execution: str
     label: str
     without: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """Pockets that the image lacks, because their index could not be verified."""
+    broken: tuple[str, ...]
+    """Links of the chain whose failing means that what was tested is not what was built."""
+    warnings: tuple[str, ...]
+    """Links that do not hold and may be so on purpose."""
     junit: Path
     evidence: Path
     report: Path
 
     @property
     def ok(self) -> bool:
-        """Whether something ran and nothing failed."""
-        return self.passed > 0 and not self.failed and not self.errors
+        """Whether something ran, nothing failed, and it ran on what was built."""
+        return self.passed > 0 and not self.failed and not self.errors and not self.broken
 
     def summary(self) -> str:
         """What the task prints."""
@@ -79,6 +85,10 @@ class SuiteResult:
         lines = [f"device suite: {counts} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
         if self.without:
             lines.append(f"    WITHOUT:  {', '.join(self.without)} (not in the image, so not tested)")
+        if self.left_out:
+            lines.append(f"    WITHOUT:  the updates of {', '.join(self.left_out)} (index not verified at the build)")
+        lines += [f"    BROKEN:   {text}" for text in self.broken]
+        lines += [f"    WARNING:  {text}" for text in self.warnings]
         lines += [f"    report:   {self.report}", f"    evidence: {self.evidence}", f"    JUnit:    {self.junit}"]
         return "\n".join(lines)
 
@@ -139,12 +149,14 @@ def test_on_pi(
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report it.
 
     ``host`` ([USER@]HOST[:PORT]) is a board that is up; without it ``device.host`` counts, and without that, or with
-    ``qemu``, a virtual machine. ``chroot`` runs the suite through enter-nfsroot from a system that booted apart from
-    the tree. ``init`` is lean or systemd (virtual machine only), ``keyword`` selects tests as pytest's ``-k``.
-    ``suite`` is a folder of tests to run in place of ``tests/device``.
+    ``qemu``, a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from the system that it
+    has of its own; the virtual machine boots the tree and enters the same tree once more. ``init`` is lean or systemd
+    (virtual machine only), ``keyword`` selects tests as pytest's ``-k``. ``suite`` is a folder of tests to run in place
+    of ``tests/device``.
 
-    The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran,
-    ArtefactMissing without an exported tree, BoardSilent, BoardUntrusted, BoardLoginDenied, ServerFailed.
+    The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran, ChainBroken
+    when all passed, but not on what was built, ArtefactMissing without an exported tree, BoardSilent, BoardUntrusted,
+    BoardLoginDenied, ServerFailed.
     """
     if host is not None and qemu:
         raise UserError(
@@ -342,6 +354,9 @@ def label_junit(path: Path, document: Mapping[str, Any]) -> None:
             ("image_id", document["image"]["id"]),
             ("rootfs_sha256", document["rootfs"]["sha256"]),
             ("without", ", ".join(document["without"])),
+            ("left_out", ", ".join(document["image"]["left_out"])),
+            ("image_commit", document["image"]["source"].get("commit", "")),
+            ("broken", "; ".join(evidence.failing(document, "error"))),
         ):
             ElementTree.SubElement(properties, "property", name=name, value=str(value))
     with files.replacing(path) as aside:
@@ -359,14 +374,25 @@ def _result(document: Mapping[str, Any], paths: Paths, seconds: float) -> SuiteR
         execution=document["device"]["execution"],
         label=report.execution_label(document),
         without=tuple(document["without"]),
+        left_out=tuple(document["image"]["left_out"]),
+        broken=tuple(evidence.failing(document, "error")),
+        warnings=tuple(evidence.failing(document, "warning")),
         junit=paths.junit,
         evidence=paths.evidence,
         report=paths.report,
     )
 
 
-def _failed(result: SuiteResult, record: evidence.Record) -> DeviceTestsFailed:
+def _failed(result: SuiteResult, record: evidence.Record) -> UserError:
     bad = [test for test in record.tests if test.outcome in ("failed", "error")]
+    if result.broken and result.passed and not bad:
+        return ChainBroken(
+            f"{result.passed} tests passed, but not on what was built",
+            expected="the board runs the exported tree, and the tree holds what was built last",
+            found="; ".join(result.broken),
+            mend="run ./inv export-nfsroot (after ./inv build-image) or ./inv deploy, start the board anew, and test "
+            f"again; {result.report} has every link",
+        )
     named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
     counts = f"{result.passed} passed, {result.failed} failed, {result.errors} errors, {result.skipped} skipped"
     return DeviceTestsFailed(

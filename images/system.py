@@ -27,6 +27,9 @@ from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed, ImageBuildFailed
 
+LEFT_OUT = "pitorch.left_out"
+"""Label: a JSON list of the pockets (by suite) that were left out because their index could not be verified."""
+
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 _INSPECT = """

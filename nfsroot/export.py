@@ -18,22 +18,24 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from images import engine
+from images.system import LEFT_OUT
 from nfsroot import unpack
 from nfsroot.accompany import accompany
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
 from nfsroot.layout import Layout, owned_inodes, write_marker
 from nfsroot.tree import TreeHash, require_unmounted
-from toolchain import process, progress
+from toolchain import checkout, process, progress
 from toolchain.config import Config
 from toolchain.errors import ForeignFolder, InUse
 from toolchain.files import MARKER, remove, require_space
 from toolchain.manifest import Artefact, Manifest
-from toolchain.steps import key_of
+from toolchain.steps import MANIFEST_SUFFIX, key_of
 
 _AGAIN = "./inv export-nfsroot"
 _RENAME_EXCHANGE = 2
@@ -95,7 +97,8 @@ def export(
                 copied = time.monotonic() - copy_began
             hashed, before = _hash(tree, source.size)
             beside = aside / final.folder.name
-            warnings = accompany(config, final, tree, beside.parent)
+            origin = origin_of(config, source)
+            warnings = (*left_out_warnings(origin), *accompany(config, final, tree, beside.parent))
             settings = Settings(
                 hostname=config.image.name.replace("/", "-").replace("_", "-").replace(".", "-"),
                 nameservers=nameservers_of_host(),
@@ -121,14 +124,16 @@ def export(
                     "image": source.reference,
                     "image_id": source.id,
                     "image_digests": list(source.digests),
+                    **origin,
                     "road": road,
                     "image_tree_sha256": before,
                     "rootfs_sha256": rootfs,
                     "counts": counts,
                     "findings": [item.as_json() for item in findings],
                 },
-                warnings=tuple(warnings),
+                warnings=warnings,
                 seconds=time.monotonic() - began,
+                source=checkout.origin(),
             )
             _swap_in(final, tree if as_folder else None, beside, manifest)
     return ExportResult(
@@ -141,9 +146,36 @@ def export(
         rootfs_sha256=rootfs,
         counts=counts,
         findings=findings,
-        warnings=tuple(warnings),
+        warnings=warnings,
         copy_seconds=copied,
         seconds=time.monotonic() - began,
+    )
+
+
+def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
+    """Where the image comes from, as facts: of what was built here, and of what the image's labels say.
+
+    ``built_image`` is the image that was built here last (one that was pulled is another), ``image_source`` the commit
+    it was built from when that is the one that is exported, and ``left_out`` the pockets that it lacks; a fact that
+    nobody knows is not there.
+    """
+    facts: dict[str, Any] = {}
+    built = Manifest.read(config.target_root / f"system{MANIFEST_SUFFIX}")
+    if built is not None:
+        facts["built_image"] = str(built.facts.get("image", ""))
+        if built.source and facts["built_image"] == source.id:
+            facts["image_source"] = dict(built.source)
+    with contextlib.suppress(KeyError, ValueError):
+        if isinstance(said := json.loads(source.labels[LEFT_OUT]), list):
+            facts["left_out"] = [str(suite) for suite in said]
+    return facts
+
+
+def left_out_warnings(origin: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the image lacks because a pocket's index could not be verified when it was built."""
+    return tuple(
+        f"the image was built without pocket {suite}, whose index could not be verified: its updates are missing"
+        for suite in origin.get("left_out", ())
     )
 
 

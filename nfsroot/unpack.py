@@ -19,8 +19,8 @@ import posixpath
 import shutil
 import tarfile
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -59,6 +59,7 @@ class SourceImage:
     """Bytes of content in all layers."""
     layers: tuple[Path, ...]
     """Folders of the layers on this machine, top first; empty where the storage is another."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_image(client: docker.DockerClient, reference: str, target: Architecture) -> SourceImage:
@@ -91,6 +92,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
         digests=tuple(facts.get("RepoDigests") or ()),
         size=int(facts.get("Size") or 0),
         layers=_local_layers(facts),
+        labels=dict((facts.get("Config") or {}).get("Labels") or {}),
     )
 
 

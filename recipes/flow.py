@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -141,11 +142,20 @@ class Flow:
 
     # The steps.
 
-    def _mirror(self) -> Step:
-        wanted = apt.sources_for(self.config, self.config.build_root / "keys")
+    @functools.cached_property
+    def sources(self) -> tuple[apt.Source, ...]:
+        """Every pocket that is wanted, verified or not."""
+        return apt.sources_for(self.config, self.config.build_root / "keys")
 
+    def left_out(self, mirror: Manifest) -> list[str]:
+        """Pockets that the target's packages would come from too, had their index been verified; by suite."""
+        verified = {(item.uri, item.pocket.suite) for item in sources_of(mirror)}
+        mine = [item for item in self.sources if self.target.debian in item.architectures]
+        return sorted({item.pocket.suite for item in mine if (item.uri, item.pocket.suite) not in verified})
+
+    def _mirror(self) -> Step:
         def action(_: Mapping[str, Manifest]) -> Made:
-            verified = apt.verify(wanted, self.root / "mirror", strict=self.image.strict)
+            verified = apt.verify(self.sources, self.root / "mirror", strict=self.image.strict)
             for warning in verified.warnings:
                 progress.warn(warning)
             return Made(
@@ -156,7 +166,7 @@ class Flow:
         return Step(
             name="mirror",
             title="apt mirror",
-            inputs={"sources": "; ".join(item.line for item in wanted), "strict": str(self.image.strict)},
+            inputs={"sources": "; ".join(item.line for item in self.sources), "strict": str(self.image.strict)},
             action=action,
             missing=lambda _: "" if (self.root / "mirror" / "lists").is_dir() else "its package lists are gone",
         )
@@ -323,7 +333,8 @@ class Flow:
             spec = self.root_spec("rootfs", packages, needs["mirror"], (self.target,))
             tar = self.root / "rootfs.tar"
             rootfs.build_tar(self._with_tools(dataclasses.replace(spec, overlay=overlay)), tar, self.log("rootfs"))
-            return self._loaded("rootfs", tar, self.target)
+            made = self._loaded("rootfs", tar, self.target)
+            return dataclasses.replace(made, facts={**made.facts, "left_out": self.left_out(needs["mirror"])})
 
         return Step(
             name="rootfs",
@@ -539,6 +550,7 @@ class Flow:
                     "reference": reference,
                     "libqpu": needs["libqpu"].facts["library"],
                     "seen": seen,
+                    "left_out": needs["rootfs"].facts.get("left_out"),
                 }
             )
 
@@ -622,6 +634,7 @@ class Flow:
             stage.rename(folder)
 
     def _labels(self, needs: Mapping[str, Manifest]) -> dict[str, str]:
+        left_out = needs["rootfs"].facts.get("left_out")  # absent from manifests that are older than it
         return {
             "org.opencontainers.image.title": "pitorch system image",
             "org.opencontainers.image.base.digest": needs["rootfs"].facts["image"],
@@ -630,6 +643,7 @@ class Flow:
             "pitorch.libqpu": needs["libqpu"].facts["library"],
             "pitorch.torch": needs["torch"].facts["version"] or "none",
             "pitorch.products": json.dumps({name: item.product[:16] for name, item in sorted(needs.items())}),
+            **({system.LEFT_OUT: json.dumps(left_out)} if left_out is not None else {}),
         }
 
 

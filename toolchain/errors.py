@@ -263,6 +263,12 @@ class DeviceTestsFailed(UserError):
     exit_code = 42
 
 
+class ChainBroken(UserError):
+    """The device suite passed, but what it tested is not what was built."""
+
+    exit_code = 49
+
+
 class NetworkSharingFailed(UserError):
     """The NAT table for the board's subnet cannot be set up or taken down."""
 

@@ -1,8 +1,9 @@
 """What one step hands to the next: a file, and beside it a manifest that says what the file is.
 
 A manifest is JSON: the step's name and key, the inputs that made the key, the artefacts (path, size, SHA-256),
-facts that later steps need (an image id, a package list), warnings that must not be forgotten, and the seconds
-the step took. Paths are relative to the manifest, so a build folder can be moved.
+facts that later steps need (an image id, a package list), warnings that must not be forgotten, the seconds
+the step took, and the commit of the checkout that made it. Paths are relative to the manifest, so a build folder can be
+moved. The commit is no part of the key nor of the product: another one alone makes nothing anew.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Manifest:
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """``commit`` and ``dirty`` of the checkout that made it (toolchain.checkout); empty outside one."""
 
     @property
     def product(self) -> str:
@@ -91,6 +94,7 @@ class Manifest:
             "facts": dict(self.facts),
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
+            **({"source": dict(self.source)} if self.source else {}),
         }
         write_text_atomically(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
 
@@ -112,6 +116,7 @@ class Manifest:
                 facts=document["facts"],
                 warnings=tuple(document["warnings"]),
                 seconds=document["seconds"],
+                source=dict(document.get("source", {})),
             )
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain import process, progress
+from toolchain import checkout, process, progress
 from toolchain.manifest import Artefact, Manifest
 
 MANIFEST_SUFFIX = ".manifest.json"
@@ -159,6 +159,7 @@ class Pipeline:
         progress.say(f"    {step.title}: runs ({decision.reason})")
         self.manifest_path(step.name).unlink(missing_ok=True)
         needs = {name: done[name] for name in step.needs}
+        source = checkout.origin()
         with progress.step(step.title):
             made = step.action(needs)
         manifest = Manifest(
@@ -169,6 +170,7 @@ class Pipeline:
             facts=made.facts,
             warnings=made.warnings,
             seconds=time.monotonic() - began,
+            source=source,
         )
         manifest.write(self.manifest_path(step.name))
         return manifest

@@ -12,6 +12,8 @@ Each result is compared with a float64 reference first; the document states the 
 bound, and a result beyond the bound ends the program with status 1 and without times: times of wrong results mean
 nothing. Widths that would not fit the time budget are listed as left out, with the reason. What did not run on a
 Raspberry Pi's own CPU and QPUs is labelled so: such times say something about a model, nothing about the hardware.
+A Pi is what has a Pi's model in its device tree, and the revision code and the serial number that its firmware writes
+there; with the model alone (an emulator that was given a Pi's device tree) it is unverified.
 """
 
 from __future__ import annotations
@@ -96,14 +98,44 @@ def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch
     return worst
 
 
-def machine() -> dict[str, Any]:
+def board_of(tree: Path) -> tuple[str, str]:
+    """The model that a device tree names (empty without one), and why it is not taken for a Pi's own (empty if it is).
+
+    The same rule as ``device.evidence.execution_of``.
+    """
+
+    def read(name: str) -> bytes:
+        path = tree / name
+        return path.read_bytes().rstrip(b"\0\n ") if path.is_file() else b""
+
+    model = read("model").decode(errors="replace")
+    words = [word for word in read("compatible").decode(errors="replace").split("\0") if word]
+    revision, serial = read("system/linux,revision").strip(b"\0"), read("serial-number").strip(b"0")
+    if not model.startswith("Raspberry Pi") or any("virt" in word or "qemu" in word.lower() for word in words):
+        return model, f"not measured on a Raspberry Pi, but on: {model or f'{platform.machine()} machine'}" + (
+            "" if model else " without a device tree"
+        )
+    if not revision or not serial:
+        lacking = " and the ".join(
+            name for name, found in (("revision code", revision), ("serial number", serial)) if not found
+        )
+        return model, f"unverified, not counted as measured: {model}, without the {lacking} that a Pi's firmware writes"
+    return model, ""
+
+
+def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
     """What the times were taken on."""
-    model = Path("/proc/device-tree/model")
-    board = model.read_text(errors="replace").rstrip("\0\n ") if model.is_file() else ""
+    board, doubt = board_of(tree)
     backend = qpu_ops.backend()
-    on_a_pi = board.startswith("Raspberry Pi")
+    on_a_pi = not doubt
     on_qpus = on_a_pi and backend.name not in MODEL_BACKENDS
     where = board or f"{platform.machine()} machine without a device tree"
+    if on_qpus:
+        qpu_label = f"measured on the QPUs of {where}"
+    elif backend.name in MODEL_BACKENDS:
+        qpu_label = f"model: the {backend.name} backend on {where}; not measured on QPUs"
+    else:
+        qpu_label = f"the {backend.name} backend; {doubt}"
     return {
         "board": board,
         "machine": platform.machine(),
@@ -114,10 +146,8 @@ def machine() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "cpu_measured_on_hardware": on_a_pi,
         "qpu_measured_on_hardware": on_qpus,
-        "cpu_label": f"measured on {where}" if on_a_pi else f"not measured on a Raspberry Pi, but on: {where}",
-        "qpu_label": f"measured on the QPUs of {where}"
-        if on_qpus
-        else f"model: the {backend.name} backend on {where}; not measured on QPUs",
+        "cpu_label": f"measured on {where}" if on_a_pi else doubt,
+        "qpu_label": qpu_label,
     }
 
 

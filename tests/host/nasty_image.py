@@ -18,6 +18,8 @@ from pathlib import Path
 
 import docker
 
+from images.system import LEFT_OUT
+
 CAPABILITY_NET_RAW = bytes.fromhex("0100000200200000000000000000000000000000")
 """security.capability of ``cap_net_raw=ep``: struct vfs_cap_data, revision 2, linux/capability.h."""
 
@@ -139,7 +141,7 @@ def archive(reference: str, layers: list[bytes], *, architecture: str = "arm", v
             "variant": variant,
             "os": "linux",
             "created": created,
-            "config": {"Cmd": ["/bin/sh"]},
+            "config": {"Cmd": ["/bin/sh"], "Labels": {LEFT_OUT: '["trixie-security"]'}},
             "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(data).hexdigest() for data in layers]},
             "history": [{"created": created, "created_by": "test"} for _ in layers],
         }

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from device_parts import write_suite
 
 from device import drive, evidence, onboard
+from toolchain.config import ROOT
 
 
 def run_onboard(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
@@ -129,7 +134,7 @@ def test_record_that_is_absent_is_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "started_by_us", "execution"),
     [
-        ({"model": "Raspberry Pi 3 Model B Rev 1.2", "compatible": ["raspberrypi,3-model-b"]}, False, "hardware"),
+        ({"model": "Raspberry Pi 3 Model B Rev 1.2", "compatible": ["raspberrypi,3-model-b"]}, False, "unverified"),
         ({"model": "Raspberry Pi 2 Model B", "compatible": ["raspberrypi,2-model-b"]}, True, "emulation"),
         ({"model": "linux,dummy-virt", "compatible": ["linux,dummy-virt"]}, False, "emulation"),
         ({"model": "Raspberry Pi 3 Model B", "compatible": ["qemu,raspi3b"]}, False, "emulation"),
@@ -142,6 +147,104 @@ def test_only_a_raspberry_pi_counts_as_hardware(facts: dict[str, object], starte
     found, reason = evidence.execution_of(facts, started_by_us=started_by_us)
     assert found == execution
     assert reason
+
+
+PI = {
+    "model": b"Raspberry Pi 3 Model B Rev 1.2\0",
+    "compatible": b"raspberrypi,3-model-b\0brcm,bcm2837\0",
+    "system/linux,revision": bytes.fromhex("00a02082"),
+    "serial-number": b"00000000a1b2c3d4\0",
+}
+"""What a board's device tree holds after its firmware has gone over it."""
+
+RASPI2B = {"model": b"Raspberry Pi 2 Model B\0", "compatible": b"raspberrypi,2-model-b\0brcm,bcm2836\0"}
+"""What QEMU's raspi2b hands to the kernel with the kernel's own bcm2836-rpi-2-b.dtb."""
+
+VIRT = {"model": b"linux,dummy-virt\0", "compatible": b"linux,dummy-virt\0"}
+
+
+@pytest.fixture
+def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The board's script, without the image's modules: they compute, and the label asks none of them."""
+    for name in ("cpu_cpp", "matrix_cpp", "qpu_ops", "torch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    spec = importlib.util.spec_from_file_location("timing_of_the_board", ROOT / "tests" / "device" / "timing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("tree", "execution", "said"),
+    [
+        (PI, "hardware", ""),
+        (RASPI2B, "unverified", "the revision code and the serial number that a Pi's firmware"),
+        ({**RASPI2B, "system/linux,revision": PI["system/linux,revision"]}, "unverified", "the serial number that"),
+        ({**PI, "serial-number": b"0000000000000000\0"}, "unverified", "the serial number that"),
+        ({**PI, "system/linux,revision": bytes(4)}, "unverified", "the revision code that"),
+        (VIRT, "emulation", "linux,dummy-virt"),
+        ({**PI, "compatible": b"qemu,raspi3b\0"}, "emulation", ""),
+        ({}, "unverified", ""),
+    ],
+    ids=["Pi", "raspi2b", "raspi2b-u-boot", "no-serial", "no-revision", "virt", "said-qemu", "no-tree"],
+)
+def test_a_pi_is_what_its_firmware_has_written_to(
+    tree: Mapping[str, bytes], execution: str, said: str, tmp_path: Path, timing: ModuleType
+) -> None:
+    """The evidence and the script on the board go by the same rule: a Pi's model alone, an emulator has too."""
+    for name, content in tree.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    words = {name: tree.get(name, b"").decode() for name in ("model", "compatible")}
+    facts = {
+        "model": words["model"].rstrip("\0"),
+        "compatible": [word for word in words["compatible"].split("\0") if word],
+        "firmware": onboard.firmware(tmp_path),
+    }
+    found, reason = evidence.execution_of(facts, started_by_us=False)
+    assert found == execution
+    assert said in reason
+    assert evidence.execution_of(facts, started_by_us=True)[0] == "emulation"
+    model, doubt = timing.board_of(tmp_path)
+    assert model == facts["model"]
+    assert (doubt == "") == (execution == "hardware")
+    if execution == "unverified" and model:
+        assert doubt.startswith("unverified, not counted as measured")
+        assert said in doubt
+    elif doubt:
+        assert doubt.startswith("not measured on a Raspberry Pi, but on: ")
+        assert (model or f"{platform.machine()} machine without a device tree") in doubt
+
+
+@pytest.mark.parametrize("backend", ["vc4-registers", "interpreter"])
+@pytest.mark.parametrize(("tree", "hardware"), [(PI, True), (RASPI2B, False)], ids=["Pi", "raspi2b"])
+def test_times_are_measured_on_a_pi_alone(
+    tree: Mapping[str, bytes], hardware: bool, backend: str, tmp_path: Path, timing: ModuleType
+) -> None:
+    for name, content in tree.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    said = {"backend": lambda: SimpleNamespace(name=backend, reason="asked for"), "settings": lambda: (4,)}
+    vars(timing.qpu_ops).update(said)
+    vars(timing.torch).update(__version__="0", get_num_threads=lambda: 1)
+    found = timing.machine(tmp_path)
+    on_qpus = hardware and backend == "vc4-registers"
+    assert (found["cpu_measured_on_hardware"], found["qpu_measured_on_hardware"]) == (hardware, on_qpus)
+    assert found["cpu_label"].startswith("measured on Raspberry Pi" if hardware else "unverified, not counted")
+    assert found["qpu_label"].startswith("measured on the QPUs") == on_qpus
+    if not on_qpus:
+        assert "not measured on QPUs" in found["qpu_label"] or "not counted as measured" in found["qpu_label"]
+
+
+def test_what_the_firmware_wrote_is_told_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "linux,revision").write_bytes(PI["system/linux,revision"])
+    (tmp_path / "serial-number").write_bytes(PI["serial-number"])
+    assert onboard.firmware(tmp_path) == {"revision": "00a02082", "serial_number": "00000000a1b2c3d4"}
+    assert onboard.firmware(tmp_path / "none") == {"revision": "", "serial_number": ""}
 
 
 def test_only_tests_of_the_suite_can_be_named(tmp_path: Path) -> None:

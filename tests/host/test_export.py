@@ -271,6 +271,9 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
     assert {item["check"] for item in manifest.facts["findings"]} >= {"hostname", "fstab", "capabilities", "dev"}
     assert manifest.facts["counts"]["fifos"] == 1
     assert manifest.facts["counts"]["hardlinks"] == 1
+    assert manifest.facts["left_out"] == ["trixie-security"], "as the image's label says"
+    assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
+    assert len(manifest.source.get("commit", "")) in (0, 40)
 
 
 @pytest.mark.engine

@@ -17,6 +17,7 @@ from device import suite
 from images import containers, local_registry, registry, shell
 from images.archive import verify
 from images.flavour import load_suite
+from images.system import LEFT_OUT
 from recipes import flow, main_job
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
@@ -42,6 +43,18 @@ def test_the_image_is_for_the_target_and_was_seen_working(
         assert {"dot_cpp", "matrix_cpp", "cpu_cpp"} <= set(system["seen"]["modules"])
     else:
         assert any("WITHOUT torch" in warning for warning in built.warnings)
+
+
+def test_the_image_says_which_pockets_it_lacks(
+    built: main_job.Built, product_config: Config, client: docker.DockerClient
+) -> None:
+    """As the mirror's manifest does; of a root that was built before this was noted nobody knows."""
+    labels = client.images.get(product_config.image_reference("system")).labels
+    noted = built.manifest("system").facts.get("left_out")
+    assert noted == built.manifest("rootfs").facts.get("left_out")
+    assert labels.get(LEFT_OUT) == (None if noted is None else json.dumps(noted))
+    said = " ".join(built.manifest("mirror").warnings)
+    assert [suite for suite in noted or () if f"pocket {suite} of" not in said] == []
 
 
 def test_an_image_of_another_platform_is_noticed(built: main_job.Built, client: docker.DockerClient) -> None:

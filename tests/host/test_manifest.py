@@ -87,6 +87,21 @@ def test_no_file_and_no_folder_are_as_none(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path / "file" / "m.json") is None
 
 
+def test_the_commit_is_kept_and_is_no_part_of_the_product(tmp_path: Path) -> None:
+    """Another commit alone makes nothing anew, and a manifest from before it was kept is read as ever."""
+    path = tmp_path / "m.json"
+    made = made_in(tmp_path)
+    made.write(path)
+    assert "source" not in json.loads(path.read_text())
+    assert Manifest.read(path) == dataclasses.replace(made, seconds=1.235)
+    committed = dataclasses.replace(made, source={"commit": "c" * 40, "dirty": True})
+    committed.write(path)
+    read = Manifest.read(path)
+    assert read is not None
+    assert read.source == {"commit": "c" * 40, "dirty": True}
+    assert read.product == made.product
+
+
 def test_the_product_is_about_names_contents_and_facts_alone(tmp_path: Path) -> None:
     one, two = made_in(tmp_path / "one"), made_in(tmp_path / "two")
     assert dataclasses.replace(two, seconds=9, inputs={}, key="x", warnings=()).product == one.product

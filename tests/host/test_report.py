@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from device import report, suite
+from device import evidence, report, suite
+from toolchain.errors import ChainBroken
 from toolchain.files import sha256_of
 
 WIDTHS = (1, 10, 100)
@@ -32,6 +33,10 @@ def timing() -> dict[str, Any]:
         "left_out": [{"width": 1000, "reason": "would take about 95 s of the 80 s left"}],
         "published": {"what": "Raspberry Pi 3B, 2021", "rows": [{"width": 10, "cpu_s": 23e-6, "qpu_s": 169e-6}]},
     }
+
+
+def link(name: str, expected: str, found: str, *, severity: str, holds: bool | None = False) -> dict[str, Any]:
+    return {"name": name, "expected": expected, "found": found, "holds": holds, "severity": severity}
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -58,7 +63,13 @@ def document(**changes: Any) -> dict[str, Any]:
                 "artefacts": [{"name": "libqpu.tar", "size": 4096, "sha256": "cd" * 32}],
             }
         ],
-        "image": {"reference": "pitorch/system:trixie-armhf", "id": "sha256:" + "12" * 32, "digests": []},
+        "image": {
+            "reference": "pitorch/system:trixie-armhf",
+            "id": "sha256:" + "12" * 32,
+            "digests": [],
+            "source": {"commit": "fedcba9876543210" * 2 + "fedcba98", "dirty": True},
+            "left_out": ["trixie-security"],
+        },
         "wheels": [{"name": "torch-2.6.0-cp313-cp313-linux_armv7l.whl", "size": None, "sha256": "ef" * 32}],
         "rootfs": {"path": "/srv/pi", "sha256": "34" * 32, "image_tree_sha256": "", "counts": {}, "findings": []},
         "device": {
@@ -74,7 +85,7 @@ def document(**changes: Any) -> dict[str, Any]:
         },
         "tools": {"python": "3.11"},
         "without": ["torch"],
-        "links": [{"name": "the board loads the tree's libqpu", "expected": "a", "found": "b", "holds": False}],
+        "links": [link("the image was built from the commit of the tests", "a", "b", severity="warning")],
         "results": {"passed": 1, "failed": 0, "errors": 0, "skipped": 1, "seconds": 12.0, "tests": tests},
         "timing": {"reason": "the timing was not asked for"},
     }
@@ -148,6 +159,43 @@ def test_what_is_missing_is_said_loudly() -> None:
     assert "No timing: the timing was not asked for" in text
     assert "the security pocket was left out" in text
     assert "expected a , found b" in text, "a link of the chain that does not hold"
+    assert "Without the updates of trixie-security" in text
+    assert "built from fedcba987654 with uncommitted changes" in text
+
+
+def test_a_chain_that_is_broken_is_no_pass() -> None:
+    """All tests passed, on something else than what was built: neither the page nor the summary is green."""
+    broken = link("the board loads the tree's libqpu", "cd" * 32, "ef" * 32, severity="error")
+    unknown = link("the tree was exported from the commit of the tests", "a", "unknown", severity="warning", holds=None)
+    made = document(links=[*document()["links"], broken, unknown])
+    html = render(made)
+    text = text_of(html)
+    assert "1 tests passed, but not on what was built" in text
+    assert "The chain is broken: what was tested is not what was built" in text
+    assert f"the board loads the tree's libqpu: expected {'cd' * 6}, found {'ef' * 6}" in text.replace("&#39;", "'")
+    assert "cannot be told" in text
+    assert '<div class="pill bad">not passed</div>' in html
+    assert '<div class="pill good">passed</div>' in render(document()), "a warning alone does not turn it red"
+
+
+def test_the_summary_warns_of_links_and_fails_by_those_that_count(tmp_path: Path) -> None:
+    broken = link("the board loads the tree's libqpu", "cd" * 32, "ef" * 32, severity="error")
+    paths = suite.Paths(folder=tmp_path)
+    warned = suite._result(document(), paths, 3.0)
+    assert warned.ok
+    assert "WARNING:  the image was built from the commit of the tests: expected a, found b" in warned.summary()
+    assert "WITHOUT:  the updates of trixie-security" in warned.summary()
+    assert "BROKEN" not in warned.summary()
+    failed = suite._result(document(links=[broken]), paths, 3.0)
+    assert not failed.ok
+    assert (failed.passed, failed.failed) == (1, 0)
+    assert f"BROKEN:   the board loads the tree's libqpu: expected {'cd' * 6}, found {'ef' * 6}" in failed.summary()
+    record = evidence.Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
+    fault = suite._failed(failed, record)
+    assert isinstance(fault, ChainBroken)
+    assert fault.exit_code == 49
+    assert "the board loads the tree's libqpu" in fault.found
+    assert "./inv export-nfsroot" in fault.mend
 
 
 def test_failures_come_first_with_their_text_escaped() -> None:
@@ -235,3 +283,6 @@ def test_junit_says_what_it_ran_on(tmp_path: Path) -> None:
     assert found["execution"] == "emulation"
     assert found["without"] == "torch"
     assert found["image_id"] == "sha256:" + "12" * 32
+    assert found["left_out"] == "trixie-security"
+    assert found["image_commit"] == "fedcba9876543210" * 2 + "fedcba98"
+    assert found["broken"] == ""

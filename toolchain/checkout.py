@@ -1,0 +1,53 @@
+"""The checkout that this code runs from: its commit, and whether it is that commit alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolchain import process
+from toolchain.config import ROOT
+from toolchain.errors import CommandFailed, ProgramMissing
+
+_CHANGES_SHOWN = 50
+
+
+def state(folder: Path = ROOT) -> dict[str, Any]:
+    """``commit`` (40 hex digits), ``dirty`` and the ``changes`` that make it so.
+
+    Outside a git checkout of its own the commit is empty, ``dirty`` is None, and ``reason`` says why.
+    """
+    try:
+        # Without locks: a build beside the user's own git must not make that fail.
+        git = ("git", "--no-optional-locks")
+        top, commit = process.output_of([*git, "rev-parse", "--show-toplevel", "HEAD"], cwd=folder).splitlines()
+        if Path(top).resolve() != folder.resolve():
+            return _unknown(f"{folder} is a folder of another checkout, {top}")
+        changes = process.output_of([*git, "status", "--porcelain"], cwd=folder).splitlines()
+    except (CommandFailed, ProgramMissing) as fault:
+        return _unknown(fault.summary)
+    return {"commit": commit, "dirty": bool(changes), "changes": changes[:_CHANGES_SHOWN]}
+
+
+def _unknown(reason: str) -> dict[str, Any]:
+    return {"commit": "", "dirty": None, "changes": [], "reason": reason}
+
+
+def origin(folder: Path = ROOT) -> dict[str, Any]:
+    """What a manifest says of the checkout: ``commit`` and ``dirty``; nothing outside one."""
+    found = state(folder)
+    return {"commit": found["commit"], "dirty": found["dirty"]} if found["commit"] else {}
+
+
+def described(source: Mapping[str, Any]) -> str:
+    """A commit in words; ``unknown`` without one."""
+    commit = str(source.get("commit", ""))
+    return f"{commit} with uncommitted changes" if commit and source.get("dirty") else commit or "unknown"
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
+    """Whether both are the same commit and nothing else; None where either is unknown."""
+    if not one.get("commit") or not other.get("commit"):
+        return None
+    return one["commit"] == other["commit"] and not one.get("dirty") and not other.get("dirty")
