@@ -337,7 +337,8 @@ def serve_wheels(
     Says what to type on the board, then one line per request. Raises ArtefactMissing when there is no wheel, and what
     ``running_index`` raises.
     """
-    offer = Offer(config)
+    with progress.step("look into the wheels"):
+        offer = Offer(config)
     names = list(offer())
     if not names:
         raise ArtefactMissing(
