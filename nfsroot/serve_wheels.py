@@ -1,8 +1,12 @@
-"""``serve-wheels``: the wheelhouse as a package index for the board's pip (PEP 503).
+"""``serve-wheels``: the wheels that are at hand, as a package index for the board's pip (PEP 503).
 
-Nothing can be changed through it, and nothing is handed out but the wheels that lie directly in the folders: a request
-names one of them, or gets 404, so no path leads elsewhere. Wheels are listed with their SHA-256, which pip checks, and
-sent in ranges where asked (werkzeug), so a download that broke off goes on. This PC needs no root for it.
+What is offered is the wheelhouse, the torch that the image would get (recipes.torch.resolve), wherever that lies, and
+TVM's FFI likewise. Of the torch wheels that fit the image the others are left out: pip would take the newest, and the
+board would run another torch than the image.
+
+Nothing can be changed through it, and nothing is handed out but what is offered: a request names one of these wheels,
+or gets 404, so no path leads elsewhere. Wheels are listed with their SHA-256, which pip checks, and sent in ranges
+where asked (werkzeug), so a download that broke off goes on. This PC needs no root for it.
 
 The server listens on the one address that the board reaches this PC at, and speaks plain HTTP: keep it on a network
 that you trust, as the NFS server is.
@@ -11,6 +15,7 @@ that you trust, as the NFS server is.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import email.parser
 import functools
 import socketserver
@@ -18,7 +23,7 @@ import threading
 import time
 import wsgiref.simple_server
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -31,12 +36,15 @@ from werkzeug.routing import Map, Rule
 from werkzeug.utils import redirect, send_file
 from werkzeug.wrappers import Response
 
+from images.flavour import load_suite
 from nfsroot.addresses import server_address
 from nfsroot.serve import require_free, stopped_by_signals
+from recipes import wheels
 from recipes.torch import resolve
+from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain import progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, ServerFailed
+from toolchain.errors import ArtefactMissing, ServerFailed, UserError
 from toolchain.files import sha256_of
 
 if TYPE_CHECKING:
@@ -56,10 +64,10 @@ class Served:
 
 
 class _Index:
-    """The index as a WSGI application: pages made from what lies in the folders now, and the wheels themselves."""
+    """The index as a WSGI application: pages made from what is offered now, and the wheels themselves."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = tuple(folders)
+    def __init__(self, offered: Callable[[], Mapping[str, Path]]) -> None:
+        self._offered = offered
         self._routes = Map(
             [
                 Rule("/", endpoint="projects", methods=["GET"]),
@@ -78,7 +86,7 @@ class _Index:
         return cast("Iterable[bytes]", answer(environ, start))
 
     def _projects(self, _: WSGIEnvironment) -> Response:
-        names = sorted({_project_of(name) for name in wheels_in(self._folders)})
+        names = sorted({_project_of(name) for name in self._offered()})
         # From / the same links hold: they begin at the root.
         return _page("pitorch wheels", [(f"/simple/{quote(name)}/", name, "") for name in names])
 
@@ -88,7 +96,7 @@ class _Index:
             return redirect(f"/simple/{quote(normalised)}/", code=301)
         links = [
             (f"/packages/{quote(item)}#sha256={_sha256(path)}", item, _requires_python(path))
-            for item, path in wheels_in(self._folders).items()
+            for item, path in self._offered().items()
             if _project_of(item) == normalised
         ]
         if not links:
@@ -96,14 +104,14 @@ class _Index:
         return _page(f"wheels of {normalised}", links)
 
     def _wheel(self, environ: WSGIEnvironment, name: str) -> Response:
-        path = wheels_in(self._folders).get(name)
+        path = self._offered().get(name)
         if path is None:
             raise NotFound("no such wheel here")
         return send_file(path, environ, mimetype="application/zip", conditional=True)
 
 
 def wheels_in(folders: Sequence[Path]) -> dict[str, Path]:
-    """The wheels that are served, by file name: those in the folders, not below them, nor links to elsewhere.
+    """Wheels by file name: those in the folders, not below them, nor links to elsewhere.
 
     Of two with the same name it is the first folder's.
     """
@@ -217,18 +225,81 @@ class _Told:
             )
 
 
-def folders_of(config: Config) -> list[Path]:
-    """Where wheels are served from: the wheelhouse, what build-torch made, and what is kept in this repository."""
-    return [folder.resolve() for folder in (*resolve.wheelhouses(config), resolve.products(config), resolve.PREBUILT)]
+class Offer:
+    """The wheels that there are for a configuration, by file name, whenever it is called.
+
+    Which torch and which TVM's FFI these are is found out again when there are others to choose from: both are audited,
+    which takes seconds. Making one raises as ``resolve.resolve`` and ``tvm_ffi.find`` do for wheels that are damaged or
+    for another machine; such a one that comes later is a warning, and is not served.
+    """
+
+    def __init__(self, config: Config) -> None:
+        # That an image may be refused for want of torch is no reason to serve nothing.
+        self._config = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
+        self._lock = threading.Lock()
+        self._listing = self._list()
+        self.torch = resolve.resolve(self._config)
+        """What the image would get, or why it would get none."""
+        self._ffi = self._find_ffi()
+
+    def __call__(self) -> dict[str, Path]:
+        """What is served now."""
+        with self._lock:
+            listing = self._list()
+            if listing != self._listing:
+                self._choose_again()
+                self._listing = listing
+            chosen = [path for path in (self.torch.wheel, self._ffi) if path is not None]
+        left_out = self._fitting_torch()
+        found = {name: path for name, path in self._wheelhouses().items() if path not in left_out}
+        return dict(sorted({**found, **{path.name: path for path in chosen}}.items()))
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names of wheelhouses' torch wheels that are not the image's."""
+        served = self()
+        return [path.name for path in self._fitting_torch() if served.get(path.name) != path]
+
+    def _choose_again(self) -> None:
+        try:
+            self.torch = resolve.resolve(self._config)
+        except UserError as fault:
+            self.torch = resolve.Resolution(None, "", fault.summary)
+            progress.warn(f"torch is not served: {fault.summary}")
+        try:
+            self._ffi = self._find_ffi()
+        except UserError as fault:
+            self._ffi = None
+            progress.warn(f"TVM's FFI is not served from the artefact cache: {fault.summary}")
+
+    def _find_ffi(self) -> Path | None:
+        with contextlib.suppress(ArtefactMissing):
+            return tvm_ffi.find(self._config)[0] if tvm_ffi.key(self._config) else None
+        return None
+
+    def _list(self) -> str:
+        return f"{resolve.listing(self._config)}\n{tvm_ffi.listing(self._config)}"
+
+    def _wheelhouses(self) -> dict[str, Path]:
+        return wheels_in(resolve.wheelhouses(self._config))
+
+    def _fitting_torch(self) -> list[Path]:
+        image = self._config.image
+        tags = wheels.tags_for(image.target, load_suite(image.suite))
+        return [item.path for item in wheels.candidates(resolve.wheelhouses(self._config), "torch", tags)[0]]
 
 
 @contextlib.contextmanager
-def running_index(folders: Sequence[Path], *, address: str = "127.0.0.1", port: int = 0) -> Iterator[tuple[str, _Told]]:
-    """Serve while the block runs; port 0 takes a free one. The index's URL, and who counts the requests.
+def running_index(
+    offered: Callable[[], Mapping[str, Path]], *, address: str = "127.0.0.1", port: int = 0
+) -> Iterator[tuple[str, _Told]]:
+    """Serve what is ``offered``, by file name, while the block runs; port 0 takes a free one.
+
+    The index's URL, and who counts the requests.
 
     Raises PortTaken, or ServerFailed for an address that is not this machine's.
     """
-    told = _Told(_Index(folders))
+    told = _Told(_Index(offered))
     with _listening(address, port) as server:
         server.set_app(told)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="serve-wheels")
@@ -266,13 +337,15 @@ def serve_wheels(
     Says what to type on the board, then one line per request. Raises ArtefactMissing when there is no wheel, and what
     ``running_index`` raises.
     """
-    folders = folders_of(config)
-    names = list(wheels_in(folders))
+    with progress.step("look into the wheels"):
+        offer = Offer(config)
+    names = list(offer())
     if not names:
         raise ArtefactMissing(
             "there is no wheel to serve",
-            expected="a wheel in " + ", ".join(str(folder) for folder in folders),
-            found="none",
+            expected="a torch wheel for the image, or any in "
+            + ", ".join(str(folder) for folder in resolve.wheelhouses(config)),
+            found=offer.torch.reason,
             mend="./inv build-torch or ./inv build-wheel NAME==VERSION makes one",
         )
     stop = stop or threading.Event()
@@ -280,14 +353,21 @@ def serve_wheels(
     shown = address or config.wheels.address or server_address(config)
     with (
         stopped_by_signals(stop),
-        running_index(folders, address=shown, port=config.wheels.port if port is None else port) as (url, told),
+        running_index(offer, address=shown, port=config.wheels.port if port is None else port) as (url, told),
     ):
-        for line in what_to_type(url, names):
+        for line in (*what_to_type(url, names), *_of_torch(offer)):
             progress.say(line)
         while not stop.wait(0.5):
             pass
         progress.say("stopping the package index")
     return Served(url=url, requests=told.count, seconds=time.monotonic() - began)
+
+
+def _of_torch(offer: Offer) -> list[str]:
+    """What is not served though one may look for it."""
+    if offer.torch.wheel is None:
+        return [f"torch is not served: {offer.torch.reason}"]
+    return [f"not served: {name}; the image's torch is {offer.torch.wheel.name}" for name in offer.left_out]
 
 
 def what_to_type(url: str, names: Sequence[str]) -> list[str]:
@@ -299,10 +379,10 @@ def what_to_type(url: str, names: Sequence[str]) -> list[str]:
         f"serving {len(names)} wheel{'s' if len(names) > 1 else ''} at {url}; Ctrl-C ends it",
         *(f"    {name}" for name in names),
         "on the board, from here alone (what else a wheel needs comes from apt):",
-        "    python3 -m venv --system-site-packages ~/venv",
-        f"    ~/venv/bin/pip install {here} --no-deps {wanted}",
+        "    python3 -m venv --system-site-packages --without-pip ~/venv",
+        f"    ~/venv/bin/python -m pip install {here} --no-deps {wanted}",
         "or with what it needs from the board's usual index:",
-        f"    ~/venv/bin/pip install {here.replace('--index-url', '--extra-index-url')} {wanted}",
+        f"    ~/venv/bin/python -m pip install {here.replace('--index-url', '--extra-index-url')} {wanted}",
     ]
 
 

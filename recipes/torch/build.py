@@ -29,7 +29,7 @@ from recipes.libqpu.build import cross_options
 from recipes.recipe import Recipe
 from recipes.torch.source import Source
 from toolchain import files, progress
-from toolchain.architecture import host_architecture
+from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.errors import RecipeInvalid
 from toolchain.jobs import compile_jobs
@@ -262,18 +262,8 @@ class Builder:
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def versions(self) -> dict[str, str]:
-        """Packages of the builder image, with their versions, and the compiler's.
-
-        Nothing of the build is mounted: the engine would make a folder that is not there yet, as root.
-        """
-
-        def ask(*argv: str) -> list[str]:
-            return run_in(self._client, self._image, argv, architecture=host_architecture()).output.splitlines()
-
-        listed = ask("dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
-        packages = dict(line.split(" ", 1) for line in listed if " " in line)
-        said = ask(f"{self._plan.config.image.target.gnu}-g++", "--version")
-        return {**packages, "compiler": said[0] if said else ""}
+        """As ``versions_in``, of the builder image."""
+        return versions_in(self._client, self._image, self._plan.config.image.target)
 
     def run(
         self,
@@ -317,6 +307,21 @@ class Builder:
             check=check,
             mend=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
         ).output
+
+
+def versions_in(client: docker.DockerClient, image: str, target: Architecture) -> dict[str, str]:
+    """Packages of a builder image, with their versions, and the compiler's.
+
+    Nothing of the build is mounted: the engine would make a folder that is not there yet, as root.
+    """
+
+    def ask(*argv: str) -> list[str]:
+        return run_in(client, image, argv, architecture=host_architecture()).output.splitlines()
+
+    listed = ask("dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
+    packages = dict(line.split(" ", 1) for line in listed if " " in line)
+    said = ask(f"{target.gnu}-g++", "--version")
+    return {**packages, "compiler": said[0] if said else ""}
 
 
 def _short(what: str) -> str:

@@ -14,7 +14,7 @@ from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from images.containers import run_in
 from images.flavour import load_suite
-from nfsroot.serve_wheels import running_index
+from nfsroot.serve_wheels import Offer, running_index, what_to_type, wheels_in
 from recipes import any_wheel, main_job, pip_settings
 from recipes.any_wheel import Wanted
 from toolchain import progress
@@ -204,7 +204,7 @@ def test_an_unknown_package_and_an_unknown_version(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(progress, "say", lambda _: None)
     for version in ("1.0", "1.1"):
         make_wheel(tmp_path / "house", version=version, tag="py3-none-any")
-    with running_index([tmp_path / "house"]) as (url, _):
+    with running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _):
         output = pip_wheel(tmp_path, url, "thing==7")
         fault = meaning(output, Wanted(name="thing", version="7"))
         assert isinstance(fault, SourceUnavailable), output
@@ -354,3 +354,42 @@ def test_a_project_that_does_not_compile_shows_the_compilers_words(
         any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path)
     assert not list(tmp_path.glob("house/*.whl"))
     assert not list((own_wheelhouse.target_root / "work").glob(".wheel*"))
+
+
+GREETING = "import struct\nprint(__file__, 8 * struct.calcsize('P'))\n"
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_the_targets_pip_installs_what_serve_wheels_offers(
+    built: main_job.Built,
+    client: docker.DockerClient,
+    own_wheelhouse: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What serve-wheels says to type on the board, typed in the system image; it shares this machine's network."""
+    assert built.manifests
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    wheel = make_wheel(tmp_path / "house", {"greeting.py": GREETING}, name="greeting", tag="py3-none-any", purelib=True)
+    with running_index(Offer(own_wheelhouse)) as (url, _):
+        make_venv, install = [line.strip() for line in what_to_type(url, [wheel.name]) if "~/venv" in line][:2]
+        seen = run_in(
+            client,
+            own_wheelhouse.image_reference("system"),
+            ["sh", "-euc", "\n".join([make_venv, install, "cd /", "~/venv/bin/python -c 'import greeting'"])],
+            architecture=own_wheelhouse.image.target,
+            # A proxy of this machine has no business on the loopback.
+            environment={
+                "HOME": "/root",
+                "no_proxy": "127.0.0.1",
+                "NO_PROXY": "127.0.0.1",
+                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            },
+            limit_s=600,
+        )
+    python = load_suite(own_wheelhouse.image.suite).python
+    place = f"/root/venv/lib/python{python}/site-packages/greeting.py"
+    assert seen.output.splitlines()[-1] == f"{place} 32"
+    assert [line.split()[2:4] for line in said] == [["/simple/greeting/", "200"], [f"/packages/{wheel.name}", "200"]]

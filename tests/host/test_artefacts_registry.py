@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,8 @@ from registry_parts import (
     ask,
     blobs_on_disk,
     config_for,
+    engine_client,
+    forget,
     free_port,
     need,
     small_disk,
@@ -30,12 +36,18 @@ from test_artefacts import KEY, OTHER_KEY, products
 from images import local_registry, oras, registry
 from images.credentials import PASSWORD_VARIABLE
 from images.local_registry import Registry, Settings
-from recipes import artefacts, share
+from recipes import any_wheel, artefacts, share
+from recipes.any_wheel import Wanted
+from recipes.torch import provenance
+from recipes.tvm_ffi import build as tvm_ffi_build
+from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain import progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import (
     ArtefactDamaged,
     ArtefactMissing,
+    CommandFailed,
+    NetworkUnreachable,
     ReferenceInvalid,
     ReferenceNotFound,
     RegistryBroke,
@@ -43,7 +55,9 @@ from toolchain.errors import (
     RegistryFailed,
     RegistryFull,
     RegistryRefused,
+    SourceUnavailable,
 )
+from toolchain.manifest import Artefact, Manifest
 
 OCI = "application/vnd.oci.image.manifest.v1+json"
 TAG = f"thing-{KEY[:40]}"
@@ -130,6 +144,44 @@ def test_the_layout_is_that_of_oras(plain: Registry, tmp_path: Path) -> None:
     assert document["annotations"] == {"pitorch.key": KEY, "pitorch.name": "thing"}
     for layer in [document["config"], *document["layers"]]:
         assert ask(plain, f"/v2/layout/artefacts/blobs/{layer['digest']}").status_code == 200
+
+
+ORAS = "oras==0.2.43"
+PULL = "import sys, oras.client; oras.client.OrasClient(insecure=True).pull(target=sys.argv[1], outdir=sys.argv[2])"
+
+
+@pytest.fixture(scope="module")
+def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with ORAS's own client, from the package index."""
+    venv = tmp_path_factory.mktemp("oras") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
+    python = venv / "bin" / "python"
+    argv = [sys.executable, "-m", "pip", "--python", str(python), "install", "--verbose", "--retries=1", ORAS]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode != 0:
+        wanted = Wanted(name="oras", version=ORAS.partition("==")[2])
+        fault = any_wheel.explain(CommandFailed(done.stderr), wanted, done.stdout + done.stderr)
+        if isinstance(fault, (NetworkUnreachable, SourceUnavailable)):
+            pytest.skip(f"needs {ORAS} from the package index: {fault.found}")
+        raise fault
+    return python
+
+
+def test_oras_own_client_gets_the_same_files(plain: Registry, tmp_path: Path, oras_python: Path) -> None:
+    config = config_for(tmp_path / "here", plain.address, namespace="foreign-client")
+    made = products(tmp_path)
+    recipe = "a" * 64
+    artefacts.put(config, "thing", KEY, made, recipe=recipe)
+    artefacts.push(config)
+    environment = {**os.environ, "HOME": str(tmp_path), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    for tag in (TAG, f"thing-{recipe[:40]}"):
+        got = tmp_path / "got" / tag
+        argv = [oras_python, "-c", PULL, f"{plain.address}/foreign-client/artefacts:{tag}", got]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert {path.name: path.read_bytes() for path in got.iterdir()} == {
+            path.name: path.read_bytes() for path in made
+        }
 
 
 def test_a_manifest_depends_on_nothing_but_the_files() -> None:
@@ -465,6 +517,122 @@ def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_p
         "what is offered beside comes too"
     )
     assert artefacts.of_recipe(there, other, offered)
+
+
+def builder_here(config: Config, step: str, root: bytes, **facts: str) -> str:
+    """Leave a builder's manifest as its step does; the SHA-256 of the builder's root."""
+    tar = config.target_root / f"{step}.tar"
+    tar.parent.mkdir(parents=True, exist_ok=True)
+    tar.write_bytes(root)
+    made = Manifest(step=step, key="0" * 64, inputs={}, artefacts=(Artefact.of(tar),), facts=facts)
+    made.write(config.target_root / f"{step}.manifest.json")
+    return made.artefacts[0].sha256
+
+
+def pushed_one_after_the_other(config: Config, tmp_path: Path, name: str, keys: Mapping[str, str], recipe: str) -> None:
+    """Machines of a team push, each a wheel of the same recipe under its own whole key; the last is the newest."""
+    for machine, key in keys.items():
+        its = teammate(config, tmp_path / machine)
+        artefacts.put(its, name, key, products(tmp_path / machine, content=f"of = {machine!r}\n"), recipe=recipe)
+        artefacts.push(its)
+
+
+def test_of_a_teams_builders_the_one_that_is_like_this_machines_counts(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    base = config_for(tmp_path / "base", plain.address, namespace="builders")
+    mine = teammate(base, tmp_path / "mine")
+    root = builder_here(mine, "tvm-ffi-builder", b"its packages")
+    recipe = tvm_ffi.key(base)
+    keys = {
+        "like-mine": tvm_ffi_build.artefact_key(recipe, root),
+        "other": tvm_ffi_build.artefact_key(recipe, "0" * 64),
+    }
+    pushed_one_after_the_other(base, tmp_path, tvm_ffi.NAME, keys, recipe)
+    artefacts.put(base, "torch", KEY, products(tmp_path), recipe=share.wanted(base)[0][1])
+    share.push_artefacts(base)
+
+    def pulled(config: Config) -> str:
+        _, ffi = share.pull_artefacts(config)
+        return ffi.entry.key
+
+    assert pulled(mine) == keys["like-mine"], "a build here takes it, and builds nothing"
+    assert pulled(teammate(base, tmp_path / "none")) == keys["other"], "who has no builder gets the newest"
+    assert said == []
+    strange = teammate(base, tmp_path / "strange")
+    builder_here(strange, "tvm-ffi-builder", b"packages that nobody else has")
+    assert pulled(strange) == keys["other"]
+    assert len(said) == 1
+    assert "none there is of this machine's builder" in said[0]
+
+
+def test_where_no_engine_can_tell_what_torchs_builder_holds_the_newest_is_taken(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    base = config_for(tmp_path / "base", plain.address, namespace="no-engine")
+    pushed_one_after_the_other(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, share.wanted(base)[0][1])
+    mine = teammate(base, tmp_path / "mine")
+    builder_here(mine, "torch-builder", b"", image="sha256:" + "0" * 64)
+    (pulled,) = share.pull_artefacts(mine)
+    assert pulled.entry.key == OTHER_KEY
+    assert len(warned) == 1
+    assert warned[0].endswith("torch is asked for by its recipe alone")
+
+
+LISTED = {"g++-arm-linux-gnueabihf:amd64": "4:14.2.0-1", "libopenblas-dev:armhf": "0.3.29+ds-3"}
+COMPILER = "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0"
+
+
+def little_builder() -> bytes:
+    """A root, as a tar, that tells of packages and of a compiler as torch's builder does."""
+    shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
+    listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
+    files = {"bin/sh": Path(shell).read_bytes()}
+    files |= {name[1:]: Path(name).read_bytes() for name in re.findall(r"(/\S+)", listed)}
+    told = {"dpkg-query": "\n".join(map(" ".join, LISTED.items())), "arm-linux-gnueabihf-g++": f"{COMPILER}\nmore"}
+    files |= {f"bin/{name}": f"#!/bin/sh\necho '{text}'\n".encode() for name, text in told.items()}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+@pytest.mark.engine
+def test_torchs_wheel_of_this_machines_compiler_and_packages_is_the_one_that_is_pulled(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    base = config_for(tmp_path / "base", plain.address, namespace="compilers")
+    recipe = share.wanted(base)[0][1]
+    versions = {**LISTED, "compiler": COMPILER}
+    keys = {
+        "like-mine": provenance.artefact_key(recipe, versions),
+        "other": provenance.artefact_key(recipe, {**versions, "libopenblas-dev:armhf": "0.3.30+ds-1"}),
+    }
+    pushed_one_after_the_other(base, tmp_path, "torch", keys, recipe)
+    mine = teammate(base, tmp_path / "mine")
+    reference = mine.image_reference("torch-builder")
+    name, _, tag = reference.rpartition(":")
+    with engine_client() as client:
+        client.api.import_image_from_data(little_builder(), repository=name, tag=tag)
+        try:
+            builder_here(mine, "torch-builder", b"", image=client.images.get(reference).id or "")
+            (pulled,) = share.pull_artefacts(mine)
+            assert (pulled.entry.key, warned) == (keys["like-mine"], [])
+        finally:
+            forget(client, reference)
+    (pulled,) = share.pull_artefacts(mine)
+    assert pulled.entry.key == keys["other"]
+    assert "no longer has the torch-builder image" in warned[0]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
+import io
 import os
 import re
 import signal
@@ -11,18 +14,26 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 from registry_parts import free_port
-from wheel_parts import make_wheel
+from test_torch_wheel import a_wheel
+from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from nfsroot import serve_wheels
+from nfsroot.serve_wheels import Offer
+from recipes import artefacts, recipe
+from recipes.torch import provenance, resolve
+from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactMissing, PortTaken, ServerFailed
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed
+
+TORCH = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
 
 
 @pytest.fixture
@@ -47,10 +58,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
+def those_in(*folders: Path) -> Callable[[], Mapping[str, Path]]:
+    return functools.partial(serve_wheels.wheels_in, folders)
+
+
 @pytest.fixture
 def index(wheelhouse: Path, said: list[str]) -> Iterator[str]:
     """The index's root URL."""
-    with serve_wheels.running_index([wheelhouse]) as (url, _):
+    with serve_wheels.running_index(those_in(wheelhouse)) as (url, _):
         yield url.removesuffix("/simple/")
 
 
@@ -69,6 +84,14 @@ def raw(index: str, target: str) -> bytes:
         while block := connection.recv(1 << 16):
             parts.append(block)
     return b"".join(parts)
+
+
+def wait_for(said: list[str], count: int) -> None:
+    """Requests are told when they have ended, which the client knows a little earlier."""
+    for _ in range(100):
+        if len(said) >= count:
+            return
+        threading.Event().wait(0.05)
 
 
 def config_for(tmp_path: Path, wheelhouse: Path, **wheels: object) -> Config:
@@ -93,9 +116,30 @@ def test_the_index_lists_wheels_with_their_sha256(index: str, wheelhouse: Path) 
     assert get(f"{index}/packages/{wheel.name}").content == wheel.read_bytes()
 
 
-def test_names_are_normalised_as_pep_503_says(index: str) -> None:
+def test_names_are_normalised_as_pep_503_says(index: str, wheelhouse: Path) -> None:
     assert get(f"{index}/simple/Torch/").url == f"{index}/simple/torch/"
     assert get(f"{index}/simple/nothing/").status_code == 404
+    make_wheel(wheelhouse, name="foo_Bar.baz", tag="py3-none-any")
+    for name in ("foo-bar-baz", "Foo_Bar.baz", "foo--bar__BAZ", "foo.bar.baz"):
+        answer = get(f"{index}/simple/{name}/")
+        assert (answer.status_code, answer.url) == (200, f"{index}/simple/foo-bar-baz/"), name
+        assert "foo_Bar.baz-1.0-py3-none-any.whl" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "led_to"),
+    [
+        ("/simple", 308, "/simple/"),
+        ("/simple/thing", 308, "/simple/thing/"),
+        ("/simple/Thing", 308, "/simple/Thing/"),
+        ("/simple/Thing/", 301, "/simple/thing/"),
+        ("/simple/Nothing.At_All/", 301, "/simple/nothing-at-all/"),
+    ],
+)
+def test_addresses_that_differ_from_pep_503s_lead_to_them(index: str, asked: str, code: int, led_to: str) -> None:
+    answer = get(f"{index}{asked}", allow_redirects=False)
+    assert answer.status_code == code
+    assert requests.compat.urljoin(answer.url, answer.headers["Location"]) == f"{index}{led_to}"
 
 
 def test_a_wheel_that_is_put_there_later_is_served(index: str, wheelhouse: Path) -> None:
@@ -189,33 +233,194 @@ def test_each_request_is_one_line(index: str, said: list[str]) -> None:
     get(f"{index}/simple/thing/")
     get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": "bytes=0-1023"})
     raw(index, "/simple/%1b%5b31mred/")
-    for _ in range(100):
-        if len(said) == 3:
-            break
-        threading.Event().wait(0.05)
+    wait_for(said, 3)
     assert len(said) == 3
     assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", said[0])
     assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", said[1])
     assert "\x1b" not in said[2], "whoever asks cannot write to this terminal"
 
 
+@pytest.fixture
+def large(wheelhouse: Path) -> Path:
+    """A file that no socket's buffers hold; by its name alone it is a wheel."""
+    path = wheelhouse / "large-1.0-py3-none-any.whl"
+    path.write_bytes(bytes(32 << 20))
+    return path
+
+
+def test_a_log_tells_how_far_a_wheel_is(
+    index: str, large: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "console", progress.make_console(file=io.StringIO()))
+    monkeypatch.setattr(progress._LineBar, "_EVERY_S", 0.0)
+    assert get(f"{index}/packages/{large.name}").content == large.read_bytes()
+    get(f"{index}/simple/thing/")
+    wait_for(said, 2 + sum("%" in line for line in said))
+    told = [re.fullmatch(rf" *{re.escape(large.name)}: (\d+) %", line) for line in said[:-2]]
+    shares = [int(found[1]) for found in told if found]
+    assert len(shares) == len(told) > 100, "it is sent in blocks"
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 100)
+    assert re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 32\.0 MiB, \d+\.\d s", said[-2])
+    assert "/simple/thing/ 200" in said[-1], "a page has no bar"
+
+
+def test_a_download_that_broke_off_is_told_with_what_was_sent(index: str, large: Path, said: list[str]) -> None:
+    with contextlib.closing(get(f"{index}/packages/{large.name}", stream=True)) as broken:
+        next(broken.iter_content(1000))
+    wait_for(said, 1)
+    (line,) = said
+    found = re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 ([\d.]+) (B|KiB|MiB) of 32\.0 MiB, .*", line)
+    assert found, line
+    assert float(found[1]) < 32 or found[2] != "MiB"
+
+
 def test_of_two_files_of_one_name_the_first_folders_is_served(tmp_path: Path, said: list[str]) -> None:
     first, second = (make_wheel(tmp_path / name, {"a.py": f"{name} = 1\n"}) for name in ("one", "two"))
-    with serve_wheels.running_index([first.parent, second.parent]) as (url, _):
+    with serve_wheels.running_index(those_in(first.parent, second.parent)) as (url, _):
         page = get(f"{url}thing/").text
         assert re.findall(r"sha256=([0-9a-f]+)", page) == [hashlib.sha256(first.read_bytes()).hexdigest()]
         assert get(url.replace("/simple/", f"/packages/{first.name}")).content == first.read_bytes()
 
 
 def test_a_folder_that_is_not_there_is_passed_over(tmp_path: Path, wheelhouse: Path, said: list[str]) -> None:
-    with serve_wheels.running_index([tmp_path / "none", wheelhouse]) as (url, _):
+    with serve_wheels.running_index(those_in(tmp_path / "none", wheelhouse)) as (url, _):
         assert get(f"{url}thing/").status_code == 200
 
 
-def test_nothing_to_serve_is_said_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_wheels.resolve, "PREBUILT", tmp_path / "none")
-    with pytest.raises(ArtefactMissing, match="build-wheel"):
+# --- which torch, and what else lies elsewhere than in the wheelhouse -------------------------------------------------
+
+
+@pytest.fixture
+def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of the repository's wheel, empty."""
+    place = tmp_path / "prebuilt"
+    place.mkdir()
+    monkeypatch.setattr(resolve, "PREBUILT", place)
+    return place
+
+
+def offering(tmp_path: Path, *wheelhouses: Path, **torch: Any) -> Config:
+    folders = [str(folder) for folder in wheelhouses]
+    return load_config({"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": folders, **torch}})
+
+
+def torch_wheel(folder: Path, version: str = "2.6.0", *, python: str = "cp313", content: bytes = b"") -> Path:
+    contents = {"torch/_C.so": content or elf(EM_ARM, flags=HARD)}
+    return make_wheel(folder, contents, name="torch", version=version, tag=f"{python}-{python}-linux_armv7l")
+
+
+def keep(config: Config, folder: Path) -> Path:
+    """Put a torch wheel of the recipe's key into the artefact cache, as pull-artefacts does."""
+    folder.mkdir(exist_ok=True)
+    key = resolve.key(config)
+    whole = provenance.artefact_key(key, {"compiler": "arm-linux-gnueabihf-g++ 14.2.0"})
+    return artefacts.put(config, "torch", whole, a_wheel(folder, key), recipe=key)[-1]
+
+
+def test_a_torch_that_lies_in_the_artefact_cache_alone_is_served(
+    tmp_path: Path, wheelhouse: Path, nothing_kept: Path, said: list[str]
+) -> None:
+    (wheelhouse / TORCH).unlink()
+    config = offering(tmp_path, wheelhouse)
+    offer = Offer(config)
+    assert TORCH not in offer()
+    with serve_wheels.running_index(offer) as (url, _):
+        assert get(f"{url}torch/").status_code == 404
+        kept = keep(config, tmp_path / "made")
+        assert hashlib.sha256(kept.read_bytes()).hexdigest() in get(f"{url}torch/").text, "and at once"
+        assert get(url.replace("/simple/", f"/packages/{TORCH}")).content == kept.read_bytes()
+        assert get(f"{url}thing/").status_code == 200
+    assert offer()[TORCH] == resolve.resolve(config).wheel
+
+
+def test_the_wheelhouses_torch_is_served_where_the_image_takes_it(tmp_path: Path, nothing_kept: Path) -> None:
+    ours = torch_wheel(tmp_path / "house")
+    config = offering(tmp_path, tmp_path / "house")
+    kept = keep(config, tmp_path / "made")
+    assert Offer(config)() == {TORCH: ours}
+    assert Offer(offering(tmp_path, tmp_path / "house", from_source=True))() == {TORCH: kept}
+
+
+def test_a_torch_of_another_key_is_not_served(tmp_path: Path, nothing_kept: Path) -> None:
+    """Neither what build-torch left before the recipe changed, nor the wheel that the repository keeps."""
+    config = offering(tmp_path, tmp_path / "house")
+    resolve.products(config).mkdir(parents=True)
+    for folder in (resolve.products(config), nothing_kept):
+        a_wheel(folder, "0" * 64)
+    offer = Offer(config)
+    assert offer() == {}
+    assert offer.torch.reason.count("of another recipe key") == 2
+    a_wheel(nothing_kept, resolve.key(config))
+    assert offer() == {TORCH: nothing_kept / TORCH}
+    a_wheel(resolve.products(config), resolve.key(config))
+    assert offer() == {TORCH: resolve.products(config) / TORCH}, "the one that the image takes"
+
+
+def test_of_the_torch_wheels_that_fit_the_images_is_served_alone(tmp_path: Path, nothing_kept: Path) -> None:
+    first = torch_wheel(tmp_path / "first", "2.1.0")
+    torch_wheel(tmp_path / "first", "2.0.0")
+    torch_wheel(tmp_path / "second", "2.10.0")
+    other = torch_wheel(tmp_path / "second", "2.11.0", python="cp311")
+    offer = Offer(offering(tmp_path, tmp_path / "first", tmp_path / "second"))
+    assert offer() == {first.name: first, other.name: other}, "pip on the board cannot take what is for another Python"
+    assert [name.split("-")[1] for name in offer.left_out] == ["2.0.0", "2.10.0"]
+    assert serve_wheels._of_torch(offer)[0].endswith(f"the image's torch is {first.name}")
+
+
+def test_a_torch_that_is_required_and_not_there_keeps_nothing_else_back(
+    tmp_path: Path, wheelhouse: Path, nothing_kept: Path
+) -> None:
+    for name in (TORCH, "no.whl"):
+        (wheelhouse / name).unlink()
+    offer = Offer(offering(tmp_path, wheelhouse, required=True))
+    assert list(offer()) == ["thing-1.0-py3-none-any.whl"]
+    assert serve_wheels._of_torch(offer) == [f"torch is not served: no torch wheel in {wheelhouse}"]
+
+
+def test_a_damaged_torch_is_an_error_at_the_start_and_a_warning_later(
+    tmp_path: Path, wheelhouse: Path, nothing_kept: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    offer = Offer(offering(tmp_path, wheelhouse))
+    torch_wheel(wheelhouse, "2.7.0", content=elf(EM_X86_64, bits=64))
+    with pytest.raises(PlatformMismatch):
+        Offer(offering(tmp_path, wheelhouse))
+    with serve_wheels.running_index(offer) as (url, _):
+        assert get(f"{url}torch/").status_code == 404
+        assert get(f"{url}thing/").status_code == 200
+        assert len(warned) == 1, "once, not for each request"
+        assert "torch-2.7.0" in warned[0]
+        torch_wheel(wheelhouse, "2.7.0")
+        assert "torch-2.7.0" in get(f"{url}torch/").text
+    assert len(warned) == 1
+
+
+def test_the_kept_wheel_of_tvms_ffi_is_served(tmp_path: Path, nothing_kept: Path) -> None:
+    config = offering(tmp_path, tmp_path / "house")
+    version = recipe.load(tvm_ffi.NAME).settings["version"]
+    content = {"tvm_ffi/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}
+    made = make_wheel(tmp_path, content, name="apache_tvm_ffi", version=version)
+    offer = Offer(config)
+    assert offer() == {}
+    (kept,) = artefacts.put(config, tvm_ffi.NAME, "f" * 64, [made], recipe=tvm_ffi.key(config))
+    assert offer() == {made.name: kept}
+    ours = make_wheel(tmp_path / "house", content, name="apache_tvm_ffi", version=version)
+    assert offer() == {made.name: ours}, "a wheelhouse's is taken first, as by the image"
+    ours.unlink()
+    kept.chmod(0o644)
+    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArtefactDamaged):
+        Offer(config)
+    config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
+    assert Offer(config)() == {}, "there it is the package index's"
+
+
+def test_nothing_to_serve_is_said_with_its_mend(tmp_path: Path, nothing_kept: Path) -> None:
+    with pytest.raises(ArtefactMissing, match="build-wheel") as caught:
         serve_wheels.serve_wheels(config_for(tmp_path, tmp_path / "empty"))
+    assert caught.value.found == f"no torch wheel in {tmp_path / 'empty'}"
 
 
 def test_a_taken_port(tmp_path: Path, wheelhouse: Path) -> None:
@@ -260,8 +465,7 @@ def test_the_task_ends_cleanly(tmp_path: Path, wheelhouse: Path, number: signal.
                     break
             url = f"http://127.0.0.1:{port}"
             assert get(f"{url}/simple/torch/").status_code == 200
-            name = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
-            assert get(f"{url}/packages/{name}", headers={"Range": "bytes=9999999-"}).status_code == 416
+            assert get(f"{url}/packages/{TORCH}", headers={"Range": "bytes=9999999-"}).status_code == 416
             running.send_signal(number)
             rest = running.stderr.read()
             assert running.wait(30) == 0
