@@ -28,7 +28,14 @@ from images.flavour import Flavour, Pocket, SigningKey, kernel_archive, load_fla
 from toolchain import files
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, ConfigError, MirrorPocketUnusable, NetworkUnreachable, SourceUnavailable
+from toolchain.errors import (
+    CommandFailed,
+    CommandTimedOut,
+    ConfigError,
+    MirrorPocketUnusable,
+    NetworkUnreachable,
+    SourceUnavailable,
+)
 from toolchain.process import output_of, run
 
 _UPDATE_LIMIT_S = 300.0
@@ -235,6 +242,8 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
         done = run(["apt-get", "update", *words], limit_s=limit_s, env=build_environment(), check=False)
+    except CommandTimedOut as fault:
+        return f"apt-get update is {fault.found} after {limit_s:g} s"
     except CommandFailed as fault:
         return fault.found
     complaints = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]

@@ -151,7 +151,7 @@ def test_a_key_behind_a_socks_proxy_names_what_is_missing(tmp_path: Path, monkey
     monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
     with pytest.raises(NetworkUnreachable) as caught:
         apt.fetch_key(SigningKey(url="http://mirror.invalid/key", fingerprint="0" * 40), tmp_path / "key.gpg")
-    assert "pip install PySocks" in caught.value.mend
+    assert "PySocks" in caught.value.mend
 
 
 def test_a_failed_verification_leaves_the_old_lists(archive: Archive, tmp_path: Path) -> None:

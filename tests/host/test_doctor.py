@@ -540,7 +540,7 @@ def test_a_mirror_without_its_security_pocket(
         finding = doctor.check_pockets(asked, tmp_path / "scratch", strict=strict)
     assert finding.verdict is verdict
     assert "none-security" in finding.found
-    assert "404" in finding.found
+    assert "does not have a Release file" in finding.found
 
 
 def test_a_mirror_that_takes_its_time_is_not_waited_for(
@@ -551,7 +551,7 @@ def test_a_mirror_that_takes_its_time_is_not_waited_for(
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         finding = doctor.check_pockets((archive.source("stone", uri, "main"),), tmp_path / "scratch", strict=False)
     assert finding.verdict is Verdict.FAIL
-    assert "1 s" in finding.found
+    assert "still running after 1 s" in finding.found
 
 
 def test_a_package_index_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,7 +568,7 @@ def test_a_package_index_that_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
 def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"INDEX_URL": "http://index.invalid/simple", "RETRIES": "0", "NO_INDEX": "0"}.items():
+    for name, value in {"INDEX_URL": "https://index.invalid/simple", "RETRIES": "0", "NO_INDEX": "0"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -576,7 +576,7 @@ def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monk
     monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
     finding = doctor.check_package_index(tmp_path)
     assert finding.verdict is Verdict.WARN
-    assert "pip install PySocks" in finding.mend
+    assert "PySocks" in finding.mend
 
 
 # ------------------------------------------------------------------------------------------------ programs
