@@ -73,22 +73,89 @@ class Plan:
         for item in config.torch.options:
             key, _, value = item.partition("=")
             options[key] = value
-        return cls(recipe=recipe, config=config, suite=suite, variant=name, options=options)
+        return cls(recipe=recipe, config=config, suite=suite, variant=name, options=dict(sorted(options.items())))
 
     @property
     def flags(self) -> str:
         """The compiler's, of the variant."""
         return str(self.recipe.tables["variant"][self.variant]["flags"])
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every command of the build finds in its environment, the compiler's cache's settings aside."""
+        return {
+            "SOURCE_DATE_EPOCH": self.recipe.settings["epoch"],
+            "LC_ALL": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    @property
+    def configure(self) -> list[str]:
+        """CMake's command line."""
+        target, suite = self.config.image.target, self.suite
+        python = f"/usr/lib/{target.gnu}"
+        settings = {
+            "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
+            "CMAKE_C_COMPILER_LAUNCHER": "ccache",
+            "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+            "CMAKE_C_FLAGS": self.flags,
+            "CMAKE_CXX_FLAGS": self.flags,
+            "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+            "CMAKE_PROJECT_Torch_INCLUDE": "/usr/src/recipe/inside/speed.cmake",
+            "Python_EXECUTABLE": "/usr/bin/python3",
+            "Python_INCLUDE_DIR": f"/usr/include/python{suite.python}",
+            "Python_LIBRARY": f"{python}/libpython{suite.python}.so",
+            "Python_NumPy_INCLUDE_DIR": f"{python}/python3-numpy/numpy/_core/include",
+            "PROTOBUF_PROTOC_EXECUTABLE": "/usr/bin/protoc",
+            "CAFFE2_CUSTOM_PROTOC_EXECUTABLE": "/usr/bin/protoc",
+            **self.options,
+        }
+        return [
+            *("cmake", "-S", _TREE, "-B", f"{_TREE}/build", "-G", "Ninja"),
+            *cross_options(target, f"{_TREE}/torch"),
+            *(f"-D{name}={value}" for name, value in settings.items()),
+        ]
+
+    @property
+    def setup(self) -> list[str]:
+        """The command line of upstream's setup.py, which collects the wheel."""
+        platform = self.config.image.target.wheel_platform
+        return ["python3", "setup.py", "bdist_wheel", "--plat-name", platform, "--dist-dir", f"{_HOME}/raw"]
+
+    @property
+    def setup_environment(self) -> dict[str, str]:
+        """What setup.py finds in its environment beside the rest: the target, and what CMake was told."""
+        target = self.config.image.target
+        compiler = f"{target.gnu}-gcc {self.flags}"
+        found = {
+            "_PYTHON_HOST_PLATFORM": target.wheel_platform.replace("_", "-"),
+            "_PYTHON_SYSCONFIGDATA_NAME": f"_sysconfigdata__{target.gnu}",
+            "CC": compiler,
+            "CXX": f"{target.gnu}-g++ {self.flags}",
+            "LDSHARED": f"{compiler} -shared",
+            "CFLAGS": f"-ffile-prefix-map={_TREE}=.",
+            **{name: value for name, value in self.options.items() if name.startswith(("USE_", "BUILD_"))},
+        }
+        if self.options.get("USE_SYSTEM_LIBS") != "ON":
+            found.pop("USE_SYSTEM_LIBS", None)
+        return found
+
     def key(self, source: str) -> str:
-        """SHA-256 of what makes the wheel, as far as this repository states it; ``source`` identifies the source."""
+        """SHA-256 of what makes the wheel, as far as this repository states it; ``source`` identifies the source.
+
+        How many compile at once, and the settings of the compiler's cache, do not change what is made.
+        """
         stated = {
             "recipe": self.recipe.fingerprint(),
             "source": source,
             "variant": self.variant,
-            "options": dict(sorted(self.options.items())),
             "suite": self.suite.name,
             "architecture": self.config.image.architecture,
+            "environment": self.environment,
+            "configure": self.configure,
+            "setup": self.setup,
+            "setup environment": self.setup_environment,
         }
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
@@ -159,30 +226,7 @@ class Builder:
 
     def configure(self) -> None:
         """Run CMake; where its options are as they were, what it made is kept."""
-        plan, suite = self._plan, self._plan.suite
-        target = plan.config.image.target
-        python = f"/usr/lib/{target.gnu}"
-        settings = {
-            "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
-            "CMAKE_C_COMPILER_LAUNCHER": "ccache",
-            "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
-            "CMAKE_C_FLAGS": plan.flags,
-            "CMAKE_CXX_FLAGS": plan.flags,
-            "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
-            "CMAKE_PROJECT_Torch_INCLUDE": "/usr/src/recipe/inside/speed.cmake",
-            "Python_EXECUTABLE": "/usr/bin/python3",
-            "Python_INCLUDE_DIR": f"/usr/include/python{suite.python}",
-            "Python_LIBRARY": f"{python}/libpython{suite.python}.so",
-            "Python_NumPy_INCLUDE_DIR": f"{python}/python3-numpy/numpy/_core/include",
-            "PROTOBUF_PROTOC_EXECUTABLE": "/usr/bin/protoc",
-            "CAFFE2_CUSTOM_PROTOC_EXECUTABLE": "/usr/bin/protoc",
-            **plan.options,
-        }
-        argv = [
-            *("cmake", "-S", _TREE, "-B", f"{_TREE}/build", "-G", "Ninja"),
-            *cross_options(target, f"{_TREE}/torch"),
-            *(f"-D{name}={value}" for name, value in settings.items()),
-        ]
+        argv = self._plan.configure
         stamp = self.home / "configured"
         if stamp.is_file() and stamp.read_text() == shlex.join(argv):
             return
@@ -207,27 +251,12 @@ class Builder:
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
         """Let upstream's setup.py collect the wheel, make it self-contained, and move the products to ``folder``."""
-        config = self._plan.config
-        target = config.image.target
+        target = self._plan.config.image.target
         out = self.home / "out"
         files.remove(out)
         out.mkdir()
-        setup = shlex.join(
-            ["python3", "setup.py", "bdist_wheel", "--plat-name", target.wheel_platform, "--dist-dir", f"{_HOME}/raw"]
-        )
-        compiler = f"{target.gnu}-gcc {self._plan.flags}"
-        environment = {
-            "_PYTHON_HOST_PLATFORM": target.wheel_platform.replace("_", "-"),
-            "_PYTHON_SYSCONFIGDATA_NAME": f"_sysconfigdata__{target.gnu}",
-            "CC": compiler,
-            "CXX": f"{target.gnu}-g++ {self._plan.flags}",
-            "LDSHARED": f"{compiler} -shared",
-            "CFLAGS": f"-ffile-prefix-map={_TREE}=.",
-            "MAX_JOBS": str(self.jobs),
-            **{name: value for name, value in self._plan.options.items() if name.startswith(("USE_", "BUILD_"))},
-        }
-        if self._plan.options.get("USE_SYSTEM_LIBS") != "ON":
-            environment.pop("USE_SYSTEM_LIBS", None)
+        setup = shlex.join(self._plan.setup)
+        environment = {**self._plan.setup_environment, "MAX_JOBS": str(self.jobs)}
         self.run(["sh", "-euc", f"rm -rf {_HOME}/raw; cd {_TREE}; {setup}"], environment=environment)
         wanted: dict[str, Any] = {
             "gnu": target.gnu,
@@ -299,14 +328,11 @@ class Builder:
                 f"{self.cache}:/usr/src/ccache:rw",
             ],
             environment={
-                "SOURCE_DATE_EPOCH": self._plan.recipe.settings["epoch"],
+                **self._plan.environment,
                 "CCACHE_DIR": "/usr/src/ccache",
                 "CCACHE_COMPILERCHECK": "content",
                 "CCACHE_MAXSIZE": "10G",
                 "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
-                "LC_ALL": "C.UTF-8",
-                "PYTHONHASHSEED": "0",
-                "PYTHONDONTWRITEBYTECODE": "1",
                 **({} if self._cached else {"CCACHE_DISABLE": "1"}),
                 **(environment or {}),
             },

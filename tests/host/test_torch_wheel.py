@@ -27,6 +27,7 @@ from images.flavour import load_suite
 from recipes import artefacts, flow, main_job, recipe
 from recipes.qpu_ops import native
 from recipes.torch import audit, job, provenance, resolve, source, upstream
+from recipes.torch import build as building
 from recipes.torch.build import Plan
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
@@ -61,6 +62,57 @@ def test_the_key_holds_what_makes_the_wheel() -> None:
     }
     assert len(others | {key}) == 4
     assert resolve.key(config()) == plan().key(source.identity(recipe.load("torch"), load_suite("trixie"), "archive"))
+
+
+def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipe where a test may change it, and from where it is loaded."""
+    shutil.copytree(recipe.HERE / "torch", folder / "torch", ignore=shutil.ignore_patterns("prebuilt", "__pycache__"))
+    monkeypatch.setattr(recipe, "HERE", folder)
+    return folder / "torch"
+
+
+def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for one kind of source too, which lie a folder deeper."""
+    before = plan().key("source 1")
+    folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
+    assert plan().key("source 1") == before
+    makers = sorted(path for name in ("patches", "inside") for path in (folder / name).rglob("*") if path.is_file())
+    assert folder / "patches" / "archive" / "0001-upstream-version.patch" in makers
+    keys = {before}
+    for path in makers:
+        text = path.read_bytes()
+        path.write_bytes(text + b"\n")
+        keys.add(plan().key("source 1"))
+        path.write_bytes(text)
+    (folder / "patches" / "git").mkdir()
+    (folder / "patches" / "git" / "0001-new.patch").write_text("--- a\n+++ b\n")
+    keys.add(plan().key("source 1"))
+    assert len(keys) == len(makers) + 2
+
+
+@pytest.mark.parametrize("what", ["environment", "configure", "setup", "setup_environment"])
+def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    before = plan()
+    value = getattr(before, what)
+    changed = {**value, "MINE": "1"} if isinstance(value, dict) else [*value, "-DMINE=1"]
+    key = before.key("source 1")
+    monkeypatch.setattr(Plan, what, property(lambda _: changed))
+    assert plan().key("source 1") != key
+
+
+def test_the_cross_compilers_options_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = plan().key("source 1")
+    monkeypatch.setattr(building, "cross_options", lambda target, prefix: [f"-DCMAKE_STRIP={target.gnu}-strip{prefix}"])
+    assert plan().key("source 1") != key
+
+
+def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
+    key = plan().key("source 1")
+    other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
+    assert Plan.of(recipe.load("torch"), other, load_suite("trixie")).key("source 1") == key
+    one, two = plan(options=["A=1", "B=2"]), plan(options=["B=2", "A=1"])
+    assert one.key("source 1") == two.key("source 1"), "their order does not count"
+    assert one.configure == two.configure
 
 
 def test_a_users_option_wins_over_the_recipes() -> None:
