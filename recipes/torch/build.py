@@ -31,13 +31,17 @@ from recipes.torch.source import Source
 from toolchain import files, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
-from toolchain.errors import RecipeInvalid
+from toolchain.errors import CommandFailed, DiskFull, RecipeInvalid
 from toolchain.jobs import compile_jobs
 
 _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
 _NEEDED_MIB = 9000
+_NEEDED_TO_GO_ON_MIB = 1500
+"""An estimate, for a tree that is there already, and for packaging."""
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+"""The C library's words, in whoever's message; the container's locale is C."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
 _HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
 
@@ -188,14 +192,18 @@ class Builder:
         self.jobs = compile_jobs(config.build)
 
     def build(self, folder: Path) -> Built:
-        """All phases; the products are moved to ``folder``. Raises CommandFailed, DiskFull."""
-        seconds: dict[str, float] = {}
-        if not self.home.is_dir():
-            files.require_space(self.home, _NEEDED_MIB, "torch's sources and objects")
+        """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull."""
+        needed = _NEEDED_TO_GO_ON_MIB if self.home.is_dir() else _NEEDED_MIB
+        files.require_space(self.home, needed, "torch's sources and objects")
+        with files.room_for("torch's build", self.home):
+            return self._phases(folder)
+
+    def _phases(self, folder: Path) -> Built:
         self.home.mkdir(parents=True, exist_ok=True)
         self.cache.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
+        seconds: dict[str, float] = {}
         for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
             began = time.monotonic()
             with progress.step(f"torch: {name}"):
@@ -250,7 +258,8 @@ class Builder:
             self.run(["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"], on_line=on_line)
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
-        """Let upstream's setup.py collect the wheel, make it self-contained, and move the products to ``folder``."""
+        """Let upstream's setup.py collect the wheel, make it self-contained, and copy the products to ``folder``."""
+        files.require_space(self.home, _NEEDED_TO_GO_ON_MIB, "torch's wheel")
         target = self._plan.config.image.target
         out = self.home / "out"
         files.remove(out)
@@ -314,8 +323,41 @@ class Builder:
     ) -> str:
         """Run a command where the sources, the tree and the recipe are mounted; what it printed.
 
-        Raises CommandFailed, unless ``check`` is false.
+        Raises CommandFailed, unless ``check`` is false, and DiskFull where that was the reason.
         """
+        full: list[str] = []
+
+        def watch(line: str) -> None:
+            if _NO_ROOM.search(line):
+                full.append(line.strip())
+            if on_line is not None:
+                on_line(line)
+
+        try:
+            said = self._run_in(argv, environment or {}, watch, check=check)
+        except CommandFailed as fault:
+            # A line that nothing ends is not watched.
+            full += [line.strip() for line in fault.tail.splitlines() if _NO_ROOM.search(line)]
+            if full:
+                raise self._disk_full(full[0]) from fault
+            raise
+        if full and not check:
+            raise self._disk_full(full[0])
+        return said
+
+    def _disk_full(self, words: str) -> DiskFull:
+        return DiskFull(
+            "the disk became full while torch was being built",
+            expected=f"room for objects in {self.home} and {self.cache}, and for the compiler's own files where the "
+            "engine keeps its containers",
+            found=words,
+            mend="free some space there, or point build.folder in invoke.yaml at a larger disk; run the task again to "
+            "go on from here",
+        )
+
+    def _run_in(
+        self, argv: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None], *, check: bool
+    ) -> str:
         return run_in(
             self._client,
             self._image,
@@ -334,7 +376,7 @@ class Builder:
                 "CCACHE_MAXSIZE": "10G",
                 "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
                 **({} if self._cached else {"CCACHE_DISABLE": "1"}),
-                **(environment or {}),
+                **environment,
             },
             workdir=_HOME,
             limit_s=_LIMIT_S,
