@@ -9,6 +9,7 @@ Phases: prepare (unpack, patch) → configure → compile → package (inside/pa
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -16,7 +17,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ _NEEDED_TO_GO_ON_MIB = 1500
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 """The C library's words, in whoever's message; the container's locale is C."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
+_RUNS = "runs.json"
+_STATISTICS = "ccache.log"
 _HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
 
 
@@ -165,8 +168,16 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Run:
+    """One go at a tree: seconds of each phase that it came to, and whether it came to the end."""
+
+    seconds: Mapping[str, float]
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Built:
-    """What came out, and how the compiler's cache did."""
+    """What came out, and how the compiler's cache did in the whole tree, earlier runs included."""
 
     wheel: Path
     symbols: Path
@@ -204,19 +215,36 @@ class Builder:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
         seconds: dict[str, float] = {}
-        for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
-            began = time.monotonic()
-            with progress.step(f"torch: {name}"):
-                phase()
-            seconds[name] = time.monotonic() - began
-        began = time.monotonic()
-        with progress.step("torch: package"):
-            wheel, symbols, vendored = self.package(folder)
-        seconds["package"] = time.monotonic() - began
+        before, finished = self.runs(), False
+        if not before and (self.home / "pytorch").is_dir():
+            before = [Run(seconds={}, finished=False)]  # what it took was not noted
+        self._note(before, Run(seconds=seconds, finished=finished))
+        try:
+            for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
+                with _timed(name, seconds):
+                    phase()
+            with _timed("package", seconds):
+                wheel, symbols, vendored = self.package(folder)
+            finished = True
+        finally:
+            with contextlib.suppress(OSError):  # a full disk has an error of its own by now
+                self._note(before, Run(seconds=seconds, finished=finished))
         hits, calls = self.cache_use()
         return Built(
             wheel=wheel, symbols=symbols, vendored=vendored, cache_hits=hits, cache_calls=calls, seconds=seconds
         )
+
+    def runs(self) -> list[Run]:
+        """What every go at this tree took, in order; empty where nothing was noted."""
+        try:
+            listed = json.loads((self.home / _RUNS).read_text())
+            return [Run(seconds=dict(item["seconds"]), finished=bool(item["finished"])) for item in listed]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    def _note(self, before: Sequence[Run], run: Run) -> None:
+        told = [{"seconds": dict(item.seconds), "finished": item.finished} for item in (*before, run)]
+        files.write_text_atomically(self.home / _RUNS, json.dumps(told, indent=2) + "\n")
 
     def elsewhere(self, name: str) -> Builder:
         """A builder of the same wheel in a tree of its own, which the compiler's cache has no part in."""
@@ -254,8 +282,11 @@ class Builder:
                     note = f"{left / 60:.0f} min left, {_short(what)}"
                     bar.update(done, total=total, note=note)
 
-            self.run(["ccache", "--zero-stats"])
-            self.run(["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"], on_line=on_line)
+            self.run(
+                ["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"],
+                environment={"CCACHE_STATSLOG": f"{_HOME}/{_STATISTICS}"},
+                on_line=on_line,
+            )
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
         """Let upstream's setup.py collect the wheel, make it self-contained, and copy the products to ``folder``."""
@@ -294,8 +325,14 @@ class Builder:
         return placed[0], placed[1], vendored
 
     def cache_use(self) -> tuple[int, int]:
-        """How many compiler calls were answered by the cache since the compile began, and how many there were."""
-        said = self.run(["ccache", "--show-stats"])
+        """How many of the tree's compiler calls were answered by the cache, and how many there were.
+
+        Of all runs: the cache's own statistics are shared with other builds, so a tree has a log of its own.
+        """
+        if not (self.home / _STATISTICS).is_file():
+            return 0, 0
+        environment = {"CCACHE_STATSLOG": f"{_HOME}/{_STATISTICS}"}
+        said = self.run(["ccache", "--show-log-stats"], environment=environment, check=False)
         found = _HITS.search(said)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -385,6 +422,16 @@ class Builder:
             check=check,
             mend=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
         ).output
+
+
+@contextlib.contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        with progress.step(f"torch: {name}"):
+            yield
+    finally:
+        seconds[name] = time.monotonic() - began
 
 
 def _short(what: str) -> str:

@@ -48,7 +48,7 @@ class Done:
     def rows(self) -> list[progress.Row]:
         """Lines of the final table."""
         return [
-            progress.row_of(made.path.name, made, item.seconds)
+            progress.row_of(made.path.name, made, item.seconds, _note(item) if made.path.suffix == ".whl" else "")
             for item in self.manifests
             if item.step in ("torch-source", "torch-wheel")
             for made in item.artefacts
@@ -147,6 +147,7 @@ class TorchFlow(flow.Flow):
                     "elf files": seen.elf_files,
                     "newest symbols": dict(seen.newest),
                     "vendored": [item["name"] for item in built.vendored],
+                    "ccache": {"hits": built.cache_hits, "calls": built.cache_calls},
                 },
                 warnings=seen.warnings,
             )
@@ -224,6 +225,17 @@ def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     for path in ordered:
         path.replace(folder / path.name)
     return tuple(folder / path.name for path in made)
+
+
+def _note(made: Manifest) -> str:
+    """Where a wheel's bytes come from: the artefact cache, or the compiler and its cache."""
+    if "cache" in made.facts:
+        return "from the artefact cache"
+    used = made.facts.get("ccache", {"hits": 0, "calls": 0})
+    if not used["calls"]:
+        return ""
+    share = 100 * used["hits"] / used["calls"]
+    return f"ccache answered {used['hits']} of {used['calls']} compiler calls ({share:.0f} %)"
 
 
 def plan(config: Config) -> list[Decision]:
