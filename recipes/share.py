@@ -10,6 +10,9 @@ from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain.config import Config
 from toolchain.errors import RecipeInvalid, ReferenceNotFound
 
+_WITHOUT_PROVENANCE = (tvm_ffi.NAME,)
+"""Recipes that write no statement: nobody can ask for one."""
+
 
 def wanted(config: Config) -> list[tuple[str, str]]:
     """Name and key of every artefact that this checkout, so configured, would build. Raises RecipeInvalid for none."""
@@ -38,8 +41,13 @@ def push_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
     """Fetch what this checkout would build, and what is offered beside. Raises as ``artefacts.pull``."""
-    pulled = [artefacts.pull(config, name, key, registry=registry, user=user) for name, key in wanted(config)]
+
+    def pull(name: str, key: str) -> artefacts.Shared:
+        stated = name not in _WITHOUT_PROVENANCE
+        return artefacts.pull(config, name, key, registry=registry, user=user, stated=stated)
+
+    pulled = [pull(name, key) for name, key in wanted(config)]
     for name, key in offered(config):
         with contextlib.suppress(ReferenceNotFound):
-            pulled.append(artefacts.pull(config, name, key, registry=registry, user=user))
+            pulled.append(pull(name, key))
     return pulled

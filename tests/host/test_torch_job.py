@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import shutil
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
 from test_torch_wheel import a_wheel
 from wheel_parts import make_wheel
 
 from images import probe
-from recipes import artefacts
+from images.flavour import load_suite
+from recipes import artefacts, recipe
 from recipes.torch import build as building
-from recipes.torch import job, provenance, resolve
+from recipes.torch import job, provenance, resolve, source
 from toolchain.config import load_config
 from toolchain.errors import ArtefactDamaged, WheelUnusable
+from toolchain.files import sha256_of
 from toolchain.manifest import Manifest
 from toolchain.steps import Made
 
@@ -141,3 +147,115 @@ def test_a_kept_wheel_whose_statement_speaks_of_another_recipe_is_refused(tmp_pa
     with pytest.raises(ArtefactDamaged, match="no provenance statement"):
         made.run()
     assert made.there == before
+
+
+# The statement.
+
+URI = re.compile(r"[a-z][a-z0-9+.-]*:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
+"""RFC 3986: a scheme, and characters that a URI may hold."""
+PACKAGE_URL = re.compile(
+    r"pkg:deb/debian/(?P<name>(?:[a-z0-9._~:-]|%[0-9A-F]{2})+)"
+    r"@(?P<version>(?:[A-Za-z0-9._~:-]|%[0-9A-F]{2})+)\?arch=(?P<architecture>[a-z0-9-]+)"
+)
+"""ECMA-427: in a name and a version, letters, digits, ``.-_~`` and the colon stand as they are, all else is encoded."""
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+VERSIONS = {
+    "zlib1g-dev:armhf": "1:1.3.dfsg+really1.3.1-1+b1",
+    "libstdc++6:armhf": "14.2.0-19",
+    "libcpuinfo-dev:armhf": "0.0~git20250327.39ea79a-1",
+    "ca-certificates:all": "20250419",
+    "compiler": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
+}
+"""As the builder image tells them, a few of 300."""
+
+
+def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
+    """What a statement speaks of, and the statement, for a source of that kind."""
+    data, suite = recipe.load("torch"), load_suite("trixie")
+    config = load_config({"torch": {"source": kind}})
+    listed = {"pytorch_2.6.0+dfsg-7.dsc": "2" * 64, "pytorch_2.6.0+dfsg.orig.tar.xz": "0" * 64}
+    found = source.Source(
+        kind=kind,
+        folder=folder,
+        identity=source.identity(data, suite, kind),
+        files=listed if kind == "archive" else {},
+    )
+    built = StandIn(FIT).build(folder)
+    path = provenance.write(
+        built,
+        building.Plan.of(data, config, suite),
+        found,
+        key="a" * 64,
+        versions=VERSIONS,
+        began=1735689600.0,
+        path=provenance.beside(built.wheel),
+    )
+    return built, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("kind", ["archive", "git"])
+def test_a_statement_is_as_in_toto_and_slsa_want_it(tmp_path: Path, kind: str) -> None:
+    """SLSA's provenance v1, in-toto's Statement, ResourceDescriptor and TypeURI v1."""
+    built, document = written(tmp_path, kind)
+    assert set(document) == {"_type", "subject", "predicateType", "predicate"}
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert {item["name"]: item["digest"]["sha256"] for item in document["subject"]} == {
+        path.name: sha256_of(path) for path in (built.wheel, built.symbols)
+    }
+    definition, details = document["predicate"]["buildDefinition"], document["predicate"]["runDetails"]
+    assert set(definition) == {"buildType", "externalParameters", "internalParameters", "resolvedDependencies"}
+    assert not set(definition["externalParameters"]) & set(definition["internalParameters"])
+    for uri in (definition["buildType"], details["builder"]["id"]):
+        assert URI.fullmatch(uri), uri
+    for moment in ("startedOn", "finishedOn"):
+        assert MOMENT.fullmatch(details["metadata"][moment])
+    assert details["metadata"]["startedOn"] == "2025-01-01T00:00:00Z"
+    resources = [*definition["resolvedDependencies"], *details["byproducts"]]
+    for item in resources:
+        assert set(item) <= {"name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"}
+        assert {"uri", "digest", "content"} & set(item), f"{item} names nothing"
+        assert URI.fullmatch(item.get("uri", "x:y")), item
+    assert str(tmp_path) not in json.dumps(document)
+    assert provenance.read(provenance.beside(built.wheel), built.wheel)["recipeKey"] == "a" * 64
+
+
+def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path) -> None:
+    _, document = written(tmp_path, "archive")
+    uris = [item["uri"] for item in document["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" in item]
+    found = {}
+    for uri in uris:
+        parts = PACKAGE_URL.fullmatch(uri)
+        assert parts, uri
+        found[f"{unquote(parts['name'])}:{parts['architecture']}"] = unquote(parts["version"])
+    assert found == {name: version for name, version in VERSIONS.items() if name != "compiler"}
+    assert "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf" in uris
+    assert "pkg:deb/debian/zlib1g-dev@1:1.3.dfsg%2Breally1.3.1-1%2Bb1?arch=armhf" in uris
+    assert document["predicate"]["buildDefinition"]["internalParameters"]["compiler"] == VERSIONS["compiler"]
+
+
+def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:
+    _, archive = written(tmp_path, "archive")
+    named = [item for item in archive["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" not in item]
+    assert named == [
+        {"name": "pytorch_2.6.0+dfsg-7.dsc", "digest": {"sha256": "2" * 64}},
+        {"name": "pytorch_2.6.0+dfsg.orig.tar.xz", "digest": {"sha256": "0" * 64}},
+    ]
+    _, git = written(tmp_path, "git")
+    first = git["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+    pinned = recipe.load("torch").tables["git"]
+    assert first == {
+        "uri": f"git+https://github.com/pytorch/pytorch.git@refs/tags/{pinned['tag']}",
+        "digest": {"gitCommit": pinned["commit"]},
+    }
+
+
+def test_a_statements_byproducts_tell_seconds_and_the_compilers_cache(tmp_path: Path) -> None:
+    _, document = written(tmp_path, "archive")
+    told = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
+    assert {name: json.loads(base64.b64decode(item["content"])) for name, item in told.items()} == {
+        "seconds.json": {"compile": 1.5},
+        "ccache.json": {"hits": 3, "calls": 4},
+    }
+    assert told["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
