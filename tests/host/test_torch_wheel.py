@@ -7,12 +7,13 @@ import dataclasses
 import email
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.message import Message
 from pathlib import Path
 
@@ -207,30 +208,108 @@ def test_upstreams_tag_must_be_the_pinned_commit(tmp_path: Path) -> None:
     assert found.identity == f"git {commit}"
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
-    """As a torch without one of its backends had: it linked, and could not be imported."""
+def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
+    """A shared library of a few lines for the target, without any other."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     if compiler is None:
         pytest.skip("the ARM cross compiler is missing; ./inv installs it")
+    (folder / f"{name}.c").write_text(text)
+    argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-O2", *flags, "-o", f"{name}.so", f"{name}.c"]
+    subprocess.run(argv, cwd=folder, check=True)
+    return (folder / f"{name}.so").read_bytes()
+
+
+def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
+    """A wheel that is torch's by its name and tag."""
+    return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
+
+
+def examined(wheel: Path) -> audit.Examined:
+    """By the configured variant's flags."""
+    return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
+    """As a torch without one of its backends had: it linked, and could not be imported."""
     sources = {
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
         "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
     }
-    contents: dict[str, str | bytes] = {}
-    for name, text in sources.items():
-        (tmp_path / f"{name}.c").write_text(text)
-        argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-O2", "-o", f"{name}.so", f"{name}.c"]
-        subprocess.run(argv, cwd=tmp_path, check=True)
-        contents[f"torch/lib/{name}.so"] = (tmp_path / f"{name}.so").read_bytes()
-    wheel = make_wheel(tmp_path, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
-    target, suite = config().image.target, load_suite("trixie")
+    wheel = torch_of(
+        tmp_path, {f"torch/lib/{name}.so": cross_compiled(tmp_path, name, text) for name, text in sources.items()}
+    )
     if whole:
-        assert audit.examine(wheel, target, suite, flags=plan().flags).elf_files == 2
+        assert examined(wheel).elf_files == 2
         return
     with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
-        audit.examine(wheel, target, suite, flags=plan().flags)
+        examined(wheel)
     assert caught.value.found == "torch/lib/one.so needs the symbol missing, which nothing in the wheel defines"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "fault"),
+    [
+        ((), "int one;", ""),
+        (("-march=armv6+fp", "-marm"), "int one;", ""),
+        (("-march=armv8-a+simd",), "int one;", ": it was compiled for ARMv8"),
+        (("-march=armv5te+fp", "-marm"), "int one;", ": it was compiled for CPU architecture 4"),
+        (("-Wl,-rpath,$ORIGIN:$ORIGIN/../../torch.libs",), "int one;", ""),
+        (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " looks for libraries in $ORIGIN/../../../lib"),
+        (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
+        (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
+        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " holds the path of its build"),
+        ((), 'const char one[] = "/usr/src/tvm";', ""),
+        (("-Wl,--no-as-needed", "stray.so"), "int one;", " needs libstray.so.1, which a bare system lacks"),
+        (("-Wl,--no-as-needed", "usual.so"), "int one;", ""),
+    ],
+)
+def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
+    for name, soname in (("stray", "libstray.so.1"), ("usual", "libm.so.6")):
+        cross_compiled(tmp_path, name, f"int {name};", f"-Wl,-soname,{soname}")
+    wheel = torch_of(tmp_path, {"torch/lib/one.so": cross_compiled(tmp_path, "one", text, *flags)})
+    if not fault:
+        assert examined(wheel).elf_files == 1
+        return
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        examined(wheel)
+    assert caught.value.found == f"torch/lib/one.so{fault}"
+
+
+def test_a_library_that_is_in_the_wheel_is_no_stray_one(tmp_path: Path) -> None:
+    stray = cross_compiled(tmp_path, "stray", "int stray;", "-Wl,-soname,libstray.so.1")
+    one = cross_compiled(tmp_path, "one", "int one;", "-Wl,--no-as-needed", "stray.so")
+    assert examined(torch_of(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
+
+
+def test_a_file_that_does_not_say_what_it_was_compiled_for_is_refused(tmp_path: Path) -> None:
+    cross_compiled(tmp_path, "one", "int one;")
+    argv = ["arm-linux-gnueabihf-objcopy", "--remove-section=.ARM.attributes", "one.so"]
+    subprocess.run(argv, cwd=tmp_path, check=True)
+    wheel = torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})
+    with pytest.raises(WheelUnusable) as caught:
+        examined(wheel)
+    assert caught.value.found == "torch/lib/one.so: it has no .ARM.attributes"
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    text = 'int missing(void); const char one[] = "/usr/src/torch"; int two(void) { return missing(); }'
+    one = cross_compiled(tmp_path, "one", text, "-march=armv8-a+simd", "-Wl,-rpath,/opt/lib")
+    with pytest.raises(WheelUnusable) as caught:
+        examined(torch_of(tmp_path, {"torch/lib/one.so": one}))
+    assert caught.value.found.count("; ") == 3
+
+
+@pytest.mark.parametrize("more", [0, 1 << 20])
+def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, more: int) -> None:
+    """What cannot be compressed; a few hundred bytes of the wheel are its own."""
+    content = os.urandom((audit.GOAL_MIB << 20) - (64 << 10) + more)
+    warnings = examined(torch_of(tmp_path, {"torch/large": content})).warnings
+    if more:
+        (warning,) = warnings
+        assert re.fullmatch(r"torch-2\.6\.0-.*\.whl has 6[01]\.\d MiB; the goal is 60", warning)
+    else:
+        assert warnings == ()
 
 
 def a_wheel(folder: Path, key: str) -> list[Path]:
