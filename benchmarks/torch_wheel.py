@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 from benchmarks.extension import Spent, Way, cpu_of, spent_in
-from benchmarks.measure import Figure, Result, median_of, ratio
+from benchmarks.measure import Figure, Result, median_of, quantity, ratio
 from benchmarks.workspace import Workspace
 from images import engine
 from images.containers import run_in
@@ -32,7 +32,8 @@ TITLES = {
 }
 RULE = (
     "One compiler at a time, no ccache, timed inside the container. Native and cross: the median, taken in turns; "
-    "emulated: one run. The whole emulated is the build's own seconds times the ratio: an estimate."
+    "emulated: one run. The whole emulated is the build's own seconds times the ratio: an estimate. What the build "
+    "took is what it noted itself, with whatever else the machine did then."
 )
 
 
@@ -74,8 +75,8 @@ def measure(workspace: Workspace) -> Result:
         name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
         for name, title in TITLES.items()
     }
-    whole = sum(seconds_of_objects(builder.home))
     slower = figures["emulated"].value / figures["cross"].value
+    built, notes = figures_of_the_build(builder, slower)
     return Result(
         name="torch",
         title="torch from source",
@@ -85,11 +86,47 @@ def measure(workspace: Workspace) -> Result:
             ratio("emulated / native in the container", figures["emulated"], figures["native"]),
             ratio("emulated / plain cross", figures["emulated"], figures["cross"]),
             ratio("native in the container / plain cross", figures["native"], figures["cross"]),
-            Figure(name="all objects of the last build, one after the other", value=whole),
-            Figure(name="all objects emulated (estimate)", value=whole * slower, note=f"{whole:.0f} s × {slower:.1f}"),
+            *built,
         ),
+        notes=notes,
         facts={"sources": SOURCES},
     )
+
+
+def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
+    """What the tree's build took, and why a figure is missing; ``slower`` is how many times slower emulation is.
+
+    An object that the compiler's cache answered took no time to compile: where there is one, nothing is said of all.
+    """
+    hits, calls = builder.cache_use()
+    answered = f"ccache answered {hits} of {calls} compiler calls"
+    figures: list[Figure] = []
+    notes = []
+    runs = builder.runs()
+    ended = next((number for number, run in enumerate(runs, 1) if run.finished), 0)
+    if not ended or not all(run.seconds for run in runs[:ended]):
+        notes.append("what the whole build took is left out: not every run at that tree was noted to its end")
+    else:
+        phases: dict[str, float] = {}
+        for run in runs[:ended]:
+            for name, seconds in run.seconds.items():
+                phases[name] = phases.get(name, 0.0) + seconds
+        told = ", ".join(f"{name} {quantity(seconds, 's')}" for name, seconds in phases.items())
+        goes = f"; in {ended} runs" if ended > 1 else ""
+        figures.append(
+            Figure(name="the whole build, all phases", value=sum(phases.values()), note=f"{told}{goes}; {answered}")
+        )
+    if not calls:
+        notes.append("what all objects took is left out: it is not known what ccache answered in that build")
+    elif hits:
+        notes.append(f"what all objects took is left out: {answered} in that build")
+    else:
+        whole = sum(seconds_of_objects(builder.home))
+        figures += [
+            Figure(name="all objects of the last build, one after the other", value=whole),
+            Figure(name="all objects emulated (estimate)", value=whole * slower, note=f"{whole:.0f} s × {slower:.1f}"),
+        ]
+    return tuple(figures), tuple(notes)
 
 
 def has_tree(user: Config) -> bool:

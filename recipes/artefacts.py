@@ -11,7 +11,7 @@ takes the newest, whatever compiler made it (``of_recipe``); who is about to bui
 The same entries lie in a registry as OCI artefacts (images.oras), tagged ``NAME-KEY`` with the key's first 40 digits,
 and the one that was pushed last ``NAME-RECIPE`` as well; whole keys stand in the manifest's annotations. A registry is
 believed as far as its writers are: what is received is checked against the digests that the registry states, and
-against its own provenance.
+against its own provenance, without which it is not taken (unless its recipe writes none).
 """
 
 from __future__ import annotations
@@ -210,11 +210,16 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
     return [_push(config, item, registry=registry, user=user) for item in kept]
 
 
-def pull(config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None) -> Shared:
+def pull(
+    config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None, stated: bool = True
+) -> Shared:
     """Fetch what a registry keeps under a recipe's name and a key, its own or its recipe's, unless it is here.
 
-    A damaged entry of this machine is set aside, and replaced. Raises ReferenceNotFound when the registry does not have
-    it, RegistryFailed when what it has is damaged or is another artefact, and what images.oras raises.
+    A damaged entry of this machine is set aside, and replaced. ``stated`` is false for a recipe that writes no
+    provenance: otherwise every file must be spoken of by a statement that comes with it.
+
+    Raises ReferenceNotFound when the registry does not have it, RegistryFailed when what it has is damaged, without
+    provenance, or is another artefact, and what images.oras raises.
     """
     began = time.monotonic()
     reference = _reference(config, _tag(name, key), registry)
@@ -236,6 +241,8 @@ def pull(config: Config, name: str, key: str, *, registry: str | None = None, us
                         remote.download(item, scratch / item.name)
 
             with_retries(attempt, remote)
+            if stated:
+                _require_stated(reference, [scratch / item.name for item in held.files])
             try:
                 put(config, name, own, [scratch / item.name for item in held.files], recipe=recipe)
             except ArtefactDamaged as fault:
@@ -380,6 +387,24 @@ def _check_statement(made: Sequence[Artefact]) -> None:
                 found=", ".join(f"{name} with SHA-256 {there[name]}" for name in wrong) or ", ".join(sorted(there)),
                 mend="build it anew",
             )
+
+
+def _require_stated(reference: Reference, received: Sequence[Path]) -> None:
+    """Every file is the subject of a statement among them; whether it is the right one, ``_check_statement`` finds."""
+    spoken_of: set[str] = set()
+    for path in received:
+        if path.name.endswith(PROVENANCE):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                spoken_of |= {str(item["name"]) for item in json.loads(path.read_text())["subject"]}
+    names = [path.name for path in received if not path.name.endswith(PROVENANCE)]
+    unknown = [name for name in names if name not in spoken_of]
+    if unknown or not names:
+        raise RegistryFailed(
+            f"{reference} comes without the provenance of what is in it",
+            expected="an in-toto statement with the SHA-256 of every file",
+            found=f"none of {', '.join(unknown)}" if unknown else "a statement alone",
+            mend="delete that tag there and push it anew from where it was built, or build it here",
+        )
 
 
 def _say_if_other(place: Path, made: Sequence[Artefact]) -> None:

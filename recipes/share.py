@@ -23,6 +23,9 @@ from toolchain.errors import ArtefactMissing, RecipeInvalid, ReferenceNotFound, 
 from toolchain.manifest import Manifest
 from toolchain.steps import MANIFEST_SUFFIX
 
+_WITHOUT_PROVENANCE = (tvm_ffi.NAME,)
+"""Recipes that write no statement: nobody can ask for one."""
+
 
 def wanted(config: Config) -> list[tuple[str, str]]:
     """Name and key of every artefact that this checkout, so configured, would build. Raises RecipeInvalid for none."""
@@ -91,11 +94,11 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
 
 def _pull(config: Config, name: str, key: str, *, registry: str | None, user: str | None) -> artefacts.Shared:
     """The very one that a build would take, where that is known and there; else the recipe's that was pushed last."""
-    whole = whole_key(config, name, key)
+    whole, stated = whole_key(config, name, key), name not in _WITHOUT_PROVENANCE
     if whole:
         with contextlib.suppress(ReferenceNotFound):
-            return artefacts.pull(config, name, whole, registry=registry, user=user)
-    pulled = artefacts.pull(config, name, key, registry=registry, user=user)
+            return artefacts.pull(config, name, whole, registry=registry, user=user, stated=stated)
+    pulled = artefacts.pull(config, name, key, registry=registry, user=user, stated=stated)
     if whole:
         progress.say(f"    {name}: none there is of this machine's builder; this one was pushed last of the recipe")
     return pulled

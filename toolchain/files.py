@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -124,6 +125,22 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
             found=f"{free_mib} MiB",
             mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
         )
+
+
+@contextlib.contextmanager
+def room_for(purpose: str, folder: Path) -> Iterator[None]:
+    """Raise DiskFull where the block, which writes below ``folder``, meets a full disk or quota."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(
+            f"no room for {purpose}",
+            expected=f"free space at {folder}",
+            found=fault.strerror or "",
+            mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+        ) from fault
 
 
 def pack(folder: Path, tar: Path, *, epoch: int) -> None:

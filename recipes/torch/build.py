@@ -9,6 +9,7 @@ Phases: prepare (unpack, patch) → configure → compile → package (inside/pa
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -16,7 +17,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,20 @@ from recipes.torch.source import Source
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
-from toolchain.errors import RecipeInvalid
+from toolchain.errors import CommandFailed, DiskFull, RecipeInvalid
 from toolchain.jobs import compile_jobs
 
 _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
 _NEEDED_MIB = 9000
+_NEEDED_TO_GO_ON_MIB = 1500
+"""An estimate, for a tree that is there already, and for packaging."""
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+"""The C library's words, in whoever's message; the container's locale is C."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
+_RUNS = "runs.json"
+_STATISTICS = "ccache.log"
 _HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
 
 
@@ -73,29 +80,104 @@ class Plan:
         for item in config.torch.options:
             key, _, value = item.partition("=")
             options[key] = value
-        return cls(recipe=recipe, config=config, suite=suite, variant=name, options=options)
+        return cls(recipe=recipe, config=config, suite=suite, variant=name, options=dict(sorted(options.items())))
 
     @property
     def flags(self) -> str:
         """The compiler's, of the variant."""
         return str(self.recipe.tables["variant"][self.variant]["flags"])
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every command of the build finds in its environment, the compiler's cache's settings aside."""
+        return {
+            "SOURCE_DATE_EPOCH": self.recipe.settings["epoch"],
+            "LC_ALL": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    @property
+    def configure(self) -> list[str]:
+        """CMake's command line."""
+        target, suite = self.config.image.target, self.suite
+        python = f"/usr/lib/{target.gnu}"
+        settings = {
+            "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
+            "CMAKE_C_COMPILER_LAUNCHER": "ccache",
+            "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+            "CMAKE_C_FLAGS": self.flags,
+            "CMAKE_CXX_FLAGS": self.flags,
+            "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+            "CMAKE_PROJECT_Torch_INCLUDE": "/usr/src/recipe/inside/speed.cmake",
+            "Python_EXECUTABLE": "/usr/bin/python3",
+            "Python_INCLUDE_DIR": f"/usr/include/python{suite.python}",
+            "Python_LIBRARY": f"{python}/libpython{suite.python}.so",
+            "Python_NumPy_INCLUDE_DIR": f"{python}/python3-numpy/numpy/_core/include",
+            "PROTOBUF_PROTOC_EXECUTABLE": "/usr/bin/protoc",
+            "CAFFE2_CUSTOM_PROTOC_EXECUTABLE": "/usr/bin/protoc",
+            **self.options,
+        }
+        return [
+            *("cmake", "-S", _TREE, "-B", f"{_TREE}/build", "-G", "Ninja"),
+            *cross_options(target, f"{_TREE}/torch"),
+            *(f"-D{name}={value}" for name, value in settings.items()),
+        ]
+
+    @property
+    def setup(self) -> list[str]:
+        """The command line of upstream's setup.py, which collects the wheel."""
+        platform = self.config.image.target.wheel_platform
+        return ["python3", "setup.py", "bdist_wheel", "--plat-name", platform, "--dist-dir", f"{_HOME}/raw"]
+
+    @property
+    def setup_environment(self) -> dict[str, str]:
+        """What setup.py finds in its environment beside the rest: the target, and what CMake was told."""
+        target = self.config.image.target
+        compiler = f"{target.gnu}-gcc {self.flags}"
+        found = {
+            "_PYTHON_HOST_PLATFORM": target.wheel_platform.replace("_", "-"),
+            "_PYTHON_SYSCONFIGDATA_NAME": f"_sysconfigdata__{target.gnu}",
+            "CC": compiler,
+            "CXX": f"{target.gnu}-g++ {self.flags}",
+            "LDSHARED": f"{compiler} -shared",
+            "CFLAGS": f"-ffile-prefix-map={_TREE}=.",
+            **{name: value for name, value in self.options.items() if name.startswith(("USE_", "BUILD_"))},
+        }
+        if self.options.get("USE_SYSTEM_LIBS") != "ON":
+            found.pop("USE_SYSTEM_LIBS", None)
+        return found
+
     def key(self, source: str) -> str:
-        """SHA-256 of what makes the wheel, as far as this repository states it; ``source`` identifies the source."""
+        """SHA-256 of what makes the wheel, as far as this repository states it; ``source`` identifies the source.
+
+        How many compile at once, and the settings of the compiler's cache, do not change what is made.
+        """
         stated = {
             "recipe": self.recipe.fingerprint(),
             "source": source,
             "variant": self.variant,
-            "options": dict(sorted(self.options.items())),
             "suite": self.suite.name,
             "architecture": self.config.image.architecture,
+            "environment": self.environment,
+            "configure": self.configure,
+            "setup": self.setup,
+            "setup environment": self.setup_environment,
         }
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Run:
+    """One go at a tree: seconds of each phase that it came to, and whether it came to the end."""
+
+    seconds: Mapping[str, float]
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Built:
-    """What came out, and how the compiler's cache did."""
+    """What came out, and how the compiler's cache did in the whole tree, earlier runs included."""
 
     wheel: Path
     symbols: Path
@@ -121,27 +203,48 @@ class Builder:
         self.jobs = compile_jobs(config.build)
 
     def build(self, folder: Path) -> Built:
-        """All phases; the products are moved to ``folder``. Raises CommandFailed, DiskFull."""
-        seconds: dict[str, float] = {}
-        if not self.home.is_dir():
-            files.require_space(self.home, _NEEDED_MIB, "torch's sources and objects")
+        """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull."""
+        needed = _NEEDED_TO_GO_ON_MIB if self.home.is_dir() else _NEEDED_MIB
+        files.require_space(self.home, needed, "torch's sources and objects")
+        with files.room_for("torch's build", self.home):
+            return self._phases(folder)
+
+    def _phases(self, folder: Path) -> Built:
         self.home.mkdir(parents=True, exist_ok=True)
         self.cache.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
-        for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
-            began = time.monotonic()
-            with progress.step(f"torch: {name}"):
-                phase()
-            seconds[name] = time.monotonic() - began
-        began = time.monotonic()
-        with progress.step("torch: package"):
-            wheel, symbols, vendored = self.package(folder)
-        seconds["package"] = time.monotonic() - began
+        seconds: dict[str, float] = {}
+        before, finished = self.runs(), False
+        if not before and (self.home / "pytorch").is_dir():
+            before = [Run(seconds={}, finished=False)]  # what it took was not noted
+        self._note(before, Run(seconds=seconds, finished=finished))
+        try:
+            for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
+                with _timed(name, seconds):
+                    phase()
+            with _timed("package", seconds):
+                wheel, symbols, vendored = self.package(folder)
+            finished = True
+        finally:
+            with contextlib.suppress(OSError):  # a full disk has an error of its own by now
+                self._note(before, Run(seconds=seconds, finished=finished))
         hits, calls = self.cache_use()
         return Built(
             wheel=wheel, symbols=symbols, vendored=vendored, cache_hits=hits, cache_calls=calls, seconds=seconds
         )
+
+    def runs(self) -> list[Run]:
+        """What every go at this tree took, in order; empty where nothing was noted."""
+        try:
+            listed = json.loads((self.home / _RUNS).read_text())
+            return [Run(seconds=dict(item["seconds"]), finished=bool(item["finished"])) for item in listed]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    def _note(self, before: Sequence[Run], run: Run) -> None:
+        told = [{"seconds": dict(item.seconds), "finished": item.finished} for item in (*before, run)]
+        files.write_text_atomically(self.home / _RUNS, json.dumps(told, indent=2) + "\n")
 
     def elsewhere(self, name: str) -> Builder:
         """A builder of the same wheel in a tree of its own, which the compiler's cache has no part in."""
@@ -159,30 +262,7 @@ class Builder:
 
     def configure(self) -> None:
         """Run CMake; where its options are as they were, what it made is kept."""
-        plan, suite = self._plan, self._plan.suite
-        target = plan.config.image.target
-        python = f"/usr/lib/{target.gnu}"
-        settings = {
-            "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
-            "CMAKE_C_COMPILER_LAUNCHER": "ccache",
-            "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
-            "CMAKE_C_FLAGS": plan.flags,
-            "CMAKE_CXX_FLAGS": plan.flags,
-            "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
-            "CMAKE_PROJECT_Torch_INCLUDE": "/usr/src/recipe/inside/speed.cmake",
-            "Python_EXECUTABLE": "/usr/bin/python3",
-            "Python_INCLUDE_DIR": f"/usr/include/python{suite.python}",
-            "Python_LIBRARY": f"{python}/libpython{suite.python}.so",
-            "Python_NumPy_INCLUDE_DIR": f"{python}/python3-numpy/numpy/_core/include",
-            "PROTOBUF_PROTOC_EXECUTABLE": "/usr/bin/protoc",
-            "CAFFE2_CUSTOM_PROTOC_EXECUTABLE": "/usr/bin/protoc",
-            **plan.options,
-        }
-        argv = [
-            *("cmake", "-S", _TREE, "-B", f"{_TREE}/build", "-G", "Ninja"),
-            *cross_options(target, f"{_TREE}/torch"),
-            *(f"-D{name}={value}" for name, value in settings.items()),
-        ]
+        argv = self._plan.configure
         stamp = self.home / "configured"
         if stamp.is_file() and stamp.read_text() == shlex.join(argv):
             return
@@ -202,32 +282,21 @@ class Builder:
                     note = f"{left / 60:.0f} min left, {_short(what)}"
                     bar.update(done, total=total, note=note)
 
-            self.run(["ccache", "--zero-stats"])
-            self.run(["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"], on_line=on_line)
+            self.run(
+                ["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"],
+                environment={"CCACHE_STATSLOG": f"{_HOME}/{_STATISTICS}"},
+                on_line=on_line,
+            )
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
-        """Let upstream's setup.py collect the wheel, make it self-contained, and move the products to ``folder``."""
-        config = self._plan.config
-        target = config.image.target
+        """Let upstream's setup.py collect the wheel, make it self-contained, and copy the products to ``folder``."""
+        files.require_space(self.home, _NEEDED_TO_GO_ON_MIB, "torch's wheel")
+        target = self._plan.config.image.target
         out = self.home / "out"
         files.remove(out)
         out.mkdir()
-        setup = shlex.join(
-            ["python3", "setup.py", "bdist_wheel", "--plat-name", target.wheel_platform, "--dist-dir", f"{_HOME}/raw"]
-        )
-        compiler = f"{target.gnu}-gcc {self._plan.flags}"
-        environment = {
-            "_PYTHON_HOST_PLATFORM": target.wheel_platform.replace("_", "-"),
-            "_PYTHON_SYSCONFIGDATA_NAME": f"_sysconfigdata__{target.gnu}",
-            "CC": compiler,
-            "CXX": f"{target.gnu}-g++ {self._plan.flags}",
-            "LDSHARED": f"{compiler} -shared",
-            "CFLAGS": f"-ffile-prefix-map={_TREE}=.",
-            "MAX_JOBS": str(self.jobs),
-            **{name: value for name, value in self._plan.options.items() if name.startswith(("USE_", "BUILD_"))},
-        }
-        if self._plan.options.get("USE_SYSTEM_LIBS") != "ON":
-            environment.pop("USE_SYSTEM_LIBS", None)
+        setup = shlex.join(self._plan.setup)
+        environment = {**self._plan.setup_environment, "MAX_JOBS": str(self.jobs)}
         self.run(["sh", "-euc", f"rm -rf {_HOME}/raw; cd {_TREE}; {setup}"], environment=environment)
         wanted: dict[str, Any] = {
             "gnu": target.gnu,
@@ -256,8 +325,14 @@ class Builder:
         return placed[0], placed[1], vendored
 
     def cache_use(self) -> tuple[int, int]:
-        """How many compiler calls were answered by the cache since the compile began, and how many there were."""
-        said = self.run(["ccache", "--show-stats"])
+        """How many of the tree's compiler calls were answered by the cache, and how many there were.
+
+        Of all runs: the cache's own statistics are shared with other builds, so a tree has a log of its own.
+        """
+        if not (self.home / _STATISTICS).is_file():
+            return 0, 0
+        environment = {"CCACHE_STATSLOG": f"{_HOME}/{_STATISTICS}"}
+        said = self.run(["ccache", "--show-log-stats"], environment=environment, check=False)
         found = _HITS.search(said)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -275,8 +350,41 @@ class Builder:
     ) -> str:
         """Run a command where the sources, the tree and the recipe are mounted; what it printed.
 
-        Raises CommandFailed, unless ``check`` is false.
+        Raises CommandFailed, unless ``check`` is false, and DiskFull where that was the reason.
         """
+        full: list[str] = []
+
+        def watch(line: str) -> None:
+            if _NO_ROOM.search(line):
+                full.append(line.strip())
+            if on_line is not None:
+                on_line(line)
+
+        try:
+            said = self._run_in(argv, environment or {}, watch, check=check)
+        except CommandFailed as fault:
+            # A line that nothing ends is not watched.
+            full += [line.strip() for line in fault.tail.splitlines() if _NO_ROOM.search(line)]
+            if full:
+                raise self._disk_full(full[0]) from fault
+            raise
+        if full and not check:
+            raise self._disk_full(full[0])
+        return said
+
+    def _disk_full(self, words: str) -> DiskFull:
+        return DiskFull(
+            "the disk became full while torch was being built",
+            expected=f"room for objects in {self.home} and {self.cache}, and for the compiler's own files where the "
+            "engine keeps its containers",
+            found=words,
+            mend="free some space there, or point build.folder in invoke.yaml at a larger disk; run the task again to "
+            "go on from here",
+        )
+
+    def _run_in(
+        self, argv: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None], *, check: bool
+    ) -> str:
         return run_in(
             self._client,
             self._image,
@@ -289,16 +397,13 @@ class Builder:
                 f"{self.cache}:/usr/src/ccache:rw",
             ],
             environment={
-                "SOURCE_DATE_EPOCH": self._plan.recipe.settings["epoch"],
+                **self._plan.environment,
                 "CCACHE_DIR": "/usr/src/ccache",
                 "CCACHE_COMPILERCHECK": "content",
                 "CCACHE_MAXSIZE": "10G",
                 "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
-                "LC_ALL": "C.UTF-8",
-                "PYTHONHASHSEED": "0",
-                "PYTHONDONTWRITEBYTECODE": "1",
                 **({} if self._cached else {"CCACHE_DISABLE": "1"}),
-                **(environment or {}),
+                **environment,
             },
             workdir=_HOME,
             limit_s=_LIMIT_S,
@@ -322,6 +427,16 @@ def versions_in(client: docker.DockerClient, image: str, target: Architecture) -
     packages = dict(line.split(" ", 1) for line in listed if " " in line)
     said = ask(f"{target.gnu}-g++", "--version")
     return {**packages, "compiler": said[0] if said else ""}
+
+
+@contextlib.contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        with progress.step(f"torch: {name}"):
+            yield
+    finally:
+        seconds[name] = time.monotonic() - began
 
 
 def _short(what: str) -> str:

@@ -6,7 +6,7 @@
           └── torch-source ───┘
 
 They share the main job's folder and mirror; only the wheel, and what goes with it, leaves it: to ``products``, beside
-the provenance that says what it was made from.
+the provenance that says what it was made from, and only after its audit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from recipes.torch import build as building
 from recipes.torch import source as sources
 from toolchain import files, progress
 from toolchain.config import Config
+from toolchain.errors import ArtefactDamaged
 from toolchain.manifest import Manifest, all_warnings
 from toolchain.steps import Decision, Made, Pipeline, Step
 
@@ -47,7 +48,7 @@ class Done:
     def rows(self) -> list[progress.Row]:
         """Lines of the final table."""
         return [
-            progress.row_of(made.path.name, made, item.seconds)
+            progress.row_of(made.path.name, made, item.seconds, _note(item) if made.path.suffix == ".whl" else "")
             for item in self.manifests
             if item.step in ("torch-source", "torch-wheel")
             for made in item.artefacts
@@ -124,26 +125,29 @@ class TorchFlow(flow.Flow):
             if kept := artefacts.get(self.config, self.recipe.name, whole_key):
                 return self._from_cache(kept, key)
             began = time.time()
-            built = builder.build(self.products)
-            seen = audit.examine(built.wheel, self.target, self.suite, flags=self.plan.flags)
-            statement = provenance.write(
-                built,
-                self.plan,
-                found,
-                key=key,
-                versions=versions,
-                began=began,
-                path=provenance.beside(built.wheel),
-            )
-            artefacts.put(self.config, self.recipe.name, whole_key, [built.wheel, built.symbols, statement], recipe=key)
+            with files.scratch_folder(self.root, "torch-wheel") as scratch:
+                built = builder.build(scratch)
+                seen = audit.examine(built.wheel, self.target, self.suite, flags=self.plan.flags)
+                statement = provenance.write(
+                    built,
+                    self.plan,
+                    found,
+                    key=key,
+                    versions=versions,
+                    began=began,
+                    path=provenance.beside(built.wheel),
+                )
+                placed = place([built.wheel, built.symbols, statement], self.products)
+            artefacts.put(self.config, self.recipe.name, whole_key, placed, recipe=key)
             return Made(
-                (built.wheel, built.symbols, statement),
+                placed,
                 facts={
                     "key": key,
                     "wheel": built.wheel.name,
                     "elf files": seen.elf_files,
                     "newest symbols": dict(seen.newest),
                     "vendored": [item["name"] for item in built.vendored],
+                    "ccache": {"hits": built.cache_hits, "calls": built.cache_calls},
                 },
                 warnings=seen.warnings,
             )
@@ -159,13 +163,22 @@ class TorchFlow(flow.Flow):
     def _from_cache(self, kept: Sequence[Path], key: str) -> Made:
         """A wheel that the same recipe, compiler and packages made before, here or where it was pulled from."""
         (wheel,) = [path for path in kept if path.suffix == ".whl"]
+        stated = provenance.read(provenance.beside(wheel), wheel).get("recipeKey")
+        if stated != key:
+            raise ArtefactDamaged(
+                f"the provenance of the kept {wheel.name} speaks of another recipe than its place",
+                expected=f"recipeKey {key}",
+                found=str(stated or "none"),
+                mend=f"delete {wheel.parent} and run the task again",
+            )
         seen = audit.examine(wheel, self.target, self.suite, flags=self.plan.flags)
-        for path in kept:
-            with files.replacing(self.products / path.name) as aside:
-                shutil.copyfile(path, aside)
+        with files.scratch_folder(self.root, "torch-wheel") as scratch:
+            for path in kept:
+                shutil.copyfile(path, scratch / path.name)
+            placed = place([scratch / path.name for path in kept], self.products)
         progress.say(f"    {wheel.name}: from the artefact cache")
         return Made(
-            tuple(self.products / path.name for path in kept),
+            placed,
             facts={
                 "key": key,
                 "wheel": wheel.name,
@@ -196,6 +209,33 @@ class TorchFlow(flow.Flow):
         decisions = [item for item in pipeline.plan() if item.step.name != "torch-wheel"]
         made = {item.step: item for item in pipeline.execute(decisions)}
         return self._builder_of(made["torch-builder"], self._source(made["torch-source"]))
+
+
+def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
+    """Move a wheel and what belongs to it into a folder of the same disk; where they are now.
+
+    An earlier statement goes first and the new one comes last: wherever this ends, no statement there speaks of another
+    wheel, and a wheel without one is not taken.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ordered = sorted(made, key=lambda path: path.name.endswith(artefacts.PROVENANCE))
+    for path in ordered:
+        if path.name.endswith(artefacts.PROVENANCE):
+            files.remove(folder / path.name)
+    for path in ordered:
+        path.replace(folder / path.name)
+    return tuple(folder / path.name for path in made)
+
+
+def _note(made: Manifest) -> str:
+    """Where a wheel's bytes come from: the artefact cache, or the compiler and its cache."""
+    if "cache" in made.facts:
+        return "from the artefact cache"
+    used = made.facts.get("ccache", {"hits": 0, "calls": 0})
+    if not used["calls"]:
+        return ""
+    share = 100 * used["hits"] / used["calls"]
+    return f"ccache answered {used['hits']} of {used['calls']} compiler calls ({share:.0f} %)"
 
 
 def plan(config: Config) -> list[Decision]:

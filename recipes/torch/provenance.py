@@ -1,11 +1,15 @@
 """Where a wheel comes from: an in-toto statement with a SLSA provenance predicate, version 1.
 
-It names the wheel by SHA-256, the source's files, every package of the builder image with its version, the compiler,
-the options, and the recipe's key. It holds no path and no host name.
+It names the wheel by SHA-256, the source (its files, or upstream's commit), every package of the builder image with its
+version, the compiler, the options, and the recipe's key. It holds no path and no host name of this PC.
+
+Types are URIs (in-toto's TypeURI), packages are package URLs (ECMA-427), and a resource has a URI, a digest or its
+content (in-toto's ResourceDescriptor).
 """
 
 from __future__ import annotations
 
+import base64
 import datetime
 import hashlib
 import json
@@ -13,13 +17,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from recipes.torch.build import Built, Plan
 from recipes.torch.source import Source
 from toolchain.errors import ArtefactDamaged
 from toolchain.files import sha256_of, write_text_atomically
 
-BUILD_TYPE = "pitorch/recipes/torch/1"
+BUILD_TYPE = "tag:pitorch,2026:recipes/torch/v1"
+"""A tag URI (RFC 4151), which leads nowhere: docs/torch.md describes this kind of build."""
+BUILDER = "tag:pitorch,2026:torch-builder/v1"
+"""The builder image on the PC of whoever ran it."""
 
 
 def beside(wheel: Path) -> Path:
@@ -40,13 +48,9 @@ def write(
     built: Built, plan: Plan, source: Source, *, key: str, versions: Mapping[str, str], began: float, path: Path
 ) -> Path:
     """Write the statement about what was built; its path. ``began`` is in Unix seconds."""
-    dependencies: list[dict[str, Any]] = [
-        {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(source.files.items())
-    ]
-    dependencies += [
-        {"uri": f"pkg:deb/debian/{name.partition(':')[0]}@{version}?arch={name.partition(':')[2]}"}
-        for name, version in sorted(versions.items())
-        if ":" in name
+    dependencies = [
+        *_source(plan, source),
+        *({"uri": package_url(name, version)} for name, version in sorted(versions.items()) if ":" in name),
     ]
     document = {
         "_type": "https://in-toto.io/Statement/v1",
@@ -72,23 +76,41 @@ def write(
                 "resolvedDependencies": dependencies,
             },
             "runDetails": {
-                "builder": {"id": "pitorch torch-builder image"},
+                "builder": {"id": BUILDER},
                 "metadata": {"startedOn": _moment(began), "finishedOn": _moment(time.time())},
                 "byproducts": [
-                    {
-                        "name": "seconds",
-                        "annotations": {name: round(value, 1) for name, value in built.seconds.items()},
-                    },
-                    {
-                        "name": "ccache",
-                        "annotations": {"hits": built.cache_hits, "calls": built.cache_calls},
-                    },
+                    _told("seconds", {name: round(value, 1) for name, value in built.seconds.items()}),
+                    _told("ccache", {"hits": built.cache_hits, "calls": built.cache_calls}),
                 ],
             },
         },
     }
     write_text_atomically(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
     return path
+
+
+def package_url(name: str, version: str) -> str:
+    """The package URL of Debian's package NAME:ARCHITECTURE, as ``pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf``.
+
+    All but letters, digits and ``.-_~`` is encoded, and never the colon (ECMA-427, 5.4).
+    """
+    package, _, architecture = name.partition(":")
+    return f"pkg:deb/debian/{quote(package, safe=':')}@{quote(version, safe=':')}?arch={quote(architecture, safe=':')}"
+
+
+def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
+    """An archive's files, or upstream's commit, which names those of its submodules."""
+    if source.kind == "git":
+        table = plan.recipe.tables["git"]
+        uri = f"git+{table['url']}@refs/tags/{table['tag']}"
+        return [{"uri": uri, "digest": {"gitCommit": source.identity.removeprefix("git ")}}]
+    return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(source.files.items())]
+
+
+def _told(name: str, values: Mapping[str, float]) -> dict[str, Any]:
+    """A byproduct that is a few numbers: as its content, and for people as annotations."""
+    content = base64.b64encode(json.dumps(values, sort_keys=True).encode()).decode()
+    return {"name": f"{name}.json", "mediaType": "application/json", "content": content, "annotations": dict(values)}
 
 
 def read(path: Path, wheel: Path) -> dict[str, Any]:

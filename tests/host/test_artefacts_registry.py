@@ -311,6 +311,42 @@ def test_who_knows_the_recipe_alone_gets_what_was_pushed_last(plain: Registry, t
     assert sorted(tags) == sorted([f"thing-{key[:40]}" for key in (KEY, OTHER_KEY, recipe)])
 
 
+@pytest.mark.parametrize("left_out", ["the statement", "the wheel's place in it"])
+def test_what_comes_without_provenance_is_refused(plain: Registry, tmp_path: Path, left_out: str) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace=f"unstated/{len(left_out)}")
+    wheel, symbols, statement = products(tmp_path)
+    if left_out == "the statement":
+        given = [wheel, symbols]
+    else:
+        document = json.loads(statement.read_text())
+        document["subject"] = [item for item in document["subject"] if item["name"] != wheel.name]
+        statement.write_text(json.dumps(document))
+        given = [wheel, symbols, statement]
+    artefacts.put(here, "thing", KEY, given)
+    artefacts.push(here)
+    there = teammate(here, tmp_path / "there")
+    with pytest.raises(RegistryFailed, match="without the provenance") as caught:
+        artefacts.pull(there, "thing", KEY)
+    assert wheel.name in caught.value.found
+    assert artefacts.get(there, "thing", KEY) is None
+    assert artefacts.pull(there, "thing", KEY, stated=False).moved == len(given), "where the recipe writes none"
+
+
+def test_a_recipe_without_provenance_is_pulled_and_torch_is_not(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
+    ((name, key),) = share.wanted(here)
+    ((other, offered),) = share.offered(here)
+    (wheel, symbols, _) = products(tmp_path)
+    artefacts.put(here, name, key, [wheel, symbols])
+    artefacts.put(here, other, "f" * 64, [wheel], recipe=offered)
+    share.push_artefacts(here)
+    there = teammate(here, tmp_path / "there")
+    with pytest.raises(RegistryFailed, match="without the provenance"):
+        share.pull_artefacts(there)
+    artefacts.put(there, name, key, products(tmp_path / "own"))
+    assert [(item.entry.name, item.moved) for item in share.pull_artefacts(there)] == [(name, 0), (other, 1)]
+
+
 def test_nothing_to_push(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address)
     with pytest.raises(ArtefactMissing) as caught:
@@ -460,7 +496,7 @@ def test_a_connection_that_breaks_in_mid_push_is_tried_again(
                 ask(plain, f"/v2/broken/artefacts/manifests/{TAG}", headers={"Accept": OCI}).content
             ).hexdigest()
         )
-        assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY).moved == 2
+        assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY, stated=False).moved == 2
 
 
 def test_a_registry_that_stays_away_is_given_up(

@@ -7,12 +7,13 @@ import dataclasses
 import email
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.message import Message
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from images.flavour import load_suite
 from recipes import artefacts, flow, main_job, recipe
 from recipes.qpu_ops import native
 from recipes.torch import audit, job, provenance, resolve, source, upstream
+from recipes.torch import build as building
 from recipes.torch.build import Plan
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
@@ -61,6 +63,57 @@ def test_the_key_holds_what_makes_the_wheel() -> None:
     }
     assert len(others | {key}) == 4
     assert resolve.key(config()) == plan().key(source.identity(recipe.load("torch"), load_suite("trixie"), "archive"))
+
+
+def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipe where a test may change it, and from where it is loaded."""
+    shutil.copytree(recipe.HERE / "torch", folder / "torch", ignore=shutil.ignore_patterns("prebuilt", "__pycache__"))
+    monkeypatch.setattr(recipe, "HERE", folder)
+    return folder / "torch"
+
+
+def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for one kind of source too, which lie a folder deeper."""
+    before = plan().key("source 1")
+    folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
+    assert plan().key("source 1") == before
+    makers = sorted(path for name in ("patches", "inside") for path in (folder / name).rglob("*") if path.is_file())
+    assert folder / "patches" / "archive" / "0001-upstream-version.patch" in makers
+    keys = {before}
+    for path in makers:
+        text = path.read_bytes()
+        path.write_bytes(text + b"\n")
+        keys.add(plan().key("source 1"))
+        path.write_bytes(text)
+    (folder / "patches" / "git").mkdir()
+    (folder / "patches" / "git" / "0001-new.patch").write_text("--- a\n+++ b\n")
+    keys.add(plan().key("source 1"))
+    assert len(keys) == len(makers) + 2
+
+
+@pytest.mark.parametrize("what", ["environment", "configure", "setup", "setup_environment"])
+def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    before = plan()
+    value = getattr(before, what)
+    changed = {**value, "MINE": "1"} if isinstance(value, dict) else [*value, "-DMINE=1"]
+    key = before.key("source 1")
+    monkeypatch.setattr(Plan, what, property(lambda _: changed))
+    assert plan().key("source 1") != key
+
+
+def test_the_cross_compilers_options_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = plan().key("source 1")
+    monkeypatch.setattr(building, "cross_options", lambda target, prefix: [f"-DCMAKE_STRIP={target.gnu}-strip{prefix}"])
+    assert plan().key("source 1") != key
+
+
+def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
+    key = plan().key("source 1")
+    other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
+    assert Plan.of(recipe.load("torch"), other, load_suite("trixie")).key("source 1") == key
+    one, two = plan(options=["A=1", "B=2"]), plan(options=["B=2", "A=1"])
+    assert one.key("source 1") == two.key("source 1"), "their order does not count"
+    assert one.configure == two.configure
 
 
 def test_a_users_option_wins_over_the_recipes() -> None:
@@ -155,30 +208,108 @@ def test_upstreams_tag_must_be_the_pinned_commit(tmp_path: Path) -> None:
     assert found.identity == f"git {commit}"
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
-    """As a torch without one of its backends had: it linked, and could not be imported."""
+def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
+    """A shared library of a few lines for the target, without any other."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     if compiler is None:
         pytest.skip("the ARM cross compiler is missing; ./inv installs it")
+    (folder / f"{name}.c").write_text(text)
+    argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-O2", *flags, "-o", f"{name}.so", f"{name}.c"]
+    subprocess.run(argv, cwd=folder, check=True)
+    return (folder / f"{name}.so").read_bytes()
+
+
+def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
+    """A wheel that is torch's by its name and tag."""
+    return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
+
+
+def examined(wheel: Path) -> audit.Examined:
+    """By the configured variant's flags."""
+    return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
+    """As a torch without one of its backends had: it linked, and could not be imported."""
     sources = {
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
         "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
     }
-    contents: dict[str, str | bytes] = {}
-    for name, text in sources.items():
-        (tmp_path / f"{name}.c").write_text(text)
-        argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-O2", "-o", f"{name}.so", f"{name}.c"]
-        subprocess.run(argv, cwd=tmp_path, check=True)
-        contents[f"torch/lib/{name}.so"] = (tmp_path / f"{name}.so").read_bytes()
-    wheel = make_wheel(tmp_path, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
-    target, suite = config().image.target, load_suite("trixie")
+    wheel = torch_of(
+        tmp_path, {f"torch/lib/{name}.so": cross_compiled(tmp_path, name, text) for name, text in sources.items()}
+    )
     if whole:
-        assert audit.examine(wheel, target, suite, flags=plan().flags).elf_files == 2
+        assert examined(wheel).elf_files == 2
         return
     with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
-        audit.examine(wheel, target, suite, flags=plan().flags)
+        examined(wheel)
     assert caught.value.found == "torch/lib/one.so needs the symbol missing, which nothing in the wheel defines"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "fault"),
+    [
+        ((), "int one;", ""),
+        (("-march=armv6+fp", "-marm"), "int one;", ""),
+        (("-march=armv8-a+simd",), "int one;", ": it was compiled for ARMv8"),
+        (("-march=armv5te+fp", "-marm"), "int one;", ": it was compiled for CPU architecture 4"),
+        (("-Wl,-rpath,$ORIGIN:$ORIGIN/../../torch.libs",), "int one;", ""),
+        (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " looks for libraries in $ORIGIN/../../../lib"),
+        (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
+        (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
+        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " holds the path of its build"),
+        ((), 'const char one[] = "/usr/src/tvm";', ""),
+        (("-Wl,--no-as-needed", "stray.so"), "int one;", " needs libstray.so.1, which a bare system lacks"),
+        (("-Wl,--no-as-needed", "usual.so"), "int one;", ""),
+    ],
+)
+def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
+    for name, soname in (("stray", "libstray.so.1"), ("usual", "libm.so.6")):
+        cross_compiled(tmp_path, name, f"int {name};", f"-Wl,-soname,{soname}")
+    wheel = torch_of(tmp_path, {"torch/lib/one.so": cross_compiled(tmp_path, "one", text, *flags)})
+    if not fault:
+        assert examined(wheel).elf_files == 1
+        return
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        examined(wheel)
+    assert caught.value.found == f"torch/lib/one.so{fault}"
+
+
+def test_a_library_that_is_in_the_wheel_is_no_stray_one(tmp_path: Path) -> None:
+    stray = cross_compiled(tmp_path, "stray", "int stray;", "-Wl,-soname,libstray.so.1")
+    one = cross_compiled(tmp_path, "one", "int one;", "-Wl,--no-as-needed", "stray.so")
+    assert examined(torch_of(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
+
+
+def test_a_file_that_does_not_say_what_it_was_compiled_for_is_refused(tmp_path: Path) -> None:
+    cross_compiled(tmp_path, "one", "int one;")
+    argv = ["arm-linux-gnueabihf-objcopy", "--remove-section=.ARM.attributes", "one.so"]
+    subprocess.run(argv, cwd=tmp_path, check=True)
+    wheel = torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})
+    with pytest.raises(WheelUnusable) as caught:
+        examined(wheel)
+    assert caught.value.found == "torch/lib/one.so: it has no .ARM.attributes"
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    text = 'int missing(void); const char one[] = "/usr/src/torch"; int two(void) { return missing(); }'
+    one = cross_compiled(tmp_path, "one", text, "-march=armv8-a+simd", "-Wl,-rpath,/opt/lib")
+    with pytest.raises(WheelUnusable) as caught:
+        examined(torch_of(tmp_path, {"torch/lib/one.so": one}))
+    assert caught.value.found.count("; ") == 3
+
+
+@pytest.mark.parametrize("more", [0, 128 << 10])
+def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """What cannot be compressed, for a goal of 2 MiB; a few hundred bytes of the wheel are its own."""
+    assert audit.GOAL_MIB == 60
+    monkeypatch.setattr(audit, "GOAL_MIB", 2)
+    warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom((2 << 20) - (32 << 10) + more)})).warnings
+    if more:
+        assert warnings == ("torch-2.6.0-cp313-cp313-linux_armv7l.whl has 2.1 MiB; the goal is 2",)
+    else:
+        assert warnings == ()
 
 
 def a_wheel(folder: Path, key: str) -> list[Path]:

@@ -1,0 +1,522 @@
+"""torch's builder without its containers: trees, space, what its programs say; and how a second build is compared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import docker
+import pytest
+from registry_parts import small_disk
+from test_torch_job import FIT, UNFIT, StandIn
+
+from benchmarks import torch_wheel
+from images.containers import Ran
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.torch import build as building
+from recipes.torch import job, source, verify
+from toolchain import progress
+from toolchain.config import load_config
+from toolchain.errors import ArtefactMissing, CommandFailed, DiskFull, NotReproducible
+from toolchain.manifest import Artefact, Manifest
+
+
+def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **torch: object) -> building.Builder:
+    """A builder of the recipe's plan, whose build folder is there."""
+    data, suite = recipe.load("torch"), load_suite("trixie")
+    config = load_config({"build": {"folder": str(folder), "jobs": 2}, "torch": torch})
+    found = source.Source(kind="archive", folder=folder, identity="archive pytorch 1", files={})
+    plan = building.Plan.of(data, config, suite)
+    return kind(cast("docker.DockerClient", None), "image", "sha256:1", plan, found, folder / "logs" / "torch.log")
+
+
+# What it runs: here on this PC, in place of the container.
+
+
+@pytest.fixture
+def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
+    """The environments of what was run, with containers.run_in's way of telling lines and failures."""
+    seen: list[Mapping[str, str]] = []
+
+    def run_in(
+        client: object,
+        image: str,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None],
+        check: bool,
+        mend: str,
+        **_: object,
+    ) -> Ran:
+        del client, image
+        seen.append(environment)
+        done = subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **environment},
+        )
+        *lines, _rest = done.stdout.split("\n")
+        for line in lines:
+            on_line(line)
+        if done.returncode and check:
+            raise CommandFailed("failed", returncode=done.returncode, tail=done.stdout[-4000:], mend=mend)
+        return Ran(done.stdout, 0.0)
+
+    monkeypatch.setattr(building, "run_in", run_in)
+    return seen
+
+
+FULL = {
+    "assembler": ["gcc", "-c", "large.c", "-o", "DISK/large.o"],
+    "linker": ["gcc", "-shared", "-nostdlib", "large.o", "-o", "DISK/large.so"],
+    "compiler": ["env", "TMPDIR=DISK", "gcc", "-c", "large.c", "-o", "large-again.o"],
+    "shell": ["sh", "-c", "yes | head -c 1000000 >DISK/file"],
+}
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize("who", FULL)
+def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """The very programs, on a disk that is full."""
+    monkeypatch.chdir(tmp_path)
+    Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
+    subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
+    with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(DiskFull) as caught:
+        a_builder(tmp_path).run([word.replace("DISK", str(disk)) for word in FULL[who]])
+    assert "No space left on device" in caught.value.found
+    assert caught.value.exit_code == 21
+    assert "go on from here" in caught.value.mend
+
+
+SAID = (
+    "/tmp/ccdfkpK2.s: Fatal error: can't write 3919 bytes to section .rodata of d/large.o: 'No space left on device'",
+    "/usr/lib/gcc-cross/arm-linux-gnueabihf/12/../../../../arm-linux-gnueabihf/bin/ld: final link failed: "
+    "No space left on device",
+    "large.c:1:1: fatal error: error writing to /tmp/d/ccksJc0c.s: No space left on device",
+    "cp: error writing 'd/large.c': No space left on device",
+    f"cp: error writing 'd/large.c': {os.strerror(errno.EDQUOT)}",
+)
+"""Of the cross compiler's programs and of cp on a disk of 64 KiB; the last with the C library's word for quotas."""
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize("words", SAID)
+def test_the_words_of_a_full_disk(tmp_path: Path, words: str) -> None:
+    builder = a_builder(tmp_path)
+    said = f"printf '%s\\n' {shlex.quote(words)}; yes 'and much more' | head -c 9000; exit 1"
+    for check in (True, False):
+        with pytest.raises(DiskFull) as caught:
+            builder.run(["sh", "-c", said], check=check)
+        assert caught.value.found == words
+    with pytest.raises(DiskFull) as caught:
+        builder.run(["sh", "-c", f"printf %s {shlex.quote(words)}; exit 1"])
+    assert caught.value.found == words, "a last line that nothing ends"
+
+
+@pytest.mark.usefixtures("without_container")
+def test_another_failure_stays_what_it_is(tmp_path: Path) -> None:
+    builder = a_builder(tmp_path)
+    with pytest.raises(CommandFailed, match="failed"):
+        builder.run(["sh", "-c", "echo 'error: no such thing'; exit 1"])
+    assert builder.run(["sh", "-c", f"echo {shlex.quote(SAID[1])}"]).startswith("/usr/lib"), "nothing failed"
+
+
+def test_room_is_looked_for_before_a_tree_before_going_on_and_before_packaging(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "3m") as disk:
+        builder = a_builder(disk)
+        with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
+            builder.build(tmp_path / "out")
+        assert caught.value.expected.startswith("9000 MiB")
+        assert not builder.home.exists()
+        builder.home.mkdir(parents=True)
+        with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
+            builder.build(tmp_path / "out")
+        assert caught.value.expected.startswith("1500 MiB")
+        with pytest.raises(DiskFull, match="torch's wheel"):
+            builder.package(tmp_path / "out")
+
+
+# Its phases.
+
+
+class Quick(building.Builder):
+    """Phases that take no time; one of them may fail."""
+
+    fault: BaseException | None = None
+
+    def prepare(self) -> None:
+        """A tree."""
+        (self.home / "pytorch").mkdir(exist_ok=True)
+
+    def configure(self) -> None:
+        """Nothing."""
+
+    def compile(self) -> None:
+        """To the end, or not."""
+        if self.fault is not None:
+            raise self.fault
+
+    def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
+        """A wheel."""
+        built = StandIn(FIT).build(folder)
+        return built.wheel, built.symbols, []
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
+    monkeypatch.setattr(building, "_NEEDED_MIB", 1)
+    monkeypatch.setattr(building, "_NEEDED_TO_GO_ON_MIB", 1)
+    return cast("Quick", a_builder(tmp_path, Quick))
+
+
+def test_a_tree_notes_what_every_run_at_it_took(quick: Quick, tmp_path: Path) -> None:
+    assert quick.runs() == []
+    quick.fault = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        quick.build(tmp_path / "out")
+    quick.fault = None
+    built = quick.build(tmp_path / "out")
+    first, second = quick.runs()
+    assert (list(first.seconds), first.finished) == (["prepare", "configure", "compile"], False)
+    assert (list(second.seconds), second.finished) == (["prepare", "configure", "compile", "package"], True)
+    assert second.seconds == built.seconds
+    assert (built.cache_hits, built.cache_calls) == (0, 0), "ccache was never called"
+    (quick.home / "runs.json").write_text("{")
+    assert quick.runs() == []
+    quick.build(tmp_path / "out")
+    assert [dict(run.seconds) for run in quick.runs()[:-1]] == [{}], "earlier ones, of which nothing is known"
+
+
+def test_a_full_disk_of_ours_is_told_as_one_too(quick: Quick, tmp_path: Path) -> None:
+    def fill() -> None:
+        Path("/dev/full").write_bytes(b"x" * 10000)
+
+    quick.compile = fill  # type: ignore[method-assign]
+    with pytest.raises(DiskFull, match="no room for torch's build"):
+        quick.build(tmp_path / "out")
+    assert [run.finished for run in quick.runs()] == [False]
+
+
+class Recorder(building.Builder):
+    """Remembers what it was told to run, and does as CMake does: leaves a folder."""
+
+    ran: list[Sequence[str]]
+    said: Sequence[str] = ()
+    fails = False
+
+    def run(self, argv: Sequence[str], *, on_line: Callable[[str], None] | None = None, **_: Any) -> str:
+        """What ``said`` holds, line by line."""
+        self.ran.append(argv)
+        for line in self.said:
+            if on_line is not None:
+                on_line(line)
+        if argv[0] == "cmake":
+            (self.home / "pytorch" / "build").mkdir(parents=True)
+            if self.fails:
+                raise CommandFailed("cmake failed")
+        return "\n".join(self.said)
+
+
+def recorder(folder: Path, **torch: object) -> Recorder:
+    made = cast("Recorder", a_builder(folder, Recorder, **torch))
+    made.ran = []
+    made.home = folder / "home"
+    made.home.mkdir(exist_ok=True)
+    return made
+
+
+def test_a_source_is_unpacked_once(tmp_path: Path) -> None:
+    builder = recorder(tmp_path)
+    builder.prepare()
+    assert builder.ran == [["/usr/src/recipe/inside/prepare", "/usr/src/source", "archive"]]
+    (builder.home / "pytorch").mkdir()
+    builder.prepare()
+    assert len(builder.ran) == 1
+
+
+def test_cmake_runs_again_when_its_options_change_and_after_a_failure(tmp_path: Path) -> None:
+    first = recorder(tmp_path)
+    first.fails = True
+    with pytest.raises(CommandFailed):
+        first.configure()
+    first.fails = False
+    first.configure()
+    first.configure()
+    assert len(first.ran) == 2
+    made = first.home / "pytorch" / "build" / "made"
+    made.write_text("by cmake")
+    other = recorder(tmp_path, options=["USE_OPENMP=OFF"])
+    other.configure()
+    assert "-DUSE_OPENMP=OFF" in other.ran[0]
+    assert not made.exists(), "what was made with other options is gone"
+
+
+NINJA = (
+    "ninja: Entering directory `/usr/src/torch/pytorch/build'",
+    "[1/1219] Building CXX object c10/CMakeFiles/c10.dir/core/Allocator.cpp.o",
+    "[90/1219] Linking C static library lib/libfp16.a",
+    "In file included from /usr/src/torch/pytorch/aten/src/ATen/core/IListRef.h:631,",
+    "  171 |     const auto& ivalue = (*it).get();",
+    "[545/1219] Building CXX object caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/cpu/"
+    "batch_norm_kernel.cpp.DEFAULT.cpp.o\r",
+)
+"""Of a build's log."""
+
+
+def test_ninjas_lines_move_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[float, float | None, str]] = []
+
+    class Bar:
+        def update(self, completed: float, *, total: float | None = None, note: str = "") -> None:
+            shown.append((completed, total, re.sub(r"^\d+ min left, ", "", note)))
+
+    @contextlib.contextmanager
+    def bar(*_: object, **__: object) -> Iterator[Bar]:
+        yield Bar()
+
+    monkeypatch.setattr(progress, "bar", bar)
+    builder = recorder(tmp_path)
+    builder.said = NINJA
+    builder.compile()
+    assert builder.ran == [["ninja", "-C", "/usr/src/torch/pytorch/build", "-j2"]]
+    assert shown == [
+        (1, 1219, "Allocator.cpp"),
+        (90, 1219, "libfp16.a"),
+        (545, 1219, "batch_norm_kernel.cpp.DEFAULT.cpp"),
+    ]
+
+
+CCACHE = """Cacheable calls:   4 / 5 (80.00%)
+  Hits:            2 / 4 (50.00%)
+    Direct:        2 / 2 (100.0%)
+    Preprocessed:  0 / 2 ( 0.00%)
+  Misses:          2 / 4 (50.00%)
+Uncacheable calls: 1 / 5 (20.00%)
+Local storage:
+  Hits:            2 / 4 (50.00%)
+  Misses:          2 / 4 (50.00%)
+"""
+"""Of ``ccache --show-log-stats``, version 4.11.2: two files compiled, one of them three times, and a link."""
+
+
+def test_the_compilers_cache_tells_how_many_calls_it_answered(tmp_path: Path) -> None:
+    builder = recorder(tmp_path)
+    assert builder.cache_use() == (0, 0)
+    assert builder.ran == [], "without a log of the tree nobody is asked"
+    (builder.home / "ccache.log").touch()
+    builder.said = CCACHE.splitlines()
+    assert builder.cache_use() == (2, 4)
+    assert builder.ran == [["ccache", "--show-log-stats"]]
+    builder.said = []
+    assert builder.cache_use() == (0, 0), "an empty log has no statistics"
+
+
+def test_a_second_build_has_a_tree_of_its_own_and_no_cache(
+    tmp_path: Path, without_container: list[Mapping[str, str]]
+) -> None:
+    builder = a_builder(tmp_path)
+    again = builder.elsewhere("again")
+    assert again.home.parent == builder.home.parent
+    assert again.home != builder.home
+    assert again.log != builder.log
+    for item in (builder, again):
+        item.run(["true"])
+    assert [found.get("CCACHE_DISABLE") for found in without_container] == [None, "1"]
+
+
+# What the user sees at the end.
+
+
+@pytest.mark.parametrize(
+    ("facts", "note"),
+    [
+        ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache answered 1204 of 1219 compiler calls (99 %)"),
+        ({"ccache": {"hits": 0, "calls": 1219}}, "ccache answered 0 of 1219 compiler calls (0 %)"),
+        ({"ccache": {"hits": 0, "calls": 0}}, ""),
+        ({"cache": "a" * 64}, "from the artefact cache"),
+        ({}, ""),
+    ],
+)
+def test_the_final_table_says_what_the_compilers_cache_did(tmp_path: Path, facts: dict[str, Any], note: str) -> None:
+    made = StandIn(FIT).build(tmp_path)
+    artefacts = tuple(Artefact.of(path) for path in (made.wheel, made.symbols))
+    manifest = Manifest(step="torch-wheel", key="", inputs={}, artefacts=artefacts, facts=facts, seconds=3.0)
+    assert [(row.name, row.note) for row in job.Done((manifest,), 3.0).rows] == [
+        (made.wheel.name, note),
+        (made.symbols.name, ""),
+    ]
+
+
+NINJA_LOG = """# ninja log v6
+52	4701	1795331943094015057	aten/src/ATen/CPUFunctions.h	b92bf50270735989
+51783	67515	1795331994827153310	caffe2/CMakeFiles/torch_cpu.dir/cmake_pch.hxx.gch	ec77b1797e073375
+2410937	2417757	1795334353982110259	caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/jit/ir/subgraph_matcher.cpp.o	f3747
+"""
+
+
+@pytest.mark.parametrize(
+    ("runs", "use", "figures", "notes"),
+    [
+        ([({"compile": 90.0, "package": 10.0}, True)], (0, 9), [100.0, 22.552, 45.104], []),
+        ([({"compile": 90.0, "package": 10.0}, True)], (4, 9), [100.0], ["ccache answered 4 of 9 compiler calls"]),
+        ([({"compile": 90.0, "package": 10.0}, True)], (0, 0), [100.0], ["not known what ccache answered"]),
+        (
+            [({"compile": 50.0}, False), ({"compile": 40.0}, True), ({"compile": 1.0}, True)],
+            (0, 9),
+            [90.0, 22.552, 45.104],
+            [],
+        ),
+        ([({"compile": 50.0}, False)], (9, 9), [], ["not every run", "answered 9 of 9"]),
+        ([({}, False), ({"compile": 50.0}, True)], (9, 9), [], ["not every run", "answered 9 of 9"]),
+        ([], (0, 0), [], ["not every run", "not known"]),
+    ],
+)
+def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
+    tmp_path: Path,
+    runs: list[tuple[dict[str, float], bool]],
+    use: tuple[int, int],
+    figures: list[float],
+    notes: list[str],
+) -> None:
+    (tmp_path / "pytorch" / "build").mkdir(parents=True)
+    (tmp_path / "pytorch" / "build" / ".ninja_log").write_text(NINJA_LOG)
+    listed = [building.Run(seconds=seconds, finished=finished) for seconds, finished in runs]
+    builder = types.SimpleNamespace(home=tmp_path, runs=lambda: listed, cache_use=lambda: use)
+    found, told = torch_wheel.figures_of_the_build(cast("building.Builder", builder), 2.0)
+    assert [item.value for item in found] == pytest.approx(figures)
+    assert len(told) == len(notes)
+    assert all(part in text for part, text in zip(notes, told, strict=True))
+    if len(runs) == 3:
+        assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
+
+
+# verify: a second build is compared.
+
+
+@dataclasses.dataclass
+class Compiles:
+    """Runs a builder's commands on this PC, by this PC's compiler."""
+
+    home: Path
+    log: Path
+
+    def run(self, argv: Sequence[str], **_: object) -> str:
+        """What it printed."""
+        words = [word.replace("/tmp/again.o", str(self.home / "again.o")) for word in argv]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        return done.stdout
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Compiles:
+    """A build tree of three objects, and its commands."""
+    build = tmp_path / "pytorch" / "build"
+    build.mkdir(parents=True)
+    commands = []
+    for name in ("one", "two", "three"):
+        (build / f"{name}.c").write_text(f"int {name}(void) {{ return {len(name)}; }}\n")
+        words = ["gcc", "-O1", "-o", str(build / f"{name}.c.o"), "-c", str(build / f"{name}.c")]
+        subprocess.run(words, check=True)
+        commands.append({"file": f"{build}/{name}.c", "directory": str(build), "command": shlex.join(words)})
+    (build / "compile_commands.json").write_text(json.dumps(commands))
+    return Compiles(home=tmp_path, log=tmp_path / "torch.log")
+
+
+def sampled(tree: Compiles, sample: int, seed: int = 7) -> verify.Verified:
+    return verify._sampled(cast("building.Builder", tree), sample, seed)
+
+
+def test_objects_that_are_compiled_again_to_the_same_bytes(tree: Compiles) -> None:
+    done = sampled(tree, 20)
+    assert sorted(done.names) == ["one.c", "three.c", "two.c"]
+    assert re.fullmatch(r"3 objects built again to the same bytes in \d+ s, drawn with seed 7", done.summary())
+    assert sampled(tree, 2).names == sampled(tree, 2).names
+    assert len(sampled(tree, 2).names) == 2
+
+
+@pytest.mark.parametrize("spoil", ["other bytes", "does not compile", "gone"])
+def test_an_object_that_is_not_the_same_is_named(tree: Compiles, spoil: str) -> None:
+    build = tree.home / "pytorch" / "build"
+    if spoil == "other bytes":
+        with (build / "two.c.o").open("ab") as stream:
+            stream.write(b"\0")
+    elif spoil == "does not compile":
+        (build / "two.c").write_text("int two(void) {")
+    else:
+        (build / "two.c.o").unlink()
+    with pytest.raises(NotReproducible, match="1 of 3 objects") as caught:
+        sampled(tree, 3)
+    assert caught.value.found == "two.c"
+    assert "--seed=7" in caught.value.mend
+    assert str(tree.log) in caught.value.mend
+
+
+def test_nothing_to_draw_from(tree: Compiles) -> None:
+    with pytest.raises(ArtefactMissing, match="nothing to compare"):
+        sampled(tree, 0)
+    shutil.rmtree(tree.home / "pytorch")
+    with pytest.raises(ArtefactMissing, match="no build tree"):
+        sampled(tree, 3)
+
+
+class Again(StandIn):
+    """Builds in another tree, which it notes."""
+
+    def __init__(self, members: dict[str, str | bytes], home: Path) -> None:
+        super().__init__(members)
+        self.home = home
+
+    def elsewhere(self, name: str) -> Again:
+        """With the folder of an earlier attempt in its place."""
+        assert name == "again"
+        self.home.mkdir()
+        (self.home / "half").write_text("of an earlier attempt")
+        return self
+
+    def build(self, folder: Path) -> building.Built:
+        """As the other, from an empty place."""
+        assert not self.home.exists()
+        self.home.mkdir()
+        return super().build(folder)
+
+
+def full(folder: Path, members: dict[str, str | bytes]) -> verify.Verified:
+    made = types.SimpleNamespace(products=folder / "torch", root=folder)
+    again = Again(members, folder / "torch-again-tree")
+    return verify._full(cast("job.TorchFlow", made), cast("building.Builder", again))
+
+
+def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactMissing, match="no wheel to compare with"):
+        full(tmp_path, FIT)
+    (tmp_path / "torch").mkdir()
+    built = StandIn(FIT).build(tmp_path / "torch")
+    done = full(tmp_path, FIT)
+    assert done.summary().startswith(f"{built.wheel.name} built again to the same bytes in ")
+    assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are gone"
+
+
+def test_a_whole_wheel_that_is_another(tmp_path: Path) -> None:
+    first = StandIn(FIT).build(tmp_path / "torch")
+    with pytest.raises(NotReproducible, match="not the same when built again") as caught:
+        full(tmp_path, UNFIT)
+    second = tmp_path / "torch-again" / first.wheel.name
+    assert caught.value.expected == f"SHA-256 {Artefact.of(first.wheel).sha256}"
+    assert caught.value.found == f"SHA-256 {Artefact.of(second).sha256}"
+    assert str(second) in caught.value.mend

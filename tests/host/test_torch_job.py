@@ -1,0 +1,261 @@
+"""``build-torch`` around the compiler: what is placed and when, what the statement says, what verify finds out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote
+
+import pytest
+from test_torch_wheel import a_wheel
+from wheel_parts import make_wheel
+
+from images import probe
+from images.flavour import load_suite
+from recipes import artefacts, recipe
+from recipes.torch import build as building
+from recipes.torch import job, provenance, resolve, source
+from toolchain.config import load_config
+from toolchain.errors import ArtefactDamaged, WheelUnusable
+from toolchain.files import sha256_of
+from toolchain.manifest import Manifest
+from toolchain.steps import Made
+
+
+class StandIn:
+    """Makes the files of a build in a moment: the job's order is tested, not the compiler."""
+
+    def __init__(self, members: dict[str, str | bytes]) -> None:
+        self.members = members
+        self.built = 0
+
+    def versions(self) -> dict[str, str]:
+        """Of a builder image."""
+        return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
+
+    def build(self, folder: Path) -> building.Built:
+        """A wheel with the members, and what goes with it."""
+        self.built += 1
+        wheel = make_wheel(folder, self.members, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
+        symbols = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.symbols.tar.xz"
+        symbols.write_bytes(b"symbols")
+        return building.Built(
+            wheel=wheel, symbols=symbols, vendored=[], cache_hits=3, cache_calls=4, seconds={"compile": 1.5}
+        )
+
+
+class StandInFlow(job.TorchFlow):
+    """The flow with that builder, as if the steps before the wheel had run."""
+
+    def __init__(self, folder: Path, builder: StandIn) -> None:
+        super().__init__(load_config({"build": {"folder": str(folder)}}))
+        self.stand_in = builder
+
+    def _builder_of(self, *_: object, **__: object) -> building.Builder:
+        return cast("building.Builder", self.stand_in)
+
+    def run(self) -> Made:
+        """Only the last step."""
+        facts = {"kind": "archive", "folder": "pytorch-1", "identity": "archive pytorch 1", "files": {}}
+        needs = {
+            "torch-builder": Manifest(step="torch-builder", key="", inputs={}, facts={"image": "sha256:1"}),
+            "torch-source": Manifest(step="torch-source", key="", inputs={}, facts=facts),
+        }
+        return self._torch_wheel().action(needs)
+
+    @property
+    def there(self) -> dict[str, bytes]:
+        """What lies where others look, by name."""
+        return {path.name: path.read_bytes() for path in sorted(self.products.glob("*"))}
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Keys in the artefact cache."""
+        return artefacts.kept_of_recipe(self.config, "torch", resolve.key(self.config))
+
+
+FIT: dict[str, str | bytes] = {"torch/version.py": "version = '2.6.0'\n"}
+UNFIT: dict[str, str | bytes] = {"torch/lib/probe.so": probe.elf()}
+
+
+def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
+    builder = StandIn(FIT)
+    made = StandInFlow(tmp_path, builder)
+    done = made.run()
+    assert [path.parent for path in done.artefacts] == [made.products] * 3
+    wheel = made.products / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
+    assert provenance.read(provenance.beside(wheel), wheel)["recipeKey"] == resolve.key(made.config)
+    assert len(made.kept) == 1
+    before = made.there
+    again = made.run()
+    assert builder.built == 1, "the second time it comes from the artefact cache"
+    assert (again.artefacts, made.there) == (tuple(sorted(done.artefacts)), before)
+    assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_refused_wheel_reaches_nobody(tmp_path: Path) -> None:
+    made = StandInFlow(tmp_path, StandIn(UNFIT))
+    with pytest.raises(WheelUnusable, match="is not fit to be used"):
+        made.run()
+    assert (made.there, made.kept) == ({}, ())
+    assert [path.name for path in made.root.iterdir()] == [], "nothing is left beside either"
+
+
+def test_a_refused_wheel_leaves_the_earlier_one_with_its_statement(tmp_path: Path) -> None:
+    StandInFlow(tmp_path, StandIn(FIT)).run()
+    made = StandInFlow(tmp_path, StandIn(UNFIT))
+    before = made.there
+    shutil.rmtree(made.config.build_root / "artefacts")
+    with pytest.raises(WheelUnusable):
+        made.run()
+    assert made.there == before
+    assert len(before) == 3
+
+
+@pytest.mark.parametrize("moved", range(3))
+def test_no_statement_lies_beside_another_wheel_wherever_the_placing_ends(tmp_path: Path, moved: int) -> None:
+    folder = tmp_path / "products"
+    folder.mkdir()
+    old_wheel, old_statement = a_wheel(folder, "0" * 64)
+    (tmp_path / "new").mkdir()
+    wheel, statement = a_wheel(tmp_path / "new", "1" * 64)
+    symbols = tmp_path / "new" / "torch.symbols.tar.xz"
+    symbols.write_bytes(b"symbols")
+    [wheel, symbols, statement][moved].unlink()
+    with pytest.raises(FileNotFoundError):
+        job.place([statement, wheel, symbols], folder)
+    assert old_wheel.is_file()
+    assert not old_statement.exists()
+
+
+def test_a_kept_wheel_whose_statement_speaks_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    made = StandInFlow(tmp_path, StandIn(FIT))
+    made.run()
+    (whole,) = made.kept
+    (wheel, statement) = a_wheel(tmp_path, "0" * 64)
+    artefacts.put(made.config, "torch", whole, [wheel, statement], recipe=resolve.key(made.config))
+    before = made.there
+    with pytest.raises(ArtefactDamaged, match="speaks of another recipe") as caught:
+        made.run()
+    assert caught.value.found == "0" * 64
+    assert whole in caught.value.mend
+    artefacts.put(made.config, "torch", whole, [wheel], recipe=resolve.key(made.config))
+    with pytest.raises(ArtefactDamaged, match="no provenance statement"):
+        made.run()
+    assert made.there == before
+
+
+# The statement.
+
+URI = re.compile(r"[a-z][a-z0-9+.-]*:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
+"""RFC 3986: a scheme, and characters that a URI may hold."""
+PACKAGE_URL = re.compile(
+    r"pkg:deb/debian/(?P<name>(?:[a-z0-9._~:-]|%[0-9A-F]{2})+)"
+    r"@(?P<version>(?:[A-Za-z0-9._~:-]|%[0-9A-F]{2})+)\?arch=(?P<architecture>[a-z0-9-]+)"
+)
+"""ECMA-427: in a name and a version, letters, digits, ``.-_~`` and the colon stand as they are, all else is encoded."""
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+VERSIONS = {
+    "zlib1g-dev:armhf": "1:1.3.dfsg+really1.3.1-1+b1",
+    "libstdc++6:armhf": "14.2.0-19",
+    "libcpuinfo-dev:armhf": "0.0~git20250327.39ea79a-1",
+    "ca-certificates:all": "20250419",
+    "compiler": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
+}
+"""As the builder image tells them, a few of 300."""
+
+
+def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
+    """What a statement speaks of, and the statement, for a source of that kind."""
+    data, suite = recipe.load("torch"), load_suite("trixie")
+    config = load_config({"torch": {"source": kind}})
+    listed = {"pytorch_2.6.0+dfsg-7.dsc": "2" * 64, "pytorch_2.6.0+dfsg.orig.tar.xz": "0" * 64}
+    found = source.Source(
+        kind=kind,
+        folder=folder,
+        identity=source.identity(data, suite, kind),
+        files=listed if kind == "archive" else {},
+    )
+    built = StandIn(FIT).build(folder)
+    path = provenance.write(
+        built,
+        building.Plan.of(data, config, suite),
+        found,
+        key="a" * 64,
+        versions=VERSIONS,
+        began=1735689600.0,
+        path=provenance.beside(built.wheel),
+    )
+    return built, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("kind", ["archive", "git"])
+def test_a_statement_is_as_in_toto_and_slsa_want_it(tmp_path: Path, kind: str) -> None:
+    """SLSA's provenance v1, in-toto's Statement, ResourceDescriptor and TypeURI v1."""
+    built, document = written(tmp_path, kind)
+    assert set(document) == {"_type", "subject", "predicateType", "predicate"}
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert {item["name"]: item["digest"]["sha256"] for item in document["subject"]} == {
+        path.name: sha256_of(path) for path in (built.wheel, built.symbols)
+    }
+    definition, details = document["predicate"]["buildDefinition"], document["predicate"]["runDetails"]
+    assert set(definition) == {"buildType", "externalParameters", "internalParameters", "resolvedDependencies"}
+    assert not set(definition["externalParameters"]) & set(definition["internalParameters"])
+    for uri in (definition["buildType"], details["builder"]["id"]):
+        assert URI.fullmatch(uri), uri
+    for moment in ("startedOn", "finishedOn"):
+        assert MOMENT.fullmatch(details["metadata"][moment])
+    assert details["metadata"]["startedOn"] == "2025-01-01T00:00:00Z"
+    resources = [*definition["resolvedDependencies"], *details["byproducts"]]
+    for item in resources:
+        assert set(item) <= {"name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"}
+        assert {"uri", "digest", "content"} & set(item), f"{item} names nothing"
+        assert URI.fullmatch(item.get("uri", "x:y")), item
+    assert str(tmp_path) not in json.dumps(document)
+    assert provenance.read(provenance.beside(built.wheel), built.wheel)["recipeKey"] == "a" * 64
+
+
+def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path) -> None:
+    _, document = written(tmp_path, "archive")
+    uris = [item["uri"] for item in document["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" in item]
+    found = {}
+    for uri in uris:
+        parts = PACKAGE_URL.fullmatch(uri)
+        assert parts, uri
+        found[f"{unquote(parts['name'])}:{parts['architecture']}"] = unquote(parts["version"])
+    assert found == {name: version for name, version in VERSIONS.items() if name != "compiler"}
+    assert "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf" in uris
+    assert "pkg:deb/debian/zlib1g-dev@1:1.3.dfsg%2Breally1.3.1-1%2Bb1?arch=armhf" in uris
+    assert document["predicate"]["buildDefinition"]["internalParameters"]["compiler"] == VERSIONS["compiler"]
+
+
+def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:
+    _, archive = written(tmp_path, "archive")
+    named = [item for item in archive["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" not in item]
+    assert named == [
+        {"name": "pytorch_2.6.0+dfsg-7.dsc", "digest": {"sha256": "2" * 64}},
+        {"name": "pytorch_2.6.0+dfsg.orig.tar.xz", "digest": {"sha256": "0" * 64}},
+    ]
+    _, git = written(tmp_path, "git")
+    first = git["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+    pinned = recipe.load("torch").tables["git"]
+    assert first == {
+        "uri": f"git+https://github.com/pytorch/pytorch.git@refs/tags/{pinned['tag']}",
+        "digest": {"gitCommit": pinned["commit"]},
+    }
+
+
+def test_a_statements_byproducts_tell_seconds_and_the_compilers_cache(tmp_path: Path) -> None:
+    _, document = written(tmp_path, "archive")
+    told = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
+    assert {name: json.loads(base64.b64decode(item["content"])) for name, item in told.items()} == {
+        "seconds.json": {"compile": 1.5},
+        "ccache.json": {"hits": 3, "calls": 4},
+    }
+    assert told["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
