@@ -45,7 +45,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
 """What requests and pip say when the proxy speaks SOCKS and PySocks is not installed."""
-SOCKS_MEND = "name an HTTP proxy in http_proxy and https_proxy, or put PySocks into .venv (from a file: pip cannot fetch by SOCKS)"
+SOCKS_MEND = "name an HTTP proxy in http_proxy and https_proxy, or install PySocks into .venv from a file"
 
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
         run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment=ALONE)
     assert str(tmp_path / "log") in caught.value.found
     assert "127.0.0.1" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
+def test_a_proxy_that_pip_does_not_know_is_named(tmp_path: Path) -> None:
+    """Pip itself ends with a traceback."""
+    words = ["download", "--retries=0", "--index-url=https://index.invalid/simple", "--dest", tmp_path, "six==1.16.0"]
+    proxies = dict.fromkeys(("all_proxy", "https_proxy", "HTTPS_PROXY"), "socks5h://127.0.0.1:1")
+    with pytest.raises(NetworkUnreachable, match="speaks SOCKS") as caught:
+        run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment={**proxies, "no_proxy": ""})
+    assert "PySocks" in caught.value.mend
 
 
 def test_a_package_that_the_index_does_not_have_is_named(tmp_path: Path) -> None:
