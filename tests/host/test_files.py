@@ -306,3 +306,12 @@ def test_packing_that_finds_no_room_leaves_the_old_tar(tmp_path: Path) -> None:
     assert "File too large" in done.stderr
     assert tar.read_text() == "old"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.tar", "root"]
+
+
+def test_a_full_disk_in_the_middle_of_writing_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(DiskFull, match="no room for the thing") as caught, files.room_for("the thing", tmp_path):
+        Path("/dev/full").write_bytes(b"x")
+    assert caught.value.found == "No space left on device"
+    assert str(tmp_path) in caught.value.expected
+    with pytest.raises(FileNotFoundError), files.room_for("the thing", tmp_path):
+        (tmp_path / "absent").read_bytes()
