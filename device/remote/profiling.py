@@ -392,7 +392,9 @@ def _fault_of(run: _WorkerRun, done: process.Completed, job: _Job, address: Addr
 def _queue(where: str, facts: Mapping[str, Any]) -> str:
     """What is known of a board that did not become ours in time."""
     if where.startswith("tracker"):
-        return f"all {facts['boards']} boards with that key in sessions, {facts['waiting']} others waiting before us"
+        gone = ", or gone: a proxy does not tell its tracker" if facts["proxied"] else ""
+        waiting = f"{facts['waiting']} others waiting before us"
+        return f"all {facts['boards']} boards with that key in sessions{gone}; {waiting}"
     if where.startswith("proxy"):
         return "the board is in another session, or no board with that key has dialled out to the proxy"
     return "it accepts the connection and does not answer: it is in another session, or its server has died"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import re
 import socket
 import struct
 import sys
@@ -33,6 +34,15 @@ CONNECT_LIMIT_S = 20.0
 GRACE_S = 10.0
 """How much later than its own time-out a session must be to be called lost."""
 
+PAUSE_S = 1.0
+"""Between two attempts to get a board where TVM does not let us wait."""
+AT_ONCE_S = 30.0
+"""Within which a proxy that lets no client wait says no; one that does says it after 600 s."""
+
+# Of TVM's client, src/runtime/rpc/rpc_socket_impl.cc.
+_NO_SUCH_KEY = "cannot find server that matches key"
+_KEY_WAITED_FOR = "server already have key"
+_PROXY = re.compile(r"proxy\[(?P<keys>.*)\]")
 _TIMED_OUT = ("RPCSessionTimeoutError", "session has expired")
 _CLOSED = ("socket", "Socket", "closed", "Connection", "connection", "Broken pipe", "rpc_endpoint", "code=")
 _UNLOADABLE = ("cannot open shared object", "wrong ELF class", "invalid ELF header", "Exec format", "Failed to load")
@@ -99,24 +109,29 @@ def _session(address: Mapping[str, Any], queue_limit_s: float, session_limit_s: 
             _require_known(rpc, host, port, key)
     # A server that is in a session accepts the connection and then says nothing until that session ends.
     with stage("queue", queue_limit_s):
-        if kind == "tracker":
-            session = rpc.connect_tracker(host, port).request(key, session_timeout=seconds, max_retry=1)
-        else:
-            session = _connected(rpc, kind, host, port, key, seconds)
+        session = _connected(rpc, kind, host, port, key, seconds)
     tell(board=_peer(kind, host, port, key))
     return session
 
 
 def _connected(rpc: Any, kind: str, host: str, port: int, key: str, seconds: int) -> Any:
-    """A direct session, or one through a proxy."""
-    try:
-        return rpc.connect(host, port, key, session_timeout=seconds)
-    except Exception as fault:
-        # "code=-1 … key … mismatch" of a server that has another key, or of a proxy that no board has dialled.
-        if "Cannot find matched" in str(fault) or "mismatch" in str(fault).lower():
-            what = "no board has dialled out to the proxy with that key" if kind == "proxy" else "it has another key"
-            raise Fault("unknown", what) from fault
-        raise
+    """A session; tries again, until the stage ends, where TVM sends us away instead of letting us wait."""
+    while True:
+        began = time.monotonic()
+        try:
+            if kind == "tracker":
+                return rpc.connect_tracker(host, port).request(key, session_timeout=seconds, max_retry=1)
+            return rpc.connect(host, port, key, session_timeout=seconds)
+        except Exception as fault:
+            if _NO_SUCH_KEY in str(fault):
+                if kind == "direct":
+                    raise Fault("unknown", "the server there has a key: its tracker or proxy hands it out") from fault
+                if kind == "proxy" and time.monotonic() - began < AT_ONCE_S:
+                    raise Fault("unknown", "the proxy has a tracker, which hands out its boards") from fault
+                # Else a proxy has waited long enough, or a tracker handed out a board that has left its proxy.
+            elif _KEY_WAITED_FOR not in str(fault):  # a proxy lets one client at a time wait for a key
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _require_answer(host: str, port: int) -> None:
@@ -136,16 +151,21 @@ def _require_known(rpc: Any, host: str, port: int, key: str) -> None:
     except (RuntimeError, OSError, ValueError) as fault:
         raise Fault("silent", f"what listens there is no tracker ({fault})") from fault
     boards: dict[str, int] = {}
+    proxied: set[str] = set()
     for item in summary["server_info"]:
         name = str(item.get("key", "")).removeprefix("server:")
-        if name:
-            boards[name] = boards.get(name, 0) + 1
+        proxy = _PROXY.fullmatch(name)  # with the keys of all boards that ever dialled out to it
+        proxied |= set(proxy["keys"].split(",")) if proxy else set()
+        for each in proxy["keys"].split(",") if proxy else [name]:
+            if each:
+                boards[each] = boards.get(each, 0) + 1
     queue = summary["queue_info"]
     if key not in boards and queue.get(key, {"free": 0})["free"] == 0:
         others = sorted({*boards, *(name for name, state in queue.items() if state["free"])})
         raise Fault("unknown", f"the tracker knows {', '.join(others) or 'no board at all'}")
     state = queue.get(key, {"free": 0, "pending": 0})
-    tell(boards=boards.get(key, state["free"]), free=state["free"], waiting=state["pending"])
+    count = max(boards.get(key, 0), state["free"])
+    tell(boards=count, free=state["free"], waiting=state["pending"], proxied=key in proxied)
 
 
 def _peer(kind: str, host: str, port: int, key: str) -> str:

@@ -20,6 +20,7 @@ DATA = ROOT / "docs" / "cuda" / "h200.json"
 TRACE = ROOT / "docs" / "cuda" / "timeline.json"
 PAGE = ROOT / "docs" / "cuda.md"
 _PART = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+_SKIP = re.compile(r"SKIPPED \[(\d+)\] \S+:\d+: (.*)")
 
 
 def render(document: dict[str, Any]) -> str:
@@ -30,8 +31,9 @@ def render(document: dict[str, Any]) -> str:
         f"Taken {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, by the "
         f"{speed['limit_from']}. Times are medians in µs; the candidates of a line took turns.",
         "",
-        f"Tests: {tests['tests'] - tests['skipped']} passed, {tests['skipped']} skipped. compute-sanitizer: "
-        + "; ".join(f"{tool}: {item['summary'].lower()}" for tool, item in document["sanitizer"].items())
+        f"Tests: {tests['tests'] - tests['skipped']} passed, {_skipped(tests)}. compute-sanitizer watched a selection "
+        "of them (`SANITIZED` in `on_gpu.py`): "
+        + "; ".join(_watched(tool, item, tests["tests"]) for tool, item in document["sanitizer"].items())
         + ".",
         "",
         *_launches(_chosen(speed, "launch")),
@@ -60,6 +62,18 @@ def render(document: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _skipped(tests: dict[str, Any]) -> str:
+    """How many, and why, by pytest's lines: ``SKIPPED [COUNT] FILE:LINE: REASON``."""
+    reasons = [_SKIP.sub(lambda found: f"{found[1]}: {found[2]}", line) for line in tests["skips"]]
+    return f"{tests['skipped']} skipped" + (f" ({'; '.join(reasons)})" if reasons else "")
+
+
+def _watched(tool: str, item: dict[str, Any], tests: int) -> str:
+    """A tool of compute-sanitizer: how many of the tests it watched, and what it found."""
+    watched = sum(int(count) for count in re.findall(r"(\d+) (?:passed|failed|errors?)", item["tests"]))
+    return f"{tool}, {watched} of {tests}: {item['summary'].lower()}"
 
 
 def _chosen(speed: dict[str, Any], *starts: str) -> list[dict[str, Any]]:

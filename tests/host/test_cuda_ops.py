@@ -454,3 +454,15 @@ def test_the_page_shows_what_was_measured() -> None:
     assert figures.page_with(page, document) == page, "run: python -m recipes.cuda_ops.figures"
     assert document["tests"]["failures"] == document["tests"]["errors"] == 0
     assert all(item["status"] == 0 for item in document["sanitizer"].values())
+
+
+def test_the_figures_say_what_was_skipped_and_how_many_tests_were_watched() -> None:
+    document = json.loads(figures.DATA.read_text())
+    skips = [f"SKIPPED [{count}] tests/a.py:1{count}: no {what}" for count, what in ((2, "GPU: none"), (3, "toolkit"))]
+    watched = {"memcheck": {"summary": "ERROR SUMMARY: 0 errors", "tests": "1 failed, 7 passed, 12 deselected in 2s"}}
+    counts = {"tests": 20, "skipped": 5, "skips": skips}
+    text = figures.render({**document, "tests": counts, "sanitizer": watched})
+    assert "Tests: 15 passed, 5 skipped (2: no GPU: none; 3: no toolkit). " in text
+    assert "a selection of them (`SANITIZED` in `on_gpu.py`): memcheck, 8 of 20: error summary: 0 errors." in text
+    text = figures.render({**document, "tests": {**counts, "skipped": 0, "skips": []}})
+    assert "20 passed, 0 skipped. compute" in text

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -22,12 +23,20 @@ from device_parts import Board, bootable, booted, elsewhere, write_suite
 
 from device import suite
 from device.remote.loader_session import Timing
-from device.remote.profiling import profile
+from device.remote.profiling import Profile, profile
 from nfsroot.layout import Layout
 from recipes import main_job
 from toolchain import process
 from toolchain.config import ROOT, Config
-from toolchain.errors import BoardLoginDenied, BoardSilent, BoardUntrusted, DeviceTestsFailed, SessionTimedOut
+from toolchain.errors import (
+    BoardLoginDenied,
+    BoardLost,
+    BoardSilent,
+    BoardUntrusted,
+    DeviceBusy,
+    DeviceTestsFailed,
+    SessionTimedOut,
+)
 from toolchain.manifest import Manifest
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
@@ -314,3 +323,43 @@ def test_a_session_with_the_board_ends_in_time(board: Board) -> None:
     endless = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
     with pytest.raises(SessionTimedOut):
         profile(config, kernel="add_one", target="armv7", device=f"tree://{board.host}", timing=endless)
+
+
+# Clock ticks that the loader which has the board has computed for; end the login that it came with.
+COMPUTED = """
+p=$(cat /tmp/pitorch-loader.lock 2>/dev/null)
+cut -d' ' -f14 "/proc/${p:-none}/stat" 2>/dev/null || echo 0
+"""
+CUT = """
+p=$(cat /tmp/pitorch-loader.lock)
+until grep -q '^Name:.sshd' "/proc/$p/status"; do
+  p=$(sed -n 's/^PPid:.//p' "/proc/$p/status")
+  [ "$p" -gt 1 ] || exit 1
+done
+kill -KILL "$p"
+"""
+
+
+def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_board(board: Board) -> None:
+    """Over SSH as by RPC. The session that was cut off keeps the board until its time is up; then the next has it."""
+    device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+    endless = replace(quick, number=10**9)
+
+    def session(timing: Timing, *, queue_s: float, session_s: float) -> Profile:
+        remote = replace(board.config.remote, queue_limit_s=queue_s, session_limit_s=session_s)
+        limited = replace(board.config, remote=remote)
+        return profile(limited, kernel="add_one", target="armv7", device=device, size=32, timing=timing)
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(session, endless, queue_s=60, session_s=120)
+        while int(board.run("sh", "-c", COMPUTED)) < 100:
+            assert not held.done(), held.exception()
+            time.sleep(0.5)
+        with pytest.raises(DeviceBusy) as caught:
+            session(quick, queue_s=1, session_s=60)
+        assert caught.value.expected == "a session within 1 s"
+        assert "process" in caught.value.found
+        board.run("sh", "-c", CUT)
+        assert isinstance(held.exception(timeout=60), BoardLost)
+    assert session(quick, queue_s=180, session_s=60).checked == 32
+    assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"

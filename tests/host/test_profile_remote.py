@@ -172,14 +172,68 @@ def test_a_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: serve
         assert run(f"tracker://127.0.0.1:{tracker.port}/far").checked == 1024
 
 
-def test_a_key_that_no_board_has_is_told_at_once(tracker: servers.Running) -> None:
+def test_a_key_that_no_board_has_is_told_at_once(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with pytest.raises(DeviceUnknown) as caught:
         run(f"tracker://127.0.0.1:{tracker.port}/nobody")
     assert "the tracker knows" in caught.value.found
+    with servers.board(tvm, key="mine") as board, pytest.raises(DeviceUnknown) as caught:
+        run(f"127.0.0.1:{board.port}")
+    assert caught.value.found == "the server there has a key: its tracker or proxy hands it out"
+
+
+def test_a_proxy_does_not_say_whether_it_knows_a_key(tvm: TvmEnvironment) -> None:
+    """TVM's lets whoever asks wait for a board to dial out: an unknown key and a busy board look the same."""
+    with servers.proxy(tvm) as proxy, pytest.raises(DeviceBusy) as caught:
+        run(f"proxy://127.0.0.1:{proxy.port}/nobody", queue_s=2)
+    assert caught.value.expected == "a session within 2 s"
+    assert caught.value.found.endswith("or no board with that key has dialled out to the proxy")
+
+
+def test_a_board_behind_a_proxy_is_busy_serves_the_next_and_is_lost(tvm: TvmEnvironment) -> None:
+    with servers.proxy(tvm) as proxy, servers.board(tvm, key="far", proxy_port=proxy.port) as board:
+        device = f"proxy://127.0.0.1:{proxy.port}/far"
+        with pytest.raises(SessionTimedOut) as timed_out:
+            run(device, session_s=3, timing=ENDLESS)
+        assert timed_out.value.expected == "an end within 3 s"
+        assert run(device).checked == 1024
+        served = board.log().count("load_module")
+        thread, ended = holding(device, session_s=600)
+        until_in_session(board, served + 1)
+
+        def too_many(_: int) -> str:
+            with pytest.raises(DeviceBusy) as caught:
+                run(device, queue_s=6)
+            return caught.value.found
+
+        with ThreadPoolExecutor(2) as pool:  # the proxy lets one of them wait, and sends the other away
+            assert all(found.startswith("the board is in another session, or") for found in pool.map(too_many, "ab"))
+        process.end_group(board.process, polite_s=0.2)
+        thread.join()
+    assert [type(item) for item in ended] == [BoardLost]
+
+
+def test_a_board_that_tracker_and_proxy_hand_out_is_busy_or_gone(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+    with servers.proxy(tvm, tracker.port) as proxy:
+        device = f"tracker://127.0.0.1:{tracker.port}/behind"
+        with servers.board(tvm, key="behind", proxy_port=proxy.port) as board:
+            thread, ended = holding(device, session_s=600)
+            until_in_session(board, 1)
+            with pytest.raises(DeviceBusy) as caught:
+                run(device, queue_s=1)
+            assert caught.value.found.startswith("all 1 boards with that key in sessions")
+            with pytest.raises(DeviceUnknown) as unknown:
+                run(f"proxy://127.0.0.1:{proxy.port}/behind")
+            assert unknown.value.found == "the proxy has a tracker, which hands out its boards"
+        thread.join()
+        assert [type(item) for item in ended] == [BoardLost]
+        with pytest.raises(DeviceBusy) as caught:
+            run(device, queue_s=3)
+        assert "or gone: a proxy does not tell its tracker" in caught.value.found
 
 
 def test_a_board_that_is_not_there_is_silent(direct: servers.Running, tvm: TvmEnvironment) -> None:
-    for device in (f"127.0.0.1:{servers.free_port()}", f"tracker://127.0.0.1:{direct.port}/key"):
+    nobody = f"127.0.0.1:{servers.free_port()}"
+    for device in (nobody, f"proxy://{nobody}/key", f"tracker://127.0.0.1:{direct.port}/key"):
         with pytest.raises(BoardSilent) as caught:
             run(device)
         assert caught.value.exit_code == 40
@@ -232,6 +286,21 @@ def test_a_session_ends_in_time_and_the_board_serves_the_next(tvm: TvmEnvironmen
             run(device, session_s=3, timing=ENDLESS)
         assert caught.value.expected == "an end within 3 s"
         assert run(device).checked == 1024
+
+
+def test_a_board_whose_session_ends_in_time_goes_back_to_its_pool(
+    tvm: TvmEnvironment, tracker: servers.Running
+) -> None:
+    """Whoever waits in the tracker's queue gets it then, and the next one after that."""
+    with servers.board(tvm, key="short", tracker_port=tracker.port) as board:
+        device = f"tracker://127.0.0.1:{tracker.port}/short"
+        thread, ended = holding(device, session_s=10)
+        until_in_session(board, 1)
+        assert run(device, queue_s=120).checked == 1024
+        thread.join()
+        assert [type(item) for item in ended] == [SessionTimedOut]
+        assert ended[0].expected == "an end within 10 s"
+        assert run(device, queue_s=30).checked == 1024
 
 
 def test_a_board_that_falls_silent_is_lost(tvm: TvmEnvironment) -> None:

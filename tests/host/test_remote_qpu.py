@@ -55,16 +55,39 @@ def test_a_kernel_of_the_qpus_is_checked_and_timed(product_config: Config, kerne
     assert "emulator" in done.backend
     rows = dict(done.rows())
     assert rows["note"] == "timed under emulation; not measured on hardware"
-    # libqpu's own kernels (gemm is one) keep their clocks to themselves.
-    assert (done.model_s is not None) == (kernel == "add_one")
-    assert ("the emulator's model of a board" in rows.get("model", "")) == (kernel == "add_one")
+    assert done.model_s is not None
+    assert rows["model"].endswith(" GFLOPS: the emulator's model of a board")
 
 
-def test_more_work_takes_the_model_longer(product_config: Config) -> None:
-    short, long = (run(product_config, "add_one", size).model_s for size in (1024, 16384))
+@pytest.mark.parametrize(("kernel", "sizes"), [("add_one", (1024, 16384)), ("gemm", (32, 96))])
+def test_more_work_takes_the_model_longer(product_config: Config, kernel: str, sizes: tuple[int, int]) -> None:
+    short, long = (run(product_config, kernel, size).model_s for size in sizes)
     assert short is not None
     assert long is not None
     assert long > 2 * short
+
+
+def test_the_clock_of_the_model_counts_what_ran_since_it_was_made(product_config: Config, tmp_path: Path) -> None:
+    """In every run: the session runs the kernel again to time it."""
+    path = write(tmp_path)
+    once = TWICE[TWICE.index("  kernel(") : TWICE.index("  return")]
+    counted = f"""  const pitorch::ModelClock clock;
+{once}  const double first = kernel.cycles().seconds();
+{once}  const double both = first + kernel.cycles().seconds();
+  if (std::abs(clock.seconds() - both) > 1e-9) throw std::runtime_error("the clock does not say what the kernel says");
+  return clock.seconds();"""
+    text = TWICE.replace(f"{once}  return kernel.cycles().seconds();", counted)
+    path.with_suffix(".cpp").write_text(f"#include <cmath>\n{text}")
+    assert "ModelClock" in text
+    assert (run(product_config, str(path)).model_s or 0) > 0
+
+
+def test_the_interpreter_has_no_model(product_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QPU_BACKEND", "interpreter")
+    done = run(product_config, "gemm", 16)
+    assert "interpreter" in done.backend
+    assert done.model_s is None
+    assert "model" not in dict(done.rows())
 
 
 def test_a_kernel_of_the_users(product_config: Config, tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 //   PITORCH_KERNEL(arrays) {
 //     static auto kernel = compile(add_one);
 //     kernel(arrays.size(0), arrays.floats(0), arrays.floats(1));
-//     return kernel.cycles().seconds;
+//     return kernel.cycles().seconds();
 //   }
 //
-// It returns the seconds that the emulator's model of a board counts, or NO_MODEL. What it throws
-// is told to whoever asked for the run.
+// It returns the seconds that the emulator's model of a board counts, or NO_MODEL; of several
+// kernels, or of those of libqpu's library, a ModelClock has them. What it throws is told to
+// whoever asked for the run.
 #ifndef PITORCH_KERNEL_HPP
 #define PITORCH_KERNEL_HPP
 
@@ -23,6 +24,26 @@
 namespace pitorch {
 
 constexpr double NO_MODEL = -1;
+
+// What this thread runs on the emulator from here on, by its model of a board.
+class ModelClock {
+ public:
+  ModelClock() : began_(now()) {}
+
+  // NO_MODEL where nothing ran, or something else than the emulator ran it.
+  double seconds() const {
+    const double passed = now() - began_;
+    return passed > 0 ? passed : NO_MODEL;
+  }
+
+ private:
+  static double now() {
+    qpu_cycles all;
+    return qpu_thread_cycles(&all) == 0 ? all.seconds : 0;
+  }
+
+  double began_;
+};
 
 class Arrays {
  public:
