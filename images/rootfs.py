@@ -112,6 +112,7 @@ def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str],
     manual.write_text("".join(f"{name}\n" for name in named))
     environment = {
         "NATIVE_TOOLS": str(spec.native_tools or ""),
+        "NATIVE_TRIPLET": host_architecture().gnu,
         "MANUAL_PACKAGES": str(manual),
         "TARGET_ARCHITECTURE": spec.architectures[0],
         "OVERLAY": str(spec.overlay or ""),
