@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 # The recipe's own modules lie in this folder too: its wheel.py must not be taken for the package wheel.
@@ -93,6 +94,8 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
         language="c++",
         extra_compile_args=[
             *settings.pop("extra_compile_args"),
+            # Assertions tell the names of headers: those of the target, and not where a cross compiler has them.
+            f"-ffile-prefix-map=/usr/{sysconfig.get_config_var('MULTIARCH')}/include=/usr/include",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
             *abi,
             f"-DTORCH_EXTENSION_NAME={name.rpartition('.')[2]}",
