@@ -227,7 +227,7 @@ def test_without_a_network_tvm_cannot_be_installed_and_nothing_is_left(
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(NetworkUnreachable) as caught:
         environment.ready(config)
-    assert "apache-tvm==" in caught.value.expected
+    assert "apache-tvm==" in caught.value.summary
     assert "https_proxy" in caught.value.mend
     assert sorted(path.suffix for path in (tmp_path / "build" / "remote").iterdir()) == [".lock", ".log"]
 
