@@ -48,14 +48,14 @@ def needs_the_machine() -> None:
 # Tests that change what the build left, or share a port that is fixed: one process runs them, before any others.
 _OF_THE_BUILD = (
     *("test_any_wheel.py", "test_deploy.py", "test_device_on_board.py", "test_enter_nfsroot.py", "test_main_job.py"),
-    *("test_pitorch_tvm.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_qpulib_recipe.py", "test_serve.py"),
-    "test_tvm_ffi.py",
+    *("test_qemu.py", "test_qpu_ops_incremental.py", "test_serve.py"),
 )
 # The long ones of the others come first, so that no process waits for one of them at the end; then those that want the
 # build, which is there by then.
 _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_wheels.py"),
+    *("test_pitorch_tvm.py", "test_qpulib_recipe.py", "test_tvm_ffi.py"),
 )
 _SHARED = frozenset({"built", "exported_config", "workbench"})
 
