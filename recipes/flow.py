@@ -201,7 +201,9 @@ class Flow:
         def action(needs: Mapping[str, Manifest]) -> Made:
             spec = self.root_spec("tools", packages, needs["mirror"], architectures)
             rootfs.build_tools(spec, self.tools, self.log("tools"), standing_in=standing_in)
-            return Made(facts={"programs": (self.tools / rootfs.STANDING_IN).read_text().split()})
+            programs = (self.tools / rootfs.STANDING_IN).read_text().split()
+            # The packages too: one that brings headers alone must reach the builder image.
+            return Made(facts={"programs": programs, "packages": list(packages)})
 
         return Step(
             name="tools",
