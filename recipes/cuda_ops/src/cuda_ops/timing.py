@@ -294,7 +294,7 @@ def plot(timing: Timing, path: Path) -> None:
     axes.set_xlabel("timed call")
     axes.set_ylabel("µs by the clock")
     axes.set_title(f"{timing.operation}({', '.join(timing.inputs)}) on {timing.device}")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=120)
 
 
