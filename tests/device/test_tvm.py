@@ -3,6 +3,8 @@
 The kernel is the product of two matrices of 32 rows, beside this file as ``gemm.so``::
 
     ./inv profile-remote --kernel gemm --target armv7 --size 32 --keep tests/device/gemm.so
+
+``exported.so`` is the same kernel as TVM's own ``export_library`` writes it, for images with apache-tvm-ffi.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 tvm = pytest.importorskip("pitorch.tvm", reason="the image has no libqpu of ours")
 
 KERNEL = Path(__file__).with_name("gemm.so")
+EXPORTED = Path(__file__).with_name("exported.so")
 SIZE = 32
 
 
@@ -96,3 +99,17 @@ def test_a_kernel_serves_several_threads(gemm: tvm.Kernel) -> None:
         thread.join()
     for number, c in enumerate(results):
         torch.testing.assert_close(c, (a * number) @ b, rtol=1e-4, atol=1e-3)
+
+
+def test_a_library_as_tvm_exports_it_takes_torchs_tensors() -> None:
+    """By DLPack, without a copy; by pitorch.tvm also tensors that begin where TVM's code would fault."""
+    tvm_ffi = pytest.importorskip("tvm_ffi", reason="the image has no apache-tvm-ffi (remote.ffi_in_image)")
+    if not EXPORTED.is_file():
+        pytest.skip(f"no kernel: {EXPORTED.name} beside this file, by TVM's export_library")
+    a, b, c = matrices()
+    tvm_ffi.load_module(str(EXPORTED))["gemm"](a, b, c)
+    torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)
+    assert torch.from_dlpack(tvm_ffi.from_dlpack(a)).data_ptr() == a.data_ptr()
+    again = torch.full_like(c, float("nan"))
+    tvm.Library(EXPORTED)["gemm"](view(a, 1), b, again)
+    torch.testing.assert_close(again, a @ b, rtol=1e-4, atol=1e-4)
