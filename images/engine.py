@@ -201,6 +201,21 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {spelling: value for name, value in given.items() if value for spelling in (name, name.upper())}
 
 
+def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a ``dockerd`` of ours, whose proxies are those of ``build_environment``.
+
+    dockerd takes no plain proxy from ``all_proxy``, and a SOCKS proxy named there it uses on top of the others (seen
+    with 20.10): it stands in for them, and goes. Of SOCKS Go's HTTP client knows ``socks5`` by which others mean
+    ``socks5h``: the proxy resolves names.
+    """
+    source = os.environ if environ is None else environ
+    passed = {**source, **build_environment(source)}
+    given = {name for proxy in _PROXY_NAMES for name in (proxy, proxy.upper())}
+    for name in given & passed.keys():
+        passed[name] = passed[name].replace("socks5h://", "socks5://", 1)
+    return {name: value for name, value in passed.items() if name.lower() != "all_proxy"}
+
+
 def _spelt_for_all(proxy: str) -> str:
     """A proxy's address as every program takes it: apt wants a scheme, and of SOCKS knows ``socks5h`` alone."""
     scheme, separator, rest = proxy.rpartition("://")
@@ -368,7 +383,16 @@ def _start(daemon: Daemon) -> EngineInfo:
         with daemon.log.open("ab") as log:
             log.write(f"$ {process.pasteable(argv)}\n".encode())
             log.flush()
-            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", timeout=120)
+            subprocess.run(
+                argv,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=daemon_environment(),
+                timeout=120,
+            )
         record = _await_pid(daemon, offset)
         try:
             write_text_atomically(daemon.state, json.dumps(asdict(record), indent=2) + "\n")
