@@ -513,9 +513,10 @@ def _end(record: ProcessRecord, name: str) -> None:
 def _end_leftovers(daemon: Daemon) -> Iterator[tuple[str, ProcessRecord]]:
     """Where dockerd was killed, containerd and its shims stay behind: those on our exec-root are ours.
 
-    The same path in another root (a chroot, a container) is another daemon's, so the root must be the same too.
+    The same path in another root (a chroot, a container) or mount namespace is another daemon's: both must be ours.
     """
     marker = f"{daemon.exec_root}/containerd/"
+    mounts = Path("/proc/self/ns/mnt").readlink()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -525,7 +526,7 @@ def _end_leftovers(daemon: Daemon) -> Iterator[tuple[str, ProcessRecord]]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             record = ProcessRecord.of(int(entry.name))
-            if record is None or not (entry / "root").samefile("/"):
+            if record is None or not (entry / "root").samefile("/") or (entry / "ns/mnt").readlink() != mounts:
                 continue
             if any(word.startswith(marker) for word in words):
                 _end(record, name)

@@ -132,6 +132,29 @@ def test_down_also_ends_what_a_killed_dockerd_left(daemon: engine.Daemon) -> Non
         assert "leftover containerd" in said
 
 
+@needs_root
+@pytest.mark.parametrize(("enter", "ends"), [((), True), (("unshare", "--mount"), False)])
+def test_a_containerd_among_other_mounts_is_another_engines(
+    daemon: engine.Daemon, tmp_path: Path, enter: tuple[str, ...], ends: bool
+) -> None:
+    """On the same exec-root, seen from elsewhere: a second engine in a mount namespace of its own."""
+    program = tmp_path / "containerd-try"
+    shutil.copy(os.path.realpath("/bin/sh"), program)
+    mark = f"{daemon.exec_root}/containerd/containerd.toml"
+    words = [*enter, program, "-c", "echo up; read -r line", mark]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        daemon.folder.mkdir(parents=True)
+        gone = {"pid": child.pid, "start_ticks": 0, "boot_id": "another"}
+        daemon.state.write_text(json.dumps(gone))
+        said = engine.stop_daemon(daemon)
+        assert said == (f"leftover containerd-try (pid {child.pid}) stopped" if ends else "no engine was started here")
+        assert (child.poll() is not None) is ends
+        child.kill()
+
+
 @pytest.mark.engine
 @needs_dockerd
 def test_one_that_dies_is_told_with_its_last_lines(daemon: engine.Daemon) -> None:
