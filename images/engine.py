@@ -201,6 +201,21 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {spelling: value for name, value in given.items() if value for spelling in (name, name.upper())}
 
 
+def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a ``dockerd`` of ours, whose proxies are those of ``build_environment``.
+
+    dockerd takes no plain proxy from ``all_proxy``, and a SOCKS proxy named there it uses on top of the others (seen
+    with 20.10): it stands in for them, and goes. Of SOCKS Go's HTTP client knows ``socks5`` by which others mean
+    ``socks5h``: the proxy resolves names.
+    """
+    source = os.environ if environ is None else environ
+    passed = {**source, **build_environment(source)}
+    given = {name for proxy in _PROXY_NAMES for name in (proxy, proxy.upper())}
+    for name in given & passed.keys():
+        passed[name] = passed[name].replace("socks5h://", "socks5://", 1)
+    return {name: value for name, value in passed.items() if name.lower() != "all_proxy"}
+
+
 def _spelt_for_all(proxy: str) -> str:
     """A proxy's address as every program takes it: apt wants a scheme, and of SOCKS knows ``socks5h`` alone."""
     scheme, separator, rest = proxy.rpartition("://")
@@ -368,7 +383,16 @@ def _start(daemon: Daemon) -> EngineInfo:
         with daemon.log.open("ab") as log:
             log.write(f"$ {process.pasteable(argv)}\n".encode())
             log.flush()
-            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", timeout=120)
+            subprocess.run(
+                argv,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=daemon_environment(),
+                timeout=120,
+            )
         record = _await_pid(daemon, offset)
         try:
             write_text_atomically(daemon.state, json.dumps(asdict(record), indent=2) + "\n")
@@ -489,9 +513,10 @@ def _end(record: ProcessRecord, name: str) -> None:
 def _end_leftovers(daemon: Daemon) -> Iterator[tuple[str, ProcessRecord]]:
     """Where dockerd was killed, containerd and its shims stay behind: those on our exec-root are ours.
 
-    The same path in another root (a chroot, a container) is another daemon's, so the root must be the same too.
+    The same path in another root (a chroot, a container) or mount namespace is another daemon's: both must be ours.
     """
     marker = f"{daemon.exec_root}/containerd/"
+    mounts = Path("/proc/self/ns/mnt").readlink()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -501,7 +526,7 @@ def _end_leftovers(daemon: Daemon) -> Iterator[tuple[str, ProcessRecord]]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             record = ProcessRecord.of(int(entry.name))
-            if record is None or not (entry / "root").samefile("/"):
+            if record is None or not (entry / "root").samefile("/") or (entry / "ns/mnt").readlink() != mounts:
                 continue
             if any(word.startswith(marker) for word in words):
                 _end(record, name)

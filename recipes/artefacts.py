@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import re
 import shutil
@@ -32,7 +31,7 @@ from images.reference import Reference, resolve
 from images.registry import with_retries
 from toolchain import files, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactDamaged, ArtefactMissing, DiskFull, RegistryFailed
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, RegistryFailed
 from toolchain.manifest import Artefact, Manifest
 
 KIND = "application/vnd.pitorch.artefact.v1"
@@ -106,19 +105,10 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
     with _alone(config), files.scratch_folder(place.parent, name) as scratch:
         aside = scratch / "entry"
         aside.mkdir()
-        try:
+        with files.room_for(f"the artefact {name}", place.parent):
             for path in paths:
                 shutil.copyfile(path, aside / path.name)
                 (aside / path.name).chmod(0o444)
-        except OSError as fault:
-            if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise DiskFull(
-                f"no room for the artefact {name}",
-                expected=f"{needed >> 20} MiB free at {place.parent}",
-                found=fault.strerror or "",
-                mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
-            ) from fault
         made = tuple(Artefact.of(aside / path.name) for path in sorted(paths, key=lambda item: item.name))
         _check_statement(made)
         _say_if_other(place, made)

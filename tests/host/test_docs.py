@@ -110,6 +110,13 @@ def test_the_readme_names_every_task(tasks: Tasks) -> None:
     assert set(tasks.options) - {task for task, _ in commands(ROOT / "README.md")} == set()
 
 
+def test_every_tasks_output_is_on_a_page(tasks: Tasks) -> None:
+    """Behind a prompt; but for what takes another machine or hours, and is told in words."""
+    prompt = re.compile(r"^[$#] (?:sudo )?(?:\w+=\S+ )*\./inv ([a-z][a-z-]*)[^\n]*\n(?![$#] |```)", re.MULTILINE)
+    printed = {task for page in PAGES for task in prompt.findall(page.read_text())}
+    assert set(tasks.options) - printed == {"completion", "cuda-timing", "verify"}
+
+
 # ------------------------------------------------------------------------------------------------ links, codes, steps
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
 import platform
 import shutil
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +130,29 @@ def test_down_also_ends_what_a_killed_dockerd_left(daemon: engine.Daemon) -> Non
     assert processes_of(daemon) == []
     if any("containerd" in line.split()[0] for line in left):  # else the machine's own containerd was used
         assert "leftover containerd" in said
+
+
+@needs_root
+@pytest.mark.parametrize(("enter", "ends"), [((), True), (("unshare", "--mount"), False)])
+def test_a_containerd_among_other_mounts_is_another_engines(
+    daemon: engine.Daemon, tmp_path: Path, enter: tuple[str, ...], ends: bool
+) -> None:
+    """On the same exec-root, seen from elsewhere: a second engine in a mount namespace of its own."""
+    program = tmp_path / "containerd-try"
+    shutil.copy(os.path.realpath("/bin/sh"), program)
+    mark = f"{daemon.exec_root}/containerd/containerd.toml"
+    words = [*enter, program, "-c", "echo up; read -r line", mark]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        daemon.folder.mkdir(parents=True)
+        gone = {"pid": child.pid, "start_ticks": 0, "boot_id": "another"}
+        daemon.state.write_text(json.dumps(gone))
+        said = engine.stop_daemon(daemon)
+        assert said == (f"leftover containerd-try (pid {child.pid}) stopped" if ends else "no engine was started here")
+        assert (child.poll() is not None) is ends
+        child.kill()
 
 
 @pytest.mark.engine
@@ -362,6 +388,57 @@ def test_all_proxy_stands_in_for_what_is_not_set(proxy: str, filled: str) -> Non
             **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), "http://own:2"),
             **dict.fromkeys(("all_proxy", "ALL_PROXY"), proxy),
         }
+
+
+@contextlib.contextmanager
+def asked_of_a_proxy(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """A port on the loopback, and what those who came there sent: first words, then what follows ``answer``."""
+    heard: list[bytes] = []
+
+    class Listener(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(20)
+            heard.append(self.request.recv(4096))
+            if answer:
+                self.request.sendall(answer)
+                heard.append(self.request.recv(4096))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1], heard
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.engine
+@needs_dockerd
+@pytest.mark.parametrize(("scheme", "answer"), [("http", b""), ("socks5h", b"\x05\x00")])
+def test_an_engine_started_here_goes_through_all_proxy(
+    daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch, scheme: str, answer: bytes
+) -> None:
+    for name in engine.build_environment():
+        monkeypatch.delenv(name)
+    with asked_of_a_proxy(answer) as (port, heard):
+        with monkeypatch.context() as environment:
+            environment.setenv("all_proxy", f"{scheme}://127.0.0.1:{port}")
+            engine.ensure_daemon(daemon)
+        client = docker.DockerClient(base_url=daemon.host)
+        with contextlib.closing(client), pytest.raises(docker.errors.APIError):
+            client.images.pull("registry.example/some/image", "tag")
+    assert any(b"registry.example" in words for words in heard), heard
+
+
+def test_what_dockerd_gets_of_proxies() -> None:
+    given = {"ALL_PROXY": "socks5h://p:1", "https_proxy": "http://own:2", "no_proxy": "here", "PATH": "/bin"}
+    assert engine.daemon_environment(given) == {
+        "PATH": "/bin",
+        **dict.fromkeys(("http_proxy", "HTTP_PROXY"), "socks5://p:1"),
+        **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), "http://own:2"),
+        **dict.fromkeys(("no_proxy", "NO_PROXY"), "here"),
+    }
 
 
 @pytest.mark.parametrize(

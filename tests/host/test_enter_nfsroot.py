@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,34 @@ from toolchain.config import Config
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 needs_amd64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the little root is made of amd64 programs")
 
-PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd", "env", "kill", "setsid", "stty")
+PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd", "env", "kill", "setsid", "stty",
+            "getent")  # fmt: skip
+
+# A name server that knows one address, which it gives for every name.
+NAME_SERVER = """
+import socket
+asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked.bind(("127.0.0.1", 53))
+print("up", flush=True)
+while True:
+    query, whom = asked.recvfrom(512)
+    end = query.index(0, 12) + 5
+    known = query[end - 4 : end - 2] == bytes([0, 1])
+    answer = bytes([192, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 7]) if known else b""
+    asked.sendto(query[:2] + bytes([129, 128, 0, 1, 0, known, 0, 0, 0, 0]) + query[12:end] + answer, whom)
+"""
+
+# PYTHON NAME_SERVER COMMAND...: run a command on a machine that asks this server for names.
+WITH_NAME_SERVER = """
+place=$(mktemp -d) && ip link set lo up && echo "nameserver 127.0.0.1" >"$place/resolv.conf" || exit
+mount --bind "$place/resolv.conf" "$(readlink -f /etc/resolv.conf)" || exit
+"$1" -c "$2" >"$place/up" & server=$!
+shift 2
+while kill -0 $server && ! [ -s "$place/up" ]; do sleep 0.1; done
+"$@"; status=$?
+kill $server; umount "$(readlink -f /etc/resolv.conf)"; rm -r "$place"
+exit $status
+"""
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +217,17 @@ def test_dev_proc_sys_and_memory_at_run(root: Path) -> None:
 @needs_amd64
 def test_names_resolve_as_on_the_board_and_the_trees_file_stays(root: Path) -> None:
     assert enter(root, "cat", "/etc/resolv.conf").stdout == Path("/etc/resolv.conf").read_text()
+
+
+@pytest.mark.network_namespaces
+@needs_root
+@needs_amd64
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs the program ip (package iproute2)")
+def test_a_name_is_asked_of_the_boards_name_server(root: Path) -> None:
+    within = ["unshare", "--net", "--mount", "sh", "-c", WITH_NAME_SERVER, "sh", sys.executable, NAME_SERVER]
+    words = [HELPER, "-a", "amd64", "--local", root, "getent", "hosts", "somewhere.example"]
+    done = subprocess.run([*within, *words], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == ["192.0.2.7", "somewhere.example"], done.stderr
 
 
 @needs_root
@@ -445,18 +484,21 @@ def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.Comp
 @pytest.mark.machine
 def test_the_root_is_entered_over_nfs(board: Board) -> None:
     source = f"10.0.2.2:{board.config.nfsroot}"
+    entering = f"enter-nfsroot -o port={board.server.port} {source} --"
+    inside = (
+        'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; '
+        'python3 -c "import numpy; print(numpy.ones(3).sum())"; '
+        "getent hosts somewhere.example; ls /dev/null; exit 5"
+    )
+    within = shlex.join(["sh", "-c", WITH_NAME_SERVER, "sh", "python3", NAME_SERVER])
     done = on_board(
         board,
-        "before=$(cat /proc/mounts); "
-        f"enter-nfsroot -o port={board.server.port} {source} -- sh -c "
-        '\'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; python3 -c "import numpy; print(numpy.ones(3).sum())"; '
-        "cat /etc/resolv.conf | grep -c nameserver; ls /dev/null; exit 5'; "
-        'echo rc=$?; [ "$before" = "$(cat /proc/mounts)" ] && echo same; ls -d /mnt/* 2>/dev/null',
+        f"before=$(cat /proc/mounts); {within} {entering} sh -c {shlex.quote(inside)}; echo rc=$?; "
+        '[ "$before" = "$(cat /proc/mounts)" ] && echo same; ls -d /mnt/* 2>/dev/null',
     )
-    assert done.stdout.split("\n")[:2] == ["armv7l", "1"], done.stdout + done.stderr
-    assert "3.0" in done.stdout
-    assert "/dev/null" in done.stdout
-    assert done.stdout.endswith("rc=5\nsame\n")
+    assert done.stdout.split("\n")[:3] == ["armv7l", "1", "3.0"], done.stdout + done.stderr
+    assert done.stdout.split("\n")[3].split() == ["192.0.2.7", "somewhere.example"]
+    assert done.stdout.endswith("/dev/null\nrc=5\nsame\n")
 
 
 REFUSALS = {
@@ -489,15 +531,23 @@ def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> No
 
 
 @pytest.mark.machine
-def test_a_connection_that_drops_leaves_no_mount(board: Board) -> None:
-    command = f"enter-nfsroot -o port={board.server.port} 10.0.2.2:{board.config.nfsroot} sh -c 'echo up; sleep 4718'"
-    words = board.access.command(["sh", "-c", command])
+@pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
+def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
+    # Without exec a shell is between, which Ctrl-C ends as well: ssh would tell that.
+    entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{board.config.nfsroot}"
+    words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
     words.insert(1, "-tt")
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:
+        assert child.stdin is not None
         assert child.stdout is not None
         while b"up" not in child.stdout.readline():
             assert child.poll() is None
-        child.kill()
+        if way == "Ctrl-C":
+            child.stdin.write(b"\x03")
+            child.stdin.flush()
+            assert child.wait(120) == 130
+        else:
+            child.kill()
     deadline = time.monotonic() + 60
     look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
     while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
