@@ -82,7 +82,6 @@ def test_results_come_back_as_junit_evidence_and_report(board: Board, config: Co
             def test_many(n): assert n
             def test_left_out(): pytest.skip("not today")
         """,
-        nets="import qpu_ops\ndef test_ops(): assert qpu_ops",
     )
     result = suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
     assert result.ok
@@ -298,7 +297,8 @@ from pitorch import tvm
 a, b, c = (numpy.random.default_rng(n).standard_normal((32, 32), dtype=numpy.float32) for n in range(3))
 with_torch = importlib.util.find_spec("torch") is not None
 if with_torch:
-    import torch
+    import qpu_ops, torch
+    assert qpu_ops.backend().name
     a, b, c = (torch.tensor(item) for item in (a, b, c))
 tvm.Library({there!r})["gemm"](a, b, c)
 numpy.testing.assert_allclose(numpy.asarray(c), numpy.asarray(a) @ numpy.asarray(b), rtol=1e-4, atol=1e-4)
@@ -363,3 +363,72 @@ def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_boa
         assert isinstance(held.exception(timeout=60), BoardLost)
     assert session(quick, queue_s=180, session_s=60).checked == 32
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
+
+
+# enter-nfsroot over NFS, by hand; what else it does is in test_enter_nfsroot.py
+
+
+def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        board.access.command(["sh", "-c", script]), capture_output=True, text=True, check=False, timeout=limit_s
+    )
+
+
+def test_the_root_is_entered_over_nfs(board: Board) -> None:
+    source = f"10.0.2.2:{board.config.nfsroot}"
+    done = on_board(
+        board,
+        "before=$(cat /proc/mounts); "
+        f"enter-nfsroot -o port={board.server.port} {source} -- sh -c "
+        '\'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; python3 -c "import numpy; print(numpy.ones(3).sum())"; '
+        "cat /etc/resolv.conf | grep -c nameserver; ls /dev/null; exit 5'; "
+        'echo rc=$?; [ "$before" = "$(cat /proc/mounts)" ] && echo same; ls -d /mnt/* 2>/dev/null',
+    )
+    assert done.stdout.split("\n")[:2] == ["armv7l", "1"], done.stdout + done.stderr
+    assert "3.0" in done.stdout
+    assert "/dev/null" in done.stdout
+    assert done.stdout.endswith("rc=5\nsame\n")
+
+
+REFUSALS = {
+    "path": ("-o port=PORT 10.0.2.2:/nowhere true", "10.0.2.2 does not export /nowhere"),
+    "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens there"),
+    "name": ("no-such-host.invalid:/tree true", "the host name no-such-host.invalid is unknown"),
+    "address": ("10.0.2.77:/tree true", "10.0.2.77 does not answer"),
+    "no root": ("-o port=PORT 10.0.2.2:TREE/etc true", "is not an armhf root filesystem"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(board: Board) -> dict[str, str]:
+    """What each of the commands above says and returns; over one connection, for each costs seconds."""
+    script = ""
+    for name, (words, _) in REFUSALS.items():
+        command = words.replace("PORT", str(board.server.port)).replace("TREE", str(board.config.nfsroot))
+        script += f"echo '==={name}'; enter-nfsroot {command} 2>&1; echo rc=$?; "
+    done = on_board(board, script + "echo '===mounts'; grep -c /mnt /proc/mounts")
+    return dict(part.split("\n", 1) for part in done.stdout.split("===")[1:])
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
+    assert REFUSALS[name][1] in refusals[name]
+    assert "mend:" in refusals[name]
+    assert refusals[name].endswith("rc=125\n")
+    assert refusals["mounts"] == "0\n", "a refusal leaves nothing mounted"
+
+
+def test_a_connection_that_drops_leaves_no_mount(board: Board) -> None:
+    command = f"enter-nfsroot -o port={board.server.port} 10.0.2.2:{board.config.nfsroot} sh -c 'echo up; sleep 4718'"
+    words = board.access.command(["sh", "-c", command])
+    words.insert(1, "-tt")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:
+        assert child.stdout is not None
+        while b"up" not in child.stdout.readline():
+            assert child.poll() is None
+        child.kill()
+    deadline = time.monotonic() + 60
+    look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
+    while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
+        assert time.monotonic() < deadline, found
+        time.sleep(1)

@@ -1,4 +1,4 @@
-"""enter-nfsroot: natively with real mounts, namespaces and terminals; over NFS in the virtual machine."""
+"""enter-nfsroot: natively with real mounts, namespaces and terminals; over NFS: test_device_on_board.py."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from device_parts import Board, bootable, booted
 
 from nfsroot.audit import HELPER
-from toolchain.config import Config
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 needs_amd64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the little root is made of amd64 programs")
@@ -425,81 +422,3 @@ def test_a_root_whose_programs_do_not_run_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 125
     assert "cannot execute the root's programs" in done.stderr
     assert traces_of(tmp_path) == []
-
-
-# Over NFS, on a board that is a virtual machine
-
-
-@pytest.fixture(scope="module")
-def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    with booted(bootable(exported_config), tmp_path_factory.mktemp("enter")) as made:
-        yield made
-
-
-def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        board.access.command(["sh", "-c", script]), capture_output=True, text=True, check=False, timeout=limit_s
-    )
-
-
-@pytest.mark.machine
-def test_the_root_is_entered_over_nfs(board: Board) -> None:
-    source = f"10.0.2.2:{board.config.nfsroot}"
-    done = on_board(
-        board,
-        "before=$(cat /proc/mounts); "
-        f"enter-nfsroot -o port={board.server.port} {source} -- sh -c "
-        '\'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; python3 -c "import numpy; print(numpy.ones(3).sum())"; '
-        "cat /etc/resolv.conf | grep -c nameserver; ls /dev/null; exit 5'; "
-        'echo rc=$?; [ "$before" = "$(cat /proc/mounts)" ] && echo same; ls -d /mnt/* 2>/dev/null',
-    )
-    assert done.stdout.split("\n")[:2] == ["armv7l", "1"], done.stdout + done.stderr
-    assert "3.0" in done.stdout
-    assert "/dev/null" in done.stdout
-    assert done.stdout.endswith("rc=5\nsame\n")
-
-
-REFUSALS = {
-    "path": ("-o port=PORT 10.0.2.2:/nowhere true", "10.0.2.2 does not export /nowhere"),
-    "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens there"),
-    "name": ("no-such-host.invalid:/tree true", "the host name no-such-host.invalid is unknown"),
-    "address": ("10.0.2.77:/tree true", "10.0.2.77 does not answer"),
-    "no root": ("-o port=PORT 10.0.2.2:TREE/etc true", "is not an armhf root filesystem"),
-}
-
-
-@pytest.fixture(scope="module")
-def refusals(board: Board) -> dict[str, str]:
-    """What each of the commands above says and returns; over one connection, for each costs seconds."""
-    script = ""
-    for name, (words, _) in REFUSALS.items():
-        command = words.replace("PORT", str(board.server.port)).replace("TREE", str(board.config.nfsroot))
-        script += f"echo '==={name}'; enter-nfsroot {command} 2>&1; echo rc=$?; "
-    done = on_board(board, script + "echo '===mounts'; grep -c /mnt /proc/mounts")
-    return dict(part.split("\n", 1) for part in done.stdout.split("===")[1:])
-
-
-@pytest.mark.machine
-@pytest.mark.parametrize("name", REFUSALS)
-def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
-    assert REFUSALS[name][1] in refusals[name]
-    assert "mend:" in refusals[name]
-    assert refusals[name].endswith("rc=125\n")
-    assert refusals["mounts"] == "0\n", "a refusal leaves nothing mounted"
-
-
-@pytest.mark.machine
-def test_a_connection_that_drops_leaves_no_mount(board: Board) -> None:
-    command = f"enter-nfsroot -o port={board.server.port} 10.0.2.2:{board.config.nfsroot} sh -c 'echo up; sleep 4718'"
-    words = board.access.command(["sh", "-c", command])
-    words.insert(1, "-tt")
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:
-        assert child.stdout is not None
-        while b"up" not in child.stdout.readline():
-            assert child.poll() is None
-        child.kill()
-    deadline = time.monotonic() + 60
-    look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
-    while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
-        assert time.monotonic() < deadline, found
-        time.sleep(1)
