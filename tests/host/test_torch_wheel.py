@@ -511,7 +511,7 @@ def metadata(wheel: Path) -> Message:
 
 
 SELF_CONTAINED = """
-# Without byte code: of torch's modules a half is imported, and those are compiled then.
+# Without byte code: what is imported is compiled then, and that is not all of torch.
 python3 -m pip install --quiet --no-compile --no-index --find-links=/needs --break-system-packages \\
     --root-user-action=ignore /wheels/*.whl
 python3 - <<'END'
