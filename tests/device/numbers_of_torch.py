@@ -2,6 +2,7 @@
 
     python3 numbers_of_torch.py write FILE      compute and save
     python3 numbers_of_torch.py compare FILE    compute, and compare with what another machine saved
+    python3 numbers_of_torch.py compare FILE write FILE     compute once for both
 
 Each case states its bound: the greatest difference over the greatest number of the case. Zero means equal to the bit.
 """
@@ -256,15 +257,19 @@ def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, T
     return said
 
 
-def main(action: str, file: str) -> int:
-    """Write or compare; the number of faults."""
+def main(*words: str) -> int:
+    """Write or compare, by pairs of an action and a file; the number of faults."""
     found = computed()
-    if action == "write":
-        torch.save(found, file)
-        print(f"{sum(len(item) for item in found.values())} results of {len(found)} cases written")
-        return 0
-    said = faults(torch.load(file, weights_only=True), found)
-    print("\n".join(said) or f"{sum(len(item) for item in found.values())} results of {len(found)} cases agree")
+    results = f"{sum(len(item) for item in found.values())} results of {len(found)} cases"
+    said: list[str] = []
+    for action, file in zip(words[::2], words[1::2], strict=True):
+        if action == "write":
+            torch.save(found, file)
+            print(f"{results} written")
+        else:
+            differ = faults(torch.load(file, weights_only=True), found)
+            print("\n".join(differ) or f"{results} agree")
+            said += differ
     return len(said)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from device_parts import Board, bootable, booted, elsewhere, write_suite
+from device_parts import NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted, elsewhere, write_suite
 
 from device import suite
 from device.remote.loader_session import Timing
@@ -82,7 +83,6 @@ def test_results_come_back_as_junit_evidence_and_report(board: Board, config: Co
             def test_many(n): assert n
             def test_left_out(): pytest.skip("not today")
         """,
-        nets="import qpu_ops\ndef test_ops(): assert qpu_ops",
     )
     result = suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
     assert result.ok
@@ -298,7 +298,8 @@ from pitorch import tvm
 a, b, c = (numpy.random.default_rng(n).standard_normal((32, 32), dtype=numpy.float32) for n in range(3))
 with_torch = importlib.util.find_spec("torch") is not None
 if with_torch:
-    import torch
+    import qpu_ops, torch
+    assert qpu_ops.backend().name
     a, b, c = (torch.tensor(item) for item in (a, b, c))
 tvm.Library({there!r})["gemm"](a, b, c)
 numpy.testing.assert_allclose(numpy.asarray(c), numpy.asarray(a) @ numpy.asarray(b), rtol=1e-4, atol=1e-4)
@@ -363,3 +364,83 @@ def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_boa
         assert isinstance(held.exception(timeout=60), BoardLost)
     assert session(quick, queue_s=180, session_s=60).checked == 32
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
+
+
+# enter-nfsroot over NFS, by hand; what else it does is in test_enter_nfsroot.py
+
+
+def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        board.access.command(["sh", "-c", script]), capture_output=True, text=True, check=False, timeout=limit_s
+    )
+
+
+def test_the_root_is_entered_over_nfs(board: Board) -> None:
+    source = f"10.0.2.2:{board.config.nfsroot}"
+    entering = f"enter-nfsroot -o port={board.server.port} {source} --"
+    inside = (
+        'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; '
+        'python3 -c "import numpy; print(numpy.ones(3).sum())"; '
+        "getent hosts somewhere.example; ls /dev/null; exit 5"
+    )
+    within = shlex.join(["sh", "-c", WITH_NAME_SERVER, "sh", "python3", NAME_SERVER])
+    done = on_board(
+        board,
+        f"before=$(cat /proc/mounts); {within} {entering} sh -c {shlex.quote(inside)}; echo rc=$?; "
+        '[ "$before" = "$(cat /proc/mounts)" ] && echo same; ls -d /mnt/* 2>/dev/null',
+    )
+    assert done.stdout.split("\n")[:3] == ["armv7l", "1", "3.0"], done.stdout + done.stderr
+    assert done.stdout.split("\n")[3].split() == ["192.0.2.7", "somewhere.example"]
+    assert done.stdout.endswith("/dev/null\nrc=5\nsame\n")
+
+
+REFUSALS = {
+    "path": ("-o port=PORT 10.0.2.2:/nowhere true", "10.0.2.2 does not export /nowhere"),
+    "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens there"),
+    "name": ("no-such-host.invalid:/tree true", "the host name no-such-host.invalid is unknown"),
+    "address": ("10.0.2.77:/tree true", "10.0.2.77 does not answer"),
+    "no root": ("-o port=PORT 10.0.2.2:TREE/etc true", "is not an armhf root filesystem"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(board: Board) -> dict[str, str]:
+    """What each of the commands above says and returns; over one connection, for each costs seconds."""
+    script = ""
+    for name, (words, _) in REFUSALS.items():
+        command = words.replace("PORT", str(board.server.port)).replace("TREE", str(board.config.nfsroot))
+        script += f"echo '==={name}'; enter-nfsroot {command} 2>&1; echo rc=$?; "
+    done = on_board(board, script + "echo '===mounts'; grep -c /mnt /proc/mounts")
+    return dict(part.split("\n", 1) for part in done.stdout.split("===")[1:])
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
+    assert REFUSALS[name][1] in refusals[name]
+    assert "mend:" in refusals[name]
+    assert refusals[name].endswith("rc=125\n")
+    assert refusals["mounts"] == "0\n", "a refusal leaves nothing mounted"
+
+
+@pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
+def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
+    # Without exec a shell is between, which Ctrl-C ends as well: ssh would tell that.
+    entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{board.config.nfsroot}"
+    words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
+    words.insert(1, "-tt")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        while b"up" not in child.stdout.readline():
+            assert child.poll() is None
+        if way == "Ctrl-C":
+            child.stdin.write(b"\x03")
+            child.stdin.flush()
+            assert child.wait(120) == 130
+        else:
+            child.kill()
+    deadline = time.monotonic() + 60
+    look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
+    while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
+        assert time.monotonic() < deadline, found
+        time.sleep(1)

@@ -1,4 +1,4 @@
-"""enter-nfsroot: natively with real mounts, namespaces and terminals; over NFS in the virtual machine."""
+"""enter-nfsroot: natively with real mounts, namespaces and terminals; over NFS: test_device_on_board.py."""
 
 from __future__ import annotations
 
@@ -6,53 +6,24 @@ import contextlib
 import os
 import pty
 import re
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from device_parts import Board, bootable, booted
+from device_parts import NAME_SERVER, WITH_NAME_SERVER
 
 from nfsroot.audit import HELPER
-from toolchain.config import Config
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 needs_amd64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the little root is made of amd64 programs")
 
 PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd", "env", "kill", "setsid", "stty",
             "getent")  # fmt: skip
-
-# A name server that knows one address, which it gives for every name.
-NAME_SERVER = """
-import socket
-asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-asked.bind(("127.0.0.1", 53))
-print("up", flush=True)
-while True:
-    query, whom = asked.recvfrom(512)
-    end = query.index(0, 12) + 5
-    known = query[end - 4 : end - 2] == bytes([0, 1])
-    answer = bytes([192, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 7]) if known else b""
-    asked.sendto(query[:2] + bytes([129, 128, 0, 1, 0, known, 0, 0, 0, 0]) + query[12:end] + answer, whom)
-"""
-
-# PYTHON NAME_SERVER COMMAND...: run a command on a machine that asks this server for names.
-WITH_NAME_SERVER = """
-place=$(mktemp -d) && ip link set lo up && echo "nameserver 127.0.0.1" >"$place/resolv.conf" || exit
-mount --bind "$place/resolv.conf" "$(readlink -f /etc/resolv.conf)" || exit
-"$1" -c "$2" >"$place/up" & server=$!
-shift 2
-while kill -0 $server && ! [ -s "$place/up" ]; do sleep 0.1; done
-"$@"; status=$?
-kill $server; umount "$(readlink -f /etc/resolv.conf)"; rm -r "$place"
-exit $status
-"""
 
 
 @pytest.fixture(scope="module")
@@ -464,92 +435,3 @@ def test_a_root_whose_programs_do_not_run_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 125
     assert "cannot execute the root's programs" in done.stderr
     assert traces_of(tmp_path) == []
-
-
-# Over NFS, on a board that is a virtual machine
-
-
-@pytest.fixture(scope="module")
-def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    with booted(bootable(exported_config), tmp_path_factory.mktemp("enter")) as made:
-        yield made
-
-
-def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        board.access.command(["sh", "-c", script]), capture_output=True, text=True, check=False, timeout=limit_s
-    )
-
-
-@pytest.mark.machine
-def test_the_root_is_entered_over_nfs(board: Board) -> None:
-    source = f"10.0.2.2:{board.config.nfsroot}"
-    entering = f"enter-nfsroot -o port={board.server.port} {source} --"
-    inside = (
-        'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; '
-        'python3 -c "import numpy; print(numpy.ones(3).sum())"; '
-        "getent hosts somewhere.example; ls /dev/null; exit 5"
-    )
-    within = shlex.join(["sh", "-c", WITH_NAME_SERVER, "sh", "python3", NAME_SERVER])
-    done = on_board(
-        board,
-        f"before=$(cat /proc/mounts); {within} {entering} sh -c {shlex.quote(inside)}; echo rc=$?; "
-        '[ "$before" = "$(cat /proc/mounts)" ] && echo same; ls -d /mnt/* 2>/dev/null',
-    )
-    assert done.stdout.split("\n")[:3] == ["armv7l", "1", "3.0"], done.stdout + done.stderr
-    assert done.stdout.split("\n")[3].split() == ["192.0.2.7", "somewhere.example"]
-    assert done.stdout.endswith("/dev/null\nrc=5\nsame\n")
-
-
-REFUSALS = {
-    "path": ("-o port=PORT 10.0.2.2:/nowhere true", "10.0.2.2 does not export /nowhere"),
-    "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens there"),
-    "name": ("no-such-host.invalid:/tree true", "the host name no-such-host.invalid is unknown"),
-    "address": ("10.0.2.77:/tree true", "10.0.2.77 does not answer"),
-    "no root": ("-o port=PORT 10.0.2.2:TREE/etc true", "is not an armhf root filesystem"),
-}
-
-
-@pytest.fixture(scope="module")
-def refusals(board: Board) -> dict[str, str]:
-    """What each of the commands above says and returns; over one connection, for each costs seconds."""
-    script = ""
-    for name, (words, _) in REFUSALS.items():
-        command = words.replace("PORT", str(board.server.port)).replace("TREE", str(board.config.nfsroot))
-        script += f"echo '==={name}'; enter-nfsroot {command} 2>&1; echo rc=$?; "
-    done = on_board(board, script + "echo '===mounts'; grep -c /mnt /proc/mounts")
-    return dict(part.split("\n", 1) for part in done.stdout.split("===")[1:])
-
-
-@pytest.mark.machine
-@pytest.mark.parametrize("name", REFUSALS)
-def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
-    assert REFUSALS[name][1] in refusals[name]
-    assert "mend:" in refusals[name]
-    assert refusals[name].endswith("rc=125\n")
-    assert refusals["mounts"] == "0\n", "a refusal leaves nothing mounted"
-
-
-@pytest.mark.machine
-@pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
-def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
-    # Without exec a shell is between, which Ctrl-C ends as well: ssh would tell that.
-    entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{board.config.nfsroot}"
-    words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
-    words.insert(1, "-tt")
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        while b"up" not in child.stdout.readline():
-            assert child.poll() is None
-        if way == "Ctrl-C":
-            child.stdin.write(b"\x03")
-            child.stdin.flush()
-            assert child.wait(120) == 130
-        else:
-            child.kill()
-    deadline = time.monotonic() + 60
-    look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
-    while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
-        assert time.monotonic() < deadline, found
-        time.sleep(1)
