@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from images import apt
 from images.apt import Source, sources_text
 from images.engine import build_environment
 from toolchain import files
@@ -111,6 +112,22 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
         )
 
 
+def download(spec: RootSpec, log: Path) -> None:
+    """Fetch the packages of a target root to where ``build_tar`` looks for them. Raises as that does."""
+    try:
+        apt.download(spec.sources, spec.lists, spec.architecture.debian, _named(spec), spec.archives)
+    except CommandFailed as fault:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(fault.tail)
+        raise _explained(spec, fault, log) from fault
+
+
+def _named(spec: RootSpec) -> list[str]:
+    """The packages that a target root has because they are named, and not as others need them."""
+    merged = "usr-is-merged" if spec.split_usr else ""
+    return sorted({*spec.packages, *filter(None, [spec.keyring_package, merged])})
+
+
 def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
     """Build a target root and write it as an uncompressed tar.
 
@@ -120,9 +137,7 @@ def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str],
     hook = HERE / "hooks" / "install-with-native-tools"
     manual = log.with_suffix(".manual")
     manual.parent.mkdir(parents=True, exist_ok=True)
-    merged = "usr-is-merged" if spec.split_usr else ""
-    named = sorted({*spec.packages, *filter(None, [spec.keyring_package, merged])})
-    manual.write_text("".join(f"{name}\n" for name in named))
+    manual.write_text("".join(f"{name}\n" for name in _named(spec)))
     environment = {
         "NATIVE_TOOLS": str(spec.native_tools or ""),
         "NATIVE_TRIPLET": host_architecture().gnu,

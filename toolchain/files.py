@@ -158,7 +158,7 @@ def pack(
         found |= _below(beside)
     with (
         replacing(tar) as aside,
-        tarfile.open(aside, mode="w", format=tarfile.PAX_FORMAT, copybufsize=_BLOCK) as archive,
+        tarfile.TarFile(aside, mode="w", format=tarfile.PAX_FORMAT, copybufsize=_BLOCK) as archive,
     ):
         for name, path in sorted(found.items(), key=lambda item: item[0].split("/")):
             member = archive.gettarinfo(path, name)
