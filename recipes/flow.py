@@ -4,9 +4,9 @@
 
     mirror ─┬── tools ──┬── builder ─── libqpu ───┬── qpu-ops ──┬── system
             │           ├── torch-site ───────────┘             │
-            └── packages ── rootfs ─────────────────────────────┘
+            └── archives ── rootfs ─────────────────────────────┘
                         └── dev ────── workbench
-    torch ───── torch-site, packages
+    torch ───── torch-site, archives
 
 The development root and the workbench are made for whom they are for: shells, and wheels that are built in the target's
 own container. The extension's wheel is one of those when the native compiler is switched off.
@@ -98,7 +98,7 @@ class Flow:
             self._builder(),
             *([self._dev()] if workbench or not self.crossed else []),
             self._torch(),
-            self._packages(),
+            self._archives(),
             self._torch_site(),
             self._rootfs(),
             self._libqpu(),
@@ -341,15 +341,14 @@ class Flow:
             "torch packages": " ".join((*self.suite.torch_libraries, *self.suite.torch_python)),
         }
 
-    def _packages(self) -> Step:
+    def _archives(self) -> Step:
         def action(needs: Mapping[str, Manifest]) -> Made:
-            spec = self._rootfs_spec(needs)
-            rootfs.download(spec, self.log("packages"))
-            return Made(facts={"packages": list(spec.packages)})
+            rootfs.download(self._rootfs_spec(needs), self.log("archives"))
+            return Made()
 
         return Step(
-            name="packages",
-            title="packages of the root",
+            name="archives",
+            title="packages, fetched",
             inputs=self._packages_inputs(),
             needs=("mirror", "torch"),
             action=action,
@@ -376,7 +375,7 @@ class Flow:
                 "overlay": files.tree_fingerprint(overlay) if overlay else "none",
             },
             # The packages are fetched before, while the native tools are made; what is missing then, it fetches itself.
-            needs=("mirror", "tools", "torch", "packages"),
+            needs=("mirror", "tools", "torch", "archives"),
             action=action,
             missing=self._image_missing("rootfs"),
         )
