@@ -58,7 +58,7 @@ def test_without_the_native_compiler_the_extension_is_built_in_the_development_r
             "builder",
             "dev",
             "torch",
-            "packages",
+            "archives",
             "torch-site",
             "rootfs",
             "libqpu",
