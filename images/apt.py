@@ -18,6 +18,7 @@ import hashlib
 import shutil
 import tempfile
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -251,6 +252,32 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
         first = complaints[0] if complaints else f"apt-get update ended with {done.returncode}"
         return " ".join(first.split())
     return ""
+
+
+def download(sources: tuple[Source, ...], lists: Path, architecture: str, names: Sequence[str], archives: Path) -> None:
+    """Fetch packages, what they need and the essential ones into a folder, as the root that they are for is going to.
+
+    What lies there already is not fetched again. Raises CommandFailed with apt's words.
+    """
+    archives.mkdir(parents=True, exist_ok=True)
+    (archives / "partial").mkdir(exist_ok=True)
+    with files.scratch_folder(archives.parent, "apt") as scratch:
+        for name in ("cache", "etc/preferences.d"):
+            (scratch / name).mkdir(parents=True)
+        (scratch / "status").touch()
+        (scratch / "sources.list").write_text(sources_text(sources, (architecture,)))
+        options = {
+            "Dir::State::lists": lists,
+            "Dir::Cache::archives": archives,
+            "APT::Architecture": architecture,
+            "APT::Architectures::": architecture,
+            "APT::Install-Recommends": "false",
+            "Acquire::Retries": "3",
+            "Debug::NoLocking": "true",  # the lists are read by others too
+        }
+        words = [*_apart(scratch), *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+        argv = ["apt-get", "--yes", "--download-only", *words, "install", *names, "?essential"]
+        run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=build_environment())
 
 
 def _apart(scratch: Path) -> list[str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from images import apt
 from images.apt import Source, sources_text
 from images.engine import build_environment
 from toolchain import files
@@ -45,7 +47,19 @@ _SCRATCH_SCRIPT = """
     shift
     exec "$@"
 """
-_UNUSED = ("doc", "info", "lintian", "locale", "man")
+_MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777}
+_LEFT_OUT = (
+    # Patterns of names in a tools folder that the builder image is made without; "*" is any number of folders too.
+    *(*_MOUNT_POINTS, "var", "depmod", STANDING_IN, f"{STANDING_IN}.packages"),
+    # What the tools' Python leaves there when it is called for, which may be while the image is made (recipes.pyc).
+    *("mnt", "*/__pycache__"),
+    *(f"usr/share/{name}" for name in ("doc", "info", "lintian", "locale", "man", "zoneinfo", "cmake-*/Help")),
+    # Programs beside the compiler's and CMake's own, and what link-time optimisation and sanitizers would take.
+    *(f"usr/bin/{name}" for name in ("cpack", "ctest", "*-lto-dump*", "*-gcov*")),
+    *("usr/libexec/gcc*/lto1", "usr/*/lib*san.*"),
+    # Conversions of character sets, and the parts of a Python that embeds it: both for this PC and the target.
+    *("usr/lib/*/gconv", "usr/lib/python*/config-*"),
+)
 _STAND_INS = re.compile(
     # The cross compiler has its own way in (images.native); perlX.Y is perl's other name; dpkg must be the target's.
     r"(?!.*-linux-gnu)(?!dpkg|perl\d|ld\b|make$|ninja$)[a-z0-9_.\[+-]+"
@@ -98,6 +112,22 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
         )
 
 
+def download(spec: RootSpec, log: Path) -> None:
+    """Fetch the packages of a target root to where ``build_tar`` looks for them. Raises as that does."""
+    try:
+        apt.download(spec.sources, spec.lists, spec.architecture.debian, _named(spec), spec.archives)
+    except CommandFailed as fault:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(fault.tail)
+        raise _explained(spec, fault, log) from fault
+
+
+def _named(spec: RootSpec) -> list[str]:
+    """The packages that a target root has because they are named, and not as others need them."""
+    merged = "usr-is-merged" if spec.split_usr else ""
+    return sorted({*spec.packages, *filter(None, [spec.keyring_package, merged])})
+
+
 def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
     """Build a target root and write it as an uncompressed tar.
 
@@ -107,9 +137,7 @@ def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str],
     hook = HERE / "hooks" / "install-with-native-tools"
     manual = log.with_suffix(".manual")
     manual.parent.mkdir(parents=True, exist_ok=True)
-    merged = "usr-is-merged" if spec.split_usr else ""
-    named = sorted({*spec.packages, *filter(None, [spec.keyring_package, merged])})
-    manual.write_text("".join(f"{name}\n" for name in named))
+    manual.write_text("".join(f"{name}\n" for name in _named(spec)))
     environment = {
         "NATIVE_TOOLS": str(spec.native_tools or ""),
         "NATIVE_TRIPLET": host_architecture().gnu,
@@ -153,23 +181,22 @@ def build_tools(
 def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
     """Pack extracted native programs as a root that a container can be made of; reproducible, as ``files.pack`` is.
 
-    What their packages would do when configured is left undone but for the links that programs are looked for by.
+    What their packages would do when configured is left undone but for the links that programs are looked for by. What
+    no build reads is left out: the engine reads and writes every byte of an image several times.
     """
-    with files.scratch_folder(tar.parent, tar.name) as scratch:
-        root = scratch / "root"
-        run(["cp", "--archive", "--link", folder, root])
-        unused = ("dev", "etc/passwd", "etc/group", "proc", "sys", "var", *(f"usr/share/{name}" for name in _UNUSED))
-        for name in ("depmod", STANDING_IN, f"{STANDING_IN}.packages", *unused):
-            files.remove(root / name)
+    with files.scratch_folder(tar.parent, tar.name) as beside:
         for name in ("bin", "sbin", "lib", "lib64"):
-            if not (root / name).is_symlink() and not (root / name).exists() and (root / "usr" / name).is_dir():
-                (root / name).symlink_to(f"usr/{name}")
-        for name, mode in (("dev", 0o755), ("proc", 0o555), ("sys", 0o555), ("tmp", 0o1777), ("var/tmp", 0o1777)):
-            (root / name).mkdir(parents=True, exist_ok=True)
-            (root / name).chmod(mode)
-        (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-        (root / "etc/group").write_text("root:x:0:\n")
-        files.pack(root, tar, epoch=epoch)
+            if not (folder / name).is_symlink() and not (folder / name).exists() and (folder / "usr" / name).is_dir():
+                (beside / name).symlink_to(f"usr/{name}")
+        for name, mode in (*_MOUNT_POINTS.items(), ("etc", 0o755), ("var", 0o755), ("var/tmp", 0o1777)):
+            (beside / name).mkdir()
+            (beside / name).chmod(mode)
+        (beside / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+        (beside / "etc/group").write_text("root:x:0:\n")
+        for path in (beside / "etc/passwd", beside / "etc/group"):
+            path.chmod(0o644)
+        leave_out = re.compile("|".join(fnmatch.translate(name) for name in _LEFT_OUT))
+        files.pack(folder, tar, epoch=epoch, beside=beside, leave_out=leave_out)
 
 
 def _require_root(spec: RootSpec) -> None:

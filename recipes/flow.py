@@ -2,11 +2,11 @@
 
 ::
 
-    mirror ──── tools ──┬── builder ─── libqpu ───┬── qpu-ops ──┬── system
-                        ├── torch-site ───────────┘             │
-                        ├── rootfs ─────────────────────────────┘
+    mirror ─┬── tools ──┬── builder ─── libqpu ───┬── qpu-ops ──┬── system
+            │           ├── torch-site ───────────┘             │
+            └── archives ── rootfs ─────────────────────────────┘
                         └── dev ────── workbench
-    torch ───── torch-site, rootfs
+    torch ───── torch-site, archives
 
 The development root and the workbench are made for whom they are for: shells, and wheels that are built in the target's
 own container. The extension's wheel is one of those when the native compiler is switched off.
@@ -98,6 +98,7 @@ class Flow:
             self._builder(),
             *([self._dev()] if workbench or not self.crossed else []),
             self._torch(),
+            self._archives(),
             self._torch_site(),
             self._rootfs(),
             self._libqpu(),
@@ -312,29 +313,55 @@ class Flow:
             missing=lambda made: "its folder is gone" if made.artefacts and not self.torch_site.is_dir() else "",
         )
 
-    def _rootfs(self) -> Step:
-        bootable = self.image.profile == "bootable"
+    @functools.cached_property
+    def _common_packages(self) -> tuple[str, ...]:
+        """What is in the target's root, with torch or without."""
         common = {
             *packages_for("base", self.image),
             *packages_for("board", self.image),
             *self.image.extra_packages,
         }
-        if bootable:
+        if self.image.profile == "bootable":
             common |= set(packages_for("bootable", self.image))
         if self.config.remote.ffi_in_image:
             common |= {*self.suite.torch_python}  # what it imports is among what torch does
-        overlay = rootfs.HERE / "overlay" / "bootable" if bootable else None
+        return tuple(sorted(common))
+
+    def _rootfs_spec(self, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:
+        torch = needs["torch"].facts
+        with_torch = {*self.suite.torch_python} if torch["wheel"] else set()
+        if torch["wheel"] and not torch["self-contained"]:
+            with_torch |= {*self.suite.torch_libraries}
+        packages = tuple(sorted({*self._common_packages, *with_torch}))
+        return self.root_spec("rootfs", packages, needs["mirror"], (self.target,))
+
+    def _packages_inputs(self) -> dict[str, str]:
+        return {
+            "packages": " ".join(self._common_packages),
+            "torch packages": " ".join((*self.suite.torch_libraries, *self.suite.torch_python)),
+        }
+
+    def _archives(self) -> Step:
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            rootfs.download(self._rootfs_spec(needs), self.log("archives"))
+            return Made()
+
+        return Step(
+            name="archives",
+            title="packages, fetched",
+            inputs=self._packages_inputs(),
+            needs=("mirror", "torch"),
+            action=action,
+        )
+
+    def _rootfs(self) -> Step:
+        overlay = rootfs.HERE / "overlay" / "bootable" if self.image.profile == "bootable" else None
 
         def action(needs: Mapping[str, Manifest]) -> Made:
             self._require_execution()
-            torch = needs["torch"].facts
-            with_torch = {*self.suite.torch_python} if torch["wheel"] else set()
-            if torch["wheel"] and not torch["self-contained"]:
-                with_torch |= {*self.suite.torch_libraries}
-            packages = tuple(sorted(common | with_torch))
-            spec = self.root_spec("rootfs", packages, needs["mirror"], (self.target,))
+            spec = dataclasses.replace(self._rootfs_spec(needs), overlay=overlay)
             tar = self.root / "rootfs.tar"
-            rootfs.build_tar(self._with_tools(dataclasses.replace(spec, overlay=overlay)), tar, self.log("rootfs"))
+            rootfs.build_tar(self._with_tools(spec), tar, self.log("rootfs"))
             made = self._loaded("rootfs", tar, self.target)
             return dataclasses.replace(made, facts={**made.facts, "left_out": self.left_out(needs["mirror"])})
 
@@ -342,12 +369,13 @@ class Flow:
             name="rootfs",
             title="root filesystem",
             inputs={
-                **self._root_inputs(tuple(sorted(common))),
+                **self._packages_inputs(),
+                "epoch": str(self.image.source_date_epoch),
                 "hook": _hook_fingerprint(),
                 "overlay": files.tree_fingerprint(overlay) if overlay else "none",
-                "torch packages": " ".join((*self.suite.torch_libraries, *self.suite.torch_python)),
             },
-            needs=("mirror", "tools", "torch"),
+            # The packages are fetched before, while the native tools are made; what is missing then, it fetches itself.
+            needs=("mirror", "tools", "torch", "archives"),
             action=action,
             missing=self._image_missing("rootfs"),
         )
@@ -611,7 +639,7 @@ class Flow:
         reference = self.config.image_reference(role)
         layer = Artefact.of(tar)
         loaded = archive.load_root(self.client, layer, reference, architecture, epoch=self.image.source_date_epoch)
-        return Made((tar,), facts={"image": loaded.image_id, "reference": reference, "size": loaded.size})
+        return Made((layer,), facts={"image": loaded.image_id, "reference": reference, "size": loaded.size})
 
     def _image_missing(self, role: str) -> Any:
         def probe(made: Manifest) -> str:

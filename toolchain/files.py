@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -143,14 +144,24 @@ def room_for(purpose: str, folder: Path) -> Iterator[None]:
         ) from fault
 
 
-def pack(folder: Path, tar: Path, *, epoch: int) -> None:
+def pack(
+    folder: Path, tar: Path, *, epoch: int, beside: Path | None = None, leave_out: re.Pattern[str] | None = None
+) -> None:
     """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
 
-    The same tree gives the same bytes. Nothing is compressed: an image's layer is made of it.
+    The same tree gives the same bytes. Nothing is compressed: an image's layer is made of it. ``beside`` is a second
+    folder laid over the first. What ``leave_out`` matches wholly (names relative to the first, with ``/``) is left out,
+    a folder with all that is in it.
     """
-    with replacing(tar) as aside, tarfile.open(aside, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in sorted(folder.rglob("*")):
-            member = archive.gettarinfo(path, str(path.relative_to(folder)))
+    found = dict(_below(folder, leave_out))
+    if beside is not None:
+        found |= _below(beside)
+    with (
+        replacing(tar) as aside,
+        tarfile.TarFile(aside, mode="w", format=tarfile.PAX_FORMAT, copybufsize=_BLOCK) as archive,
+    ):
+        for name, path in sorted(found.items(), key=lambda item: item[0].split("/")):
+            member = archive.gettarinfo(path, name)
             if member is None:  # a socket: no tar can hold one
                 continue
             member.uid = member.gid = 0
@@ -161,3 +172,15 @@ def pack(folder: Path, tar: Path, *, epoch: int) -> None:
                     archive.addfile(member, content)
             else:
                 archive.addfile(member)
+
+
+def _below(folder: Path, leave_out: re.Pattern[str] | None = None, inside: str = "") -> Iterator[tuple[str, Path]]:
+    """What is below a folder: names relative to it, and paths."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = inside + entry.name
+            if leave_out is not None and leave_out.fullmatch(name):
+                continue
+            yield name, Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(Path(entry.path), leave_out, f"{name}/")

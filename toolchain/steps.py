@@ -34,7 +34,8 @@ _MOVED_SHOWN = 8
 class Made:
     """What a step's action returns."""
 
-    artefacts: tuple[Path, ...] = ()
+    artefacts: tuple[Path | Artefact, ...] = ()
+    """Files, or what was measured of them already."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -166,7 +167,7 @@ class Pipeline:
             step=step.name,
             key=decision.key,
             inputs=_inputs(step, needs),
-            artefacts=tuple(Artefact.of(path) for path in made.artefacts),
+            artefacts=tuple(item if isinstance(item, Artefact) else Artefact.of(item) for item in made.artefacts),
             facts=made.facts,
             warnings=made.warnings,
             seconds=time.monotonic() - began,

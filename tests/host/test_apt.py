@@ -13,7 +13,8 @@ from apt_parts import Archive, Proxy, served, sources
 from images import apt, engine
 from images.flavour import SigningKey, load_flavour, packages_for, target_flavour
 from toolchain.config import Config, ImageConfig, load_config
-from toolchain.errors import ConfigError, MirrorPocketUnusable, NetworkUnreachable, SourceUnavailable
+from toolchain.errors import CommandFailed, ConfigError, MirrorPocketUnusable, NetworkUnreachable, SourceUnavailable
+from toolchain.files import tree_fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +183,25 @@ def test_sources_of_a_root_name_only_its_architectures() -> None:
     assert "arch=armhf " in apt.sources_text(made, ("armhf",))
     assert "arch=amd64,armhf" in apt.sources_text(made, ("amd64", "armhf"))
     assert apt.sources_text(made, ("riscv64",)) == ""
+
+
+def test_packages_are_fetched_once_and_the_lists_stay_as_they_are(archive: Archive, tmp_path: Path) -> None:
+    (archive.folder / "pool").mkdir(exist_ok=True)
+    (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
+    archives = tmp_path / "archives" / "rootfs"
+    with served(archive.folder) as uri:
+        found = apt.verify(sources(archive, uri), tmp_path, strict=True)
+        lists = tmp_path / "lists"
+        before = tree_fingerprint(lists)
+        apt.download(found.sources, lists, "armhf", ["hello"], archives)
+        with pytest.raises(CommandFailed) as caught:
+            apt.download(found.sources, lists, "armhf", ["hello", "goodbye"], archives)
+    assert "Unable to locate package goodbye" in caught.value.tail
+    assert [path.name for path in archives.glob("*.deb")] == ["hello_1.0_armhf.deb"]
+    assert tree_fingerprint(lists) == before
+    assert [path.name for path in archives.parent.iterdir()] == ["rootfs"]
+    # The archive is gone, and is not asked.
+    apt.download(found.sources, lists, "armhf", ["hello"], archives)
 
 
 def test_a_key_is_fetched_and_its_fingerprint_checked(archive: Archive, tmp_path: Path) -> None:

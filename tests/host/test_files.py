@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -285,6 +286,22 @@ def test_pipes_are_packed_and_sockets_left_out(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "out.tar") as archive:
         assert archive.getmember("fifo").isfifo()
         assert "socket" not in archive.getnames()
+
+
+def test_a_folder_is_packed_over_another_and_what_is_not_wanted_left_out(tmp_path: Path) -> None:
+    root = tree_to_pack(tmp_path / "root", mtime=500)
+    beside = tmp_path / "beside"
+    write(beside / "etc" / "conf", "other", mtime=400)
+    (beside / "sbin").symlink_to("bin")
+    files.pack(
+        root, tmp_path / "out.tar", epoch=1000, beside=beside, leave_out=re.compile(r"empty|bin/t.*|etc/twin|onf")
+    )
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        assert archive.getnames() == ["bin", "bin/link", "etc", "etc/conf", "sbin"]
+        content = archive.extractfile("etc/conf")
+        assert content is not None
+        assert content.read() == b"other"
+        assert archive.getmember("etc/conf").mtime == 400
 
 
 PACKER = """

@@ -58,6 +58,45 @@ def test_nothing_of_it_stays_mounted() -> None:
     assert "pitorch" not in {line.split()[0] for line in Path("/proc/mounts").read_text().splitlines()}
 
 
+def test_the_builder_is_packed_without_what_no_build_reads_and_whatever_ran_in_the_tools(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    wanted = {
+        *("usr/bin/cmake", "usr/bin/arm-linux-gnueabihf-g++", "usr/libexec/gcc-cross/arm-linux-gnueabihf/14/cc1plus"),
+        *("usr/share/cmake-3.31/Modules/FindThreads.cmake", "usr/lib/python3.13/sysconfig/__init__.py"),
+        *("usr/lib/python3.13/_sysconfigdata__arm-linux-gnueabihf.py", "usr/lib/arm-linux-gnueabihf/libc.so.6"),
+    }
+    unwanted = {
+        *("usr/bin/cpack", "usr/libexec/gcc-cross/arm-linux-gnueabihf/14/lto1", "usr/share/cmake-3.31/Help/index.rst"),
+        *("usr/lib/arm-linux-gnueabihf/libasan.so.8", "usr/lib/arm-linux-gnueabihf/gconv/EUC-JP.so"),
+        *("usr/lib/python3.13/config-3.13-arm-linux-gnueabihf/libpython3.13.a", "usr/share/locale/de/x.mo"),
+        *("var/lib/dpkg/status", rootfs.STANDING_IN, f"{rootfs.STANDING_IN}.packages", "depmod/kmod"),
+    }
+    for name in (*wanted, *unwanted, "dev/null", "etc/passwd"):
+        (tools / name).parent.mkdir(parents=True, exist_ok=True)
+        (tools / name).write_text("x")
+    rootfs.pack_tools(tools, tmp_path / "first.tar", epoch=1000)
+    with tarfile.open(tmp_path / "first.tar", "r:") as archive:
+        members = {item.name: item for item in archive}
+        passwd = archive.extractfile("etc/passwd")
+        assert passwd is not None
+        assert passwd.read().startswith(b"root:x:0:0:")
+    assert {name for name, item in members.items() if item.isreg()} == {*wanted, "etc/passwd", "etc/group"}
+    assert {name: item.linkname for name, item in members.items() if item.issym()} == {
+        "bin": "usr/bin",
+        "lib": "usr/lib",
+    }
+    assert members["tmp"].mode == members["var/tmp"].mode == 0o1777
+    # The tools' Python was called meanwhile.
+    cache = tools / "usr/lib/python3.13/sysconfig/__pycache__"
+    cache.mkdir()
+    (cache / "__init__.cpython-313.pyc").write_text("x")
+    (tools / "mnt").mkdir()
+    for folder in (cache.parent, tools):
+        os.utime(folder, (5000, 5000))
+    rootfs.pack_tools(tools, tmp_path / "second.tar", epoch=1000)
+    assert sha256_of(tmp_path / "second.tar") == sha256_of(tmp_path / "first.tar")
+
+
 def test_an_unknown_package_is_named(spec: rootfs.RootSpec, tmp_path: Path) -> None:
     wanted = dataclasses.replace(spec, packages=(*SMALL, "no-such-package-here"))
     with pytest.raises(ImageBuildFailed) as caught:

@@ -15,7 +15,7 @@ import pytest
 
 from toolchain.config import ROOT
 from toolchain.errors import UserError
-from toolchain.manifest import Manifest
+from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step, key_of, plan_table
 
 Runs = list[str]
@@ -67,6 +67,16 @@ def test_a_first_run_runs_everything_and_a_second_nothing(tmp_path: Path) -> Non
     again = execute(tmp_path, *steps)
     assert runs == ["root", "image"]
     assert [item.product for item in again] == [item.product for item in made]
+
+
+def test_what_a_step_has_measured_is_not_read_again(tmp_path: Path) -> None:
+    tar = tmp_path / "root.tar"
+    tar.write_text("x")
+    measured = Artefact(tar, 1, "sum of its own")
+    (made,) = execute(
+        tmp_path, Step(name="root", title="root", inputs={}, action=lambda _: Made((measured, tmp_path / "root.tar")))
+    )
+    assert [item.sha256 for item in made.artefacts] == ["sum of its own", Artefact.of(tar).sha256]
 
 
 def test_planning_touches_nothing(tmp_path: Path) -> None:
