@@ -19,9 +19,9 @@ _SCRIPT = """
     mount --bind "$1" "$0/mnt"
     exec chroot "$0" "/usr/bin/python$2" -I -c "$3"
 """
-# What marshal writes depends on what else its process has compiled (an object that two hold is written in another way),
-# so compileall's own workers, who take what comes, give other bytes from run to run. Here a process gets the same files
-# each time, and begins as all others do.
+# compileall's own workers, who take what comes, gave other bytes in one build of five. The likely reason, inferred and
+# not shown: marshal writes an object that two hold in another way, and what a process compiled before shares some.
+# Here a process gets the same files each time, and begins as all others do.
 _COMPILE = """
 import compileall, os, sys
 modules = sorted(os.path.join(folder, name) for folder, _, names in os.walk("/mnt") for name in names
