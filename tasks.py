@@ -495,6 +495,7 @@ def build_cuda_wheel(
     if plan:
         print(plan_table(cuda_build.plan(config, architecture)))
         return
+    cuda_native.require_checkable(architecture, check=check, torch=torch)
     wheel = cuda_build.build_wheel(config, architecture)
     progress.summary(f"built with {wheel.toolkit}", wheel.rows)
     for version in [*([""] if check else []), *torch]:
@@ -505,7 +506,7 @@ def build_cuda_wheel(
     name="cuda-timing",
     help={
         "op": "an operation of cuda_ops, or a dotted name such as torch.add",
-        "input": "TYPE[SIZE,…], once an input, such as f32[1024,16] (default: twice f32[1048576])",
+        "input": "TYPE[SIZE,…] or a number, once an input, such as f32[1024,16] (default: the operation's own)",
         "runs": "timed calls in each way",
         "timeline": "write a trace for https://ui.perfetto.dev as well, and nsys' report where that is installed",
     },

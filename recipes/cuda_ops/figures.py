@@ -27,6 +27,8 @@ def render(document: dict[str, Any]) -> str:
     """The tables, as Markdown."""
     speed, tests = document["speed"], document["tests"]
     device = f"{document['device']} ({document['devices']} in the machine), torch {document['torch']}"
+    if "wheel_sha256" in document:
+        device += f", the wheel of SHA-256 {document['wheel_sha256'][:16]}"
     lines = [
         f"Taken {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, by the "
         f"{speed['limit_from']}. Times are medians in µs; the candidates of a line took turns.",

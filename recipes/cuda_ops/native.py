@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from packaging.version import Version
 from recipes.pip import run_pip
 from recipes.qpu_ops import native
 from toolchain import files, process, progress
+from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import ChecksFailed, SourceUnavailable, UserError, WheelUnusable
+from toolchain.errors import ChecksFailed, PlatformMismatch, SourceUnavailable, UserError, WheelUnusable
 
 SUITE = ROOT / "tests" / "cuda" / "test_cuda_ops.py"
 OLDEST = Version("2.10")
@@ -44,12 +45,24 @@ class Checked:
         return f"{self.passed} tests passed, {self.skipped} skipped{why}: torch {self.torch}, on this machine"
 
 
-def other_torch(config: Config, version: str) -> Path:
-    """The interpreter of an environment with that release of torch, made where it is not there yet.
+def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -> None:
+    """Whether this machine can run a wheel's tests as asked for, before it is built.
 
-    Raises WheelUnusable for what is no such release, SourceUnavailable where the package index does not have it,
-    NetworkUnreachable.
+    Raises PlatformMismatch for another machine's wheel, and as ``other_torch`` for a release.
     """
+    for version in torch:
+        _require_release(version)
+    here = host_architecture().debian
+    if (check or torch) and architecture != here:
+        raise PlatformMismatch(
+            f"a wheel for {architecture} cannot be tested on this machine",
+            expected=f"a wheel for {here}, or neither --check nor --torch",
+            found=f"--architecture={architecture}",
+            mend="build it without them; recipes/cuda_ops/on_gpu.py runs its tests on a machine with such a GPU",
+        )
+
+
+def _require_release(version: str) -> None:
     if not _RELEASE.fullmatch(version) or Version(version) < OLDEST:
         raise WheelUnusable(
             f"the wheel is not for torch {version}",
@@ -57,6 +70,15 @@ def other_torch(config: Config, version: str) -> Path:
             found=version,
             mend="name another",
         )
+
+
+def other_torch(config: Config, version: str) -> Path:
+    """The interpreter of an environment with that release of torch, made where it is not there yet.
+
+    Raises WheelUnusable for what is no such release, SourceUnavailable where the package index does not have it,
+    NetworkUnreachable.
+    """
+    _require_release(version)
     folder = config.build_root / "cuda" / f"torch-{version}"
     python = folder / "bin" / "python"
     stamp = folder / "ready"

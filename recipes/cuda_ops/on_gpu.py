@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import shutil
@@ -166,7 +167,8 @@ def main() -> int:
         if status:
             sys.exit(f"there is no GPU that torch can use\n{output[-2000:]}")
         torch, device, count = json.loads(output.splitlines()[-1])
-        document |= {"wheel": wheel.name, "torch": torch, "device": device, "devices": count}
+        made = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        document |= {"wheel": wheel.name, "wheel_sha256": made, "torch": torch, "device": device, "devices": count}
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "speed": lambda: speed(out, environment),
             "timing": lambda: timing(out, environment),

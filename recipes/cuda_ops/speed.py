@@ -280,12 +280,13 @@ def launches(which: str) -> list[Comparison]:
     op, direct = torch.ops.cuda_ops.add2.default, torch.ops.cuda_ops._add2.default
     candidates: dict[str, Callable[[], object]] = {
         "torch": lambda: torch.add(a, b),
-        "torch.ops.cuda_ops.add2": lambda: op(a, b),
+        "torch.ops.cuda_ops.add2.default": lambda: op(a, b),
+        "torch.ops.cuda_ops.add2": lambda f=torch.ops.cuda_ops.add2: f(a, b),  # type: ignore[misc]
         "torch.ops.cuda_ops._add2": lambda: direct(a, b),
         "torch.ops.aten.add.Tensor": lambda f=torch.ops.aten.add.Tensor: f(a, b),  # type: ignore[misc]
         "cuda_ops.add2": lambda: cuda_ops.add2(a, b),
     }
-    ours = "torch.ops.cuda_ops.add2"
+    ours = "torch.ops.cuda_ops.add2.default"
     done = [compare(f"launch of add2, {which}", candidates, ours=ours, clock=by_clock, calls=LAUNCHES, turns=61)]
     with torch.inference_mode():
         name = f"launch of add2, {which}, inference mode"

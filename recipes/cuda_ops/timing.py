@@ -5,8 +5,8 @@ The tool itself, ``cuda_ops.timing``, is in the wheel: a GPU machine needs nothi
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
     folder = config.build_root / "cuda" / "timing"
     folder.mkdir(parents=True, exist_ok=True)
     words = [f"--op={op}", *(f"--input={text}" for text in inputs), f"--runs={runs}"]
-    words += [f"--json={folder / 'timing.json'}", f"--plot={folder / 'timing.png'}"]
+    words += [f"--json={folder / 'timing.json'}"]
     words += [f"--timeline={folder / 'timeline.json'}"] if timeline else []
     argv: list[str | Path] = [python, "-m", "cuda_ops.timing", *words]
     done = process.run(argv, env=environment, limit_s=_LIMIT_S, check=False)
@@ -63,5 +63,11 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
         raise CommandFailed(
             "cuda-timing failed", returncode=done.returncode, tail=said, found=process.explain_exit(done.returncode)
         )
-    json.loads((folder / "timing.json").read_text())
+    draw(folder / "timing.json", folder / "timing.png")
     return Timed(said, folder)
+
+
+def draw(figures: Path, picture: Path) -> None:
+    """Draw what was measured, by this Python: the one with torch may have no matplotlib."""
+    tool = Path(__file__).parent / "src" / "cuda_ops" / "timing.py"
+    process.run([sys.executable, "-I", tool, f"--draw={figures}", f"--plot={picture}"], limit_s=_LIMIT_S)

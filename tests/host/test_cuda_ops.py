@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import types
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,6 +177,7 @@ def test_cuda_timing_says_that_there_is_no_gpu_or_which_number_is_the_kernels(
         ("torch.pi", (), "it cannot be called"),
         ("add2", ("f32",), "expected TYPE[SIZE"),
         ("add2", ("f33[4]",), "expected TYPE[SIZE"),
+        ("axpy", ("two", "f32[4]", "f32[4]"), "or a number, found 'two'"),
     ],
 )
 def test_cuda_timing_refuses_names_that_are_none(
@@ -371,6 +373,63 @@ def test_the_plot_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
     picture = tmp_path / "timing.png"
     tool.plot(tool.Timing.from_json(measured()), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_task_draws_what_was_measured_without_the_python_that_measured(tmp_path: Path) -> None:
+    kept, picture = tmp_path / "timing.json", tmp_path / "timing.png"
+    kept.write_text(json.dumps(measured()))
+    timing.draw(kept, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_all_but_the_picture_is_made(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed = tool.Timing.from_json(measured())
+    monkeypatch.setattr(tool, "measure", lambda *_, **__: timed)
+    monkeypatch.setitem(
+        sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True))
+    )
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    words = ["--op=math.hypot", f"--json={tmp_path / 'timing.json'}", f"--plot={tmp_path / 'timing.png'}"]
+    assert tool.main(words) == 0
+    assert "plot: none, since matplotlib is not installed" in capsys.readouterr().out
+    assert json.loads((tmp_path / "timing.json").read_text()) == measured()
+    assert not (tmp_path / "timing.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("op", "dimensions"),
+    [
+        ("add2", [1, 1]),
+        ("exp", [1]),
+        ("axpy", [None, 1, 1]),
+        ("softmax", [2]),
+        ("matvec", [2, 1]),
+        ("torch.add", [1, 1]),
+    ],
+)
+def test_every_operation_has_inputs_of_its_own(tool: ModuleType, op: str, dimensions: list[int | None]) -> None:
+    inputs = tool.inputs_of(op)
+    assert [len(tool.parse_input(text)[1]) if "[" in text else None for text in inputs] == dimensions
+    assert tool.inputs_of(f"cuda_ops.{op}") == inputs
+    assert tool.inputs_of(op, ["f16[3]"]) == ["f16[3]"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "check", "torch", "fault"),
+    [
+        ("armhf", True, [], PlatformMismatch),
+        ("armhf", False, ["2.10.0"], PlatformMismatch),
+        ("amd64", False, ["2.9.1"], WheelUnusable),
+        ("amd64", True, ["nightly"], WheelUnusable),
+    ],
+)
+def test_a_check_that_cannot_be_made_is_refused_before_the_build(
+    architecture: str, check: bool, torch: list[str], fault: type[UserError]
+) -> None:
+    with pytest.raises(fault):
+        native.require_checkable(architecture, check=check, torch=torch)
 
 
 def test_the_kept_timeline_is_a_trace_with_each_of_the_twenty_calls_kernels(tool: ModuleType) -> None:

@@ -2,7 +2,7 @@
 //
 //   PITORCH_KERNEL(arrays) {
 //     static auto kernel = compile(add_one);
-//     kernel(arrays.size(0), arrays.floats(0), arrays.floats(1));
+//     kernel(arrays.size(0), qpu::BusPointer<float>(arrays.floats(0)), qpu::BusPointer<float>(arrays.floats(1)));
 //     return kernel.cycles().seconds();
 //   }
 //

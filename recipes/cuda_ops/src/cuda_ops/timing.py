@@ -39,6 +39,14 @@ _NSYS_LIMIT_S = 300.0
 
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64"}
 _INPUT = re.compile(rf"({'|'.join(_TYPES)})\[(\d+(?:,\d+)*)\]")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_INPUTS = {
+    "exp": ("f32[1048576]",),
+    "axpy": ("2.0", "f32[1048576]", "f32[1048576]"),
+    "softmax": ("f32[4096,1024]",),
+    "matvec": ("f32[4096,4096]", "f32[4096]"),
+}
+"""What an operation of ours is given where no input is named; all others get two vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +155,17 @@ def parse_input(text: str) -> tuple[str, tuple[int, ...]]:
     """``f32[1024,16]`` as a type's name and a shape. Raises ValueError."""
     found = _INPUT.fullmatch(text)
     if found is None:
-        raise ValueError(f"expected TYPE[SIZE,…] with a type of {', '.join(_TYPES)}, found {text!r}")
+        raise ValueError(f"expected TYPE[SIZE,…] with a type of {', '.join(_TYPES)}, or a number, found {text!r}")
     return _TYPES[found[1]], tuple(int(part) for part in found[2].split(","))
+
+
+def inputs_of(name: str, named: Sequence[str] = ()) -> list[str]:
+    """The inputs that were named, or an operation's own. Raises ValueError for one that is none."""
+    inputs = list(named) or list(_INPUTS.get(name.removeprefix("cuda_ops."), ("f32[1048576]",) * 2))
+    for text in inputs:
+        if _NUMBER.fullmatch(text) is None:
+            parse_input(text)
+    return inputs
 
 
 def find_operation(name: str) -> Callable[..., Any]:
@@ -168,7 +185,10 @@ def find_operation(name: str) -> Callable[..., Any]:
 
 
 def measure(name: str, inputs: Sequence[str], *, warm_up: int = 10, runs: int = 10, queued: int = 10) -> Timing:
-    """Time an operation on the current GPU in all four ways and by events. Raises ValueError for wrong names."""
+    """Time an operation on the current GPU in all four ways and by events.
+
+    Raises ValueError for wrong names, and for inputs that the operation does not take.
+    """
     import torch
 
     operation = find_operation(name)
@@ -177,6 +197,11 @@ def measure(name: str, inputs: Sequence[str], *, warm_up: int = 10, runs: int = 
     def call() -> None:
         operation(*tensors)
 
+    try:
+        call()
+    except (TypeError, ValueError, RuntimeError) as fault:
+        reason = (str(fault).strip() or type(fault).__name__).splitlines()[0]
+        raise ValueError(f"{name} does not take ({', '.join(inputs)}): {reason}") from fault
     for _ in range(warm_up):
         call()
     torch.cuda.synchronize()
@@ -205,6 +230,8 @@ def measure(name: str, inputs: Sequence[str], *, warm_up: int = 10, runs: int = 
 def _tensor(text: str) -> Any:
     import torch
 
+    if _NUMBER.fullmatch(text):
+        return float(text)
     kind, shape = parse_input(text)
     if kind == "int64":
         return torch.randint(0, 100, shape, device="cuda")
@@ -319,20 +346,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cuda-timing", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--op", default="add2", help="an operation of cuda_ops, or a dotted name such as torch.add")
     parser.add_argument(
-        "--input", action="append", default=[], help="TYPE[SIZE,…], once an input (default: twice f32[1048576])"
+        "--input",
+        action="append",
+        default=[],
+        help="TYPE[SIZE,…] or a number, once an input (default: its own)",
     )
     parser.add_argument("--runs", type=int, default=10, help="timed calls in each way")
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plot", type=Path, help="draw a picture here (needs matplotlib)")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="measure nothing: draw what --json wrote earlier")
     parser.add_argument("--timeline", type=Path, help="write a trace here, for https://ui.perfetto.dev")
     options = parser.parse_args(argv)
-    inputs = options.input or ["f32[1048576]"] * 2
+    if options.draw:
+        if options.plot is None:
+            parser.error("--draw needs --plot, a name for the picture")
+        plot(Timing.from_json(json.loads(options.draw.read_text())), options.plot)
+        return 0
     if options.runs < 1 or options.warm_up < 0:
         parser.error("--runs must be at least 1, and --warm-up at least 0")
     try:
-        for text in inputs:
-            parse_input(text)
+        inputs = inputs_of(options.op, options.input)
         find_operation(options.op)
     except ValueError as fault:
         parser.error(str(fault))
@@ -348,15 +382,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return NO_GPU
-    timing = measure(options.op, inputs, warm_up=options.warm_up, runs=options.runs, queued=options.warm_up)
+    try:
+        timing = measure(options.op, inputs, warm_up=options.warm_up, runs=options.runs, queued=options.warm_up)
+    except ValueError as fault:
+        parser.error(str(fault))
     print(timing.table())
     print()
     print(timing.sentence())
     if options.json:
         options.json.write_text(json.dumps(timing.as_json(), indent=2) + "\n")
     if options.plot:
-        plot(timing, options.plot)
-        print(f"plot: {options.plot}")
+        try:
+            plot(timing, options.plot)
+            print(f"plot: {options.plot}")
+        except ImportError:
+            print("plot: none, since matplotlib is not installed; --draw makes it of the JSON elsewhere")
     if options.timeline:
         write_timeline(options.op, inputs, options.timeline)
         print(f"timeline: {options.timeline} (open it in https://ui.perfetto.dev)")
