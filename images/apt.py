@@ -254,17 +254,23 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
     return ""
 
 
-def download(sources: tuple[Source, ...], lists: Path, architecture: str, names: Sequence[str], archives: Path) -> None:
+def download(
+    sources: tuple[Source, ...], lists: Path, architecture: str, names: Sequence[str], archives: Path, log: Path
+) -> None:
     """Fetch packages, what they need and the essential ones into a folder, as the root that they are for is going to.
 
-    What lies there already is not fetched again. Raises CommandFailed with apt's words.
+    What this PC's apt is configured to plays no part, as it plays none in that root. What lies there already is not
+    fetched again. Raises CommandFailed with apt's last words, all of which ``log`` receives, or CommandTimedOut.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
     with files.scratch_folder(archives.parent, "apt") as scratch:
-        for name in ("cache", "etc/preferences.d"):
+        for name in ("cache", "etc/preferences.d", "etc/apt.conf.d"):
             (scratch / name).mkdir(parents=True)
         (scratch / "status").touch()
+        # Where its configuration lies, apt must know before it reads any: by a file, as mmdebstrap tells it.
+        config = scratch / "apt.conf"
+        config.write_text(f'Dir::Etc::main "/dev/null";\nDir::Etc::parts "{scratch}/etc/apt.conf.d";\n')
         (scratch / "sources.list").write_text(sources_text(sources, (architecture,)))
         options = {
             "Dir::State::lists": lists,
@@ -272,12 +278,16 @@ def download(sources: tuple[Source, ...], lists: Path, architecture: str, names:
             "APT::Architecture": architecture,
             "APT::Architectures::": architecture,
             "APT::Install-Recommends": "false",
+            "APT::Default-Release": "",
+            "Dir::Etc::preferences": "/dev/null",
+            "Dir::Etc::preferencesparts": scratch / "etc/preferences.d",
             "Acquire::Retries": "3",
             "Debug::NoLocking": "true",  # the lists are read by others too
         }
         words = [*_apart(scratch), *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
         argv = ["apt-get", "--yes", "--download-only", *words, "install", *names, "?essential"]
-        run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=build_environment())
+        environment = {**build_environment(), "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
+        run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=environment, log=log)
 
 
 def _apart(scratch: Path) -> list[str]:

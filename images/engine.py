@@ -180,7 +180,7 @@ def stop_daemon(daemon: Daemon) -> str:
             _end(record, "dockerd")
             done.append(f"dockerd (pid {record.pid}) stopped")
         if record is not None:
-            done += [f"leftover {name} (pid {found.pid}) stopped" for name, found in _end_leftovers(daemon)]
+            done += _end_leftovers(daemon)
         daemon.state.unlink(missing_ok=True)
         daemon.pidfile.unlink(missing_ok=True)
     return "; ".join(done) or "no engine was started here"
@@ -510,10 +510,11 @@ def _end(record: ProcessRecord, name: str) -> None:
     )
 
 
-def _end_leftovers(daemon: Daemon) -> Iterator[tuple[str, ProcessRecord]]:
+def _end_leftovers(daemon: Daemon) -> Iterator[str]:
     """Where dockerd was killed, containerd and its shims stay behind: those on our exec-root are ours.
 
     The same path in another root (a chroot, a container) or mount namespace is another daemon's: both must be ours.
+    Tells what was done about each.
     """
     marker = f"{daemon.exec_root}/containerd/"
     mounts = Path("/proc/self/ns/mnt").readlink()
@@ -526,11 +527,14 @@ def _end_leftovers(daemon: Daemon) -> Iterator[tuple[str, ProcessRecord]]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             record = ProcessRecord.of(int(entry.name))
-            if record is None or not (entry / "root").samefile("/") or (entry / "ns/mnt").readlink() != mounts:
+            if record is None or not any(word.startswith(marker) for word in words):
                 continue
-            if any(word.startswith(marker) for word in words):
+            others = "mount namespace" if (entry / "ns/mnt").readlink() != mounts else "root"
+            if others == "root" and (entry / "root").samefile("/"):
                 _end(record, name)
-                yield name, record
+                yield f"leftover {name} (pid {record.pid}) stopped"
+            else:
+                yield f"left alone: {name} (pid {record.pid}), of another {others}"
 
 
 def _command_name(pid: int) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fnmatch
 import os
 import re
 import subprocess
@@ -30,7 +29,7 @@ from images.apt import Source, sources_text
 from images.engine import build_environment
 from toolchain import files
 from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
-from toolchain.errors import CommandFailed, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
+from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
 from toolchain.jobs import available_memory_mib
 from toolchain.process import require_program, require_root, run
 
@@ -41,6 +40,7 @@ STANDING_IN = "standing-in"
 _LIMIT_S = 3600.0
 _MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
 _MEMORY_FOR_TREE_MIB = 4096
+_ROOM_FOR_ARCHIVES_MIB = 500
 _SCRATCH_SCRIPT = """
     if [ "$1" -gt 0 ]; then mount -t tmpfs -o "size=${1}m,mode=755" pitorch "$0"; fi
     export TMPDIR="$0"
@@ -48,15 +48,20 @@ _SCRATCH_SCRIPT = """
     exec "$@"
 """
 _MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777}
-_LEFT_OUT = (
-    # Patterns of names in a tools folder that the builder image is made without; "*" is any number of folders too.
+LEFT_OUT = (
+    # Patterns of names in a tools folder that the builder image is made without; "**" is any number of folders too.
     *(*_MOUNT_POINTS, "var", "depmod", STANDING_IN, f"{STANDING_IN}.packages"),
     # What the tools' Python leaves there when it is called for, which may be while the image is made (recipes.pyc).
-    *("mnt", "*/__pycache__"),
+    *("mnt", "**/__pycache__"),
     *(f"usr/share/{name}" for name in ("doc", "info", "lintian", "locale", "man", "zoneinfo", "cmake-*/Help")),
     # Programs beside the compiler's and CMake's own, and what link-time optimisation and sanitizers would take.
     *(f"usr/bin/{name}" for name in ("cpack", "ctest", "*-lto-dump*", "*-gcov*")),
-    *("usr/libexec/gcc*/lto1", "usr/*/lib*san.*"),
+    "usr/libexec/gcc*/*/*/lto1",
+    *(
+        f"usr/{folder}/lib{name}san.*"
+        for folder in ("lib/*-linux-gnu*", "*-linux-gnu*/lib", "lib/gcc*/*/*")
+        for name in ("a", "hwa", "l", "t", "ub")
+    ),
     # Conversions of character sets, and the parts of a Python that embeds it: both for this PC and the target.
     *("usr/lib/*/gconv", "usr/lib/python*/config-*"),
 )
@@ -113,13 +118,25 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
 
 
 def download(spec: RootSpec, log: Path) -> None:
-    """Fetch the packages of a target root to where ``build_tar`` looks for them. Raises as that does."""
+    """Fetch the packages of a target root to where ``build_tar`` looks for them.
+
+    Raises DiskFull, NetworkUnreachable, ImageBuildFailed or CommandTimedOut.
+    """
+    files.require_space(spec.archives, _ROOM_FOR_ARCHIVES_MIB, f"the packages of the {spec.role} root")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
     try:
-        apt.download(spec.sources, spec.lists, spec.architecture.debian, _named(spec), spec.archives)
+        apt.download(spec.sources, spec.lists, spec.architecture.debian, _named(spec), spec.archives, log)
+    except CommandTimedOut:
+        raise
     except CommandFailed as fault:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(fault.tail)
-        raise _explained(spec, fault, log) from fault
+        raise _explained(
+            spec,
+            fault,
+            log,
+            summary=f"fetching the packages of the {spec.role} root failed",
+            expected="apt-get --download-only to end with status 0",
+        ) from fault
 
 
 def _named(spec: RootSpec) -> list[str]:
@@ -195,8 +212,14 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
         (beside / "etc/group").write_text("root:x:0:\n")
         for path in (beside / "etc/passwd", beside / "etc/group"):
             path.chmod(0o644)
-        leave_out = re.compile("|".join(fnmatch.translate(name) for name in _LEFT_OUT))
-        files.pack(folder, tar, epoch=epoch, beside=beside, leave_out=leave_out)
+        files.pack(folder, tar, epoch=epoch, beside=beside, leave_out=_matcher(LEFT_OUT))
+
+
+def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """What matches any of these patterns: ``*`` is anything without a slash, ``**`` anything."""
+    wild = {"*": "[^/]*", "**": ".*"}
+    parts = (re.split(r"(\*+)", pattern) for pattern in patterns)
+    return re.compile("|".join("".join(wild.get(part) or re.escape(part) for part in words) for words in parts))
 
 
 def _require_root(spec: RootSpec) -> None:
@@ -280,7 +303,13 @@ def _mmdebstrap(
                 on_line=lambda line: on_stage(line[3:]) if line.startswith("I: ") else None,
             )
         except CommandFailed as fault:
-            raise _explained(spec, fault, log) from fault
+            raise _explained(
+                spec,
+                fault,
+                log,
+                summary=f"building the {spec.role} root failed",
+                expected="mmdebstrap to end with status 0",
+            ) from fault
         if named != aside:
             named.rename(aside)
 
@@ -289,7 +318,8 @@ def _quoted(path: Path) -> str:
     return "'" + str(path).replace("'", "'\\''") + "'"
 
 
-def _explained(spec: RootSpec, fault: CommandFailed, log: Path) -> Exception:
+def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
+    """The error for what the log tells; ``summary`` and ``expected`` are those of a fault that is not known."""
     text = log.read_text(errors="replace")
     complaints = [line for line in text.splitlines() if line.startswith("E:")]
     found = complaints[0][3:] if complaints else fault.found
@@ -308,8 +338,8 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path) -> Exception:
             mend="correct image.extra_packages (or image.suite) in invoke.yaml",
         )
     return ImageBuildFailed(
-        f"building the {spec.role} root failed",
-        expected="mmdebstrap to end with status 0",
+        summary,
+        expected=expected,
         found=f"{found} (whole log: {log})",
         mend="read the log; ./inv doctor checks what this step relies on",
     )

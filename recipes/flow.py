@@ -224,7 +224,11 @@ class Flow:
         return Step(
             name="builder",
             title="native builder image",
-            inputs={"epoch": str(self.image.source_date_epoch)},
+            inputs={
+                "epoch": str(self.image.source_date_epoch),
+                "left out": " ".join(rootfs.LEFT_OUT),
+                "packing": _packing(),
+            },
             needs=("mirror", "tools"),
             action=action,
             missing=self._image_missing("builder"),
@@ -711,6 +715,11 @@ def _source(record: Mapping[str, Any]) -> apt.Source:
 
 def _hook_fingerprint() -> str:
     return files.tree_fingerprint(rootfs.HERE / "hooks")
+
+
+def _packing() -> str:
+    """SHA-256 of the Python that packs native programs."""
+    return files.tree_fingerprint(ROOT, "images/rootfs.py", "toolchain/files.py")
 
 
 def _staging() -> str:

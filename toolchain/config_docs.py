@@ -53,9 +53,10 @@ _TAIL = """\
 
 | variable | meaning |
 | --- | --- |
-| `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` | reach every build step, in either spelling, and the engine \
-where `./inv` itself starts it; `all_proxy` stands in for the first two. A SOCKS proxy \
-(`socks5h://`) serves apt and git; pip and registries need an HTTP proxy, or on this PC PySocks in `.venv` |
+| `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` | reach every build step, in either spelling, and a dockerd \
+that `./inv` starts where there is no systemd (docker.service has its own settings); `all_proxy` stands in for the \
+first two. A SOCKS proxy (`socks5h://`) serves apt and git; pip and registries need an HTTP proxy, or on this PC \
+PySocks in `.venv` |
 | `DOCKER_HOST` | the engine to use |
 | `PITORCH_SKIP_APT=1` | `./inv` installs no host packages: they are someone else's care |
 | `PITORCH_PYTHON` | the Python that `./inv` makes `.venv` with, instead of `/usr/bin/python3` |

@@ -259,6 +259,9 @@ def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, T
 
 def main(*words: str) -> int:
     """Write or compare, by pairs of an action and a file; the number of faults."""
+    if not words or len(words) % 2 or not {*words[::2]} <= {"write", "compare"}:
+        print(f"usage: {__doc__}", file=sys.stderr)
+        sys.exit(2)
     found = computed()
     results = f"{sum(len(item) for item in found.values())} results of {len(found)} cases"
     said: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,19 @@ from pathlib import Path
 import pytest
 from apt_parts import Archive, Proxy, served, sources
 
-from images import apt, engine
+from images import apt, engine, rootfs
 from images.flavour import SigningKey, load_flavour, packages_for, target_flavour
 from toolchain.config import Config, ImageConfig, load_config
-from toolchain.errors import CommandFailed, ConfigError, MirrorPocketUnusable, NetworkUnreachable, SourceUnavailable
+from toolchain.errors import (
+    CommandFailed,
+    CommandTimedOut,
+    ConfigError,
+    DiskFull,
+    ImageBuildFailed,
+    MirrorPocketUnusable,
+    NetworkUnreachable,
+    SourceUnavailable,
+)
 from toolchain.files import tree_fingerprint
 
 
@@ -193,15 +203,85 @@ def test_packages_are_fetched_once_and_the_lists_stay_as_they_are(archive: Archi
         found = apt.verify(sources(archive, uri), tmp_path, strict=True)
         lists = tmp_path / "lists"
         before = tree_fingerprint(lists)
-        apt.download(found.sources, lists, "armhf", ["hello"], archives)
+        apt.download(found.sources, lists, "armhf", ["hello"], archives, tmp_path / "log")
         with pytest.raises(CommandFailed) as caught:
-            apt.download(found.sources, lists, "armhf", ["hello", "goodbye"], archives)
+            apt.download(found.sources, lists, "armhf", ["hello", "goodbye"], archives, tmp_path / "log")
     assert "Unable to locate package goodbye" in caught.value.tail
     assert [path.name for path in archives.glob("*.deb")] == ["hello_1.0_armhf.deb"]
     assert tree_fingerprint(lists) == before
     assert [path.name for path in archives.parent.iterdir()] == ["rootfs"]
     # The archive is gone, and is not asked.
-    apt.download(found.sources, lists, "armhf", ["hello"], archives)
+    apt.download(found.sources, lists, "armhf", ["hello"], archives, tmp_path / "log")
+
+
+def test_what_this_pc_s_apt_is_configured_to_plays_no_part(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (archive.folder / "pool").mkdir(exist_ok=True)
+    (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
+    (tmp_path / "pins.d").mkdir()
+    for place in ("pins", "pins.d/all"):
+        (tmp_path / place).write_text("Package: *\nPin: release o=Test\nPin-Priority: -1\n")
+    config = tmp_path / "apt.conf"
+    with served(archive.folder) as uri:
+        found = apt.verify(sources(archive, uri), tmp_path, strict=True)
+        monkeypatch.setenv("APT_CONFIG", str(config))
+        for number, setting in enumerate(
+            [
+                'APT::Default-Release "nonsense";',
+                f'Dir::Etc::preferences "{tmp_path}/pins";',
+                f'Dir::Etc::preferencesparts "{tmp_path}/pins.d";',
+            ]
+        ):
+            config.write_text(setting + "\n")
+            archives = tmp_path / str(number) / "rootfs"
+            apt.download(found.sources, tmp_path / "lists", "armhf", ["hello"], archives, tmp_path / "log")
+            assert [path.name for path in archives.glob("*.deb")] == ["hello_1.0_armhf.deb"]
+
+
+def test_packages_that_cannot_be_had_are_told(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (archive.folder / "pool").mkdir(exist_ok=True)
+    (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
+    log = tmp_path / "logs" / "archives.log"
+    with served(archive.folder) as uri:
+        found = apt.verify(sources(archive, uri), tmp_path, strict=True)
+        spec = rootfs.RootSpec(
+            role="small",
+            suite="stone",
+            architectures=("armhf",),
+            packages=("hello",),
+            sources=found.sources,
+            lists=tmp_path / "lists",
+            archives=tmp_path / "archives",
+            source_date_epoch=0,
+        )
+        rootfs.download(spec, log)
+        assert "apt-get --yes --download-only" in log.read_text(), "the log is written where nothing failed too"
+        assert "hello" in log.read_text().partition("\n")[2]
+        with pytest.raises(ImageBuildFailed, match="a package that the mirror does not have") as caught:
+            rootfs.download(dataclasses.replace(spec, packages=("hello", "goodbye")), log)
+        assert "package goodbye in stone for armhf" in caught.value.expected
+        with pytest.raises(ImageBuildFailed, match="fetching the packages of the small root failed") as caught:
+            rootfs.download(dataclasses.replace(spec, packages=("hello=2.0",)), log)
+        assert "apt-get" in caught.value.expected
+        assert "Version '2.0' for 'hello' was not found" in caught.value.found
+        assert str(log) in caught.value.found
+        assert "Version '2.0'" in log.read_text()
+        assert "goodbye" not in log.read_text(), "a log is of one run"
+        with monkeypatch.context() as changed:
+            changed.setattr(apt, "_UPDATE_LIMIT_S", 0.0001)
+            with pytest.raises(CommandTimedOut):
+                rootfs.download(spec, log)
+        with monkeypatch.context() as changed:
+            changed.setattr(rootfs, "_ROOM_FOR_ARCHIVES_MIB", 1 << 40)
+            with pytest.raises(DiskFull, match="packages of the small root"):
+                rootfs.download(spec, log)
+        (archive.folder / "pool" / "hello.deb").unlink()
+        with pytest.raises(NetworkUnreachable) as unreachable:
+            rootfs.download(dataclasses.replace(spec, archives=tmp_path / "others"), log)
+    assert "--update" in unreachable.value.mend
 
 
 def test_a_key_is_fetched_and_its_fingerprint_checked(archive: Archive, tmp_path: Path) -> None:

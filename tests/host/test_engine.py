@@ -150,8 +150,26 @@ def test_a_containerd_among_other_mounts_is_another_engines(
         gone = {"pid": child.pid, "start_ticks": 0, "boot_id": "another"}
         daemon.state.write_text(json.dumps(gone))
         said = engine.stop_daemon(daemon)
-        assert said == (f"leftover containerd-try (pid {child.pid}) stopped" if ends else "no engine was started here")
+        who = f"containerd-try (pid {child.pid})"
+        assert said == (f"leftover {who} stopped" if ends else f"left alone: {who}, of another mount namespace")
         assert (child.poll() is not None) is ends
+        child.kill()
+
+
+@needs_root
+def test_a_containerd_in_another_root_is_another_engines(daemon: engine.Daemon, tmp_path: Path) -> None:
+    script = (
+        "import os, sys; open('/proc/self/comm', 'w').write('containerd-try'); os.chroot(sys.argv[2]); print('up'); "
+        "sys.stdout.flush(); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", script, f"{daemon.exec_root}/containerd/containerd.toml", str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        daemon.folder.mkdir(parents=True)
+        daemon.state.write_text(json.dumps({"pid": child.pid, "start_ticks": 0, "boot_id": "another"}))
+        assert engine.stop_daemon(daemon) == f"left alone: containerd-try (pid {child.pid}), of another root"
+        assert child.poll() is None
         child.kill()
 
 
@@ -420,7 +438,7 @@ def test_an_engine_started_here_goes_through_all_proxy(
     daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch, scheme: str, answer: bytes
 ) -> None:
     for name in engine.build_environment():
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
     with asked_of_a_proxy(answer) as (port, heard):
         with monkeypatch.context() as environment:
             environment.setenv("all_proxy", f"{scheme}://127.0.0.1:{port}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from images import rootfs
-from recipes import main_job
+from recipes import flow, main_job
 from recipes.flow import Flow, alone
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
@@ -83,6 +83,35 @@ def test_the_switch_is_an_input_of_the_extension_alone(tmp_path: Path) -> None:
         before = {step.name: dict(step.inputs) for step in on.pipeline(workbench=True).steps}
         after = {step.name: dict(step.inputs) for step in off.pipeline(workbench=True).steps}
     assert [name for name in before if before[name] != after[name]] == ["qpu-ops"]
+
+
+def test_the_builder_image_is_made_anew_when_less_is_left_out_or_it_is_packed_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path / "build")
+
+    def inputs() -> dict[str, str]:
+        with Flow(config) as made:
+            (step,) = (step for step in made.pipeline().steps if step.name == "builder")
+            return dict(step.inputs)
+
+    before = inputs()
+    with monkeypatch.context() as changed:
+        changed.setattr(rootfs, "LEFT_OUT", rootfs.LEFT_OUT[1:])
+        assert inputs() == {**before, "left out": " ".join(rootfs.LEFT_OUT)} != before
+    assert inputs() == before
+    for name in ("images/rootfs.py", "toolchain/files.py"):
+        copy = tmp_path / name
+        copy.parent.mkdir()
+        shutil.copy(ROOT / name, copy)
+    with monkeypatch.context() as changed:
+        changed.setattr(flow, "ROOT", tmp_path)
+        assert flow._packing() == before["packing"]
+        for name in ("images/rootfs.py", "toolchain/files.py"):
+            seen = flow._packing()
+            with (tmp_path / name).open("a") as stream:
+                stream.write("# changed\n")
+            assert flow._packing() != seen
 
 
 def test_no_compiler_is_mounted_where_it_is_switched_off(tmp_path: Path) -> None:

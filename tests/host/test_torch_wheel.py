@@ -492,6 +492,9 @@ def test_its_numbers_are_this_pcs(
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    refused = subprocess.run([here, NUMBERS], capture_output=True, text=True, check=False, env={**environment})
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("usage: ")
     local("write", str(tmp_path / "here.pt"))
     done = run_in(
         client,
