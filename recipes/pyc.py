@@ -7,6 +7,7 @@ of its own, since this PC may have another release.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from images.flavour import Suite
@@ -23,7 +24,7 @@ _SCRIPT = """
 # not shown: marshal writes an object that two hold in another way, and what a process compiled before shares some.
 # Here a process gets the same files each time, and begins as all others do.
 _COMPILE = """
-import compileall, os, sys
+import compileall, os, py_compile, sys
 modules = sorted(os.path.join(folder, name) for folder, _, names in os.walk("/mnt") for name in names
                  if name.endswith(".py"))
 running = 0
@@ -34,7 +35,8 @@ for first in range(0, len(modules), 64):
     running += 1
     if os.fork() == 0:
         for path in modules[first:first + 64]:
-            compileall.compile_file(path, stripdir="/mnt", prependdir="/", quiet=2)
+            compileall.compile_file(path, stripdir="/mnt", prependdir="/", quiet=2,
+                                    invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
         os._exit(0)
 while running:
     os.wait()
@@ -45,10 +47,12 @@ while running:
 def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
     """Compile every module below ``root`` (a staged root: paths in the byte code are the target's); how many there are.
 
-    With SOURCE_DATE_EPOCH set Python makes hash-based files (PEP 552), so no time stamp can spoil them. Modules that do
-    not compile (templates, other versions' code) are left as they are, as by pip. Raises CommandFailed when nothing
-    was compiled.
+    Every module gets the time stamp ``epoch``, by which its byte code is checked: who imports it need not read the
+    source, as for a check by hash (PEP 552). Modules that do not compile (templates, other versions' code) are left as
+    they are, as by pip. Raises CommandFailed when nothing was compiled.
     """
+    for module in root.rglob("*.py"):
+        os.utime(module, (epoch, epoch), follow_symlinks=False)
     done = run(
         [
             "unshare",
@@ -64,7 +68,6 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
             suite.python,
             _COMPILE,
         ],
-        env={"SOURCE_DATE_EPOCH": str(epoch)},
         check=False,
         limit_s=900,
     )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import _imp
 import dataclasses
+import importlib.util
 import os
+import py_compile
 import shutil
+import struct
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -48,11 +54,68 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
         digests[name] = sha256_of(tar)
         with tarfile.open(tar, "r:") as archive:
             assert "./usr/bin/make" not in archive.getnames()
+            if name == "first":
+                assert checked_by_hash(archive) == []
         tar.unlink()
     assert digests["first"] == digests["second"]
     assert digests["first"] == digests["emulated"]
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(("first", "second", "emul"))] == []
     assert [path.name for path in tmp_path.iterdir() if path.suffix in (".uris", ".sums")] == []
+
+
+def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
+    """Byte code whose header does not hold its source's time stamp and size, among some hundred files."""
+    members = {item.name: item for item in archive if item.isreg()}
+    compiled = [name for name in members if name.endswith(".pyc")]
+    assert len(compiled) > 100
+    found = []
+    for name in compiled:
+        content = archive.extractfile(name)
+        assert content is not None
+        folder, _, file = name.rpartition("/__pycache__/")
+        source = members.get(f"{folder}/{file.partition('.')[0]}.py")
+        if source is None:  # a link: what it points at has byte code of its own name
+            continue
+        if struct.unpack("<III", content.read(16)[4:]) != (0, int(source.mtime), source.size):
+            found.append(name)
+    return found
+
+
+def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) -> None:
+    """By a time that no file is newer than; byte code of another source is left for Python to make anew."""
+    for name, seconds in (("old", 1000), ("new", 9000), ("other", 1000)):
+        source = tmp_path / f"{name}.py"
+        source.write_text(f"NAME = {name!r}\n")
+        py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+        os.utime(source, (seconds, seconds))
+    (tmp_path / "other.py").write_text("NAME = 'else'\n")
+    (tmp_path / "__pycache__" / f"gone.{sys.implementation.cache_tag}.pyc").write_bytes(b"short")
+    # Made by another version of Python, which keys the hash by another number.
+    source, foreign = tmp_path / "foreign.py", tmp_path / "__pycache__" / "foreign.cpython-999.pyc"
+    source.write_text("NAME = 1\n")
+    os.utime(source, (1000, 1000))
+    foreign.write_bytes(struct.pack("<II", 999, 3) + _imp.source_hash(999, source.read_bytes()))
+    script = rootfs.HERE / "hooks" / "date-byte-code"
+    done = subprocess.run([script, tmp_path, "5000"], check=True, capture_output=True, text=True)
+    assert done.stdout == "3 files of byte code dated\n"
+
+    def header(name: str) -> tuple[int, ...]:
+        compiled = Path(importlib.util.cache_from_source(str(tmp_path / f"{name}.py")))
+        return struct.unpack("<III", compiled.read_bytes()[4:16])
+
+    assert foreign.read_bytes() == struct.pack("<IIII", 999, 0, 1000, len("NAME = 1\n"))
+    assert header("old") == (0, 1000, len("NAME = 'old'\n"))
+    assert header("new") == (0, 5000, len("NAME = 'new'\n"))
+    assert header("other")[0] == 3
+    os.utime(tmp_path / "new.py", (5000, 5000))
+    seen = "import old, new, other; print(old.NAME, new.NAME, other.NAME)"
+    words = [sys.executable, "-B", "-v", "-c", seen]
+    done = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout == "old new else\n"
+    taken = {
+        name for name in ("old", "new", "other") if f"code object from '{tmp_path}/__pycache__/{name}." in done.stderr
+    }
+    assert taken == {"old", "new"}
 
 
 def test_nothing_of_it_stays_mounted() -> None:
