@@ -40,6 +40,7 @@ from toolchain.errors import (
     WheelUnusable,
 )
 from toolchain.files import sha256_of
+from toolchain.manifest import Manifest
 
 NUMBERS = ROOT / "tests" / "device" / "numbers_of_torch.py"
 KEPT = sorted(resolve.PREBUILT.glob("*.whl"))
@@ -533,6 +534,87 @@ END
 dpkg-query --show --showformat='${Package}\\n' |
   grep -E 'openblas|sleef|protobuf|onnx|cpuinfo|libgomp|libfmt' || echo no library of torch
 """
+
+
+EXTENSION = {
+    "setup.py": """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+setup(name="shares", ext_modules=[CppExtension("shares", ["shares.cpp"], extra_compile_args=["-O1", "-fopenmp"])],
+      cmdclass={"build_ext": BuildExtension})
+""",
+    "shares.cpp": """
+#include <ATen/Parallel.h>
+#include <torch/extension.h>
+torch::Tensor members(int64_t length, int64_t grain)
+{
+    auto seen = torch::full({length}, -1, torch::kInt64);
+    auto *member = seen.data_ptr<int64_t>();
+    at::parallel_for(0, length, grain, [&](int64_t begin, int64_t end) {
+        for (auto i = begin; i < end; ++i) member[i] = at::get_thread_num();
+    });
+    return seen;
+}
+void fail(int64_t length)
+{
+    at::parallel_for(0, length, 1, [](int64_t begin, int64_t) { TORCH_CHECK_VALUE(false, "part of ", begin); });
+}
+torch::Tensor part(torch::Tensor x, int64_t length, int64_t, std::optional<int64_t> offset)
+{
+    return x.as_strided({length}, {1}, offset);  // an optional by value, from this compiler to torch's
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
+{
+    module.def("part", &part);
+    module.def("members", &members);
+    module.def("fail", &fail);
+}
+""",
+    "try.py": """
+import torch, shares
+for length, grain in ((8, 1), (9, 5), (9, 9), (0, 1)):
+    members = shares.members(length, grain).tolist()
+    assert len(members) == length and members == sorted(members) and min(members, default=0) == 0, members
+assert shares.members(9, 9).tolist() == [0] * 9  # what is no more than the grain is not dealt out
+for _ in range(50):
+    try:
+        shares.fail(8)
+    except ValueError as fault:
+        assert str(fault).startswith("part of "), fault
+    else:
+        raise SystemExit("nothing was thrown on")
+torch.set_num_threads(1)
+assert shares.members(8, 1).tolist() == [0] * 8
+x = torch.arange(6.0)
+assert torch.equal(shares.part(x, 2, 2, None), x[:2]) and torch.equal(shares.part(x, 2, 2, 3), x[3:5])
+print("an extension of", torch.__version__, "computes")
+""",
+}
+
+
+@needs_the_wheel
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_a_cpp_extension_is_built_in_the_container_and_computes(
+    workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    """By torch.utils.cpp_extension, as a user would; with parallel loops, errors and optional arguments."""
+    assert workbench["torch"].facts["self-contained"]
+    for name, text in EXTENSION.items():
+        (tmp_path / name).write_text(text)
+    with flow.Flow(product_config) as made:
+        compiler = made.compiler()
+    done = run_in(
+        client,
+        product_config.image_reference("workbench"),
+        ["sh", "-euc", "cd /root/work; python3 setup.py build_ext --inplace; python3 try.py"],
+        architecture=product_config.image.target,
+        binds=[f"{tmp_path}:/root/work:rw", *compiler.binds()],
+        environment=compiler.environment,
+        limit_s=1500,
+    )
+    assert "an extension of 2.6.0" in done.output, done.output
 
 
 @needs_the_wheel
