@@ -54,6 +54,11 @@ def is_shell_script(path: Path) -> bool:
     return first.startswith(_DIRECTIVE)
 
 
+def folders_of_tests() -> tuple[str, ...]:
+    """Each is read by a mypy of its own: their modules have no package, and some share a name (conftest)."""
+    return tuple(sorted({str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}))
+
+
 def linters() -> tuple[Check, ...]:
     """Style, types and shell."""
     python = (sys.executable, "-m")
@@ -62,6 +67,7 @@ def linters() -> tuple[Check, ...]:
         Check("ruff check", (*python, "ruff", "check", ".")),
         Check("ruff format", (*python, "ruff", "format", "--check", ".")),
         Check("mypy", (*python, "mypy")),
+        *(Check(f"mypy {folder}", (*python, "mypy", folder)) for folder in folders_of_tests()),
         Check("shellcheck", (str(process.require_program("shellcheck", "to check the shell scripts")), *scripts)),
     )
 

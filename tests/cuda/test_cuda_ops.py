@@ -248,7 +248,8 @@ def test_gradients_of_first_and_second_order_are_torchs(
     device: str, ours: Callable[..., Tensor], torchs: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     inputs = [torch.randn(shape, device=device) for shape in shapes]
-    found, exact = [], []
+    found: list[Tensor] = []
+    exact: list[Tensor] = []
     for operation, kind, results in ((ours, torch.float32, found), (torchs, torch.float64, exact)):
         leaves = [item.detach().to(kind).requires_grad_() for item in inputs]
         y = operation(*leaves)
@@ -443,10 +444,12 @@ def test_shapes_and_types_that_do_not_fit_are_refused_with_what_was_found(device
 
 
 def test_what_is_no_tensor_is_refused() -> None:
+    numbers: Any = [1.0, 2.0]
     with pytest.raises((TypeError, RuntimeError)):
-        cuda_ops.exp([1.0, 2.0])  # type: ignore[arg-type]
+        cuda_ops.exp(numbers)
+    word: Any = "two"
     with pytest.raises((TypeError, RuntimeError)):
-        cuda_ops.axpy("two", torch.ones(1), torch.ones(1))  # type: ignore[arg-type]
+        cuda_ops.axpy(word, torch.ones(1), torch.ones(1))
 
 
 @needs_gpu

@@ -192,11 +192,13 @@ def fourier() -> dict[str, Tensor]:
     }
 
 
-@torch.jit.script
-def _scripted(x: Tensor, times: int) -> Tensor:
+def _halved(x: Tensor, times: int) -> Tensor:
     for number in range(times):
         x = x * 0.5 + float(number) if bool(x.sum() > 0) else x - 1.0
     return x
+
+
+_scripted = torch.jit.script(_halved)
 
 
 @case(FLOAT32)

@@ -454,7 +454,11 @@ def test_what_an_earlier_call_left_in_the_buffers_does_no_harm() -> None:
 @pytest.mark.parametrize("value", ["0", "13", "-1", "four", "1.5", " 4", "99999999999999999999"])
 def test_a_bad_number_of_qpus_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_QPUS", value)
-    for call in (lambda: dot_cpp.add(whole(3), whole(3)), lambda: matrix_cpp.gpu(whole(2, 3), whole(3))):
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: dot_cpp.add(whole(3), whole(3)),
+        lambda: matrix_cpp.gpu(whole(2, 3), whole(3)),
+    )
+    for call in calls:
         with pytest.raises(ValueError, match=rf"QPU_OPS_QPUS: expected 1 to 12 QPUs, found '{value}'"):
             call()
 

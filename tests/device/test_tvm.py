@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy
 import pytest
 import torch
 
-tvm = pytest.importorskip("pitorch.tvm", reason="the image has no libqpu of ours")
+if TYPE_CHECKING:
+    from pitorch import tvm
+else:
+    tvm = pytest.importorskip("pitorch.tvm", reason="the image has no libqpu of ours")
 
 KERNEL = Path(__file__).with_name("gemm.so")
 EXPORTED = Path(__file__).with_name("exported.so")

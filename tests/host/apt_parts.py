@@ -37,7 +37,8 @@ class Archive:
         self.home = folder / "gpg"
         self.home.mkdir(mode=0o700)
         self.keyring = folder / "archive.gpg"
-        quiet = ["gpg", "--homedir", self.home, "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", ""]
+        quiet: list[str | Path] = ["gpg", "--homedir", self.home, "--batch", "--quiet", "--pinentry-mode", "loopback"]
+        quiet += ["--passphrase", ""]
         self._gpg = quiet
         run([*quiet, "--quick-generate-key", "archive@example.org", "ed25519", "sign", "never"])
         run([*quiet, "--yes", "--output", self.keyring, "--export"])

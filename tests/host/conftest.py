@@ -18,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from images import engine
 from images.engine import connect
 from recipes import main_job
+from recipes.flow import Flow
 from toolchain import files
 from toolchain.config import ROOT, Config, load_config
 from toolchain.manifest import Manifest
@@ -119,7 +120,7 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
     """The development root and the image that shells are opened in, beside what was built: all manifests by step."""
     with files.locked(product_config.build_root / "for-the-tests"):
         main_job.ready_workbench(product_config)
-    with main_job.Flow(product_config) as flow:
+    with Flow(product_config) as flow:
         decisions = flow.pipeline(workbench=True).plan()
     found = {item.step.name: item.previous for item in decisions if item.previous is not None and not item.runs}
     assert {"dev", "workbench", *(item.step for item in built.manifests)} <= set(found)
@@ -135,7 +136,7 @@ def built(product_config: Config) -> main_job.Built:
     needs_the_machine()
     engine.ensure_running(product_config)
     with files.locked(product_config.build_root / "for-the-tests"):
-        with main_job.Flow(product_config) as flow:
+        with Flow(product_config) as flow:
             decisions = flow.pipeline().plan()
         found = tuple(item.previous for item in decisions if item.previous is not None and not item.runs)
         if len(found) == len(decisions):

@@ -134,6 +134,7 @@ def forget(client: docker.DockerClient, *names: str) -> None:
                 with contextlib.suppress(docker.errors.ImageNotFound):
                     client.images.remove(one, force=True)
             with contextlib.suppress(docker.errors.ImageNotFound):
+                assert found.id is not None
                 client.images.remove(found.id, force=True)
 
 
@@ -404,8 +405,8 @@ class TokenServer:
             granted = [action for action in actions.split(",") if known or action == "pull"]
             access.append({"type": kind, "name": name, "actions": granted})
         now = int(time.time())
-        claims = {"iss": "issuer", "sub": USER, "aud": "pitorch-test", "jti": uuid.uuid4().hex, "access": access}
-        claims |= {"exp": now + 300, "nbf": now - 10, "iat": now}
+        claims: dict[str, object] = {"iss": "issuer", "sub": USER, "aud": "pitorch-test", "access": access}
+        claims |= {"jti": uuid.uuid4().hex, "exp": now + 300, "nbf": now - 10, "iat": now}
         header = {"typ": "JWT", "alg": "RS256", "x5c": self._chain}
         text = b".".join(_base64url(json.dumps(part).encode()) for part in (header, claims))
         signed = subprocess.run(

@@ -112,5 +112,5 @@ built.export_library(str(folder / "many.so"), fcompile=cc.cross_compiler(linker)
 def export(config: Config, folder: Path, target: str) -> None:
     """Write plain.so (``gemm`` of 32 rows) and many.so to ``folder``, as TVM exports them for a target."""
     beside, wanted = environment.ready(config), targets.load(target)
-    words = [profiling.KERNELS / "gemm.py", folder, json.dumps(dict(wanted.tvm)), wanted.linker("")]
+    words: list[str | Path] = [profiling.KERNELS / "gemm.py", folder, json.dumps(dict(wanted.tvm)), wanted.linker("")]
     run([sys.executable, "-c", EXPORT, *words], env=beside.variables, limit_s=600)

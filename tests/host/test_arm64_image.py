@@ -70,6 +70,7 @@ def test_the_image_is_for_that_machine(for_64_bit: Config) -> None:
     with contextlib.closing(engine.connect()) as client:
         image = client.images.get(for_64_bit.image_reference("system"))
         assert (image.attrs["Os"], image.attrs["Architecture"]) == ("linux", "arm64")
+        assert image.id is not None
         said = client.containers.run(
             image.id,
             ["sh", "-c", "uname -m; dpkg --print-architecture"],

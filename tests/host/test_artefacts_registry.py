@@ -176,7 +176,7 @@ def test_oras_own_client_gets_the_same_files(plain: Registry, tmp_path: Path, or
     environment = {**os.environ, "HOME": str(tmp_path), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
     for tag in (TAG, f"thing-{recipe[:40]}"):
         got = tmp_path / "got" / tag
-        argv = [oras_python, "-c", PULL, f"{plain.address}/foreign-client/artefacts:{tag}", got]
+        argv: list[str | Path] = [oras_python, "-c", PULL, f"{plain.address}/foreign-client/artefacts:{tag}", got]
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
         assert {path.name: path.read_bytes() for path in got.iterdir()} == {

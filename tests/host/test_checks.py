@@ -84,6 +84,7 @@ def test_no_other_file_is_taken_for_a_shell_script(project: tuple[Path, ...]) ->
     assert {str(path.relative_to(ROOT)) for path in found} == {
         "LICENSE",
         "recipes/torch/inside/package",
+        "images/hooks/date-byte-code",
         f"{INITRAMFS}/conf.d/netboot",
         "images/overlay/bootable/etc/network/interfaces.d/eth0",
     }
@@ -95,6 +96,15 @@ def test_shellcheck_is_given_every_script(project: tuple[Path, ...]) -> None:
         pytest.skip("shellcheck is not installed; ./inv installs it")
     (check,) = [check for check in checks.linters() if check.name == "shellcheck"]
     assert {ROOT / word for word in check.argv[1:]} == set(checks.shell_scripts())
+
+
+def test_mypy_is_given_every_test(project: tuple[Path, ...]) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed; ./inv installs it")
+    folders = [ROOT / check.argv[-1] for check in checks.linters() if check.name.startswith("mypy ")]
+    tests = [path for path in project if path.suffix in (".py", ".pyi") and path.is_relative_to(ROOT / "tests")]
+    assert tests
+    assert [path for path in tests if not any(path.is_relative_to(folder) for folder in folders)] == []
 
 
 def test_pytest_gets_the_expression() -> None:
@@ -141,10 +151,10 @@ def hooks() -> list[dict[str, Any]]:
 
 
 def linter_of(argv: Sequence[str]) -> tuple[str, ...]:
-    """The program, and ruff's subcommand."""
+    """The program, and ruff's subcommand or mypy's folder."""
     words = argv[2:] if argv[1] == "-m" else argv
     name = Path(words[0]).name
-    return (name, words[1]) if name == "ruff" else (name,)
+    return (name, *(word for word in words[1:2] if word and name in ("ruff", "mypy")))
 
 
 def test_the_linters_are_those_that_run_before_each_commit(hooks: list[dict[str, Any]]) -> None:

@@ -86,7 +86,7 @@ def test_every_default_is_valid_and_every_setting_has_a_help_text() -> None:
             assert item.metadata["help"]
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown section, near": ({"imgae": {}}, "imgae: no such section; did you mean 'image'?"),
     "unknown section, far": ({"zzz": {}}, "zzz: no such section; valid: image, build, torch"),
     "section that is none": ({"image": "armhf"}, "image: expected a section with keys, found 'armhf'"),

@@ -163,7 +163,7 @@ def test_the_architecture_page_has_every_step() -> None:
 
 def shown(command: str) -> str:
     """What the README shows of a command's output."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks: list[str] = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if re.match(rf"\$ (?:\w+=\S+ )*{re.escape(command)}\n", block)]
     return block.partition("\n")[2]
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from images import doctor, engine, probe
 from images.doctor import Finding, Verdict
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
-from toolchain.errors import ChecksFailed
+from toolchain.errors import ChecksFailed, UserError
 
 CONF = Path("/usr/lib/binfmt.d/qemu-arm.conf")
 
@@ -107,8 +107,8 @@ def test_the_probe_is_what_its_source_says(tmp_path: Path) -> None:
         pytest.skip("gcc-arm-linux-gnueabihf is not installed")
     source = ROOT / "images/probe.S"
     subprocess.run([compiler, "-nostdlib", "-c", source, "-o", tmp_path / "probe.o"], check=True)
-    copy = ["arm-linux-gnueabihf-objcopy", "-O", "binary", "-j", ".text", tmp_path / "probe.o", tmp_path / "probe.bin"]
-    subprocess.run(copy, check=True)
+    copy = ["arm-linux-gnueabihf-objcopy", "-O", "binary", "-j", ".text"]
+    subprocess.run([*copy, tmp_path / "probe.o", tmp_path / "probe.bin"], check=True)
     assert (tmp_path / "probe.bin").read_bytes() == probe.CODE
 
 
@@ -419,7 +419,7 @@ def test_every_known_pair_names_its_source() -> None:
 def test_a_container_is_built_and_stamped_for_the_target(arm: None) -> None:
     try:
         engine.connect(timeout_s=10).close()
-    except doctor.UserError as fault:
+    except UserError as fault:
         pytest.skip(fault.summary)
     finding = doctor.check_container("linux/arm/v7")
     assert (finding.verdict, finding.found) == (Verdict.OK, "it ran, and is stamped linux/arm/v7")
@@ -430,7 +430,7 @@ def test_what_is_inspected_is_compared_with_what_was_asked(arm: None) -> None:
     """The engine takes a platform that does not exist: the answer counts, not the wish."""
     try:
         engine.connect(timeout_s=10).close()
-    except doctor.UserError as fault:
+    except UserError as fault:
         pytest.skip(fault.summary)
     finding = doctor.check_container("linux/arm/v6/none")
     assert finding.verdict is Verdict.FAIL
@@ -673,7 +673,7 @@ def test_json_is_all_that_another_program_reads(tmp_path: Path, direct: None) ->
 def test_the_whole_examination_ends_with_a_finding_for_each_check(tmp_path: Path) -> None:
     try:
         engine.connect(timeout_s=10).close()
-    except doctor.UserError as fault:
+    except UserError as fault:
         pytest.skip(fault.summary)
     findings = doctor.examine(Config(build=BuildConfig(folder=tmp_path)))
     names = [item.check for item in findings]

@@ -141,7 +141,7 @@ def test_a_containerd_among_other_mounts_is_another_engines(
     program = tmp_path / "containerd-try"
     shutil.copy(os.path.realpath("/bin/sh"), program)
     mark = f"{daemon.exec_root}/containerd/containerd.toml"
-    words = [*enter, program, "-c", "echo up; read -r line", mark]
+    words: list[str | Path] = [*enter, program, "-c", "echo up; read -r line", mark]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None

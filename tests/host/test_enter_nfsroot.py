@@ -197,7 +197,7 @@ def test_names_resolve_as_on_the_board_and_the_trees_file_stays(root: Path) -> N
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs the program ip (package iproute2)")
 def test_a_name_is_asked_of_the_boards_name_server(root: Path) -> None:
     within = ["unshare", "--net", "--mount", "sh", "-c", WITH_NAME_SERVER, "sh", sys.executable, NAME_SERVER]
-    words = [HELPER, "-a", "amd64", "--local", root, "getent", "hosts", "somewhere.example"]
+    words: list[str | Path] = [HELPER, "-a", "amd64", "--local", root, "getent", "hosts", "somewhere.example"]
     done = subprocess.run([*within, *words], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.split() == ["192.0.2.7", "somewhere.example"], done.stderr
 

@@ -246,7 +246,7 @@ def test_uncommitted_changes_are_not_of_the_commit(
 
 
 def test_outside_a_checkout_the_commit_is_unknown(chain: Chain) -> None:
-    tests = {"commit": "", "dirty": None, "changes": [], "reason": "no checkout"}
+    tests: dict[str, Any] = {"commit": "", "dirty": None, "changes": [], "reason": "no checkout"}
     assert chain.links(tests)[IMAGE_COMMIT]["holds"] is None
     assert chain.links(tests)[IMAGE_COMMIT]["expected"] == "unknown"
     assert chain.broken("warning", tests) == []

@@ -129,9 +129,9 @@ def expected_tree() -> dict[bytes, tuple[object, ...]]:
             (key.removeprefix("SCHILY.xattr."), value.encode("utf-8", "surrogateescape"))
             for key, value in info.pax_headers.items()
         )
-        name = os.fsencode(path)
-        leader = name if info.isdir() else groups.setdefault(id(info), name)
-        listed[name] = (
+        place = os.fsencode(path)
+        leader = place if info.isdir() else groups.setdefault(id(info), place)
+        listed[place] = (
             oct(kinds[info.type] | info.mode), info.uid, info.gid, os.makedev(info.devmajor, info.devminor),
             int(info.mtime) * 10**9, content, xattrs, leader,
         )  # fmt: skip

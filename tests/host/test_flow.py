@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -164,7 +164,7 @@ def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (util-linux) is not installed")
-    reachable = [*drop, "sh", "-c", 'test -r "$0" && test -x "$1"', ROOT / "tasks.py", sys.executable]
+    reachable: list[str | Path] = [*drop, "sh", "-c", 'test -r "$0" && test -x "$1"', ROOT / "tasks.py", sys.executable]
     if subprocess.run(reachable, check=False).returncode:
         pytest.skip("this checkout, or its Python, is closed to other users")
     return subprocess.run(
@@ -241,11 +241,12 @@ def test_no_root_is_begun_without_root(public: Path) -> None:
     )
     os.seteuid(65534)
     try:
-        for build in (
+        builds: tuple[Callable[[], object], ...] = (
             lambda: rootfs.build_tools(spec, public / "tools", public / "logs" / "log", standing_in=()),
             lambda: rootfs.build_native_tar(spec, public / "root.tar", public / "logs" / "log"),
             lambda: rootfs.build_tar(spec, public / "root.tar", public / "logs" / "log"),
-        ):
+        )
+        for build in builds:
             with pytest.raises(RootNeeded, match="files of the small root") as caught:
                 build()
             assert caught.value.mend.startswith("sudo ./inv")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +147,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         """
     )
     made = folder / "plain.so"
-    words = ["gcc", "-shared", "-fPIC", f"-I{loader_session.SOURCE}", folder / "plain.c", "-o", made]
-    process.run(words)
+    process.run(["gcc", "-shared", "-fPIC", f"-I{loader_session.SOURCE}", folder / "plain.c", "-o", made])
     return made
 
 
@@ -166,7 +165,8 @@ def test_a_plain_kernel_has_its_own_memory_types_and_model(board: LoaderSession,
 def test_a_kernel_that_fails_is_told_in_a_line_and_the_session_goes_on(board: LoaderSession, library: Path) -> None:
     board.load(library, "-")
     numbers = [board.array(numpy.array([value], numpy.int16)) for value in (-1, 1, 0)]
-    for request in (lambda: board.run(numbers), lambda: board.run(numbers[:2])):
+    requests: tuple[Callable[[], object], ...] = (lambda: board.run(numbers), lambda: board.run(numbers[:2]))
+    for request in requests:
         with pytest.raises(KernelUnusable) as caught:
             request()
         assert caught.value.found == "I was told to fail"

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -266,7 +266,11 @@ def test_a_url_that_no_engine_takes_is_refused_before_anything_is_written(file: 
 )
 def test_a_broken_file_is_refused_and_left_as_it_is(file: Path, text: str, words: str) -> None:
     file.write_text(text)
-    for call in (lambda: mirrors.merge([A], daemon_json=file), lambda: mirrors.show(daemon_json=file)):
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: mirrors.merge([A], daemon_json=file),
+        lambda: mirrors.show(daemon_json=file),
+    )
+    for call in calls:
         with pytest.raises(EngineConfigUnusable) as caught:
             call()
         assert words in caught.value.found

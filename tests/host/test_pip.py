@@ -19,7 +19,7 @@ def absent(name: str) -> SourceUnavailable:
 
 
 def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
-    words = ["download", "--index-url=http://127.0.0.1:1/simple", "--dest", tmp_path, "six==1.16.0"]
+    words: list[str | Path] = ["download", "--index-url=http://127.0.0.1:1/simple", "--dest", tmp_path, "six==1.16.0"]
     with pytest.raises(NetworkUnreachable, match=r"^six 1\.16 cannot be fetched") as caught:
         run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment=ALONE)
     assert str(tmp_path / "log") in caught.value.found
@@ -29,7 +29,8 @@ def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
 def test_a_proxy_that_pip_does_not_know_is_named(tmp_path: Path) -> None:
     """Pip itself ends with a traceback."""
-    words = ["download", "--retries=0", "--index-url=https://index.invalid/simple", "--dest", tmp_path, "six==1.16.0"]
+    words: list[str | Path] = ["download", "--retries=0", "--index-url=https://index.invalid/simple"]
+    words += ["--dest", tmp_path, "six==1.16.0"]
     proxies = dict.fromkeys(("all_proxy", "https_proxy", "HTTPS_PROXY"), "socks5h://127.0.0.1:1")
     with pytest.raises(NetworkUnreachable, match="speaks SOCKS") as caught:
         run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment={**proxies, "no_proxy": ""})
@@ -37,7 +38,8 @@ def test_a_proxy_that_pip_does_not_know_is_named(tmp_path: Path) -> None:
 
 
 def test_a_package_that_the_index_does_not_have_is_named(tmp_path: Path) -> None:
-    words = ["download", "--no-index", f"--find-links={tmp_path}", "--dest", tmp_path, "no-such-thing==3.1"]
+    words: list[str | Path] = ["download", "--no-index", f"--find-links={tmp_path}"]
+    words += ["--dest", tmp_path, "no-such-thing==3.1"]
     with pytest.raises(SourceUnavailable, match=r"^no no-such-thing==3\.1"):
         run_pip(words, what="it", log=tmp_path / "log", unfound=absent, environment=ALONE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -58,9 +59,7 @@ def qpu(tree: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("QPU_CACHE", "off")
     monkeypatch.delenv("QPU_BACKEND", raising=False)
     monkeypatch.syspath_prepend(str(SOURCE / "python"))
-    import pitorch.qpu
-
-    return pitorch.qpu
+    return importlib.import_module("pitorch.qpu")
 
 
 @pytest.fixture

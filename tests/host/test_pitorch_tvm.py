@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -47,9 +48,7 @@ TEMPORARY = """
 @pytest.fixture
 def tvm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "recipes" / "libqpu" / "python"))
-    import pitorch.tvm
-
-    return pitorch.tvm
+    return importlib.import_module("pitorch.tvm")
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def test_a_line_that_can_be_pasted_is_not_broken(log: io.StringIO) -> None:
 
 def test_a_bar_in_a_log_speaks_up_now_and_then(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with progress.bar("copy [a]", total=200) as bar:
         bar.update(10)
         now += 10
@@ -93,7 +93,7 @@ def test_a_bar_in_a_log_speaks_up_now_and_then(log: io.StringIO, monkeypatch: py
 
 def test_a_bar_without_a_total_tells_the_amount(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with progress.bar("copy") as bar:
         now = 11
         bar.update(7)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
 from recipes.qpu_ops import native
@@ -104,6 +105,7 @@ def test_the_wheel_holds_the_modules_and_links_libqpu_by_its_soname_alone(
     for extension in extensions:
         with (tmp_path / extension).open("rb") as stream:
             dynamic = ELFFile(stream).get_section_by_name(".dynamic")
+            assert isinstance(dynamic, DynamicSection)
             tags = {(tag.entry.d_tag, getattr(tag, "needed", "")) for tag in dynamic.iter_tags()}
         assert ("DT_NEEDED", "libqpu.so.1") in tags
         assert not [tag for tag, _ in tags if tag in ("DT_RPATH", "DT_RUNPATH")]

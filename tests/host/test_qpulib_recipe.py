@@ -423,7 +423,7 @@ def soname_of(library: Path) -> str:
     with library.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".dynamic")
         assert isinstance(section, DynamicSection)
-        (name,) = [str(tag.soname) for tag in section.iter_tags() if tag.entry.d_tag == "DT_SONAME"]
+        (name,) = [str(getattr(tag, "soname", "")) for tag in section.iter_tags() if tag.entry.d_tag == "DT_SONAME"]
     return name
 
 
@@ -516,7 +516,7 @@ def libqpu_step(**qpu: Any) -> Step:
 
 
 def test_the_choice_is_an_input_of_the_step() -> None:
-    choices = [
+    choices: list[dict[str, Any]] = [
         {},
         {"library": "upstream"},
         {"library": "upstream", "upstream_mode": "qpu"},

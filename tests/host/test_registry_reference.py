@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+from typing import Any
 
 import pytest
 import requests
@@ -200,7 +201,7 @@ def test_credentials_keep_their_secret_out_of_repr() -> None:
 
 
 def test_a_stream_that_ends_in_an_error_raises_it_with_its_words() -> None:
-    events = [
+    events: list[dict[str, Any]] = [
         {"status": "The push refers to repository [r.example/a]"},
         {"status": "Pushing", "progressDetail": {"current": 1, "total": 2}, "id": "a"},
         {"errorDetail": {"message": "unauthorized: no"}, "error": "unauthorized: no"},

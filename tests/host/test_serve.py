@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -33,8 +34,11 @@ needs_server = [
 ]
 
 
-def marked(*marks: pytest.MarkDecorator):  # type: ignore[no-untyped-def]
-    def apply(function):  # type: ignore[no-untyped-def]
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def marked(*marks: pytest.MarkDecorator) -> Callable[[Function], Function]:
+    def apply(function: Function) -> Function:
         for mark in (*needs_server, *marks):
             function = mark(function)
         return function

@@ -86,14 +86,15 @@ def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
     builder = StandIn(FIT)
     made = StandInFlow(tmp_path, builder)
     done = made.run()
-    assert [path.parent for path in done.artefacts] == [made.products] * 3
+    placed = cast("tuple[Path, ...]", done.artefacts)
+    assert [path.parent for path in placed] == [made.products] * 3
     wheel = made.products / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
     assert provenance.read(provenance.beside(wheel), wheel)["recipeKey"] == resolve.key(made.config)
     assert len(made.kept) == 1
     before = made.there
     again = made.run()
     assert builder.built == 1, "the second time it comes from the artefact cache"
-    assert (again.artefacts, made.there) == (tuple(sorted(done.artefacts)), before)
+    assert (again.artefacts, made.there) == (tuple(sorted(placed)), before)
     assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
 
 

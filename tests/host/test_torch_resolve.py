@@ -31,7 +31,7 @@ def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any
 
 
 def torch_wheel(folder: Path, version: str = "2.6.0", tag: str = FITS, content: bytes = b"") -> Path:
-    contents = {"torch/__init__.py": "", "torch/_C.so": content or elf(EM_ARM, flags=HARD)}
+    contents: dict[str, str | bytes] = {"torch/__init__.py": "", "torch/_C.so": content or elf(EM_ARM, flags=HARD)}
     return make_wheel(folder, contents, name="torch", version=version, tag=tag)
 
 

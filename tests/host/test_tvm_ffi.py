@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Callable
 from email.parser import Parser
 from pathlib import Path
 
@@ -131,10 +132,11 @@ def test_without_a_network_it_is_told_and_nothing_is_left(tmp_path: Path, monkey
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     log = tmp_path / "pip.log"
-    for action in (
+    actions: tuple[Callable[[], object], ...] = (
         lambda: source.tools(DATA, TRIXIE, tmp_path, log),
         lambda: source.obtain(DATA, tmp_path, tmp_path, log),
-    ):
+    )
+    for action in actions:
         with pytest.raises(NetworkUnreachable) as caught:
             action()
         assert "https_proxy" in caught.value.mend

@@ -231,7 +231,7 @@ def test_completion_starts_no_installation(checkout: Checkout) -> None:
 def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
     """A first run that waits in the middle of pip."""
     (checkout.folder / "hold").touch()
-    process = checkout.start("held", HOLD="1", **env)
+    process = checkout.start("held", cwd=None, HOLD="1", **env)
     deadline = time.monotonic() + 120
     while not (checkout.folder / "building").exists():
         assert time.monotonic() < deadline, "pip never got there"

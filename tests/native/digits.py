@@ -89,7 +89,7 @@ def accuracy(name: str, device: str, epochs: int) -> float:
             optimizer.step()
     network.eval()
     with torch.no_grad():
-        return (network(unseen.to(device)).argmax(1).cpu() == truth).double().mean().item()
+        return float((network(unseen.to(device)).argmax(1).cpu() == truth).double().mean())
 
 
 def compared(name: str, epochs: int) -> dict[str, Any]:

@@ -39,6 +39,18 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
     return tree
 
 
+def leaves_of(tree: Tree) -> list[torch.Tensor]:
+    """Its tensors that want a gradient."""
+    found: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> None:
+        if t.requires_grad:
+            found.append(t)
+
+    mapped(keep, tree)
+    return found
+
+
 def first(result: Any) -> torch.Tensor:
     """The values of an operator that may give their places too."""
     value: torch.Tensor = result[0] if isinstance(result, tuple) else result
@@ -187,8 +199,7 @@ def test_gradients_are_those_of_the_cpu(name: str) -> None:
         grads = []
         for move in (lambda t: t.detach().clone().requires_grad_(t.requires_grad), to_qpu):
             copy = mapped(move, (sample.input, sample.args, sample.kwargs))
-            leaves: list[torch.Tensor] = []
-            mapped(lambda t, leaves=leaves: leaves.append(t) if t.requires_grad else None, copy)
+            leaves = leaves_of(copy)
             result = first(info(copy[0], *copy[1], **copy[2]))
             if not leaves or not result.is_floating_point():
                 break
