@@ -1,8 +1,8 @@
 """torch's compile: the same few objects three ways, and what the whole would cost emulated.
 
-The objects come from the build tree that ``./inv build-torch`` left, by the very command lines of its build, without
-ccache. They are sources of c10, which read no library's headers but their own: those of the others are in the builder
-image only.
+The objects come from the build tree that ``./inv build-torch`` left, by the command lines of its build, without ccache.
+They are sources of c10, which read no library's headers but their own: those of the others are in the builder image
+only. One compiler is compared with itself, GCC; what the recipe's own takes for them is told beside it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ TITLES = {
     "emulated": "three objects, emulated compiler",
     "native": "three objects, native compiler in the container",
     "cross": "three objects, plain cross compiler",
+    "recipe": "three objects, the recipe's compiler",
 }
 RULE = (
-    "One compiler at a time, no ccache, timed inside the container. Native and cross: the median, taken in turns; "
-    "emulated: one run. The whole emulated is the build's own seconds times the ratio: an estimate. What the build "
-    "took is what it noted itself, with whatever else the machine did then."
+    "One compiler at a time, no ccache, timed inside the container. The first three are GCC by one command line, "
+    "without warnings; the recipe's is the build's own. Emulated: one run; the others: the median, taken in turns. "
+    "The whole emulated is the build's own seconds times what GCC emulated takes beside the recipe's: an estimate. "
+    "What the build took is what it noted itself, with whatever else the machine did then."
 )
 
 
@@ -51,13 +53,15 @@ def measure(workspace: Workspace) -> Result:
             "emulated": Way(dev, target, (), {}),
             "native": Way(dev, target, tuple(compiler.binds()), dict(compiler.environment)),
             "cross": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
+            "recipe": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
         }
         samples: dict[str, list[Spent]] = {name: [] for name in ways}
         client = engine.connect(timeout_s=7200)
         try:
-            for name in [*["native", "cross"] * workspace.times, "emulated"]:
+            gcc = {name: f"{target.gnu}-g++" if name == "cross" else "g++" for name in ("emulated", "native", "cross")}
+            for name in [*["native", "cross", "recipe"] * workspace.times, "emulated"]:
                 with progress.step(TITLES[name]):
-                    script = _script(commands, f"{target.gnu}-g++" if name == "cross" else "g++")
+                    script = script_of([for_gcc(words, gcc[name]) for words in commands] if name in gcc else commands)
                     done = run_in(
                         client,
                         ways[name].image,
@@ -75,7 +79,7 @@ def measure(workspace: Workspace) -> Result:
         name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
         for name, title in TITLES.items()
     }
-    slower = figures["emulated"].value / figures["cross"].value
+    slower = figures["emulated"].value / figures["recipe"].value
     built, notes = figures_of_the_build(builder, slower)
     return Result(
         name="torch",
@@ -86,6 +90,7 @@ def measure(workspace: Workspace) -> Result:
             ratio("emulated / native in the container", figures["emulated"], figures["native"]),
             ratio("emulated / plain cross", figures["emulated"], figures["cross"]),
             ratio("native in the container / plain cross", figures["native"], figures["cross"]),
+            ratio("plain cross / the recipe's", figures["cross"], figures["recipe"]),
             *built,
         ),
         notes=notes,
@@ -159,10 +164,22 @@ def seconds_of_objects(home: Path) -> list[float]:
     return [(int(item[1]) - int(item[0])) / 1000 for item in parts if item[3].endswith((".o", ".gch"))]
 
 
-def _script(commands: list[list[str]], program: str) -> str:
+def for_gcc(words: list[str], program: str) -> list[str]:
+    """A command line of the build for GCC: without warnings, and without what Clang alone knows."""
+    kept = [program]
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-Xclang", "-target"):
+            next(rest)
+        elif not word.startswith(("-W", "--target=", "-Qunused-", "-fcolor-")):
+            kept.append(word)
+    return kept
+
+
+def script_of(commands: list[list[str]]) -> str:
     """Compile all of them to /tmp, and tell the seconds."""
     lines = ["cd /usr/src/torch/pytorch/build || exit 1", "began=$(date +%s%N)"]
     for words in commands:
         out = words.index("-o")
-        lines.append(shlex.join([program, *words[1 : out + 1], "/tmp/object.o", *words[out + 2 :]]) + " || exit 1")  # noqa: S108
+        lines.append(shlex.join([*words[: out + 1], "/tmp/object.o", *words[out + 2 :]]) + " || exit 1")  # noqa: S108
     return "\n".join([*lines, "echo took $(( $(date +%s%N) - began )) ns", "times"])

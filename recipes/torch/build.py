@@ -104,6 +104,7 @@ class Plan:
         python = f"/usr/lib/{target.gnu}"
         settings = {
             "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
+            "CMAKE_CXX_COMPILER_TARGET": target.gnu,
             "CMAKE_C_COMPILER_LAUNCHER": "ccache",
             "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
             "CMAKE_C_FLAGS": self.flags,
@@ -400,6 +401,7 @@ class Builder:
                 **self._plan.environment,
                 "CCACHE_DIR": "/usr/src/ccache",
                 "CCACHE_COMPILERCHECK": "content",
+                "CCACHE_DEPEND": "1",  # the compiler names the headers that it read: nothing is preprocessed twice
                 "CCACHE_MAXSIZE": "10G",
                 "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
                 **({} if self._cached else {"CCACHE_DISABLE": "1"}),
@@ -415,7 +417,7 @@ class Builder:
 
 
 def versions_in(client: docker.DockerClient, image: str, target: Architecture) -> dict[str, str]:
-    """Packages of a builder image, with their versions, and the compiler's.
+    """Packages of a builder image, with their versions, and what its compilers say of themselves.
 
     Nothing of the build is mounted: the engine would make a folder that is not there yet, as root.
     """
@@ -425,8 +427,8 @@ def versions_in(client: docker.DockerClient, image: str, target: Architecture) -
 
     listed = ask("dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
     packages = dict(line.split(" ", 1) for line in listed if " " in line)
-    said = ask(f"{target.gnu}-g++", "--version")
-    return {**packages, "compiler": said[0] if said else ""}
+    said = [ask(program, "--version")[:1] for program in ("clang++", f"{target.gnu}-g++")]
+    return {**packages, "compiler": "; ".join(line for lines in said for line in lines)}
 
 
 @contextlib.contextmanager

@@ -406,6 +406,17 @@ def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
         assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
 
 
+def test_the_benchmarks_command_line_for_gcc_is_one_that_gcc_takes(tmp_path: Path) -> None:
+    """Clang's own words and its warnings go, with what belongs to them; what makes the object stays."""
+    (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
+    stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
+    goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]
+    goes += ["-fcolor-diagnostics", "-Xclang", "-fno-pch-timestamp", "-Xclang", "-include-pch", "-Xclang", "some.pch"]
+    words = torch_wheel.for_gcc(["/usr/bin/clang++", *goes, *stays], "g++")
+    assert words == ["g++", *stays]
+    assert subprocess.run([*words], cwd=tmp_path, check=False).returncode == 0
+
+
 # verify: a second build is compared.
 
 

@@ -4,9 +4,51 @@
 # Not in CMAKE_CXX_FLAGS, which torch.__config__ shows: the path would be in the product after all.
 add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}=.)
 
-# The sources of two libraries read the same 2,000 headers a thousand times over. Those compiled with options or macros
-# of their own, as the kernels of aten/src/ATen/native/cpu, could not use what was precompiled without: they stay as
-# they are.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  # A precompiled header without time stamps: ccache knows it by its content, and a second build gives the same.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-Xclang -fno-pch-timestamp>")
+
+  # Clang 18 and later put constraints into the names of templates, which GCC 14 does not: extensions would not find them.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fclang-abi-compat=17>")
+
+  # An argument of 8 bytes' alignment starts at a register of even number. Clang takes a class's alignment for that from its
+  # own members, and not from its bases; GCC from both. What torch's exported functions take so is std::optional of 64
+  # bits, which libstdc++ derives from where the value lies: for Clang it gets a member of that alignment and of no length.
+  find_file(optional optional PATHS ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES} REQUIRED NO_CACHE NO_DEFAULT_PATH
+    NO_CMAKE_FIND_ROOT_PATH)
+  file(READ ${optional} header)
+  set(place "using _Base = _Optional_base<_Tp>;")
+  string(REPLACE "${place}"
+    "${place} conditional_t<alignof(_Tp) >= 8, unsigned long long, char> _M_alignment[0] = {};" aligned "${header}")
+  if(aligned STREQUAL header)
+    message(FATAL_ERROR "${optional} has no \"${place}\": GCC and Clang would pass std::optional<int64_t> differently")
+  endif()
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/abi/optional CONTENT "@aligned@" @ONLY)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-isystem ${CMAKE_BINARY_DIR}/abi>")
+
+  # Modules find each other's types by pybind11's name for the compiler. Extensions are compiled by GCC, here and by
+  # users; both compilers have one C++ ABI, so they may share.
+  execute_process(COMMAND ${CMAKE_C_COMPILER} -fopenmp -dM -E -x c /dev/null
+    OUTPUT_VARIABLE macros COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCH "__GXX_ABI_VERSION ([0-9]+)" _ "${macros}")
+  add_compile_definitions("$<$<COMPILE_LANGUAGE:CXX>:PYBIND11_COMPILER_TYPE=\"_gcc\">"
+    "$<$<COMPILE_LANGUAGE:CXX>:PYBIND11_BUILD_ABI=\"_cxxabi${CMAKE_MATCH_1}\">")
+
+  # OpenMP's run-time library stays GCC's: Clang's directives would call another one. There are none in the C++ sources
+  # (patch "one OpenMP region"), which call functions of the library alone.
+  if(USE_OPENMP)
+    string(REGEX MATCH "_OPENMP ([0-9]+)" _ "${macros}")
+    set(OpenMP_CXX_FLAGS "-D_OPENMP=${CMAKE_MATCH_1} -isystem /usr/src/recipe/inside/openmp" CACHE STRING "")
+    set(OpenMP_CXX_LIB_NAMES gomp CACHE STRING "")
+    execute_process(COMMAND ${CMAKE_C_COMPILER} -print-file-name=libgomp.so
+      OUTPUT_VARIABLE library OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    set(OpenMP_gomp_LIBRARY ${library} CACHE FILEPATH "")
+  endif()
+endif()
+
+# The sources of two libraries read the same 2,000 headers a thousand times over. GCC could not use what was precompiled
+# without them for sources that have options or macros of their own, as the kernels of aten/src/ATen/native/cpu; Clang can,
+# and what is precompiled does not ask for those macros. object_ptr.cpp specialises what was instantiated there.
 function(pitorch_precompile)
   foreach(library torch_cpu torch_python)
     target_precompile_headers(${library} PRIVATE
@@ -15,11 +57,24 @@ function(pitorch_precompile)
     foreach(source IN LISTS sources)
       get_source_file_property(definitions ${source} TARGET_DIRECTORY ${library} COMPILE_DEFINITIONS)
       get_source_file_property(flags ${source} TARGET_DIRECTORY ${library} COMPILE_FLAGS)
-      if(definitions OR flags OR source MATCHES "MapAllocator|third_party")
+      if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND source MATCHES "/native/cpu/")
+        continue()
+      endif()
+      if(definitions OR flags OR source MATCHES "MapAllocator|object_ptr|third_party")
         set_source_files_properties(${source} TARGET_DIRECTORY ${library} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
       endif()
     endforeach()
   endforeach()
 endfunction()
 
+# The OpenMP region, in C.
+function(pitorch_openmp)
+  if(USE_OPENMP)
+    set(team /usr/src/recipe/inside/openmp/team.c)
+    target_sources(torch_cpu PRIVATE ${team})
+    set_source_files_properties(${team} TARGET_DIRECTORY torch_cpu PROPERTIES COMPILE_OPTIONS "-fopenmp;-fexceptions")
+  endif()
+endfunction()
+
 cmake_language(DEFER CALL pitorch_precompile)
+cmake_language(DEFER CALL pitorch_openmp)
