@@ -67,6 +67,36 @@ function(pitorch_precompile)
   endforeach()
 endfunction()
 
+# Sources of one folder in one: what each of them makes of the same headers, templates and inline functions is made once.
+# Left alone are sources that have options or macros of their own, generated ones, which are long enough, and those that
+# have names in common with their neighbours.
+function(pitorch_unite)
+  set(folders "/torch/csrc/(jit|api|autograd|dynamo|utils)/|/torch/csrc/[^/]*$|/ATen/functorch/")
+  string(CONCAT alone
+    "/generated/|/jit/backends/|/jit/frontend/tracer|/jit/serialization/export_module|/operators/quantization"
+    "|/register_(prim_ops|prim_ops_fulljit|special_ops)[.]|/symbolic_shape_registry[.]|/python_legacy_variable"
+    "|/BatchRulesBinaryOps|/LegacyBatchingRegistrations")
+  set(size_torch_cpu 8)
+  set(size_torch_python 6)
+  foreach(library torch_cpu torch_python)
+    set_target_properties(${library} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    get_target_property(sources ${library} SOURCES)
+    list(SORT sources)
+    foreach(source IN LISTS sources)
+      get_source_file_property(apart ${source} TARGET_DIRECTORY ${library} SKIP_PRECOMPILE_HEADERS)
+      if(source MATCHES "${folders}" AND NOT source MATCHES "${alone}" AND NOT apart)
+        get_filename_component(folder ${source} DIRECTORY)
+        string(REGEX REPLACE "^.*/(torch/csrc|ATen)" "" folder "${folder}")
+        string(MAKE_C_IDENTIFIER "${library}${folder}" group)
+        list(APPEND ${group} ${source})
+        list(LENGTH ${group} number)
+        math(EXPR number "(${number} - 1) / ${size_${library}}")
+        set_source_files_properties(${source} TARGET_DIRECTORY ${library} PROPERTIES UNITY_GROUP ${group}_${number})
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
+
 # The OpenMP region, in C.
 function(pitorch_openmp)
   if(USE_OPENMP)
@@ -77,4 +107,5 @@ function(pitorch_openmp)
 endfunction()
 
 cmake_language(DEFER CALL pitorch_precompile)
+cmake_language(DEFER CALL pitorch_unite)
 cmake_language(DEFER CALL pitorch_openmp)
