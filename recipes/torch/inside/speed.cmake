@@ -73,14 +73,16 @@ endfunction()
 function(pitorch_unite)
   set(folders "/torch/csrc/(jit|api|autograd|dynamo|utils)/|/torch/csrc/[^/]*$|/ATen/functorch/")
   string(CONCAT alone
-    "/generated/|/jit/backends/|/jit/frontend/tracer|/jit/serialization/export_module|/operators/quantization"
+    "/generated/|/jit/backends/|/jit/frontend/tracer|/jit/serialization/export|/operators/quantization"
     "|/register_(prim_ops|prim_ops_fulljit|special_ops)[.]|/symbolic_shape_registry[.]|/python_legacy_variable"
-    "|/BatchRulesBinaryOps|/LegacyBatchingRegistrations")
+    "|/autograd/(autograd_meta|profiler_kineto)[.]|/BatchRulesBinaryOps|/LegacyBatchingRegistrations"
+    "|/dynamo/(init|utils)[.]|/onnx/shape_type_inference|/utils/tensor_numpy")
   set(size_torch_cpu 8)
   set(size_torch_python 6)
   foreach(library torch_cpu torch_python)
     set_target_properties(${library} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
     get_target_property(sources ${library} SOURCES)
+    list(REMOVE_DUPLICATES sources)
     list(SORT sources)
     foreach(source IN LISTS sources)
       get_source_file_property(apart ${source} TARGET_DIRECTORY ${library} SKIP_PRECOMPILE_HEADERS)
