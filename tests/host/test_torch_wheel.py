@@ -563,8 +563,15 @@ torch::Tensor slope(torch::Tensor x, std::optional<double> margin)
 {
     return at::logit_backward(torch::ones_like(x), x, margin);  // takes it by value
 }
+torch::Tensor largest(torch::Tensor x, std::optional<int64_t> dim)
+{
+    auto place = torch::empty({0}, torch::kInt64);
+    at::argmax_out(place, x, dim);
+    return place;
+}
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 {
+    module.def("largest", &largest);
     module.def("slope", &slope);
     module.def("members", &members);
     module.def("fail", &fail);
@@ -572,10 +579,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 """,
     "try.py": """
 import torch, shares
-for length, grain in ((8, 1), (9, 5), (9, 9), (0, 1)):
-    members = shares.members(length, grain).tolist()
-    assert len(members) == length and members == sorted(members) and min(members, default=0) == 0, members
-assert shares.members(9, 9).tolist() == [0] * 9  # what is no more than the grain is not dealt out
+torch.set_num_threads(3)
+assert shares.members(8, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]  # as many parts as threads, of equal length
+assert shares.members(9, 5).tolist() == [0] * 5 + [1] * 4         # fewer where they would be below the grain
+assert shares.members(9, 9).tolist() == [0] * 9                   # one is no team
+assert shares.members(0, 1).tolist() == []
 for _ in range(50):
     try:
         shares.fail(8)
@@ -583,11 +591,14 @@ for _ in range(50):
         assert str(fault).startswith("part of "), fault
     else:
         raise SystemExit("nothing was thrown on")
+    assert shares.members(8, 1).tolist()[-1] == 2
 torch.set_num_threads(1)
 assert shares.members(8, 1).tolist() == [0] * 8
 x = torch.tensor([0.125, 0.5])
 assert shares.slope(x, 0.25).tolist() == [0, 4]
 assert torch.allclose(shares.slope(x, None), 1 / (x * (1 - x)))
+assert shares.largest(torch.tensor([[3, 9], [7, 1]]), 1).tolist() == [1, 0]
+assert shares.largest(torch.tensor([[3, 9], [7, 1]]), None).tolist() == 1
 print("an extension of", torch.__version__, "computes")
 """,
 }
@@ -597,10 +608,10 @@ print("an extension of", torch.__version__, "computes")
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_a_cpp_extension_is_built_in_the_container_and_computes(
+def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """By torch.utils.cpp_extension, as a user would; with parallel loops, errors and optional arguments."""
+    """By torch.utils.cpp_extension, as a user would: GCC's objects and the wheel's have one ABI and one OpenMP."""
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)
