@@ -21,7 +21,7 @@ import dataclasses
 import fcntl
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -249,6 +249,7 @@ class Flow:
         def action(needs: Mapping[str, Manifest]) -> Made:
             self._require_execution()
             spec = self.root_spec("dev", packages, needs["mirror"], (self.target,))
+            spec = dataclasses.replace(spec, overlays=self.overlays())
             tar = self.root / "dev.tar"
             rootfs.build_tar(self._with_tools(spec), tar, self.log("dev"))
             if self.target != self.native:
@@ -258,7 +259,11 @@ class Flow:
         return Step(
             name="dev",
             title="development root",
-            inputs={**self._root_inputs(packages), "hook": _hook_fingerprint()},
+            inputs={
+                **self._root_inputs(packages),
+                "hook": _hook_fingerprint(),
+                "overlay": _fingerprint_of(self.overlays()),
+            },
             needs=("mirror", "tools"),
             action=action,
             missing=self._image_missing("dev"),
@@ -359,11 +364,11 @@ class Flow:
         )
 
     def _rootfs(self) -> Step:
-        overlay = rootfs.HERE / "overlay" / "bootable" if self.image.profile == "bootable" else None
+        overlays = self.overlays(*(["bootable"] if self.image.profile == "bootable" else []))
 
         def action(needs: Mapping[str, Manifest]) -> Made:
             self._require_execution()
-            spec = dataclasses.replace(self._rootfs_spec(needs), overlay=overlay)
+            spec = dataclasses.replace(self._rootfs_spec(needs), overlays=overlays)
             tar = self.root / "rootfs.tar"
             rootfs.build_tar(self._with_tools(spec), tar, self.log("rootfs"))
             made = self._loaded("rootfs", tar, self.target)
@@ -376,7 +381,7 @@ class Flow:
                 **self._packages_inputs(),
                 "epoch": str(self.image.source_date_epoch),
                 "hook": _hook_fingerprint(),
-                "overlay": files.tree_fingerprint(overlay) if overlay else "none",
+                "overlay": _fingerprint_of(overlays),
             },
             # The packages are fetched before, while the native tools are made; what is missing then, it fetches itself.
             needs=("mirror", "tools", "torch", "archives"),
@@ -628,6 +633,11 @@ class Flow:
     def _root_inputs(self, packages: tuple[str, ...]) -> dict[str, str]:
         return {"packages": " ".join(packages), "epoch": str(self.image.source_date_epoch)}
 
+    def overlays(self, *others: str) -> tuple[Path, ...]:
+        """Folders that are laid over a target root: those of these names, and what keeps documentation out."""
+        names = [*([] if self.image.documentation else ["lean"]), *others]
+        return tuple(rootfs.HERE / "overlay" / name for name in names)
+
     def _with_tools(self, spec: rootfs.RootSpec) -> rootfs.RootSpec:
         return rootfs.with_tools(spec, self.tools)
 
@@ -715,6 +725,10 @@ def _source(record: Mapping[str, Any]) -> apt.Source:
 
 def _hook_fingerprint() -> str:
     return files.tree_fingerprint(rootfs.HERE / "hooks")
+
+
+def _fingerprint_of(overlays: Sequence[Path]) -> str:
+    return " ".join(f"{folder.name}:{files.tree_fingerprint(folder)}" for folder in overlays) or "none"
 
 
 def _packing() -> str:
