@@ -3,8 +3,8 @@
 ::
 
     mirror ─┬── tools ──┬── builder ─── libqpu ───┬── qpu-ops ──┬── system
-            │           ├── torch-site ───────────┘             │
-            └── archives ── rootfs ─────────────────────────────┘
+            │           ├── torch-site ─┬─────────┘             │
+            └── archives ── rootfs ─────┴── base ───────────────┘
                         └── dev ────── workbench
     torch ───── torch-site, archives
 
@@ -101,6 +101,7 @@ class Flow:
             self._archives(),
             self._torch_site(),
             self._rootfs(),
+            self._base(),
             self._libqpu(),
             self._qpu_ops(),
             *([self._tvm_server()] if self.config.remote.server_in_image else []),
@@ -559,14 +560,37 @@ class Flow:
             action=action,
         )
 
+    def _base(self) -> Step:
+        reference = self.config.image_reference("base")
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            below, layers = needs["rootfs"].facts, _layers({"torch-site": needs["torch-site"]})
+            if not layers:
+                return Made(facts={"base": below["image"]})
+            names = [layer.name for layer in layers]
+            text = system.render(below["image"], names, labels={}, bootable=False, finished=False)
+            loaded = system.build(self.client, reference, text, layers, self.target)
+            facts = {"image": loaded.image_id, "reference": reference, "size": loaded.size}
+            return Made(facts={**facts, "base": loaded.image_id})
+
+        return Step(
+            name="base",
+            title="image with torch",
+            inputs={"templates": _templates()},
+            # Apart from the system image: it can be made while extensions are compiled, and stays when they change.
+            needs=("torch-site", "rootfs"),
+            action=action,
+            missing=lambda made: self._image_missing("base")(made) if "image" in made.facts else "",
+        )
+
     def _system(self) -> Step:
         reference = self.config.image_reference("system")
         bootable = self.image.profile == "bootable"
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            layers = _layers(needs)
+            layers = _layers({name: made for name, made in needs.items() if name != "torch-site"})
             text = system.render(
-                needs["rootfs"].facts["image"],
+                needs["base"].facts["base"],
                 [layer.name for layer in layers],
                 labels=self._labels(needs),
                 bootable=bootable,
@@ -597,11 +621,11 @@ class Flow:
             name="system",
             title="system image",
             inputs={
-                "templates": files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2"),
+                "templates": _templates(),
                 "profile": self.image.profile,
             },
             needs=(
-                *("torch", "torch-site", "rootfs", "libqpu", "qpu-ops"),
+                *("torch", "torch-site", "rootfs", "base", "libqpu", "qpu-ops"),
                 *(("tvm-server",) if self.config.remote.server_in_image else ()),
                 *(("tvm-ffi",) if self.config.remote.ffi_in_image else ()),
             ),
@@ -622,7 +646,7 @@ class Flow:
         return Step(
             name="workbench",
             title="workbench image",
-            inputs={"templates": files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2")},
+            inputs={"templates": _templates()},
             needs=("dev", "torch-site", "libqpu", "qpu-ops"),
             action=action,
             missing=self._image_missing("workbench"),
@@ -729,6 +753,10 @@ def _hook_fingerprint() -> str:
 
 def _fingerprint_of(overlays: Sequence[Path]) -> str:
     return " ".join(f"{folder.name}:{files.tree_fingerprint(folder)}" for folder in overlays) or "none"
+
+
+def _templates() -> str:
+    return files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2")
 
 
 def _packing() -> str:
