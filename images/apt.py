@@ -15,6 +15,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
+import shlex
 import shutil
 import tempfile
 import urllib.parse
@@ -255,12 +256,20 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
 
 
 def download(
-    sources: tuple[Source, ...], lists: Path, architecture: str, names: Sequence[str], archives: Path, log: Path
-) -> None:
-    """Fetch packages, what they need and the essential ones into a folder, as the root that they are for is going to.
+    sources: tuple[Source, ...],
+    lists: Path,
+    architectures: Sequence[str],
+    names: Sequence[str],
+    archives: Path,
+    log: Path,
+    *,
+    essential: bool = True,
+) -> list[Path]:
+    """Fetch packages and what they need into a folder, as the root that they are for is going to; the packages' files.
 
-    What this PC's apt is configured to plays no part, as it plays none in that root. What lies there already is not
-    fetched again. Raises CommandFailed with apt's last words, all of which ``log`` receives, or CommandTimedOut.
+    The first architecture is the root's own. The ``essential`` ones are fetched too. What this PC's apt is configured
+    to plays no part, as it plays none in that root. What lies there already is not fetched again. Raises CommandFailed
+    with apt's last words, all of which ``log`` receives, or CommandTimedOut.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
@@ -271,23 +280,32 @@ def download(
         # Where its configuration lies, apt must know before it reads any: by a file, as mmdebstrap tells it.
         config = scratch / "apt.conf"
         config.write_text(f'Dir::Etc::main "/dev/null";\nDir::Etc::parts "{scratch}/etc/apt.conf.d";\n')
-        (scratch / "sources.list").write_text(sources_text(sources, (architecture,)))
-        options = {
-            "Dir::State::lists": lists,
-            "Dir::Cache::archives": archives,
-            "APT::Architecture": architecture,
-            "APT::Architectures::": architecture,
-            "APT::Install-Recommends": "false",
-            "APT::Default-Release": "",
-            "Dir::Etc::preferences": "/dev/null",
-            "Dir::Etc::preferencesparts": scratch / "etc/preferences.d",
-            "Acquire::Retries": "3",
-            "Debug::NoLocking": "true",  # the lists are read by others too
-        }
-        words = [*_apart(scratch), *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-        argv = ["apt-get", "--yes", "--download-only", *words, "install", *names, "?essential"]
+        (scratch / "sources.list").write_text(sources_text(sources, tuple(architectures)))
+        # Instead of calling dpkg, apt says how it would have; what it gives to hooks before that are the files' paths.
+        named = scratch / "named"
+        options = [
+            ("Dir::State", scratch),
+            ("Dir::State::lists", lists),
+            ("Dir::Cache::archives", archives),
+            ("Dir::Log", scratch),
+            ("APT::Architecture", architectures[0]),
+            *(("APT::Architectures::", name) for name in architectures),
+            ("APT::Install-Recommends", "false"),
+            ("APT::Default-Release", ""),
+            ("Dir::Etc::preferences", "/dev/null"),
+            ("Dir::Etc::preferencesparts", scratch / "etc/preferences.d"),
+            ("Acquire::Retries", "3"),
+            ("Debug::NoLocking", "true"),  # the lists are read by others too
+            ("Debug::pkgDPkgPM", "true"),
+            ("APT::Immediate-Configure", "false"),
+            ("DPkg::Use-Pty", "false"),
+            ("DPkg::Pre-Install-Pkgs::", f"cat >{shlex.quote(str(named))}"),
+        ]
+        words = [*_apart(scratch), *(word for name, value in options for word in ("-o", f"{name}={value}"))]
+        argv = ["apt-get", "--yes", *words, "install", *names, *(["?essential"] if essential else [])]
         environment = {**build_environment(), "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
         run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=environment, log=log)
+        return [Path(line) for line in named.read_text().splitlines()]
 
 
 def _apart(scratch: Path) -> list[str]:

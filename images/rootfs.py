@@ -20,7 +20,7 @@ import dataclasses
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,11 @@ _LIMIT_S = 3600.0
 _MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
 _MEMORY_FOR_TREE_MIB = 4096
 _ROOM_FOR_ARCHIVES_MIB = 500
+_ROOM_FOR_TOOLS_MIB = 1000
+_MERGED = ("bin", "sbin", "lib", "lib64")
+_EXTRACT_SCRIPT = """
+    dpkg-deb --fsys-tarfile "$1" | tar --extract --preserve-permissions --numeric-owner --keep-directory-symlink -C "$0"
+"""
 _SCRATCH_SCRIPT = """
     if [ "$1" -gt 0 ]; then mount -t tmpfs -o "size=${1}m,mode=755" pitorch "$0"; fi
     export TMPDIR="$0"
@@ -86,7 +91,8 @@ class RootSpec:
     archives: Path
     """Where downloaded packages are kept between builds."""
     source_date_epoch: int
-    overlay: Path | None = None
+    overlays: tuple[Path, ...] = ()
+    """Folders that are laid over the root before packages are unpacked."""
     native_tools: Path | None = None
     keyring_package: str = ""
     split_usr: bool = False
@@ -122,11 +128,17 @@ def download(spec: RootSpec, log: Path) -> None:
 
     Raises DiskFull, NetworkUnreachable, ImageBuildFailed or CommandTimedOut.
     """
-    files.require_space(spec.archives, _ROOM_FOR_ARCHIVES_MIB, f"the packages of the {spec.role} root")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
+    _fetch(spec, _named(spec), log, essential=True)
+
+
+def _fetch(spec: RootSpec, names: Sequence[str], log: Path, *, essential: bool) -> list[Path]:
+    files.require_space(spec.archives, _ROOM_FOR_ARCHIVES_MIB, f"the packages of the {spec.role} root")
     try:
-        apt.download(spec.sources, spec.lists, spec.architecture.debian, _named(spec), spec.archives, log)
+        return apt.download(
+            spec.sources, spec.lists, spec.architectures, names, spec.archives, log, essential=essential
+        )
     except CommandTimedOut:
         raise
     except CommandFailed as fault:
@@ -135,7 +147,7 @@ def download(spec: RootSpec, log: Path) -> None:
             fault,
             log,
             summary=f"fetching the packages of the {spec.role} root failed",
-            expected="apt-get --download-only to end with status 0",
+            expected="apt-get to end with status 0",
         ) from fault
 
 
@@ -145,7 +157,7 @@ def _named(spec: RootSpec) -> list[str]:
     return sorted({*spec.packages, *filter(None, [spec.keyring_package, merged])})
 
 
-def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
+def build_tar(spec: RootSpec, tar: Path, log: Path) -> None:
     """Build a target root and write it as an uncompressed tar.
 
     Raises RootNeeded, ImageBuildFailed or NetworkUnreachable.
@@ -160,39 +172,59 @@ def build_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str],
         "NATIVE_TRIPLET": host_architecture().gnu,
         "MANUAL_PACKAGES": str(manual),
         "TARGET_ARCHITECTURE": spec.architectures[0],
-        "OVERLAY": str(spec.overlay or ""),
+        "OVERLAYS": "\n".join(map(str, spec.overlays)),
         "HOOK_LOG": str(log),
     }
-    _mmdebstrap(spec, tar, log, ["--variant=extract", f"--extract-hook={hook}"], ("?essential",), environment, on_stage)
+    _mmdebstrap(spec, tar, log, ["--variant=extract", f"--extract-hook={hook}"], ("?essential",), environment)
 
 
-def build_native_tar(spec: RootSpec, tar: Path, log: Path, *, on_stage: Callable[[str], None] = lambda _: None) -> None:
+def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
     """Build a root of this PC's architecture, fully installed, as an uncompressed tar. Raises as ``build_tar``."""
     _require_root(spec)
-    _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {}, on_stage)
+    _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {})
 
 
-def build_tools(
-    spec: RootSpec,
-    folder: Path,
-    log: Path,
-    *,
-    standing_in: tuple[str, ...],
-    on_stage: Callable[[str], None] = lambda _: None,
-) -> None:
+def build_tools(spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...]) -> None:
     """Extract native programs into ``folder`` (replaced) and list those that may stand in for emulated ones.
 
     ``standing_in`` names the packages that such programs come from. Raises as ``build_tar``.
     """
     _require_root(spec)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    packages = _fetch(spec, spec.packages, log, essential=False)
+    files.require_space(folder.parent, _ROOM_FOR_TOOLS_MIB, f"the {spec.role} root")
     with files.scratch_folder(folder.parent, folder.name) as scratch:
         tree = scratch / "tree"
-        _mmdebstrap(spec, tree, log, ["--variant=extract"], spec.packages, {}, on_stage)
+        tree.mkdir(mode=0o755)
+        for name in _MERGED if spec.split_usr else ():
+            (tree / "usr" / name).mkdir(parents=True)
+            (tree / name).symlink_to(f"usr/{name}")
+        _extract(packages, tree, log)
         _set_depmod_apart(tree)
         (tree / STANDING_IN).write_text("".join(f"{name}\n" for name in _stand_ins(tree)))
         (tree / f"{STANDING_IN}.packages").write_text("".join(f"{name}\n" for name in standing_in))
         files.remove(folder)
         tree.rename(folder)
+
+
+def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
+    """Unpack packages' files side by side, large ones first; nothing is configured. Raises ImageBuildFailed."""
+    large_first = sorted(packages, key=lambda path: (-path.stat().st_size, path))
+    names = "".join(f"{path}\0" for path in large_first).encode()
+    at_once = str(len(os.sched_getaffinity(0)))
+    argv = ["xargs", "-0", "-n", "1", "-P", at_once, "bash", "-euo", "pipefail", "-c", _EXTRACT_SCRIPT, str(tree)]
+    try:
+        run(argv, stdin=names, limit_s=_LIMIT_S, log=log, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    except CommandTimedOut:
+        raise
+    except CommandFailed as fault:
+        raise ImageBuildFailed(
+            "the native tools cannot be unpacked",
+            expected="dpkg-deb and tar to end with status 0 for every package",
+            found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
+            mend=f"a damaged package is fetched anew when {packages[0].parent} is removed; see to free disk space too",
+        ) from fault
 
 
 def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
@@ -250,7 +282,6 @@ def _mmdebstrap(
     variant: list[str],
     packages: tuple[str, ...],
     environment: dict[str, str],
-    on_stage: Callable[[str], None],
 ) -> None:
     program = require_program("mmdebstrap", "to build root filesystems")
     files.require_space(target.parent, 2500, f"the {spec.role} root")
@@ -300,7 +331,6 @@ def _mmdebstrap(
                 },
                 limit_s=_LIMIT_S,
                 log=log,
-                on_line=lambda line: on_stage(line[3:]) if line.startswith("I: ") else None,
             )
         except CommandFailed as fault:
             raise _explained(

@@ -52,8 +52,10 @@ class Layer:
     tar: Path
 
 
-def render(rootfs: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool) -> str:
-    """The Dockerfile's text."""
+def render(
+    base: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool, finished: bool = True
+) -> str:
+    """The Dockerfile's text. Another image is made of one that is not ``finished``: it has layers and nothing else."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -62,7 +64,7 @@ def render(rootfs: str, layers: Sequence[str], *, labels: Mapping[str, str], boo
         autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
     )
     return environment.get_template("Dockerfile.j2").render(
-        rootfs=rootfs, layers=list(layers), labels=sorted(labels.items()), bootable=bootable
+        base=base, layers=list(layers), labels=sorted(labels.items()), bootable=bootable, finished=finished
     )
 
 

@@ -3,8 +3,8 @@
 ::
 
     mirror ─┬── tools ──┬── builder ─── libqpu ───┬── qpu-ops ──┬── system
-            │           ├── torch-site ───────────┘             │
-            └── archives ── rootfs ─────────────────────────────┘
+            │           ├── torch-site ─┬─────────┘             │
+            └── archives ── rootfs ─────┴── base ───────────────┘
                         └── dev ────── workbench
     torch ───── torch-site, archives
 
@@ -21,7 +21,7 @@ import dataclasses
 import fcntl
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -101,6 +101,7 @@ class Flow:
             self._archives(),
             self._torch_site(),
             self._rootfs(),
+            self._base(),
             self._libqpu(),
             self._qpu_ops(),
             *([self._tvm_server()] if self.config.remote.server_in_image else []),
@@ -249,6 +250,7 @@ class Flow:
         def action(needs: Mapping[str, Manifest]) -> Made:
             self._require_execution()
             spec = self.root_spec("dev", packages, needs["mirror"], (self.target,))
+            spec = dataclasses.replace(spec, overlays=self.overlays())
             tar = self.root / "dev.tar"
             rootfs.build_tar(self._with_tools(spec), tar, self.log("dev"))
             if self.target != self.native:
@@ -258,7 +260,11 @@ class Flow:
         return Step(
             name="dev",
             title="development root",
-            inputs={**self._root_inputs(packages), "hook": _hook_fingerprint()},
+            inputs={
+                **self._root_inputs(packages),
+                "hook": _hook_fingerprint(),
+                "overlay": _fingerprint_of(self.overlays()),
+            },
             needs=("mirror", "tools"),
             action=action,
             missing=self._image_missing("dev"),
@@ -359,11 +365,11 @@ class Flow:
         )
 
     def _rootfs(self) -> Step:
-        overlay = rootfs.HERE / "overlay" / "bootable" if self.image.profile == "bootable" else None
+        overlays = self.overlays(*(["bootable"] if self.image.profile == "bootable" else []))
 
         def action(needs: Mapping[str, Manifest]) -> Made:
             self._require_execution()
-            spec = dataclasses.replace(self._rootfs_spec(needs), overlay=overlay)
+            spec = dataclasses.replace(self._rootfs_spec(needs), overlays=overlays)
             tar = self.root / "rootfs.tar"
             rootfs.build_tar(self._with_tools(spec), tar, self.log("rootfs"))
             made = self._loaded("rootfs", tar, self.target)
@@ -376,7 +382,7 @@ class Flow:
                 **self._packages_inputs(),
                 "epoch": str(self.image.source_date_epoch),
                 "hook": _hook_fingerprint(),
-                "overlay": files.tree_fingerprint(overlay) if overlay else "none",
+                "overlay": _fingerprint_of(overlays),
             },
             # The packages are fetched before, while the native tools are made; what is missing then, it fetches itself.
             needs=("mirror", "tools", "torch", "archives"),
@@ -554,14 +560,37 @@ class Flow:
             action=action,
         )
 
+    def _base(self) -> Step:
+        reference = self.config.image_reference("base")
+
+        def action(needs: Mapping[str, Manifest]) -> Made:
+            below, layers = needs["rootfs"].facts, _layers({"torch-site": needs["torch-site"]})
+            if not layers:
+                return Made(facts={"base": below["image"]})
+            names = [layer.name for layer in layers]
+            text = system.render(below["image"], names, labels={}, bootable=False, finished=False)
+            loaded = system.build(self.client, reference, text, layers, self.target)
+            facts = {"image": loaded.image_id, "reference": reference, "size": loaded.size}
+            return Made(facts={**facts, "base": loaded.image_id})
+
+        return Step(
+            name="base",
+            title="image with torch",
+            inputs={"templates": _templates()},
+            # Apart from the system image: it can be made while extensions are compiled, and stays when they change.
+            needs=("torch-site", "rootfs"),
+            action=action,
+            missing=lambda made: self._image_missing("base")(made) if "image" in made.facts else "",
+        )
+
     def _system(self) -> Step:
         reference = self.config.image_reference("system")
         bootable = self.image.profile == "bootable"
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            layers = _layers(needs)
+            layers = _layers({name: made for name, made in needs.items() if name != "torch-site"})
             text = system.render(
-                needs["rootfs"].facts["image"],
+                needs["base"].facts["base"],
                 [layer.name for layer in layers],
                 labels=self._labels(needs),
                 bootable=bootable,
@@ -592,11 +621,11 @@ class Flow:
             name="system",
             title="system image",
             inputs={
-                "templates": files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2"),
+                "templates": _templates(),
                 "profile": self.image.profile,
             },
             needs=(
-                *("torch", "torch-site", "rootfs", "libqpu", "qpu-ops"),
+                *("torch", "torch-site", "rootfs", "base", "libqpu", "qpu-ops"),
                 *(("tvm-server",) if self.config.remote.server_in_image else ()),
                 *(("tvm-ffi",) if self.config.remote.ffi_in_image else ()),
             ),
@@ -617,7 +646,7 @@ class Flow:
         return Step(
             name="workbench",
             title="workbench image",
-            inputs={"templates": files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2")},
+            inputs={"templates": _templates()},
             needs=("dev", "torch-site", "libqpu", "qpu-ops"),
             action=action,
             missing=self._image_missing("workbench"),
@@ -627,6 +656,11 @@ class Flow:
 
     def _root_inputs(self, packages: tuple[str, ...]) -> dict[str, str]:
         return {"packages": " ".join(packages), "epoch": str(self.image.source_date_epoch)}
+
+    def overlays(self, *others: str) -> tuple[Path, ...]:
+        """Folders that are laid over a target root: those of these names, and what keeps documentation out."""
+        names = [*([] if self.image.documentation else ["lean"]), *others]
+        return tuple(rootfs.HERE / "overlay" / name for name in names)
 
     def _with_tools(self, spec: rootfs.RootSpec) -> rootfs.RootSpec:
         return rootfs.with_tools(spec, self.tools)
@@ -715,6 +749,14 @@ def _source(record: Mapping[str, Any]) -> apt.Source:
 
 def _hook_fingerprint() -> str:
     return files.tree_fingerprint(rootfs.HERE / "hooks")
+
+
+def _fingerprint_of(overlays: Sequence[Path]) -> str:
+    return " ".join(f"{folder.name}:{files.tree_fingerprint(folder)}" for folder in overlays) or "none"
+
+
+def _templates() -> str:
+    return files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2")
 
 
 def _packing() -> str:

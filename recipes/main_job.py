@@ -134,7 +134,7 @@ def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
 
 
 def _for_workbench(pipeline: Pipeline) -> list[Decision]:
-    return [item for item in pipeline.plan() if item.step.name not in ("archives", "rootfs", "system")]
+    return [item for item in pipeline.plan() if item.step.name not in ("archives", "rootfs", "base", "system")]
 
 
 def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:

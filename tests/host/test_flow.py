@@ -44,7 +44,8 @@ def needs_of(config: Config, *, workbench: bool = False) -> dict[str, tuple[str,
 def test_the_extension_is_cross_compiled_and_nobody_needs_the_development_root(tmp_path: Path) -> None:
     steps = needs_of(config_for(tmp_path))
     assert list(steps) == [
-        *("mirror", "tools", "builder", "torch", "archives", "torch-site", "rootfs", "libqpu", "qpu-ops", "system"),
+        *("mirror", "tools", "builder", "torch", "archives", "torch-site", "rootfs", "base", "libqpu", "qpu-ops"),
+        "system",
     ]
     assert steps["qpu-ops"] == ("builder", "torch-site", "libqpu")
 
@@ -61,6 +62,7 @@ def test_without_the_native_compiler_the_extension_is_built_in_the_development_r
             "archives",
             "torch-site",
             "rootfs",
+            "base",
             "libqpu",
             "qpu-ops",
             "system",
@@ -137,7 +139,7 @@ def test_the_workbench_is_had_by_name(tmp_path: Path) -> None:
 def test_a_step_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         main_job.plan(config_for(tmp_path), only=["rootf"], again=["libcpu"])
-    valid = "mirror, tools, builder, torch, archives, torch-site, rootfs, libqpu, qpu-ops, system"
+    valid = "mirror, tools, builder, torch, archives, torch-site, rootfs, base, libqpu, qpu-ops, system"
     assert caught.value.faults == (f"no step 'libcpu'; valid: {valid}", f"no step 'rootf'; valid: {valid}")
     with pytest.raises(ConfigError, match=r"no step 'x'; valid: mirror, .*, dev, .*, workbench"):
         main_job.plan(config_for(tmp_path), only=["dev", "x"])

@@ -31,7 +31,8 @@ SMALL = ("ca-certificates", "python3", "python3-packaging")
 def spec(built: Built, product_config: Config) -> rootfs.RootSpec:
     """A small root of the target, from the lists that the shared build verified."""
     with Flow(product_config) as flow:
-        return flow.root_spec("small", SMALL, built.manifest("mirror"), (product_config.image.target,))
+        made = flow.root_spec("small", SMALL, built.manifest("mirror"), (product_config.image.target,))
+        return dataclasses.replace(made, overlays=flow.overlays())
 
 
 @pytest.mark.emulation
@@ -56,11 +57,35 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
             assert "./usr/bin/make" not in archive.getnames()
             if name == "first":
                 assert checked_by_hash(archive) == []
+                assert "copyright" in documents(archive)
+                assert documents(archive) <= {"copyright", "locale.alias"}
+                assert "./etc/dpkg/dpkg.cfg.d/lean" in archive.getnames(), "packages added on the board are lean too"
         tar.unlink()
     assert digests["first"] == digests["second"]
     assert digests["first"] == digests["emulated"]
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(("first", "second", "emul"))] == []
     assert [path.name for path in tmp_path.iterdir() if path.suffix in (".uris", ".sums")] == []
+
+
+def documents(archive: tarfile.TarFile) -> set[str]:
+    """Names of the files among documentation, manual pages and translations."""
+    places = tuple(f"./usr/share/{name}/" for name in ("doc", "info", "lintian", "locale", "man"))
+    return {Path(item.name).name for item in archive if item.name.startswith(places) and not item.isdir()}
+
+
+@pytest.mark.emulation
+@pytest.mark.timeout(600)
+def test_documentation_comes_where_it_is_asked_for(
+    spec: rootfs.RootSpec, product_config: Config, tmp_path: Path
+) -> None:
+    documented = dataclasses.replace(product_config.image, documentation=True)
+    with Flow(dataclasses.replace(product_config, image=documented)) as flow:
+        wanted = dataclasses.replace(spec, native_tools=flow.tools, overlays=flow.overlays(), packages=("dash",))
+    tar = tmp_path / "documented.tar"
+    rootfs.build_tar(wanted, tar, tmp_path / "log")
+    with tarfile.open(tar, "r:") as archive:
+        found = documents(archive)
+    assert {"copyright", "changelog.Debian.gz", "dash.1.gz", "coreutils.mo"} <= found
 
 
 def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
