@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
 from benchmarks.workspace import Workspace
-from images import archive, engine, system
+from images import archive, engine, rootfs, system
 from recipes import main_job
 from toolchain import files, process, progress
 from toolchain.errors import CommandFailed
@@ -20,6 +21,8 @@ OURS = "root filesystem, the native way"
 EMULATED = "the same packages by emulated RUN lines"
 PEAK = "peak memory of Python, build-image"
 
+_LEAN = rootfs.HERE / "overlay/lean/etc/dpkg/dpkg.cfg.d/lean"
+"""What both ways leave out of packages."""
 _PLAIN_STEPS = ("mirror", "tools", "rootfs")
 """What it takes to get the root filesystem from nothing."""
 
@@ -98,11 +101,13 @@ def root_alone(workspace: Workspace) -> float:
     return sum(built.manifest(name).seconds for name in _PLAIN_STEPS)
 
 
-def dockerfile(base: str, packages: list[str]) -> str:
-    """The plain way: apt in emulated RUN lines, the packages by name."""
+def dockerfile(base: str, packages: list[str], filters: Sequence[str] = ()) -> str:
+    """The plain way: apt in emulated RUN lines, the packages by name; ``filters`` are settings of dpkg."""
+    settings = f"RUN printf '%s\\n' {shlex.join(filters)} >/etc/dpkg/dpkg.cfg.d/lean\n" if filters else ""
     return (
         f"FROM {base}\n"
         "ENV DEBIAN_FRONTEND=noninteractive\n"
+        f"{settings}"
         "RUN apt-get update\n"
         f"RUN apt-get install --yes --no-install-recommends {' '.join(packages)}\n"
     )
@@ -120,7 +125,8 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
     try:
         base = f"{config.image.name}/minimal:{config.image.label}"
         archive.load_root(client, Artefact.of(tar), base, target, epoch=config.image.source_date_epoch)
-        text = dockerfile(base, packages)
+        filters = [] if config.image.documentation else _LEAN.read_text().splitlines()
+        text = dockerfile(base, packages, filters)
         with progress.step(f"{len(packages)} packages by emulated RUN lines"):
             (seconds,) = timed(
                 lambda: system.build(client, f"{config.image.name}/run-lines:{config.image.label}", text, [], target),

@@ -2,8 +2,9 @@
 
 These kinds of roots come from here, all from one state of the mirror (images.apt):
 
-- *tools*: programs of this PC's architecture, extracted and never configured: the native stand-ins for emulated ones,
-  the cross compiler, and what else the native builder image is made of, which cross-compiles what is big;
+- *tools*: programs of this PC's architecture, extracted side by side and never configured, so without mmdebstrap: the
+  native stand-ins for emulated ones, the cross compiler, and what else the native builder image is made of, which
+  cross-compiles what is big;
 - *builders* of recipes that need more: native roots, fully installed;
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.

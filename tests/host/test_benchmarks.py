@@ -300,10 +300,17 @@ def test_a_step_that_ran_spoils_the_unchanged_run() -> None:
     assert caught.value.found == "b, c"
 
 
-def test_the_plain_way_installs_the_same_packages() -> None:
+def test_the_plain_way_installs_the_same_packages_and_leaves_out_the_same(tmp_path: Path) -> None:
     text = build.dockerfile("base:1", ["python3", "udev"])
     assert text.splitlines()[0] == "FROM base:1"
     assert text.splitlines()[-1] == "RUN apt-get install --yes --no-install-recommends python3 udev"
+    assert "dpkg.cfg.d" not in text
+    text = build.dockerfile("base:1", ["udev"], ["# what's left out", "path-exclude=/usr/share/man/*"])
+    (line,) = (line for line in text.splitlines() if "dpkg.cfg.d" in line)
+    settings = tmp_path / "lean"
+    script = line.removeprefix("RUN ").replace("/etc/dpkg/dpkg.cfg.d/lean", str(settings))
+    subprocess.run(["sh", "-c", script], check=True)
+    assert settings.read_text() == "# what's left out\npath-exclude=/usr/share/man/*\n"
 
 
 def test_command_lines_of_the_compiler_are_found_with_their_quotes() -> None:
