@@ -621,16 +621,20 @@ def test_where_no_engine_can_tell_what_torchs_builder_holds_the_newest_is_taken(
 
 
 LISTED = {"g++-arm-linux-gnueabihf:amd64": "4:14.2.0-1", "libopenblas-dev:armhf": "0.3.29+ds-3"}
-COMPILER = "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0"
+COMPILERS = {
+    "clang++": "Debian clang version 19.1.7 (3+b1)",
+    "arm-linux-gnueabihf-g++": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
+}
 
 
 def little_builder() -> bytes:
-    """A root, as a tar, that tells of packages and of a compiler as torch's builder does."""
+    """A root, as a tar, that tells of packages and of compilers as torch's builder does."""
     shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
     listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
     files = {"bin/sh": Path(shell).read_bytes()}
     files |= {name[1:]: Path(name).read_bytes() for name in re.findall(r"(/\S+)", listed)}
-    told = {"dpkg-query": "\n".join(map(" ".join, LISTED.items())), "arm-linux-gnueabihf-g++": f"{COMPILER}\nmore"}
+    told = {"dpkg-query": "\n".join(map(" ".join, LISTED.items()))}
+    told |= {name: f"{text}\nmore" for name, text in COMPILERS.items()}
     files |= {f"bin/{name}": f"#!/bin/sh\necho '{text}'\n".encode() for name, text in told.items()}
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
@@ -649,7 +653,7 @@ def test_torchs_wheel_of_this_machines_compiler_and_packages_is_the_one_that_is_
     monkeypatch.setattr(progress, "warn", warned.append)
     base = config_for(tmp_path / "base", plain.address, namespace="compilers")
     recipe = share.wanted(base)[0][1]
-    versions = {**LISTED, "compiler": COMPILER}
+    versions = {**LISTED, "compiler": "; ".join(COMPILERS.values())}
     keys = {
         "like-mine": provenance.artefact_key(recipe, versions),
         "other": provenance.artefact_key(recipe, {**versions, "libopenblas-dev:armhf": "0.3.30+ds-1"}),

@@ -87,6 +87,7 @@ def test_no_other_file_is_taken_for_a_shell_script(project: tuple[Path, ...]) ->
         "images/hooks/date-byte-code",
         f"{INITRAMFS}/conf.d/netboot",
         "images/overlay/bootable/etc/network/interfaces.d/eth0",
+        "images/overlay/lean/etc/dpkg/dpkg.cfg.d/lean",
     }
     assert {path.suffix for path in scripts} <= {"", ".sh", ".bash"}
 

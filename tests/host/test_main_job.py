@@ -87,7 +87,8 @@ def test_the_plan_names_the_difference_and_touches_nothing(built: main_job.Built
     assert not plan["libqpu"].runs
     assert plan["rootfs"].runs
     assert "packages" in plan["rootfs"].reason
-    assert plan["system"].reason == "rootfs will be made again"
+    assert plan["base"].reason == "rootfs will be made again"
+    assert plan["system"].reason == "rootfs, base will be made again"
     forced = {item.step.name: item.reason for item in main_job.plan(product_config, again=["libqpu"]) if item.runs}
     assert forced["libqpu"] == "asked for"
 
