@@ -216,7 +216,7 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
     at_once = str(len(os.sched_getaffinity(0)))
     argv = ["xargs", "-0", "-n", "1", "-P", at_once, "bash", "-euo", "pipefail", "-c", _EXTRACT_SCRIPT, str(tree)]
     try:
-        run(argv, stdin=names, limit_s=_LIMIT_S, log=log, env={**os.environ, "LC_ALL": "C.UTF-8"})
+        run(argv, stdin=names, limit_s=_LIMIT_S, log=log, env={"LC_ALL": "C.UTF-8"})
     except CommandTimedOut:
         raise
     except CommandFailed as fault:
@@ -224,7 +224,7 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to end with status 0 for every package",
             found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
-            mend=f"a damaged package is fetched anew when {packages[0].parent} is removed; see to free disk space too",
+            mend=f"see to free disk space; if a package is damaged, remove {packages[0].parent} and it is fetched anew",
         ) from fault
 
 

@@ -143,6 +143,27 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
     assert taken == {"old", "new"}
 
 
+def test_a_damaged_package_is_told_with_its_mend(tmp_path: Path) -> None:
+    """By either program of the pipe: one that is no package, and one whose end is missing."""
+    (tmp_path / "whole/DEBIAN").mkdir(parents=True)
+    (tmp_path / "whole/DEBIAN/control").write_text(
+        "Package: whole\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
+    )
+    (tmp_path / "whole/data").write_bytes(os.urandom(50_000))
+    whole, torn, none = (tmp_path / f"{name}.deb" for name in ("whole", "torn", "none"))
+    subprocess.run(["dpkg-deb", "--build", tmp_path / "whole", whole], check=True, capture_output=True)
+    torn.write_bytes(whole.read_bytes()[:20_000])
+    none.write_bytes(b"x")
+    (tmp_path / "tree").mkdir()
+    rootfs._extract([whole], tmp_path / "tree", tmp_path / "log")
+    assert (tmp_path / "tree/data").read_bytes() == (tmp_path / "whole/data").read_bytes()
+    for damaged in (torn, none):
+        with pytest.raises(ImageBuildFailed, match="cannot be unpacked") as caught:
+            rootfs._extract([whole, damaged], tmp_path / "tree", tmp_path / "log")
+        assert damaged.name in caught.value.found + (tmp_path / "log").read_text()
+        assert f"remove {tmp_path}" in caught.value.mend
+
+
 def test_nothing_of_it_stays_mounted() -> None:
     assert "pitorch" not in {line.split()[0] for line in Path("/proc/mounts").read_text().splitlines()}
 
