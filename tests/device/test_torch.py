@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 
 import numpy
+import pytest
 import torch
 from torch import nn
 
@@ -92,3 +94,19 @@ def test_a_network_survives_saving_and_loading() -> None:
     other = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     other.load_state_dict(torch.load(memory))
     assert other(torch.tensor([1.0, 2.0])).tolist() == [7.0]
+
+
+def _counted(x: torch.Tensor, times: int) -> torch.Tensor:
+    while times > 0:
+        for _ in range(2):
+            x = x + 1.0
+        times -= 1
+    return x
+
+
+def test_a_scripted_loop_is_compiled_and_run_without_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    """On 32 bits the jump back to a loop's start was taken for an overflow, and each loop said so (our patch 0006)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.jit.script(_counted)(torch.zeros(2), 3).tolist() == [6.0, 6.0]
+    assert "overflow" not in capfd.readouterr().err
