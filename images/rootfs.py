@@ -92,6 +92,8 @@ class RootSpec:
     archives: Path
     """Where downloaded packages are kept between builds."""
     source_date_epoch: int
+    fetched: tuple[str, ...] = ()
+    """What ``download`` returned: the packages, so that apt is not asked again which they are. Empty: it is."""
     overlays: tuple[Path, ...] = ()
     """Folders that are laid over the root before packages are unpacked."""
     native_tools: Path | None = None
@@ -124,14 +126,15 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
         )
 
 
-def download(spec: RootSpec, log: Path) -> None:
-    """Fetch the packages of a target root to where ``build_tar`` looks for them.
+def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
+    """Fetch the packages of a target root to where ``build_tar`` looks for them; their SHA-256 and file names.
 
-    Raises DiskFull, NetworkUnreachable, ImageBuildFailed or CommandTimedOut.
+    These are lines as sha256sum writes them, of what apt has just verified. Raises DiskFull, NetworkUnreachable, ImageBuildFailed or CommandTimedOut.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
-    _fetch(spec, _named(spec), log, essential=True)
+    packages = _fetch(spec, _named(spec), log, essential=True)
+    return tuple(f"{files.sha256_of(path)}  {path.name}" for path in sorted(packages))
 
 
 def _fetch(spec: RootSpec, names: Sequence[str], log: Path, *, essential: bool) -> list[Path]:
@@ -168,10 +171,13 @@ def build_tar(spec: RootSpec, tar: Path, log: Path) -> None:
     manual = log.with_suffix(".manual")
     manual.parent.mkdir(parents=True, exist_ok=True)
     manual.write_text("".join(f"{name}\n" for name in _named(spec)))
+    fetched = log.with_suffix(".fetched")
+    fetched.write_text("".join(f"{line}\n" for line in spec.fetched))
     environment = {
         "NATIVE_TOOLS": str(spec.native_tools or ""),
         "NATIVE_TRIPLET": host_architecture().gnu,
         "MANUAL_PACKAGES": str(manual),
+        "FETCHED_PACKAGES": str(fetched),
         "TARGET_ARCHITECTURE": spec.architectures[0],
         "OVERLAYS": "\n".join(map(str, spec.overlays)),
         "HOOK_LOG": str(log),

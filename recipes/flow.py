@@ -353,8 +353,7 @@ class Flow:
 
     def _archives(self) -> Step:
         def action(needs: Mapping[str, Manifest]) -> Made:
-            rootfs.download(self._rootfs_spec(needs), self.log("archives"))
-            return Made()
+            return Made(facts={"packages": list(rootfs.download(self._rootfs_spec(needs), self.log("archives")))})
 
         return Step(
             name="archives",
@@ -369,7 +368,8 @@ class Flow:
 
         def action(needs: Mapping[str, Manifest]) -> Made:
             self._require_execution()
-            spec = dataclasses.replace(self._rootfs_spec(needs), overlays=overlays)
+            fetched = tuple(needs["archives"].facts.get("packages", ()))  # absent from manifests that are older than it
+            spec = dataclasses.replace(self._rootfs_spec(needs), overlays=overlays, fetched=fetched)
             tar = self.root / "rootfs.tar"
             rootfs.build_tar(self._with_tools(spec), tar, self.log("rootfs"))
             made = self._loaded("rootfs", tar, self.target)

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import os
 import py_compile
+import re
 import shutil
 import struct
 import subprocess
@@ -48,8 +49,13 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
     )
     spec.archives.mkdir(parents=True, exist_ok=True)
     shutil.copy2(stray, spec.archives)
+    fetched = rootfs.download(natively, tmp_path / "first.download.log")
+    assert len(fetched) > 50
+    assert all(re.fullmatch(r"[0-9a-f]{64}  [a-z0-9][^/ ]+_(armhf|all)\.deb", line) for line in fetched)
+    # What was fetched is installed as it was named; of a list that does not fit the files, apt is asked again.
+    second, other = (dataclasses.replace(natively, fetched=lines) for lines in (fetched, (f"{'0' * 64}  {stray.name}",)))
     digests = {}
-    for name, wanted in (("first", natively), ("second", natively), ("emulated", spec)):
+    for name, wanted in (("first", other), ("second", second), ("emulated", spec)):
         tar = tmp_path / f"{name}.tar"
         rootfs.build_tar(wanted, tar, tmp_path / f"{name}.log")
         digests[name] = sha256_of(tar)
