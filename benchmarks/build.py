@@ -124,7 +124,8 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
     client = engine.connect(timeout_s=3600)
     try:
         base = f"{config.image.name}/minimal:{config.image.label}"
-        archive.load_root(client, Artefact.of(tar), base, target, epoch=config.image.source_date_epoch)
+        layer = archive.Layer(Artefact.of(tar))
+        archive.load(client, [layer], base, target, epoch=config.image.source_date_epoch)
         filters = [] if config.image.documentation else _LEAN.read_text().splitlines()
         text = dockerfile(base, packages, filters)
         with progress.step(f"{len(packages)} packages by emulated RUN lines"):

@@ -292,6 +292,7 @@ def download(
             *(("APT::Architectures::", name) for name in architectures),
             ("APT::Install-Recommends", "false"),
             ("APT::Default-Release", ""),
+            ("pkgCacheGen::ForceEssential", ","),  # apt would count itself among the essential ones
             ("Dir::Etc::preferences", "/dev/null"),
             ("Dir::Etc::preferencesparts", scratch / "etc/preferences.d"),
             ("Acquire::Retries", "3"),

@@ -129,7 +129,8 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
 def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
     """Fetch the packages of a target root to where ``build_tar`` looks for them; their SHA-256 and file names.
 
-    These are lines as sha256sum writes them, of what apt has just verified. Raises DiskFull, NetworkUnreachable, ImageBuildFailed or CommandTimedOut.
+    These are lines as sha256sum writes them, of what apt has just verified. Raises DiskFull, NetworkUnreachable,
+    ImageBuildFailed or CommandTimedOut.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")

@@ -52,10 +52,8 @@ class Layer:
     tar: Path
 
 
-def render(
-    base: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool, finished: bool = True
-) -> str:
-    """The Dockerfile's text. Another image is made of one that is not ``finished``: it has layers and nothing else."""
+def render(base: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool) -> str:
+    """The Dockerfile's text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -64,7 +62,7 @@ def render(
         autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
     )
     return environment.get_template("Dockerfile.j2").render(
-        base=base, layers=list(layers), labels=sorted(labels.items()), bootable=bootable, finished=finished
+        base=base, layers=list(layers), labels=sorted(labels.items()), bootable=bootable
     )
 
 

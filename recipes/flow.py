@@ -564,19 +564,22 @@ class Flow:
         reference = self.config.image_reference("base")
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            below, layers = needs["rootfs"].facts, _layers({"torch-site": needs["torch-site"]})
-            if not layers:
-                return Made(facts={"base": below["image"]})
-            names = [layer.name for layer in layers]
-            text = system.render(below["image"], names, labels={}, bootable=False, finished=False)
-            loaded = system.build(self.client, reference, text, layers, self.target)
+            below, added = needs["rootfs"], needs["torch-site"]
+            if not added.artefacts:
+                return Made(facts={"base": below.facts["image"]})
+            layers = (
+                archive.Layer(below.artefact(".tar")),
+                archive.Layer(added.artefact(".tar"), f"pip install torch=={added.facts['version']}"),
+            )
+            epoch = self.image.source_date_epoch
+            loaded = archive.load(self.client, layers, reference, self.target, epoch=epoch)
             facts = {"image": loaded.image_id, "reference": reference, "size": loaded.size}
             return Made(facts={**facts, "base": loaded.image_id})
 
         return Step(
             name="base",
             title="image with torch",
-            inputs={"templates": _templates()},
+            inputs={"epoch": str(self.image.source_date_epoch)},
             # Apart from the system image: it can be made while extensions are compiled, and stays when they change.
             needs=("torch-site", "rootfs"),
             action=action,
@@ -676,7 +679,8 @@ class Flow:
     def _loaded(self, role: str, tar: Path, architecture: Architecture) -> Made:
         reference = self.config.image_reference(role)
         layer = Artefact.of(tar)
-        loaded = archive.load_root(self.client, layer, reference, architecture, epoch=self.image.source_date_epoch)
+        epoch = self.image.source_date_epoch
+        loaded = archive.load(self.client, [archive.Layer(layer)], reference, architecture, epoch=epoch)
         return Made((layer,), facts={"image": loaded.image_id, "reference": reference, "size": loaded.size})
 
     def _image_missing(self, role: str) -> Any:

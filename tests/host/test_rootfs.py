@@ -53,7 +53,8 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
     assert len(fetched) > 50
     assert all(re.fullmatch(r"[0-9a-f]{64}  [a-z0-9][^/ ]+_(armhf|all)\.deb", line) for line in fetched)
     # What was fetched is installed as it was named; of a list that does not fit the files, apt is asked again.
-    second, other = (dataclasses.replace(natively, fetched=lines) for lines in (fetched, (f"{'0' * 64}  {stray.name}",)))
+    unfit = (f"{'0' * 64}  {stray.name}",)
+    second, other = (dataclasses.replace(natively, fetched=lines) for lines in (fetched, unfit))
     digests = {}
     for name, wanted in (("first", other), ("second", second), ("emulated", spec)):
         tar = tmp_path / f"{name}.tar"
