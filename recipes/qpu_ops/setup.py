@@ -15,13 +15,16 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+import threading
 from pathlib import Path
+from typing import Any
 
 # The recipe's own modules lie in this folder too: its wheel.py must not be taken for the package wheel.
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
 
 from setuptools import Extension, setup  # noqa: E402
+from setuptools.command.build_ext import build_ext  # noqa: E402
 
 TORCH_FILES = os.environ.get("TORCH_FILES", "")
 if not TORCH_FILES:
@@ -115,6 +118,29 @@ def compile_side_by_side() -> None:
     ParallelCompile("MAX_JOBS", default=1).install()
 
 
+class BuildSideBySide(build_ext):  # type: ignore[misc]
+    """Builds all modules at once, by as many compilers as MAX_JOBS says: one would begin when another is linked."""
+
+    parallel: int | None
+    compiler: Any
+
+    def finalize_options(self) -> None:
+        """As many modules as there are."""
+        super().finalize_options()
+        self.parallel = self.parallel or len(self.distribution.ext_modules)
+
+    def build_extensions(self) -> None:
+        """Let each compiler wait for a place."""
+        places, spawn = threading.BoundedSemaphore(max(1, int(os.environ.get("MAX_JOBS", "1")))), self.compiler.spawn
+
+        def spawn_in_a_place(*arguments: object, **settings: object) -> None:
+            with places:
+                spawn(*arguments, **settings)
+
+        self.compiler.spawn = spawn_in_a_place
+        super().build_extensions()
+
+
 compile_side_by_side()
 compile_flags, link_flags = libqpu_flags()
 # -ffile-prefix-map and -g0: the same sources give the same bytes, wherever they lie.
@@ -147,16 +173,18 @@ setup(
         extension(
             "torch_qpu._C",
             "csrc/device",
+            "aten.cpp",  # half of all the work; they are compiled by name, so that no core waits for it at the end
             "chains.cpp",
             "learning.cpp",
             "memory.cpp",
             "module.cpp",
-            "operations.cpp",
             "profiler.cpp",
             "trace.cpp",
         ),
     ],
-    cmdclass={}
-    if TORCH_FILES
-    else {"build_ext": BuildExtension.with_options(use_ninja=False, no_python_abi_suffix=False)},
+    cmdclass={
+        "build_ext": BuildSideBySide
+        if TORCH_FILES
+        else BuildExtension.with_options(use_ninja=False, no_python_abi_suffix=False)
+    },
 )
