@@ -569,7 +569,7 @@ class Flow:
                 return Made(facts={"base": below.facts["image"]})
             layers = (
                 archive.Layer(below.artefact(".tar")),
-                archive.Layer(added.artefact(".tar"), f"pip install torch=={added.facts['version']}"),
+                archive.Layer(added.artefact(".tar"), f"torch {added.facts['version']}, unpacked"),
             )
             epoch = self.image.source_date_epoch
             loaded = archive.load(self.client, layers, reference, self.target, epoch=epoch)
