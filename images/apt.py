@@ -241,6 +241,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
     (scratch / "status").touch()
     (scratch / "sources.list").write_text(source.line + "\n")
     words = [*_apart(scratch), "-o", f"APT::Architecture={source.architectures[0]}"]
+    words += ["-o", "pkgCacheFile::Generate=false"]  # nobody asks these lists for a package: others will, merged
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
         done = run(["apt-get", "update", *words], limit_s=limit_s, env=build_environment(), check=False)
@@ -264,19 +265,21 @@ def download(
     log: Path,
     *,
     essential: bool = True,
+    without: Sequence[str] = (),
 ) -> list[Path]:
     """Fetch packages and what they need into a folder, as the root that they are for is going to; the packages' files.
 
-    The first architecture is the root's own. The ``essential`` ones are fetched too. What this PC's apt is configured
-    to plays no part, as it plays none in that root. What lies there already is not fetched again. Raises CommandFailed
-    with apt's last words, all of which ``log`` receives, or CommandTimedOut.
+    The first architecture is the root's own. The ``essential`` ones are fetched too. Those named in ``without``, with
+    or without an architecture, stay where they are although others depend on them, and so does what only they need.
+    What this PC's apt is configured to plays no part, as it plays none in that root. What lies there already is not
+    fetched again. Raises CommandFailed with apt's last words, all of which ``log`` receives, or CommandTimedOut.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
     with files.scratch_folder(archives.parent, "apt") as scratch:
         for name in ("cache", "etc/preferences.d", "etc/apt.conf.d"):
             (scratch / name).mkdir(parents=True)
-        (scratch / "status").touch()
+        (scratch / "status").write_text("".join(_installed(name, architectures[0]) for name in without))
         # Where its configuration lies, apt must know before it reads any: by a file, as mmdebstrap tells it.
         config = scratch / "apt.conf"
         config.write_text(f'Dir::Etc::main "/dev/null";\nDir::Etc::parts "{scratch}/etc/apt.conf.d";\n')
@@ -307,6 +310,20 @@ def download(
         environment = {**build_environment(), "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
         run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=environment, log=log)
         return [Path(line) for line in named.read_text().splitlines()]
+
+
+def _installed(name: str, architecture: str) -> str:
+    """What apt reads of a package that is installed, in a version that is new enough for whatever depends on it."""
+    package, _, other = name.partition(":")
+    fields = (
+        ("Package", package),
+        ("Status", "install ok installed"),
+        ("Architecture", other or architecture),
+        ("Version", "9999"),
+        ("Maintainer", "nobody"),
+        ("Description", "not wanted"),
+    )
+    return "".join(f"{field}: {value}\n" for field, value in fields) + "\n"
 
 
 def _apart(scratch: Path) -> list[str]:

@@ -138,11 +138,20 @@ def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
     return tuple(f"{files.sha256_of(path)}  {path.name}" for path in sorted(packages))
 
 
-def _fetch(spec: RootSpec, names: Sequence[str], log: Path, *, essential: bool) -> list[Path]:
+def _fetch(
+    spec: RootSpec, names: Sequence[str], log: Path, *, essential: bool, without: Sequence[str] = ()
+) -> list[Path]:
     files.require_space(spec.archives, _ROOM_FOR_ARCHIVES_MIB, f"the packages of the {spec.role} root")
     try:
         return apt.download(
-            spec.sources, spec.lists, spec.architectures, names, spec.archives, log, essential=essential
+            spec.sources,
+            spec.lists,
+            spec.architectures,
+            names,
+            spec.archives,
+            log,
+            essential=essential,
+            without=without,
         )
     except CommandTimedOut:
         raise
@@ -192,15 +201,18 @@ def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
     _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {})
 
 
-def build_tools(spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...]) -> None:
+def build_tools(
+    spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...], without: tuple[str, ...] = ()
+) -> None:
     """Extract native programs into ``folder`` (replaced) and list those that may stand in for emulated ones.
 
-    ``standing_in`` names the packages that such programs come from. Raises as ``build_tar``.
+    ``standing_in`` names the packages that such programs come from, ``without`` those that are left out. Raises as
+    ``build_tar``.
     """
     _require_root(spec)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
-    packages = _fetch(spec, spec.packages, log, essential=False)
+    packages = _fetch(spec, spec.packages, log, essential=False, without=without)
     files.require_space(folder.parent, _ROOM_FOR_TOOLS_MIB, f"the {spec.role} root")
     with files.scratch_folder(folder.parent, folder.name) as scratch:
         tree = scratch / "tree"

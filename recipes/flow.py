@@ -198,11 +198,12 @@ class Flow:
         standing_in = packages_for("standing_in", self.image)
         others = {name for role in ("depmod", "compiler", "builder") for name in packages_for(role, self.image)}
         packages = (*standing_in, *sorted(others - {*standing_in}))
+        without = packages_for("not_among_tools", self.image)
         architectures = (self.native, self.target) if self.target != self.native else (self.native,)
 
         def action(needs: Mapping[str, Manifest]) -> Made:
             spec = self.root_spec("tools", packages, needs["mirror"], architectures)
-            rootfs.build_tools(spec, self.tools, self.log("tools"), standing_in=standing_in)
+            rootfs.build_tools(spec, self.tools, self.log("tools"), standing_in=standing_in, without=without)
             programs = (self.tools / rootfs.STANDING_IN).read_text().split()
             # The packages too: one that brings headers alone must reach the builder image.
             return Made(facts={"programs": programs, "packages": list(packages)})
@@ -210,7 +211,7 @@ class Flow:
         return Step(
             name="tools",
             title="native tools",
-            inputs={"packages": " ".join(packages)},
+            inputs={"packages": " ".join(packages), "without": " ".join(without)},
             needs=("mirror",),
             action=action,
             missing=lambda _: "" if (self.tools / rootfs.STANDING_IN).is_file() else "its folder is gone",

@@ -15,6 +15,7 @@ for, and the failure is raised.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import hashlib
 import json
 import time
@@ -123,6 +124,8 @@ class Pipeline:
         behind = _behind([decision.step for decision in decisions])
         waiting = sorted((decision.step for decision in decisions), key=lambda step: -behind[step.name])
         failure: BaseException | None = None
+        # Once for all: their keys are of this moment too, and git reads the whole checkout to say what it is.
+        origin = functools.cache(checkout.origin)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             running: dict[concurrent.futures.Future[Manifest], Step] = {}
             try:
@@ -134,7 +137,7 @@ class Pipeline:
                         waiting.remove(step)
                         decision = self._decide(step, {name: done[name] for name in step.needs}, force)
                         if decision.runs or decision.previous is None:
-                            running[pool.submit(self._run, decision, dict(done))] = step
+                            running[pool.submit(self._run, decision, dict(done), origin())] = step
                         else:
                             progress.say(f"    {step.title}: skipped ({decision.reason})")
                             done[step.name] = decision.previous
@@ -154,13 +157,12 @@ class Pipeline:
             raise failure
         return [done[decision.step.name] for decision in decisions]
 
-    def _run(self, decision: Decision, done: Mapping[str, Manifest]) -> Manifest:
+    def _run(self, decision: Decision, done: Mapping[str, Manifest], source: Mapping[str, Any]) -> Manifest:
         step = decision.step
         began = time.monotonic()
         progress.say(f"    {step.title}: runs ({decision.reason})")
         self.manifest_path(step.name).unlink(missing_ok=True)
         needs = {name: done[name] for name in step.needs}
-        source = checkout.origin()
         with progress.step(step.title):
             made = step.action(needs)
         manifest = Manifest(

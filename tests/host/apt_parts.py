@@ -26,6 +26,16 @@ Size: 1
 SHA256: {digest}
 Description: says hello
 
+Package: greeter
+Version: 1.0
+Architecture: armhf
+Maintainer: Nobody <nobody@example.org>
+Depends: hello (>= 1.0)
+Filename: pool/hello.deb
+Size: 1
+SHA256: {digest}
+Description: lets hello say it
+
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 from apt_parts import Archive, Proxy, served, sources
 
 from images import apt, engine, rootfs
-from images.flavour import SigningKey, load_flavour, packages_for, target_flavour
+from images.flavour import SigningKey, load_flavour, load_suite, packages_for, target_flavour
 from toolchain.config import Config, ImageConfig, load_config
 from toolchain.errors import (
     CommandFailed,
@@ -214,6 +214,21 @@ def test_packages_are_fetched_once_and_the_lists_stay_as_they_are(archive: Archi
     apt.download(found.sources, lists, ("armhf",), ["hello"], archives, tmp_path / "log")
 
 
+def test_a_package_that_another_needs_is_left_out_where_it_is_not_wanted(archive: Archive, tmp_path: Path) -> None:
+    (archive.folder / "pool").mkdir(exist_ok=True)
+    (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
+    with served(archive.folder) as uri:
+        found = apt.verify(sources(archive, uri), tmp_path, strict=True)
+        cases = {"all": (), "foreign": ("hello:arm64",), "some": ("hello:armhf",), "own": ("hello",)}
+        for name, without in cases.items():
+            archives = tmp_path / name / "rootfs"
+            apt.download(
+                found.sources, tmp_path / "lists", ("armhf",), ["greeter"], archives, tmp_path / "log", without=without
+            )
+            expected = {"greeter_1.0_armhf.deb"} | ({"hello_1.0_armhf.deb"} if name in ("all", "foreign") else set())
+            assert {path.name for path in archives.glob("*.deb")} == expected
+
+
 def test_what_this_pc_s_apt_is_configured_to_plays_no_part(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +331,8 @@ def test_package_lists_follow_suite_and_architecture(suite: str, gcc: str, archi
     gnu = image.target.gnu
     assert f"g++-{gcc}-{gnu}" in packages_for("compiler", image)
     assert image.target.kernel_package in packages_for("bootable", image)
-    assert f"libc6-dev:{architecture}" in packages_for("builder", image)
+    assert f"libpython{load_suite(suite).python}-dev:{architecture}" in packages_for("builder", image)
+    assert f"libasan8-{architecture}-cross" in packages_for("not_among_tools", image)
     raspberry = ImageConfig(suite=suite, kernel="raspberrypi")
     archive = load_flavour("raspberrypi-kernel", suite)
     assert set(archive.packages) <= set(packages_for("bootable", raspberry))
