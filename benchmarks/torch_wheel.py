@@ -171,7 +171,7 @@ def for_gcc(words: list[str], program: str) -> list[str]:
     for word in rest:
         if word in ("-Xclang", "-target"):
             next(rest)
-        elif not word.startswith(("-W", "--target=", "-Qunused-", "-fcolor-")):
+        elif not word.startswith(("-W", "--target=", "-Qunused-", "-fclang-", "-fcolor-")):
             kept.append(word)
     return kept
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import docker
 import docker.errors
+import requests
 from docker.models.containers import Container
 
 from images.engine import build_environment
@@ -46,8 +47,12 @@ def container(
     environment: Mapping[str, str] | None = None,
     workdir: str = "/",
     user: str = "",
+    patience_s: float = 0.0,
 ) -> Iterator[Container]:
-    """A created, not yet started container; removed by force on any exit. Raises ArtefactMissing, EngineUnavailable."""
+    """A created, not yet started container; removed by force on any exit. Raises ArtefactMissing, EngineUnavailable.
+
+    What still runs in it then gets Ctrl-C first and ``patience_s`` seconds to tidy up.
+    """
     try:
         made = client.containers.create(
             image,
@@ -71,11 +76,28 @@ def container(
         found = str(fault.explanation)
         raise EngineUnavailable(f"the engine cannot make a container of {image}", found=found) from fault
     try:
-        with on_interrupt(lambda: made.kill()):
+        with on_interrupt(lambda: _end(made, patience_s)):
             yield made
     finally:
         with contextlib.suppress(docker.errors.NotFound):
+            if patience_s:
+                _end(made, patience_s)
             made.remove(force=True, v=True)
+
+
+def _end(box: Container, patience_s: float) -> None:
+    """End what runs in a container, if anything does."""
+    with contextlib.suppress(docker.errors.APIError):
+        box.reload()
+        if box.status != "running":
+            return
+        if patience_s:
+            box.kill(signal="SIGINT")
+            with contextlib.suppress(requests.exceptions.RequestException):
+                box.wait(timeout=patience_s)
+            box.reload()
+        if box.status == "running":
+            box.kill()
 
 
 def run_in(
@@ -93,11 +115,12 @@ def run_in(
     on_line: Callable[[str], None] | None = None,
     check: bool = True,
     mend: str = "",
+    patience_s: float = 0.0,
 ) -> Ran:
     """Run ``argv`` to its end in a fresh container of ``image``; its output goes to ``log`` as it comes.
 
     ``binds`` are ``SOURCE:TARGET:ro|rw``. Raises CommandFailed (unless ``check`` is false) or CommandTimedOut
-    (``limit_s`` seconds), with the last lines of the output.
+    (``limit_s`` seconds), with the last lines of the output. ``patience_s`` as in ``container``.
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -111,6 +134,7 @@ def run_in(
                 environment=environment,
                 workdir=workdir,
                 user=user,
+                patience_s=patience_s,
             )
         )
         sink = None

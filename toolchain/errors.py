@@ -119,6 +119,12 @@ class DiskFull(UserError):
     exit_code = 21
 
 
+class MemoryExhausted(UserError):
+    """The kernel killed a process of a build because memory ran out."""
+
+    exit_code = 55
+
+
 class WheelUnusable(UserError):
     """A wheel is missing, damaged, or for another Python or ABI than the image's."""
 

@@ -19,13 +19,19 @@ from recipes import wheels
 from toolchain.architecture import Architecture
 from toolchain.errors import WheelUnusable
 
-GOAL_MIB = 60
+GOAL_MB = 60
 _OF_PYTHON = ("Py", "_Py")
 _BUILD_PATH = b"/usr/src/torch"
 _KINDS = ("GLIBC", "GLIBCXX")
 _ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
 """Tag_CPU_arch (ARM IHI 0045, 3.3.5.2): what a compiler for the A profile writes."""
 _ADVANCED_SIMD = "TAG_ADVANCED_SIMD_ARCH"
+_FP = {1: "VFPv1", 2: "VFPv2", 3: "VFPv3", 4: "VFPv3-D16", 5: "VFPv4", 6: "VFPv4-D16", 7: "FPv8", 8: "FPv8-D16"}
+"""Tag_FP_arch (ARM IHI 0045, 3.3.5.2)."""
+_FP_OF_ARMHF = ("VFPv2", "VFPv3-D16")
+"""Of 16 double registers at most: what every armhf CPU has."""
+_FP_OF_NEON = (*_FP_OF_ARMHF, "VFPv3", "VFPv4", "VFPv4-D16")
+_KERNELS = "torch/lib/libtorch_cpu.so"
 _TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 
 
@@ -52,10 +58,10 @@ class _Sums:
 def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> Examined:
     """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
 
-    Looked at: tag, RECORD, machine and float ABI (recipes.wheels.audit); CPU architecture and NEON against the
-    compiler's ``flags``; newest GLIBC and GLIBCXX symbols against the release; libraries that are neither in the wheel
-    nor the system's; symbols that nobody defines; RPATHs that leave the wheel; the build's path. More than 60 MiB is a
-    warning.
+    Looked at: tag, RECORD, machine and float ABI (recipes.wheels.audit); CPU architecture, floating point and NEON
+    against the compiler's ``flags``; newest GLIBC and GLIBCXX symbols against the release; libraries that are neither
+    in the wheel nor the system's; symbols that nobody defines; RPATHs that leave the wheel; the build's path. More than
+    60 MB is a warning.
     """
     wheels.audit(wheel, target)
     sums = _Sums()
@@ -85,15 +91,15 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
             found="; ".join(sums.faults),
             mend="the recipe is in recipes/torch; ./inv build-torch builds it anew",
         )
-    size = wheel.stat().st_size / (1 << 20)
-    warnings = (f"{wheel.name} has {size:.1f} MiB; the goal is {GOAL_MIB}",) if size > GOAL_MIB else ()
+    size = wheel.stat().st_size / 1e6
+    warnings = (f"{wheel.name} has {size:.1f} MB; the goal is {GOAL_MB}",) if size > GOAL_MB else ()
     newest = {kind: ".".join(map(str, found)) for kind, found in sorted(sums.newest.items())}
     return Examined(sums.count, newest, warnings)
 
 
 def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str | None) -> None:
     if flags is not None:
-        sums.faults += [f"{name}: {fault}" for fault in _cpu_faults(elf, flags)]
+        sums.faults += [f"{name}: {fault}" for fault in _cpu_faults(elf, flags, kernels=name.endswith(_KERNELS))]
     _note_symbols(name, elf, sums)
     for kind, version in _needed_versions(elf):
         sums.newest[kind] = max(sums.newest.get(kind, ()), version)
@@ -129,7 +135,7 @@ def system_libraries() -> tuple[str, ...]:
     return tuple(str(load("torch").tables["wheel"]["system_libraries"]).split())
 
 
-def _cpu_faults(elf: ELFFile, flags: str) -> Iterator[str]:
+def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
     found = attributes(elf)
     if not found:
         yield "it has no .ARM.attributes"
@@ -139,6 +145,11 @@ def _cpu_faults(elf: ELFFile, flags: str) -> Iterator[str]:
         yield f"it was compiled for {_ARCHITECTURES.get(architecture, f'CPU architecture {architecture}')}"
     if found.get(_ADVANCED_SIMD, 0) and "neon" not in flags:
         yield "it uses NEON, and the variant must not"
+    if kernels and "neon" in flags and not found.get(_ADVANCED_SIMD, 0):
+        yield "it was compiled without NEON, which the variant is for"
+    registers = _FP.get(found.get("TAG_FP_ARCH", 0), "no floating point")
+    if registers not in (_FP_OF_NEON if "neon" in flags else _FP_OF_ARMHF):
+        yield f"it uses {registers}, which not every CPU of the variant has"
 
 
 def attributes(elf: ELFFile) -> dict[str, int]:

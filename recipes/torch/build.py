@@ -28,19 +28,25 @@ from images.containers import calling_user, run_in
 from images.flavour import Suite
 from recipes.libqpu.build import cross_options
 from recipes.recipe import Recipe
+from recipes.torch.remaining import Remaining
 from recipes.torch.source import Source
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, DiskFull, RecipeInvalid
+from toolchain.errors import CommandFailed, DiskFull, MemoryExhausted, RecipeInvalid
 from toolchain.jobs import compile_jobs
 
 _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
+_PATIENCE_S = 20.0
+"""For ninja on Ctrl-C: what compilers and linkers have written in part it removes, or would take for whole later on."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
 """An estimate, for a tree that is there already, and for packaging."""
+_KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
+"""What GCC's driver, Clang's and the linker's say of a process of theirs that was killed."""
+_STATUS_OF_KILLED = 137
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 """The C library's words, in whoever's message; the container's locale is C."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
@@ -204,7 +210,7 @@ class Builder:
         self.jobs = compile_jobs(config.build)
 
     def build(self, folder: Path) -> Built:
-        """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull."""
+        """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull, MemoryExhausted."""
         needed = _NEEDED_TO_GO_ON_MIB if self.home.is_dir() else _NEEDED_MIB
         files.require_space(self.home, needed, "torch's sources and objects")
         with files.room_for("torch's build", self.home):
@@ -275,18 +281,25 @@ class Builder:
         """Run ninja, with a bar; it goes on where an interrupted run was."""
         with progress.bar("torch: objects") as bar:
             began = time.monotonic()
+            remaining = Remaining.of(self.home / "pytorch" / "build")
 
             def on_line(line: str) -> None:
-                if found := _NINJA.match(line.strip()):
-                    done, total, what = int(found[1]), int(found[2]), found[3]
-                    left = (time.monotonic() - began) / done * (total - done)
-                    note = f"{left / 60:.0f} min left, {_short(what)}"
-                    bar.update(done, total=total, note=note)
+                if not (found := _NINJA.match(line.strip())):
+                    return
+                done, total, what = float(found[1]), float(found[2]), found[3]
+                remaining.finished(what)
+                left = remaining.minutes(time.monotonic() - began)
+                if remaining.total:
+                    done, total = remaining.done, remaining.total
+                bar.update(
+                    done, total=total, note=_short(what) if left is None else f"{left:.0f} min left, {_short(what)}"
+                )
 
             self.run(
                 ["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"],
                 environment={"CCACHE_STATSLOG": f"{_HOME}/{_STATISTICS}"},
                 on_line=on_line,
+                patience_s=_PATIENCE_S,
             )
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
@@ -348,26 +361,36 @@ class Builder:
         environment: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
         check: bool = True,
+        patience_s: float = 0.0,
     ) -> str:
         """Run a command where the sources, the tree and the recipe are mounted; what it printed.
 
-        Raises CommandFailed, unless ``check`` is false, and DiskFull where that was the reason.
+        Raises CommandFailed, unless ``check`` is false, and DiskFull or MemoryExhausted where that was the reason.
         """
         full: list[str] = []
+        killed: list[str] = []
+        before = memory_kills()
 
         def watch(line: str) -> None:
             if _NO_ROOM.search(line):
                 full.append(line.strip())
+            if _KILLED.search(line):
+                killed.append(line.strip())
             if on_line is not None:
                 on_line(line)
 
         try:
-            said = self._run_in(argv, environment or {}, watch, check=check)
+            said = self._run_in(argv, environment or {}, watch, check=check, patience_s=patience_s)
         except CommandFailed as fault:
             # A line that nothing ends is not watched.
             full += [line.strip() for line in fault.tail.splitlines() if _NO_ROOM.search(line)]
             if full:
                 raise self._disk_full(full[0]) from fault
+            # ninja ends with a status of its own, whatever a compiler ended with.
+            if not killed and (times := memory_kills() - before):
+                killed.append(f"the kernel killed {times} process{'es' if times > 1 else ''} meanwhile")
+            if killed or fault.returncode == _STATUS_OF_KILLED:
+                raise self._memory_exhausted(killed[0] if killed else fault.found) from fault
             raise
         if full and not check:
             raise self._disk_full(full[0])
@@ -383,8 +406,22 @@ class Builder:
             "go on from here",
         )
 
+    def _memory_exhausted(self, found: str) -> MemoryExhausted:
+        return MemoryExhausted(
+            "memory ran out while torch was being built",
+            expected=f"room for {self.jobs} compiler processes of 1.5 GiB each",
+            found=found,
+            mend="INVOKE_BUILD_JOBS=1 ./inv build-torch, or end what else takes memory; the task goes on from here",
+        )
+
     def _run_in(
-        self, argv: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None], *, check: bool
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None],
+        *,
+        check: bool,
+        patience_s: float,
     ) -> str:
         return run_in(
             self._client,
@@ -412,6 +449,7 @@ class Builder:
             log=self.log,
             on_line=on_line,
             check=check,
+            patience_s=patience_s,
             mend=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
         ).output
 
@@ -429,6 +467,15 @@ def versions_in(client: docker.DockerClient, image: str, target: Architecture) -
     packages = dict(line.split(" ", 1) for line in listed if " " in line)
     said = [ask(program, "--version")[:1] for program in ("clang++", f"{target.gnu}-g++")]
     return {**packages, "compiler": "; ".join(line for lines in said for line in lines)}
+
+
+def memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        listed = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in listed.splitlines() if line.startswith("oom_kill ")), 0)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from images.flavour import load_suite
 from recipes import recipe
 from recipes.torch import build as building
 from recipes.torch import job, source, verify
+from recipes.torch.remaining import Remaining
 from toolchain import progress
 from toolchain.config import load_config
 from toolchain.errors import ArtefactMissing, CommandFailed, DiskFull, NotReproducible
@@ -102,6 +103,25 @@ def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch
     assert "No space left on device" in caught.value.found
     assert caught.value.exit_code == 21
     assert "go on from here" in caught.value.mend
+
+
+@pytest.mark.usefixtures("without_container")
+def test_a_linker_on_a_full_disk_leaves_no_half_a_library_and_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
+    subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
+    with small_disk(tmp_path / "disk", "400k") as disk:
+        (disk / "others").write_bytes(bytes(300 << 10))
+        rules = f"rule link\n  command = gcc -shared -nostdlib $in -o $out\nbuild {disk}/large.so: link large.o\n"
+        Path("build.ninja").write_text(rules)
+        with pytest.raises(DiskFull, match="the disk became full"):
+            a_builder(tmp_path).run(["ninja"])
+        assert [path.name for path in disk.iterdir()] == ["others"]
+        (disk / "others").unlink()
+        a_builder(tmp_path).run(["ninja"])
+        assert (disk / "large.so").stat().st_size > 300000
 
 
 SAID = (
@@ -280,17 +300,7 @@ NINJA = (
 
 
 def test_ninjas_lines_move_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[float, float | None, str]] = []
-
-    class Bar:
-        def update(self, completed: float, *, total: float | None = None, note: str = "") -> None:
-            shown.append((completed, total, re.sub(r"^\d+ min left, ", "", note)))
-
-    @contextlib.contextmanager
-    def bar(*_: object, **__: object) -> Iterator[Bar]:
-        yield Bar()
-
-    monkeypatch.setattr(progress, "bar", bar)
+    shown = bars(monkeypatch)
     builder = recorder(tmp_path)
     builder.said = NINJA
     builder.compile()
@@ -300,6 +310,87 @@ def test_ninjas_lines_move_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (90, 1219, "libfp16.a"),
         (545, 1219, "batch_norm_kernel.cpp.DEFAULT.cpp"),
     ]
+
+
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str]]:
+    """What every bar is told from now on."""
+    shown: list[tuple[float, float | None, str]] = []
+
+    class Bar:
+        def update(self, completed: float, *, total: float | None = None, note: str = "") -> None:
+            shown.append((completed, total, note))
+
+    @contextlib.contextmanager
+    def bar(*_: object, **__: object) -> Iterator[Bar]:
+        yield Bar()
+
+    monkeypatch.setattr(progress, "bar", bar)
+    return shown
+
+
+def database(tree: Path, *outputs: str) -> None:
+    """CMake's, as of the build tree of torch."""
+    tree.mkdir(parents=True, exist_ok=True)
+    listed = [
+        {"output": name, "file": "/usr/src/torch/pytorch/x.cpp", "command": "", "directory": ""} for name in outputs
+    ]
+    (tree / "compile_commands.json").write_text(json.dumps(listed))
+
+
+def test_what_is_left_is_told_by_what_objects_of_a_kind_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that copy headers count nothing, and neither do objects that an earlier run has made."""
+    builder = recorder(tmp_path)
+    tree = builder.home / "pytorch" / "build"
+    python = [f"caffe2/torch/CMakeFiles/torch_python.dir/{name}.cpp.o" for name in "abcde"]
+    other = [f"caffe2/CMakeFiles/torch_cpu.dir/{name}.cpp.o" for name in "fg"]
+    database(tree, *python, *other)
+    made = tree / python[0]
+    made.parent.mkdir(parents=True)
+    made.touch()
+    clock = iter([0.0, 1.0, 20.0, 40.0, 80.0, 84.0])
+    monkeypatch.setattr(building, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    shown = bars(monkeypatch)
+    names = [python[1], other[0], python[2], python[3]]
+    builder.said = [
+        "[1/9] Copying a.h",
+        *(f"[{number}/9] Building CXX object {name}" for number, name in enumerate(names, 2)),
+    ]
+    builder.compile()
+    total = 4 * 10.6 + 2 * 2.2
+    done = [0.0, 10.6, 12.8, 23.4, 34.0]
+    assert [now for now, _, _ in shown] == pytest.approx(done)
+    assert [end for _, end, _ in shown] == pytest.approx([total] * len(done))
+    left = [seconds / now * (total - now) / 60 for seconds, now in zip([20, 40, 80, 84], done[1:], strict=True)]
+    notes = [
+        "Copying a.h",
+        *(f"{minutes:.0f} min left, {name}.cpp" for minutes, name in zip(left, "bfcd", strict=True)),
+    ]
+    assert [note for _, _, note in shown] == notes
+    assert notes[3] == "1 min left, c.cpp"
+
+
+def test_little_done_tells_nothing_of_what_is_left(tmp_path: Path) -> None:
+    database(tmp_path, *(f"CMakeFiles/torch_python.dir/{number}.cpp.o" for number in range(100)))
+    left = Remaining.of(tmp_path)
+    assert left.total == pytest.approx(1060)
+    seen = []
+    for number in range(100):
+        left.finished(f"Building CXX object CMakeFiles/torch_python.dir/{number}.cpp.o\r")
+        seen.append(left.minutes((number + 1) * 12.0))
+    assert seen[:4] == [None] * 4, "a twentieth"
+    assert seen[5] == pytest.approx(94 * 12 / 60)
+    assert seen[-1] == pytest.approx(0)
+    left.finished("Building CXX object CMakeFiles/torch_python.dir/0.cpp.o")
+    assert left.done == pytest.approx(left.total), "made once more, it counts no more"
+
+
+@pytest.mark.parametrize("text", [None, "", "[{}]", "{}"], ids=["none", "empty", "no output", "no list"])
+def test_without_a_database_nothing_is_known_of_what_is_left(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "compile_commands.json").write_text(text)
+    left = Remaining.of(tmp_path)
+    left.finished("Building CXX object a.o")
+    assert (left.total, left.minutes(10.0)) == (0, None)
 
 
 CCACHE = """Cacheable calls:   4 / 5 (80.00%)
@@ -411,6 +502,7 @@ def test_the_benchmarks_command_line_for_gcc_is_one_that_gcc_takes(tmp_path: Pat
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
     goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]
+    goes += ["-fclang-abi-compat=17"]
     goes += ["-fcolor-diagnostics", "-Xclang", "-fno-pch-timestamp", "-Xclang", "-include-pch", "-Xclang", "some.pch"]
     words = torch_wheel.for_gcc(["/usr/bin/clang++", *goes, *stays], "g++")
     assert words == ["g++", *stays]
