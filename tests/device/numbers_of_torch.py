@@ -5,12 +5,16 @@
     python3 numbers_of_torch.py compare FILE write FILE     compute once for both
 
 Each case states its bound: the greatest difference over the greatest number of the case. Zero means equal to the bit.
+With the results goes a network in the middle of its training, which the other machine goes on with, and a tensor in the
+format that torch.save had before its archives.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import torch
@@ -162,6 +166,40 @@ def optimisers() -> dict[str, Tensor]:
     return made
 
 
+def _training() -> tuple[nn.Module, torch.optim.Optimizer]:
+    module = filled(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
+    return module, torch.optim.Adam(module.parameters(), lr=0.01)
+
+
+def _train(module: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
+    for number in steps:
+        optimiser.zero_grad()
+        nn.functional.mse_loss(module(drawn(12, 6, seed=number)), drawn(12, 1, seed=50 + number)).backward()
+        optimiser.step()
+
+
+def half_trained() -> dict[str, Any]:
+    """What is saved of a network and its optimiser after five steps."""
+    module, optimiser = _training()
+    _train(module, optimiser, range(5))
+    return {"network": module.state_dict(), "optimiser": optimiser.state_dict()}
+
+
+def trained_on(state: dict[str, Any]) -> Tensor:
+    """The parameters five steps later."""
+    module, optimiser = _training()
+    module.load_state_dict(state["network"])
+    optimiser.load_state_dict(state["optimiser"])
+    _train(module, optimiser, range(5, 10))
+    return torch.cat([item.detach().flatten() for item in module.parameters()])
+
+
+@case(1e-4)
+def training() -> dict[str, Tensor]:
+    """A network and its optimiser that are saved and loaded between two steps."""
+    return {"ten steps": trained_on(half_trained())}
+
+
 @case(1e-9)
 def linear_algebra() -> dict[str, Tensor]:
     """LAPACK, float64: what has one answer only."""
@@ -259,6 +297,26 @@ def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, T
     return said
 
 
+def _in_the_old_format(tensor: Tensor) -> Tensor:
+    stream = io.BytesIO()
+    torch.save(tensor, stream, _use_new_zipfile_serialization=False)
+    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+
+
+def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+    """What is written to a file."""
+    return {"results": found, "half trained": half_trained(), "old format": _in_the_old_format(drawn(5, 7))}
+
+
+def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -> list[str]:
+    """What differs of all that another machine has written."""
+    said = faults(document["results"], found)
+    went_on = {**document["results"], "training": {"ten steps": trained_on(document["half trained"])}}
+    said += [f"{line}, from the other's fifth step on" for line in faults(document["results"], went_on)]
+    old = torch.load(io.BytesIO(document["old format"].numpy().tobytes()), weights_only=True)
+    return said if torch.equal(old, drawn(5, 7)) else [*said, "the tensor in the old format: not equal"]
+
+
 def main(*words: str) -> int:
     """Write or compare, by pairs of an action and a file; the number of faults."""
     if not words or len(words) % 2 or not {*words[::2]} <= {"write", "compare"}:
@@ -269,10 +327,10 @@ def main(*words: str) -> int:
     said: list[str] = []
     for action, file in zip(words[::2], words[1::2], strict=True):
         if action == "write":
-            torch.save(found, file)
+            torch.save(exchanged(found), file)
             print(f"{results} written")
         else:
-            differ = faults(torch.load(file, weights_only=True), found)
+            differ = differences(torch.load(file, weights_only=True), found)
             print("\n".join(differ) or f"{results} agree")
             said += differ
     return len(said)

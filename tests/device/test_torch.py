@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Callable
 
 import numpy
 import pytest
@@ -70,6 +71,33 @@ def test_a_convolutional_network_agrees_with_finite_differences() -> None:
     ).double()
     image = torch.randn(2, 1, 6, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(network, (image,))
+
+
+def layers() -> dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor]]:
+    """Functions of float64 or complex128, each with an input."""
+    torch.manual_seed(2)
+    recurrent = nn.LSTM(3, 2, num_layers=2, bidirectional=True).double()
+    attention = nn.MultiheadAttention(4, 2).double()
+    transposed = nn.ConvTranspose2d(2, 1, 3, stride=2).double()
+    sequence = torch.randn(3, 1, 4, dtype=torch.float64)
+    return {
+        "LSTM": (lambda x: recurrent(x)[0], torch.randn(3, 1, 3, dtype=torch.float64)),
+        "attention": (lambda x: attention(x, x, x)[0], sequence),
+        "transposed convolution": (transposed, torch.randn(1, 2, 2, 2, dtype=torch.float64)),
+        "Fourier transform": (lambda x: torch.fft.fft(x).abs(), torch.randn(5, dtype=torch.complex128)),
+        "solution of equations": (
+            lambda x: torch.linalg.solve(x + 4 * torch.eye(3), x[0]),
+            torch.randn(3, 3, dtype=torch.float64),
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "what", ["LSTM", "attention", "transposed convolution", "Fourier transform", "solution of equations"]
+)
+def test_gradients_agree_with_finite_differences(what: str) -> None:
+    function, point = layers()[what]
+    assert torch.autograd.gradcheck(function, (point.requires_grad_(),))
 
 
 def test_training_learns_exclusive_or() -> None:

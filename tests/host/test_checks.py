@@ -83,6 +83,7 @@ def test_no_other_file_is_taken_for_a_shell_script(project: tuple[Path, ...]) ->
     found = {path for path in project if not path.suffix and not path.name.startswith(".")} - scripts
     assert {str(path.relative_to(ROOT)) for path in found} == {
         "LICENSE",
+        "images/overlay/lean/usr/share/python3/bcep/pitorch-lean",
         "recipes/torch/inside/package",
         "images/hooks/date-byte-code",
         f"{INITRAMFS}/conf.d/netboot",

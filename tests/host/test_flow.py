@@ -15,6 +15,7 @@ import pytest
 from images import rootfs
 from recipes import flow, main_job
 from recipes.flow import Flow, alone
+from recipes.torch import job as torch_job
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ConfigError, RootNeeded
@@ -255,3 +256,28 @@ def test_no_root_is_begun_without_root(public: Path) -> None:
     finally:
         os.seteuid(0)
     assert list(public.iterdir()) == []
+
+
+def test_from_source_torch_is_built_before_the_image_is_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only so is the wheel that was just built the one that the plan sees."""
+    done: list[str] = []
+
+    class Enough(Exception):
+        pass
+
+    def plan(*_: object, **__: object) -> object:
+        done.append("plan")
+        raise Enough
+
+    monkeypatch.setattr(main_job, "ensure_running", lambda _: done.append("engine"))
+    monkeypatch.setattr(torch_job, "build_torch", lambda config: done.append(f"torch {config.torch.variant}"))
+    monkeypatch.setattr(main_job, "_pipeline", plan)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for from_source, expected in ((True, ["engine", "torch neon", "plan"]), (False, ["engine", "plan"])):
+        done.clear()
+        settings = {"build": {"folder": str(tmp_path)}, "torch": {"from_source": from_source}}
+        with pytest.raises(Enough):
+            main_job.build_image(load_config(settings))
+        assert done == expected
