@@ -91,7 +91,8 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
     environment = {**build_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
     def git(at: Path, *words: str) -> str:
-        argv = ["git", "-c", f"safe.directory={at}", "-C", str(at), *words]
+        # Submodules too may lie there as another user's.
+        argv = ["git", "-c", "safe.directory=*", "-C", str(at), *words]
         done = process.run(argv, env=environment, merge_stderr=False, limit_s=_FETCH_LIMIT_S, log=log)
         return done.output.strip()
 
@@ -122,5 +123,15 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             expected=commit,
             found=found,
             mend=f"delete {place} and run the task again; do not go on before you know why the tag moved",
+        )
+    changed = git(place, "status", "--porcelain", "--ignore-submodules=none").splitlines()
+    changed += [line for line in git(place, "submodule", "status", "--recursive").splitlines() if line[0] in "-+U"]
+    if changed:
+        raise SourceUnavailable(
+            f"{place} is not what upstream's {tag} is",
+            expected="the pinned commit with its submodules, and no other file",
+            found="; ".join(line.strip() for line in changed[:5]),
+            mend=f"keep what is yours there elsewhere, delete {place} and run the task again; patches of your own "
+            "belong in recipes/torch/patches/git",
         )
     return Source(kind="git", folder=place, identity=f"git {commit}", files={})

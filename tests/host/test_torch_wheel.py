@@ -19,6 +19,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from apt_parts import Proxy, served
 from wheel_parts import make_wheel
 
 from images import probe, rootfs
@@ -177,37 +178,86 @@ def test_upstreams_tag_cannot_be_fetched_without_a_network(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
+def git_at(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    done = subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def a_repository(folder: Path) -> str:
-    """A stand-in for upstream's repository, with a tag; the commit."""
+    """A stand-in for upstream's repository, with a submodule that has one of its own, and a tag; the commit."""
+    inner = None
+    for name in ("inner", "outer", folder.name):
+        place = folder.with_name(name)
+        place.mkdir(parents=True)
+        git_at(place, "init", "--quiet")
+        (place / "version.txt").write_text("2.6.0\n")
+        if inner is not None:
+            git_at(place, "submodule", "add", "--quiet", str(inner), "third_party/of_another")
+        git_at(place, "add", ".")
+        git_at(place, "commit", "--quiet", "--message", "release")
+        inner = place
+    git_at(folder, "tag", "v2.6.0")
+    return git_at(folder, "rev-parse", "HEAD")
 
-    def git(*words: str) -> str:
-        identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-        done = subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
 
-    folder.mkdir()
-    git("init", "--quiet")
-    (folder / "version.txt").write_text("2.6.0\n")
-    git("add", ".")
-    git("commit", "--quiet", "--message", "release")
-    git("tag", "v2.6.0")
-    return git("rev-parse", "HEAD")
+@pytest.fixture
+def files_as_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git takes none from a folder by itself."""
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file:http:https")
 
 
-def test_upstreams_tag_must_be_the_pinned_commit(tmp_path: Path) -> None:
-    commit = a_repository(tmp_path / "upstream")
+@pytest.mark.usefixtures("files_as_submodules")
+def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing_else(tmp_path: Path) -> None:
+    commit = a_repository(tmp_path / "repositories" / "upstream")
     data = recipe.load("torch")
 
     def obtain(pinned: str) -> source.Source:
-        git = {**data.tables["git"], "url": str(tmp_path / "upstream"), "commit": pinned}
+        git = {**data.tables["git"], "url": str(tmp_path / "repositories" / "upstream"), "commit": pinned}
         made = dataclasses.replace(data, tables={**data.tables, "git": git})
         return source.obtain(made, load_suite("trixie"), "git", (), tmp_path / "sources", tmp_path / "log")
 
     with pytest.raises(SourceUnavailable, match="not the commit that the recipe pins"):
         obtain("0" * 40)
     found = obtain(commit)
-    assert (found.folder / "version.txt").read_text() == "2.6.0\n"
+    inmost = found.folder / "third_party/of_another/third_party/of_another"
+    assert (found.folder / "version.txt").read_text() == (inmost / "version.txt").read_text() == "2.6.0\n"
     assert found.identity == f"git {commit}"
+    assert obtain(commit) == found, "as it lies there"
+
+    for change in (found.folder / "version.txt", inmost / "version.txt", found.folder / "mine.txt"):
+        before = change.read_text() if change.exists() else None
+        change.write_text("2.6.1\n")
+        with pytest.raises(SourceUnavailable, match=r"is not what upstream's v2\.6\.0 is") as caught:
+            obtain(commit)
+        assert change.relative_to(found.folder).parts[0] in caught.value.found
+        assert "patches/git" in caught.value.mend
+        if before is None:
+            change.unlink()
+        else:
+            change.write_text(before)
+    assert obtain(commit) == found
+    git_at(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
+    with pytest.raises(SourceUnavailable, match="is not what upstream's"):
+        obtain(commit)
+
+
+def test_upstream_is_asked_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found there; who was asked is what counts."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    data = recipe.load("torch")
+    git = {**data.tables["git"], "url": "http://upstream.invalid/pytorch.git"}
+    made = dataclasses.replace(data, tables={**data.tables, "git": git})
+    with served(tmp_path) as uri:
+        proxy = Proxy(uri)
+        with proxy.running() as address:
+            monkeypatch.setenv("all_proxy", f"http://{address}")
+            with pytest.raises(SourceUnavailable, match="cannot be fetched from upstream"):
+                source.obtain(made, load_suite("trixie"), "git", (), tmp_path / "sources", tmp_path / "log")
+    assert proxy.asked
+    assert all(address.startswith("http://upstream.invalid/pytorch.git/info/refs") for address in proxy.asked)
 
 
 def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
