@@ -281,6 +281,7 @@ def _run_pytest(config: Config, paths: Paths, keyword: str) -> process.Completed
         "-c",
         os.devnull,
         f"--rootdir={ROOT}",
+        f"--confcutdir={ROOT}",  # no conftest.py of a folder above is ours
         "-p",
         "no:cacheprovider",
         "-rfE",

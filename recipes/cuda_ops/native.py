@@ -160,6 +160,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
             "-c",
             os.devnull,
             f"--rootdir={SUITE.parent}",
+            f"--confcutdir={SUITE.parent}",
             "-p",
             "no:cacheprovider",
             "-q",

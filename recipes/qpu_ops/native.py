@@ -298,6 +298,7 @@ def _run_suite(config: Config, suite: Path, names: Sequence[str]) -> Made:
                 "-c",
                 os.devnull,
                 f"--rootdir={suite}",
+                f"--confcutdir={suite}",
                 "-p",
                 "no:cacheprovider",
                 "-q",

@@ -147,9 +147,10 @@ def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
         yield "it uses NEON, and the variant must not"
     if kernels and "neon" in flags and not found.get(_ADVANCED_SIMD, 0):
         yield "it was compiled without NEON, which the variant is for"
-    registers = _FP.get(found.get("TAG_FP_ARCH", 0), "no floating point")
-    if registers not in (_FP_OF_NEON if "neon" in flags else _FP_OF_ARMHF):
-        yield f"it uses {registers}, which not every CPU of the variant has"
+    if unit := found.get("TAG_FP_ARCH", 0):
+        name = _FP.get(unit, f"floating-point unit {unit}")
+        if name not in (_FP_OF_NEON if "neon" in flags else _FP_OF_ARMHF):
+            yield f"it uses {name}, which not every CPU of the variant has"
 
 
 def attributes(elf: ELFFile) -> dict[str, int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import docker
 import pytest
 from apt_parts import Proxy, served
+from elftools.elf.elffile import ELFFile
 from wheel_parts import make_wheel
 
 from images import probe, rootfs
@@ -380,6 +381,19 @@ def test_a_file_that_does_not_say_what_it_was_compiled_for_is_refused(tmp_path: 
     with pytest.raises(WheelUnusable) as caught:
         examined(wheel)
     assert caught.value.found == "torch/lib/one.so: it has no .ARM.attributes"
+
+
+def test_code_that_needs_no_floating_point_unit_is_for_every_cpu(tmp_path: Path) -> None:
+    """Its attributes name none; that its arguments would be in such registers, number 28 says."""
+    (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
+    for words in (
+        ["arm-linux-gnueabihf-as", "-march=armv7-a", "-mfpu=softvfp", "-o", "one.o", "one.s"],
+        ["arm-linux-gnueabihf-ld", "-shared", "-o", "one.so", "one.o"],
+    ):
+        subprocess.run(words, cwd=tmp_path, check=True)
+    with (tmp_path / "one.so").open("rb") as stream:
+        assert "TAG_FP_ARCH" not in audit.attributes(ELFFile(stream))
+    assert examined(torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})).elf_files == 1
 
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
