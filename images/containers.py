@@ -80,9 +80,11 @@ def container(
             yield made
     finally:
         with contextlib.suppress(docker.errors.NotFound):
-            if patience_s:
-                _end(made, patience_s)
-            made.remove(force=True, v=True)
+            try:
+                if patience_s:
+                    _end(made, patience_s)
+            finally:  # a second Ctrl-C too, while the first is waited for
+                made.remove(force=True, v=True)
 
 
 def _end(box: Container, patience_s: float) -> None:
