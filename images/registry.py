@@ -152,7 +152,8 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
     ):
         remote.login(known)
         shown = transfer.Transfer(str(reference))
-        known_before = {digest for one in client.images.list() for digest in one.attrs.get("RepoDigests") or []}
+        # In one request: client.images.list() asks for each image, and fails where one goes meanwhile.
+        known_before = {digest for one in client.api.images() for digest in one["RepoDigests"] or []}
 
         def attempt() -> tuple[RemoteImage, Mapping[str, Any]]:
             held = remote.image(platform)

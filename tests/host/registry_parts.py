@@ -138,8 +138,11 @@ def forget(client: docker.DockerClient, *names: str) -> None:
                 client.images.remove(found.id, force=True)
 
 
-def tags_of(client: docker.DockerClient) -> set[str]:
-    return {tag for one in client.images.list() for tag in one.tags}
+def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
+    """The engine's names of the configuration's images, here and at its registry; other tests make others meanwhile."""
+    ours = (config.image.name, config.registry.address)
+    tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
+    return {tag for tag in tags if tag.startswith(ours)}
 
 
 def ask(registry: Registry, path: str, **options: object) -> requests.Response:

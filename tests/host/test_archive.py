@@ -31,8 +31,8 @@ def engine() -> Iterator[docker.DockerClient]:
     """The engine; images of these tests are removed."""
     with contextlib.closing(connect()) as client:
         yield client
-        for image in client.images.list():
-            for tag in image.tags:
+        for image in client.api.images():
+            for tag in image["RepoTags"] or []:
                 if tag.startswith("pitorch-test-archive/"):
                     client.images.remove(tag, force=True)
 

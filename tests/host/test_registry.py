@@ -94,7 +94,7 @@ def store_login(folder: Path, address: str, user: str = USER, password: str = PA
 
 def test_what_was_pushed_is_what_the_registry_has(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="a/b", repository="c")
-    before = tags_of(client)
+    before = tags_of(client, config)
     with image(client, config.image_reference("system"), (4 * KIB, 3 * MIB, 0)) as identity:
         pushed = registry.push(config, tag="v1")
     answer = ask(plain, "/v2/a/b/c/manifests/v1", headers={"Accept": MANIFEST})
@@ -106,7 +106,7 @@ def test_what_was_pushed_is_what_the_registry_has(client: docker.DockerClient, p
     stored = blobs_on_disk(plain)
     parts = [answer.json()["config"], *answer.json()["layers"]]
     assert pushed.size == sum(stored[part["digest"].removeprefix("sha256:")] for part in parts)
-    assert tags_of(client) == before, "no name is left behind in the engine"
+    assert tags_of(client, config) == before, "no name is left behind in the engine"
 
 
 def test_a_second_push_sends_nothing_and_changes_nothing(
@@ -125,7 +125,7 @@ def test_a_second_push_sends_nothing_and_changes_nothing(
 def test_what_was_pulled_is_what_was_pushed(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="back")
     name = config.image_reference("system")
-    before = tags_of(client)
+    before = tags_of(client, config)
     try:
         identity = load_image(client, name, (4 * KIB, 2 * MIB))
         pushed = registry.push(config)
@@ -135,7 +135,7 @@ def test_what_was_pulled_is_what_was_pushed(client: docker.DockerClient, plain: 
         assert (pulled.platform, pulled.size) == ("linux/arm/v7", pushed.size)
         assert (pulled.layers, pulled.received) == (2, 2)
         assert client.images.get(name).id == identity
-        assert tags_of(client) - before == {name}, "the local name, and no other"
+        assert tags_of(client, config) - before == {name}, "the local name, and no other"
         digests = client.images.get(name).attrs["RepoDigests"]
         assert not [one for one in digests if one.startswith(plain.address)]
         again = registry.pull(config)
@@ -199,11 +199,13 @@ def test_an_image_for_another_platform_is_not_pulled(
     reference = resolve(config)
     with image(client, str(reference), variant=""):
         list(client.api.push(reference.name, reference.tag, stream=True, auth_config={}))
-    images = {one.id for one in client.images.list()}
+    before = tags_of(client, config)
     with pytest.raises(PlatformMismatch) as caught:
         registry.pull(config)
     assert (caught.value.expected, caught.value.found) == ("linux/arm/v7", "linux/amd64")
-    assert {one.id for one in client.images.list()} == images, "nothing was transferred"
+    assert tags_of(client, config) == before
+    digests = [digest for one in client.api.images() for digest in one["RepoDigests"] or []]
+    assert not [digest for digest in digests if digest.startswith(plain.address)], "nothing was transferred"
 
 
 def test_of_an_image_for_many_platforms_ours_is_taken(
@@ -572,7 +574,7 @@ def test_ctrl_c_stops_the_push_and_leaves_nothing_behind(
             f"'registry': {{'address': {slow.address!r}, 'repository': 'interrupted'}}}}))"
         )
         with image(client, name, (30 * MIB,)):
-            before = tags_of(client)
+            before = tags_of(client, config)
             child = subprocess.Popen(
                 [sys.executable, "-c", code],
                 cwd=Path(__file__).parents[2],
@@ -588,7 +590,7 @@ def test_ctrl_c_stops_the_push_and_leaves_nothing_behind(
                 child.kill()
                 child.wait()
             assert "KeyboardInterrupt" in output, "tasks.py turns that into exit code 130"
-            assert tags_of(client) == before
+            assert tags_of(client, config) == before
             # What the engine had handed to the kernel (some MiB) still goes through the slow relay; then all is quiet.
             wait_for(lambda: quiet(slow))
             assert slow.sent < 15 * MIB, "the engine stopped as well"

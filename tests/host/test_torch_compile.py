@@ -105,7 +105,7 @@ def containers_at(client: docker.DockerClient, folder: Path) -> list[str]:
     ]
 
 
-def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str) -> None:
+def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: int = 1) -> None:
     """Start the compile in a process of its own, and press Ctrl-C there when the linker has written a part."""
     here = Path(__file__).resolve().parent
     words = [sys.executable, "-c", GO, str(here), str(here.parent.parent), str(tmp_path), image]
@@ -116,8 +116,11 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str) -> None:
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < until, "it did not begin to link"
                 time.sleep(0.05)
+            for _ in range(times - 1):
+                process.send_signal(signal.SIGINT)
+                time.sleep(2)
             process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=30)
+            said, _ = process.communicate(timeout=15)
         finally:
             process.kill()
     assert process.returncode != 0
@@ -156,6 +159,15 @@ def test_ctrl_c_in_the_middle_of_a_link_leaves_no_container_and_the_next_run_goe
     (tree / "patience").touch()
     builder.compile()
     assert {"_Z3onev", "_Z5threev"} <= symbols(library)
+
+
+def test_who_does_not_want_to_wait_presses_ctrl_c_again(
+    tmp_path: Path, tree: Path, image: str, client: docker.DockerClient
+) -> None:
+    """A linker that does not listen is waited for no longer then, and nothing of it is left."""
+    (tree / "link").write_text(f"trap '' INT\n{LINK}")
+    interrupt_while_it_links(tmp_path, tree, image, times=2)
+    assert containers_at(client, tmp_path) == []
 
 
 def test_a_compiler_that_is_killed_is_told_as_want_of_memory(tree: Path, builder: building.Builder) -> None:

@@ -60,9 +60,13 @@ print(a.cpu().equal(torch.arange(40.0)))
 
 
 def test_forks_while_threads_compute() -> None:
+    # Each operator is called once before: torch keeps what it chooses at an operator's first call in a C++ static
+    # (DispatchStub), and a child that is forked while another thread initialises that static waits for ever.
     script = """
 import os, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
+(torch.ones(20, device="qpu") + 1).sum().item()
+torch.ones(30, 30, device="qpu") @ torch.ones(30, 30, device="qpu")
 stop = threading.Event()
 def work():
     a = torch.ones(30, 30, device="qpu")
