@@ -28,7 +28,7 @@ from pathlib import Path
 from images import apt
 from images.apt import Source, sources_text
 from images.engine import build_environment
-from toolchain import files
+from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
 from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
 from toolchain.jobs import available_memory_mib
@@ -229,7 +229,10 @@ def build_tools(
 
 
 def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
-    """Unpack packages' files side by side, large ones first; nothing is configured. Raises ImageBuildFailed."""
+    """Unpack packages' files side by side, large ones first; nothing is configured.
+
+    Raises ImageBuildFailed for a damaged package, DiskFull.
+    """
     large_first = sorted(packages, key=lambda path: (-path.stat().st_size, path))
     names = "".join(f"{path}\0" for path in large_first).encode()
     at_once = str(len(os.sched_getaffinity(0)))
@@ -239,11 +242,13 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
     except CommandTimedOut:
         raise
     except CommandFailed as fault:
+        if full := files.full_disk(fault.tail, "the native tools", tree.parent):
+            raise full from fault
         raise ImageBuildFailed(
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to end with status 0 for every package",
             found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
-            mend=f"see to free disk space; if a package is damaged, remove {packages[0].parent} and it is fetched anew",
+            mend=f"if a package is damaged, remove {packages[0].parent} and it is fetched anew",
         ) from fault
 
 
@@ -313,11 +318,7 @@ def _mmdebstrap(
     scratch = target.parent / f".{target.name}.{os.getpid()}.scratch"
     unmount = f"umount {archives}"
     memory_mib = _MEMORY_FOR_TREE_MIB if available_memory_mib() >= 2 * _MEMORY_FOR_TREE_MIB else 0
-    argv = [
-        # A mount namespace of its own: nothing that is mounted here can be left on the host. The tree is built in
-        # memory where that is plentiful: dpkg syncs a lot, and 32-bit programs cannot list every ext4 folder.
-        *("unshare", "--mount", "--propagation", "private", "--"),
-        *("sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib)),
+    words = [
         str(program),
         "--mode=root",
         f"--architectures={','.join(spec.architectures)}",
@@ -340,9 +341,13 @@ def _mmdebstrap(
         stack.callback(files.remove, scratch)
         aside = stack.enter_context(files.replacing(target))
         named = aside.with_name(aside.name + ".tar") if target.suffix == ".tar" else aside
-        try:
+
+        def build(memory_mib: int) -> None:
+            # A mount namespace of its own: nothing that is mounted here can be left on the host. The tree is built in
+            # memory where that is plentiful: dpkg syncs a lot, and 32-bit programs cannot list every ext4 folder.
+            apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
-                [*argv, str(named), "-"],
+                [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],
                 stdin=sources_text(spec.sources, spec.architectures).encode(),
                 env={
                     **build_environment(),
@@ -352,6 +357,16 @@ def _mmdebstrap(
                 limit_s=_LIMIT_S,
                 log=log,
             )
+
+        try:
+            try:
+                build(memory_mib)
+            except CommandFailed:
+                if not memory_mib or not files.full_disk(log.read_text(errors="replace"), "", scratch):
+                    raise
+                progress.warn(f"the {spec.role} root does not fit into {memory_mib} MiB of memory: built on the disk")
+                log.write_text("")
+                build(0)
         except CommandFailed as fault:
             raise _explained(
                 spec,
@@ -371,6 +386,8 @@ def _quoted(path: Path) -> str:
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
     """The error for what the log tells; ``summary`` and ``expected`` are those of a fault that is not known."""
     text = log.read_text(errors="replace")
+    if full := files.full_disk(text, f"the {spec.role} root", log.parent):
+        return full
     complaints = [line for line in text.splitlines() if line.startswith("E:")]
     found = complaints[0][3:] if complaints else fault.found
     if re.search(r"Could not (resolve|connect)|Temporary failure resolving|Failed to fetch", text):

@@ -1,6 +1,8 @@
-"""Invoke's command line, with one addition: ``mirror URL URL`` takes any number of URLs.
+"""Invoke's command line, with two additions.
 
-Invoke itself gives a task a fixed number of positional arguments; they are spelt as repeated options for it.
+``mirror URL URL`` takes any number of URLs: Invoke itself gives a task a fixed number of positional arguments, so they
+are spelt as repeated options for it. And ``TASK --help`` helps with every task: where a task has a positional argument,
+Invoke would take ``--help`` for that.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ _MANY = {"mirror": "--url"}
 
 def spelt_out(argv: Sequence[str]) -> list[str]:
     """The arguments as Invoke understands them."""
+    if argv and not argv[0].startswith("-") and {"--help", "-h"} & set(argv[1:2]):
+        return ["--help", argv[0]]
     words: list[str] = []
     option = ""
     for word in argv:

@@ -19,6 +19,9 @@ from toolchain.errors import DiskFull, ForeignFolder
 MARKER = ".pitorch-owned"
 """Name of the file that marks a folder as ours: only such folders are ever deleted."""
 
+NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free space|Wrote only \d+ of \d+ bytes")
+"""How programs say that a disk is full, or a quota used up; the last is GNU tar's way, the one before it apt's."""
+
 _BLOCK = 1 << 20
 
 
@@ -126,6 +129,19 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
             found=f"{free_mib} MiB",
             mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
         )
+
+
+def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
+    """The error where a program said that a disk or quota is full, with its line; None where it did not."""
+    lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
+    if (found := next(lines, None)) is None:
+        return None
+    return DiskFull(
+        f"no room for {purpose}",
+        expected=f"free space at {folder}",
+        found=found,
+        mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+    )
 
 
 @contextlib.contextmanager

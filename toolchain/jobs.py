@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain.config import BuildConfig
 
+# Where cgroups version 2 and 1 are mounted, and their files: the limit, what is used, and within that the part of the
+# page cache that is given back first. (cgroups(7); the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory)
+_CONTROLLERS = (
+    ("", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
 
 def available_memory_mib() -> int:
-    """Memory that new processes can have without swapping, MiB (MemAvailable of proc(5))."""
+    """Memory that new processes can have without swapping, MiB: MemAvailable of proc(5), or less by cgroups."""
+    free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")
         if name == "MemAvailable":
-            return int(value.split()[0]) >> 10
-    return 0
+            free = int(value.split()[0]) >> 10
+    return min([free, *(left >> 20 for left in _left_in_cgroups())])
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """Bytes that are left to this process in each cgroup above it that has a limit."""
+    try:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for controller, root, limit, used, cached in _CONTROLLERS:
+        for _, names, path in lines:
+            if controller not in names.split(","):
+                continue
+            folder = Path(root, path.lstrip("/"))
+            for group in (folder, *folder.parents):
+                with contextlib.suppress(OSError, ValueError):  # not mounted there, or "max": no limit
+                    left = int((group / limit).read_text()) - int((group / used).read_text())
+                    told = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                    yield max(0, left + int(told.get(cached, 0)))
 
 
 def compile_jobs(build: BuildConfig) -> int:

@@ -47,7 +47,6 @@ _NEEDED_TO_GO_ON_MIB = 1500
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
 """What GCC's driver, Clang's and the linker's say of a process of theirs that was killed."""
 _STATUS_OF_KILLED = 137
-_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 """The C library's words, in whoever's message; the container's locale is C."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
 _RUNS = "runs.json"
@@ -372,7 +371,7 @@ class Builder:
         before = memory_kills()
 
         def watch(line: str) -> None:
-            if _NO_ROOM.search(line):
+            if files.NO_ROOM.search(line):
                 full.append(line.strip())
             if _KILLED.search(line):
                 killed.append(line.strip())
@@ -383,7 +382,7 @@ class Builder:
             said = self._run_in(argv, environment or {}, watch, check=check, patience_s=patience_s)
         except CommandFailed as fault:
             # A line that nothing ends is not watched.
-            full += [line.strip() for line in fault.tail.splitlines() if _NO_ROOM.search(line)]
+            full += [line.strip() for line in fault.tail.splitlines() if files.NO_ROOM.search(line)]
             if full:
                 raise self._disk_full(full[0]) from fault
             # ninja ends with a status of its own, whatever a compiler ended with.

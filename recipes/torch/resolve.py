@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from images.flavour import load_suite
@@ -86,7 +85,7 @@ def resolve(config: Config) -> Resolution:
     found, refused = wheels.candidates(folders, distribution, tags)
     chosen: list[tuple[Path, str, str]] = [(item.path, str(item.version), f"from {item.path.parent}") for item in found]
     if not chosen or config.torch.from_source:
-        ours = list(_ours(config, distribution, tags, refused))
+        ours = list(of_this_recipe(config, refused))
         chosen = [*ours, *chosen] if config.torch.from_source else ours
     if chosen:
         path, version, reason = chosen[0]
@@ -104,10 +103,13 @@ def resolve(config: Config) -> Resolution:
     return Resolution(None, "", reason)
 
 
-def _ours(
-    config: Config, distribution: str, tags: frozenset[Tag], refused: list[str]
-) -> Iterator[tuple[Path, str, str]]:
-    """Wheels of this recipe with the key that it has now; why others are not taken is added to ``refused``."""
+def of_this_recipe(config: Config, refused: list[str]) -> Iterator[tuple[Path, str, str]]:
+    """Wheels with the key that the recipe has now: path, version, where it is from.
+
+    Why others are not taken is added to ``refused``. Raises ArtefactDamaged for one that is not as it was made.
+    """
+    distribution = load("torch").settings["distribution"]
+    tags = wheels.tags_for(config.image.target, load_suite(config.image.suite))
     wanted = key(config)
     if wanted and (kept := artefacts.of_recipe(config, distribution, wanted)):
         for path in kept:

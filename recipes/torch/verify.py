@@ -2,7 +2,7 @@
 
 *Sampled*: some objects of the kept build tree, drawn at random (by a seed that is printed), are compiled once more
 without the compiler's cache and compared. *Full*: the whole wheel is built once more in a tree of its own, without the
-cache, and the two wheels are compared.
+cache, and compared with the one that was built before: here, for the artefact cache, or for this repository.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import random
 import shlex
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from images.engine import ensure_running
 from recipes import flow
 from recipes.torch import build as building
-from recipes.torch import job
+from recipes.torch import job, resolve
 from toolchain import files, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, NotReproducible
@@ -46,11 +47,12 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
     with flow.alone(config.target_root), job.TorchFlow(config) as made:
         builder = made.builder()
         if full:
-            return _full(made, builder)
-        return _sampled(builder, sample, random.SystemRandom().randrange(1 << 32) if seed is None else seed)
+            return _full(config, made, builder)
+        return sampled(builder, sample, random.SystemRandom().randrange(1 << 32) if seed is None else seed)
 
 
-def _sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
+def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
+    """Compile ``sample`` objects of the builder's tree again. Raises as ``verify_torch``."""
     began = time.monotonic()
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
@@ -90,23 +92,38 @@ def _sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
     return Verified("sampled", tuple(names), seed, time.monotonic() - began)
 
 
-def _full(made: job.TorchFlow, builder: building.Builder) -> Verified:
+def _full(config: Config, made: job.TorchFlow, builder: building.Builder) -> Verified:
     began = time.monotonic()
-    wheels = sorted(made.products.glob("*.whl"))
-    if not wheels:
-        raise ArtefactMissing("there is no wheel to compare with", mend="run ./inv build-torch")
+    wheel, where = wheel_to_compare(config)
+    progress.say(f"    compared with {wheel.name}, {where}")
     again = builder.elsewhere("again")
     files.remove(again.home)
     out = made.root / "torch-again"
     built = again.build(out)
-    first, second = files.sha256_of(wheels[0]), files.sha256_of(built.wheel)
+    first, second = files.sha256_of(wheel), files.sha256_of(built.wheel)
     if first != second:
         raise NotReproducible(
             "torch's wheel is not the same when built again",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",
-            mend=f"compare {wheels[0]} with {built.wheel} (diffoscope shows what differs)",
+            mend=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
         )
     files.remove(again.home)
     files.remove(out)
-    return Verified("full", (wheels[0].name,), 0, time.monotonic() - began)
+    return Verified("full", (f"{wheel.name} ({where})",), 0, time.monotonic() - began)
+
+
+def wheel_to_compare(config: Config) -> tuple[Path, str]:
+    """The wheel that the recipe as it is now made before, and where from. Raises ArtefactMissing where none is.
+
+    A wheel of another recipe would be another one however well the build repeats itself.
+    """
+    refused: list[str] = []
+    for wheel, _, where in resolve.of_this_recipe(config, refused):
+        return wheel, where
+    raise ArtefactMissing(
+        "there is no wheel to compare with",
+        expected="one that this recipe made",
+        found="; ".join(refused) or "none",
+        mend="run ./inv build-torch",
+    )

@@ -20,9 +20,15 @@ from toolchain.config import ROOT
         (["mirror", "--remove", "https://a"], ["mirror", "--remove", "--url", "https://a"]),
         (["mirror", "--url", "https://a"], ["mirror", "--url", "https://a"]),
         (["mirror", "https://a", "doctor", "--json"], ["mirror", "--url", "https://a", "doctor", "--json"]),
+        (["verify", "--help"], ["--help", "verify"]),
+        (["push", "-h"], ["--help", "push"]),
+        (["--help", "verify"], ["--help", "verify"]),
+        (["--list"], ["--list"]),
+        ([], []),
+        (["chroot", "--command", "-h"], ["chroot", "--command", "-h"]),
     ],
 )
-def test_a_task_may_take_many_urls(typed: list[str], understood: list[str]) -> None:
+def test_what_is_typed_is_spelt_out_for_invoke(typed: list[str], understood: list[str]) -> None:
     assert spelt_out(typed) == understood
 
 
@@ -37,9 +43,11 @@ def test_every_task_has_help_with_its_options() -> None:
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ") and line.strip()]
     names = [name for name in names if name.replace("-", "").isalpha() and name.islower()]
     assert {"build-image", "export-nfsroot", "test-on-pi", "push", "shell", "doctor", "test"} <= set(names)
-    for name in ("build-image", "export-nfsroot", "test-on-pi", "push", "shell"):
-        told = run("--help", name)
+    for name in ("build-image", "export-nfsroot", "test-on-pi", "push", "shell", "verify", "build-wheel"):
+        told = run(name, "--help")
         assert told.returncode == 0
+        assert told.stdout == run("--help", name).stdout
+        assert "Docstring:\n" in told.stdout
         assert "Docstring:\n  none" not in told.stdout
 
 

@@ -16,13 +16,15 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from registry_parts import small_disk
 
 from images import probe, rootfs
 from recipes.flow import Flow
 from recipes.main_job import Built
+from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
-from toolchain.errors import ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
+from toolchain.errors import DiskFull, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
 from toolchain.files import sha256_of
 
 SMALL = ("ca-certificates", "python3", "python3-packaging")
@@ -183,6 +185,40 @@ def test_a_damaged_package_is_told_with_its_mend(tmp_path: Path) -> None:
             rootfs._extract([whole, damaged], tmp_path / "tree", tmp_path / "log")
         assert damaged.name in caught.value.found + (tmp_path / "log").read_text()
         assert f"remove {tmp_path}" in caught.value.mend
+
+
+def test_a_disk_that_becomes_full_is_told_as_that(tmp_path: Path) -> None:
+    """And not as a damaged package, which dpkg-deb's and tar's statuses speak of as well."""
+    (tmp_path / "large/DEBIAN").mkdir(parents=True)
+    (tmp_path / "large/DEBIAN/control").write_text(
+        "Package: large\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
+    )
+    (tmp_path / "large/data").write_bytes(os.urandom(3 << 20))
+    package = tmp_path / "large.deb"
+    subprocess.run(["dpkg-deb", "--build", tmp_path / "large", package], check=True, capture_output=True)
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        (disk / "tree").mkdir()
+        with pytest.raises(DiskFull, match="no room for the native tools") as caught:
+            rootfs._extract([package], disk / "tree", tmp_path / "log")
+    assert files.NO_ROOM.search(caught.value.found)
+    assert str(disk) in caught.value.expected
+
+
+@pytest.mark.timeout(600)
+def test_a_root_that_does_not_fit_into_memory_is_built_on_the_disk(
+    built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many image.extra_packages, say. The memory that is set apart is made small here."""
+    told: list[str] = []
+    monkeypatch.setattr(progress, "warn", told.append)
+    monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
+    with Flow(product_config) as flow:
+        spec = flow.root_spec("small", (), built.manifest("mirror"), (flow.native,))
+    rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
+    with tarfile.open(tmp_path / "small.tar") as archive:
+        assert "./usr/bin/dpkg" in archive.getnames()
+    assert told == ["the small root does not fit into 8 MiB of memory: built on the disk"]
+    assert {path.name for path in tmp_path.iterdir()} == {"small.tar", "log"}
 
 
 def test_nothing_of_it_stays_mounted() -> None:

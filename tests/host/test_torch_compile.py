@@ -5,6 +5,7 @@ The sources are small ones; what they lie in, and who drives ninja, is torch's o
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from images.engine import connect
 from images.flavour import load_suite
 from recipes import main_job, recipe
 from recipes.torch import build as building
-from recipes.torch import source
+from recipes.torch import source, verify
 from toolchain.config import Config, load_config
-from toolchain.errors import CommandFailed, MemoryExhausted
+from toolchain.errors import ArtefactMissing, CommandFailed, MemoryExhausted, NotReproducible
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -212,3 +213,32 @@ def test_a_step_that_is_killed_itself_is_told_too(builder: building.Builder) -> 
     with pytest.raises(MemoryExhausted) as caught:
         builder.run(["sh", "-c", "sh -c 'kill -9 $$'"])
     assert "exit status 137: killed" in caught.value.found
+
+
+def test_objects_are_compiled_again_and_what_differs_is_named(tree: Path, builder: building.Builder) -> None:
+    """``verify`` without --full, on a tree of two objects."""
+    with pytest.raises(ArtefactMissing, match="no build tree of torch"):
+        verify.sampled(builder, 2, 1)
+    (tree / "patience").touch()
+    builder.compile()
+    commands = [
+        {"directory": "/", "file": f"{name}.cpp", "command": f"arm-linux-gnueabihf-g++ -fPIC -c {name}.cpp -o {name}.o"}
+        for name in ("one", "two")
+    ]
+    (tree / "compile_commands.json").write_text(json.dumps(commands))
+    before = (tree / "one.o").read_bytes()
+    done = verify.sampled(builder, 9, 1)
+    assert sorted(done.names) == ["one", "two"]
+    assert "2 objects built again to the same bytes" in done.summary()
+    assert [verify.sampled(builder, 1, seed).names for seed in (5, 5)] == [verify.sampled(builder, 1, 5).names] * 2
+    (tree / "one.cpp").write_text("int one() { return 3; }\n")
+    with pytest.raises(NotReproducible, match="1 of 2 objects") as caught:
+        verify.sampled(builder, 2, 1)
+    assert caught.value.found == "one"
+    assert "--seed=1" in caught.value.mend
+    (tree / "two.cpp").write_text("int two( { return 2; }\n")
+    with pytest.raises(NotReproducible, match="2 of 2 objects"):
+        verify.sampled(builder, 2, 1)
+    assert (tree / "one.o").read_bytes() == before, "what was built stays"
+    with pytest.raises(ArtefactMissing, match="nothing to compare"):
+        verify.sampled(builder, 0, 1)

@@ -29,7 +29,7 @@ from images.containers import run_in
 from images.flavour import load_suite
 from recipes import artefacts, flow, main_job, recipe
 from recipes.qpu_ops import native
-from recipes.torch import audit, job, provenance, resolve, source, upstream
+from recipes.torch import audit, job, provenance, resolve, source, upstream, verify
 from recipes.torch import build as building
 from recipes.torch.build import Plan
 from toolchain.config import ROOT, Config, load_config
@@ -45,7 +45,7 @@ from toolchain.files import sha256_of
 from toolchain.manifest import Manifest
 
 NUMBERS = ROOT / "tests" / "device" / "numbers_of_torch.py"
-KEPT = sorted(resolve.PREBUILT.glob("*.whl"))
+(KEPT,) = resolve.PREBUILT.glob("*.whl")
 
 
 def config(**torch: object) -> Config:
@@ -264,8 +264,7 @@ def test_upstream_is_asked_through_the_proxy(tmp_path: Path, monkeypatch: pytest
 def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
     """A shared library of a few lines for the target, without any other."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
-    if compiler is None:
-        pytest.skip("the ARM cross compiler is missing; ./inv installs it")
+    assert compiler, "./inv installs the ARM cross compiler"
     (folder / f"{name}.c").write_text(text)
     argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-O2", *flags, "-o", f"{name}.so", f"{name}.c"]
     subprocess.run(argv, cwd=folder, check=True)
@@ -485,18 +484,31 @@ def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_mend
         resolve.resolve(mine)
 
 
-# The wheel that lies in the repository.
+def test_a_build_is_compared_with_a_wheel_of_its_own_recipe_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``verify --full``: any other wheel differs, however well the build repeats itself."""
+    mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
+    assert verify.wheel_to_compare(mine) == (KEPT, "the wheel kept in this repository")
+    resolve.products(mine).mkdir(parents=True)
+    wheel, _ = a_wheel(resolve.products(mine), "0" * 64)
+    assert verify.wheel_to_compare(mine)[0] == KEPT
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
+    with pytest.raises(ArtefactMissing, match="no wheel to compare with") as caught:
+        verify.wheel_to_compare(mine)
+    assert "of another recipe key" in caught.value.found
+    a_wheel(resolve.products(mine), resolve.key(mine))
+    assert verify.wheel_to_compare(mine) == (wheel, "built here")
 
-needs_the_wheel = pytest.mark.skipif(not KEPT, reason="no wheel is kept in recipes/torch/prebuilt")
+
+# The wheel that lies in the repository.
 
 
 @pytest.fixture
 def kept() -> Path:
-    (wheel,) = KEPT
-    return wheel
+    return KEPT
 
 
-@needs_the_wheel
 def test_the_kept_wheel_is_of_the_recipes_key_and_of_its_provenance(kept: Path) -> None:
     stated = provenance.read(provenance.beside(kept), kept)
     assert stated["recipeKey"] == resolve.key(config())
@@ -515,7 +527,6 @@ def test_the_kept_wheel_is_of_the_recipes_key_and_of_its_provenance(kept: Path) 
     assert any(name.startswith("pkg:deb/debian/libopenblas0-pthread@") for name in names)
 
 
-@needs_the_wheel
 def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
     seen = audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan().flags)
     assert seen.elf_files > 8
@@ -524,7 +535,6 @@ def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
     assert kept.stat().st_size <= audit.GOAL_MB * 1_000_000
 
 
-@needs_the_wheel
 def test_a_kept_wheel_of_another_key_is_left_alone() -> None:
     found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
     assert found.wheel is None
@@ -540,7 +550,6 @@ def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, b
     return path
 
 
-@needs_the_wheel
 def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path) -> None:
     copy = tmp_path / kept.name
     content = bytearray(kept.read_bytes())
@@ -553,7 +562,6 @@ def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path) -> None:
         resolve.resolve(config(wheelhouse=[str(tmp_path)]))
 
 
-@needs_the_wheel
 def test_a_wheel_for_another_release_is_refused(kept: Path) -> None:
     older = load_config({"image": {"suite": "bookworm"}, "torch": {"wheelhouse": [str(kept.parent)]}})
     found = resolve.resolve(older)
@@ -564,7 +572,6 @@ def test_a_wheel_for_another_release_is_refused(kept: Path) -> None:
     assert "GLIBC_2.3" in caught.value.found
 
 
-@needs_the_wheel
 def test_the_baseline_variants_audit_refuses_neon(kept: Path) -> None:
     with pytest.raises(WheelUnusable, match="it uses NEON, and the variant must not"):
         audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan(variant="baseline").flags)
@@ -573,7 +580,6 @@ def test_the_baseline_variants_audit_refuses_neon(kept: Path) -> None:
 # On real parts.
 
 
-@needs_the_wheel
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
@@ -611,7 +617,6 @@ def test_its_numbers_are_this_pcs(
     assert "results of 15 cases agree" in local("compare", str(tmp_path / "there.pt"))
 
 
-@needs_the_wheel
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(600)
@@ -727,7 +732,6 @@ print("an extension of", torch.__version__, "computes")
 }
 
 
-@needs_the_wheel
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
@@ -752,7 +756,6 @@ def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
     assert "an extension of 2.6.0" in done.output, done.output
 
 
-@needs_the_wheel
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
