@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import re
 import warnings
@@ -139,3 +140,29 @@ def test_a_scripted_loop_is_compiled_and_run_without_a_warning(capfd: pytest.Cap
         warnings.simplefilter("ignore", DeprecationWarning)  # later releases say so of TorchScript itself
         assert torch.jit.script(_counted)(torch.zeros(2), 3).tolist() == [6.0, 6.0]
     assert "overflow" not in capfd.readouterr().err
+
+
+def has_our_torch() -> bool:
+    """Whether torch is of this project's recipe: then what it was to be built with is known."""
+    files = importlib.metadata.files("torch") or ()
+    return any(str(file).startswith("torch.libs/") for file in files)
+
+
+@pytest.mark.skipif(not has_our_torch(), reason="another's torch, with options of its own")
+def test_it_was_built_with_what_the_recipe_asks_for() -> None:
+    told = torch.__config__.show()
+    asked = (
+        "BLAS_INFO=open,",
+        "LAPACK_INFO=open,",
+        "USE_OPENMP=ON",
+        "USE_CUDA=OFF",
+        "USE_MKLDNN=OFF",
+        "USE_NNPACK=OFF",
+    )
+    assert [words for words in asked if words not in told] == []
+    assert torch.backends.openmp.is_available()
+    assert torch._C.has_lapack
+    assert not torch.backends.mkldnn.is_available()
+    assert not torch.distributed.is_available()
+    assert not torch.cuda.is_available()
+    assert torch.compiled_with_cxx11_abi(), "or no extension of the distribution's compiler fits"
