@@ -45,9 +45,10 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
     """Build again and compare. Raises NotReproducible with the names that differ, ArtefactMissing without a build."""
     ensure_running(config)
     with flow.alone(config.target_root), job.TorchFlow(config) as made:
-        builder = made.builder()
         if full:
-            return _full(config, made, builder)
+            before = wheel_to_compare(config)
+            return _full(made, made.builder(), *before)
+        builder = made.builder()
         return sampled(builder, sample, random.SystemRandom().randrange(1 << 32) if seed is None else seed)
 
 
@@ -92,9 +93,8 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
     return Verified("sampled", tuple(names), seed, time.monotonic() - began)
 
 
-def _full(config: Config, made: job.TorchFlow, builder: building.Builder) -> Verified:
+def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: str) -> Verified:
     began = time.monotonic()
-    wheel, where = wheel_to_compare(config)
     progress.say(f"    compared with {wheel.name}, {where}")
     again = builder.elsewhere("again")
     files.remove(again.home)

@@ -542,7 +542,7 @@ def tree(tmp_path: Path) -> Compiles:
 
 
 def sampled(tree: Compiles, sample: int, seed: int = 7) -> verify.Verified:
-    return verify._sampled(cast("building.Builder", tree), sample, seed)
+    return verify.sampled(cast("building.Builder", tree), sample, seed)
 
 
 def test_objects_that_are_compiled_again_to_the_same_bytes(tree: Compiles) -> None:
@@ -599,26 +599,24 @@ class Again(StandIn):
         return super().build(folder)
 
 
-def full(folder: Path, members: dict[str, str | bytes]) -> verify.Verified:
+def full(folder: Path, members: dict[str, str | bytes], before: Path) -> verify.Verified:
     made = types.SimpleNamespace(products=folder / "torch", root=folder)
     again = Again(members, folder / "torch-again-tree")
-    return verify._full(cast("job.TorchFlow", made), cast("building.Builder", again))
+    return verify._full(cast("job.TorchFlow", made), cast("building.Builder", again), before, "built here")
 
 
 def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactMissing, match="no wheel to compare with"):
-        full(tmp_path, FIT)
     (tmp_path / "torch").mkdir()
     built = StandIn(FIT).build(tmp_path / "torch")
-    done = full(tmp_path, FIT)
-    assert done.summary().startswith(f"{built.wheel.name} built again to the same bytes in ")
+    done = full(tmp_path, FIT, built.wheel)
+    assert done.summary().startswith(f"{built.wheel.name} (built here) built again to the same bytes in ")
     assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are gone"
 
 
 def test_a_whole_wheel_that_is_another(tmp_path: Path) -> None:
     first = StandIn(FIT).build(tmp_path / "torch")
     with pytest.raises(NotReproducible, match="not the same when built again") as caught:
-        full(tmp_path, UNFIT)
+        full(tmp_path, UNFIT, first.wheel)
     second = tmp_path / "torch-again" / first.wheel.name
     assert caught.value.expected == f"SHA-256 {Artefact.of(first.wheel).sha256}"
     assert caught.value.found == f"SHA-256 {Artefact.of(second).sha256}"
