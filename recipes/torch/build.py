@@ -72,7 +72,10 @@ class Plan:
         name = config.torch.variant
         if name not in variants:
             raise RecipeInvalid(
-                f"the torch recipe has no variant {name!r}", expected=f"one of {', '.join(variants)}", found=name
+                f"the torch recipe has no variant {name!r}",
+                expected=f"one of {', '.join(variants)}",
+                found=name,
+                mend="set torch.variant, or --variant, to one of these",
             )
         if reason := variants[name].get("refused"):
             raise RecipeInvalid(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
@@ -19,7 +22,7 @@ from images.flavour import load_suite
 from recipes import artefacts, recipe
 from recipes.torch import build as building
 from recipes.torch import job, provenance, resolve, source
-from toolchain.config import load_config
+from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, WheelUnusable
 from toolchain.files import sha256_of
 from toolchain.manifest import Manifest
@@ -260,3 +263,39 @@ def test_a_statements_byproducts_tell_seconds_and_the_compilers_cache(tmp_path: 
         "ccache.json": {"hits": 3, "calls": 4},
     }
     assert told["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
+
+
+# What a user is told at the command line, and what its caller by the exit code.
+
+FAULTS = {
+    "no such architecture": ({"INVOKE_IMAGE_ARCHITECTURE": "armv6"}, 11, "image.architecture: expected one of armhf"),
+    "release without a source": ({"INVOKE_IMAGE_SUITE": "bookworm"}, 23, "no source package of bookworm"),
+    "no such variant": ({"INVOKE_TORCH_VARIANT": "sse"}, 37, "expected: one of neon, baseline, armv6"),
+    "refused variant": ({"INVOKE_TORCH_VARIANT": "armv6"}, 37, "torch cannot be built for ARMv6 of the Pi 1 and Zero"),
+    "dead mirror": (
+        {"INVOKE_IMAGE_MIRROR": "http://127.0.0.1:1/debian"},
+        19,
+        "pocket trixie of http://127.0.0.1:1/debian cannot be verified",
+    ),
+}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_command_ends_with_the_faults_own_exit_code_and_leaves_nothing(tmp_path: Path, fault: str) -> None:
+    variables, code, words = FAULTS[fault]
+    folder = tmp_path / "build"
+    done = subprocess.run(
+        [sys.executable, "-m", "toolchain.cli", "build-torch"],
+        cwd=ROOT,
+        env={**os.environ, **variables, "INVOKE_BUILD_FOLDER": str(folder), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert words in said
+    assert "Traceback" not in said
+    assert [path for path in folder.rglob("*") if path.suffix in {".whl", ".dsc", ".tar"}] == []
