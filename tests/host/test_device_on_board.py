@@ -6,6 +6,7 @@ place of SSH, NFS, labgrid or pytest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,6 +27,7 @@ from device_parts import NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted,
 from device import suite
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile, profile
+from nfsroot import qemu, serve_wheels
 from nfsroot.layout import Layout
 from recipes import main_job
 from toolchain import process
@@ -364,6 +367,33 @@ def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_boa
         assert isinstance(held.exception(timeout=60), BoardLost)
     assert session(quick, queue_s=180, session_s=60).checked == 32
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
+
+
+def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
+    """By the lines that serve-wheels prints. What is imported then is what was fetched, and not the image's torch."""
+    offer = serve_wheels.Offer(board.config)
+    wheel = offer.torch.wheel
+    assert wheel is not None, offer.torch.reason
+    with zipfile.ZipFile(wheel) as archive:
+        library = hashlib.sha256(archive.read("torch/lib/libtorch_cpu.so")).hexdigest()
+    program = (
+        "import hashlib, pathlib, torch; from importlib import metadata;"
+        "home = pathlib.Path(torch.__file__).parent;"
+        "print(home.relative_to(pathlib.Path.home()), metadata.version('torch'), torch.ones(3).dot(torch.ones(3)).item(),"
+        "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
+    )
+    with serve_wheels.running_index(offer) as (url, _):
+        told = serve_wheels.what_to_type(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
+        typed = [line.strip() for line in told if "~/venv" in line][:2]
+        assert len(typed) == 2
+        try:
+            done = on_board(board, " && ".join(typed), limit_s=900)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "Successfully installed torch-2.6.0" in done.stdout
+            done = on_board(board, f'~/venv/bin/python -W error -c "{program}"')
+        finally:
+            on_board(board, "rm -r ~/venv")
+    assert done.stdout.split() == ["venv/lib/python3.13/site-packages/torch", "2.6.0", "3.0", library], done.stderr
 
 
 # enter-nfsroot over NFS, by hand; what else it does is in test_enter_nfsroot.py
