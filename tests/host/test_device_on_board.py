@@ -379,7 +379,7 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
     program = (
         "import hashlib, pathlib, torch; from importlib import metadata;"
         "home = pathlib.Path(torch.__file__).parent;"
-        "print(home.relative_to(pathlib.Path.home()), metadata.version('torch'), torch.ones(3).dot(torch.ones(3)).item(),"
+        "print(home.relative_to(pathlib.Path.home()), metadata.version('torch'), torch.ones(3).sum().item(),"
         "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
     )
     with serve_wheels.running_index(offer) as (url, _):
