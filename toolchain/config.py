@@ -135,7 +135,9 @@ class BuildConfig:
     """Where and how things are built: section ``build``."""
 
     folder: Path = _setting(Path("build"), "products, stamps and logs, relative to the checkout", _folder)
-    jobs: int = _setting(0, "compiler processes at once; 0: by cores and free memory, cgroups counted", _between(0, 1024))
+    jobs: int = _setting(
+        0, "compiler processes at once; 0: by cores and free memory, cgroups counted", _between(0, 1024)
+    )
     memory_per_job_mib: int = _setting(1500, "peak of one compiler process", _between(64, 65536, "MiB"))
     native_compiler: bool = _setting(True, "run the native compiler inside emulated containers")
 

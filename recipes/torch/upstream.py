@@ -10,6 +10,7 @@ import concurrent.futures
 import fnmatch
 import json
 import sys
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,11 @@ from recipes.torch import job
 from recipes.torch import source as sources
 from toolchain import files, process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, ChecksFailed
+from toolchain.errors import ArtefactMissing, ChecksFailed, CommandTimedOut
 from toolchain.jobs import compile_jobs
 
 LIMIT_S = 1200.0
+_LEFT_TO_END_S = 120.0
 _MOUNTED = "/usr/src/upstream"
 _KINDS = ("passed", "explained", "failed", "skipped")
 
@@ -198,33 +200,48 @@ def _run_one(
     limit_s: float,
 ) -> Told:
     log = out / f"{name}.jsonl"
-    pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--report-log=/out/{log.name}", name]
-    done = run_in(
-        client,
-        made.config.image_reference("system"),
-        # Ended from inside, so that a file that is cut off still tells what it saw.
-        ["timeout", "--signal=INT", "--kill-after=60", str(int(limit_s)), *pytest],
-        architecture=made.target,
-        binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
-        environment={
-            "PYTHONPATH": "/packages",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "CI": "",
-            # Upstream's tests run once for each device that there is; torch_qpu's is not what the wheel brings.
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        },
-        workdir=_MOUNTED,
-        limit_s=limit_s + 120,
-        log=made.log("upstream"),
-        check=False,
-    )
+    pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    began, hung = time.monotonic(), False
+    try:
+        run_in(
+            client,
+            made.config.image_reference("system"),
+            # Ended from inside, so that a file that is cut off still tells what it saw.
+            [
+                *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
+                *(*pytest, f"--report-log=/out/{log.name}", name),
+            ],
+            architecture=made.target,
+            binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
+            environment={
+                "PYTHONPATH": "/packages",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "OMP_NUM_THREADS": "1",
+                "CI": "",
+                # Upstream's tests run once for each device that there is; torch_qpu's is not what the wheel brings.
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            },
+            workdir=_MOUNTED,
+            limit_s=limit_s + _LEFT_TO_END_S,
+            log=made.log("upstream"),
+            check=False,
+        )
+    except CommandTimedOut:
+        hung = True
     lines = log.read_text().splitlines() if log.is_file() else []
-    return tally(name, lines, explained, seconds=done.seconds, limit_s=limit_s)
+    return tally(name, lines, explained, seconds=time.monotonic() - began, limit_s=limit_s, hung=hung)
 
 
-def tally(name: str, lines: Sequence[str], explained: Mapping[str, str], *, seconds: float, limit_s: float) -> Told:
-    """One file's result out of pytest-reportlog's lines (JSON, one a report)."""
+def tally(
+    name: str,
+    lines: Sequence[str],
+    explained: Mapping[str, str],
+    *,
+    seconds: float,
+    limit_s: float,
+    hung: bool = False,
+) -> Told:
+    """One file's result out of pytest-reportlog's lines (JSON, one a report); ``hung`` where no signal ended it."""
     outcomes: dict[str, str] = {}
     said: dict[str, str] = {}
     status: int | None = None
@@ -254,6 +271,7 @@ def tally(name: str, lines: Sequence[str], explained: Mapping[str, str], *, seco
     ended = ""
     if status is None or status == 2:
         ended = f"cut off after {limit_s:.0f} s" if seconds >= limit_s else "ended by itself"
+        ended = "hung, and no signal ended it" if hung else ended
     elif status not in (0, 1, 5):
         ended = f"pytest ended with status {status}"
     if ended and not ended.startswith("cut off"):

@@ -843,6 +843,8 @@ def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
     crashed = upstream.tally("t.py", begun, {}, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
     assert crashed.failures == {"t.py": "ended by itself"}
+    hung = upstream.tally("t.py", begun, {}, seconds=181, limit_s=60, hung=True)
+    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it")
 
 
 @pytest.mark.engine
