@@ -380,7 +380,8 @@ def what_to_type(url: str, names: Sequence[str]) -> list[str]:
         *(f"    {name}" for name in names),
         "on the board, from here alone (what else a wheel needs comes from apt):",
         "    python3 -m venv --system-site-packages --without-pip ~/venv",
-        f"    ~/venv/bin/python -m pip install {here} --no-deps {wanted}",
+        # Our image has a torch of its own, which pip would take for what is wanted.
+        f"    ~/venv/bin/python -m pip install {here} --no-deps --ignore-installed {wanted}",
         "or with what it needs from the board's usual index:",
         f"    ~/venv/bin/python -m pip install {here.replace('--index-url', '--extra-index-url')} {wanted}",
     ]

@@ -369,6 +369,7 @@ def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_boa
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
 
 
+@pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
     """By the lines that serve-wheels prints. What is imported then is what was fetched, and not the image's torch."""
     offer = serve_wheels.Offer(board.config)
@@ -387,7 +388,7 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
         typed = [line.strip() for line in told if "~/venv" in line][:2]
         assert len(typed) == 2
         try:
-            done = on_board(board, " && ".join(typed), limit_s=900)
+            done = on_board(board, " && ".join(typed), limit_s=1800)
             assert done.returncode == 0, done.stdout + done.stderr
             assert "Successfully installed torch-2.6.0" in done.stdout
             done = on_board(board, f'~/venv/bin/python -W error -c "{program}"')

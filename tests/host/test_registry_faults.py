@@ -97,7 +97,7 @@ def what_the_engine_makes_of_it(client: docker.DockerClient, config: Config) -> 
 
 def expect(client: docker.DockerClient, config: Config, kind: type[UserError], exit_code: int) -> UserError:
     """Push and pull fail so, and the engine's own words come to the same error."""
-    before = tags_of(client)
+    before = tags_of(client, config)
     with image(client, config.image_reference("system")):
         with pytest.raises(kind) as pushing:
             registry.push(config)
@@ -106,7 +106,7 @@ def expect(client: docker.DockerClient, config: Config, kind: type[UserError], e
         assert type(what_the_engine_makes_of_it(client, config)) is type(pushing.value)
     assert pushing.value.exit_code == exit_code
     assert pushing.value.mend
-    assert tags_of(client) == before
+    assert tags_of(client, config) == before
     return pushing.value
 
 
@@ -438,12 +438,12 @@ def test_a_registry_that_stays_dead_ends_in_one_error(
             return False
 
         proxy.watch = watch
-        before = tags_of(client)
+        before = tags_of(client, config)
         with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
             registry.push(config)
     assert caught.value.exit_code == 54
     assert len(warnings_said) == 2
-    assert tags_of(client) == before
+    assert tags_of(client, config) == before
 
 
 def test_a_registry_that_dies_in_mid_pull_and_comes_back(

@@ -213,7 +213,7 @@ def test_a_root_that_does_not_fit_into_memory_is_built_on_the_disk(
     monkeypatch.setattr(progress, "warn", told.append)
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
     with Flow(product_config) as flow:
-        spec = flow.root_spec("small", (), built.manifest("mirror"), (flow.native,))
+        spec = flow.root_spec("small", ("bash",), built.manifest("mirror"), (flow.native,))
     rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
     with tarfile.open(tmp_path / "small.tar") as archive:
         assert "./usr/bin/dpkg" in archive.getnames()

@@ -448,7 +448,10 @@ def test_what_to_type_names_the_index_and_the_wheels() -> None:
     lines = serve_wheels.what_to_type("http://192.168.77.1:8080/simple/", ["torch-2.6.0-cp313-cp313-linux_armv7l.whl"])
     assert "serving 1 wheel at http://192.168.77.1:8080/simple/" in lines[0]
     typed = [line for line in lines if "pip install" in line]
-    assert "--index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 --no-deps torch" in typed[0]
+    assert (
+        "--index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 --no-deps --ignore-installed torch"
+        in typed[0]
+    )
     assert "--extra-index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 torch" in typed[1]
 
 
