@@ -59,6 +59,10 @@ def folders_of_tests() -> tuple[str, ...]:
     return tuple(sorted({str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}))
 
 
+SCRIPTS = ("images/hooks/date-byte-code",)
+"""Python without a suffix, which belongs to no package."""
+
+
 def linters() -> tuple[Check, ...]:
     """Style, types and shell."""
     python = (sys.executable, "-m")
@@ -67,7 +71,7 @@ def linters() -> tuple[Check, ...]:
         Check("ruff check", (*python, "ruff", "check", ".")),
         Check("ruff format", (*python, "ruff", "format", "--check", ".")),
         Check("mypy", (*python, "mypy")),
-        *(Check(f"mypy {folder}", (*python, "mypy", folder)) for folder in folders_of_tests()),
+        *(Check(f"mypy {place}", (*python, "mypy", place)) for place in (*folders_of_tests(), *SCRIPTS)),
         Check("shellcheck", (str(process.require_program("shellcheck", "to check the shell scripts")), *scripts)),
     )
 

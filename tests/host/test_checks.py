@@ -107,6 +107,7 @@ def test_mypy_is_given_every_test(project: tuple[Path, ...]) -> None:
     tests = [path for path in project if path.suffix in (".py", ".pyi") and path.is_relative_to(ROOT / "tests")]
     assert tests
     assert [path for path in tests if not any(path.is_relative_to(folder) for folder in folders)] == []
+    assert all(ROOT.joinpath(script) in project for script in checks.SCRIPTS)
 
 
 def test_pytest_gets_the_expression() -> None:
