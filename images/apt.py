@@ -3,8 +3,9 @@
 A mirror may be stale: its signed index then names files that the mirror does not have (yet), and apt rightly
 refuses. Whether a pocket works is found out by doing what every later step does, a native ``apt-get update`` for
 the architectures in question, against that pocket alone and with directories of its own. A pocket that fails is
-left out with a warning that stays in the image's manifest; under ``image.strict`` it is an error. The main pocket
-cannot be left out.
+taken by its other name, where the mirror has that and its index says that it is the same release (``stable`` may
+still be, or already, what ``trixie`` is not), or else left out; either with a warning that stays in the image's
+manifest, and under ``image.strict`` neither. The main pocket cannot be left out.
 
 The verified package lists are kept. Later steps install from them, so all roots of one build see one state of the
 mirror, until ``build-image --update`` asks it anew.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
+import re
 import shlex
 import shutil
 import tempfile
@@ -41,6 +43,8 @@ from toolchain.errors import (
 from toolchain.process import output_of, run
 
 _UPDATE_LIMIT_S = 300.0
+_FIELD = re.compile(r"^(Codename|Date): (.+)$", re.MULTILINE)
+"""Of an index, as Release and InRelease have them."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +204,16 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
             faults = list(pool.map(lambda item: _update(item[1], scratch / str(item[0]), limit_s), numbered))
         good: list[Source] = []
         warnings: list[str] = []
-        for source, fault in zip(sources, faults, strict=True):
+        for number, (source, fault) in enumerate(zip(sources, faults, strict=True)):
             if not fault:
                 good.append(source)
+                continue
+            if not strict and (state := _by_its_other_name(source, scratch / str(number), limit_s)):
+                good.append(source)
+                warnings.append(
+                    f"pocket {source.pocket.suite} of {source.uri} cannot be verified: {fault} (the same release's "
+                    f"signed index of {state} is whole, by the name {source.pocket.also}, and is taken)"
+                )
                 continue
             text = (
                 f"pocket {source.pocket.suite} of {source.uri} cannot be verified and is left out: {fault} "
@@ -232,6 +243,26 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
         files.remove(final)
         lists.rename(final)
     return Verified(tuple(good), indices, tuple(warnings))
+
+
+def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:
+    """Update a pocket by its other name; the date of what is now in ``scratch``, as of the pocket's own, or nothing."""
+    also = source.pocket.also
+    if not also:
+        return ""
+    other = dataclasses.replace(source, pocket=dataclasses.replace(source.pocket, suite=also, also=""))
+    files.remove(scratch)
+    if _update(other, scratch, limit_s):
+        return ""
+    lists = [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]
+    release = next((path for path in lists if path.name.endswith("Release")), None)
+    said = dict(_FIELD.findall(release.read_text())) if release else {}
+    # What plays the part by now may be the next release.
+    if said.get("Codename") != source.pocket.suite:
+        return ""
+    for path in lists:
+        path.rename(path.with_name(path.name.replace(f"_dists_{also}_", f"_dists_{source.pocket.suite}_")))
+    return said.get("Date", "no date")
 
 
 def _update(source: Source, scratch: Path, limit_s: float) -> str:
@@ -344,8 +375,28 @@ def _apart(scratch: Path) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them by the archive's signature.
 
-    Raises SourceUnavailable with apt's first complaint.
+    Pockets that cannot be read are asked by their other names, as ``verify`` does; which package it is, the caller
+    knows. Raises SourceUnavailable with apt's first complaint.
     """
+    try:
+        _fetch_source(sources, package, version, folder, log)
+    except SourceUnavailable:
+        others = tuple(
+            dataclasses.replace(item, pocket=dataclasses.replace(item.pocket, suite=item.pocket.also, also=""))
+            for item in sources
+            if item.pocket.also
+        )
+        if not others:
+            raise
+        try:
+            _fetch_source(others, package, version, folder, log)
+            return
+        except SourceUnavailable:
+            pass
+        raise
+
+
+def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     with files.scratch_folder(folder.parent, "apt") as scratch:
         for name in ("lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/apt.conf.d"):
             (scratch / name).mkdir(parents=True)

@@ -29,6 +29,8 @@ class Pocket:
     name: str
     suite: str
     mirror: str
+    also: str = ""
+    """The name that the archive has for the same suite as long as it plays a part among its releases, as ``stable``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +76,18 @@ def load_flavour(name: str, suite: str) -> Flavour:
     """The flavour called ``name`` for a release."""
     data = _read(HERE / "flavours" / f"{name}.toml")
     key = data.get("key")
+    part = _read(HERE / "flavours" / "suites.toml").get(suite, {}).get("part", "")
     return Flavour(
         name=name,
         title=data["title"],
         components=tuple(data["components"]),
         pockets=tuple(
-            Pocket(name=row["name"], suite=row["suite"].format(suite=suite), mirror=row["mirror"])
+            Pocket(
+                name=row["name"],
+                suite=row["suite"].format(suite=suite),
+                mirror=row["mirror"],
+                also=row.get("also", "").format(part=part) if part else "",
+            )
             for row in data["pocket"]
         ),
         keyring=Path(data["keyring"]) if "keyring" in data else None,

@@ -313,7 +313,9 @@ class Builder:
         out.mkdir()
         setup = shlex.join(self._plan.setup)
         environment = {**self._plan.setup_environment, "MAX_JOBS": str(self.jobs)}
-        self.run(["sh", "-euc", f"rm -rf {_HOME}/raw; cd {_TREE}; {setup}"], environment=environment)
+        # What an interrupted run had collected would be taken for this one's.
+        stale = f"{_HOME}/raw {_TREE}/build/lib.* {_TREE}/build/bdist.* {_TREE}/build/temp.*"
+        self.run(["sh", "-euc", f"rm -rf {stale}; cd {_TREE}; {setup}"], environment=environment)
         wanted: dict[str, Any] = {
             "gnu": target.gnu,
             "system": self._plan.recipe.tables["wheel"]["system_libraries"].split(),

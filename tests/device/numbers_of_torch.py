@@ -5,8 +5,8 @@
     python3 numbers_of_torch.py compare FILE write FILE     compute once for both
 
 Each case states its bound: the greatest difference over the greatest number of the case. Zero means equal to the bit.
-With the results goes a network in the middle of its training, which the other machine goes on with, and a tensor in the
-format that torch.save had before its archives.
+With the results goes a network in the middle of its training, which the other machine goes on with, a tensor in the
+format that torch.save had before its archives, and a script, which the other machine runs.
 """
 
 from __future__ import annotations
@@ -259,6 +259,36 @@ def threads() -> dict[str, Tensor]:
     return made
 
 
+@case(FLOAT32)
+def drawn_by_torch() -> dict[str, Tensor]:
+    """What torch's own generator gives for a seed; normal numbers few (one by one) and many (by vectors)."""
+    torch.manual_seed(11)
+    return {
+        "uniform": torch.rand(50),
+        "normal, few": torch.randn(7),
+        "normal, many": torch.randn(100),
+        "normal, double": torch.randn(33, dtype=torch.float64),
+        "integers": torch.randint(0, 1000, (40,)),
+        "wide integers": torch.randint(0, 2**40, (40,)),
+        "permutation": torch.randperm(37),
+        "bernoulli": torch.bernoulli(torch.full((60,), 0.3)),
+        "exponential": torch.empty(20).exponential_(),
+        "chosen": torch.multinomial(torch.arange(1.0, 9.0), 5),
+        "dropout": nn.functional.dropout(torch.ones(64), 0.4),
+    }
+
+
+@case(FLOAT32)
+def seeded() -> dict[str, Tensor]:
+    """A network as torch initialises it by a seed, and its step of training with dropout."""
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24, 3))
+    loss = nn.functional.cross_entropy(module(torch.randn(6, 2, 8)), torch.randint(0, 3, (6,)))
+    loss.backward()
+    made = {f"{name}'s gradient": item.grad for name, item in module.named_parameters() if item.grad is not None}
+    return {"loss": loss.detach(), **made, **{name: item.detach() for name, item in module.named_parameters()}}
+
+
 @case(0.0)
 def through_numpy() -> dict[str, Tensor]:
     """There and back, without a copy where the layout allows."""
@@ -303,9 +333,33 @@ def _in_the_old_format(tensor: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
+def saved_script() -> Tensor:
+    """A script with a loop and a branch, as torch.jit.save writes it."""
+    stream = io.BytesIO()
+    torch.jit.save(_scripted, stream)
+    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+
+
+def results_of(script: Tensor) -> dict[str, Tensor]:
+    """What a saved script computes here."""
+    loaded = torch.jit.load(io.BytesIO(script.numpy().tobytes()))
+    return {"five turns": loaded(drawn(8), 5), "none": loaded(drawn(8), 0)}
+
+
+@case(FLOAT32)
+def scripts_that_are_saved() -> dict[str, Tensor]:
+    """A script, saved and loaded."""
+    return results_of(saved_script())
+
+
 def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
     """What is written to a file."""
-    return {"results": found, "half trained": half_trained(), "old format": _in_the_old_format(drawn(5, 7))}
+    return {
+        "results": found,
+        "half trained": half_trained(),
+        "old format": _in_the_old_format(drawn(5, 7)),
+        "script": saved_script(),
+    }
 
 
 def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -> list[str]:
@@ -313,6 +367,8 @@ def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -
     said = faults(document["results"], found)
     went_on = {**document["results"], "training": {"ten steps": trained_on(document["half trained"])}}
     said += [f"{line}, from the other's fifth step on" for line in faults(document["results"], went_on)]
+    ran = {**document["results"], "scripts_that_are_saved": results_of(document["script"])}
+    said += [f"{line}, by the other's script" for line in faults(document["results"], ran)]
     old = torch.load(io.BytesIO(document["old format"].numpy().tobytes()), weights_only=True)
     return said if torch.equal(old, drawn(5, 7)) else [*said, "the tensor in the old format: not equal"]
 

@@ -38,6 +38,19 @@ Description: lets hello say it
 
 """
 
+SOURCES = """Package: hello
+Binary: hello
+Version: 1.0
+Architecture: any
+Format: 1.0
+Directory: pool
+Files:
+ {md5} {size} hello_1.0.dsc
+Checksums-Sha256:
+ {sha256} {size} hello_1.0.dsc
+
+"""
+
 
 class Archive:
     """A small archive: three pockets, each with a signed index."""
@@ -61,29 +74,46 @@ class Archive:
         for suite in ("stone", "stone-updates", "stone-security"):
             self.publish(suite)
 
-    def publish(self, suite: str) -> None:
-        """Write a pocket's index and sign it."""
+    def publish(self, suite: str, codename: str = "") -> None:
+        """Write a pocket's index and sign it; under another name than its release's, where that is given too."""
         dist = self.folder / "dists" / suite
         binary = dist / "main" / "binary-armhf"
         binary.mkdir(parents=True, exist_ok=True)
         text = PACKAGES.format(digest=hashlib.sha256(b"x").hexdigest()).encode()
         (binary / "Packages.gz").write_bytes(gzip.compress(text, mtime=0))
-        lines = ["Origin: Test", f"Suite: {suite}", f"Codename: {suite}", "Architectures: armhf", "Components: main"]
+        source = dist / "main" / "source"
+        source.mkdir(parents=True, exist_ok=True)
+        described = self._sources().encode()
+        (source / "Sources.gz").write_bytes(gzip.compress(described, mtime=0))
+        lines = ["Origin: Test", f"Suite: {suite}", f"Codename: {codename or suite}"]
+        lines += ["Architectures: armhf", "Components: main"]
         lines += ["Date: Thu, 01 Jan 2026 00:00:00 UTC", "SHA256:"]
-        for path in (binary / "Packages.gz",):
+        for path in (binary / "Packages.gz", source / "Sources.gz"):
             content = path.read_bytes()
-            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} main/binary-armhf/{path.name}")
-        lines.append(f" {hashlib.sha256(text).hexdigest()} {len(text)} main/binary-armhf/Packages")
+            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {path.relative_to(dist)}")
+        for name, content in (("main/binary-armhf/Packages", text), ("main/source/Sources", described)):
+            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         (dist / "Release").write_text("\n".join(lines) + "\n")
         run([*self._gpg, "--yes", "--clearsign", "--output", dist / "InRelease", dist / "Release"])
 
+    def _sources(self) -> str:
+        """The index of source packages: one of them, of one file."""
+        description = self.folder / "pool" / "hello_1.0.dsc"
+        description.parent.mkdir(exist_ok=True)
+        description.write_text("Format: 1.0\nSource: hello\nVersion: 1.0\n")
+        content = description.read_bytes()
+        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        return SOURCES.format(md5=md5, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+
     def make_stale(self, suite: str) -> None:
         """The mirror's files are older than its index says."""
-        (self.folder / "dists" / suite / "main" / "binary-armhf" / "Packages.gz").write_bytes(b"of yesterday")
+        for name in ("binary-armhf/Packages.gz", "source/Sources.gz"):
+            (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
 
-    def source(self, suite: str, uri: str, name: str) -> apt.Source:
+    def source(self, suite: str, uri: str, name: str, also: str = "") -> apt.Source:
         """A source that names this archive."""
-        return apt.Source(Pocket(name=name, suite=suite, mirror=""), uri, ("main",), self.keyring, ("armhf",))
+        pocket = Pocket(name=name, suite=suite, mirror="", also=also)
+        return apt.Source(pocket, uri, ("main",), self.keyring, ("armhf",))
 
     def close(self) -> None:
         """End the agent that gpg leaves behind for each home."""

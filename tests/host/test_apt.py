@@ -73,6 +73,103 @@ def test_the_main_pocket_cannot_be_left_out(archive: Archive, tmp_path: Path) ->
         archive.publish("stone")
 
 
+def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:
+    """A mirror that is brought up to date: the new index and the old files by one name, what was by the other."""
+    archive.publish("solid", codename="stone")
+    archive.make_stale("stone")
+    try:
+        with served(archive.folder) as uri:
+            wanted = (archive.source("stone", uri, "main", also="solid"),)
+            found = apt.verify(wanted, tmp_path, strict=False)
+            with pytest.raises(MirrorPocketUnusable, match="pocket stone of"):
+                apt.verify(wanted, tmp_path / "strict", strict=True)
+    finally:
+        archive.publish("stone")
+    assert found.sources == wanted, "the image's own apt asks for the release's name, as ever"
+    (warning,) = found.warnings
+    assert "by the name solid" in warning
+    assert "01 Jan 2026" in warning
+    lists = {path.name for path in (tmp_path / "lists").iterdir()}
+    assert any(name.endswith("_dists_stone_InRelease") for name in lists)
+    assert any("_dists_stone_main_binary-armhf_Packages" in name for name in lists)
+    assert not any("solid" in name for name in lists)
+
+
+def test_packages_come_from_a_pocket_that_was_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:
+    (archive.folder / "pool").mkdir(exist_ok=True)
+    (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
+    archive.publish("solid", codename="stone")
+    archive.make_stale("stone")
+    try:
+        with served(archive.folder) as uri:
+            found = apt.verify((archive.source("stone", uri, "main", also="solid"),), tmp_path, strict=False)
+            names, log = ["greeter"], tmp_path / "log"
+            made = apt.download(
+                found.sources, tmp_path / "lists", ["armhf"], names, tmp_path / "archives", log, essential=False
+            )
+    finally:
+        archive.publish("stone")
+    assert len(made) == 2
+    assert all(path.read_bytes() == b"x" for path in made)
+
+
+@pytest.mark.parametrize("fault", ["another release", "absent", "stale too"])
+def test_another_name_that_is_of_no_help(archive: Archive, tmp_path: Path, fault: str) -> None:
+    also = {"another release": "sand", "absent": "nowhere", "stale too": "solid"}[fault]
+    archive.publish("sand", codename="sand")
+    archive.publish("solid", codename="stone")
+    archive.make_stale("solid")
+    archive.make_stale("stone")
+    try:
+        with served(archive.folder) as uri, pytest.raises(MirrorPocketUnusable, match="pocket stone of") as caught:
+            apt.verify((archive.source("stone", uri, "main", also=also),), tmp_path, strict=False)
+    finally:
+        archive.publish("stone")
+    assert "/dists/stone/" in str(caught.value.found), "of the name that was asked for"
+    assert not (tmp_path / "lists").exists()
+
+
+def test_a_source_package_is_fetched_and_one_that_is_not_there_is_not(archive: Archive, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with served(archive.folder) as uri:
+        main = (archive.source("stone", uri, "main"),)
+        apt.fetch_source(main, "hello", "1.0", out, tmp_path / "log")
+        assert [path.name for path in out.iterdir()] == ["hello_1.0.dsc"]
+        for package, version in (("hello", "2.0"), ("farewell", "1.0")):
+            with pytest.raises(SourceUnavailable, match=f"{package} {version} cannot be fetched") as caught:
+                apt.fetch_source(main, package, version, tmp_path, tmp_path / "log")
+            assert package in caught.value.found
+
+
+def test_a_source_package_is_fetched_by_the_pockets_other_name(archive: Archive, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    archive.publish("solid", codename="stone")
+    archive.make_stale("stone")
+    try:
+        with served(archive.folder) as uri:
+            apt.fetch_source((archive.source("stone", uri, "main", "solid"),), "hello", "1.0", out, tmp_path / "log")
+            for also in ("", "nowhere"):
+                source = archive.source("stone", uri, "main", also)
+                with pytest.raises(SourceUnavailable, match=r"hello 1\.0 cannot be fetched") as caught:
+                    apt.fetch_source((source,), "hello", "1.0", tmp_path, tmp_path / "log")
+                assert "stone" in caught.value.found
+    finally:
+        archive.publish("stone")
+    assert [path.name for path in out.iterdir()] == ["hello_1.0.dsc"]
+
+
+def test_debians_pockets_have_other_names() -> None:
+    named = {item.suite: item.also for item in load_flavour("debian", "trixie").pockets}
+    assert named == {
+        "trixie": "stable",
+        "trixie-updates": "stable-updates",
+        "trixie-security": "stable-security",
+    }
+    assert {item.also for item in load_flavour("raspbian", "trixie").pockets} == {""}
+
+
 def test_another_key_does_not_verify(archive: Archive, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
