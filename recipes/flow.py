@@ -286,7 +286,15 @@ class Flow:
                 "from": found.reason,
                 "self-contained": found.self_contained,
             }
-            return Made(facts=facts)
+            return Made(facts=facts, warnings=found.warnings)
+
+        def missing(made: Manifest) -> str:
+            wheel = Path(made.facts["wheel"])
+            if not made.facts["wheel"]:
+                return ""
+            if not wheel.is_file():
+                return f"{wheel} is gone"
+            return "" if files.sha256_of(wheel) == made.facts["sha256"] else f"{wheel} is not the file that was taken"
 
         return Step(
             name="torch",
@@ -296,13 +304,10 @@ class Flow:
                 "wheelhouse": resolve.listing(self.config),
                 "python": self.suite.python,
                 "required": str(self.config.torch.required),
+                "from source": str(self.config.torch.from_source),
             },
             action=action,
-            missing=lambda made: (
-                f"{made.facts['wheel']} is gone"
-                if made.facts["wheel"] and not Path(made.facts["wheel"]).is_file()
-                else ""
-            ),
+            missing=missing,
         )
 
     def _torch_site(self) -> Step:

@@ -158,6 +158,14 @@ class TorchFlow(flow.Flow):
             inputs={"key": key, "driver": flow.driver_fingerprint("torch")},
             needs=("torch-builder", "torch-source"),
             action=action,
+            missing=lambda made: next(
+                (
+                    f"{item.path.name} is not the file that was made"
+                    for item in made.artefacts
+                    if files.sha256_of(item.path) != item.sha256
+                ),
+                "",
+            ),
         )
 
     def _from_cache(self, kept: Sequence[Path], key: str) -> Made:

@@ -3,11 +3,13 @@
 A wheelhouse's wheel is taken by its name, tag and contents: whoever puts it there answers for it. The other three are
 ours, and taken only when their provenance states the key that the recipe has now: changed flags, options or patches are
 never met with an old wheel. Each wheel is looked into before it is used: archive, RECORD, every ELF file's machine and
-float ABI. Without one the image is built without torch, and says so loudly.
+float ABI; one that fails is passed over with a warning where the next place has one to use. Without any the image is
+built without torch, and says so loudly.
 """
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +23,9 @@ from recipes.recipe import HERE, load
 from recipes.torch import provenance
 from recipes.torch.build import Plan
 from recipes.torch.source import identity as source_identity
+from toolchain import progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import RecipeInvalid, SourceUnavailable, WheelUnusable
+from toolchain.errors import ArtefactDamaged, PlatformMismatch, RecipeInvalid, SourceUnavailable, WheelUnusable
 from toolchain.files import sha256_of
 
 PREBUILT = HERE / "torch" / "prebuilt"
@@ -38,6 +41,20 @@ class Resolution:
     reason: str
     self_contained: bool = False
     """Whether it brings the libraries that it needs."""
+    warnings: tuple[str, ...] = ()
+    """Wheels that would have come first, and why they cannot be used."""
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """A wheel that would have been taken and cannot be used: where from, and why."""
+
+    where: str
+    fault: ArtefactDamaged | PlatformMismatch | WheelUnusable
+
+    def __str__(self) -> str:
+        found = f" ({self.fault.found})" if self.fault.found else ""
+        return f"a torch wheel is passed over, {self.where}: {self.fault.summary}{found}"
 
 
 def wheelhouses(config: Config) -> list[Path]:
@@ -76,21 +93,29 @@ def listing(config: Config) -> str:
 def resolve(config: Config) -> Resolution:
     """Look through all places. Raises WheelUnusable when ``torch.required`` is set and none has one that fits.
 
-    A wheel that fits by name but is damaged or for another machine is an error at any rate.
+    Of each wheelhouse the newest that fits counts: none is passed over for an older one beside it. A wheel that is
+    damaged or for another machine is a warning where the next place has one to use, and else an error at any rate.
     """
     target, suite = config.image.target, load_suite(config.image.suite)
     tags = wheels.tags_for(target, suite)
     distribution = load("torch").settings["distribution"]
     folders = wheelhouses(config)
     found, refused = wheels.candidates(folders, distribution, tags)
-    chosen: list[tuple[Path, str, str]] = [(item.path, str(item.version), f"from {item.path.parent}") for item in found]
-    if not chosen or config.torch.from_source:
-        ours = list(of_this_recipe(config, refused))
-        chosen = [*ours, *chosen] if config.torch.from_source else ours
-    if chosen:
-        path, version, reason = chosen[0]
-        wheels.audit(path, target)
-        return Resolution(path, version, reason, _is_self_contained(path))
+    newest: dict[Path, wheels.Candidate] = {}
+    for item in found:
+        newest.setdefault(item.path.parent, item)
+    theirs = [(item.path, str(item.version), f"from {folder}") for folder, item in newest.items()]
+    spoilt: list[Spoilt] = []
+    ours = of_this_recipe(config, refused, spoilt)
+    for path, version, reason in itertools.chain(*((ours, theirs) if config.torch.from_source else (theirs, ours))):
+        try:
+            wheels.audit(path, target)
+        except (WheelUnusable, PlatformMismatch) as fault:
+            spoilt.append(Spoilt(reason, fault))
+            continue
+        return Resolution(path, version, reason, _is_self_contained(path), warn_of(spoilt))
+    if spoilt:
+        raise spoilt[0].fault
     reason = _reason(folders, refused, f"{suite.python_tag}-{suite.python_tag}-{target.wheel_platform}")
     if config.torch.required:
         raise WheelUnusable(
@@ -103,29 +128,53 @@ def resolve(config: Config) -> Resolution:
     return Resolution(None, "", reason)
 
 
-def of_this_recipe(config: Config, refused: list[str]) -> Iterator[tuple[Path, str, str]]:
+def warn_of(spoilt: Sequence[Spoilt]) -> tuple[str, ...]:
+    """Say which wheels are passed over, and why; the warnings."""
+    warnings = tuple(map(str, spoilt))
+    for warning in warnings:
+        progress.warn(warning)
+    return warnings
+
+
+def of_this_recipe(config: Config, refused: list[str], spoilt: list[Spoilt]) -> Iterator[tuple[Path, str, str]]:
     """Wheels with the key that the recipe has now: path, version, where it is from.
 
-    Why others are not taken is added to ``refused``. Raises ArtefactDamaged for one that is not as it was made.
+    Why others are not taken is added to ``refused``; those that are not as they were made, to ``spoilt``.
     """
     distribution = load("torch").settings["distribution"]
     tags = wheels.tags_for(config.image.target, load_suite(config.image.suite))
     wanted = key(config)
-    if wanted and (kept := artefacts.of_recipe(config, distribution, wanted)):
-        for path in kept:
-            if path.suffix == ".whl" and provenance.read(provenance.beside(path), path).get("recipeKey") == wanted:
-                yield path, str(parse_wheel_filename(path.name)[1]), "from the artefact cache"
+    for whole_key in artefacts.kept_of_recipe(config, distribution, wanted) if wanted else ():
+        what = "from the artefact cache"
+        try:
+            kept = artefacts.get(config, distribution, whole_key) or ()
+            mine = [path for path in kept if path.suffix == ".whl" and _key_of(path) == wanted]
+        except ArtefactDamaged as fault:
+            spoilt.append(Spoilt(what, fault))
+            continue
+        for path in mine:
+            yield path, str(parse_wheel_filename(path.name)[1]), what
     for folder, what in ((products(config), "built here"), (PREBUILT, "the wheel kept in this repository")):
         found, others = wheels.candidates([folder], distribution, tags)
         refused += others
         for item in found:
-            statement = provenance.beside(item.path)
-            if not statement.is_file():
+            if not provenance.beside(item.path).is_file():
                 refused.append(f"{item.path.name} ({what}) has no provenance")
-            elif not wanted or provenance.read(statement, item.path).get("recipeKey") != wanted:
+                continue
+            try:
+                stated = _key_of(item.path)
+            except ArtefactDamaged as fault:
+                spoilt.append(Spoilt(what, fault))
+                continue
+            if not wanted or stated != wanted:
                 refused.append(f"{item.path.name} ({what}) is of another recipe key: ./inv build-torch builds it anew")
             else:
                 yield item.path, str(item.version), what
+
+
+def _key_of(wheel: Path) -> str:
+    """The recipe's key that the statement beside a wheel tells. Raises ArtefactDamaged."""
+    return str(provenance.read(provenance.beside(wheel), wheel).get("recipeKey", ""))
 
 
 def _is_self_contained(wheel: Path) -> bool:

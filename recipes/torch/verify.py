@@ -119,8 +119,12 @@ def wheel_to_compare(config: Config) -> tuple[Path, str]:
     A wheel of another recipe would be another one however well the build repeats itself.
     """
     refused: list[str] = []
-    for wheel, _, where in resolve.of_this_recipe(config, refused):
+    spoilt: list[resolve.Spoilt] = []
+    for wheel, _, where in resolve.of_this_recipe(config, refused, spoilt):
+        resolve.warn_of(spoilt)
         return wheel, where
+    if spoilt:
+        raise spoilt[0].fault
     raise ArtefactMissing(
         "there is no wheel to compare with",
         expected="one that this recipe made",

@@ -25,7 +25,7 @@ from recipes.torch import job, provenance, resolve, source
 from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, WheelUnusable
 from toolchain.files import sha256_of
-from toolchain.manifest import Manifest
+from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Made
 
 
@@ -99,6 +99,21 @@ def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
     assert builder.built == 1, "the second time it comes from the artefact cache"
     assert (again.artefacts, made.there) == (tuple(sorted(placed)), before)
     assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_placed_file_that_is_not_as_it_was_made_is_made_anew(tmp_path: Path) -> None:
+    made = StandInFlow(tmp_path, StandIn(FIT))
+    done = made.run()
+    placed = tuple(Artefact.of(cast("Path", path)) for path in done.artefacts)
+    recorded = Manifest(step="torch-wheel", key="", inputs={}, artefacts=placed)
+    step = made._torch_wheel()
+    assert step.missing(recorded) == ""
+    wheel = placed[0].path
+    content = wheel.read_bytes()
+    wheel.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    assert step.missing(recorded) == f"{wheel.name} is not the file that was made"
+    made.run()
+    assert (wheel.read_bytes(), step.missing(recorded)) == (content, ""), "from the artefact cache"
 
 
 def test_a_refused_wheel_reaches_nobody(tmp_path: Path) -> None:

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_torch_wheel import a_wheel
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
-from recipes.torch import resolve
+from recipes import artefacts
+from recipes.flow import Flow
+from recipes.torch import provenance, resolve
+from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import PlatformMismatch, WheelUnusable
+from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 from toolchain.files import sha256_of
+from toolchain.steps import Pipeline
 
 FITS = "cp313-cp313-linux_armv7l"
 
@@ -21,6 +26,14 @@ FITS = "cp313-cp313-linux_armv7l"
 def nothing_is_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheel of the repository has tests of its own (test_torch_wheel.py)."""
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path_factory.mktemp("prebuilt"))
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Warnings, as they are shown."""
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "warn", shown.append)
+    return shown
 
 
 def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any) -> Config:
@@ -119,6 +132,118 @@ def test_a_damaged_wheel_is_an_error_and_not_passed_over_for_an_older_one(tmp_pa
     newest.write_bytes(newest.read_bytes()[:-30])
     with pytest.raises(WheelUnusable, match=r"torch-2\.6\.0-.* is damaged"):
         resolve.resolve(configured(tmp_path))
+
+
+SPOILS = {
+    "cut short": (lambda wheel: wheel.write_bytes(wheel.read_bytes()[:-30]), WheelUnusable, "is damaged"),
+    "of another machine": (
+        lambda wheel: torch_wheel(wheel.parent, content=elf(EM_X86_64, bits=64)),
+        PlatformMismatch,
+        "is for another machine than the image",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("later", ["wheelhouse", "prebuilt"])
+def test_a_wheel_that_cannot_be_used_does_not_keep_the_next_places_back(
+    tmp_path: Path, warned: list[str], spoil: str, later: str
+) -> None:
+    change, fault, words = SPOILS[spoil]
+    first = torch_wheel(tmp_path / "first")
+    torch_wheel(tmp_path / "first", "2.5.0")
+    change(first)
+    config = configured(tmp_path / "first", tmp_path / "second")
+    with pytest.raises(fault, match=words):
+        resolve.resolve(config)
+    assert warned == [], "an error says it"
+    if later == "wheelhouse":
+        wheel = torch_wheel(tmp_path / "second", "2.4.0")
+    else:
+        wheel = a_wheel(resolve.PREBUILT, resolve.key(config))[0]
+    found = resolve.resolve(config)
+    assert found.wheel == wheel
+    assert list(found.warnings) == warned
+    assert len(warned) == 1
+    assert all(part in warned[0] for part in (first.name, f"from {first.parent}", words)), warned
+
+
+def test_every_place_of_our_own_is_passed_over_where_its_wheel_is_not_as_it_was_made(
+    tmp_path: Path, warned: list[str]
+) -> None:
+    config = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
+    key = resolve.key(config)
+    for name in ("made", "older"):
+        (tmp_path / name).mkdir()
+    whole = {name: provenance.artefact_key(key, {"compiler": name}) for name in ("made", "older")}
+    older = artefacts.put(config, "torch", whole["older"], a_wheel(tmp_path / "older", key), recipe=key)
+    newest = artefacts.put(config, "torch", whole["made"], a_wheel(tmp_path / "made", key), recipe=key)
+    manifest = older[0].parent / artefacts.MANIFEST
+    os.utime(manifest, ns=(1, 1))
+    resolve.products(config).mkdir(parents=True)
+    built, _ = a_wheel(resolve.products(config), key)
+    kept, _ = a_wheel(resolve.PREBUILT, key)
+
+    def spoil(path: Path) -> None:
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes() + b"X")
+
+    wheels = [next(path for path in place if path.suffix == ".whl") for place in (newest, older)] + [built, kept]
+    for number, wheel in enumerate(wheels):
+        found = resolve.resolve(config)
+        # The cache sets a damaged one aside: it is told once.
+        assert (found.wheel, len(found.warnings)) == (wheel, min(1, number))
+        spoil(wheel)
+    assert len(warned) == 3
+    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+        resolve.resolve(config)
+
+
+# The main job's step.
+
+
+def step_of(config: Config) -> Pipeline:
+    with Flow(config) as flow:
+        return Pipeline(config.target_root, (flow._torch(),))
+
+
+def test_the_step_takes_a_wheel_anew_that_is_not_the_file_it_was(tmp_path: Path, warned: list[str]) -> None:
+    for name in ("first", "second"):
+        torch_wheel(tmp_path / name)
+    torch = {"wheelhouse": [str(tmp_path / "first"), str(tmp_path / "second")]}
+    config = load_config({"torch": torch, "build": {"folder": str(tmp_path / "build")}})
+    step_of(config).execute(step_of(config).plan())
+    (decision,) = step_of(config).plan()
+    assert not decision.runs
+    wheel = tmp_path / "first" / f"torch-2.6.0-{FITS}.whl"
+    before = wheel.stat()
+    content = bytearray(wheel.read_bytes())
+    content[0] ^= 1
+    wheel.write_bytes(content)
+    os.utime(wheel, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (decision,) = step_of(config).plan()
+    assert decision.reason == f"{wheel} is not the file that was taken"
+    (made,) = step_of(config).execute([decision])
+    assert made.facts["wheel"] == str(tmp_path / "second" / wheel.name)
+    assert made.warnings == tuple(warned)
+    assert "is damaged" in warned[0]
+    Path(made.facts["wheel"]).unlink()
+    (decision,) = step_of(config).plan()
+    assert decision.runs
+
+
+def test_to_ask_for_the_recipes_own_wheel_decides_anew(tmp_path: Path) -> None:
+    torch_wheel(tmp_path / "house")
+    settings = {"wheelhouse": [str(tmp_path / "house")]}
+    build = {"folder": str(tmp_path / "build")}
+    config = load_config({"torch": settings, "build": build})
+    wheel, _ = a_wheel(resolve.PREBUILT, resolve.key(config))
+    step_of(config).execute(step_of(config).plan())
+    asked = load_config({"torch": {**settings, "from_source": True}, "build": build})
+    (decision,) = step_of(asked).plan()
+    assert decision.reason == "changed: from source False → True"
+    (made,) = step_of(asked).execute([decision])
+    assert made.facts["wheel"] == str(wheel)
 
 
 def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> None:

@@ -439,7 +439,8 @@ def a_wheel(folder: Path, key: str) -> list[Path]:
     return [wheel, provenance.beside(wheel)]
 
 
-def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path) -> None:
+def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     before = resolve.listing(mine)
     whole = provenance.artefact_key(resolve.key(mine), {"g++:amd64": "4:14.2.0-1", "compiler": "g++ 14.2.0"})
@@ -550,7 +551,8 @@ def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, b
     return path
 
 
-def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     copy = tmp_path / kept.name
     content = bytearray(kept.read_bytes())
     content[len(content) // 2] ^= 1
