@@ -108,8 +108,8 @@ class TorchFlow(flow.Flow):
             inputs={"source": sources.identity(self.recipe, self.suite, kind)},
             needs=("mirror",),
             action=action,
-            missing=lambda made: (
-                "" if (self.config.build_root / "sources" / made.facts["folder"]).is_dir() else "its folder is gone"
+            missing=lambda made: sources.missing(
+                self.recipe, self.suite, kind, self.config.build_root / "sources" / made.facts["folder"]
             ),
         )
 

@@ -1,7 +1,8 @@
 """torch's source: the distribution's source package (default), or upstream's tag.
 
 The package is fetched by apt from the mirror that the images come from: its signature chain (signed index → Sources →
-description → archives) is verified, and the description's SHA-256 is pinned in the recipe on top. Upstream's tag is
+description → archives) is verified, and the description's SHA-256 is pinned in the recipe on top. The archives are
+compared with the sums in the description on every use: one that is damaged is fetched anew. Upstream's tag is
 fetched by git, with its submodules, and must be the pinned commit.
 """
 
@@ -14,7 +15,7 @@ from images import apt
 from images.engine import build_environment
 from images.flavour import Suite
 from recipes.recipe import Recipe
-from toolchain import files, process
+from toolchain import files, process, progress
 from toolchain.errors import CommandFailed, SourceUnavailable
 
 _FETCH_LIMIT_S = 3600.0
@@ -62,8 +63,11 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
     package = recipe.tables["archive"]["package"]
     version, digest = _pinned(recipe, suite)
     place = folder / f"{package}-{version}"
-    description = place / f"{package}_{version.partition(':')[2] or version}.dsc"
-    if not description.is_file():
+    description = _description(place, package, version)
+    damage = _damage(description) if description.is_file() and files.sha256_of(description) == digest else {}
+    for name, seen in damage.items():
+        progress.warn(f"{name} is not as {description.name} states ({seen}): the source is fetched anew")
+    if damage or not description.is_file():
         with files.scratch_folder(folder, package) as scratch:
             fetched = scratch / "fetched"
             fetched.mkdir()
@@ -79,8 +83,61 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
             found=found,
             mend=f"delete {place} and run the task again; a new revision of the package is a change of recipe.toml",
         )
-    listed = {path.name: files.sha256_of(path) for path in sorted(place.iterdir()) if path.is_file()}
+    sums = _sums(description)
+    if damage := _damage(description):
+        raise SourceUnavailable(
+            f"{package} {version} is not whole, though it was fetched just now",
+            expected=", ".join(f"{name} with SHA-256 {sums[name]}" for name in damage),
+            found=", ".join(damage.values()),
+            mend="check the mirror (image.mirror) and this PC's disk, and run the task again",
+        )
+    listed = dict(sorted({**sums, description.name: digest}.items()))
     return Source(kind="archive", folder=place, identity=identity(recipe, suite, "archive"), files=listed)
+
+
+def missing(recipe: Recipe, suite: Suite, kind: str, place: Path) -> str:
+    """What is gone or damaged of a source that ``obtain`` left in a folder; empty where all is as it was.
+
+    Of upstream's checkout only the folder counts: git is asked by ``obtain``.
+    """
+    if not place.is_dir():
+        return "its folder is gone"
+    if kind == "git":
+        return ""
+    version, digest = _pinned(recipe, suite)
+    description = _description(place, recipe.tables["archive"]["package"], version)
+    if not description.is_file() or files.sha256_of(description) != digest:
+        return f"{description.name} is gone or damaged"
+    damage = _damage(description)
+    return f"{', '.join(damage)} is gone or damaged" if damage else ""
+
+
+def _damage(description: Path) -> dict[str, str]:
+    """Archives that are not as a source package's description states: name → what is there."""
+    told = {}
+    for name, stated in _sums(description).items():
+        path = description.with_name(name)
+        found = files.sha256_of(path) if path.is_file() else ""
+        if found != stated:
+            told[name] = f"SHA-256 {found}, {path.stat().st_size} bytes" if found else "no file"
+    return told
+
+
+def _description(place: Path, package: str, version: str) -> Path:
+    return place / f"{package}_{version.partition(':')[2] or version}.dsc"
+
+
+def _sums(description: Path) -> dict[str, str]:
+    """SHA-256 by name, of the archives that a source package's description names (Debian Policy, 5.6.24)."""
+    found: dict[str, str] = {}
+    within = False
+    for line in description.read_text().splitlines():
+        if not line.startswith(" "):
+            within = line.startswith("Checksums-Sha256:")
+        elif within:
+            digest, _, name = line.split()
+            found[name] = digest
+    return found
 
 
 def _git(recipe: Recipe, folder: Path, log: Path) -> Source:

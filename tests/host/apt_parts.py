@@ -94,6 +94,11 @@ class Archive:
         for name, content in (("main/binary-armhf/Packages", text), ("main/source/Sources", described)):
             lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         (dist / "Release").write_text("\n".join(lines) + "\n")
+        self.sign(suite)
+
+    def sign(self, suite: str) -> None:
+        """Sign a pocket's index as it is."""
+        dist = self.folder / "dists" / suite
         run([*self._gpg, "--yes", "--clearsign", "--output", dist / "InRelease", dist / "Release"])
 
     def _sources(self) -> str:
