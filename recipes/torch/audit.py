@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
@@ -21,7 +22,8 @@ from toolchain.errors import WheelUnusable
 
 GOAL_MB = 60
 _OF_PYTHON = ("Py", "_Py")
-_BUILD_PATH = b"/usr/src/torch"
+_BUILD_PATHS = (b"/usr/src/torch", b"/usr/src/recipe")
+"""Where the tree and the recipe lie in the builder's container."""
 _KINDS = ("GLIBC", "GLIBCXX")
 _ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
 """Tag_CPU_arch (ARM IHI 0045, 3.3.5.2): what a compiler for the A profile writes."""
@@ -60,8 +62,8 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
 
     Looked at: tag, RECORD, machine and float ABI (recipes.wheels.audit); CPU architecture, floating point and NEON
     against the compiler's ``flags``; newest GLIBC and GLIBCXX symbols against the release; libraries that are neither
-    in the wheel nor the system's; symbols that nobody defines; RPATHs that leave the wheel; the build's path. More than
-    60 MB is a warning.
+    in the wheel nor the system's; symbols that nobody defines; RPATHs that leave the wheel; the build's paths, in every
+    member. More than 60 MB is a warning.
     """
     wheels.audit(wheel, target)
     sums = _Sums()
@@ -74,7 +76,10 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
         for name, content in wheels.elf_members(archive):
             sums.count += 1
             _examine(name, ELFFile(content), inside, sums, flags if target.debian == "armhf" else None)
-            sums.faults += [f"{name} holds the path of its build"] if _holds(content, _BUILD_PATH) else []
+        # Headers, CMake's files and scripts may hold it as well as programs.
+        for name in archive.namelist():
+            with archive.open(name) as stream:
+                sums.faults += [f"{name} holds the path of its build"] if _holds(stream, _BUILD_PATHS) else []
     sums.faults += [
         f"{name} needs the symbol {symbol}, which nothing in the wheel defines"
         for symbol, name in sorted(sums.taken.items())
@@ -196,12 +201,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _holds(content: object, wanted: bytes) -> bool:
-    stream = content
-    stream.seek(0)  # type: ignore[attr-defined]
+def _holds(stream: IO[bytes], wanted: Sequence[bytes]) -> bool:
     rest = b""
-    while block := stream.read(1 << 20):  # type: ignore[attr-defined]
-        if wanted in rest + block:
+    while block := stream.read(1 << 20):
+        if any(item in rest + block for item in wanted):
             return True
-        rest = block[-len(wanted) :]
+        rest = block[-max(map(len, wanted)) :]
     return False

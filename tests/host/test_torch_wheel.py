@@ -332,6 +332,18 @@ def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ..
     assert caught.value.found == place + fault.format(place=place, lacks=lacks)
 
 
+@pytest.mark.parametrize("path", ["/usr/src/torch/pytorch", "/usr/src/recipe/inside/torch_cpu.h"])
+@pytest.mark.parametrize(
+    "name", ["torch/share/cmake/Torch/TorchConfig.cmake", "torch/version.py", "torch-2.6.0.dist-info/NOTES"]
+)
+def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: str, path: str) -> None:
+    """In texts too, and where a read of a mebibyte ends in the middle of it."""
+    members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        examined(torch_of(tmp_path, members))
+    assert caught.value.found == f"{name} holds the path of its build"
+
+
 @pytest.mark.parametrize(
     ("fpu", "fault"),
     [
