@@ -11,6 +11,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free s
 """How programs say that a disk is full, or a quota used up; the last is GNU tar's way, the one before it apt's."""
 
 _BLOCK = 1 << 20
+_LOOK_EVERY_S = 0.05
 
 
 def sha256_of(path: Path) -> str:
@@ -129,6 +131,34 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
             found=f"{free_mib} MiB",
             mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
         )
+
+
+@contextlib.contextmanager
+def least_room(folder: Path) -> Iterator[list[int]]:
+    """The fewest bytes that were free at ``folder`` (or its nearest existing parent) since the block began.
+
+    It is looked at again and again: what fails for want of room may take away what it wrote, and then there is room.
+    """
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    least = [shutil.disk_usage(existing).free]
+    ended = threading.Event()
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            least[0] = min(least[0], shutil.disk_usage(existing).free)
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_EVERY_S):
+            look()
+
+    watcher = threading.Thread(target=watch, name="least-room", daemon=True)
+    watcher.start()
+    try:
+        yield least
+    finally:
+        ended.set()
+        watcher.join()
+        look()
 
 
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:

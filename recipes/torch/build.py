@@ -44,6 +44,8 @@ _PATIENCE_S = 20.0
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
 """An estimate, for a tree that is there already, and for packaging."""
+_NEXT_TO_NOTHING_MIB = 16
+"""Less than any of the libraries that are written when the wheel is packaged."""
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
 """What GCC's driver, Clang's and the linker's say of a process of theirs that was killed."""
 _STATUS_OF_KILLED = 137
@@ -369,7 +371,8 @@ class Builder:
     ) -> str:
         """Run a command where the sources, the tree and the recipe are mounted; what it printed.
 
-        Raises CommandFailed, unless ``check`` is false, and DiskFull or MemoryExhausted where that was the reason.
+        Raises CommandFailed, unless ``check`` is false, and DiskFull or MemoryExhausted where that was the reason. A
+        disk of which next to nothing was left meanwhile is one, whatever the program said of it.
         """
         full: list[str] = []
         killed: list[str] = []
@@ -384,7 +387,8 @@ class Builder:
                 on_line(line)
 
         try:
-            said = self._run_in(argv, environment or {}, watch, check=check, patience_s=patience_s)
+            with files.least_room(self.home) as least:
+                said = self._run_in(argv, environment or {}, watch, check=check, patience_s=patience_s)
         except CommandFailed as fault:
             # A line that nothing ends is not watched.
             full += [line.strip() for line in fault.tail.splitlines() if files.NO_ROOM.search(line)]
@@ -395,6 +399,9 @@ class Builder:
                 killed.append(f"the kernel killed {times} process{'es' if times > 1 else ''} meanwhile")
             if killed or fault.returncode == _STATUS_OF_KILLED:
                 raise self._memory_exhausted(killed[0] if killed else fault.found) from fault
+            if least[0] < _NEXT_TO_NOTHING_MIB << 20:
+                *_, last = fault.found, *(line.strip() for line in fault.tail.splitlines() if line.strip())
+                raise self._disk_full(f"{least[0] >> 20} MiB were left there when a program failed ({last})") from fault
             raise
         if full and not check:
             raise self._disk_full(full[0])

@@ -157,6 +157,33 @@ def test_another_failure_stays_what_it_is(tmp_path: Path) -> None:
     assert builder.run(["sh", "-c", f"echo {shlex.quote(SAID[1])}"]).startswith("/usr/lib"), "nothing failed"
 
 
+SILENT = {
+    "nothing said": "yes | head -c 90000000 >HOME/file 2>/dev/null; echo died; exit 1",
+    "words in two lines": "yes | head -c 90000000 >HOME/file 2>/dev/null; printf 'No space left\\n on device'; exit 1",
+    "taken away": "yes | head -c 90000000 >HOME/file 2>/dev/null; sleep 1; rm HOME/file; echo died; exit 1",
+}
+"""What fails without the words: a signal at a mapped page, CMake's lines of 77 columns, a folder that is cleaned up."""
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize("how", SILENT)
+def test_a_full_disk_is_told_as_one_where_no_program_says_so(tmp_path: Path, how: str) -> None:
+    with small_disk(tmp_path / "disk", "40m") as disk:
+        builder = a_builder(disk)
+        builder.home.mkdir(parents=True)
+        with pytest.raises(DiskFull) as caught:
+            builder.run(["sh", "-c", SILENT[how].replace("HOME", str(builder.home))])
+        last = "on device" if "two" in how else "died"
+        assert caught.value.found == f"0 MiB were left there when a program failed ({last})"
+        assert isinstance(caught.value.__cause__, CommandFailed)
+        for path in builder.home.iterdir():
+            path.unlink()
+        with pytest.raises(CommandFailed, match="failed"):
+            builder.run(
+                ["sh", "-c", "head -c 10000000 /dev/zero >HOME; exit 1".replace("HOME", f"{builder.home}/file")]
+            )
+
+
 def test_room_is_looked_for_before_a_tree_before_going_on_and_before_packaging(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "3m") as disk:
         builder = a_builder(disk)
