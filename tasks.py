@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,7 +63,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _config(context: Context, options: dict[str, str] | None = None) -> Config:
+def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None = None) -> Config:
     return load_config(cast("Mapping[str, Any]", context.config), environment=_VARIABLES, options=options)
 
 
@@ -110,7 +110,7 @@ def build_image(
 @_reported
 def build_torch(context: Context, option: list[str], source: str = "", variant: str = "", plan: bool = False) -> None:
     """Build the torch wheel for the target from source. It takes long, and goes on where it was interrupted."""
-    settings = {"torch.source": source, "torch.variant": variant, "torch.options": ",".join(option)}
+    settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
         print(plan_table(torch_job.plan(config)))

@@ -14,7 +14,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ _hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
 _address = _matches(r"\d{1,3}(\.\d{1,3}){3}|", "an IPv4 address, or nothing")
 
 
-_option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=\S*", "NAME=VALUE")
+_option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
 
 
 _device = _matches(r"[A-Za-z0-9_.-]+=\S+", "NAME=ADDRESS")
@@ -325,23 +325,27 @@ def defaults() -> dict[str, dict[str, Any]]:
 
 
 def load_config(
-    tree: Mapping[str, Any], *, options: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+    tree: Mapping[str, Any],
+    *,
+    options: Mapping[str, str | Sequence[str]] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
 
     Over it are laid ``environment``, the INVOKE_* variables (see ``take_variables``), then ``options``, settings of the
-    command line as ``{"qpu.library": "upstream"}``, of which empty ones do not count. Raises ConfigError with every
-    fault at once, variables that name no setting included.
+    command line as ``{"qpu.library": "upstream"}``, of which empty ones do not count; a list comes as one, and each of
+    its texts stays whole, where a variable's text is split at commas. Raises ConfigError with every fault at once,
+    variables that name no setting included.
     """
     faults: list[str] = []
-    given_names: dict[str, str] = {}
+    given_names: dict[str, str | Sequence[str]] = {}
     for name, text in sorted((environment or {}).items()):
         if name in _VARIABLES:
             given_names[_VARIABLES[name]] = text
         else:
             near = difflib.get_close_matches(name.removeprefix("INVOKE_"), _BARE_VARIABLES, n=1, cutoff=0.5)
             faults.append(f"{name}: no such setting" + (f"; did you mean 'INVOKE_{near[0]}'?" if near else ""))
-    given_names |= {name: text for name, text in (options or {}).items() if text}
+    given_names |= {name: value for name, value in (options or {}).items() if value}
     tree = _overlaid(tree, given_names)
     sections: dict[str, Any] = {}
     for key in tree:
@@ -358,7 +362,7 @@ def load_config(
     return Config(**sections)
 
 
-def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, Any]:
+def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
     """The tree with settings (``section.key``) replaced; what is not a section stays, to be told as a fault."""
     merged = {key: tree[key] for key in tree}
     for name, value in settings.items():

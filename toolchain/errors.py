@@ -44,7 +44,7 @@ class ConfigError(UserError):
         listed = "\n".join(f"  - {fault}" for fault in self.faults)
         super().__init__(
             f"the configuration has {len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}:\n{listed}",
-            mend="edit invoke.yaml (or the INVOKE_* variable named above), then run the task again",
+            mend="edit invoke.yaml (or the INVOKE_* variable or task's option named above), then run the task again",
         )
 
 

@@ -203,6 +203,18 @@ def test_paths_and_names_that_others_derive() -> None:
     assert ImageConfig(architecture="arm64").target.oci_platform == "linux/arm64"
 
 
+def test_a_list_of_options_is_taken_as_it_is() -> None:
+    """Blanks and commas too; the text of a variable is split at commas."""
+    whole = ("A=-O1 -Wl,--as-needed", "B=", "C=x=y ")
+    assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": [*whole]}).torch.options == whole
+    assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": []}).torch.options == ("D=1",)
+    assert load_config({"torch": {"options": [*whole]}}).torch.options == whole
+    assert load_config({}, environment={"INVOKE_TORCH_OPTIONS": "A=1 2,B=3"}).torch.options == ("A=1 2", "B=3")
+    for wrong in ("A", "=1", "", "A B=1", "A=1\nB=2"):
+        with pytest.raises(ConfigError, match="expected NAME=VALUE, such as USE_OPENMP=OFF"):
+            load_config({}, options={"torch.options": [*whole, wrong]})
+
+
 def test_options_win_and_empty_ones_do_not_count() -> None:
     tree = {"qpu": {"library": "local", "upstream_mode": "qpu"}}
     assert load_config(tree, options={"qpu.library": "upstream"}).qpu.library == "upstream"

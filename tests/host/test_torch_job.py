@@ -314,3 +314,22 @@ def test_the_command_ends_with_the_faults_own_exit_code_and_leaves_nothing(tmp_p
     assert words in said
     assert "Traceback" not in said
     assert [path for path in folder.rglob("*") if path.suffix in {".whl", ".dsc", ".tar"}] == []
+
+
+@pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
+def test_an_option_is_taken_whole_or_refused(tmp_path: Path, wrong: str) -> None:
+    """Blanks and commas are the value's; what is no NAME=VALUE is no option, and none is passed over."""
+    whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
+    done = subprocess.run(
+        [sys.executable, "-m", "toolchain.cli", "build-torch", "--plan", "--option", whole, "--option", wrong],
+        cwd=ROOT,
+        env={**os.environ, "INVOKE_BUILD_FOLDER": str(tmp_path / "build"), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 11, done.stdout + done.stderr
+    listed = [whole, wrong]
+    assert f"- torch.options: {wrong!r}: expected NAME=VALUE, such as USE_OPENMP=OFF, found {listed}" in done.stderr
+    assert "task's option" in done.stderr
