@@ -13,11 +13,12 @@ import base64
 import datetime
 import hashlib
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from recipes.torch.build import Built, Plan
 from recipes.torch.source import Source
@@ -28,6 +29,7 @@ BUILD_TYPE = "tag:pitorch,2026:recipes/torch/v1"
 """A tag URI (RFC 4151), which leads nowhere: docs/torch.md describes this kind of build."""
 BUILDER = "tag:pitorch,2026:torch-builder/v1"
 """The builder image on the PC of whoever ran it."""
+_PACKAGE_URL = re.compile(r"pkg:deb/debian/([^@?]+)@([^@?]+)\?arch=([^&]+)")
 
 
 def beside(wheel: Path) -> Path:
@@ -96,6 +98,19 @@ def package_url(name: str, version: str) -> str:
     """
     package, _, architecture = name.partition(":")
     return f"pkg:deb/debian/{quote(package, safe=':')}@{quote(version, safe=':')}?arch={quote(architecture, safe=':')}"
+
+
+def versions_of(wheel: Path) -> dict[str, str]:
+    """What the statement beside a wheel says that it was compiled with, as ``write`` was told it.
+
+    ``read`` has checked the statement; one that does not tell it gives nothing.
+    """
+    definition = json.loads(beside(wheel).read_text())["predicate"]["buildDefinition"]
+    compiler = definition.get("internalParameters", {}).get("compiler", "")
+    uris = [item.get("uri", "") for item in definition.get("resolvedDependencies", [])]
+    named = [parts for uri in uris if (parts := _PACKAGE_URL.fullmatch(uri))]
+    packages = {f"{unquote(parts[1])}:{unquote(parts[3])}": unquote(parts[2]) for parts in named}
+    return {**packages, **({"compiler": compiler} if compiler else {})}
 
 
 def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:

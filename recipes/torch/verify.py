@@ -2,7 +2,8 @@
 
 *Sampled*: some objects of the kept build tree, drawn at random (by a seed that is printed), are compiled once more
 without the compiler's cache and compared. *Full*: the whole wheel is built once more in a tree of its own, without the
-cache, and compared with the one that was built before: here, for the artefact cache, or for this repository.
+cache, and compared with the one that was built before: here, for the artefact cache, or for this repository. That one
+must be of the same compiler and packages, by its provenance: another compiler's wheel is another one.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import json
 import random
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from images.engine import ensure_running
 from recipes import flow
 from recipes.torch import build as building
-from recipes.torch import job, resolve
+from recipes.torch import job, provenance, resolve
 from toolchain import files, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, NotReproducible
 
 _TREE = "/usr/src/torch/pytorch/build"
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
     ensure_running(config)
     with flow.alone(config.target_root), job.TorchFlow(config) as made:
         if full:
-            before = wheel_to_compare(config)
-            return _full(made, made.builder(), *before)
+            before = wheels_to_compare(config)
+            builder = made.builder()
+            return _full(made, builder, *made_alike(before, builder.versions()))
         builder = made.builder()
         return sampled(builder, sample, random.SystemRandom().randrange(1 << 32) if seed is None else seed)
 
@@ -63,7 +67,8 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             found="no such file",
             mend="run ./inv build-torch (a kept or fetched wheel has no tree), or use --full",
         )
-    commands = [item for item in json.loads(listed.read_text()) if not item["file"].endswith(".cxx")]
+    # A precompiled header is no object. What unites the sources of a folder ends in .cxx too, and is one.
+    commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]
     if not commands or sample < 1:
         raise ArtefactMissing(
             "there is nothing to compare", expected="at least one object", found=f"{sample} asked for"
@@ -113,16 +118,17 @@ def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: st
     return Verified("full", (f"{wheel.name} ({where})",), 0, time.monotonic() - began)
 
 
-def wheel_to_compare(config: Config) -> tuple[Path, str]:
-    """The wheel that the recipe as it is now made before, and where from. Raises ArtefactMissing where none is.
+def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
+    """Wheels that the recipe as it is now made before, and where from. Raises ArtefactMissing where none is.
 
     A wheel of another recipe would be another one however well the build repeats itself.
     """
     refused: list[str] = []
     spoilt: list[resolve.Spoilt] = []
-    for wheel, _, where in resolve.of_this_recipe(config, refused, spoilt):
+    found = [(wheel, where) for wheel, _, where in resolve.of_this_recipe(config, refused, spoilt)]
+    if found:
         resolve.warn_of(spoilt)
-        return wheel, where
+        return found
     if spoilt:
         raise spoilt[0].fault
     raise ArtefactMissing(
@@ -130,4 +136,26 @@ def wheel_to_compare(config: Config) -> tuple[Path, str]:
         expected="one that this recipe made",
         found="; ".join(refused) or "none",
         mend="run ./inv build-torch",
+    )
+
+
+def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) -> tuple[Path, str]:
+    """The first that was compiled with these versions, as ``Builder.versions`` has them.
+
+    Raises ArtefactMissing with what differs where none was.
+    """
+    told = []
+    for wheel, where in wheels:
+        before = provenance.versions_of(wheel)
+        names = sorted(name for name in {*before, *versions} if before.get(name) != versions.get(name))
+        if not names:
+            return wheel, where
+        moved = [f"{name} {before.get(name, 'absent')} → {versions.get(name, 'absent')}" for name in names]
+        more = [f"and {len(moved) - _SHOWN} more"] if len(moved) > _SHOWN else []
+        told.append(f"{wheel.name} ({where}): {', '.join([*moved[:_SHOWN], *more])}")
+    raise ArtefactMissing(
+        "there is no wheel to compare with: the builder image has another compiler or other packages now",
+        expected="one that was compiled with what the builder image has",
+        found="; ".join(told),
+        mend="run ./inv build-torch, which makes one with these, then this task again",
     )

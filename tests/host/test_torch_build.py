@@ -597,6 +597,22 @@ def test_an_object_that_is_not_the_same_is_named(tree: Compiles, spoil: str) -> 
     assert str(tree.log) in caught.value.mend
 
 
+def test_united_sources_are_drawn_and_precompiled_headers_are_not(tree: Compiles) -> None:
+    """As CMake names them."""
+    build = tree.home / "pytorch" / "build"
+    commands = json.loads((build / "compile_commands.json").read_text())
+    for name in ("t.dir/Unity/unity_torch_cpu_jit_0_cxx.cxx", "t.dir/cmake_pch.hxx.cxx"):
+        source, out = build / name, build / f"{name}.o"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("int united() { return 1; }\n")
+        words = ["g++", "-O1", "-o", str(out), "-c", str(source)]
+        if "Unity" in name:
+            subprocess.run(words, check=True)
+        commands.append({"file": str(source), "directory": str(build), "command": shlex.join(words)})
+    (build / "compile_commands.json").write_text(json.dumps(commands))
+    assert sorted(sampled(tree, 20).names) == ["one.c", "three.c", "two.c", "unity_torch_cpu_jit_0_cxx.cxx"]
+
+
 def test_nothing_to_draw_from(tree: Compiles) -> None:
     with pytest.raises(ArtefactMissing, match="nothing to compare"):
         sampled(tree, 0)

@@ -21,9 +21,9 @@ from images import probe
 from images.flavour import load_suite
 from recipes import artefacts, recipe
 from recipes.torch import build as building
-from recipes.torch import job, provenance, resolve, source
+from recipes.torch import job, provenance, resolve, source, verify
 from toolchain.config import ROOT, load_config
-from toolchain.errors import ArtefactDamaged, WheelUnusable
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, WheelUnusable
 from toolchain.files import sha256_of
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Made
@@ -252,6 +252,32 @@ def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path)
     assert "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf" in uris
     assert "pkg:deb/debian/zlib1g-dev@1:1.3.dfsg%2Breally1.3.1-1%2Bb1?arch=armhf" in uris
     assert document["predicate"]["buildDefinition"]["internalParameters"]["compiler"] == VERSIONS["compiler"]
+
+
+def test_a_wheel_is_compared_where_compiler_and_packages_are_the_same_alone(tmp_path: Path) -> None:
+    """``verify --full``: what another compiler makes is another wheel, and says nothing of the build."""
+    wheels = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        wheels.append((written(tmp_path / name, "archive")[0].wheel, name))
+    assert provenance.versions_of(wheels[0][0]) == VERSIONS
+    assert verify.made_alike(wheels, VERSIONS) == wheels[0]
+    now = {**VERSIONS, "libstdc++6:armhf": "14.2.0-20", "compiler": "g++ 14.3.0"}
+    statement = provenance.beside(wheels[1][0])
+    text = statement.read_text().replace("14.2.0-19?arch", "14.2.0-20?arch")
+    statement.write_text(text.replace(VERSIONS["compiler"], now["compiler"]))
+    assert verify.made_alike(wheels, now) == wheels[1]
+    with pytest.raises(ArtefactMissing, match="has another compiler or other packages now") as caught:
+        verify.made_alike(wheels[:1], now)
+    assert caught.value.found == (
+        f"{wheels[0][0].name} (first): compiler {VERSIONS['compiler']} → g++ 14.3.0, "
+        "libstdc++6:armhf 14.2.0-19 → 14.2.0-20"
+    )
+    assert "./inv build-torch" in caught.value.mend
+    many = {**VERSIONS, **{f"p{number}:armhf": "1" for number in range(12)}}
+    with pytest.raises(ArtefactMissing) as caught:
+        verify.made_alike(wheels[:1], many)
+    assert caught.value.found.endswith("and 4 more")
 
 
 def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:

@@ -502,16 +502,16 @@ def test_a_build_is_compared_with_a_wheel_of_its_own_recipe_only(
 ) -> None:
     """``verify --full``: any other wheel differs, however well the build repeats itself."""
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
-    assert verify.wheel_to_compare(mine) == (KEPT, "the wheel kept in this repository")
+    assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel kept in this repository")]
     resolve.products(mine).mkdir(parents=True)
     wheel, _ = a_wheel(resolve.products(mine), "0" * 64)
-    assert verify.wheel_to_compare(mine)[0] == KEPT
+    assert [path for path, _ in verify.wheels_to_compare(mine)] == [KEPT]
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     with pytest.raises(ArtefactMissing, match="no wheel to compare with") as caught:
-        verify.wheel_to_compare(mine)
+        verify.wheels_to_compare(mine)
     assert "of another recipe key" in caught.value.found
     a_wheel(resolve.products(mine), resolve.key(mine))
-    assert verify.wheel_to_compare(mine) == (wheel, "built here")
+    assert verify.wheels_to_compare(mine) == [(wheel, "built here")]
 
 
 # The wheel that lies in the repository.
