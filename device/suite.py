@@ -4,18 +4,25 @@
 
 pytest runs in a process of its own, so that its plugins and this program do not meet; what it saw comes back in the
 record, line by line, and is there even when the run breaks off.
+
+One run at a time writes to a build folder's report. The results (JUnit XML, evidence, HTML report) are written aside
+and take the places of the earlier ones together, at the end: a run that breaks off leaves those whole. The logs beside
+them are of the run that was started last.
 """
 
 # ruff: noqa: PT028 - test_on_pi is named after its task; it is not a test
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
+import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +38,7 @@ from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST
 from toolchain import errors, files, process, progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import ChainBroken, CommandFailed, DeviceTestsFailed, UserError
+from toolchain.errors import ChainBroken, CommandFailed, DeviceTestsFailed, InUse, RootNeeded, UserError
 
 SUITE_LIMIT_S = 5400.0
 """For the tests on the board; a starved emulated machine needs a hundred times what a Pi does."""
@@ -134,6 +141,21 @@ class Paths:
         """The board, described for labgrid."""
         return self.folder / "environment.yaml"
 
+    @property
+    def lock(self) -> Path:
+        """Held by a run, so that there is one at a time."""
+        return self.folder / ".lock"
+
+    @property
+    def aside(self) -> Paths:
+        """Where a run writes its results; gone when none runs."""
+        return Paths(folder=self.folder / ".results")
+
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """What belongs together."""
+        return self.junit, self.evidence, self.report
+
 
 def test_on_pi(
     config: Config,
@@ -155,8 +177,8 @@ def test_on_pi(
     of ``tests/device``.
 
     The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran, ChainBroken
-    when all passed, but not on what was built, ArtefactMissing without an exported tree, BoardSilent, BoardUntrusted,
-    BoardLoginDenied, ServerFailed.
+    when all passed, but not on what was built, InUse while another run writes to the same report, ArtefactMissing
+    without an exported tree, BoardSilent, BoardUntrusted, BoardLoginDenied, ServerFailed.
     """
     if host is not None and qemu:
         raise UserError(
@@ -169,37 +191,89 @@ def test_on_pi(
     if init is not None:
         config = replace(config, device=replace(config.device, init=_known_init(init)))
     paths = Paths(folder=config.target_root / "report")
-    for stale in (paths.junit, paths.evidence, paths.report, paths.record, paths.log, paths.console):
-        files.remove(stale)
-    prepare(config, paths, host=host, chroot=chroot, timing=timing, suite=suite)
-    began = time.monotonic()
-    where = f"on {host}" if host else f"in QEMU ({config.device.init} init)"
-    with progress.step(f"device suite {where}{' through enter-nfsroot' if chroot else ''}"):
-        done = _run_pytest(config, paths, keyword or "")
-    record = evidence.Record.read(paths.record)
-    if record.error is not None:
-        raise _raised_again(record.error)
-    if not record.tests and not record.facts:
-        raise CommandFailed(
-            "the device suite broke off before the board said anything",
-            returncode=done.returncode,
-            found=process.explain_exit(done.returncode),
-            tail=done.output[-4000:],
+    with _alone(paths):
+        for stale in (paths.record, paths.log, paths.console):
+            files.remove(stale)
+        prepare(config, paths, host=host, chroot=chroot, timing=timing, suite=suite)
+        began = time.monotonic()
+        where = f"on {host}" if host else f"in QEMU ({config.device.init} init)"
+        with progress.step(f"device suite {where}{' through enter-nfsroot' if chroot else ''}"):
+            done = _run_pytest(config, paths, keyword or "")
+        record = evidence.Record.read(paths.record)
+        if record.error is not None:
+            raise _raised_again(record.error)
+        if not record.tests and not record.facts:
+            raise CommandFailed(
+                "the device suite broke off before the board said anything",
+                returncode=done.returncode,
+                found=process.explain_exit(done.returncode),
+                tail=done.output[-4000:],
+            )
+        document = evidence.collect(
+            config,
+            record,
+            started_by_us=host is None,
+            access=host or "QEMU",
+            through="enter-nfsroot" if chroot else "boot",
         )
-    document = evidence.collect(
-        config,
-        record,
-        started_by_us=host is None,
-        access=host or "QEMU",
-        through="enter-nfsroot" if chroot else "boot",
-    )
-    evidence.write(document, paths.evidence)
-    label_junit(paths.junit, document)
-    report.write(document, paths.report, evidence_file=paths.evidence)
+        aside = paths.aside
+        evidence.write(document, aside.evidence)
+        label_junit(aside.junit, document)
+        report.write(document, aside.report, evidence_file=aside.evidence)
+        _swap_in(paths)
     result = _result(document, paths, time.monotonic() - began)
     if not result.ok:
         raise _failed(result, record)
     return result
+
+
+@contextlib.contextmanager
+def _alone(paths: Paths) -> Iterator[None]:
+    """Be the only run that writes there, with an empty folder for its results. Raises InUse, RootNeeded."""
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        lock = paths.lock.open("a")
+    except PermissionError as fault:
+        raise RootNeeded(
+            f"{paths.folder} belongs to another user",
+            expected="a folder for the report that you may write to",
+            found=str(fault),
+            mend="run the task with sudo, as whatever tested there, or set build.folder to a folder of your own",
+        ) from fault
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            raise InUse(
+                f"another run of the device suite writes to {paths.folder}",
+                expected=f"nobody holds {paths.lock}",
+                found="a lock",
+                mend="wait for the other run, or end it, or set build.folder to another folder",
+            ) from fault
+        files.remove(paths.aside.folder)  # a run that was killed leaves it
+        paths.aside.folder.mkdir()
+        try:
+            yield
+        finally:
+            files.remove(paths.aside.folder)
+
+
+def _swap_in(paths: Paths) -> None:
+    """Put the results in place; signals wait for these few renames.
+
+    Should the power fail between them, something is missing: old and new ones never stand side by side.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        for old in paths.results[1:]:
+            files.remove(old)
+        for new, place in zip(paths.aside.results, paths.results, strict=True):
+            if new.is_file():
+                os.replace(new, place)
+            else:
+                files.remove(place)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def prepare(
@@ -286,7 +360,7 @@ def _run_pytest(config: Config, paths: Paths, keyword: str) -> process.Completed
         "no:cacheprovider",
         "-rfE",
     ]
-    words += ["--color=no", "--tb=short", f"--junit-xml={paths.junit}", "-o", "junit_suite_name=device"]
+    words += ["--color=no", "--tb=short", f"--junit-xml={paths.aside.junit}", "-o", "junit_suite_name=device"]
     words += ["-v", f"--lg-env={paths.environment}"]
     if keyword:
         words += ["-k", keyword]

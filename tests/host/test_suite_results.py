@@ -1,0 +1,141 @@
+"""The results of the device suite: one run at a time writes them, and they change places together or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from device import suite
+from nfsroot.layout import Layout, write_marker
+from toolchain import process
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import BoardSilent, InUse
+from toolchain.manifest import Manifest
+
+NOBODY = "root@127.0.0.1:1"
+
+RUN = """
+import json, signal, sys
+from device import suite
+from toolchain.config import load_config
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the shell put us in the background
+suite.test_on_pi(load_config(json.loads(sys.argv[1])), host=sys.argv[2])
+"""
+
+
+def settings(folder: Path) -> dict[str, dict[str, str]]:
+    return {"nfs": {"folder": str(folder / "nfsroot")}, "build": {"folder": str(folder / "build")}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """An export, as far as a board that is up needs one."""
+    made = load_config(settings(tmp_path))
+    layout = Layout.of(made)
+    layout.tree.mkdir()
+    layout.folder.mkdir()
+    process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", layout.client_key])
+    layout.known_hosts.write_text(f"* {layout.client_key.with_suffix('.pub').read_text()}")
+    write_marker(layout, frozenset({layout.tree.stat().st_ino}))
+    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
+    return made
+
+
+@pytest.fixture
+def paths(config: Config) -> suite.Paths:
+    """The report, with the results of an earlier run."""
+    made = suite.Paths(folder=config.target_root / "report")
+    made.folder.mkdir(parents=True)
+    for path in made.results:
+        path.write_text("earlier")
+    return made
+
+
+@pytest.fixture
+def running(config: Config, paths: suite.Paths, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that waits for its board."""
+    argv = [sys.executable, "-c", RUN, json.dumps(settings(tmp_path)), NOBODY]
+    started = subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not paths.environment.is_file():
+            assert started.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_a_second_run_is_refused_and_one_that_is_interrupted_leaves_the_results_whole(
+    config: Config, paths: suite.Paths, running: subprocess.Popen[bytes]
+) -> None:
+    environment = paths.environment.stat().st_mtime_ns
+    with pytest.raises(InUse) as caught:
+        suite.test_on_pi(config, host=NOBODY)
+    assert caught.value.exit_code == 29
+    assert str(paths.lock) in caught.value.expected
+    assert paths.environment.stat().st_mtime_ns == environment, "nothing of the first run was touched"
+    assert running.poll() is None
+    os.kill(running.pid, signal.SIGINT)
+    assert running.wait(60) != 0
+    assert [path.read_text() for path in paths.results] == ["earlier"] * 3
+    assert not paths.aside.folder.exists()
+
+
+def test_a_run_without_a_board_leaves_the_results_whole(config: Config, paths: suite.Paths) -> None:
+    paths.aside.folder.mkdir()
+    paths.aside.junit.write_text("left by a run that was killed")
+    with pytest.raises(BoardSilent):
+        suite.test_on_pi(replace(config, device=replace(config.device, boot_timeout_s=2.0)), host=NOBODY)
+    assert [path.read_text() for path in paths.results] == ["earlier"] * 3
+    assert not paths.aside.folder.exists()
+
+
+@pytest.mark.parametrize("made", [("junit", "evidence", "report"), ("evidence", "report")])
+def test_the_results_change_places_together(paths: suite.Paths, made: tuple[str, ...]) -> None:
+    """What a run did not make is not left of the one before."""
+    paths.aside.folder.mkdir()
+    for name in made:
+        getattr(paths.aside, name).write_text("new")
+    suite._swap_in(paths)
+    assert {path.read_text() for path in paths.results if path.exists()} == {"new"}
+    assert [path for path in paths.results if path.exists()] == [getattr(paths, name) for name in made]
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_old_and_new_results_are_never_side_by_side(
+    paths: suite.Paths, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """The power fails after so many steps."""
+    paths.aside.folder.mkdir()
+    for path in paths.aside.results:
+        path.write_text("new")
+    left = iter(range(steps))
+
+    def stopping(act: object) -> object:
+        def step(*places: Path) -> None:
+            if next(left, None) is None:
+                raise SystemExit
+            act(*places)  # type: ignore[operator]
+
+        return step
+
+    monkeypatch.setattr(suite.os, "replace", stopping(os.replace))
+    monkeypatch.setattr(suite.files, "remove", stopping(suite.files.remove))
+    if steps < 5:
+        with pytest.raises(SystemExit):
+            suite._swap_in(paths)
+    else:
+        suite._swap_in(paths)
+    assert len({path.read_text() for path in paths.results if path.exists()}) == 1
