@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nfsroot.layout import Layout, require_export
 from nfsroot.tree import TreeHash, follow, inside
@@ -102,7 +103,9 @@ def deploy(config: Config) -> Deployed:
     manifests = [built.manifest(name) for name in STEPS]
     prefix = str(built.manifest("libqpu").facts["prefix"])
     with progress.step(f"deploy to {layout.tree}"):
-        done = put(layout, [item.artefact(".tar") for item in manifests if item.artefacts], owned_prefixes=(prefix,))
+        layers = {item.artefact(".tar"): item for item in manifests if item.artefacts}
+        wheels = {layer.path.name: item.artefact(".whl") for layer, item in layers.items() if item.facts.get("wheel")}
+        done = put(layout, list(layers), owned_prefixes=(prefix,), wheels=wheels)
     return replace(
         done,
         build_seconds=compiled,
@@ -128,8 +131,16 @@ def _torch_record(root: Path) -> str:
     return files.sha256_of(found[0]) if found else ""
 
 
-def put(layout: Layout, layers: Sequence[Artefact], *, owned_prefixes: Sequence[str]) -> Deployed:
+def put(
+    layout: Layout,
+    layers: Sequence[Artefact],
+    *,
+    owned_prefixes: Sequence[str],
+    wheels: Mapping[str, Artefact] | None = None,
+) -> Deployed:
     """Put layers (uncompressed tars of a root) into an exported tree, in place.
+
+    ``wheels`` are those that layers were unpacked from, by the layer's file name: the tree's manifest notes them.
 
     ``owned_prefixes`` are folders of the board that belong to the layers alone: what the layers do not hold is removed
     there. Of a wheel's layer the files that the tree's RECORD of the same distribution lists are removed, and byte code
@@ -154,7 +165,7 @@ def put(layout: Layout, layers: Sequence[Artefact], *, owned_prefixes: Sequence[
             for (layer, content), gone in zip(contents, stale, strict=True)
         )
         if any(change.replaced or change.removed for change in changes):
-            manifest = _recorded(manifest, changes, "")
+            manifest = _recorded(manifest, changes, "", wheels or {})
             with _signals_wait():
                 manifest.write(layout.manifest)
                 for _, content in contents:
@@ -168,7 +179,7 @@ def put(layout: Layout, layers: Sequence[Artefact], *, owned_prefixes: Sequence[
                 _verify(path, item)
         if not manifest.facts.get("rootfs_sha256"):
             with progress.step("hash the tree"):
-                manifest = _recorded(manifest, (), _hash(layout.tree))
+                manifest = _recorded(manifest, (), _hash(layout.tree), {})
             manifest.write(layout.manifest)
     rootfs = str(manifest.facts["rootfs_sha256"])
     if not rootfs:
@@ -376,11 +387,15 @@ def _new_sonames(tree: Path, items: Sequence[_Item]) -> tuple[str, ...]:
     return tuple(f"{name} is new to the board's loader: run ldconfig on the board" for name in missing)
 
 
-def _recorded(manifest: Manifest, changes: Sequence[Change], rootfs: str) -> Manifest:
+def _recorded(manifest: Manifest, changes: Sequence[Change], rootfs: str, wheels: Mapping[str, Artefact]) -> Manifest:
     before = list(manifest.facts.get("deployed", ()))
-    now = [
-        {"layer": item.layer.path.name, "sha256": item.layer.sha256, "replaced": len(item.replaced)} for item in changes
-    ]
+    now: list[dict[str, Any]] = []
+    for item in changes:
+        name = item.layer.path.name
+        noted: dict[str, Any] = {"layer": name, "sha256": item.layer.sha256, "replaced": len(item.replaced)}
+        if wheel := wheels.get(name):
+            noted["wheel"] = {"name": wheel.path.name, "size": wheel.size, "sha256": wheel.sha256}
+        now.append(noted)
     replaced = {item["layer"] for item in now}
     deployed = [item for item in before if item["layer"] not in replaced] + now
     return replace(manifest, facts={**manifest.facts, "rootfs_sha256": rootfs, "deployed": deployed})

@@ -11,7 +11,8 @@ Schema 1. Every value comes from the place that knows it; what could not be lear
                 (``name``, ``size`` in bytes, ``sha256``) and the ``source`` (``commit``, ``dirty``) that made it
 ``image``       ``reference``, ``id`` and registry ``digests`` of the image that was exported, the ``source`` that it
                 was built from, and the pockets (by suite) that were ``left_out`` of it
-``wheels``      the wheels in it: ``name``, ``size``, ``sha256``
+``wheels``      the wheels in the tree, as the build of its image noted them and ``deploy`` since: ``name``, ``size``,
+                ``sha256``; why there may be others (an image from elsewhere) says ``wheels_unknown``, else empty
 ``rootfs``      the exported tree: ``path``, ``sha256`` over names, owners, modes and contents, the same as it was in
                 the image (``image_tree_sha256``), ``counts``, the audit's ``findings``, the layers
                 ``deployed`` to it since, and the ``source`` that exported it
@@ -63,6 +64,9 @@ OUTCOMES = ("passed", "failed", "error", "skipped")
 
 LAYERS = {"libqpu": "libqpu", "qpu-ops": "QPU extension"}
 """Steps whose layers are compared with the tree, file by file; in words."""
+
+EXTENSION, EXTENSION_LAYER = "pitorch_qpu_ops", "qpu-ops-site.tar"
+"""The distribution that is deployed, and its layer."""
 
 _ABSENT = re.compile(r"the image is built without (.+)")
 
@@ -180,7 +184,7 @@ def collect(config: Config, record: Record, *, started_by_us: bool, access: str,
         },
         "steps": [_step(item) for item in steps],
         "image": _image(config, export, steps),
-        "wheels": _wheels(steps),
+        **_wheels(export),
         "rootfs": _rootfs(layout, export),
         "device": {
             **facts,
@@ -437,18 +441,33 @@ def _image(config: Config, export: Manifest | None, steps: Sequence[Manifest]) -
     }
 
 
-def _wheels(steps: Sequence[Manifest]) -> list[dict[str, Any]]:
-    """Wheels that steps made, and wheels that they found ready (those are facts: the file is not the build's)."""
-    found: dict[str, dict[str, Any]] = {}
-    for step in steps:
-        for item in step.artefacts:
-            if item.path.suffix == ".whl":
-                found[item.path.name] = {"name": item.path.name, "size": item.size, "sha256": item.sha256}
-        if step.facts.get("wheel") and step.facts.get("sha256"):
-            path = Path(str(step.facts["wheel"]))
-            size = path.stat().st_size if path.is_file() else None
-            found.setdefault(path.name, {"name": path.name, "size": size, "sha256": step.facts["sha256"]})
-    return [found[name] for name in sorted(found)]
+def _wheels(export: Manifest | None) -> dict[str, Any]:
+    """The wheels in the exported tree; what the build folder holds by now may be others."""
+    facts: Mapping[str, Any] = export.facts if export is not None else {}
+    unknown = _wheels_unknown(facts)
+    found = {_distribution(item["name"]): dict(item) for item in facts.get("wheels", ())}
+    for layer in facts.get("deployed", ()):
+        if wheel := layer.get("wheel"):
+            found[_distribution(wheel["name"])] = dict(wheel)
+        elif layer["layer"] == EXTENSION_LAYER:
+            found.pop(EXTENSION, None)
+            unknown = unknown or f"{EXTENSION_LAYER} was deployed before deployments noted their wheel: deploy again"
+    return {"wheels": sorted(found.values(), key=lambda item: str(item["name"])), "wheels_unknown": unknown}
+
+
+def _wheels_unknown(facts: Mapping[str, Any]) -> str:
+    if "wheels" in facts:
+        return ""
+    image = str(facts.get("image_id", ""))
+    if not image:
+        return "no image is known that the tree was exported from"
+    if image != facts.get("built_image"):
+        return f"{facts.get('image', 'the image')} was not built here, and an image does not say what its wheels were"
+    return "the image was built or exported before wheels were noted: ./inv build-image --again=system and export anew"
+
+
+def _distribution(wheel: str) -> str:
+    return wheel.partition("-")[0].lower()
 
 
 def _rootfs(layout: Layout, export: Manifest | None) -> dict[str, Any]:

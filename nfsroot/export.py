@@ -156,15 +156,16 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
     """Where the image comes from, as facts: of what was built here, and of what the image's labels say.
 
     ``built_image`` is the image that was built here last (one that was pulled is another), ``image_source`` the commit
-    it was built from when that is the one that is exported, and ``left_out`` the pockets that it lacks; a fact that
-    nobody knows is not there.
+    it was built from and ``wheels`` those in it, both when that is the one that is exported, and ``left_out`` the
+    pockets that it lacks; a fact that nobody knows is not there.
     """
     facts: dict[str, Any] = {}
     built = Manifest.read(config.target_root / f"system{MANIFEST_SUFFIX}")
     if built is not None:
         facts["built_image"] = str(built.facts.get("image", ""))
-        if built.source and facts["built_image"] == source.id:
-            facts["image_source"] = dict(built.source)
+        if facts["built_image"] == source.id:
+            facts |= {"image_source": dict(built.source)} if built.source else {}
+            facts |= {"wheels": built.facts["wheels"]} if "wheels" in built.facts else {}
     with contextlib.suppress(KeyError, ValueError):
         if isinstance(said := json.loads(source.labels[LEFT_OUT]), list):
             facts["left_out"] = [str(suite) for suite in said]

@@ -551,7 +551,8 @@ class Flow:
             wheel, origin = tvm_ffi.find(self.config)
             progress.say(f"    {wheel.name}: {origin}")
             self._stage_wheel(wheel, self.root / "tvm-ffi-site", tar)
-            return Made((tar,), facts={"wheel": wheel.name, "from": origin})
+            measured = {"size": wheel.stat().st_size, "sha256": files.sha256_of(wheel)}
+            return Made((tar,), facts={"wheel": wheel.name, "from": origin, **measured})
 
         return Step(
             name="tvm-ffi",
@@ -623,6 +624,7 @@ class Flow:
                     "libqpu": needs["libqpu"].facts["library"],
                     "seen": seen,
                     "left_out": needs["rootfs"].facts.get("left_out"),
+                    "wheels": wheels_in(needs),
                 }
             )
 
@@ -730,6 +732,26 @@ def _layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
     names = [name for name in ("torch-site", "tvm-server", "tvm-ffi", "libqpu", "qpu-ops") if name in needs]
     made = [needs[name].artefact(".tar") for name in names if needs[name].artefacts]
     return [system.Layer(item.path.name, item.path) for item in made]
+
+
+def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
+    """The wheels that an image is made of, as steps made or found them: ``name``, ``size`` and ``sha256``.
+
+    What a manifest that is older than these facts does not say is empty.
+    """
+    found = []
+    for name in ("torch", "tvm-ffi", "qpu-ops"):
+        made = needs.get(name)
+        if made is None or not made.facts.get("wheel"):
+            continue
+        if name == "qpu-ops":
+            item = made.artefact(".whl")
+            found.append({"name": item.path.name, "size": item.size, "sha256": item.sha256})
+            continue
+        path = Path(made.facts["wheel"])
+        size = made.facts.get("size", path.stat().st_size if path.is_file() else None)
+        found.append({"name": path.name, "size": size, "sha256": made.facts.get("sha256", "")})
+    return sorted(found, key=lambda item: str(item["name"]))
 
 
 def sources_of(mirror: Manifest) -> tuple[apt.Source, ...]:

@@ -111,6 +111,26 @@ def test_changed_files_change_places_and_the_others_are_left_alone(tmp_path: Pat
 
 
 @root_only
+def test_the_trees_manifest_notes_the_wheel_of_a_layer(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    wheel = tmp_path / "pitorch_qpu_ops-0.1.0-cp313-cp313-linux_armv7l.whl"
+    wheel.write_text("wheel")
+    layers = [
+        layer(tmp_path / "libqpu.tar", LIBRARY),
+        layer(tmp_path / "qpu-ops-site.tar", {f"{SITE}/cpu_cpp.py": "new"}),
+    ]
+    made = Artefact.of(wheel)
+    deploy.put(layout, layers, owned_prefixes=["/opt/pitorch"], wheels={"qpu-ops-site.tar": made})
+    after = Manifest.read(layout.manifest)
+    assert after is not None
+    noted = {item["layer"]: item.get("wheel") for item in after.facts["deployed"]}
+    assert noted == {
+        "libqpu.tar": None,
+        "qpu-ops-site.tar": {"name": wheel.name, "size": 5, "sha256": made.sha256},
+    }
+
+
+@root_only
 def test_the_second_time_nothing_is_touched(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)

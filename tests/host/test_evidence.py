@@ -21,7 +21,7 @@ from images.flavour import Pocket
 from images.system import LEFT_OUT, render
 from nfsroot import export, unpack
 from nfsroot.layout import Layout
-from recipes.flow import Flow, _source_record
+from recipes.flow import Flow, _source_record, wheels_in
 from toolchain import checkout
 from toolchain.config import load_config
 from toolchain.manifest import Artefact, Manifest
@@ -91,9 +91,9 @@ class Chain:
         Manifest(step=step, key="k", inputs={}, artefacts=(tar,)).write(self.root / f"{step}{MANIFEST_SUFFIX}")
         return tar
 
-    def system(self, image: str, source: Mapping[str, Any] = CLEAN) -> None:
+    def system(self, image: str, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
         """The image was built."""
-        made = Manifest(step="system", key="k", inputs={}, facts={"image": image}, source=source)
+        made = Manifest(step="system", key="k", inputs={}, facts={"image": image, **facts}, source=source)
         made.write(self.root / f"system{MANIFEST_SUFFIX}")
 
     def exported(self, image: str = IMAGE, *, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
@@ -114,6 +114,11 @@ class Chain:
             through="boot",
         )
         return {item["name"]: item for item in found}
+
+    def document(self) -> dict[str, Any]:
+        """The evidence of a run in which nothing was tested."""
+        record = evidence.Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
+        return evidence.collect(self.config, record, started_by_us=True, access="QEMU", through="boot")
 
     def broken(self, severity: str = "error", source: Mapping[str, Any] = CLEAN) -> list[str]:
         """Names of the links that do not hold."""
@@ -253,13 +258,90 @@ def test_outside_a_checkout_the_commit_is_unknown(chain: Chain) -> None:
 
 
 def test_the_document_tells_the_commit_of_the_build(chain: Chain) -> None:
-    record = evidence.Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
-    document = evidence.collect(chain.config, record, started_by_us=True, access="QEMU", through="boot")
+    document = chain.document()
     assert document["image"]["source"] == CLEAN
     assert document["image"]["left_out"] == []
     assert document["rootfs"]["source"] == CLEAN
     assert {step["step"]: step["source"] for step in document["steps"]}["system"] == CLEAN
     assert json.loads(json.dumps(document)) == document
+
+
+TORCH: dict[str, Any] = {"name": "torch-2.6.0-cp313-cp313-linux_armv7l.whl", "size": 5, "sha256": "c" * 64}
+EXTENSION: dict[str, Any] = {
+    "name": "pitorch_qpu_ops-0.1.0-cp313-cp313-linux_armv7l.whl",
+    "size": 6,
+    "sha256": "d" * 64,
+}
+
+
+def built_wheel(chain: Chain, content: str) -> Artefact:
+    """The extension was built, and lies in the build folder."""
+    path = chain.root / EXTENSION["name"]
+    path.write_text(content)
+    made = Artefact.of(path)
+    facts = {"wheel": path.name}
+    Manifest(step="qpu-ops", key="k", inputs={}, artefacts=(made,), facts=facts).write(
+        chain.root / f"qpu-ops{MANIFEST_SUFFIX}"
+    )
+    return made
+
+
+def test_the_wheels_are_those_of_the_image_that_was_tested(chain: Chain) -> None:
+    """Whatever was built since, and lies in the build folder now."""
+    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
+    chain.exported()
+    chain.system(NEWER, wheels=[])
+    built_wheel(chain, "newer")
+    document = chain.document()
+    assert document["wheels"] == [EXTENSION, TORCH]
+    assert document["wheels_unknown"] == ""
+
+
+def test_a_wheel_that_was_deployed_takes_the_place_of_the_images(chain: Chain) -> None:
+    deployed = {**EXTENSION, "sha256": "e" * 64}
+    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
+    chain.exported(deployed=[{"layer": "libqpu.tar"}, {"layer": "qpu-ops-site.tar", "wheel": deployed}])
+    assert chain.document()["wheels"] == [deployed, TORCH]
+    assert chain.document()["wheels_unknown"] == ""
+    chain.exported(deployed=[{"layer": "qpu-ops-site.tar"}])
+    assert chain.document()["wheels"] == [TORCH]
+    assert "was deployed before" in chain.document()["wheels_unknown"]
+
+
+def test_wheels_of_an_image_from_elsewhere_are_unknown(chain: Chain) -> None:
+    """A pulled one, beside an image and a wheel that were built here."""
+    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
+    built_wheel(chain, "of this machine")
+    chain.exported(NEWER)
+    assert chain.document()["wheels"] == []
+    assert "was not built here" in chain.document()["wheels_unknown"]
+    chain.exported(NEWER, deployed=[{"layer": "qpu-ops-site.tar", "wheel": EXTENSION}])
+    assert chain.document()["wheels"] == [EXTENSION]
+    assert "was not built here" in chain.document()["wheels_unknown"]
+    chain.exported(IMAGE)
+    assert chain.document()["wheels"] == [EXTENSION, TORCH]
+    chain.system(IMAGE)
+    chain.exported(IMAGE)
+    assert "before wheels were noted" in chain.document()["wheels_unknown"]
+    chain.layout.manifest.unlink()
+    assert chain.document()["wheels"] == []
+    assert "no image is known" in chain.document()["wheels_unknown"]
+
+
+def test_an_image_notes_the_wheels_that_it_is_made_of(chain: Chain, tmp_path: Path) -> None:
+    extension = built_wheel(chain, "extension")
+    noted = {"name": extension.path.name, "size": extension.size, "sha256": extension.sha256}
+    found = Manifest.read(chain.root / f"qpu-ops{MANIFEST_SUFFIX}")
+    assert found is not None
+    (tmp_path / TORCH["name"]).write_text("torch")
+    torch = {"wheel": str(tmp_path / TORCH["name"]), "sha256": TORCH["sha256"]}
+    ffi = {"wheel": "apache_tvm_ffi-0.1-cp313-cp313-linux_armv7l.whl", "size": 7, "sha256": "f" * 64}
+    others = {"torch": torch, "tvm-ffi": ffi, "libqpu": {"library": "libqpu"}}
+    needs = {name: Manifest(step=name, key="k", inputs={}, facts=facts) for name, facts in others.items()}
+    ffi_noted = {"name": ffi["wheel"], "size": 7, "sha256": "f" * 64}
+    assert wheels_in({**needs, "qpu-ops": found}) == [ffi_noted, noted, TORCH]
+    without = {name: dataclasses.replace(made, facts={"wheel": ""}) for name, made in needs.items()}
+    assert wheels_in(without) == []
 
 
 def git(folder: Path, *words: str) -> str:

@@ -71,6 +71,7 @@ def document(**changes: Any) -> dict[str, Any]:
             "left_out": ["trixie-security"],
         },
         "wheels": [{"name": "torch-2.6.0-cp313-cp313-linux_armv7l.whl", "size": None, "sha256": "ef" * 32}],
+        "wheels_unknown": "",
         "rootfs": {"path": "/srv/pi", "sha256": "34" * 32, "image_tree_sha256": "", "counts": {}, "findings": []},
         "device": {
             "model": "linux,dummy-virt",
@@ -216,6 +217,14 @@ def test_no_test_at_all_is_no_pass() -> None:
     html = render(document(results=results))
     assert "No test ran" in html
     assert "not passed" in html
+
+
+def test_wheels_that_are_not_known_are_not_counted() -> None:
+    assert "1 wheel in it" in text_of(render(document()))
+    text = text_of(render(document(wheels=[], wheels_unknown="it was not built here")))
+    assert "wheels in it unknown" in text
+    assert "unknown: it was not built here" in text
+    assert "0 wheels" not in text
 
 
 def test_chart_is_an_image_that_follows_the_readers_colours() -> None:
