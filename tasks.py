@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from invoke.collection import Collection
@@ -23,7 +22,6 @@ from device.remote.loader_session import Timing
 from images import doctor as examination
 from images import engine, local_registry, mirrors
 from images import registry as registry_client
-from images import shell as shells_in
 from nfsroot import export, serve, serve_wheels
 from nfsroot import share_internet as sharing
 from recipes import any_wheel, main_job, share
@@ -34,7 +32,7 @@ from recipes.torch import job as torch_job
 from recipes.torch import upstream
 from recipes.torch import verify as verification
 from recipes.tvm_ffi import build as tvm_ffi
-from toolchain import checks, progress
+from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
 from toolchain.errors import UserError
@@ -179,7 +177,7 @@ def shell(
     config = _config(context)
     status = main_job.open_shell(
         config,
-        Path(folder) if folder else shells_in.caller_folder(),
+        caller.path(folder),
         command=command,
         native_compiler=config.build.native_compiler and not emulated_compiler,
         as_root=root,
@@ -200,8 +198,8 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
     """Export the image as a root filesystem for NFS boot, audit it, write what accompanies it."""
     done = export.export(
         _config(context),
-        destination=Path(folder) if folder else None,
-        tarball=Path(tarball) if tarball else None,
+        destination=caller.path(folder) if folder else None,
+        tarball=caller.path(tarball) if tarball else None,
         mend=not untouched,
     )
     export.print_result(done)
@@ -294,14 +292,13 @@ def profile_remote(
 ) -> None:
     """Compile a kernel for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
-    here = shells_in.caller_folder()
     done = profiling.profile(
         _config(context),
-        kernel=str(here / kernel) if kernel.endswith(".py") else kernel,
+        kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
         target=target,
         device=device,
         size=size,
-        keep=here / keep if keep else None,
+        keep=caller.path(keep) if keep else None,
         timing=timing,
     )
     if json:
@@ -462,8 +459,8 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
 @_reported
 def build_wheel(context: Context, what: str, package: list[str], from_source: bool = False) -> None:
     """Build any Python package's wheel for the target, in its container, and put it into the wheelhouse."""
-    folder = shells_in.caller_folder()
-    done = any_wheel.build_wheel(_config(context), what, folder=folder, from_source=from_source, packages=package)
+    here = caller.folder()
+    done = any_wheel.build_wheel(_config(context), what, folder=here, from_source=from_source, packages=package)
     progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 

@@ -6,7 +6,6 @@ called: the container starts as root, gives the caller's ids a name, and goes on
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import uuid
@@ -71,8 +70,3 @@ def open_shell(
         image, architecture, folder.resolve(), compiler=compiler, command=words, interactive=interactive, user=user
     )
     return subprocess.call(argv, stdin=None if interactive or not command else subprocess.DEVNULL)
-
-
-def caller_folder() -> Path:
-    """The folder that the caller was in when ./inv took over."""
-    return Path(os.environ.get("PITORCH_CALLER_CWD") or Path.cwd())

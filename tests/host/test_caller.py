@@ -1,0 +1,77 @@
+"""Paths of the command line are from the caller's folder, although a task runs in the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolchain import caller
+from toolchain.config import ROOT
+
+# Each task ends where it calls its one function: that tells the paths it was given. In a process of its own, since
+# tasks.py takes the INVOKE_* variables out of the environment.
+TELL = """
+import json, sys
+from invoke.context import Context
+import tasks
+told = []
+def tell(*given, **named):
+    told.extend(str(item) for item in (*given[1:], *named.values()))
+    raise tasks.UserError("told")
+for place in ("main_job.open_shell", "export.export", "profiling.profile", "any_wheel.build_wheel"):
+    module, name = place.split(".")
+    setattr(getattr(tasks, module), name, tell)
+task, options = getattr(tasks, sys.argv[1]), json.loads(sys.argv[2])
+try:
+    task.body(Context(tasks.namespace.configuration()), **options)
+except tasks.Exit as ended:
+    assert str(ended) == "told", ended
+print(json.dumps(told))
+"""
+
+
+def paths(here: Path, task: str, **options: object) -> list[str]:
+    """What a task hands on, called from a folder."""
+    env = {**os.environ, "PITORCH_CALLER_CWD": str(here)}
+    argv = [sys.executable, "-c", TELL, task, json.dumps(options)]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=300)
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "found"),
+    [
+        ("shell", {"folder": "work"}, {"work"}),
+        ("shell", {}, {""}),
+        ("export_nfsroot", {"folder": "some/dir", "tarball": "../root.tar"}, {"some/dir", "../root.tar"}),
+        ("profile_remote", {"kernel": "mine.py", "target": "armv7", "keep": "kept.so"}, {"mine.py", "kept.so"}),
+        ("build_wheel", {"what": "project", "package": []}, {""}),
+    ],
+)
+def test_paths_are_from_the_callers_folder(
+    tmp_path: Path, task: str, options: dict[str, object], found: set[str]
+) -> None:
+    assert {str(tmp_path / path) for path in found} <= set(paths(tmp_path, task, **options))
+
+
+def test_an_absolute_path_stays_and_a_kernel_of_ours_is_no_path(tmp_path: Path) -> None:
+    assert "/srv/pi" in paths(tmp_path, "export_nfsroot", folder="/srv/pi")
+    told = paths(tmp_path, "profile_remote", kernel="gemm", target="armv7")
+    assert "gemm" in told
+    assert not [text for text in told if text.startswith(str(tmp_path))]
+
+
+def test_no_task_takes_a_path_past_that() -> None:
+    assert "Path(" not in (ROOT / "tasks.py").read_text()
+
+
+def test_without_the_wrapper_it_is_the_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PITORCH_CALLER_CWD", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert caller.path("a") == tmp_path / "a"
+    assert caller.path("") == tmp_path
