@@ -420,12 +420,13 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
         "select": "only tests whose names match this expression (pytest -k)",
         "checks-only": "only the linters and type checks",
         "lanes": "2: tests that change the shared build and all others run side by side; 1: one after another",
+        "partial": "where the machine cannot build images, run what else there is, instead of refusing",
     },
 )
 @_reported
-def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2) -> None:
+def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2, partial: bool = False) -> None:
     """Run every check and every test of this machine's side."""
-    checks.run_all(checks.linters() if checks_only else (*checks.linters(), checks.host_tests(select, lanes)))
+    checks.run_tests(select=select, checks_only=checks_only, lanes=lanes, partial=partial)
 
 
 _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name != "tag"}

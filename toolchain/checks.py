@@ -5,6 +5,7 @@ Their output goes straight to the caller's own, so a log shows pytest's closing 
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from toolchain import process, progress
 from toolchain.config import ROOT
-from toolchain.errors import ChecksFailed
+from toolchain.errors import ChecksFailed, ProgramMissing
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,45 @@ def host_tests(select: str = "", lanes: int = 1) -> Check:
     side_by_side = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder")
     words = ["--durations=25", *(side_by_side if lanes > 1 else ())]
     return Check("pytest", (sys.executable, "-m", "pytest", *words, *(("-k", select) if select else ())))
+
+
+BUILDERS = ("mmdebstrap", "dockerd")
+"""Programs without which no image is built."""
+
+
+def lacking() -> tuple[str, ...]:
+    """What this machine lacks to build images; without it the tests of the main job are left out."""
+    found = [] if os.geteuid() == 0 else ["root's rights"]
+    for name in BUILDERS:
+        try:
+            process.require_program(name, "to build images")
+        except ProgramMissing:
+            found.append(f"the program {name}")
+    return tuple(found)
+
+
+def run_tests(*, select: str = "", checks_only: bool = False, lanes: int = 1, partial: bool = False) -> None:
+    """Run every check and every test, or only the linters.
+
+    Raises ChecksFailed before anything is run where the tests of the main job would be left out; with ``partial`` the
+    rest is run, and what was left out is said in the end.
+    """
+    if checks_only:
+        run_all(linters())
+        return
+    left_out = lacking()
+    if left_out and not partial:
+        raise ChecksFailed(
+            "the tests of the main job would be left out",
+            expected=f"a machine that can build images: root's rights, {', '.join(BUILDERS)}",
+            found=f"not here: {', '.join(left_out)}",
+            mend="sudo ./inv test (./inv --set-up installs programs), or ./inv test --partial, which runs the rest",
+        )
+    try:
+        run_all((*linters(), host_tests(select, lanes)))
+    finally:
+        if left_out:
+            progress.warn(f"LEFT OUT: the tests of the main job, for lack of {', '.join(left_out)}")
 
 
 def run_all(checks: Sequence[Check]) -> None:

@@ -19,7 +19,7 @@ from images import engine
 from images.engine import connect
 from recipes import main_job
 from recipes.flow import Flow
-from toolchain import files
+from toolchain import checks, files
 from toolchain.config import ROOT, Config, load_config
 from toolchain.manifest import Manifest
 
@@ -39,11 +39,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def needs_the_machine() -> None:
     """Skip, saying what is missing, where images cannot be built."""
-    if os.geteuid() != 0:
-        pytest.skip("building root filesystems needs root")
-    for program in ("mmdebstrap", "dockerd"):
-        if shutil.which(program, path=_PATH) is None:
-            pytest.skip(f"the program {program} is missing; ./inv installs it")
+    if lacking := checks.lacking():
+        pytest.skip(f"images cannot be built here for lack of {', '.join(lacking)}; ./inv installs programs")
 
 
 # Tests that change what the build left, or share a port that is fixed: one process runs them, before any others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -40,6 +41,60 @@ def test_all_are_run_before_the_verdict(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_nothing_is_raised_when_all_are_content() -> None:
     checks.run_all([checks.Check("one", program(status=0))])
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that take no time, in the place of the linters and pytest."""
+    monkeypatch.setattr(checks, "linters", lambda: (checks.Check("linter", program(status=0, says="linted")),))
+    tests = checks.Check("tests", program(status=0, says="1 passed, 1 skipped"))
+    monkeypatch.setattr(checks, "host_tests", lambda *_: tests)
+
+
+@pytest.mark.parametrize("select", ["", "some"])
+def test_the_main_jobs_tests_are_not_left_out_in_silence(
+    few: None, select: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(checks, "BUILDERS", ("sh", "no-such-builder"))
+    assert checks.lacking() == ("root's rights", "the program no-such-builder")
+    with pytest.raises(ChecksFailed) as caught:
+        checks.run_tests(select=select)
+    assert caught.value.exit_code == 50
+    assert caught.value.found == "not here: root's rights, the program no-such-builder"
+    assert "sudo ./inv test" in caught.value.mend
+    assert "./inv --set-up" in caught.value.mend
+    assert "--partial" in caught.value.mend
+    assert "linted" not in capfd.readouterr().out, "refused before anything is run"
+    checks.run_tests(select=select, partial=True)
+    said = capfd.readouterr()
+    assert "1 passed, 1 skipped" in said.out
+    last = (said.out + said.err).strip().splitlines()[-1]
+    assert "LEFT OUT: the tests of the main job, for lack of root's rights, the program no-such-builder" in last
+
+
+def test_what_was_left_out_is_said_of_a_run_that_failed_too(
+    few: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "BUILDERS", ("no-such-builder",))
+    monkeypatch.setattr(checks, "host_tests", lambda *_: checks.Check("tests", program(status=1)))
+    with pytest.raises(ChecksFailed, match="1 of 2 checks failed"):
+        checks.run_tests(partial=True)
+    said = capfd.readouterr()
+    assert "LEFT OUT" in said.out + said.err
+
+
+def test_a_machine_that_builds_images_runs_all_and_the_linters_need_none(
+    few: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(checks, "BUILDERS", ("sh",))
+    checks.run_tests()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    checks.run_tests(checks_only=True)
+    said = capfd.readouterr()
+    assert said.out.count("1 passed, 1 skipped") == 2, "the command line, and what it prints"
+    assert "LEFT OUT" not in said.out + said.err
 
 
 @pytest.fixture
