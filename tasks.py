@@ -61,6 +61,9 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+_QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)"
+
+
 def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None = None) -> Config:
     return load_config(cast("Mapping[str, Any]", context.config), environment=_VARIABLES, options=options)
 
@@ -71,7 +74,7 @@ def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None 
         "update": "ask the mirror anew: packages may have changed there",
         "again": "run this step again, whatever its stamp says (may be given several times)",
         "only": "bring only this step up to date, and what it needs (may be given several times)",
-        "qpulib": "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)",
+        "qpulib": _QPULIB,
         "from-source": "build torch from source first, instead of taking the wheel that is at hand",
     },
     iterable=["again", "only"],
@@ -167,14 +170,20 @@ def upstream_tests(context: Context, file: list[str], limit: float = 20) -> None
         "folder": "what is mounted at /root/work (default: the folder you are in)",
         "emulated-compiler": "leave the image's own, emulated compiler in place",
         "root": "be root inside, to try apt packages; files you make are then root's",
+        "qpulib": _QPULIB,
     }
 )
 @_reported
 def shell(
-    context: Context, command: str = "", folder: str = "", emulated_compiler: bool = False, root: bool = False
+    context: Context,
+    command: str = "",
+    folder: str = "",
+    emulated_compiler: bool = False,
+    root: bool = False,
+    qpulib: str = "",
 ) -> None:
     """Open a shell in the image, with compilers, torch and libqpu, your folder at /root/work."""
-    config = _config(context)
+    config = _config(context, {"qpu.library": qpulib})
     status = main_job.open_shell(
         config,
         caller.path(folder),
@@ -307,11 +316,11 @@ def profile_remote(
         done.print()
 
 
-@task
+@task(help={"qpulib": _QPULIB})
 @_reported
-def deploy(context: Context) -> None:
+def deploy(context: Context, qpulib: str = "") -> None:
     """Rebuild libqpu and the QPU extension and put them into the exported tree, for a board that runs from it."""
-    done = deployment.deploy(_config(context))
+    done = deployment.deploy(_config(context, {"qpu.library": qpulib}))
     state = "deployed to" if done.changed else "nothing changed in"
     progress.summary(f"{state} {done.layout.tree} in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
 

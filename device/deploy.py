@@ -32,11 +32,14 @@ from typing import Any
 
 from nfsroot.layout import Layout, require_export
 from nfsroot.tree import TreeHash, follow, inside
-from recipes import main_job
+from recipes import main_job, recipe
 from toolchain import files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
+
+LIBRARIES = {"local": ("libqpu", "our own libqpu"), "upstream": ("qpulib", "upstream's QPULib")}
+"""The choices of ``qpu.library``: their recipes, and in words."""
 
 STEPS = ("libqpu", "qpu-ops")
 """The steps whose layers are deployed."""
@@ -90,13 +93,15 @@ class Deployed:
 def deploy(config: Config) -> Deployed:
     """Bring libqpu and the extension up to date and put them into the exported tree.
 
-    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree has another torch than the one that the
-    extension was compiled against), InUse (an export is under way), ArtefactDamaged, and what the steps raise.
+    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree has the other QPU library, or another
+    torch than the one that the extension was compiled against), InUse (an export is under way), ArtefactDamaged, and
+    what the steps raise.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
     layout = Layout.of(config)
     require_export(layout)
+    require_same_library(layout.tree, config.qpu.library)
     built = main_job.build_image(config, only=STEPS, reuse=True)
     compiled = time.monotonic() - began
     require_same_torch(layout.tree, config.target_root / "torch-site")
@@ -112,6 +117,34 @@ def deploy(config: Config) -> Deployed:
         seconds=time.monotonic() - began,
         warnings=(*dict.fromkeys(warning for item in manifests for warning in item.warnings), *done.warnings),
     )
+
+
+def library_of(tree: Path) -> str:
+    """Which QPU library a tree has, as a choice of ``qpu.library``; empty without one."""
+    held = {name: _outputs(tree, book) for name, (book, _) in LIBRARIES.items()}
+    # Both bring a libqpu.so.1 and a QPULib.h; what our own has besides tells them apart.
+    if any(there for path, there in held["local"].items() if path not in held["upstream"]):
+        return "local"
+    return "upstream" if any(held["upstream"].values()) else ""
+
+
+def _outputs(tree: Path, name: str) -> dict[str, bool]:
+    """What a recipe of a library installs, and whether the tree has it."""
+    data = recipe.load(name)
+    prefix = str(data.settings["prefix"]).strip("/")
+    return {path: os.path.lexists(inside(tree, f"{prefix}/{path}")) for path in data.outputs}
+
+
+def require_same_library(tree: Path, chosen: str) -> None:
+    """Raise PlatformMismatch when the tree has the other QPU library: the programs in it are linked with its own."""
+    found = library_of(tree)
+    if found and found != chosen:
+        raise PlatformMismatch(
+            "the exported tree has the other QPU library",
+            expected=f"{LIBRARIES[chosen][1]}, which is to be deployed (qpu.library: {chosen})",
+            found=f"{LIBRARIES[found][1]} in {tree}",
+            mend=f"./inv deploy --qpulib={found}, or ./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
+        )
 
 
 def require_same_torch(tree: Path, staged: Path) -> None:

@@ -7,6 +7,8 @@ import fcntl
 import io
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ from nfsroot.layout import Layout, write_marker
 from nfsroot.tree import TreeHash
 from recipes import main_job
 from toolchain import process
-from toolchain.config import Config, load_config
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
 
@@ -324,6 +326,51 @@ def test_an_extension_goes_with_its_own_torch_only(tmp_path: Path) -> None:
     with pytest.raises(PlatformMismatch) as caught:
         deploy.require_same_torch(tmp_path / "none", tmp_path / "other")
     assert caught.value.found == "no torch"
+
+
+UPSTREAM = {
+    "opt/pitorch/lib/libqpu.so.1": "library",
+    "opt/pitorch/lib/libqpu.so": "library",
+    "opt/pitorch/include/QPULib.h": "header",
+    "opt/pitorch/lib/pkgconfig/qpu.pc": "flags",
+}
+OWN = {**UPSTREAM, "opt/pitorch/include/qpu.h": "header", "opt/pitorch/bin/qpu-info": "program"}
+
+
+@pytest.mark.parametrize(("content", "has"), [(OWN, "local"), (UPSTREAM, "upstream"), ({"etc/x": "y"}, "")])
+def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: Mapping[str, str], has: str) -> None:
+    tree = exported_tree(tmp_path, content).tree
+    assert deploy.library_of(tree) == has
+    for chosen in deploy.LIBRARIES:
+        if has in ("", chosen):
+            deploy.require_same_library(tree, chosen)
+            continue
+        with pytest.raises(PlatformMismatch) as caught:
+            deploy.require_same_library(tree, chosen)
+        assert caught.value.exit_code == 18
+        assert deploy.LIBRARIES[chosen][1] in caught.value.expected
+        assert deploy.LIBRARIES[has][1] in caught.value.found
+        assert f"./inv deploy --qpulib={has}" in caught.value.mend
+        assert f"./inv build-image --qpulib={chosen}" in caught.value.mend
+
+
+@root_only
+@pytest.mark.parametrize(("choice", "content"), [([], UPSTREAM), (["--qpulib=upstream"], OWN)])
+def test_it_is_refused_before_anything_is_built(tmp_path: Path, choice: list[str], content: Mapping[str, str]) -> None:
+    layout = exported_tree(tmp_path, content)
+    variables = {"INVOKE_NFS_FOLDER": str(layout.tree), "INVOKE_BUILD_FOLDER": str(tmp_path / "build")}
+    done = subprocess.run(
+        [sys.executable, "-m", "invoke", "deploy", *choice],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 18, done.stderr
+    assert "the exported tree has the other QPU library" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "build").exists()
 
 
 def test_only_the_steps_that_are_deployed_and_what_they_need(tmp_path: Path) -> None:

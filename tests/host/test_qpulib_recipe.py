@@ -551,6 +551,14 @@ def test_it_is_chosen_on_the_command_line(tmp_path: Path) -> None:
     assert not (tmp_path / "build").exists(), "a plan touches nothing"
 
 
+@pytest.mark.parametrize("task", ["shell", "deploy"])
+def test_shells_and_deployments_choose_it_too(tmp_path: Path, task: str) -> None:
+    argv = [sys.executable, "-m", "invoke", task, "--qpulib=upstreem"]
+    done = subprocess.run(argv, cwd=ROOT, env=git_free(), capture_output=True, text=True, check=False)
+    assert done.returncode == 11
+    assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in done.stderr
+
+
 @pytest.mark.engine
 @pytest.mark.emulation
 def test_it_is_cross_compiled_in_the_builder_and_loads_in_the_image(
