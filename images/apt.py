@@ -256,7 +256,7 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:
         return ""
     lists = [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]
     release = next((path for path in lists if path.name.endswith("Release")), None)
-    said = dict(_FIELD.findall(release.read_text())) if release else {}
+    said: dict[str, str] = dict(_FIELD.findall(release.read_text())) if release else {}
     # What plays the part by now may be the next release.
     if said.get("Codename") != source.pocket.suite:
         return ""

@@ -6,8 +6,10 @@ called: the container starts as root, gives the caller's ids a name, and goes on
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +19,11 @@ from images.engine import build_environment
 from images.native import Mounts
 from toolchain.architecture import Architecture
 from toolchain.errors import ArtefactMissing
-from toolchain.process import require_program
+from toolchain.process import require_program, signals_put_off
 
 WORK = "/root/work"
+
+_END_LIMIT_S = 20.0
 
 _AS_CALLER = """
 uid=$1 gid=$2
@@ -44,29 +48,78 @@ def command_line(
     command: Sequence[str],
     interactive: bool,
     user: tuple[int, int],
+    name: str = "",
 ) -> list[str]:
-    """The engine's command line that opens the shell."""
+    """The engine's command line that opens the shell, in a container of that name."""
     docker = str(require_program("docker", "to open a shell in a container"))
-    words = [docker, "run", "--rm", "--init=false", f"--name=pitorch-shell-{uuid.uuid4().hex[:8]}", "--network=host"]
+    words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
     words += ["--platform", architecture.oci_platform, "--interactive", *(["--tty"] if interactive else [])]
     words += ["--volume", f"{folder}:{WORK}", "--workdir", WORK, "--env", "HOME=/root"]
     for bind in compiler.binds():
         words += ["--volume", bind]
-    for name, value in {**build_environment(), **compiler.environment}.items():
-        words += ["--env", f"{name}={value}"]
+    for variable, value in {**build_environment(), **compiler.environment}.items():
+        words += ["--env", f"{variable}={value}"]
     return [*words, image, "sh", "-euc", _AS_CALLER, "sh", str(user[0]), str(user[1]), *command]
 
 
 def open_shell(
     image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
 ) -> int:
-    """Open it, or run ``command`` (a line for the shell) in it; its exit status. Raises ArtefactMissing."""
+    """Open it, or run ``command`` (a line for the shell) in it; its exit status. Raises ArtefactMissing.
+
+    Its container is gone afterwards, also where Ctrl-C, SIGTERM or a dropped terminal ended it.
+    """
     if not folder.is_dir():
         raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, mend="name another")
     words = ["bash", "-c", command] if command else ["bash", "-l"]
     interactive = not command and sys.stdin.isatty()
-    user = (0, 0) if as_root else calling_user()
     argv = command_line(
-        image, architecture, folder.resolve(), compiler=compiler, command=words, interactive=interactive, user=user
+        image,
+        architecture,
+        folder.resolve(),
+        compiler=compiler,
+        command=words,
+        interactive=interactive,
+        user=(0, 0) if as_root else calling_user(),
+        name=(name := _new_name()),
     )
-    return subprocess.call(argv, stdin=None if interactive or not command else subprocess.DEVNULL)
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        with signals_put_off():
+            started.append(subprocess.Popen(argv, stdin=None if interactive or not command else subprocess.DEVNULL))
+        return started[0].wait()
+    finally:
+        with signals_put_off():
+            _end(argv[0], name, started)
+
+
+def _new_name() -> str:
+    return f"pitorch-shell-{uuid.uuid4().hex[:8]}"
+
+
+def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Have the engine remove the container, whatever became of the program that started it.
+
+    That program then leaves by itself and gives the terminal back as it was. One that was still making the container
+    goes on for a while: so it is removed again, until the program is gone.
+    """
+    deadline = time.monotonic() + _END_LIMIT_S
+    while True:
+        if time.monotonic() > deadline:
+            for child in started:
+                child.kill()
+        ended = all(child.poll() is not None for child in started)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [docker, "rm", "--force", "--volumes", name],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_END_LIMIT_S,
+                start_new_session=True,  # a second Ctrl-C in the terminal is none of its business
+            )
+        if ended:
+            return
+        for child in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.5)

@@ -208,7 +208,7 @@ def run(
         stack.push(end_on_fault)
         stack.enter_context(on_interrupt(end_all))
         try:
-            with _signals_put_off():
+            with signals_put_off():
                 started.append(
                     subprocess.Popen(
                         words,
@@ -257,7 +257,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _signals_put_off() -> Iterator[None]:
+def signals_put_off() -> Iterator[None]:
     """Have Ctrl-C and what is handled like it wait for the block's end: a child that is just born must not be lost.
 
     Blocking the signals would not do: the child would inherit that.

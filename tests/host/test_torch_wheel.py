@@ -30,6 +30,7 @@ from images.flavour import load_suite
 from recipes import artefacts, flow, main_job, recipe
 from recipes.qpu_ops import native
 from recipes.torch import audit, job, provenance, resolve, source, upstream, verify
+from recipes.torch import build as building
 from recipes.torch.build import Plan
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (

@@ -1,0 +1,156 @@
+"""The shell in the image: whatever ends the task ends its container too, and the terminal is as it was."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import termios
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from registry_parts import engine_client, need
+
+from toolchain.config import ROOT
+
+pytestmark = pytest.mark.engine
+
+# As a task does it: with the handlers of signals that tasks.py sets. SIGALRM stands for a bug that raises meanwhile.
+CALL = """
+import signal, sys
+from pathlib import Path
+import tasks
+from images.native import Mounts
+from images.shell import open_shell
+from toolchain.architecture import ARCHITECTURES
+
+def bug(*_):
+    raise RuntimeError("a bug")
+
+@tasks._reported
+def task(image, folder, command):
+    signal.signal(signal.SIGALRM, bug)
+    architecture = next(row for row in ARCHITECTURES.values() if row.debian == "amd64")
+    sys.exit(open_shell(image, architecture, Path(folder), compiler=Mounts(), command=command, as_root=True))
+
+task(*sys.argv[1:])
+"""
+
+
+def little_root() -> bytes:
+    """This machine's own shell and ``sleep``, as the tar of a root."""
+    names = {"sh": "bash", "bash": "bash", "sleep": "sleep"}
+    files: dict[str, bytes] = {}
+    for name, program in names.items():
+        source = os.path.realpath(shutil.which(program) or program)
+        listed = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
+        files[f"bin/{name}"] = Path(source).read_bytes()
+        files |= {found[1:]: Path(found).read_bytes() for found in re.findall(r"(/\S+)", listed)}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[docker.DockerClient]:
+    with engine_client() as found:
+        yield found
+
+
+@pytest.fixture
+def image(client: docker.DockerClient) -> Iterator[str]:
+    need("docker", "ldd")
+    if os.uname().machine != "x86_64":
+        pytest.skip("needs a machine whose own programs are amd64")
+    name = f"pitorch-test-{uuid.uuid4().hex[:10]}"
+    client.api.import_image_from_data(little_root(), repository=name, tag="shell")
+    try:
+        yield f"{name}:shell"
+    finally:
+        for left in client.containers.list(all=True, filters={"ancestor": f"{name}:shell"}):
+            left.remove(force=True)
+        client.images.remove(f"{name}:shell", force=True)
+
+
+def containers_of(client: docker.DockerClient, image: str) -> list[str]:
+    """Those that are there, by their state."""
+    return [box.status for box in client.containers.list(all=True, filters={"ancestor": image})]
+
+
+def wait_until(found: Callable[[], object], task: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        assert task.poll() is None, "the task ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def child_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("sign", "early"),
+    [
+        *((sign, early) for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) for early in (False, True)),
+        (signal.SIGALRM, False),
+    ],
+)
+def test_a_task_that_is_ended_leaves_no_container(
+    client: docker.DockerClient, image: str, tmp_path: Path, sign: signal.Signals, early: bool
+) -> None:
+    command = "trap '' INT TERM HUP; echo ready; while :; do sleep 600; done"
+    argv = [sys.executable, "-c", CALL, image, str(tmp_path), command]
+    with (tmp_path / "said").open("wb") as said:
+        task = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    try:
+        wait_until(lambda: child_of(task.pid) if early else containers_of(client, image) == ["running"], task)
+        task.send_signal(sign)
+        assert task.wait(60) != 0
+    finally:
+        task.kill()
+        task.wait()
+    if early:
+        time.sleep(1)  # one that is made late would be here by now
+    assert containers_of(client, image) == []
+
+
+def test_the_status_of_the_command_is_that_of_the_task(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", CALL, image, str(tmp_path), "echo words; exit 7"]
+    done = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "words\n"), done.stderr
+    assert containers_of(client, image) == []
+
+
+def test_a_terminal_is_given_back_as_it_was(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    try:
+        before = termios.tcgetattr(theirs)
+        argv = ["setsid", "--ctty", sys.executable, "-c", CALL, image, str(tmp_path), ""]
+        task = subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
+        try:
+            wait_until(lambda: containers_of(client, image) == ["running"], task)
+            wait_until(lambda: termios.tcgetattr(theirs) != before, task)
+            task.send_signal(signal.SIGTERM)
+            task.wait(60)
+        finally:
+            task.kill()
+            task.wait()
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert containers_of(client, image) == []
