@@ -41,8 +41,9 @@ from rich.text import Text
 
 from images import apt, engine, probe
 from toolchain import files, process
-from toolchain.config import Config
+from toolchain.config import BuildConfig, Config
 from toolchain.errors import ChecksFailed, CommandFailed, MirrorPocketUnusable, UserError
+from toolchain.jobs import available_memory_mib, compile_jobs
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 MMAP_MIN_ADDR = Path("/proc/sys/vm/mmap_min_addr")
@@ -109,7 +110,7 @@ def examine(config: Config) -> list[Finding]:
             _guarded("init", check_init),
             _guarded("rights", check_rights),
             _guarded("free disk", lambda: check_disk(folder)),
-            _guarded("free memory", lambda: check_memory(config.build.jobs, config.build.memory_per_job_mib)),
+            _guarded("free memory", lambda: check_memory(config.build)),
             _guarded("binfmt flags", lambda: check_binfmt(BINFMT / f"qemu-{config.image.target.qemu}")),
             _guarded("vm.mmap_min_addr", lambda: check_mmap_min_addr(MMAP_MIN_ADDR)),
             _guarded("emulator and kernel", lambda: check_emulator(config)),
@@ -258,44 +259,31 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
     )
 
 
-def available_memory_mib(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that a new process can have: the kernel's estimate, or what the container's limit leaves of it."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    kernel_mib = int(found[1]) >> 10 if found else 0
-    for limit, used in (
-        (cgroup / "memory.max", cgroup / "memory.current"),
-        (cgroup / "memory/memory.limit_in_bytes", cgroup / "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            left_mib = (int(limit.read_text()) - int(used.read_text())) >> 20
-        except (OSError, ValueError):  # not that version, or "max"
-            continue
-        kernel_mib = min(kernel_mib, max(0, left_mib))
-    return kernel_mib
-
-
-def check_memory(jobs: int, per_job_mib: int, *, available_mib: int | None = None) -> Finding:
-    """Free memory for each compiler process; ``jobs`` 0 means one per core, fewer where memory is short."""
+def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Finding:
+    """Free memory for each compiler process, by the measure that builds go by (toolchain.jobs)."""
     free_mib = available_memory_mib() if available_mib is None else available_mib
     cores = len(os.sched_getaffinity(0))
-    fitting = free_mib // per_job_mib
-    wanted = jobs or max(1, min(cores, fitting))
+    fitting = free_mib // build.memory_per_job_mib
+    wanted = compile_jobs(build, available_mib=free_mib)
     each_mib = free_mib // wanted
     verdict, mend = Verdict.OK, ""
     if fitting < 1:
         verdict = Verdict.FAIL
-        mend = f"free memory or add swap until {per_job_mib} MiB are available for a compiler"
+        mend = (
+            f"free memory, or raise the cgroup's limit, until {build.memory_per_job_mib} MiB are there for a compiler"
+        )
     elif wanted > fitting:
         verdict = Verdict.WARN
         mend = f"set build.jobs to {fitting} (or 0) in invoke.yaml, or the kernel may kill compilers"
-    elif wanted < cores and not jobs:
+    elif wanted < cores and not build.jobs:
         verdict = Verdict.WARN
         mend = f"memory keeps {cores - wanted} of {cores} cores idle while compiling; more would help"
     return Finding(
         check="free memory",
         verdict=verdict,
-        done="read MemAvailable and the container's memory limit",
-        found=f"{free_mib} MiB available, {each_mib} MiB for each of {wanted} compile jobs; one takes {per_job_mib}",
+        done="read MemAvailable, and the limits of the cgroups that this process is in",
+        found=f"{free_mib} MiB available, {each_mib} MiB for each of {wanted} compile jobs;"
+        f" one takes {build.memory_per_job_mib}",
         mend=mend,
     )
 

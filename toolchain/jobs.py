@@ -45,9 +45,9 @@ def _left_in_cgroups() -> Iterator[int]:
                     yield max(0, left + int(told.get(cached, 0)))
 
 
-def compile_jobs(build: BuildConfig) -> int:
+def compile_jobs(build: BuildConfig, *, available_mib: int | None = None) -> int:
     """Compiler processes at once: ``build.jobs``, or as many as cores and free memory allow, at least one."""
     if build.jobs:
         return build.jobs
-    by_memory = available_memory_mib() // build.memory_per_job_mib
-    return max(1, min(len(os.sched_getaffinity(0)), by_memory))
+    free_mib = available_memory_mib() if available_mib is None else available_mib
+    return max(1, min(len(os.sched_getaffinity(0)), free_mib // build.memory_per_job_mib))

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 from apt_parts import Archive, served, sources
 from elftools.elf.elffile import ELFFile
+from limited_memory import limited_group, said_in
 from rich.console import Console
 
 from images import doctor, engine, probe
@@ -336,27 +338,35 @@ def test_a_small_disk(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
     ("jobs", "available_mib", "verdict", "word"),
     [
         (1, 1500, Verdict.OK, ""),
-        (1, 1499, Verdict.FAIL, "swap"),
+        (1, 1499, Verdict.FAIL, "free memory"),
         (4, 3000, Verdict.WARN, "build.jobs to 2"),
         (2, 3000, Verdict.OK, ""),
         (0, 1000, Verdict.FAIL, "1500 MiB"),
     ],
 )
 def test_memory_for_each_compile_job(jobs: int, available_mib: int, verdict: Verdict, word: str) -> None:
-    finding = doctor.check_memory(jobs, 1500, available_mib=available_mib)
+    finding = doctor.check_memory(BuildConfig(jobs=jobs, memory_per_job_mib=1500), available_mib=available_mib)
     assert finding.verdict is verdict
     assert word in finding.mend
 
 
-def test_the_containers_memory_limit_counts(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  9000000 kB\nMemAvailable:  4194304 kB\n")
-    assert doctor.available_memory_mib(meminfo, tmp_path) == 4096
-    (tmp_path / "memory.current").write_text(f"{100 << 20}\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert doctor.available_memory_mib(meminfo, tmp_path) == 4096
-    (tmp_path / "memory.max").write_text(f"{612 << 20}\n")
-    assert doctor.available_memory_mib(meminfo, tmp_path) == 512
+@pytest.mark.parametrize("below", ["", "child"])
+def test_memory_is_judged_by_the_measure_that_builds_go_by(below: str) -> None:
+    """Where a cgroup of this process, or one above it, has a limit: both count it, and as many jobs come out."""
+    program = """
+from images import doctor
+from toolchain.config import BuildConfig
+from toolchain.jobs import compile_jobs
+build = BuildConfig(memory_per_job_mib=190)
+print(f"{compile_jobs(build)}; {doctor.check_memory(build).found}")
+"""
+    with limited_group(200) as group:
+        said = said_in(group / below, program)
+    jobs, _, found = said.partition("; ")
+    free, each = map(int, re.findall(r"(\d+) MiB", found)[:2])
+    assert 100 < free <= 200
+    assert (jobs, each) == ("1", free)
+    assert f"for each of {jobs} compile jobs" in found
 
 
 @pytest.mark.parametrize(

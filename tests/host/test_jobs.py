@@ -6,9 +6,9 @@ import dataclasses
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from limited_memory import limited_group, said_in
 
 from toolchain.config import ROOT, BuildConfig
 from toolchain.jobs import available_memory_mib, compile_jobs
@@ -51,31 +51,9 @@ print(compile_jobs(BuildConfig(memory_per_job_mib=1)))
     assert done.stdout == "1\n"
 
 
-@pytest.mark.parametrize("below", ["", "/child"])
+@pytest.mark.parametrize("below", ["", "child"])
 def test_a_cgroups_limit_counts_also_where_one_above_has_it(below: str) -> None:
     """As in a container that was given a part of the machine's memory."""
-    version_1 = Path("/sys/fs/cgroup/memory")
-    root, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
-    group = root / f"pitorch-test-{os.getpid()}"
-    try:
-        (group / below.lstrip("/")).mkdir(parents=True)
-    except OSError as fault:
-        pytest.skip(f"needs to make a cgroup: {fault}")
-    program = f"""
-import os
-from pathlib import Path
-from toolchain.jobs import available_memory_mib
-Path("{group}{below}/cgroup.procs").write_text(str(os.getpid()))
-print(available_memory_mib())
-"""
-    try:
-        try:
-            (group / limit).write_text(str(200 << 20))
-        except OSError as fault:
-            pytest.skip(f"needs the memory controller: {fault}")
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
-    finally:
-        for path in (group / "child", group):
-            if path.is_dir():
-                path.rmdir()
-    assert 150 < int(done.stdout) <= 200
+    with limited_group(200) as group:
+        said = said_in(group / below, "from toolchain.jobs import available_memory_mib; print(available_memory_mib())")
+    assert 150 < int(said) <= 200
