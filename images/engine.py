@@ -2,7 +2,8 @@
 
 The order, each step tried by doing it:
 
-1. ``DOCKER_HOST`` if it is set, else the default socket: an engine that answers is used as it is.
+1. ``DOCKER_HOST`` if it is set, else the default socket: an engine that answers is used as it is. One of another
+   machine is refused: what a build mounts into its containers would be that machine's files.
 2. Where systemd is the init (``/run/systemd/system`` exists, sd_booted(3)), it starts ``docker.service``.
 3. Elsewhere (containers, CI) ``dockerd`` is started from here, in a session of its own so that it outlives the task.
 
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import docker
@@ -63,7 +65,7 @@ class EngineInfo:
     storage_driver: str
     cgroup_version: str
     data_root: Path
-    """The engine's folder for images; on another machine where DOCKER_HOST names one."""
+    """The engine's folder for images."""
     started_here: bool
     """Whether ``down`` may stop it."""
 
@@ -138,7 +140,8 @@ def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
 def ensure_running(config: Config) -> EngineInfo:
     """Use the engine that answers, else start one (see the module's docstring); then say what it is.
 
-    Raises EngineUnavailable, ServerFailed (with the log's last lines) or ProgramMissing.
+    Raises EngineUnavailable (an engine of another machine too), ServerFailed (with the log's last lines) or
+    ProgramMissing.
     """
     return ensure_daemon(Daemon.of(config), host=os.environ.get("DOCKER_HOST", ""))
 
@@ -146,6 +149,13 @@ def ensure_running(config: Config) -> EngineInfo:
 def ensure_daemon(daemon: Daemon, *, host: str = "") -> EngineInfo:
     """``ensure_running`` for a given daemon; ``host`` is what DOCKER_HOST says."""
     wanted = host or daemon.host
+    if name := elsewhere(wanted):
+        raise EngineUnavailable(
+            "the Docker engine that DOCKER_HOST names runs on another machine",
+            expected="an engine of this machine: a build mounts folders of its own machine into containers",
+            found=f"{name}, which is no address of this machine",
+            mend="unset DOCKER_HOST, or run ./inv on that machine",
+        )
     with contextlib.suppress(EngineUnavailable):
         return _describe(wanted, daemon)
     if host and host != daemon.host:
@@ -159,6 +169,32 @@ def ensure_daemon(daemon: Daemon, *, host: str = "") -> EngineInfo:
             _start_by_systemd()
             return _wait_for_answer(wanted, daemon, None)
         return _start(daemon)
+
+
+def elsewhere(address: str) -> str:
+    """The host's name where an engine's address (as DOCKER_HOST takes it) is of another machine, else nothing.
+
+    What is no address at all, and a name of TCP that leads nowhere, is left to be told by who connects.
+    """
+    scheme, _, rest = address.rpartition("://")
+    if (scheme or "tcp") not in ("tcp", "http", "https", "ssh"):
+        return ""
+    try:
+        name = urlsplit(f"//{rest}").hostname or ""
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM) if name else []
+    except OSError:  # ssh knows names of its own
+        return name if scheme == "ssh" else ""
+    except ValueError:  # UnicodeError too
+        return ""
+    return "" if not name or any(_own(family, place) for family, _, _, _, place in found) else name
+
+
+def _own(family: int, place: tuple[Any, ...]) -> bool:
+    """Whether an address is this machine's: a program can listen there."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((place[0], 0, *place[2:]))
+        return True
+    return False
 
 
 def down(config: Config) -> str:
@@ -304,7 +340,7 @@ def _unavailable(fault: BaseException | None, address: str = "") -> EngineUnavai
         "no Docker engine answers",
         expected=expected,
         found=_reason(fault),
-        mend="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to one that runs elsewhere",
+        mend="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to another one of this machine",
     )
 
 

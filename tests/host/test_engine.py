@@ -24,6 +24,7 @@ import pytest
 from spare_bridge import spare_bridge
 
 from images import doctor, engine
+from recipes import main_job
 from toolchain.config import ROOT, BuildConfig, Config
 from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ForeignFolder, ServerFailed
 
@@ -253,6 +254,38 @@ def test_a_docker_host_that_does_not_answer_is_not_replaced(
     assert not daemon.state.exists()
     with pytest.raises(EngineUnavailable, match="DOCKER_HOST"):
         engine.connect(timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://192.0.2.1:2375", "192.0.2.1:2375", "https://192.0.2.1", "ssh://me@192.0.2.1", "ssh://no.invalid"]
+)
+def test_an_engine_of_another_machine_is_refused_before_a_build_begins(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks it anything: at 192.0.2.1 (TEST-NET-1, RFC 5737) nobody would answer either."""
+    monkeypatch.setenv("DOCKER_HOST", address)
+    config = Config(build=BuildConfig(folder=tmp_path / "build"))
+    with pytest.raises(EngineUnavailable, match="another machine") as caught:
+        engine.ensure_running(config)
+    assert caught.value.expected.startswith("an engine of this machine")
+    assert caught.value.found.split(",")[0] in address
+    assert "unset DOCKER_HOST" in caught.value.mend
+    if os.geteuid() == 0:
+        with pytest.raises(EngineUnavailable, match="another machine"):
+            main_job.build_image(config)
+    findings = {item.check: item for item in doctor._engine_findings(config)}
+    assert findings["engine"].verdict is doctor.Verdict.FAIL
+    assert "another machine" in findings["engine"].found
+    assert findings["engine"].mend == caught.value.mend
+    assert not (tmp_path / "build").exists()
+
+
+def test_every_address_of_this_machine_is_here(bridge: str) -> None:
+    told = subprocess.run(["ip", "-j", "-4", "address", "show", bridge], check=True, capture_output=True).stdout
+    own = json.loads(told)[0]["addr_info"][0]["local"]
+    for address in ("unix:///x.sock", "tcp://127.0.0.1:9", "localhost:9", f"tcp://{own}:2375", "ssh://localhost"):
+        assert engine.elsewhere(address) == ""
+    assert engine.elsewhere("tcp://198.51.100.1:2375") == "198.51.100.1"
 
 
 @pytest.mark.parametrize(
