@@ -6,7 +6,8 @@ without path, query, fragment or user (moby: registry/config.go, ValidateMirror)
 The file keeps its other keys, their order, its indentation, owner and mode; the old one is kept beside it. What is
 written was checked before (as JSON, and by ``dockerd --validate`` where the engine has that, 23.0 and later) and is
 renamed into place. A running engine is told to read it again (mirrors need no restart) when systemd runs it or
-``./inv`` started it; else it is said how to. In the end the engine itself is asked which mirrors it uses.
+``./inv`` started it; else it is said how to. In the end the engine itself is asked which mirrors it uses. Where it does
+not use them, or could not be told, the file is as it was again, and the engine is told that too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import docker.errors
+import requests
+
 from images import engine
 from toolchain import files, process
 from toolchain.errors import (
@@ -33,6 +37,7 @@ from toolchain.errors import (
     ProgramMissing,
     ReferenceInvalid,
     ServerFailed,
+    UserError,
 )
 
 DAEMON_JSON = Path("/etc/docker/daemon.json")
@@ -123,6 +128,7 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
         document, old = _read(path)
         before: list[str] = list(document.get(_KEY, []))
         after = change(before)
+        active = _active()
         backup = None
         if after != before:
             # An empty list, not an absent key: a reload changes only what the file names (moby: daemon/reload.go).
@@ -132,15 +138,18 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
         state = Mirrors(
             file=daemon_json,
             configured=tuple(after),
-            active=_active(),
+            active=active,
             changed=after != before,
             backup=backup,
         )
         try:
             return _take_over(state, daemon)
-        except ServerFailed:
+        except BaseException as fault:  # Ctrl-C too
             if state.changed:
                 _restore(path, backup)
+                note = f"{state.file} was put back as it was, {_brought_back(daemon, active)}"
+                if isinstance(fault, UserError):
+                    fault.found = "; ".join(part for part in (fault.found, note) if part)
             raise
 
 
@@ -168,10 +177,28 @@ def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
     raise ServerFailed(
         "the engine did not take the mirrors over",
         expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
-        found=f"it uses {', '.join(state.active or ()) or 'none'}"
-        + (f"; {state.file} was put back as it was" if state.changed else ""),
+        found="it answers no more" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
         mend=f"its log says why: {log}; does it read {state.file} (--config-file)? A restart drops the rest",
     )
+
+
+def _brought_back(daemon: engine.Daemon | None, used: Sequence[str] | None) -> str:
+    """Have the engine go by the file that was put back, started again where it has ended; in words, how that went."""
+    if used is None:
+        return "and no engine answered before"
+    try:
+        if _active() is None and daemon is not None:
+            engine.ensure_daemon(daemon, host=os.environ.get("DOCKER_HOST", ""))
+        elif argv := _reload_command(daemon):
+            process.run(argv, limit_s=60)
+    except UserError as fault:
+        return f"but the engine could not be told: {fault.summary}"
+    deadline = time.monotonic() + _RELOAD_LIMIT_S
+    while (active := _active()) != used and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if active is None:
+        return "but no engine answers now"
+    return "and the engine uses what it used before" if active == used else "and the engine was told to read it again"
 
 
 def _reload_command(daemon: engine.Daemon | None) -> list[str]:
@@ -380,6 +407,8 @@ def _active() -> tuple[str, ...] | None:
         return None
     try:
         settings = client.api.info().get("RegistryConfig") or {}
+    except (docker.errors.DockerException, requests.RequestException):  # it ends just now
+        return None
     finally:
         client.close()
     return tuple(settings.get("Mirrors") or ())

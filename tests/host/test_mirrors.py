@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from registry_parts import need, second_engine
 from images import engine, mirrors
 from toolchain import process
 from toolchain.config import ROOT
-from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ReferenceInvalid, ServerFailed
+from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ProgramMissing, ReferenceInvalid, ServerFailed
 
 A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
 
@@ -381,6 +383,56 @@ def test_what_the_engine_does_not_take_over_is_put_back(
     with pytest.raises(ServerFailed):
         mirrors.merge([A], daemon_json=absent, daemon=daemon)
     assert not absent.exists()
+
+
+@pytest.mark.engine
+def test_an_engine_that_took_over_something_else_is_brought_back_too(
+    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine drops what stands there twice: it takes the file, and does not use what that says."""
+    monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 2.0)
+    file, twice = tmp_path / "daemon.json", json.dumps({"registry-mirrors": [A, A + "/"]})
+    file.write_text(twice)
+    with pytest.raises(ServerFailed):
+        mirrors.merge([A], daemon_json=file, daemon=daemon)
+    assert mirrors.show(daemon_json=file).active == (A + "/",)
+    with pytest.raises(ServerFailed) as caught:
+        mirrors.merge([B], daemon_json=file, daemon=daemon)
+    assert caught.value.found == (
+        f"it uses {A}/, {B}/; {file} was put back as it was, and the engine uses what it used before"
+    )
+    assert file.read_text() == twice
+    assert mirrors.show(daemon_json=file).active == (A + "/",)
+
+
+@pytest.mark.engine
+def test_the_file_is_put_back_where_the_engine_cannot_be_told(
+    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the program ``kill``."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for program in ("dockerd", "ip"):
+        (folder / program).symlink_to(process.require_program(program, "for this test"))
+    file = tmp_path / "daemon.json"
+    file.write_text('{"debug": true}')
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(folder))
+        with pytest.raises(ProgramMissing) as caught:
+            mirrors.merge([A], daemon_json=file, daemon=daemon)
+    assert f"{file} was put back as it was, but the engine could not be told: cannot run kill" in caught.value.found
+    assert file.read_text() == '{"debug": true}'
+    assert not list(tmp_path.glob("daemon.json.*"))
+
+
+@pytest.mark.engine
+def test_an_engine_that_ended_over_it_is_started_again(tmp_path: Path, daemon: engine.Daemon) -> None:
+    pid = json.loads(daemon.state.read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    while engine.ProcessRecord.of(pid) is not None:
+        time.sleep(0.05)
+    assert mirrors._brought_back(daemon, ()) == "and the engine uses what it used before"
+    assert json.loads(daemon.state.read_text())["pid"] != pid
 
 
 @pytest.mark.engine
