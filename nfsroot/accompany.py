@@ -24,6 +24,9 @@ from toolchain.errors import NetworkUnreachable, ProgramMissing
 GPU_MEMORY_MIB = 128
 """The kernels' buffers and the firmware's own share; half as much does for small arrays."""
 
+_SMALL_SUBNET = 16
+"""Addresses: of a smaller one, boards get all that there are."""
+
 _BOARD = "Raspberry Pi 3B"
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2836|2837)-rpi-[a-z0-9-]+\.dtb")
 _FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat")
@@ -156,8 +159,12 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
             )
         )
     (beside / "ganesha-recovery").mkdir()
-    hosts = list(subnet.hosts())
+    leases = lease_range(subnet, ipaddress.IPv4Address(address))
+    if leases is None:
+        warnings.append(f"nfs.subnet ({subnet}) has no address for a board beside this PC's: no dnsmasq-alone.conf")
     for name, proxy in (("dnsmasq.conf", True), ("dnsmasq-alone.conf", False)):
+        if leases is None and not proxy:
+            continue
         (beside / name).write_text(
             render(
                 "dnsmasq.conf",
@@ -165,8 +172,8 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
                 address=address,
                 network=str(subnet.network_address),
                 netmask=str(subnet.netmask),
-                first=str(hosts[len(hosts) // 5]),
-                last=str(hosts[len(hosts) * 2 // 5]),
+                first=str(leases[0]) if leases else "",
+                last=str(leases[1]) if leases else "",
                 nameservers=list(nameservers_of_host()),
                 path=path,
                 tftp=str(final.tftp),
@@ -176,6 +183,22 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
     helper.write_bytes(HELPER.read_bytes())
     helper.chmod(0o755)
     return warnings
+
+
+def lease_range(
+    subnet: ipaddress.IPv4Network, server: ipaddress.IPv4Address
+) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address] | None:
+    """First and last address for boards: the second fifth of a subnet, all of a small one; never the server's own.
+
+    None where the subnet has no address for a board. Computed, not listed: a /8 has 16 million of them.
+    """
+    low, high = subnet.network_address + 1, subnet.broadcast_address - 1
+    count = int(high) - int(low) + 1
+    first, last = (low, high) if count < _SMALL_SUBNET else (low + count // 5, low + count * 2 // 5)
+    if first <= server <= last:
+        below, above = (first, server - 1), (server + 1, last)
+        first, last = above if int(last) - int(server) >= int(server) - int(first) else below
+    return (first, last) if first <= last else None
 
 
 def _exports_path(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import ipaddress
 import json
 import os
 import re
@@ -628,6 +629,44 @@ def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) ->
     if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
         for name in ("dnsmasq.conf", "dnsmasq-alone.conf"):
             subprocess.run([program, "--test", "-C", folder / name], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("subnet", "server", "first", "last"),
+    [
+        ("192.168.77.0/24", "192.168.77.1", "192.168.77.51", "192.168.77.102"),
+        ("192.168.77.0/24", "192.168.77.60", "192.168.77.61", "192.168.77.102"),
+        ("192.168.77.0/24", "192.168.77.102", "192.168.77.51", "192.168.77.101"),
+        ("10.1.0.0/16", "10.1.0.1", "10.1.51.51", "10.1.102.102"),
+        ("10.0.0.0/8", "10.0.0.1", "10.51.51.51", "10.102.102.102"),
+        ("192.168.77.0/27", "192.168.77.1", "192.168.77.7", "192.168.77.13"),
+        ("192.168.77.8/29", "192.168.77.9", "192.168.77.10", "192.168.77.14"),
+        ("192.168.77.8/29", "192.168.77.13", "192.168.77.9", "192.168.77.12"),
+        ("192.168.77.4/30", "192.168.77.5", "192.168.77.6", "192.168.77.6"),
+        ("192.168.77.4/30", "192.168.77.6", "192.168.77.5", "192.168.77.5"),
+    ],
+)
+def test_boards_get_addresses_of_the_subnet_that_nobody_has(
+    bootable: Path, tmp_path: Path, subnet: str, server: str, first: str, last: str
+) -> None:
+    folder, _ = beside(bootable, tmp_path, subnet=subnet, address=server)
+    alone = (folder / "dnsmasq-alone.conf").read_text()
+    mask = ipaddress.IPv4Network(subnet).netmask
+    assert f"dhcp-range={first},{last},{mask},1h\n" in alone
+    network, ends = ipaddress.IPv4Network(subnet), [ipaddress.IPv4Address(end) for end in (first, last)]
+    assert all(end in network for end in ends)
+    assert not {network.network_address, network.broadcast_address, ipaddress.IPv4Address(server)} & set(ends)
+    assert not ends[0] <= ipaddress.IPv4Address(server) <= ends[1]
+    if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
+        subprocess.run([program, "--test", "-C", folder / "dnsmasq-alone.conf"], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("subnet", ["192.168.77.4/31", "192.168.77.5/32"])
+def test_a_subnet_without_room_for_a_board_is_told(bootable: Path, tmp_path: Path, subnet: str) -> None:
+    folder, warnings = beside(bootable, tmp_path, subnet=subnet, address="192.168.77.5")
+    assert any("no address for a board" in warning for warning in warnings)
+    assert (folder / "dnsmasq.conf").exists()
+    assert not (folder / "dnsmasq-alone.conf").exists()
 
 
 def test_a_64_bit_target_is_data(bootable: Path) -> None:
