@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from toolchain.config import Config
+from toolchain.config import Config, split_registry
 from toolchain.errors import ReferenceInvalid
 
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
-_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(?P<port>\d{{1,5}}))?")
 _PATH = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _LONGEST_NAME = 255
@@ -82,22 +80,22 @@ def _check_host(host: str, registry: str) -> None:
             found="something before an @",
             mend="give --user NAME; the password comes from the credential store, the environment or a prompt",
         )
-    match = _HOST.fullmatch(host)
-    if match is None or not 0 < int(match["port"] or 1) < 65536:
+    try:
+        split_registry(host)
+    except ValueError as fault:
+        if "Docker Hub" in str(fault):
+            raise ReferenceInvalid(
+                f"{host!r} would be taken for a name on Docker Hub, not for a host",
+                expected="a host with a dot or a port: HOST[:PORT]/NAMESPACE",
+                found=registry,
+                mend=f"--registry {host}:443/…, or docker.io/{registry} if you mean Docker Hub",
+            ) from fault
         raise ReferenceInvalid(
             f"{host!r} is not a registry's address",
             expected="HOST[:PORT]/NAMESPACE, the port from 1 to 65535",
             found=registry,
             mend="for instance --registry 127.0.0.1:5000/pitorch",
-        )
-    # The engine takes a first part without dot, colon or "localhost" for a name on Docker Hub.
-    if not match["port"] and "." not in host and host != "localhost" and not host.startswith("["):
-        raise ReferenceInvalid(
-            f"{host!r} would be taken for a name on Docker Hub, not for a host",
-            expected="a host with a dot or a port: HOST[:PORT]/NAMESPACE",
-            found=registry,
-            mend=f"--registry {host}:443/…, or docker.io/{registry} if you mean Docker Hub",
-        )
+        ) from fault
 
 
 def _check_repository(host: str, repository: str) -> None:

@@ -58,7 +58,14 @@ _package = _matches(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?", "a Debian package na
 _url = _matches(r"(https?|copy|file)://?\S+|", "an http(s):// URL, or nothing")
 _name = _matches(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*", "a lower-case repository name")
 _tag = _matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|", "an image tag, or nothing")
-_host = _matches(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_.:\[\]-]+|", "[USER@]HOST, or nothing")
+_BAD_PORT = "expected a port from 1 to 65535"
+
+
+def _host(value: Any) -> str:
+    if not re.fullmatch(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_.:\[\]-]+|", value):
+        return "expected [USER@]HOST, or nothing"
+    port = re.search(r"(?:^[^:]*|\]):(\d+)$", value)  # an IPv6 address without brackets has none
+    return _BAD_PORT if port and not 0 < int(port[1]) < 65536 else ""
 
 
 def _subnet(value: Any) -> str:
@@ -73,10 +80,41 @@ def _folder(value: Any) -> str:
     return "" if value.parts else "expected the name of a folder"
 
 
-_hostport = _matches(r"[A-Za-z0-9.-]+(?::\d{1,5})?", "HOST[:PORT]")
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_REGISTRY = re.compile(rf"({_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(\d{{1,5}}))?")
 
 
-_address = _matches(r"\d{1,3}(\.\d{1,3}){3}|", "an IPv4 address, or nothing")
+def split_registry(address: str) -> tuple[str, int]:
+    """Host and port of a registry's ``HOST[:PORT]``: an IPv6 address without its brackets, port 0 where none is stated.
+
+    Raises ValueError with what was expected.
+    """
+    found = _REGISTRY.fullmatch(address)
+    if found is None:
+        raise ValueError("expected HOST[:PORT]")
+    if found[2] and not 0 < int(found[2]) < 65536:
+        raise ValueError(_BAD_PORT)
+    host, port = found[1], int(found[2] or 0)
+    # The engine takes a first part without dot, colon or "localhost" for a name on Docker Hub.
+    if not port and "." not in host and host != "localhost" and not host.startswith("["):
+        raise ValueError("expected a host with a dot or a port: an engine takes this for a name on Docker Hub")
+    return host.strip("[]"), port
+
+
+def _hostport(value: Any) -> str:
+    try:
+        split_registry(value)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
+def _address(value: Any) -> str:
+    try:
+        ipaddress.IPv4Address(value or "0.0.0.0")  # noqa: S104 (compared, not listened on)
+    except ValueError:
+        return "expected an IPv4 address, or nothing"
+    return ""
 
 
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
@@ -185,7 +223,7 @@ class NfsConfig:
     """The exported root filesystem and its server: section ``nfs``."""
 
     folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder")
-    address: str = _setting("", "address the board reaches this PC at; empty: found by route")
+    address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
 

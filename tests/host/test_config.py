@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.config import ROOT, Config, ImageConfig, defaults, load_config, take_variables
+from toolchain.config import ROOT, Config, ImageConfig, defaults, load_config, split_registry, take_variables
 from toolchain.errors import ConfigError
 
 TASKS = """
@@ -122,6 +122,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mode": ({"qpu": {"upstream_mode": "emu"}}, "expected one of emulation, qpu"),
     "registry": ({"registry": {"address": "http://r:5000"}}, "expected HOST[:PORT], found 'http://r:5000'"),
     "registry, none": ({"registry": {"address": ""}}, "expected HOST[:PORT], found ''"),
+    "registry, folder": ({"registry": {"address": "r.example/team"}}, "expected HOST[:PORT], found 'r.example/team'"),
+    "registry, label": ({"registry": {"address": "-r.example"}}, "expected HOST[:PORT], found '-r.example'"),
+    "registry, port": (
+        {"registry": {"address": "r.example:65536"}},
+        "registry.address: expected a port from 1 to 65535",
+    ),
+    "registry, port 0": ({"registry": {"address": "127.0.0.1:0"}}, "expected a port from 1 to 65535"),
+    "registry, bare name": ({"registry": {"address": "r"}}, "expected a host with a dot or a port"),
+    "address": ({"nfs": {"address": "192.168.77.256"}}, "nfs.address: expected an IPv4 address, or nothing"),
+    "address that is a name": ({"nfs": {"address": "pc"}}, "expected an IPv4 address, or nothing, found 'pc'"),
+    "index's address": ({"wheels": {"address": "1.2.3.400"}}, "wheels.address: expected an IPv4 address, or nothing"),
+    "index's port": ({"wheels": {"port": 0}}, "wheels.port: expected 1 to 65535, found 0"),
+    "host's port": ({"device": {"host": "pi@board:65536"}}, "device.host: expected a port from 1 to 65535"),
     "namespace": ({"registry": {"namespace": "Team"}}, "expected a lower-case repository name"),
     "repository": ({"registry": {"repository": "a//b"}}, "expected a lower-case repository name"),
     "tag": ({"registry": {"tag": "-x"}}, "registry.tag: expected an image tag, or nothing, found '-x'"),
@@ -168,12 +181,42 @@ def test_all_faults_are_told_at_once() -> None:
         ("registry", "tag", "v1.0_rc-2"),
         ("nfs", "subnet", "10.0.0.0/8"),
         ("device", "host", "pi@192.168.77.2"),
+        ("device", "host", "pi@192.168.77.2:2222"),
+        ("device", "host", "fe80::1"),
+        ("nfs", "address", "192.168.77.1"),
         ("image", "mirror", "https://mirror.example/debian"),
         ("image", "strict", True),
     ],
 )
 def test_limits_belong_to_what_is_valid(section: str, key: str, value: object) -> None:
     assert getattr(getattr(load_config({section: {key: value}}), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:5000", ("127.0.0.1", 5000)),
+        ("r.example", ("r.example", 0)),
+        ("localhost", ("localhost", 0)),
+        ("r:65535", ("r", 65535)),
+        ("[::1]:5000", ("::1", 5000)),
+        ("[fd00::2]", ("fd00::2", 0)),
+    ],
+)
+def test_a_registrys_address_has_a_host_and_maybe_a_port(address: str, parts: tuple[str, int]) -> None:
+    assert split_registry(load_config({"registry": {"address": address}}).registry.address) == parts
+
+
+def test_faults_of_addresses_and_ports_are_told_at_once() -> None:
+    tree = {"registry": {"address": "r:0"}, "nfs": {"address": "x", "port": 0}, "wheels": {"port": 70000}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree)
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        "registry.address",
+        "nfs.address",
+        "nfs.port",
+        "wheels.port",
+    ]
 
 
 def test_zero_and_false_are_values_not_absences() -> None:
