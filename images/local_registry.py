@@ -4,14 +4,16 @@
 waits until it answers the protocol's version check (``GET /v2/``, distribution API specification). Its record, log
 and images stay in ``registry/`` of the build folder, so ``down`` and a later ``up`` lose nothing.
 
-It listens on a loopback address only, where engines accept plain HTTP. The tests use ``serve`` for registries with
-TLS, passwords, token authentication or a storage of their choice.
+It listens where ``registry.address`` says, if that is an address of this machine: on the loopback one unless another
+is asked for there, since it lets anybody in, and engines accept plain HTTP on the loopback only. The tests use
+``serve`` for registries with TLS, passwords, token authentication or a storage of their choice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import json
 import os
 import secrets
@@ -28,7 +30,7 @@ import requests
 
 from images.engine import ProcessRecord
 from toolchain import files, process
-from toolchain.config import Config
+from toolchain.config import Config, split_registry
 from toolchain.errors import ServerFailed
 
 _START_LIMIT_S = 20.0
@@ -68,10 +70,23 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        """The one that ``up`` runs: at the configured address if that is this machine's loopback, else port 5000."""
-        host, _, port = config.registry.address.partition(":")
-        here = host == "localhost" or host.startswith("127.")
-        return cls(folder=config.build_root / "registry", port=int(port or 80) if here else 5000)
+        """The one that ``up`` runs: at the configured address if that is this machine's, else loopback, port 5000.
+
+        A name is another machine's: only a number says which of this machine's addresses is meant.
+        """
+        host, port = split_registry(config.registry.address)
+        folder = config.build_root / "registry"
+        if host == "localhost":
+            return cls(folder=folder, port=port or 80)
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(host)
+            if address.is_loopback or _bind_fault(host, 0) is None:
+                return cls(folder=folder, host=host, port=port or 80)
+        return cls(folder=folder, port=5000)
+
+    def authority(self, port: int) -> str:
+        """HOST:PORT, as it stands in a URL."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     @property
     def log(self) -> Path:
@@ -175,11 +190,11 @@ def look(settings: Settings) -> Registry:
 
 
 def _where_wanted(running: Registry, settings: Settings) -> bool:
-    return settings.port == 0 or running.address == f"{settings.host}:{settings.port}"
+    return settings.port == 0 or running.address == settings.authority(settings.port)
 
 
 def _start(program: Path, settings: Settings, port: int) -> Registry:
-    address = f"{settings.host}:{port}"
+    address = settings.authority(port)
     scheme = "https" if settings.certificate else "http"
     # The registry takes any setting from variables of this prefix; a stray one would override the file.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
@@ -238,7 +253,7 @@ def _render(settings: Settings, port: int) -> None:
     )
     token = settings.token
     text = environment.get_template("registry.yml.j2").render(
-        address=f"{settings.host}:{port}",
+        address=settings.authority(port),
         storage=str(settings.images.absolute()),
         secret=_secret(settings),
         certificate=str(settings.certificate or ""),
@@ -320,8 +335,12 @@ def _refuse_taken(host: str, port: int) -> None:
         ) from fault
 
 
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _bind_fault(host: str, port: int) -> OSError | None:
-    with socket.socket() as probe:
+    with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -331,7 +350,7 @@ def _bind_fault(host: str, port: int) -> OSError | None:
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as probe:
+    with socket.socket(_family(host)) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 

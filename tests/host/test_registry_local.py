@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from registry_parts import HTPASSWD, PASSWORD, USER, ask, config_for, free_port, make_certificate, need
+from spare_bridge import spare_bridge
 
 from images import local_registry
 from images.local_registry import Settings
@@ -177,6 +178,43 @@ def test_variables_of_its_own_do_not_leak_in(config: Config, monkeypatch: pytest
 def test_a_remote_registry_in_the_configuration_is_not_imitated(tmp_path: Path) -> None:
     remote = config_for(tmp_path, "registry.example.com:8443")
     assert (Settings.of(remote).host, Settings.of(remote).port) == ("127.0.0.1", 5000)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.7", "[::1]"])
+def test_it_listens_where_the_configuration_says(tmp_path: Path, host: str) -> None:
+    bare = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET) as probe:
+        try:
+            probe.bind((bare, 0))
+        except OSError as fault:
+            pytest.skip(f"needs the address {host}: {fault}")
+        port = probe.getsockname()[1]
+    config = config_for(tmp_path, f"{host}:{port}")
+    running = local_registry.up(config)
+    try:
+        assert running.address == config.registry.address
+        assert ask(running, "/v2/").status_code == 200
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        assert local_registry.up(config).pid == running.pid
+    finally:
+        local_registry.down(config)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a bridge")
+def test_another_address_of_this_machine_is_taken_where_it_is_asked_for(tmp_path: Path) -> None:
+    with spare_bridge() as name:
+        said = subprocess.run(["ip", "-j", "-4", "address", "show", name], check=True, capture_output=True).stdout
+        own = json.loads(said)[0]["addr_info"][0]["local"]
+        settings = Settings.of(config_for(tmp_path, f"{own}:5001"))
+        assert (settings.host, settings.port) == (own, 5001)
+    settings = Settings.of(config_for(tmp_path, f"{own}:5001"))
+    assert (settings.host, settings.port) == ("127.0.0.1", 5000), "now it is another machine's"
+
+
+def test_localhost_is_the_loopback(tmp_path: Path) -> None:
+    settings = Settings.of(config_for(tmp_path, "localhost:5001"))
+    assert (settings.host, settings.port) == ("127.0.0.1", 5001)
 
 
 def test_passwords_are_asked_for(tmp_path: Path) -> None:
