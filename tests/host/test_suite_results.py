@@ -16,7 +16,7 @@ import pytest
 
 from device import suite
 from nfsroot.layout import Layout, write_marker
-from toolchain import process
+from toolchain import files, process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import BoardSilent, InUse
 from toolchain.manifest import Manifest
@@ -131,8 +131,8 @@ def test_old_and_new_results_are_never_side_by_side(
 
         return step
 
-    monkeypatch.setattr(suite.os, "replace", stopping(os.replace))
-    monkeypatch.setattr(suite.files, "remove", stopping(suite.files.remove))
+    monkeypatch.setattr(os, "replace", stopping(os.replace))
+    monkeypatch.setattr(files, "remove", stopping(files.remove))
     if steps < 5:
         with pytest.raises(SystemExit):
             suite._swap_in(paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from recipes.flow import Flow
 from recipes.torch import provenance, resolve
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
+from toolchain.errors import ArtefactDamaged, PlatformMismatch, UserError, WheelUnusable
 from toolchain.files import sha256_of
 from toolchain.steps import Pipeline
 
@@ -134,7 +135,7 @@ def test_a_damaged_wheel_is_an_error_and_not_passed_over_for_an_older_one(tmp_pa
         resolve.resolve(configured(tmp_path))
 
 
-SPOILS = {
+SPOILS: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
     "cut short": (lambda wheel: wheel.write_bytes(wheel.read_bytes()[:-30]), WheelUnusable, "is damaged"),
     "of another machine": (
         lambda wheel: torch_wheel(wheel.parent, content=elf(EM_X86_64, bits=64)),
