@@ -8,15 +8,17 @@ else is translated. Two things outside that table may stand in the way, and are 
   netfilter, whatever another table accepts. Each gets accept rules for the subnet, marked with our name, and ``off``
   removes exactly those.
 
-The state file is written before anything is changed, so what an interrupted ``on`` did can be undone. It lies in
-/run: a reboot forgets it together with all it describes.
+All rules, in that table and in others' chains, come in one transaction of nftables, and go in one: never a part of
+them. Where ``on`` fails or is interrupted after that, it takes everything back. The state file is written before
+anything is changed, so what a killed ``on`` did can be undone too. It lies in /run: a reboot forgets it together with
+all it describes.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from nfsroot.addresses import own_addresses, subnet_of
 from nfsroot.rendering import render
 from toolchain import process
 from toolchain.config import Config
-from toolchain.errors import NetworkSharingFailed
+from toolchain.errors import NetworkSharingFailed, UserError
 from toolchain.files import write_text_atomically
 
 TABLE = "pitorch_nat"
@@ -67,7 +69,8 @@ class Sharing:
 def on(config: Config, *, state: Path = STATE) -> Sharing:
     """Share this PC's internet with ``nfs.subnet``; done again, it mends what is missing.
 
-    Raises RootNeeded, ProgramMissing (nft, ip) or NetworkSharingFailed (no uplink, the uplink is in the subnet).
+    Raises RootNeeded, ProgramMissing (nft, ip) or NetworkSharingFailed (no uplink, the uplink is in the subnet; what
+    cannot be changed, with nothing changed then).
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
     process.require_program("nft", "to translate the board's addresses")
@@ -77,23 +80,28 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
     if kept is not None and (kept["subnet"] != str(subnet) or kept["uplink"] != uplink):
         off(config, state=state)
         kept = None
+    anew = kept is None
     if kept is None:
         # A forward value that an earlier table's owner set is not ours to restore: only the first change is recorded.
         kept = {"subnet": str(subnet), "uplink": uplink, "ip_forward": _FORWARD.read_text().strip()}
         write_text_atomically(state, json.dumps(kept) + "\n", mode=0o600)
-    ruleset = render("nat.nft", table=TABLE, subnet=str(subnet), uplink=uplink, mark=MARK)
-    if not _has_table():
-        _nft("-f", "-", stdin=ruleset)
-    for chain in _closed_chains():
-        if not any(_is_ours(rule) for rule in _rules(chain)):
-            where = [chain["family"], chain["table"], chain["name"]]
-            for rule in (
-                ["ip", "daddr", str(subnet), "ct", "state", "established,related"],
-                ["ip", "saddr", str(subnet), "oifname", uplink],
-            ):
-                _nft("insert", "rule", *where, *rule, "counter", "accept", "comment", f'"{MARK}"')
-    if _FORWARD.read_text().strip() != "1":
-        _FORWARD.write_text("1\n")
+    try:
+        # What lies there without a record may be of another subnet.
+        old = _deletions() if anew else []
+        closed = [chain for chain in _closed_chains() if anew or not any(_is_ours(rule) for rule in _rules(chain))]
+        ruleset = render(
+            "nat.nft",
+            table="" if _has_table() and not anew else TABLE,
+            chains=[_place(chain) for chain in closed],
+            subnet=str(subnet),
+            uplink=uplink,
+            mark=MARK,
+        )
+        _apply([*old, ruleset])
+        _set_forward("1")
+    except BaseException as fault:  # Ctrl-C too
+        _take_back_after(fault, state)
+        raise
     return status(config, state=state)
 
 
@@ -101,18 +109,57 @@ def off(config: Config, *, state: Path = STATE) -> Sharing:
     """Take everything back that ``on`` changed; nothing to do is fine."""
     process.require_root("to translate addresses", f"{_AGAIN} off")
     process.require_program("nft", "to translate the board's addresses")
-    for chain in _forward_chains():
-        for rule in _rules(chain):
-            if _is_ours(rule):
-                _nft("delete", "rule", chain["family"], chain["table"], chain["name"], "handle", str(rule["handle"]))
-    if _has_table():
-        _nft("delete", "table", "ip", TABLE)
+    _take_back(state)
+    return status(config, state=state)
+
+
+def _take_back(state: Path) -> None:
+    _apply(_deletions())
     kept = _read(state)
     if kept is not None:
-        if _FORWARD.read_text().strip() != kept["ip_forward"]:
-            _FORWARD.write_text(kept["ip_forward"] + "\n")
-        state.unlink()
-    return status(config, state=state)
+        _set_forward(kept["ip_forward"])
+    state.unlink(missing_ok=True)
+
+
+def _take_back_after(fault: BaseException, state: Path) -> None:
+    """Leave nothing of an ``on`` that did not come to its end; the fault says it where that is not possible."""
+    try:
+        _take_back(state)
+    except UserError as second:
+        if isinstance(fault, UserError):
+            fault.found += f"; what was done cannot be taken back: {second.found}"
+            fault.mend = f"{fault.mend}; then {_AGAIN} off"
+
+
+def _deletions() -> list[str]:
+    """Commands of nft that take away all that is ours."""
+    rules = [
+        f"delete rule {_place(chain)} handle {rule['handle']}"
+        for chain in _forward_chains()
+        for rule in _rules(chain)
+        if _is_ours(rule)
+    ]
+    return [*rules, *([f"delete table ip {TABLE}"] if _has_table() else [])]
+
+
+def _apply(commands: Sequence[str]) -> None:
+    """Commands of nft in one transaction: all of them, or none."""
+    if text := "\n".join(command.strip() for command in commands if command.strip()):
+        _nft("-f", "-", stdin=f"{text}\n")
+
+
+def _set_forward(value: str) -> None:
+    if _FORWARD.read_text().strip() == value:
+        return
+    try:
+        _FORWARD.write_text(f"{value}\n")
+    except OSError as fault:
+        raise NetworkSharingFailed(
+            f"net.ipv4.ip_forward cannot be set to {value}",
+            expected=f"a {_FORWARD} that root may write",
+            found=fault.strerror or str(fault),
+            mend=f"sysctl net.ipv4.ip_forward={value} must work (a container needs --privileged)",
+        ) from fault
 
 
 def status(config: Config, *, state: Path = STATE) -> Sharing:
@@ -127,7 +174,7 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
     problems = []
     opened, closed = [], []
     for chain in _forward_chains():
-        name = f"{chain['family']} {chain['table']} {chain['name']}"
+        name = _place(chain)
         if any(_is_ours(rule) for rule in _rules(chain)):
             opened.append(name)
         elif chain.get("policy") == "drop":
@@ -183,24 +230,21 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
     return str(best["dev"])
 
 
-def _nft(*words: str, stdin: str | None = None) -> str:
+def _nft(*words: str, stdin: str | None = None, merge_stderr: bool = True) -> str:
     data = stdin.encode() if stdin is not None else None
-    done = process.run(["nft", *words], stdin=data, check=False, limit_s=30)
+    done = process.run(["nft", *words], stdin=data, check=False, merge_stderr=merge_stderr, limit_s=30)
     if done.returncode != 0:
         raise NetworkSharingFailed(
             f"nft {' '.join(words)} failed",
             expected="a kernel with nftables and NAT (nf_tables, nft_masq)",
             found=done.output.strip() or process.explain_exit(done.returncode),
-            mend=f"{_AGAIN} off takes back what was done; modprobe nft_masq",
+            mend="nothing was changed by it; modprobe nft_masq",
         )
     return done.output
 
 
 def _listed(*words: str) -> list[dict[str, Any]]:
-    output = process.run(["nft", "-j", *words], check=False, merge_stderr=False, limit_s=30)
-    if output.returncode != 0:
-        return []
-    return list(json.loads(output.output)["nftables"])
+    return list(json.loads(_nft("-j", *words, merge_stderr=False))["nftables"])
 
 
 def _has_table() -> bool:
@@ -217,6 +261,10 @@ def _forward_chains() -> Iterator[dict[str, Any]]:
 
 def _closed_chains() -> Iterator[dict[str, Any]]:
     return (chain for chain in _forward_chains() if chain.get("policy") == "drop")
+
+
+def _place(chain: dict[str, Any]) -> str:
+    return f"{chain['family']} {chain['table']} {chain['name']}"
 
 
 def _rules(chain: dict[str, Any]) -> list[dict[str, Any]]:

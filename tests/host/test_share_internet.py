@@ -59,9 +59,10 @@ class Net:
             raise AssertionError(f"{words}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def share(self, action: str, subnet: str = SUBNET) -> dict[str, Any]:
-        """Call the product in the gateway's namespace: on, off or status."""
+    def share(self, action: str, subnet: str = SUBNET, *, before: str = "") -> dict[str, Any]:
+        """Call the product in the gateway's namespace: on, off or status; ``before`` changes mounts for this call."""
         script = [sys.executable, "-c", CALL, action, str(self.state), subnet]
+        script = ["unshare", "--mount", "sh", "-euc", before + '\nexec "$@"', "sh", *script] if before else script
         done = subprocess.run(["ip", "netns", "exec", self.gateway, *script], cwd=ROOT, capture_output=True, text=True,
                               check=False)  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -214,6 +215,83 @@ def test_no_uplink_is_an_error_and_changes_nothing(net: Net) -> None:
     assert "a default route" in made["text"]
     assert net.ruleset() == before
     assert net.forward() == "0"
+    assert not net.state.exists()
+
+
+READ_ONLY = """
+place=/proc/sys/net/ipv4/ip_forward
+mount --bind "$place" "$place"
+mount -o remount,bind,ro "$place"
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_where_the_kernel_is_not_to_forward_nothing_is_left(net: Net, again: bool) -> None:
+    """As in a container whose /proc/sys cannot be written."""
+    net.run(net.gateway, "nft", "add table ip filter")
+    net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
+    before = net.ruleset()
+    if again:
+        net.share("on")
+        net.run(net.gateway, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/ip_forward")
+    made = net.share("on", before=READ_ONLY)
+    assert made["error"] == "NetworkSharingFailed"
+    assert "net.ipv4.ip_forward cannot be set to 1" in made["text"]
+    assert "Read-only file system" in made["text"]
+    assert net.ruleset() == before
+    assert not net.state.exists()
+    assert net.share("on")["on"], "once it may be written, it works"
+
+
+def test_what_cannot_be_taken_back_is_told_and_taken_back_later(net: Net) -> None:
+    before = net.ruleset()
+    net.share("on")
+    made = net.share("off", before=READ_ONLY)
+    assert "net.ipv4.ip_forward cannot be set to 0" in made["text"]
+    assert net.state.exists(), "the earlier value is still known"
+    net.share("off")
+    assert (net.ruleset(), net.forward(), net.state.exists()) == (before, "0", False)
+
+
+def test_a_chain_that_cannot_be_opened_leaves_the_others_closed(net: Net) -> None:
+    """All rules or none: the second chain belongs to a process that lets nobody else change it."""
+    net.run(net.gateway, "nft", "add table ip filter")
+    net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
+    with subprocess.Popen(
+        ["ip", "netns", "exec", net.gateway, "nft", "-i"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as owner:
+        try:
+            assert owner.stdin is not None
+            owner.stdin.write("add table ip owned { flags owner; }\n")
+            owner.stdin.write("add chain ip owned forward { type filter hook forward priority 0; policy drop; }\n")
+            owner.stdin.flush()
+            deadline = time.monotonic() + 20
+            while "hook forward" not in net.ruleset().partition("table ip owned")[2]:
+                assert time.monotonic() < deadline, "needs an nft that knows tables of one process (0.9.9)"
+                time.sleep(0.1)
+            before = net.ruleset()
+            made = net.share("on")
+            assert made["error"] == "NetworkSharingFailed"
+            assert "not permitted" in made["text"]
+            assert net.ruleset() == before
+            assert net.forward() == "0"
+            assert not net.state.exists()
+        finally:
+            owner.kill()
+
+
+def test_rules_whose_record_is_lost_are_taken_away_by_off_and_replaced_by_on(net: Net) -> None:
+    net.run(net.gateway, "nft", "add table ip filter")
+    net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
+    before = net.ruleset()
+    net.share("on", "192.168.99.0/24")
+    net.state.write_text("{")
+    assert net.share("on")["on"]
+    assert "192.168.99" not in net.ruleset()
+    assert net.fetch() == "hello, board"
+    net.state.write_text("{")
+    net.share("off")
+    assert net.ruleset() == before
     assert not net.state.exists()
 
 
