@@ -358,7 +358,11 @@ def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: M
 @pytest.mark.parametrize(("choice", "content"), [([], UPSTREAM), (["--qpulib=upstream"], OWN)])
 def test_it_is_refused_before_anything_is_built(tmp_path: Path, choice: list[str], content: Mapping[str, str]) -> None:
     layout = exported_tree(tmp_path, content)
-    variables = {"INVOKE_NFS_FOLDER": str(layout.tree), "INVOKE_BUILD_FOLDER": str(tmp_path / "build")}
+    variables = {
+        "INVOKE_NFS_FOLDER": str(layout.tree),
+        "INVOKE_BUILD_FOLDER": str(tmp_path / "build"),
+        "DOCKER_HOST": f"unix://{tmp_path}/none",  # no build starts here, come what may
+    }
     done = subprocess.run(
         [sys.executable, "-m", "invoke", "deploy", *choice],
         cwd=ROOT,
