@@ -396,6 +396,11 @@ def _start(daemon: Daemon) -> EngineInfo:
     _refuse_second(daemon)
     sudo = _sudo("to start dockerd")
     _mount_cgroups(sudo)
+    # A new dockerd would wait for the containerd that a killed one left, also for one that has ended and that nobody
+    # has waited for: it goes by the number in a file.
+    if all(said.startswith("leftover") for said in _end_leftovers(daemon, shims=False)):
+        with contextlib.suppress(PermissionError):
+            (daemon.exec_root / "containerd" / "containerd.pid").unlink(missing_ok=True)
     daemon.pidfile.unlink(missing_ok=True)
     offset = daemon.log.stat().st_size if daemon.log.exists() else 0
     argv = [
@@ -546,8 +551,8 @@ def _end(record: ProcessRecord, name: str) -> None:
     )
 
 
-def _end_leftovers(daemon: Daemon) -> Iterator[str]:
-    """Where dockerd was killed, containerd and its shims stay behind: those on our exec-root are ours.
+def _end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
+    """Where dockerd was killed, containerd and its ``shims`` stay behind: those on our exec-root are ours.
 
     The same path in another root (a chroot, a container) or mount namespace is another daemon's: both must be ours.
     Tells what was done about each.
@@ -558,7 +563,7 @@ def _end_leftovers(daemon: Daemon) -> Iterator[str]:
         if not entry.name.isdigit():
             continue
         name = _command_name(int(entry.name))
-        if not name.startswith("containerd"):
+        if not name.startswith("containerd") or (name != "containerd" and not shims):
             continue
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")

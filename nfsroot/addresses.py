@@ -35,18 +35,10 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 def server_address(config: Config) -> str:
     """``nfs.address``; else this machine's address in the board's subnet, else the one on the way there.
 
-    Raises NetworkUnreachable when no route leads to the board's subnet, or the setting is no address.
+    Raises NetworkUnreachable when no route leads to the board's subnet.
     """
     if config.nfs.address:
-        try:
-            return str(ipaddress.IPv4Address(config.nfs.address))
-        except ValueError as fault:
-            raise NetworkUnreachable(
-                "nfs.address is not an IPv4 address",
-                expected="such as 192.168.77.1",
-                found=str(fault),
-                mend="correct it",
-            ) from fault
+        return config.nfs.address
     subnet = subnet_of(config)
     for address in own_addresses():
         if address in subnet:

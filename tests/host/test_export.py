@@ -37,11 +37,11 @@ from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
     ArtefactMissing,
+    ConfigError,
     DiskFull,
     EngineUnavailable,
     ForeignFolder,
     InUse,
-    NetworkUnreachable,
     PlatformMismatch,
     RootNeeded,
 )
@@ -685,5 +685,5 @@ def test_a_pc_outside_the_boards_subnet_is_warned_of(bootable: Path, tmp_path: P
 
 
 def test_a_name_where_an_address_belongs(bootable: Path, tmp_path: Path) -> None:
-    with pytest.raises(NetworkUnreachable, match=r"nfs\.address is not an IPv4 address"):
+    with pytest.raises(ConfigError, match=r"nfs\.address: expected an IPv4 address"):
         beside(bootable, tmp_path, address="my-pc.local")

@@ -37,7 +37,7 @@ class Package:
     def __init__(self, archive: Archive, folder: Path) -> None:
         self.archive, self.folder = archive, folder
         self.pool = archive.folder / "pool"
-        self.pool.mkdir()
+        self.pool.mkdir(exist_ok=True)
         text = (
             "Format: 3.0 (quilt)\nSource: small\nBinary: small\nArchitecture: all\nVersion: 1.0-1\n"
             f"Maintainer: Nobody <nobody@example.org>\nChecksums-Sha256:\n{sums(CONTENTS)}Files:\n"
@@ -60,7 +60,7 @@ class Package:
             f"Architecture: all\nFormat: 3.0 (quilt)\nDirectory: pool\nChecksums-Sha256:\n{sums(contents)}\n"
         )
         packed = gzip.compress(stanza.encode(), mtime=0)
-        (dist / "main" / "source").mkdir()
+        (dist / "main" / "source").mkdir(exist_ok=True)
         (dist / "main" / "source" / "Sources.gz").write_bytes(packed)
         lines = ["Suite: stone", "Codename: stone", "Architectures: armhf", "Components: main"]
         lines += ["Date: Thu, 01 Jan 2026 00:00:00 UTC", "SHA256:"]
