@@ -185,6 +185,7 @@ def _run_all(
                 bar.update(done, note=name)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            process.interrupt_all()  # or the files that run would be waited for
             raise
     return [told[name] for name in names]
 

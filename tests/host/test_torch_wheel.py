@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from email.message import Message
@@ -32,6 +33,7 @@ from recipes.qpu_ops import native
 from recipes.torch import audit, job, provenance, resolve, source, upstream, verify
 from recipes.torch import build as building
 from recipes.torch.build import Plan
+from toolchain import process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
     ArtefactDamaged,
@@ -859,6 +861,26 @@ def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
     assert crashed.failures == {"t.py": "ended by itself"}
     hung = upstream.tally("t.py", begun, {}, seconds=181, limit_s=60, hung=True)
     assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it")
+
+
+def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def run(client: object, made: object, folder: object, packages: object, out: object, name: str, *_: object) -> None:
+        if name == "first.py":
+            began.wait(20)
+            raise KeyboardInterrupt
+        with process.on_interrupt(ended.set):
+            began.set()
+            ended.wait(20)
+
+    monkeypatch.setattr(upstream, "_run_one", run)
+    monkeypatch.setattr(upstream, "compile_jobs", lambda _: 2)
+    made = job.TorchFlow(config())
+    monkeypatch.setattr(job.TorchFlow, "client", None)
+    with pytest.raises(KeyboardInterrupt):
+        upstream._run_all(made, tmp_path, tmp_path, tmp_path, ["first.py", "second.py"], {}, 60)
+    assert ended.is_set()
 
 
 @pytest.mark.engine
