@@ -7,7 +7,6 @@ byte for byte, as one that the engine has already would be loaded in no time, an
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -81,16 +80,13 @@ class Workspace:
     def alone(self) -> Iterator[None]:
         """One run of the benchmarks at a time, in a folder that is theirs. Raises InUse, or ForeignFolder."""
         self.results.mkdir(parents=True, exist_ok=True)
-        with (self.results / "lock").open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as fault:
-                raise InUse(
-                    f"other benchmarks run in {self.results}",
-                    expected="one run at a time: they would measure each other",
-                    found="its lock is held",
-                    mend="wait for the other run, or end it",
-                ) from fault
+        taken = InUse(
+            f"other benchmarks run in {self.results}",
+            expected="one run at a time: they would measure each other",
+            found="its lock is held",
+            mend="wait for the other run, or end it",
+        )
+        with files.held(self.results / "lock", taken):
             self._own()
             yield
 

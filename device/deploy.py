@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import os
 import posixpath
 import re
-import signal
 import stat
 import tarfile
 import time
@@ -199,7 +197,7 @@ def put(
         )
         if any(change.replaced or change.removed for change in changes):
             manifest = _recorded(manifest, changes, "", wheels or {})
-            with _signals_wait():
+            with files.swapping():
                 manifest.write(layout.manifest)
                 for _, content in contents:
                     for item in content.values():
@@ -241,26 +239,14 @@ class _Item:
 @contextlib.contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
     """Neither an export nor another deployment at the same time."""
-    with layout.lock.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise InUse(
-                f"{layout.tree} is being exported or deployed to by another run",
-                expected=f"nobody holds {layout.lock}",
-                found="a lock",
-                mend="wait for the other run, or end it",
-            ) from fault
+    taken = InUse(
+        f"{layout.tree} is being exported or deployed to by another run",
+        expected=f"nobody holds {layout.lock}",
+        found="a lock",
+        mend="wait for the other run, or end it",
+    )
+    with files.held(layout.lock, taken):
         yield
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _write_aside(tree: Path, layer: Artefact, asides: contextlib.ExitStack) -> dict[str, _Item]:

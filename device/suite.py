@@ -15,10 +15,8 @@ them are of the run that was started last.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -230,25 +228,22 @@ def test_on_pi(
 @contextlib.contextmanager
 def _alone(paths: Paths) -> Iterator[None]:
     """Be the only run that writes there, with an empty folder for its results. Raises InUse, RootNeeded."""
-    try:
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        lock = paths.lock.open("a")
-    except PermissionError as fault:
-        raise RootNeeded(
-            f"{paths.folder} belongs to another user",
-            expected="a folder for the report that you may write to",
-            found=str(fault),
-            mend="run the task with sudo, as whatever tested there, or set build.folder to a folder of your own",
-        ) from fault
-    with lock:
+    taken = InUse(
+        f"another run of the device suite writes to {paths.folder}",
+        expected=f"nobody holds {paths.lock}",
+        found="a lock",
+        mend="wait for the other run, or end it, or set build.folder to another folder",
+    )
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise InUse(
-                f"another run of the device suite writes to {paths.folder}",
-                expected=f"nobody holds {paths.lock}",
-                found="a lock",
-                mend="wait for the other run, or end it, or set build.folder to another folder",
+            paths.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(files.held(paths.lock, taken))
+        except PermissionError as fault:
+            raise RootNeeded(
+                f"{paths.folder} belongs to another user",
+                expected="a folder for the report that you may write to",
+                found=str(fault),
+                mend="run the task with sudo, as whatever tested there, or set build.folder to a folder of your own",
             ) from fault
         files.remove(paths.aside.folder)  # a run that was killed leaves it
         paths.aside.folder.mkdir()
@@ -259,12 +254,11 @@ def _alone(paths: Paths) -> Iterator[None]:
 
 
 def _swap_in(paths: Paths) -> None:
-    """Put the results in place; signals wait for these few renames.
+    """Put the results in place.
 
     Should the power fail between them, something is missing: old and new ones never stand side by side.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
+    with files.swapping():
         for old in paths.results[1:]:
             files.remove(old)
         for new, place in zip(paths.aside.results, paths.results, strict=True):
@@ -272,8 +266,6 @@ def _swap_in(paths: Paths) -> None:
                 os.replace(new, place)
             else:
                 files.remove(place)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def prepare(

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
 from toolchain.errors import ForeignFolder, InUse
-from toolchain.files import MARKER, remove, require_space
+from toolchain.files import MARKER, held, remove, require_space, swapping
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
@@ -230,27 +228,20 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
 def locked(final: Layout) -> Iterator[None]:
     """Be the only export of the tree, with no server of it. Raises InUse."""
     final.lock.parent.mkdir(parents=True, exist_ok=True)
-    with final.lock.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise InUse(
-                f"{final.tree} is being exported by another run",
-                expected=f"nobody holds {final.lock}",
-                found="a lock",
-                mend="wait for the other run, or end it",
-            ) from fault
-        with final.served.open("a") as served:
-            try:
-                fcntl.flock(served, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as fault:
-                raise InUse(
-                    f"{final.tree} is being served over NFS",
-                    expected="no server: a board that runs from the tree would lose its files",
-                    found=f"a lock on {final.served}",
-                    mend="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
-                ) from fault
-            yield
+    exported = InUse(
+        f"{final.tree} is being exported by another run",
+        expected=f"nobody holds {final.lock}",
+        found="a lock",
+        mend="wait for the other run, or end it",
+    )
+    served = InUse(
+        f"{final.tree} is being served over NFS",
+        expected="no server: a board that runs from the tree would lose its files",
+        found=f"a lock on {final.served}",
+        mend="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
+    )
+    with held(final.lock, exported), held(final.served, served):
+        yield
 
 
 def _refuse_foreign(final: Layout, *, as_folder: bool) -> None:
@@ -310,9 +301,8 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
-    """Put the finished parts in place; signals wait for these few renames."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
+    """Put the finished parts in place."""
+    with swapping():
         inodes: frozenset[int] = frozenset()
         if tree is not None:
             inodes = frozenset({tree.stat().st_ino})
@@ -324,8 +314,6 @@ def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest)
             _exchange(tree, final.tree)
         _exchange(beside, final.folder)
         manifest.write(final.manifest)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _exchange(new: Path, place: Path) -> None:

@@ -33,7 +33,7 @@ from types import FrameType
 from nfsroot.addresses import server_address, subnet_of
 from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
-from toolchain import process, progress
+from toolchain import files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, ServerFailed
 
@@ -225,16 +225,13 @@ def _kept_as_it_is(layout: Layout) -> Iterator[None]:
     if not layout.marker.is_file():
         yield
         return
-    with layout.served.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise InUse(
-                f"{layout.tree} cannot be served now",
-                expected="no export that replaces it",
-                found="one that runs",
-                mend="wait for it to end",
-            ) from fault
+    taken = InUse(
+        f"{layout.tree} cannot be served now",
+        expected="no export that replaces it",
+        found="one that runs",
+        mend="wait for it to end",
+    )
+    with files.held(layout.served, taken, shared=True):
         yield
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -818,24 +817,21 @@ def _unpack(tar: Path, folder: Path) -> None:
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Only one build at a time writes to a target's folder. Raises RootNeeded where that is another user's."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except PermissionError as fault:
-        raise RootNeeded(
-            f"{folder} belongs to another user",
-            expected="a build folder that you may write to",
-            found=str(fault),
-            mend="run the task with sudo, as whatever built there, or set build.folder to a folder of your own",
-        ) from fault
-    with lock as stream:
+    taken = ServerFailed(
+        f"another build works in {folder}",
+        expected="one build of a target at a time",
+        found="its lock is held",
+        mend="wait for it, or set build.folder to another folder",
+    )
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise ServerFailed(
-                f"another build works in {folder}",
-                expected="one build of a target at a time",
-                found="its lock is held",
-                mend="wait for it, or set build.folder to another folder",
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(files.held(folder / "lock", taken))
+        except PermissionError as fault:
+            raise RootNeeded(
+                f"{folder} belongs to another user",
+                expected="a build folder that you may write to",
+                found=str(fault),
+                mend="run the task with sudo, as whatever built there, or set build.folder to a folder of your own",
             ) from fault
         yield

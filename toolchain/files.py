@@ -9,13 +9,14 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import tarfile
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolchain.errors import DiskFull, ForeignFolder
+from toolchain.errors import DiskFull, ForeignFolder, UserError
 
 MARKER = ".pitorch-owned"
 """Name of the file that marks a folder as ours: only such folders are ever deleted."""
@@ -89,6 +90,27 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock file, which is made and stays. Raises ``refusal`` where another process holds it: nobody waits."""
+    with lock.open("a") as handle:
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            raise refusal from fault
+        yield
+
+
+@contextlib.contextmanager
+def swapping() -> Iterator[None]:
+    """A few renames that belong together: the signals that end a task wait for them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def remove(path: Path) -> None:
