@@ -64,9 +64,13 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
     version, digest = _pinned(recipe, suite)
     place = folder / f"{package}-{version}"
     description = _description(place, package, version)
-    damage = _damage(description) if description.is_file() and files.sha256_of(description) == digest else {}
+    damage: dict[str, str] = {}
+    if description.is_file():
+        found = files.sha256_of(description)
+        damage = _damage(description) if found == digest else {description.name: f"SHA-256 {found}"}
     for name, seen in damage.items():
-        progress.warn(f"{name} is not as {description.name} states ({seen}): the source is fetched anew")
+        states = "the recipe pins it" if name == description.name else f"{description.name} states"
+        progress.warn(f"{name} is not as {states} ({seen}): the source is fetched anew")
     if damage or not description.is_file():
         with files.scratch_folder(folder, package) as scratch:
             fetched = scratch / "fetched"
@@ -81,7 +85,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
             f"{package} {version} is not the source that the recipe pins",
             expected=f"{description.name} with SHA-256 {digest}",
             found=found,
-            mend=f"delete {place} and run the task again; a new revision of the package is a change of recipe.toml",
+            mend="check the mirror (image.mirror); a new revision of the package is a change of recipe.toml",
         )
     sums = _sums(description)
     if damage := _damage(description):

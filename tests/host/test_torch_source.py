@@ -116,6 +116,27 @@ def test_a_damaged_archive_is_fetched_anew(package: Package, warned: list[str], 
     assert package.missing == ""
 
 
+def test_a_damaged_description_is_fetched_anew(package: Package, warned: list[str]) -> None:
+    first = package.obtain()
+    path = package.place / DSC
+    path.write_bytes(path.read_bytes()[:-9])
+    assert package.missing == f"{DSC} is gone or damaged"
+    assert package.obtain() == first
+    assert len(warned) == 1
+    assert warned[0].startswith(f"{DSC} is not as the recipe pins it (SHA-256 ")
+    assert package.missing == ""
+
+
+def test_a_source_that_is_not_the_pinned_one_is_refused(package: Package, warned: list[str]) -> None:
+    pins = {**package.recipe.tables["archive"], "trixie_sha256": "0" * 64}
+    package.recipe = dataclasses.replace(package.recipe, tables={**package.recipe.tables, "archive": pins})
+    for number in range(2):
+        with pytest.raises(SourceUnavailable, match="not the source that the recipe pins") as caught:
+            package.obtain()
+        assert caught.value.found == sha256_of(package.pool / DSC)
+        assert len(warned) == number, "what lies here from the run before is asked for once more"
+
+
 def test_what_lies_beside_the_package_is_no_part_of_it(package: Package) -> None:
     first = package.obtain()
     (package.place / "notes.txt").write_text("mine")
