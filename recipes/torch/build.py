@@ -26,7 +26,6 @@ import docker
 
 from images.containers import calling_user, run_in
 from images.flavour import Suite
-from recipes.libqpu.build import cross_options
 from recipes.recipe import Recipe
 from recipes.torch.remaining import Remaining
 from recipes.torch.source import Source
@@ -113,12 +112,15 @@ class Plan:
         target, suite = self.config.image.target, self.suite
         python = f"/usr/lib/{target.gnu}"
         settings = {
-            "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
-            "CMAKE_CXX_COMPILER_TARGET": target.gnu,
+            "CMAKE_BUILD_TYPE": "Release",
+            "CMAKE_TOOLCHAIN_FILE": "/usr/src/recipe/inside/toolchain.cmake",
+            "PITORCH_GNU": target.gnu,
+            "PITORCH_PROCESSOR": target.wheel_platform.removeprefix("linux_"),
+            "PITORCH_FLAGS": self.flags,
+            "CMAKE_INSTALL_PREFIX": f"{_TREE}/torch",
+            "CMAKE_INSTALL_LIBDIR": "lib",
             "CMAKE_C_COMPILER_LAUNCHER": "ccache",
             "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
-            "CMAKE_C_FLAGS": self.flags,
-            "CMAKE_CXX_FLAGS": self.flags,
             "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
             "CMAKE_PROJECT_Torch_INCLUDE": "/usr/src/recipe/inside/speed.cmake",
             "Python_EXECUTABLE": "/usr/bin/python3",
@@ -131,7 +133,6 @@ class Plan:
         }
         return [
             *("cmake", "-S", _TREE, "-B", f"{_TREE}/build", "-G", "Ninja"),
-            *cross_options(target, f"{_TREE}/torch"),
             *(f"-D{name}={value}" for name, value in settings.items()),
         ]
 

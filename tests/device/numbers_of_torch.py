@@ -236,6 +236,12 @@ def _halved(x: Tensor, times: int) -> Tensor:
     return x
 
 
+def _told_apart(x: Tensor, a: int, b: int, c: int) -> Tensor:
+    if (a > 0 and b > 0 and c > 0) or (a < b and b < c and c < 40) or (a == 7 and b == 8 and c == 9 and a + b + c > 5):
+        return _halved(x, a + b)
+    return x - 1.0
+
+
 _scripted = torch.jit.script(_halved)
 
 
@@ -334,16 +340,16 @@ def _in_the_old_format(tensor: Tensor) -> Tensor:
 
 
 def saved_script() -> Tensor:
-    """A script with a loop and a branch, as torch.jit.save writes it."""
+    """A script with a call, a loop and a long condition, as torch.jit.save writes it."""
     stream = io.BytesIO()
-    torch.jit.save(_scripted, stream)
+    torch.jit.save(torch.jit.script(_told_apart), stream)
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
 def results_of(script: Tensor) -> dict[str, Tensor]:
     """What a saved script computes here."""
     loaded = torch.jit.load(io.BytesIO(script.numpy().tobytes()))
-    return {"five turns": loaded(drawn(8), 5), "none": loaded(drawn(8), 0)}
+    return {"taken": loaded(drawn(8), 2, 3, 4), "not taken": loaded(drawn(8), -1, -2, 4)}
 
 
 @case(FLOAT32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import platform
 import re
 import warnings
 from collections.abc import Callable
@@ -140,6 +141,76 @@ def test_a_scripted_loop_is_compiled_and_run_without_a_warning(capfd: pytest.Cap
         warnings.simplefilter("ignore", DeprecationWarning)  # later releases say so of TorchScript itself
         assert torch.jit.script(_counted)(torch.zeros(2), 3).tolist() == [6.0, 6.0]
     assert "overflow" not in capfd.readouterr().err
+
+
+def _chosen(x: torch.Tensor, a: int, b: int, c: int) -> torch.Tensor:
+    if (a > 0 and b > 0 and c > 0) or (a < b and b < c and c < 40) or (a == 7 and b == 8 and c == 9 and a + b + c > 5):
+        return x + 1.0
+    return x
+
+
+def test_a_script_with_a_long_condition_is_saved_and_loaded() -> None:
+    """On 32 bits an offset of -1 became 2^32 - 1, and saving ended with an index that is out of range (patch 0010)."""
+    memory = io.BytesIO()
+    torch.jit.save(torch.jit.script(_chosen), memory)
+    memory.seek(0)
+    loaded = torch.jit.load(memory)
+    assert loaded(torch.zeros(2), 1, 2, 3).tolist() == [1.0, 1.0]
+    assert loaded(torch.zeros(2), -1, -2, 3).tolist() == [0.0, 0.0]
+
+
+def lies_at(array: numpy.ndarray, offset: int) -> numpy.ndarray:
+    """A copy of an array whose data lie ``offset`` bytes behind a multiple of 64."""
+    room = numpy.zeros(array.nbytes + 128, dtype=numpy.uint8)
+    begin = -room.ctypes.data % 64 + offset
+    made = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+@pytest.mark.parametrize("offset", [8, 24, 40])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_an_array_of_numpy_lies_where_numpy_puts_it(dtype: str, offset: int) -> None:
+    """A complex number wants no more alignment than its parts: malloc promises 8 bytes on 32 bits (patch 0008)."""
+    array = lies_at(numpy.arange(1, 8, dtype=dtype) * (1 + 2j), offset)
+    tensor = torch.from_numpy(array)
+    assert tensor[3].item() == 4 + 8j
+    assert (tensor * 2).sum().item() == 2 * array.sum()
+    assert tensor[torch.tensor([1, 5])].tolist() == [2 + 4j, 6 + 12j]
+    assert numpy.allclose((tensor[:6].reshape(2, 3) @ tensor[:3]).numpy(), array[:6].reshape(2, 3) @ array[:3])
+    tensor[0] = 5 - 1j
+    assert array[0] == 5 - 1j
+    tensor.fill_(1j)
+    assert (array == 1j).all()
+
+
+def _shared_by(how: str, array: numpy.ndarray) -> torch.Tensor:
+    if how == "frombuffer":
+        whole = array.base
+        while whole.base is not None:
+            whole = whole.base
+        at = array.ctypes.data - whole.ctypes.data
+        return torch.frombuffer(whole, dtype=torch.from_numpy(array.copy()).dtype, count=array.size, offset=at)
+    return {
+        "from_numpy": torch.from_numpy,
+        "as_tensor": torch.as_tensor,
+        "asarray": lambda it: torch.asarray(it, copy=False),
+        "from_dlpack": torch.from_dlpack,
+    }[how](array)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int64", "complex64", "complex128"])
+@pytest.mark.parametrize("how", ["from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack"])
+def test_what_lies_where_this_machine_cannot_load_it_is_refused(how: str, dtype: str) -> None:
+    """Not shared, or the process would end with SIGBUS (patch 0009); a processor that can load it shares it."""
+    array = lies_at(numpy.arange(1, 6, dtype=dtype), 1)
+    if platform.machine().startswith("arm") and has_our_torch():
+        with pytest.raises((ValueError, RuntimeError, BufferError), match="align"):
+            _shared_by(how, array)
+    elif not platform.machine().startswith("arm"):
+        assert _shared_by(how, array).tolist() == array.tolist()
+    assert torch.tensor(array).tolist() == array.tolist(), "numpy copies it first"
+    assert torch.asarray(array, copy=True).tolist() == array.tolist()
 
 
 def has_our_torch() -> bool:

@@ -31,7 +31,6 @@ from images.flavour import load_suite
 from recipes import artefacts, flow, main_job, recipe
 from recipes.qpu_ops import native
 from recipes.torch import audit, job, provenance, resolve, source, upstream, verify
-from recipes.torch import build as building
 from recipes.torch.build import Plan
 from toolchain import process
 from toolchain.config import ROOT, Config, load_config
@@ -103,12 +102,6 @@ def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.Monke
     changed = {**value, "MINE": "1"} if isinstance(value, dict) else [*value, "-DMINE=1"]
     key = before.key("source 1")
     monkeypatch.setattr(Plan, what, property(lambda _: changed))
-    assert plan().key("source 1") != key
-
-
-def test_the_cross_compilers_options_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = plan().key("source 1")
-    monkeypatch.setattr(building, "cross_options", lambda target, prefix: [f"-DCMAKE_STRIP={target.gnu}-strip{prefix}"])
     assert plan().key("source 1") != key
 
 

@@ -1,0 +1,23 @@
+# CMake's toolchain file: Linux on 32-bit ARM, compiled on another machine, with the target's libraries in Debian's folders
+# for them. Which CPU that is, recipe.toml says: the flags of a variant.
+#
+# PITORCH_GNU        the target's GNU name, as arm-linux-gnueabihf
+# PITORCH_PROCESSOR  as uname says there
+# PITORCH_FLAGS      the compilers' options for its CPU
+set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES PITORCH_GNU PITORCH_PROCESSOR PITORCH_FLAGS)
+
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR ${PITORCH_PROCESSOR})
+set(CMAKE_LIBRARY_ARCHITECTURE ${PITORCH_GNU})
+
+set(CMAKE_C_COMPILER ${PITORCH_GNU}-gcc)
+if(NOT DEFINED CMAKE_CXX_COMPILER)
+  set(CMAKE_CXX_COMPILER ${PITORCH_GNU}-g++)
+endif()
+set(CMAKE_CXX_COMPILER_TARGET ${PITORCH_GNU})
+set(CMAKE_STRIP /usr/bin/${PITORCH_GNU}-strip)
+set(CMAKE_C_FLAGS_INIT "${PITORCH_FLAGS}")
+set(CMAKE_CXX_FLAGS_INIT "${PITORCH_FLAGS}")
+
+# Programs that the build runs are this machine's.
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
