@@ -21,6 +21,7 @@ from recipes import main_job
 from recipes.flow import Flow
 from toolchain import checks, files
 from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import InUse
 from toolchain.manifest import Manifest
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -92,10 +93,30 @@ def engine_runs() -> None:
     engine.ensure_running(load_config(SETTINGS))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """An engine that a test started is recorded in the tests' own build folder, where ./inv down does not look."""
+_SESSION = contextlib.ExitStack()
+
+
+def _present(*, alone: bool) -> contextlib.AbstractContextManager[None]:
+    """Be a session of this checkout's tests, or the only one. Raises InUse where that is not so."""
+    folder = ROOT / SETTINGS["build"]["folder"]
+    folder.mkdir(parents=True, exist_ok=True)
+    others = InUse("other tests of this checkout run", expected="none", found="a lock", mend="wait for them")
+    return files.held(folder / "sessions.lock", others, shared=not alone)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Others see that this one runs; whoever cannot write there starts no engine either."""
     if not hasattr(session.config, "workerinput"):
-        engine.down(load_config(SETTINGS))
+        with contextlib.suppress(PermissionError, InUse):
+            _SESSION.enter_context(_present(alone=False))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The engine that a test started ends with the last session; ./inv down does not look in the tests' folder."""
+    if not hasattr(session.config, "workerinput"):
+        _SESSION.close()
+        with contextlib.suppress(PermissionError, InUse), _present(alone=True):
+            engine.down(load_config(SETTINGS))
 
 
 @pytest.fixture(scope="session")

@@ -516,3 +516,13 @@ def test_a_broken_docker_configuration_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with pytest.raises(EngineConfigUnusable, match="configuration file"):
         engine.connect()
+
+
+@pytest.mark.engine
+def test_other_tests_of_this_checkout_that_end_leave_the_engine() -> None:
+    """It may be one that the tests started: the last of their sessions ends it."""
+    others = ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "--collect-only", "tests/host/test_errors.py"]
+    done = subprocess.run([sys.executable, *others], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout
+    with contextlib.closing(engine.connect()) as client:
+        assert client.ping()
