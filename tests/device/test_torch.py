@@ -189,7 +189,7 @@ def test_an_array_of_numpy_lies_where_numpy_puts_it(dtype: str, times: int) -> N
 
 def _shared_by(how: str, array: numpy.ndarray) -> torch.Tensor:
     if how == "frombuffer":
-        whole = array.base
+        whole = array
         while whole.base is not None:
             whole = whole.base
         at = array.ctypes.data - whole.ctypes.data
