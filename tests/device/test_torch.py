@@ -149,6 +149,7 @@ def _chosen(x: torch.Tensor, a: int, b: int, c: int) -> torch.Tensor:
     return x
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # later releases say so of TorchScript itself
 def test_a_script_with_a_long_condition_is_saved_and_loaded() -> None:
     """On 32 bits an offset of -1 became 2^32 - 1, and saving ended with an index that is out of range (patch 0010)."""
     memory = io.BytesIO()
