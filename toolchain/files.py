@@ -106,8 +106,10 @@ def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[No
 @contextlib.contextmanager
 def swapping() -> Iterator[None]:
     """A few renames that belong together: the signals that end a task wait for them."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        # A handler of one that came just now may raise out of this call, when they are blocked already.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

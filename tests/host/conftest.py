@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -96,26 +97,27 @@ def engine_runs() -> None:
 _SESSION = contextlib.ExitStack()
 
 
-def _present(*, alone: bool) -> contextlib.AbstractContextManager[None]:
-    """Be a session of this checkout's tests, or the only one. Raises InUse where that is not so."""
-    folder = ROOT / SETTINGS["build"]["folder"]
-    folder.mkdir(parents=True, exist_ok=True)
-    others = InUse("other tests of this checkout run", expected="none", found="a lock", mend="wait for them")
-    return files.held(folder / "sessions.lock", others, shared=not alone)
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Others see that this one runs; whoever cannot write there starts no engine either."""
     if not hasattr(session.config, "workerinput"):
-        with contextlib.suppress(PermissionError, InUse):
-            _SESSION.enter_context(_present(alone=False))
+        folder = ROOT / SETTINGS["build"]["folder"]
+        with contextlib.suppress(PermissionError):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _SESSION.enter_context((folder / "sessions.lock").open("a"))
+            fcntl.flock(lock, fcntl.LOCK_SH)  # one that ends the engine just now is waited for
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """The engine that a test started ends with the last session; ./inv down does not look in the tests' folder."""
     if not hasattr(session.config, "workerinput"):
         _SESSION.close()
-        with contextlib.suppress(PermissionError, InUse), _present(alone=True):
+        lock = ROOT / SETTINGS["build"]["folder"] / "sessions.lock"
+        others = InUse("other tests of this checkout run", expected="none", found="a lock", mend="wait for them")
+        with contextlib.ExitStack() as alone:
+            try:
+                alone.enter_context(files.held(lock, others))
+            except (OSError, InUse):
+                return
             engine.down(load_config(SETTINGS))
 
 
