@@ -119,7 +119,7 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
     target = config.image.target
     tar = workspace.folder / "minimal.tar"
     with progress.step("minimal root by mmdebstrap"):
-        (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"].facts["sources"], tar), times=1)
+        (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"].facts, tar), times=1)
     packages = sorted(set(steps["rootfs"].inputs["packages"].split()) | set(_torch_packages(steps)))
     client = engine.connect(timeout_s=3600)
     try:
@@ -143,16 +143,20 @@ def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
     return steps["rootfs"].inputs["torch packages"].split() if steps["torch"].facts["wheel"] else []
 
 
-def minimal_root(workspace: Workspace, sources: list[Mapping[str, Any]], tar: Path) -> None:
-    """A minimal root of the target, as anybody would make one. Raises CommandFailed."""
+def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> None:
+    """A minimal root of the target, as anybody would make one, from pockets as the mirror has them whole.
+
+    Raises CommandFailed.
+    """
     image = workspace.config.image
     program = process.require_program("mmdebstrap", "to build root filesystems")
     lines = []
-    for source in sources:
+    for source in mirror["sources"]:
         if image.architecture in source["architectures"]:
             options = f"arch={image.architecture} signed-by={source['keyring']}"
+            name = source["pocket"]["suite"]
             lines.append(
-                f"deb [{options}] {source['uri']} {source['pocket']['suite']} {' '.join(source['components'])}"
+                f"deb [{options}] {source['uri']} {mirror['names'].get(name, name)} {' '.join(source['components'])}"
             )
     with files.replacing(tar) as aside:
         named = aside.with_suffix(".tar")

@@ -71,6 +71,8 @@ class Verified:
     sources: tuple[Source, ...]
     indices: dict[str, str]
     warnings: tuple[str, ...]
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Release names of pockets that were taken by their other one → that."""
 
 
 def host_mirrors() -> dict[str, str]:
@@ -204,12 +206,14 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
             faults = list(pool.map(lambda item: _update(item[1], scratch / str(item[0]), limit_s), numbered))
         good: list[Source] = []
         warnings: list[str] = []
+        names: dict[str, str] = {}
         for number, (source, fault) in enumerate(zip(sources, faults, strict=True)):
             if not fault:
                 good.append(source)
                 continue
             if not strict and (state := _by_its_other_name(source, scratch / str(number), limit_s)):
                 good.append(source)
+                names[source.pocket.suite] = source.pocket.also
                 warnings.append(
                     f"pocket {source.pocket.suite} of {source.uri} cannot be verified: {fault} (the same release's "
                     f"signed index of {state} is whole, by the name {source.pocket.also}, and is taken)"
@@ -242,7 +246,7 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
         final = folder / "lists"
         files.remove(final)
         lists.rename(final)
-    return Verified(tuple(good), indices, tuple(warnings))
+    return Verified(tuple(good), indices, tuple(warnings), names)
 
 
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:

@@ -160,7 +160,11 @@ class Flow:
             for warning in verified.warnings:
                 progress.warn(warning)
             return Made(
-                facts={"indices": verified.indices, "sources": [_source_record(item) for item in verified.sources]},
+                facts={
+                    "indices": verified.indices,
+                    "sources": [_source_record(item) for item in verified.sources],
+                    "names": verified.names,
+                },
                 warnings=verified.warnings,
             )
 

@@ -57,6 +57,7 @@ def test_a_stale_pocket_is_left_out_with_a_warning(archive: Archive, tmp_path: P
     finally:
         archive.publish("stone-security")
     assert [item.pocket.name for item in found.sources] == ["main", "updates"]
+    assert found.names == {}
     (warning,) = found.warnings
     assert "stone-security" in warning
     assert "left out" in warning
@@ -86,6 +87,7 @@ def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -
     finally:
         archive.publish("stone")
     assert found.sources == wanted, "the image's own apt asks for the release's name, as ever"
+    assert found.names == {"stone": "solid"}, "for who asks the mirror itself"
     (warning,) = found.warnings
     assert "by the name solid" in warning
     assert "01 Jan 2026" in warning
