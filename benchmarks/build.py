@@ -158,6 +158,8 @@ def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> 
             lines.append(
                 f"deb [{options}] {source['uri']} {mirror['names'].get(name, name)} {' '.join(source['components'])}"
             )
+    # Our lists are taken with what this PC's apt is told of indices that are too old.
+    told = process.run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).output.strip().rstrip(";")
     with files.replacing(tar) as aside:
         named = aside.with_suffix(".tar")
         try:
@@ -165,6 +167,7 @@ def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> 
                 [
                     *(program, "--mode=root", "--variant=minbase", f"--architectures={image.architecture}"),
                     *("--format=tar", '--aptopt=APT::Sandbox::User "root"', "--include=ca-certificates"),
+                    *([f"--aptopt={told}"] if told else []),
                     *(image.suite, named, "-"),
                 ],
                 stdin="".join(f"{line}\n" for line in lines).encode(),
