@@ -104,6 +104,23 @@ def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.Monke
     assert plan().key("source 1") != key
 
 
+@pytest.mark.parametrize(
+    ("given", "compilers"),
+    [
+        ((), "arm-linux-gnueabihf-gcc arm-linux-gnueabihf-g++"),
+        (("-DCMAKE_C_COMPILER=mine", "-DCMAKE_CXX_COMPILER=clang++"), "mine clang++"),
+    ],
+)
+def test_a_compiler_of_the_command_line_wins_over_the_toolchain_file(
+    tmp_path: Path, given: tuple[str, ...], compilers: str
+) -> None:
+    script = tmp_path / "told.cmake"
+    place = ROOT / "recipes" / "torch" / "inside" / "toolchain.cmake"
+    script.write_text(f'include("{place}")\nmessage("${{CMAKE_C_COMPILER}} ${{CMAKE_CXX_COMPILER}}")\n')
+    argv = ["cmake", "-DPITORCH_GNU=arm-linux-gnueabihf", *given, "-P", str(script)]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stderr.strip() == compilers
+
+
 def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
     key = plan().key("source 1")
     other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
