@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import io
 import re
@@ -231,6 +232,34 @@ def test_what_lies_where_this_machine_cannot_load_it_is_refused(how: str, dtype:
         assert _shared_by(how, array).tolist() == array.tolist()
     assert torch.tensor(array).tolist() == array.tolist(), "numpy copies it first"
     assert torch.asarray(array, copy=True).tolist() == array.tolist()
+
+
+class _DLTensor(ctypes.Structure):
+    """A DLManagedTensor of dlpack.h, flat: the tensor's fields, then what its producer needs."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *(("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32)),
+        *(("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)),
+        *(("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64))),
+        *(("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)),
+    )
+
+
+@pytest.mark.parametrize("strides", [None, *([(2,)] if has_our_torch() else [])])
+def test_a_dlpack_tensor_begins_behind_its_data_by_its_offset(strides: tuple[int, ...] | None) -> None:
+    """Upstream's 2.6 reads from ``data`` (patch 0011); later ones refuse an offset of a tensor without strides."""
+    numbers = (ctypes.c_float * 6)(*range(6))
+    shape, steps = (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 1)(*strides) if strides else None
+    given = _DLTensor(ctypes.addressof(numbers), 1, 0, 1, 2, 32, 1, shape, steps, 8)
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    packed = capsule(ctypes.addressof(given), b"dltensor", None)
+    if has_our_torch():
+        assert torch.utils.dlpack.from_dlpack(packed).tolist() == [2.0, 4.0 if strides else 3.0]
+    else:
+        with pytest.raises(ValueError, match="byte_offset"):
+            torch.utils.dlpack.from_dlpack(packed)
 
 
 def test_it_was_built_with_what_the_recipe_asks_for() -> None:

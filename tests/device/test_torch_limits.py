@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
+import tempfile
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,13 @@ BYTES = torch.uint8
 def ones(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A tensor of any size over one element."""
     return torch.ones(1, dtype=dtype).expand(*sizes)
+
+
+def from_file(length: int, map_it: Callable[[str], object]) -> object:
+    """Map a file of ``length`` bytes, of which none takes room."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(length)
+        return map_it(file.name)
 
 
 SIZES: dict[str, Callable[[], object]] = {
@@ -63,6 +71,12 @@ SIZES: dict[str, Callable[[], object]] = {
     "bytes of a storage": lambda: torch.UntypedStorage.from_buffer(
         bytearray(64), count=2**30 + 4, dtype=torch.float32, byte_order="native"
     ),
+    "file": lambda: from_file(16, lambda name: torch.from_file(name, size=2**30 + 4)),
+    "less than nothing of a file": lambda: from_file(16, lambda name: torch.from_file(name, size=-(2**30) + 4)),
+    "file shared": lambda: from_file(16, lambda name: torch.from_file(name, shared=True, size=2**30 + 4)),
+    "whole file": lambda: from_file(WRAPS, lambda name: torch.UntypedStorage.from_file(name, False, 0)),
+    "shared memory by name": lambda: torch.UntypedStorage._new_using_filename_cpu(WRAPS),
+    "shared memory by descriptor": lambda: torch.UntypedStorage._new_using_fd_cpu(WRAPS),
 }
 INDICES: dict[str, Callable[[torch.Tensor, int], object]] = {
     "number": lambda x, at: x[at],
