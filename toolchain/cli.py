@@ -2,7 +2,7 @@
 
 ``mirror URL URL`` takes any number of URLs: Invoke itself gives a task a fixed number of positional arguments, so they
 are spelt as repeated options for it. And ``TASK --help`` helps with every task: where a task has a positional argument,
-Invoke would take ``--help`` for that.
+Invoke would take ``--help`` for that. And what is wrong with invoke.yaml's form is told as every other fault of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def spelt_out(argv: Sequence[str]) -> list[str]:
     for word in argv:
         if word in _MANY:
             option = _MANY[word]
-        elif option and (word.startswith("-") or "://" not in word):
+        elif option and (word.startswith("-") or not {".", ":"} & set(word)):
             option = "" if not word.startswith("-") else option
         elif option and words[-1] != option:
             words.append(option)
@@ -34,6 +34,9 @@ def main() -> None:
     """Run Invoke."""
     from invoke.main import program
 
+    from toolchain.settings import SettingsFiles
+
+    program.config_class = SettingsFiles
     program.run(["inv", *spelt_out(sys.argv[1:])])
 
 

@@ -323,14 +323,14 @@ class Config:
         return f"{self.image.name}/{role}:{self.image.label}"
 
 
-_SECTIONS = {item.name: typing.get_type_hints(Config)[item.name] for item in dataclasses.fields(Config)}
+SECTIONS = {item.name: typing.get_type_hints(Config)[item.name] for item in dataclasses.fields(Config)}
 
 _INVOKE_KEYS = frozenset({"run", "runners", "sudo", "tasks", "timeouts", "debug", "load_runtime", "runtime_path"})
 
 
 _VARIABLES = {
     f"INVOKE_{section}_{item.name}".upper(): f"{section}.{item.name}"
-    for section, kind in _SECTIONS.items()
+    for section, kind in SECTIONS.items()
     for item in dataclasses.fields(kind)
 }
 
@@ -352,7 +352,7 @@ def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
 def defaults() -> dict[str, dict[str, Any]]:
     """The tree of defaults for Invoke, so that its configuration is whole; lists appear as comma-separated text."""
     tree: dict[str, dict[str, Any]] = {}
-    for name, section in _SECTIONS.items():
+    for name, section in SECTIONS.items():
         made = section()
         values = {item.name: getattr(made, item.name) for item in dataclasses.fields(section)}
         tree[name] = {
@@ -387,9 +387,9 @@ def load_config(
     tree = _overlaid(tree, given_names)
     sections: dict[str, Any] = {}
     for key in tree:
-        if key not in _SECTIONS and key not in _INVOKE_KEYS:
-            faults.append(f"{key}: no such section{_nearest(key, _SECTIONS)}")
-    for name, section in _SECTIONS.items():
+        if key not in SECTIONS and key not in _INVOKE_KEYS:
+            faults.append(f"{key}: no such section{_nearest(key, SECTIONS)}")
+    for name, section in SECTIONS.items():
         given = tree.get(name, {})
         if not isinstance(given, Mapping) and not hasattr(given, "keys"):
             faults.append(f"{name}: expected a section with keys, found {given!r}")

@@ -29,6 +29,7 @@ from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefuse
 DEFAULT_LIMIT_S = 3600.0
 _TAIL_LINES = 25
 _POLITE_S = 5.0
+_SPOKEN = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 
 _PACKAGES = {
     "mmdebstrap": "mmdebstrap",
@@ -179,8 +180,8 @@ def run(
 ) -> Completed:
     """Run a command to its end and return what it printed.
 
-    ``env`` is laid over this process's environment. ``on_line`` sees each line as it comes; ``log`` receives the
-    command and all of its output. With ``merge_stderr`` false only stdout is returned and stderr is kept for errors.
+    ``env`` is laid over this process's environment, in which programs speak English: their words are looked at.
+    ``on_line`` sees each line as it comes; ``log`` receives the command and all of its output. With ``merge_stderr`` false only stdout is returned and stderr is kept for errors.
 
     Raises ProgramMissing, CommandFailed (unless ``check`` is false, with which only a program that cannot be started
     fails), ForeignBinaryRefused, or CommandTimedOut after ``limit_s`` seconds.
@@ -213,7 +214,7 @@ def run(
                     subprocess.Popen(
                         words,
                         cwd=cwd,
-                        env={**os.environ, **(env or {})},
+                        env={**os.environ, **_SPOKEN, **(env or {})},
                         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,8 @@ from toolchain.config import ROOT
         (["mirror", "--remove", "https://a"], ["mirror", "--remove", "--url", "https://a"]),
         (["mirror", "--url", "https://a"], ["mirror", "--url", "https://a"]),
         (["mirror", "https://a", "doctor", "--json"], ["mirror", "--url", "https://a", "doctor", "--json"]),
+        (["mirror", "a.example", "b:5000"], ["mirror", "--url", "a.example", "--url", "b:5000"]),
+        (["mirror", "--remove", "a.example", "doctor"], ["mirror", "--remove", "--url", "a.example", "doctor"]),
         (["verify", "--help"], ["--help", "verify"]),
         (["push", "-h"], ["--help", "push"]),
         (["--help", "verify"], ["--help", "verify"]),
@@ -68,3 +71,34 @@ def test_a_broken_configuration_is_reported_whole(monkeypatch: pytest.MonkeyPatc
     assert "2 faults" in done.stderr
     assert "image.suite: expected one of trixie, bookworm; did you mean 'trixie'?" in done.stderr
     assert "nfs.port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("image: trixie\n", "image: expected a section with keys, found 'trixie'"),
+        ("image: [suite]\n", "image: expected a section with keys"),
+        ("image: {suite: trixie\n", "not YAML: "),
+        ("- image\n", "expected sections with settings, found ['image']"),
+        ("1: 2\n", "1: expected the name of a section; YAML reads it as int"),
+        ("image:\n  on: trixie\n", "image.True: expected the name of a setting; YAML reads it as bool"),
+        ("image:\n  suite: {name: trixie}\n", "image.'suite': expected a value, found {'name': 'trixie'}"),
+        ("run: 5\n", "run: expected Invoke's own settings"),
+    ],
+)
+def test_a_settings_file_of_another_form_is_refused_without_a_traceback(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "invoke.yaml"
+    path.write_text(text)
+    done = run(f"--config={path}", "completion", "bash")
+    assert said in done.stderr
+    assert "edit invoke.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 11
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "image:\n  # suite: bookworm\n"])
+def test_an_empty_section_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "invoke.yaml"
+    path.write_text(text)
+    done = run(f"--config={path}", "completion", "bash")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -84,6 +84,14 @@ def test_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
     assert shlex.split(process.pasteable(program, tmp_path)) == ["cd", str(tmp_path), "&&", *program]
 
 
+def test_programs_speak_english_whatever_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    """apt's, mmdebstrap's and the compilers' words are looked at."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LANGUAGE", "de")
+    assert process.output_of(["sh", "-c", 'echo "$LC_ALL<$LANGUAGE>"']) == "C.UTF-8<>"
+    assert process.run(["sh", "-c", "echo $LC_ALL"], env={"LC_ALL": "C"}).output == "C\n"
+
+
 def test_folder_and_environment_are_the_given_ones_over_our_own(tmp_path: Path) -> None:
     done = process.run(["sh", "-c", 'pwd; echo "$MINE $PATH"'], cwd=tmp_path, env={"MINE": "yes"})
     assert done.output == f"{tmp_path}\nyes {os.environ['PATH']}\n"

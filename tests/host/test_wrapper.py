@@ -377,6 +377,23 @@ def test_without_root_and_sudo_it_says_what_for(public_checkout: Checkout) -> No
     assert "install sudo" in parts_of(ended.stderr)["mend"]
 
 
+def test_apts_words_are_understood_where_users_have_another_language(public_checkout: Checkout) -> None:
+    """What the archive has was thought absent, and the first run ended there."""
+    needs_dpkg()
+    programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo", "apt-cache"))
+    translating = programs / "apt-cache"
+    translating.write_text(
+        '#!/bin/sh\n[ "${LC_ALL-}" = C ] && exec /usr/bin/apt-cache "$@"\n'
+        "/usr/bin/apt-cache \"$@\" | sed 's/Candidate:/Installationskandidat:/; s/Installed:/Installiert:/'\n"
+    )
+    translating.chmod(0o755)
+    asked = subprocess.run(["apt-cache", "policy", "hello"], capture_output=True, text=True, check=False).stdout
+    if not re.search(r"Installed: \(none\)\n +Candidate: [^(]", asked):
+        pytest.skip("needs apt's lists, and the package hello not to be installed")
+    ended = run_unprivileged(public_checkout, str(programs), "hello   always   is asked for by a test\n")
+    assert "root's rights are needed to install these host packages" in ended.stderr
+
+
 def test_without_rights_for_the_lists_it_says_so_too(public_checkout: Checkout) -> None:
     needs_dpkg()
     programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo",))

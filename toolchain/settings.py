@@ -1,0 +1,61 @@
+"""invoke.yaml as Invoke reads it, where its form is ours: sections of settings. An empty one counts for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from invoke import config, exceptions
+from invoke.util import yaml  # type: ignore[attr-defined]
+
+from toolchain.config import SECTIONS
+from toolchain.errors import ConfigError
+
+
+class SettingsFiles(config.Config):
+    """Invoke's configuration. A file of a wrong form ends the program with every fault of it, as ConfigError does."""
+
+    def _load_yaml(self, path: Any) -> dict[str, Any]:
+        try:
+            document = super()._load_yaml(path)
+        except yaml.YAMLError as fault:
+            raise _refusal([f"{path}: not YAML: {' '.join(str(fault).split())}"]) from fault
+        found, faults = checked(document)
+        if faults:
+            raise _refusal([f"{path}: {fault}" for fault in faults])
+        return found
+
+
+def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
+    """The sections of a file that hold something, and what is wrong with the file's form."""
+    if document is None:
+        return {}, []
+    if not isinstance(document, Mapping):
+        return {}, [f"expected sections with settings, found {document!r}"]
+    of_invoke = config.Config.global_defaults()
+    found: dict[str, Any] = {}
+    faults: list[str] = []
+    for name, section in document.items():
+        if not isinstance(name, str):
+            faults.append(f"{name!r}: expected the name of a section; YAML reads it as {type(name).__name__}")
+        elif isinstance(of_invoke.get(name), Mapping) and not isinstance(section, Mapping):
+            faults.append(f"{name}: expected Invoke's own settings of that name, found {section!r}")
+        elif name not in SECTIONS:
+            found[name] = section  # Invoke's own, or refused where settings are read
+        elif isinstance(section, Mapping):
+            faults += [f"{name}.{key!r}: {wrong}" for key, value in section.items() if (wrong := _wrong(key, value))]
+            found[name] = section
+        elif section is not None:
+            faults.append(f"{name}: expected a section with keys, found {section!r}")
+    return found, faults
+
+
+def _wrong(key: Any, value: Any) -> str:
+    if not isinstance(key, str):
+        return f"expected the name of a setting; YAML reads it as {type(key).__name__}"
+    return f"expected a value, found {value!r}" if isinstance(value, Mapping) else ""
+
+
+def _refusal(faults: list[str]) -> exceptions.Exit:
+    fault = ConfigError(faults)
+    return exceptions.Exit(str(fault), code=fault.exit_code)
