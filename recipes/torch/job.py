@@ -63,8 +63,10 @@ class Done:
 class TorchFlow(flow.Flow):
     """The steps that build torch for one configuration."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, again: bool = False) -> None:
+        """With ``again`` the wheel is built, whatever the artefact cache has."""
         super().__init__(config)
+        self._again = again
         self.recipe = recipe.load("torch")
         self.plan = building.Plan.of(self.recipe, config, self.suite)
         self.products = resolve.products(config)
@@ -122,7 +124,7 @@ class TorchFlow(flow.Flow):
             builder = self._builder_of(needs["torch-builder"], found)
             versions = builder.versions()
             whole_key = provenance.artefact_key(key, versions)
-            if kept := artefacts.get(self.config, self.recipe.name, whole_key):
+            if not self._again and (kept := artefacts.get(self.config, self.recipe.name, whole_key)):
                 return self._from_cache(kept, key)
             began = time.time()
             with files.scratch_folder(self.root, "torch-wheel") as scratch:
@@ -197,6 +199,19 @@ class TorchFlow(flow.Flow):
             warnings=seen.warnings,
         )
 
+    def keep(self, made: Manifest) -> None:
+        """Put the products into the artefact cache again where it no longer has them as they were made."""
+        (wheel,) = [item.path for item in made.artefacts if item.path.suffix == ".whl"]
+        key = made.facts["key"]
+        whole_key = made.facts.get("cache") or provenance.artefact_key(key, provenance.versions_of(wheel))
+        try:
+            if artefacts.get(self.config, self.recipe.name, whole_key):
+                return
+        except ArtefactDamaged as fault:
+            progress.warn(f"{fault.summary}; it is put there anew")
+        artefacts.put(self.config, self.recipe.name, whole_key, [item.path for item in made.artefacts], recipe=key)
+        progress.say(f"    {wheel.name}: put into the artefact cache again, without building it")
+
     def _source(self, made: Manifest) -> sources.Source:
         return sources.Source(
             kind=made.facts["kind"],
@@ -246,17 +261,24 @@ def _note(made: Manifest) -> str:
     return f"ccache answered {used['hits']} of {used['calls']} compiler calls ({share:.0f} %)"
 
 
-def plan(config: Config) -> list[Decision]:
-    """Which steps would run, and why."""
+def plan(config: Config, *, again: bool = False) -> list[Decision]:
+    """Which steps would run, and why; ``again`` as in ``build_torch``."""
     with TorchFlow(config) as made:
-        return made.pipeline().plan()
+        return _plan(made, again=again)
 
 
-def build_torch(config: Config) -> Done:
-    """Build the wheel, or say that nothing changed. Raises a UserError of the step that failed."""
+def build_torch(config: Config, *, again: bool = False) -> Done:
+    """Build the wheel, or say that nothing changed. Raises a UserError of the step that failed.
+
+    With ``again`` it is built from source although one is at hand: ``verify`` and ``bench`` need the tree of a build.
+    """
     began = time.monotonic()
     ensure_running(config)
-    with flow.alone(config.target_root), TorchFlow(config) as made:
-        pipeline = made.pipeline()
-        manifests = pipeline.execute(pipeline.plan())
+    with flow.alone(config.target_root), TorchFlow(config, again=again) as made:
+        manifests = made.pipeline().execute(_plan(made, again=again))
+        made.keep(manifests[-1])
     return Done(tuple(manifests), time.monotonic() - began)
+
+
+def _plan(made: TorchFlow, *, again: bool) -> list[Decision]:
+    return made.pipeline().plan(force=frozenset({"torch-wheel"} if again else ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import re
@@ -22,11 +23,12 @@ from images.flavour import load_suite
 from recipes import artefacts, recipe
 from recipes.torch import build as building
 from recipes.torch import job, provenance, resolve, source, verify
-from toolchain.config import ROOT, load_config
+from toolchain import progress
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, WheelUnusable
 from toolchain.files import sha256_of
 from toolchain.manifest import Artefact, Manifest
-from toolchain.steps import Made
+from toolchain.steps import Made, Pipeline, Step
 
 
 class StandIn:
@@ -54,21 +56,25 @@ class StandIn:
 class StandInFlow(job.TorchFlow):
     """The flow with that builder, as if the steps before the wheel had run."""
 
-    def __init__(self, folder: Path, builder: StandIn) -> None:
-        super().__init__(load_config({"build": {"folder": str(folder)}}))
+    def __init__(self, folder: Path, builder: StandIn, *, again: bool = False) -> None:
+        super().__init__(load_config({"build": {"folder": str(folder)}}), again=again)
         self.stand_in = builder
 
     def _builder_of(self, *_: object, **__: object) -> building.Builder:
         return cast("building.Builder", self.stand_in)
 
-    def run(self) -> Made:
-        """Only the last step."""
+    @property
+    def needs(self) -> dict[str, Manifest]:
+        """Of the steps before."""
         facts = {"kind": "archive", "folder": "pytorch-1", "identity": "archive pytorch 1", "files": {}}
-        needs = {
+        return {
             "torch-builder": Manifest(step="torch-builder", key="", inputs={}, facts={"image": "sha256:1"}),
             "torch-source": Manifest(step="torch-source", key="", inputs={}, facts=facts),
         }
-        return self._torch_wheel().action(needs)
+
+    def run(self) -> Made:
+        """Only the last step."""
+        return self._torch_wheel().action(self.needs)
 
     @property
     def there(self) -> dict[str, bytes]:
@@ -114,6 +120,84 @@ def test_a_placed_file_that_is_not_as_it_was_made_is_made_anew(tmp_path: Path) -
     assert step.missing(recorded) == f"{wheel.name} is not the file that was made"
     made.run()
     assert (wheel.read_bytes(), step.missing(recorded)) == (content, ""), "from the artefact cache"
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """``build_torch`` and ``plan``, with a builder that takes a moment."""
+    builder = StandIn(FIT)
+
+    class Whole(StandInFlow):
+        def __init__(self, config: Config, *, again: bool = False) -> None:
+            super().__init__(config.build_root, builder, again=again)
+
+        def stand_in_for(self, name: str, _: object) -> Made:
+            return Made(facts=self.needs[name].facts)
+
+        def pipeline(self, *, workbench: bool = False) -> Pipeline:
+            del workbench
+            before = [
+                Step(name=name, title=name, inputs={}, action=functools.partial(self.stand_in_for, name))
+                for name in self.needs
+            ]
+            return Pipeline(self.root, (*before, self._torch_wheel()))
+
+    monkeypatch.setattr(job, "TorchFlow", Whole)
+    monkeypatch.setattr(job, "ensure_running", lambda _: None)
+    return builder
+
+
+@pytest.mark.parametrize("lost", ["damaged", "set aside by another task", "deleted"])
+def test_a_lost_entry_of_the_cache_is_made_of_the_products_without_building(
+    tmp_path: Path, whole: StandIn, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    key = resolve.key(config)
+    job.build_torch(config)
+    assert "put into the artefact cache again" not in "".join(said)
+    kept = artefacts.of_recipe(config, "torch", key)
+    assert kept
+    before = {path.name: path.read_bytes() for path in kept}
+    if lost == "deleted":
+        shutil.rmtree(kept[0].parent)
+    else:
+        wheel = next(path for path in kept if path.suffix == ".whl")
+        wheel.chmod(0o644)
+        wheel.write_bytes(b"damaged")
+        if lost == "set aside by another task":
+            with pytest.raises(ArtefactDamaged, match="is damaged"):
+                list(artefacts.entries(config))
+            assert list(artefacts.entries(config)) == []
+    said.clear()
+    job.build_torch(config)
+    assert any("skipped (inputs unchanged)" in line for line in said)
+    assert any("put into the artefact cache again, without building it" in line for line in said)
+    (entry,) = artefacts.entries(config)
+    assert (entry.paths, entry.recipe) == (kept, key)
+    assert {path.name: path.read_bytes() for path in entry.paths} == before
+    assert whole.built == 1
+    said.clear()
+    job.build_torch(config)
+    assert "put into the artefact cache again" not in "".join(said)
+
+
+def test_a_wheel_that_is_at_hand_is_built_again_where_that_is_asked_for(tmp_path: Path, whole: StandIn) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    job.build_torch(config)
+    shutil.rmtree(resolve.products(config))
+    assert job.build_torch(config).wheel.facts["cache"], "a wheel that was taken has no tree"
+    job.build_torch(config)
+    assert whole.built == 1
+    assert [(item.runs, item.reason) for item in job.plan(config)] == [(False, "inputs unchanged")] * 3
+    assert [(item.runs, item.reason) for item in job.plan(config, again=True)][-1] == (True, "asked for")
+    done = job.build_torch(config, again=True)
+    assert whole.built == 2
+    assert "ccache" in done.wheel.facts
+    assert len(list(artefacts.entries(config))) == 1
+    job.build_torch(config)
+    assert whole.built == 2
 
 
 def test_a_refused_wheel_reaches_nobody(tmp_path: Path) -> None:
