@@ -104,19 +104,22 @@ def build_image(
         "source": "archive (the distribution's source package) or git (upstream's tag); default: torch.source",
         "variant": "CPU of the wheel: neon or baseline (default: torch.variant)",
         "option": "a CMake option over the recipe's, NAME=VALUE (may be given several times)",
+        "again": "build from source although a wheel is at hand; ccache answers what it knows",
         "plan": "say which steps would run and why, and touch nothing",
     },
     iterable=["option"],
 )
 @_reported
-def build_torch(context: Context, option: list[str], source: str = "", variant: str = "", plan: bool = False) -> None:
+def build_torch(
+    context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
+) -> None:
     """Build the torch wheel for the target from source. It takes long, and goes on where it was interrupted."""
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
-        print(plan_table(torch_job.plan(config)))
+        print(plan_table(torch_job.plan(config, again=again)))
         return
-    done = torch_job.build_torch(config)
+    done = torch_job.build_torch(config, again=again)
     progress.summary(f"torch built in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
 
 

@@ -59,7 +59,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False)
     """
     chosen = _chosen(name)
     if not name and not torch_wheel.has_tree(config):
-        progress.say("    torch is left out: ./inv build-torch has left no build tree to take command lines from")
+        progress.say("    torch is left out: no build has left a tree of it (./inv build-torch --again does)")
         chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
     if times < 1:
         raise UserError("nothing can be measured in no run", expected="--times of 1 or more", found=str(times))

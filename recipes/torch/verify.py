@@ -65,7 +65,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             "there is no build tree of torch to draw objects from",
             expected=f"{listed.name} in {listed.parent}",
             found="no such file",
-            mend="run ./inv build-torch (a kept or fetched wheel has no tree), or use --full",
+            mend="run ./inv build-torch --again (a kept or fetched wheel has no tree), or use --full",
         )
     # A precompiled header is no object. What unites the sources of a folder ends in .cxx too, and is one.
     commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]

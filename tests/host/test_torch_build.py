@@ -617,8 +617,12 @@ def test_nothing_to_draw_from(tree: Compiles) -> None:
     with pytest.raises(ArtefactMissing, match="nothing to compare"):
         sampled(tree, 0)
     shutil.rmtree(tree.home / "pytorch")
-    with pytest.raises(ArtefactMissing, match="no build tree"):
+    with pytest.raises(ArtefactMissing, match="no build tree") as caught:
         sampled(tree, 3)
+    assert "./inv build-torch --again" in caught.value.mend, "without it a wheel that is at hand is taken"
+    with pytest.raises(ArtefactMissing, match="no build tree") as caught:
+        torch_wheel.command_lines(cast("building.Builder", tree))
+    assert "./inv build-torch --again" in caught.value.mend
 
 
 class Again(StandIn):
