@@ -45,7 +45,11 @@ class Verified:
 
 
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
-    """Build again and compare. Raises NotReproducible with the names that differ, ArtefactMissing without a build."""
+    """Build again and compare.
+
+    Raises NotReproducible with the names that differ, ArtefactMissing without a whole build. What does not
+    compile at all is no other object: CommandFailed, DiskFull, MemoryExhausted, as by ``Builder.run``.
+    """
     ensure_running(config)
     with flow.alone(config.target_root), job.TorchFlow(config) as made:
         if full:
@@ -75,17 +79,18 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
         )
     # S311: objects are drawn so that a run can be repeated, not so that nobody can guess them.
     drawn = random.Random(seed).sample(commands, min(sample, len(commands)))  # noqa: S311
+    _require_made(listed.parent, [_object_of(item) for item in drawn])
     differing, names = [], []
     with progress.bar("torch: objects compiled again", total=len(drawn)) as bar:
         for number, item in enumerate(drawn):
             words = shlex.split(item["command"])
-            out = words[words.index("-o") + 1]
+            out = _object_of(item)
             words[words.index("-o") + 1] = "/tmp/again.o"  # noqa: S108
             name = out.rsplit("/", 1)[-1].removesuffix(".o")
             names.append(name)
             bar.update(number, note=name)
-            script = f"cd {_TREE}; {shlex.join(words)}; cmp {shlex.quote(out)} /tmp/again.o && echo the same bytes"
-            said = builder.run(["sh", "-uc", script], environment={"CCACHE_DISABLE": "1"}, check=False)
+            script = f"cd {_TREE}; {shlex.join(words)}; ! cmp {shlex.quote(out)} /tmp/again.o || echo the same bytes"
+            said = builder.run(["sh", "-euc", script], environment={"CCACHE_DISABLE": "1"})
             if "the same bytes" not in said:
                 differing.append(name)
     if differing:
@@ -96,6 +101,25 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             mend=f"--seed={seed} draws the same ones; the log is {builder.log}",
         )
     return Verified("sampled", tuple(names), seed, time.monotonic() - began)
+
+
+def _object_of(command: Mapping[str, str]) -> str:
+    """Where a command of the database writes to, from the build's folder."""
+    words = shlex.split(command["command"])
+    return words[words.index("-o") + 1]
+
+
+def _require_made(tree: Path, objects: Sequence[str]) -> None:
+    """Raise ArtefactMissing for objects that no build has come to: the database is there since configure."""
+    absent = [name for name in objects if not (tree / name).is_file()]
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise ArtefactMissing(
+            "the build tree of torch is not complete",
+            expected="every object that was drawn: a build that came to its end",
+            found=f"no {absent[0].rsplit('/', 1)[-1]}{more}",
+            mend="run ./inv build-torch --again, which goes on from there",
+        )
 
 
 def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: str) -> Verified:

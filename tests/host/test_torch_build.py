@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
 import re
@@ -30,7 +31,7 @@ from recipes.torch import job, source, verify
 from recipes.torch.remaining import Remaining
 from toolchain import progress
 from toolchain.config import load_config
-from toolchain.errors import ArtefactMissing, CommandFailed, DiskFull, NotReproducible
+from toolchain.errors import ArtefactMissing, CommandFailed, DiskFull, MemoryExhausted, NotReproducible
 from toolchain.manifest import Artefact, Manifest
 
 
@@ -548,8 +549,11 @@ class Compiles:
 
     def run(self, argv: Sequence[str], **_: object) -> str:
         """What it printed."""
-        words = [word.replace("/tmp/again.o", str(self.home / "again.o")) for word in argv]
+        here = {"/tmp/again.o": str(self.home / "again.o"), "/usr/src/torch/": f"{self.home}/"}
+        words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            raise CommandFailed("failed", returncode=done.returncode, tail=done.stdout)
         return done.stdout
 
 
@@ -580,21 +584,50 @@ def test_objects_that_are_compiled_again_to_the_same_bytes(tree: Compiles) -> No
     assert len(sampled(tree, 2).names) == 2
 
 
-@pytest.mark.parametrize("spoil", ["other bytes", "does not compile", "gone"])
-def test_an_object_that_is_not_the_same_is_named(tree: Compiles, spoil: str) -> None:
-    build = tree.home / "pytorch" / "build"
-    if spoil == "other bytes":
-        with (build / "two.c.o").open("ab") as stream:
-            stream.write(b"\0")
-    elif spoil == "does not compile":
-        (build / "two.c").write_text("int two(void) {")
-    else:
-        (build / "two.c.o").unlink()
+def test_an_object_that_is_not_the_same_is_named(tree: Compiles) -> None:
+    with (tree.home / "pytorch" / "build" / "two.c.o").open("ab") as stream:
+        stream.write(b"\0")
     with pytest.raises(NotReproducible, match="1 of 3 objects") as caught:
         sampled(tree, 3)
     assert caught.value.found == "two.c"
     assert "--seed=7" in caught.value.mend
     assert str(tree.log) in caught.value.mend
+
+
+def test_a_tree_that_was_interrupted_is_told_as_one_before_anything_is_compiled(
+    tree: Compiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tree.home / "pytorch" / "build" / f"{name}.c.o").unlink()
+    monkeypatch.setattr(Compiles, "run", None)
+    with pytest.raises(ArtefactMissing, match="is not complete") as caught:
+        sampled(tree, 3)
+    assert re.fullmatch(r"no (one|two)\.c\.o and 1 more", caught.value.found)
+    assert "./inv build-torch --again" in caught.value.mend
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [
+        ("false", CommandFailed),
+        ("sh -c 'kill -9 $$'", MemoryExhausted),
+        ("sh -c 'echo gcc: fatal error: Killed signal terminated program cc1plus; exit 1'", MemoryExhausted),
+    ],
+)
+def test_what_does_not_compile_is_not_taken_for_another_object(
+    tmp_path: Path, tree: Compiles, monkeypatch: pytest.MonkeyPatch, program: str, fault: type[CommandFailed]
+) -> None:
+    monkeypatch.setattr(building, "memory_kills", lambda: 0)
+    monkeypatch.setattr(verify, "_TREE", str(tree.home / "pytorch" / "build"))
+    listed = tree.home / "pytorch" / "build" / "compile_commands.json"
+    commands = [{**item, "command": f"{program} {item['command']}"} for item in json.loads(listed.read_text())]
+    listed.write_text(json.dumps(commands))
+    builder = a_builder(tmp_path)
+    builder.home = tree.home
+    with pytest.raises(fault) as caught:
+        verify.sampled(builder, 3, 7)
+    assert type(caught.value) is fault
 
 
 def test_united_sources_are_drawn_and_precompiled_headers_are_not(tree: Compiles) -> None:
