@@ -42,7 +42,7 @@ _PATIENCE_S = 20.0
 """For ninja on Ctrl-C: what compilers and linkers have written in part it removes, or would take for whole later on."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
-"""An estimate, for a tree that is there already, and for packaging."""
+"""An estimate, for a tree with objects, and for packaging."""
 _NEXT_TO_NOTHING_MIB = 16
 """Less than any of the libraries that are written when the wheel is packaged."""
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
@@ -50,6 +50,8 @@ _KILLED = re.compile(r"Killed signal terminated program|unable to execute comman
 _STATUS_OF_KILLED = 137
 """The C library's words, in whoever's message; the container's locale is C."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
+_NINJA_LOG = ".ninja_log"
+"""There is none before the first object is compiled."""
 _RUNS = "runs.json"
 _STATISTICS = "ccache.log"
 _HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
@@ -216,7 +218,8 @@ class Builder:
 
     def build(self, folder: Path) -> Built:
         """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull, MemoryExhausted."""
-        needed = _NEEDED_TO_GO_ON_MIB if self.home.is_dir() else _NEEDED_MIB
+        compiled = (self.home / "pytorch" / "build" / _NINJA_LOG).is_file()
+        needed = _NEEDED_TO_GO_ON_MIB if compiled else _NEEDED_MIB
         files.require_space(self.home, needed, "torch's sources and objects")
         with files.room_for("torch's build", self.home):
             return self._phases(folder)

@@ -192,7 +192,13 @@ def test_room_is_looked_for_before_a_tree_before_going_on_and_before_packaging(t
             builder.build(tmp_path / "out")
         assert caught.value.expected.startswith("9000 MiB")
         assert not builder.home.exists()
-        builder.home.mkdir(parents=True)
+        tree = builder.home / "pytorch" / "build"
+        tree.mkdir(parents=True)
+        (builder.home / "runs.json").write_text("[]")
+        with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
+            builder.build(tmp_path / "out")
+        assert caught.value.expected.startswith("9000 MiB"), "what is begun before an object is compiled is no tree yet"
+        (tree / ".ninja_log").touch()
         with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
             builder.build(tmp_path / "out")
         assert caught.value.expected.startswith("1500 MiB")
