@@ -52,6 +52,11 @@ _STATUS_OF_KILLED = 137
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
 _NINJA_LOG = ".ninja_log"
 """There is none before the first object is compiled."""
+_OPTIONS = {
+    "archive": "the distribution's source package has no XNNPACK, oneDNN, kineto, gloo and googletest, which some "
+    "options build (--source=git has them)",
+    "git": "not every option of torch's can be built for this target",
+}
 _RUNS = "runs.json"
 _STATISTICS = "ccache.log"
 _HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
@@ -276,13 +281,21 @@ class Builder:
         self.run(["/usr/src/recipe/inside/prepare", "/usr/src/source", self._source.kind])
 
     def configure(self) -> None:
-        """Run CMake; where its options are as they were, what it made is kept."""
+        """Run CMake; where its options are as they were, what it made is kept.
+
+        Raises as ``run``; where options of the user's are among them, the mend speaks of these.
+        """
         argv = self._plan.configure
         stamp = self.home / "configured"
         if stamp.is_file() and stamp.read_text() == shlex.join(argv):
             return
         files.remove(self.home / "pytorch" / "build")
-        self.run(argv)
+        try:
+            self.run(argv)
+        except CommandFailed as fault:
+            if options := self._plan.config.torch.options:
+                fault.mend = f"try it without {', '.join(options)}: {_OPTIONS[self._source.kind]}; {fault.mend}"
+            raise
         files.write_text_atomically(stamp, shlex.join(argv))
 
     def compile(self) -> None:

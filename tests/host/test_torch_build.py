@@ -321,6 +321,17 @@ def test_cmake_runs_again_when_its_options_change_and_after_a_failure(tmp_path: 
     assert not made.exists(), "what was made with other options is gone"
 
 
+@pytest.mark.parametrize("options", [[], ["USE_OPENMP=OFF", "USE_XNNPACK=ON"]])
+def test_where_cmake_fails_the_users_options_are_named(tmp_path: Path, options: list[str]) -> None:
+    builder = recorder(tmp_path, options=options)
+    builder.fails = True
+    with pytest.raises(CommandFailed, match="cmake failed") as caught:
+        builder.configure()
+    assert ("try it without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.mend) == bool(options)
+    assert ("--source=git has them" in caught.value.mend) == bool(options)
+    assert not (builder.home / "configured").exists()
+
+
 NINJA = (
     "ninja: Entering directory `/usr/src/torch/pytorch/build'",
     "[1/1219] Building CXX object c10/CMakeFiles/c10.dir/core/Allocator.cpp.o",
