@@ -52,6 +52,8 @@ _STATUS_OF_KILLED = 137
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
 _NINJA_LOG = ".ninja_log"
 """There is none before the first object is compiled."""
+_COMPILERS = re.compile(r"(lib)?(clang|llvm|gcc|stdc\+\+|binutils)|g\+\+|cpp|lib(gmp|isl|mpc|mpfr)\d")
+"""Names of the packages that compilers, their libraries and assemblers are of."""
 _OPTIONS = {
     "archive": "the distribution's source package has no XNNPACK, oneDNN, kineto, gloo and googletest, which some "
     "options build (--source=git has them)",
@@ -213,7 +215,7 @@ class Builder:
         self, client: docker.DockerClient, image: str, image_id: str, plan: Plan, source: Source, log: Path
     ) -> None:
         self._client, self._image, self._plan, self._source, self.log = client, image, plan, source, log
-        self._cached = True
+        self._cached, self._compilers = True, ""
         config = plan.config
         # The compiler and its libraries are in the image: another image starts with another tree.
         self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
@@ -424,6 +426,12 @@ class Builder:
             raise self._disk_full(full[0])
         return said
 
+    @property
+    def _compiler_check(self) -> str:
+        """``compiler_check`` of the builder image, which is asked once."""
+        self._compilers = self._compilers or compiler_check(packages_in(self._client, self._image))
+        return self._compilers
+
     def _disk_full(self, words: str) -> DiskFull:
         return DiskFull(
             "the disk became full while torch was being built",
@@ -465,11 +473,10 @@ class Builder:
             environment={
                 **self._plan.environment,
                 "CCACHE_DIR": "/usr/src/ccache",
-                "CCACHE_COMPILERCHECK": "content",
                 "CCACHE_DEPEND": "1",  # the compiler names the headers that it read: nothing is preprocessed twice
                 "CCACHE_MAXSIZE": "10G",
                 "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
-                **({} if self._cached else {"CCACHE_DISABLE": "1"}),
+                **({"CCACHE_COMPILERCHECK": self._compiler_check} if self._cached else {"CCACHE_DISABLE": "1"}),
                 **environment,
             },
             workdir=_HOME,
@@ -487,14 +494,29 @@ def versions_in(client: docker.DockerClient, image: str, target: Architecture) -
 
     Nothing of the build is mounted: the engine would make a folder that is not there yet, as root.
     """
+    said = [_ask(client, image, program, "--version")[:1] for program in ("clang++", f"{target.gnu}-g++")]
+    return {**packages_in(client, image), "compiler": "; ".join(line for lines in said for line in lines)}
 
-    def ask(*argv: str) -> list[str]:
-        return run_in(client, image, argv, architecture=host_architecture()).output.splitlines()
 
-    listed = ask("dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
-    packages = dict(line.split(" ", 1) for line in listed if " " in line)
-    said = [ask(program, "--version")[:1] for program in ("clang++", f"{target.gnu}-g++")]
-    return {**packages, "compiler": "; ".join(line for lines in said for line in lines)}
+def packages_in(client: docker.DockerClient, image: str) -> dict[str, str]:
+    """Packages of an image by NAME:ARCHITECTURE, with their versions."""
+    listed = _ask(client, image, "dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
+    return dict(line.split(" ", 1) for line in listed if " " in line)
+
+
+def compiler_check(packages: Mapping[str, str]) -> str:
+    """What ccache takes for the compilers' identity: the packages that they are of, with their versions.
+
+    The bytes of the program that is called say little: ``clang`` loads all that compiles from libclang-cpp and libLLVM,
+    GCC's driver starts ``cc1plus`` and ``as``.
+    """
+    return "string:" + " ".join(
+        f"{name}={version}" for name, version in sorted(packages.items()) if _COMPILERS.match(name)
+    )
+
+
+def _ask(client: docker.DockerClient, image: str, *argv: str) -> list[str]:
+    return run_in(client, image, argv, architecture=host_architecture()).output.splitlines()
 
 
 def memory_kills() -> int:

@@ -81,6 +81,7 @@ def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]
         return Ran(done.stdout, 0.0)
 
     monkeypatch.setattr(building, "run_in", run_in)
+    monkeypatch.setattr(building, "packages_in", lambda *_: {"clang-19:amd64": "1:19.1.7-3", "sed:amd64": "4.9-2"})
     return seen
 
 
@@ -474,6 +475,71 @@ def test_a_second_build_has_a_tree_of_its_own_and_no_cache(
     for item in (builder, again):
         item.run(["true"])
     assert [found.get("CCACHE_DISABLE") for found in without_container] == [None, "1"]
+
+
+BUILDER = {
+    "apt:amd64": "3.0.3",
+    "base-files:amd64": "13.8",
+    "binutils-arm-linux-gnueabihf:amd64": "2.44-3",
+    "clang-19:amd64": "1:19.1.7-3+b1",
+    "cmake:amd64": "3.31.6-2",
+    "cpp-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
+    "g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
+    "gcc-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
+    "libbinutils:amd64": "2.44-3",
+    "libc6:amd64": "2.41-12",
+    "libclang-cpp19:amd64": "1:19.1.7-3+b1",
+    "libcpuinfo0:armhf": "0.0~git20250327.39ea79a-1",
+    "libgcc-14-dev-armhf-cross:all": "14.2.0-19cross1",
+    "libisl23:amd64": "0.27-1",
+    "libllvm19:amd64": "1:19.1.7-3+b1",
+    "libmpfr6:amd64": "4.2.2-1",
+    "libstdc++-14-dev-armhf-cross:all": "14.2.0-19cross1",
+    "llvm-19-linker-tools:amd64": "1:19.1.7-3+b1",
+    "ninja-build:amd64": "1.12.1-1",
+}
+"""A few packages of the builder image."""
+OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
+
+
+def test_ccache_knows_the_compilers_by_all_packages_that_they_are_of() -> None:
+    """Not by the program that is called: ``clang`` is a few KiB, and loads all that compiles."""
+    check = building.compiler_check(BUILDER)
+    kind, _, told = check.partition(":")
+    assert kind == "string", "ccache takes what follows as it is"
+    assert dict(item.split("=") for item in told.split(" ")) == {
+        name: version for name, version in BUILDER.items() if name.split(":")[0] not in OTHERS
+    }
+    assert building.compiler_check(dict(reversed(BUILDER.items()))) == check
+    assert building.compiler_check({**BUILDER, "libclang-cpp19:amd64": "1:19.1.7-3+b2"}) != check
+    assert building.compiler_check({**BUILDER, "cmake:amd64": "4.0"}) == check, "objects stay"
+
+
+def test_the_image_is_asked_for_its_compilers_once_and_only_for_the_cache(
+    tmp_path: Path, without_container: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def packages_in(_: object, image: str) -> dict[str, str]:
+        asked.append(image)
+        return BUILDER
+
+    monkeypatch.setattr(building, "packages_in", packages_in)
+    builder = a_builder(tmp_path)
+    builder.elsewhere("again").run(["true"])
+    assert asked == []
+    for _ in range(2):
+        builder.run(["true"])
+    assert asked == ["image"]
+    assert [found.get("CCACHE_COMPILERCHECK") for found in without_container] == [
+        None,
+        *[building.compiler_check(BUILDER)] * 2,
+    ]
+
+
+def test_the_caches_settings_are_no_part_of_the_key(tmp_path: Path) -> None:
+    plan = a_builder(tmp_path)._plan
+    assert not [name for name in (*plan.environment, *plan.setup_environment) if name.startswith("CCACHE")]
 
 
 # What the user sees at the end.
