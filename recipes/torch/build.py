@@ -59,6 +59,7 @@ _OPTIONS = {
     "options build (--source=git has them)",
     "git": "not every option of torch's can be built for this target",
 }
+_MADE_FOR = "made-for"
 _RUNS = "runs.json"
 _STATISTICS = "ccache.log"
 _HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
@@ -240,6 +241,7 @@ class Builder:
         before, finished = self.runs(), False
         if not before and (self.home / "pytorch").is_dir():
             before = [Run(seconds={}, finished=False)]  # what it took was not noted
+        files.write_text_atomically(self.home / _MADE_FOR, self._made_for)
         self._note(before, Run(seconds=seconds, finished=finished))
         try:
             for name, phase in (("prepare", self.prepare), ("configure", self.configure), ("compile", self.compile)):
@@ -275,6 +277,33 @@ class Builder:
         other.log = self.log.with_name(f"{self.log.stem}-{name}.log")
         other._cached = False
         return other
+
+    def older(self) -> tuple[list[Builder], list[Builder]]:
+        """Trees that lie beside this one: those that it takes the place of, and others.
+
+        It does so for a tree of another key that was made for the same variant, source and options of the user's. One
+        of a second build of this very key is somebody's who compares, and of one that does not say, nothing is known.
+        """
+        replaced: list[Builder] = []
+        others: list[Builder] = []
+        for home in sorted(self.home.parent.glob("torch-*")):
+            if home == self.home or not home.is_dir():
+                continue
+            other = copy.copy(self)
+            other.home = home
+            alike = _text(home / _MADE_FOR) == self._made_for and not home.name.startswith(self.home.name)
+            (replaced if alike else others).append(other)
+        return replaced, others
+
+    @property
+    def _made_for(self) -> str:
+        return shlex.join([self._plan.variant, self._source.kind, *self._plan.config.torch.options]) + "\n"
+
+    def discard(self) -> None:
+        """Remove the tree. What containers made in it is root's: one of them removes it."""
+        if self.home.is_dir():
+            self.run(["find", _HOME, "-mindepth", "1", "-delete"])
+        files.remove(self.home)
 
     def prepare(self) -> None:
         """Unpack and patch the source, once."""
@@ -536,6 +565,14 @@ def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
             yield
     finally:
         seconds[name] = time.monotonic() - began
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _short(what: str) -> str:

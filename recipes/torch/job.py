@@ -27,7 +27,7 @@ from recipes.torch import build as building
 from recipes.torch import source as sources
 from toolchain import files, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactDamaged
+from toolchain.errors import ArtefactDamaged, UserError
 from toolchain.manifest import Manifest, all_warnings
 from toolchain.steps import Decision, Made, Pipeline, Step
 
@@ -141,6 +141,7 @@ class TorchFlow(flow.Flow):
                 )
                 placed = place([built.wheel, built.symbols, statement], self.products)
             artefacts.put(self.config, self.recipe.name, whole_key, placed, recipe=key)
+            tidy(builder)
             return Made(
                 placed,
                 facts={
@@ -248,6 +249,22 @@ def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     for path in ordered:
         path.replace(folder / path.name)
     return tuple(folder / path.name for path in made)
+
+
+def tidy(builder: building.Builder) -> None:
+    """Remove the trees that a finished build takes the place of, up to 9 GB each, and tell of others."""
+    replaced, others = builder.older()
+    for tree in replaced:
+        size = progress.human_size(files.size_of(tree.home))
+        try:
+            tree.discard()
+            progress.say(f"    an older build tree is removed: {tree.home} ({size}); ccache keeps its objects")
+        except (OSError, UserError) as fault:
+            progress.warn(f"an older build tree stays: {tree.home} ({size}): {fault}")
+    if others:
+        told = ", ".join(f"{tree.home.name} ({progress.human_size(files.size_of(tree.home))})" for tree in others)
+        progress.say(f"    other build trees of torch lie in {builder.home.parent}: {told}; what you need no more,")
+        progress.say(f"    remove by sudo rm -r {builder.home.parent}/NAME")
 
 
 def _note(made: Manifest) -> str:

@@ -126,7 +126,7 @@ def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: st
     began = time.monotonic()
     progress.say(f"    compared with {wheel.name}, {where}")
     again = builder.elsewhere("again")
-    files.remove(again.home)
+    again.discard()
     out = made.root / "torch-again"
     built = again.build(out)
     first, second = files.sha256_of(wheel), files.sha256_of(built.wheel)
@@ -137,7 +137,7 @@ def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: st
             found=f"SHA-256 {second}",
             mend=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
         )
-    files.remove(again.home)
+    again.discard()
     files.remove(out)
     return Verified("full", (f"{wheel.name} ({where})",), 0, time.monotonic() - began)
 

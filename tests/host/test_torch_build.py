@@ -258,6 +258,86 @@ def test_a_tree_notes_what_every_run_at_it_took(quick: Quick, tmp_path: Path) ->
     assert [dict(run.seconds) for run in quick.runs()[:-1]] == [{}], "earlier ones, of which nothing is known"
 
 
+def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
+    """With something of 64 KiB in it."""
+    made = quick.home.with_name(name)
+    (made / "pytorch" / "build").mkdir(parents=True)
+    (made / "pytorch" / "build" / "x.o").write_bytes(b"x" * 65536)
+    if made_for is not None:
+        (made / "made-for").write_text(made_for)
+    return made
+
+
+class FoundHere(Quick):
+    """Its ``find`` runs here."""
+
+    def run(self, argv: Sequence[str], **_: Any) -> str:
+        """What would run in a container."""
+        words = [str(self.home) if word == "/usr/src/torch" else word for word in argv]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_finished_build_removes_the_trees_that_it_takes_the_place_of(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    quick.__class__ = FoundHere
+    quick.build(tmp_path / "out")
+    mine = (quick.home / "made-for").read_text()
+    goes = [older_tree(quick, f"torch-{'0' * 12}{more}", mine) for more in ("", "-again")]
+    stays = [
+        older_tree(quick, f"torch-{'1' * 12}", "baseline archive\n"),
+        older_tree(quick, f"torch-{'2' * 12}", None),
+        older_tree(quick, f"{quick.home.name}-again", mine),
+    ]
+    job.tidy(quick)
+    assert sorted(quick.home.parent.iterdir()) == sorted([quick.home, *stays])
+    for tree in goes:
+        assert any(re.search(rf"removed: {tree} \(\d+\.\d KiB\); ccache keeps its objects", line) for line in said)
+    (told,) = [line for line in said if "other build trees" in line]
+    assert all(f"{tree.name} (" in told for tree in stays)
+    assert f"sudo rm -r {quick.home.parent}/" in said[-1]
+    for tree in stays:
+        shutil.rmtree(tree)
+    said.clear()
+    job.tidy(quick)
+    assert said == []
+
+
+def test_a_tree_that_cannot_be_removed_is_told_and_fails_no_finished_build(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    quick.build(tmp_path / "out")
+    old = older_tree(quick, f"torch-{'0' * 12}", (quick.home / "made-for").read_text())
+
+    def refuse(self: Quick, *_: object, **__: object) -> str:
+        raise CommandFailed(f"no container at {self.home}")
+
+    monkeypatch.setattr(Quick, "run", refuse)
+    job.tidy(quick)
+    assert old.is_dir()
+    assert len(warned) == 1
+    assert f"no container at {old}" in warned[0]
+
+
+@pytest.mark.parametrize(
+    "torch",
+    [{"variant": "baseline"}, {"source": "git"}, {"options": ["USE_OPENMP=OFF"]}],
+    ids=lambda item: next(iter(item)),
+)
+def test_a_build_takes_the_place_of_its_like_alone(quick: Quick, tmp_path: Path, torch: dict[str, Any]) -> None:
+    quick.build(tmp_path / "out")
+    kind = str(torch.get("source", "archive"))
+    other = a_builder(tmp_path, Quick, **torch)
+    other._source = dataclasses.replace(other._source, kind=kind)
+    other.home = quick.home.with_name(f"torch-{'9' * 12}")
+    replaced, others = other.older()
+    assert ([item.home for item in replaced], [item.home for item in others]) == ([], [quick.home])
+
+
 def test_a_full_disk_of_ours_is_told_as_one_too(quick: Quick, tmp_path: Path) -> None:
     def fill() -> None:
         Path("/dev/full").write_bytes(b"x" * 10000)
@@ -754,6 +834,10 @@ class Again(StandIn):
         self.home.mkdir()
         (self.home / "half").write_text("of an earlier attempt")
         return self
+
+    def discard(self) -> None:
+        """The tree."""
+        shutil.rmtree(self.home)
 
     def build(self, folder: Path) -> building.Built:
         """As the other, from an empty place."""

@@ -42,6 +42,10 @@ class StandIn:
         """Of a builder image."""
         return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
 
+    def older(self) -> tuple[list[building.Builder], list[building.Builder]]:
+        """No tree."""
+        return [], []
+
     def build(self, folder: Path) -> building.Built:
         """A wheel with the members, and what goes with it."""
         self.built += 1
