@@ -275,7 +275,9 @@ def _note(made: Manifest) -> str:
     if not used["calls"]:
         return ""
     share = 100 * used["hits"] / used["calls"]
-    return f"ccache answered {used['hits']} of {used['calls']} compiler calls ({share:.0f} %)"
+    # All is said of all alone.
+    told = f"{min(share, 99.9):.1f}" if 99 <= share < 100 else f"{share:.0f}"
+    return f"ccache answered {used['hits']} of {used['calls']} compiler calls ({told} %)"
 
 
 def plan(config: Config, *, again: bool = False) -> list[Decision]:

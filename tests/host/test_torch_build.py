@@ -629,6 +629,9 @@ def test_the_caches_settings_are_no_part_of_the_key(tmp_path: Path) -> None:
     ("facts", "note"),
     [
         ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache answered 1204 of 1219 compiler calls (99 %)"),
+        ({"ccache": {"hits": 815, "calls": 816}}, "ccache answered 815 of 816 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 9999, "calls": 10000}}, "ccache answered 9999 of 10000 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 816, "calls": 816}}, "ccache answered 816 of 816 compiler calls (100 %)"),
         ({"ccache": {"hits": 0, "calls": 1219}}, "ccache answered 0 of 1219 compiler calls (0 %)"),
         ({"ccache": {"hits": 0, "calls": 0}}, ""),
         ({"cache": "a" * 64}, "from the artefact cache"),
