@@ -37,6 +37,12 @@ _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Ru
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
 
 
+_OLDEST_GLIBC = {"amd64": 5}
+"""Minor version of glibc 2; 17 for the others, as pip has it."""
+_EARLIER_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+"""By glibc (PEP 599, 571, 513)."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A wheel file whose name says it fits."""
@@ -46,11 +52,20 @@ class Candidate:
 
 
 def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
-    """Wheel tags that the target's Python takes (PEP 425), glibc's own platform names (PEP 600) included."""
+    """Wheel tags that the target's Python takes (PEP 425), glibc's own platform names (PEP 600) included.
+
+    Of these all up to the release's glibc, from the oldest that pip knows for the machine, by their earlier names too.
+    """
     machine = target.wheel_platform.removeprefix("linux_")
     python = suite.python_tag
     major, minor = suite.python.split(".")
-    platforms = [target.wheel_platform, *(f"manylinux_2_{glibc}_{machine}" for glibc in range(17, 37))]
+    newest = int(suite.glibc.removeprefix("2."))
+    glibcs = range(_OLDEST_GLIBC.get(target.debian, 17), newest + 1)
+    platforms = [
+        target.wheel_platform,
+        *(f"manylinux_2_{glibc}_{machine}" for glibc in glibcs),
+        *(f"{name}_{machine}" for glibc, name in _EARLIER_NAMES.items() if glibc in glibcs),
+    ]
     found = {Tag(python, abi, platform) for abi in (python, "abi3", "none") for platform in platforms}
     for older in range(2, int(minor)):
         found |= {Tag(f"cp{major}{older}", "abi3", platform) for platform in platforms}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from packaging import _manylinux
 from wheel_parts import EABI5, EM_AARCH64, EM_ARM, EM_X86_64, HARD, SOFT, digest, elf, make_wheel
 
 from images import containers
@@ -34,6 +35,9 @@ TRIXIE = load_suite("trixie")
         "cp313-cp313-linux_armv7l",
         "cp313-cp313-manylinux_2_17_armv7l",
         "cp313-cp313-manylinux_2_36_armv7l",
+        "cp313-cp313-manylinux_2_41_armv7l",
+        "cp313-cp313-manylinux2014_armv7l",
+        "cp313-cp313-manylinux_2_17_armv7l.manylinux2014_armv7l",
         "cp38-abi3-linux_armv7l",
         "cp313-abi3-manylinux_2_31_armv7l",
         "cp313-none-linux_armv7l",
@@ -62,6 +66,10 @@ def test_tags_that_the_targets_python_takes(tmp_path: Path, tag: str) -> None:
         "cp313-cp313-linux_x86_64",
         "cp313-cp313-manylinux_2_17_x86_64",
         "cp313-cp313-manylinux_2_99_armv7l",
+        "cp313-cp313-manylinux_2_42_armv7l",
+        "cp313-cp313-manylinux_2_16_armv7l",
+        "cp313-cp313-manylinux2010_armv7l",
+        "cp313-cp313-manylinux1_armv7l",
         "cp313-cp313-musllinux_1_2_armv7l",
         "cp313-cp313-win32",
         "py2-none-any",
@@ -79,6 +87,22 @@ def test_each_release_has_its_own_python() -> None:
     assert "cp311-cp311-linux_armv7l" in tags
     assert "cp313-cp313-linux_armv7l" not in tags
     assert {str(tag) for tag in wheels.tags_for(ARCHITECTURES["arm64"], TRIXIE)} & tags <= {"py3-none-any"}
+
+
+@pytest.mark.parametrize("suite", ["trixie", "bookworm"])
+@pytest.mark.parametrize("name", ["armhf", "arm64", "amd64"])
+def test_platforms_are_those_that_packaging_has_for_that_glibc(
+    monkeypatch: pytest.MonkeyPatch, suite: str, name: str
+) -> None:
+    """As pip does: ``packaging`` on a machine of that kind."""
+    release, target = load_suite(suite), ARCHITECTURES[name]
+    machine = target.wheel_platform.removeprefix("linux_")
+    version = _manylinux._GLibCVersion(2, int(release.glibc.split(".")[1]))
+    monkeypatch.setattr(_manylinux, "_get_glibc_version", lambda: version)
+    monkeypatch.setattr(_manylinux, "_have_compatible_abi", lambda *_: True)
+    theirs = {*_manylinux.platform_tags([machine]), target.wheel_platform}
+    ours = {tag.platform for tag in wheels.tags_for(target, release)} - {"any"}
+    assert ours == theirs
 
 
 def test_an_earlier_wheelhouse_wins_then_the_newest_version(tmp_path: Path) -> None:
