@@ -249,7 +249,8 @@ class Offer:
             if listing != self._listing:
                 self._choose_again()
                 self._listing = listing
-            chosen = [path for path in (self.torch.wheel, self._ffi) if path is not None]
+            taken = [path for path in (self.torch.wheel, self._ffi) if path is not None]
+        chosen = [path for path in taken if not path.is_symlink()]  # the image may get what a link leads to, others not
         left_out = self._fitting_torch()
         found = {name: path for name, path in self._wheelhouses().items() if path not in left_out}
         return dict(sorted({**found, **{path.name: path for path in chosen}}.items()))
@@ -367,6 +368,8 @@ def _of_torch(offer: Offer) -> list[str]:
     """What is not served though one may look for it."""
     if offer.torch.wheel is None:
         return [f"torch is not served: {offer.torch.reason}"]
+    if offer.torch.wheel.is_symlink():
+        return [f"torch is not served: {offer.torch.wheel} is a link to elsewhere; put the wheel itself there"]
     return [f"not served: {name}; the image's torch is {offer.torch.wheel.name}" for name in offer.left_out]
 
 

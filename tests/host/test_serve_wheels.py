@@ -376,6 +376,25 @@ def test_of_the_torch_wheels_that_fit_the_images_is_served_alone(tmp_path: Path,
     assert serve_wheels._of_torch(offer)[0].endswith(f"the image's torch is {first.name}")
 
 
+def test_a_torch_that_a_link_leads_to_is_the_images_alone(tmp_path: Path, wheelhouse: Path, nothing_kept: Path) -> None:
+    (wheelhouse / TORCH).unlink()
+    elsewhere = torch_wheel(tmp_path / "elsewhere")
+    link = wheelhouse / TORCH
+    link.symlink_to(elsewhere)
+    config = offering(tmp_path, wheelhouse)
+    offer = Offer(config)
+    assert resolve.resolve(config).wheel == link
+    assert list(offer()) == ["thing-1.0-py3-none-any.whl"]
+    (told,) = serve_wheels._of_torch(offer)
+    assert told == f"torch is not served: {link} is a link to elsewhere; put the wheel itself there"
+    with serve_wheels.running_index(offer) as (url, _):
+        assert get(f"{url}torch/").status_code == 404
+        assert get(url.replace("/simple/", f"/packages/{TORCH}")).status_code == 404
+    link.unlink()
+    elsewhere.rename(link)
+    assert offer()[TORCH] == link
+
+
 def test_a_torch_that_is_required_and_not_there_keeps_nothing_else_back(
     tmp_path: Path, wheelhouse: Path, nothing_kept: Path
 ) -> None:
