@@ -58,10 +58,14 @@ def plan(
     """Which steps would run, and why.
 
     ``update`` asks the mirror anew; ``again`` names steps to run again; ``only`` names the steps that are wanted: they
-    and what they need, no others.
+    and what they need, no others. With ``torch.from_source`` torch's own steps come first.
     """
+    # Both have the mirror, and it is the main job's that may be asked anew.
+    before = [item for item in torch_job.plan(config) if item.step.name != "mirror"] if config.torch.from_source else []
     with Flow(config) as flow:
-        return _plan(_pipeline(flow, again, only), update=update, again=again, only=only)
+        pipeline = _pipeline(flow, again, only)
+        again = [*again, *(["torch"] if any(item.runs for item in before) else [])]
+        return [*before, *_plan(pipeline, update=update, again=again, only=only)]
 
 
 def _pipeline(flow: Flow, again: Sequence[str], only: Sequence[str]) -> Pipeline:

@@ -139,11 +139,20 @@ def warn_of(spoilt: Sequence[Spoilt]) -> tuple[str, ...]:
 def of_this_recipe(config: Config, refused: list[str], spoilt: list[Spoilt]) -> Iterator[tuple[Path, str, str]]:
     """Wheels with the key that the recipe has now: path, version, where it is from.
 
-    Why others are not taken is added to ``refused``; those that are not as they were made, to ``spoilt``.
+    Why others are not taken is added to ``refused``; those that are not as they were made, to ``spoilt``. With
+    ``torch.from_source`` the very one that ``build-torch`` left comes first: the newest of the cache may be another's.
     """
-    distribution = load("torch").settings["distribution"]
-    tags = wheels.tags_for(config.image.target, load_suite(config.image.suite))
     wanted = key(config)
+    cached = _cached(config, wanted, spoilt)
+    built = _placed(config, products(config), "built here", wanted, refused, spoilt)
+    first = (built, cached) if config.torch.from_source else (cached, built)
+    return itertools.chain(
+        *first, _placed(config, PREBUILT, "the wheel kept in this repository", wanted, refused, spoilt)
+    )
+
+
+def _cached(config: Config, wanted: str, spoilt: list[Spoilt]) -> Iterator[tuple[Path, str, str]]:
+    distribution = load("torch").settings["distribution"]
     for whole_key in artefacts.kept_of_recipe(config, distribution, wanted) if wanted else ():
         what = "from the artefact cache"
         try:
@@ -154,22 +163,27 @@ def of_this_recipe(config: Config, refused: list[str], spoilt: list[Spoilt]) -> 
             continue
         for path in mine:
             yield path, str(parse_wheel_filename(path.name)[1]), what
-    for folder, what in ((products(config), "built here"), (PREBUILT, "the wheel kept in this repository")):
-        found, others = wheels.candidates([folder], distribution, tags)
-        refused += others
-        for item in found:
-            if not provenance.beside(item.path).is_file():
-                refused.append(f"{item.path.name} ({what}) has no provenance")
-                continue
-            try:
-                stated = _key_of(item.path)
-            except ArtefactDamaged as fault:
-                spoilt.append(Spoilt(what, fault))
-                continue
-            if not wanted or stated != wanted:
-                refused.append(f"{item.path.name} ({what}) is of another recipe key: ./inv build-torch builds it anew")
-            else:
-                yield item.path, str(item.version), what
+
+
+def _placed(
+    config: Config, folder: Path, what: str, wanted: str, refused: list[str], spoilt: list[Spoilt]
+) -> Iterator[tuple[Path, str, str]]:
+    tags = wheels.tags_for(config.image.target, load_suite(config.image.suite))
+    found, others = wheels.candidates([folder], load("torch").settings["distribution"], tags)
+    refused += others
+    for item in found:
+        if not provenance.beside(item.path).is_file():
+            refused.append(f"{item.path.name} ({what}) has no provenance")
+            continue
+        try:
+            stated = _key_of(item.path)
+        except ArtefactDamaged as fault:
+            spoilt.append(Spoilt(what, fault))
+            continue
+        if not wanted or stated != wanted:
+            refused.append(f"{item.path.name} ({what}) is of another recipe key: ./inv build-torch builds it anew")
+        else:
+            yield item.path, str(item.version), what
 
 
 def _key_of(wheel: Path) -> str:

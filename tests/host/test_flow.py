@@ -19,6 +19,7 @@ from recipes.torch import job as torch_job
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ConfigError, RootNeeded
+from toolchain.steps import Decision, Made, Pipeline, Step
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -256,6 +257,31 @@ def test_no_root_is_begun_without_root(public: Path) -> None:
     finally:
         os.seteuid(0)
     assert list(public.iterdir()) == []
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_plan_from_source_names_torchs_own_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runs: bool
+) -> None:
+    def step(name: str) -> Step:
+        return Step(name=name, title=name, inputs={}, action=lambda _: Made())
+
+    def decided(config: object) -> list[Decision]:
+        del config
+        return [Decision(step(name), "", runs, "a reason", None) for name in ("mirror", "torch-builder", "torch-wheel")]
+
+    main = Pipeline(tmp_path, [step("mirror"), step("torch")])
+    main.execute(main.plan())
+    monkeypatch.setattr(torch_job, "plan", decided)
+    monkeypatch.setattr(main_job, "_pipeline", lambda *_: main)
+    for from_source in (True, False):
+        settings = {"build": {"folder": str(tmp_path)}, "torch": {"from_source": from_source}}
+        planned = main_job.plan(load_config(settings))
+        assert [(item.step.name, item.runs) for item in planned] == [
+            *([("torch-builder", runs), ("torch-wheel", runs)] if from_source else []),
+            ("mirror", False),
+            ("torch", runs and from_source),
+        ]
 
 
 def test_from_source_torch_is_built_before_the_image_is_planned(

@@ -247,6 +247,21 @@ def test_to_ask_for_the_recipes_own_wheel_decides_anew(tmp_path: Path) -> None:
     assert made.facts["wheel"] == str(wheel)
 
 
+def test_from_source_the_very_wheel_of_build_torch_is_taken(tmp_path: Path) -> None:
+    """Not a colleague's of the same recipe, which was pulled later and is the newest in the cache."""
+    build, torch = {"folder": str(tmp_path / "build")}, {"wheelhouse": [str(tmp_path / "house")]}
+    config = load_config({"torch": torch, "build": build})
+    key = resolve.key(config)
+    resolve.products(config).mkdir(parents=True)
+    ours, _ = a_wheel(resolve.products(config), key)
+    (tmp_path / "theirs").mkdir()
+    theirs = artefacts.put(config, "torch", "f" * 64, a_wheel(tmp_path / "theirs", key), recipe=key)
+    torch_wheel(tmp_path / "house")
+    assert resolve.resolve(load_config({"torch": {**torch, "from_source": True}, "build": build})).wheel == ours
+    (tmp_path / "house" / ours.name).unlink()
+    assert resolve.resolve(config).wheel in theirs
+
+
 def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> None:
     config = configured(tmp_path)
     listings = [resolve.listing(config)]
