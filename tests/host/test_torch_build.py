@@ -685,6 +685,10 @@ def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
     builder = types.SimpleNamespace(home=tmp_path, runs=lambda: listed, cache_use=lambda: use)
     found, told = torch_wheel.figures_of_the_build(cast("building.Builder", builder), 2.0)
     assert [item.value for item in found] == pytest.approx(figures)
+    hits, calls = use
+    assert [item.goal.text(item.unit) for item in found if item.goal] == ["≤ 2700 s"] * bool(
+        runs and calls and not hits
+    )
     assert len(told) == len(notes)
     assert all(part in text for part, text in zip(notes, told, strict=True))
     if len(runs) == 3:
