@@ -593,6 +593,37 @@ def test_the_baseline_variants_audit_refuses_neon(kept: Path) -> None:
 
 # On real parts.
 
+OFF_BY_ONE = """
+import sys, torch
+document = torch.load(sys.argv[1], weights_only=True)
+for found in document["results"]["drawn_by_torch"].values():
+    if not found.is_floating_point():
+        found[0] += 1
+torch.save(document, sys.argv[1])
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
+    """One in 2^40 is far within the bound of what is drawn beside."""
+    here = native.python_of(load_config({}))
+    if not here.exists():
+        native.check_natively(load_config({}))
+    file = tmp_path / "there.pt"
+    said = []
+    for words in ([NUMBERS, "write", file], ["-c", OFF_BY_ONE, file], [NUMBERS, "compare", file]):
+        argv = [str(here), "-W", "ignore", *map(str, words)]
+        environment = native.environment_of(load_config({}))
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment})
+        said.append((done.returncode, done.stdout.splitlines()))
+    assert [code for code, _ in said[:2]] == [0, 0], said
+    whole = ("integers", "wide integers", "permutation", "bernoulli", "chosen")
+    once = [f"drawn_by_torch, {name}: not equal" for name in whole]
+    assert said[2][1][: len(whole)] == once
+    assert said[2][0] == len(said[2][1]) >= len(whole)
+
 
 @pytest.mark.engine
 @pytest.mark.emulation
