@@ -31,7 +31,7 @@ from images.engine import SOCKS_MEND, SOCKS_MISSING, build_environment
 from images.flavour import Flavour, Pocket, SigningKey, kernel_archive, load_flavour, target_flavour
 from toolchain import files
 from toolchain.architecture import host_architecture
-from toolchain.config import Config
+from toolchain.config import Config, ImageConfig
 from toolchain.errors import (
     CommandFailed,
     CommandTimedOut,
@@ -96,25 +96,17 @@ def host_mirrors() -> dict[str, str]:
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
     """Every pocket that the configuration asks for, verified or not.
 
-    Programs that run on this PC come from Debian whatever the target's flavour is. Keys that no package brings are
-    fetched into ``keyrings``. Raises ConfigError when no Debian mirror is known.
+    Nothing is fetched: keys that no package brings are in ``keyrings`` after ``fetch_keys``. Raises ConfigError when no
+    Debian mirror is known.
     """
     image = config.image
-    native = host_architecture().debian
-    debian = load_flavour("debian", image.suite)
     target = target_flavour(image)
-    if target.name == "debian":
-        wanted: list[tuple[Flavour, tuple[str, ...]]] = [(debian, tuple(dict.fromkeys((native, image.architecture))))]
-    else:
-        wanted = [(debian, (native,)), (target, (image.architecture,))]
-    if (archive := kernel_archive(image)) is not None:
-        wanted.append((archive, (image.architecture,)))
     mirrors = _mirrors(config)
     made: list[Source] = []
-    for flavour, architectures in wanted:
-        keyring = flavour.keyring or _fetched_keyring(flavour, keyrings)
+    for flavour, architectures in _wanted(image):
+        keyring = flavour.keyring or _kept_keyring(flavour, keyrings)
         for pocket in flavour.pockets:
-            override = image.mirror if flavour is target and image.mirror else ""
+            override = image.mirror if flavour.name == target.name and image.mirror else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
             made.append(Source(pocket, uri, flavour.components, keyring, architectures))
     return tuple(made)
@@ -134,13 +126,33 @@ def _mirrors(config: Config) -> dict[str, str]:
     return {"main": main, "security": security or main}
 
 
-def _fetched_keyring(flavour: Flavour, folder: Path) -> Path:
-    if flavour.key is None:
-        raise ValueError(f"flavour {flavour.name} has neither a keyring nor a key")
-    path = folder / f"{flavour.name}.gpg"
-    if not path.is_file() or _fingerprints(path) != {flavour.key.fingerprint}:
-        fetch_key(flavour.key, path)
-    return path
+def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
+    """Archives and their architectures. What runs on this PC comes from Debian whatever the target's flavour is."""
+    native = host_architecture().debian
+    debian, target = load_flavour("debian", image.suite), target_flavour(image)
+    if target.name == "debian":
+        wanted: list[tuple[Flavour, tuple[str, ...]]] = [(debian, tuple(dict.fromkeys((native, image.architecture))))]
+    else:
+        wanted = [(debian, (native,)), (target, (image.architecture,))]
+    if (archive := kernel_archive(image)) is not None:
+        wanted.append((archive, (image.architecture,)))
+    return wanted
+
+
+def _kept_keyring(flavour: Flavour, folder: Path) -> Path:
+    return folder / f"{flavour.name}.gpg"
+
+
+def fetch_keys(config: Config, keyrings: Path) -> None:
+    """Fetch the keys of ``sources_for`` that are not in ``keyrings``, or not as pinned. Raises as ``fetch_key``."""
+    for flavour, _ in _wanted(config.image):
+        if flavour.keyring:
+            continue
+        if flavour.key is None:
+            raise ValueError(f"flavour {flavour.name} has neither a keyring nor a key")
+        path = _kept_keyring(flavour, keyrings)
+        if not path.is_file() or _fingerprints(path) != {flavour.key.fingerprint}:
+            fetch_key(flavour.key, path)
 
 
 def fetch_key(key: SigningKey, path: Path) -> None:

@@ -614,7 +614,9 @@ def _context(members: Mapping[str, tuple[bytes, int]]) -> io.BytesIO:
 def check_mirror(config: Config, folder: Path) -> Finding:
     """Fetch and verify the lists of the apt mirror as a build does, in a folder that goes away."""
     kept = config.build_root / "keys"
-    sources = apt.sources_for(config, kept if kept.is_dir() else folder / "keys")
+    keyrings = kept if kept.is_dir() else folder / "keys"
+    sources = apt.sources_for(config, keyrings)
+    apt.fetch_keys(config, keyrings)
     return check_pockets(sources, folder / "mirror", strict=config.image.strict)
 
 

@@ -112,6 +112,11 @@ class Flow:
     # Paths that steps share.
 
     @property
+    def keyrings(self) -> Path:
+        """Keys of archives that no package brings."""
+        return self.config.build_root / "keys"
+
+    @property
     def tools(self) -> Path:
         """Native programs."""
         return self.root / "tools"
@@ -146,7 +151,7 @@ class Flow:
     @functools.cached_property
     def sources(self) -> tuple[apt.Source, ...]:
         """Every pocket that is wanted, verified or not."""
-        return apt.sources_for(self.config, self.config.build_root / "keys")
+        return apt.sources_for(self.config, self.keyrings)
 
     def left_out(self, mirror: Manifest) -> list[str]:
         """Pockets that the target's packages would come from too, had their index been verified; by suite."""
@@ -155,7 +160,13 @@ class Flow:
         return sorted({item.pocket.suite for item in mine if (item.uri, item.pocket.suite) not in verified})
 
     def _mirror(self) -> Step:
+        def gone() -> str:
+            if not all(item.keyring.is_file() for item in self.sources if item.keyring.parent == self.keyrings):
+                return "a key of its archives is gone"
+            return "" if (self.root / "mirror" / "lists").is_dir() else "its package lists are gone"
+
         def action(_: Mapping[str, Manifest]) -> Made:
+            apt.fetch_keys(self.config, self.keyrings)
             verified = apt.verify(self.sources, self.root / "mirror", strict=self.image.strict)
             for warning in verified.warnings:
                 progress.warn(warning)
@@ -173,7 +184,7 @@ class Flow:
             title="apt mirror",
             inputs={"sources": "; ".join(item.line for item in self.sources), "strict": str(self.image.strict)},
             action=action,
-            missing=lambda _: "" if (self.root / "mirror" / "lists").is_dir() else "its package lists are gone",
+            missing=lambda _: gone(),
         )
 
     def root_spec(

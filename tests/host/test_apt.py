@@ -414,6 +414,20 @@ def test_a_key_out_of_reach_says_where_to_put_it(tmp_path: Path) -> None:
     assert str(tmp_path / "key.gpg") in caught.value.mend
 
 
+@pytest.mark.parametrize("image", [{"flavour": "raspbian"}, {"kernel": "raspberrypi"}])
+def test_naming_the_sources_fetches_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: dict[str, str]
+) -> None:
+    config = load_config({"image": {**image, "mirror": "http://mirror.example.org/debian"}})
+    fetched: list[Path] = []
+    monkeypatch.setattr(apt, "fetch_key", lambda _, path: fetched.append(path))
+    keyrings = tmp_path / "keys"
+    named = {item.keyring for item in apt.sources_for(config, keyrings) if item.keyring.parent == keyrings}
+    assert (len(named), fetched, keyrings.exists()) == (1, [], False)
+    apt.fetch_keys(config, keyrings)
+    assert set(fetched) == named
+
+
 def test_raspbian_is_data() -> None:
     flavour = target_flavour(ImageConfig(flavour="raspbian"))
     assert flavour.key is not None

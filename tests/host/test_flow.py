@@ -19,6 +19,7 @@ from recipes.torch import job as torch_job
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ConfigError, RootNeeded
+from toolchain.manifest import Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -147,9 +148,28 @@ def test_a_step_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path
         main_job.plan(config_for(tmp_path), only=["dev", "x"])
 
 
-def test_planning_leaves_nothing_behind(tmp_path: Path) -> None:
-    main_job.plan(config_for(tmp_path / "build"))
-    assert not (tmp_path / "build").exists()
+@pytest.mark.parametrize("image", [{}, {"flavour": "raspbian"}, {"kernel": "raspberrypi"}])
+def test_planning_leaves_nothing_behind_and_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: dict[str, str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("requests.get", lambda url, **_: asked.append(url))
+    decisions = main_job.plan(load_config({"image": image, "build": {"folder": str(tmp_path / "build")}}))
+    assert decisions[0].step.name == "mirror"
+    assert decisions[0].runs
+    assert (asked, (tmp_path / "build").exists()) == ([], False)
+
+
+def test_a_key_that_is_gone_is_fetched_by_the_step_that_asks_the_mirror(tmp_path: Path) -> None:
+    config = load_config({"image": {"flavour": "raspbian"}, "build": {"folder": str(tmp_path)}})
+    with Flow(config) as made:
+        (step,) = (step for step in made.pipeline().steps if step.name == "mirror")
+        (made.root / "mirror" / "lists").mkdir(parents=True)
+        manifest = Manifest(step="mirror", key="", inputs={})
+        assert step.missing(manifest) == "a key of its archives is gone"
+        made.keyrings.mkdir()
+        (made.keyrings / "raspbian.gpg").touch()
+        assert step.missing(manifest) == ""
 
 
 # ------------------------------------------------------------------------------------------ rights
