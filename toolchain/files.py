@@ -94,8 +94,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is made and stays. Raises ``refusal`` where another process holds it: nobody waits."""
-    with lock.open("a") as handle:
+    """Hold a lock file, which is made and stays; one of another user's too.
+
+    Raises ``refusal`` where another process holds it: nobody waits.
+    """
+    # flock(2) asks for no right to write. A file that others may read is not made anew for it.
+    mode = "a" if os.access(lock, os.W_OK, effective_ids=True) or not lock.exists() else "r"
+    with lock.open(mode) as handle:
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as fault:
@@ -121,16 +126,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def size_of(folder: Path) -> int:
-    """Bytes that a folder takes on the disk, as far as this user may look into it."""
-    found = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                found += (Path(place) / name).lstat().st_blocks * 512
-    return found
 
 
 def require_owned(folder: Path) -> None:

@@ -181,7 +181,8 @@ def run(
     """Run a command to its end and return what it printed.
 
     ``env`` is laid over this process's environment, in which programs speak English: their words are looked at.
-    ``on_line`` sees each line as it comes; ``log`` receives the command and all of its output. With ``merge_stderr`` false only stdout is returned and stderr is kept for errors.
+    ``on_line`` sees each line as it comes; ``log`` receives the command and all of its output. With ``merge_stderr``
+    false only stdout is returned and stderr is kept for errors.
 
     Raises ProgramMissing, CommandFailed (unless ``check`` is false, with which only a program that cannot be started
     fails), ForeignBinaryRefused, or CommandTimedOut after ``limit_s`` seconds.

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from toolchain import files
 from toolchain.config import ROOT
-from toolchain.errors import DiskFull, ForeignFolder
+from toolchain.errors import DiskFull, ForeignFolder, InUse
 
 
 def write(path: Path, text: str = "", *, mode: int = 0o644, mtime: int = 0) -> Path:
@@ -332,3 +333,21 @@ def test_a_full_disk_in_the_middle_of_writing_is_told_as_one(tmp_path: Path) -> 
     assert str(tmp_path) in caught.value.expected
     with pytest.raises(FileNotFoundError), files.room_for("the thing", tmp_path):
         (tmp_path / "absent").read_bytes()
+
+
+def test_a_lock_that_root_made_can_be_held_by_others() -> None:
+    """After one build as root an ordinary user could open no shell."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    refusal = InUse("taken", expected="", found="", mend="")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        lock = Path(folder) / "lock"
+        with files.held(lock, refusal):
+            assert lock.is_file()
+        os.seteuid(65534)
+        try:
+            with files.held(lock, refusal), pytest.raises(InUse), files.held(lock, refusal):
+                pass
+        finally:
+            os.seteuid(0)
