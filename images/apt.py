@@ -118,8 +118,13 @@ def _mirrors(config: Config) -> dict[str, str]:
     debian_target = image.flavour == "debian"
     main = (image.mirror if debian_target else "") or host.get("main", "")
     if not main:
+        mend = (
+            "name one in invoke.yaml, or by INVOKE_IMAGE_MIRROR=http://HOST/debian"
+            if debian_target
+            else "programs that run on this PC come from there: name one in /etc/apt/sources.list.d"
+        )
         raise ConfigError(
-            ["image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over"]
+            [f"image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over; {mend}"]
         )
     beside = main + "-security" if main.endswith("/debian") else ""
     security = image.security_mirror or ("" if debian_target and image.mirror else host.get("security", "")) or beside

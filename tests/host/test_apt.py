@@ -428,6 +428,16 @@ def test_naming_the_sources_fetches_no_key(
     assert set(fetched) == named
 
 
+def test_without_a_debian_mirror_it_is_said_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Ubuntu, whose apt asks no mirror of Debian."""
+    monkeypatch.setattr(apt, "host_mirrors", dict)
+    with pytest.raises(ConfigError, match="INVOKE_IMAGE_MIRROR="):
+        apt.sources_for(load_config({}), Path("/nonexistent"))
+    with pytest.raises(ConfigError, match="/etc/apt/sources") as caught:
+        apt.sources_for(load_config({"image": {"flavour": "raspbian"}}), Path("/nonexistent"))
+    assert "INVOKE_IMAGE_MIRROR" not in str(caught.value), "that is Raspbian's"
+
+
 def test_raspbian_is_data() -> None:
     flavour = target_flavour(ImageConfig(flavour="raspbian"))
     assert flavour.key is not None
