@@ -94,13 +94,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is made and stays; one of another user's too.
-
-    Raises ``refusal`` where another process holds it: nobody waits.
-    """
-    # flock(2) asks for no right to write. A file that others may read is not made anew for it.
-    mode = "a" if os.access(lock, os.W_OK, effective_ids=True) or not lock.exists() else "r"
-    with lock.open(mode) as handle:
+    """Hold a lock file, which is made and stays. Raises ``refusal`` where another process holds it: nobody waits."""
+    with lock.open("a") as handle:
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as fault:
