@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from device_parts import BOOT_LIMIT_S, Board, bootable, booted
 
 from nfsroot import access, qemu, serve
 from toolchain import process
-from toolchain.config import Config
+from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactMissing, BoardSilent, BoardUntrusted, UserError
 
 
@@ -56,6 +57,26 @@ def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:
     assert "boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:/srv/pi,vers=4.1,port=12049 " in lean
     assert lean.endswith("init=/usr/local/sbin/pi-init")
     assert "init=" not in spec_of(tmp_path / "b", init="systemd").kernel_command_line()
+
+
+@pytest.mark.parametrize(
+    ("now", "epoch", "after"), [(5, 1764000000, "@1764000000"), (1764000001, 1764000000, ""), (5, None, "")]
+)
+def test_the_lean_init_sets_a_clock_that_is_behind_the_export(
+    tmp_path: Path, now: int, epoch: int | None, after: str
+) -> None:
+    """Its function with a ``date`` that sets no clock: there is one clock, and it is this machine's."""
+    init = (ROOT / "images/overlay/bootable/usr/local/sbin/pi-init").read_text()
+    (function,) = re.findall(r"^set_clock\(\) \{\n.*?^\}\n", init, re.MULTILINE | re.DOTALL)
+    assert init.index("set_clock /usr/lib/clock-epoch\n") < init.index("/usr/sbin/sshd")
+    file = tmp_path / "clock-epoch"
+    if epoch is not None:
+        file.touch()
+        os.utime(file, (epoch, epoch))
+    date = f'date() {{ [ "$1" = +%s ] && echo {now} || echo "$@" >"$0.set"; }}\n'
+    subprocess.run(["sh", "-euc", f'{date}{function}set_clock "$0"', file], check=True)
+    told = tmp_path / "clock-epoch.set"
+    assert (told.read_text().split() if told.exists() else ["-s", ""]) == ["-s", after]
 
 
 @pytest.mark.parametrize("path", ["/srv/my pi", "/srv/a,b", "/srv/a:b", "/srv/'x'"])
