@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes import recipe
 from toolchain import files, process
 from toolchain.config import ROOT, Config
 from toolchain.errors import ChecksFailed, CommandFailed
@@ -154,7 +155,7 @@ def _pipeline(config: Config) -> Pipeline:
             Step(
                 name="native-libqpu",
                 title="native libqpu",
-                inputs={"sources": files.tree_fingerprint(here.parent / "libqpu", "CMakeLists.txt", "[cis]*/**/*")},
+                inputs={"sources": recipe.load("libqpu").fingerprint()},
                 action=lambda _: _build_libqpu(config, here.parent / "libqpu"),
             ),
             Step(
@@ -244,7 +245,8 @@ def _build_libqpu(config: Config, source: Path) -> Made:
         files.remove(folder / "libqpu")
         prefix.rename(folder / "libqpu")
     library = (folder / "libqpu" / "lib" / "libqpu.so").resolve(strict=True)
-    return Made(artefacts=(library,))
+    # Headers, tools and Python modules too: the extension and the suite are made again when one of these changes.
+    return Made(artefacts=(library,), facts={"installed": files.tree_fingerprint(folder / "libqpu")})
 
 
 def _build_extension(config: Config, source: Path) -> Made:

@@ -16,6 +16,7 @@ import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
+from recipes import recipe
 from recipes.qpu_ops import native
 from toolchain import process
 from toolchain.config import ROOT, Config, load_config
@@ -225,3 +226,18 @@ def test_without_libqpu_on_the_loaders_path_the_import_names_it(checks: native.N
     done = run(checks, "-c", "import dot_cpp", LD_LIBRARY_PATH="")
     assert done.returncode != 0
     assert "libqpu.so.1" in done.stderr
+
+
+@pytest.mark.parametrize("changed", ["tools/info.cpp", "python/pitorch/qpu/__init__.py", "tutorial/new.cpp"])
+def test_the_native_library_is_built_again_when_anything_that_is_installed_with_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    def inputs() -> dict[str, dict[str, str]]:
+        return {step.name: dict(step.inputs) for step in native._pipeline(load_config({})).steps}
+
+    shutil.copytree(ROOT / "recipes" / "libqpu", tmp_path / "libqpu")
+    monkeypatch.setattr(recipe, "HERE", tmp_path)
+    before = inputs()
+    with (tmp_path / "libqpu" / changed).open("a") as stream:
+        stream.write("\n")
+    assert [name for name, now in inputs().items() if now != before[name]] == ["native-libqpu"]
