@@ -40,7 +40,7 @@ from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, EngineUnavailable, RootNeeded, ServerFailed
+from toolchain.errors import CommandFailed, EngineUnavailable, ServerFailed
 from toolchain.manifest import Artefact, Manifest
 from toolchain.process import run
 from toolchain.steps import Made, Pipeline, Step
@@ -831,7 +831,10 @@ def _unpack(tar: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Only one build at a time writes to a target's folder. Raises RootNeeded where that is another user's."""
+    """Only one build at a time writes to a target's folder. Raises RootNeeded where that is closed to this user.
+
+    Where it may be read only, what is up to date can be used; a step that has to run raises.
+    """
     taken = ServerFailed(
         f"another build works in {folder}",
         expected="one build of a target at a time",
@@ -843,10 +846,5 @@ def alone(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.held(folder / "lock", taken))
         except PermissionError as fault:
-            raise RootNeeded(
-                f"{folder} belongs to another user",
-                expected="a build folder that you may write to",
-                found=str(fault),
-                mend="run the task with sudo, as whatever built there, or set build.folder to a folder of your own",
-            ) from fault
+            raise files.belongs_to_another(folder, str(fault)) from fault
         yield

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolchain.errors import DiskFull, ForeignFolder, UserError
+from toolchain.errors import DiskFull, ForeignFolder, RootNeeded, UserError
 
 MARKER = ".pitorch-owned"
 """Name of the file that marks a folder as ours: only such folders are ever deleted."""
@@ -94,13 +94,32 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is made and stays. Raises ``refusal`` where another process holds it: nobody waits."""
-    with lock.open("a") as handle:
+    """Hold a lock file, which is made and stays. Raises ``refusal`` where another process holds it: nobody waits.
+
+    One that is another user's can be held by whoever may read it; PermissionError where that may not be, or not made.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            handle = stack.enter_context(lock.open("a"))
+        except PermissionError:
+            if not lock.exists():
+                raise
+            handle = stack.enter_context(lock.open())
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as fault:
             raise refusal from fault
         yield
+
+
+def belongs_to_another(folder: Path, found: str) -> RootNeeded:
+    """The error where a build folder may not be written to."""
+    return RootNeeded(
+        f"{folder} belongs to another user",
+        expected="a build folder that you may write to",
+        found=found,
+        mend="run the task with sudo, as whatever built there, or set build.folder to a folder of your own",
+    )
 
 
 @contextlib.contextmanager

@@ -18,13 +18,14 @@ import concurrent.futures
 import functools
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain import checkout, process, progress
+from toolchain import checkout, files, process, progress
 from toolchain.manifest import Artefact, Manifest
 
 MANIFEST_SUFFIX = ".manifest.json"
@@ -160,6 +161,8 @@ class Pipeline:
     def _run(self, decision: Decision, done: Mapping[str, Manifest], source: Mapping[str, Any]) -> Manifest:
         step = decision.step
         began = time.monotonic()
+        if self.folder.exists() and not os.access(self.folder, os.W_OK, effective_ids=True):
+            raise files.belongs_to_another(self.folder, f"it may not be written to, and {step.title} has to be made")
         progress.say(f"    {step.title}: runs ({decision.reason})")
         self.manifest_path(step.name).unlink(missing_ok=True)
         needs = {name: done[name] for name in step.needs}

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from recipes.flow import Flow, alone
 from recipes.torch import job as torch_job
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ConfigError, RootNeeded
+from toolchain.errors import ConfigError, RootNeeded, ServerFailed
 from toolchain.manifest import Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step
 
@@ -248,6 +248,37 @@ def test_a_build_folder_of_another_user_is_told(tmp_path: Path, public: Path) ->
     finally:
         os.seteuid(0)
     assert "build.folder" in caught.value.mend
+
+
+@needs_root
+def test_what_root_built_may_be_used_by_others_and_not_be_built_on(public: Path) -> None:
+    """As ``shell`` does after ``sudo ./inv build-image``."""
+    theirs = public / "theirs"
+    runs: list[str] = []
+
+    def bring_up_to_date(version: str) -> None:
+        def action(_: Mapping[str, Manifest]) -> Made:
+            runs.append(version)
+            return Made()
+
+        step = Step(name="image", title="image", inputs={"version": version}, action=action)
+        with alone(theirs):
+            pipeline = Pipeline(theirs, (step,))
+            pipeline.execute(pipeline.plan())
+
+    bring_up_to_date("1")
+    os.seteuid(65534)
+    try:
+        bring_up_to_date("1")
+        with pytest.raises(RootNeeded, match="belongs to another user") as caught:
+            bring_up_to_date("2")
+        with alone(theirs), pytest.raises(ServerFailed, match="another build works"), alone(theirs):
+            raise AssertionError("must not go on")
+    finally:
+        os.seteuid(0)
+    assert caught.value.found == "it may not be written to, and image has to be made"
+    assert "sudo" in caught.value.mend
+    assert runs == ["1"]
 
 
 @needs_root
