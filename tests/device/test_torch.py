@@ -234,6 +234,19 @@ def test_what_lies_where_this_machine_cannot_load_it_is_refused(how: str, dtype:
     assert torch.asarray(array, copy=True).tolist() == array.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_a_fork_is_traced() -> None:
+    """Its sources are compiled as one with others, of which one brought a function of the same name (patch 0012)."""
+    double = torch.jit.trace(lambda x: x * 2, torch.ones(3))
+
+    def forked(x: torch.Tensor) -> torch.Tensor:
+        return torch.jit._wait(torch.jit._fork(double, x)) + 1
+
+    traced = torch.jit.trace(forked, torch.ones(3))
+    assert "prim::fork" in str(traced.graph)
+    assert traced(torch.arange(3.0)).tolist() == [1.0, 3.0, 5.0]
+
+
 class _DLTensor(ctypes.Structure):
     """A DLManagedTensor of dlpack.h, flat: the tensor's fields, then what its producer needs."""
 
