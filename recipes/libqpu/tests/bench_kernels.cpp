@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -271,8 +272,8 @@ void tutorialSteps() {
 double fresh(const std::function<void()>& f) {
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {
-    int ends[2];
-    if (pipe(ends) != 0) return best;
+    std::array<int, 2> ends{};
+    if (pipe(ends.data()) != 0) return best;
     (void)std::fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {

@@ -12,7 +12,6 @@
 
 using namespace isa_build;
 using qpu::isa::assemble;
-using qpu::isa::decode;
 using qpu::isa::disassemble;
 using qpu::isa::encode;
 using qpu::isa::Word;

@@ -260,7 +260,7 @@ TEST_CASE("a board with another SoC, or under KMS, is refused before anything is
   FakeTree four("bcm2711");
   CHECK(contains(refusal(pi, four), "VideoCore VI"));
   FakeTree kms;
-  kms.file("proc/device-tree/soc/v3d@7ec00000/status", std::string("okay", 5));
+  kms.file("proc/device-tree/soc/v3d@7ec00000/status", std::string("okay\0", 5));
   CHECK(contains(refusal(pi, kms), "full KMS driver owns V3D"));
   FakeTree rendering;
   rendering.file("dev/dri/renderD128", "");
@@ -449,8 +449,8 @@ TEST_CASE("signals and exit() that end a process switch the QPUs off") {
     FakeVcio pi;
     const FakeTree tree;
     const int status = inChild([&] {
-      ::signal(SIGINT, SIG_DFL);
-      for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) ::signal(s, SIG_DFL);
+      (void)::signal(SIGINT, SIG_DFL);
+      for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) (void)::signal(s, SIG_DFL);
       // Static: the process ends with them alive, as programs do.
       static const qpu::runtime::WithHost* host = nullptr;
       static const GpuMemory* memory = nullptr;
@@ -475,7 +475,7 @@ TEST_CASE("a signal that the program handles itself is left alone") {
   FakeVcio pi;
   const FakeTree tree;
   CHECK(inChild([&] {
-          ::signal(SIGTERM, SIG_IGN);
+          (void)::signal(SIGTERM, SIG_IGN);
           const qpu::runtime::WithHost host(tree.host(pi));
           if (!qpu::runtime::openDevice().device) _exit(1);
           (void)raise(SIGTERM);
