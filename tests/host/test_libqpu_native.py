@@ -43,15 +43,15 @@ def test_clang_tidy_finds_nothing(tree: Path, product_config: Config) -> None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
     commands = json.loads((tree / "compile_commands.json").read_text())
     # A room's sources are looked at together, as they are compiled: the standard library's headers once for all.
-    sources = sorted({item["file"] for item in commands})
+    # The tests' own sources would take minutes.
+    shipped = ("/libqpu/src/", "/libqpu/tools/", "/Unity/")
+    sources = sorted({item["file"] for item in commands if any(part in item["file"] for part in shipped)})
     texts = "".join(Path(source).read_text() for source in sources if "/Unity/" in source)
     left_out = [
         str(path)
-        for path in SOURCE.rglob("*.c*")
-        if path.suffix in (".c", ".cpp")
-        and SOURCE / "fuzz" not in path.parents  # needs clang's own libFuzzer
-        and str(path) not in sources
-        and f'#include "{path}"' not in texts
+        for room in ("src", "tools")
+        for path in (SOURCE / room).rglob("*.cpp")
+        if str(path) not in sources and f'#include "{path}"' not in texts
     ]
     assert left_out == []
 
