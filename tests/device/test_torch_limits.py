@@ -74,7 +74,6 @@ SIZES: dict[str, Callable[[], object]] = {
     "file": lambda: from_file(16, lambda name: torch.from_file(name, size=2**30 + 4)),
     "less than nothing of a file": lambda: from_file(16, lambda name: torch.from_file(name, size=-(2**30) + 4)),
     "file shared": lambda: from_file(16, lambda name: torch.from_file(name, shared=True, size=2**30 + 4)),
-    "whole file": lambda: from_file(WRAPS, lambda name: torch.UntypedStorage.from_file(name, False, 0)),
     "shared memory by name": lambda: torch.UntypedStorage._new_using_filename_cpu(WRAPS),
     "shared memory by descriptor": lambda: torch.UntypedStorage._new_using_fd_cpu(WRAPS),
 }
