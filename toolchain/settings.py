@@ -18,7 +18,7 @@ class SettingsFiles(config.Config):
     def _load_yaml(self, path: Any) -> dict[str, Any]:
         try:
             document = super()._load_yaml(path)
-        except yaml.YAMLError as fault:
+        except (yaml.YAMLError, UnicodeDecodeError) as fault:
             raise _refusal([f"{path}: not YAML: {' '.join(str(fault).split())}"]) from fault
         found, faults = checked(document)
         if faults:

@@ -96,6 +96,14 @@ def test_a_settings_file_of_another_form_is_refused_without_a_traceback(tmp_path
     assert done.returncode == 11
 
 
+def test_a_settings_file_of_another_encoding_is_refused_too(tmp_path: Path) -> None:
+    path = tmp_path / "invoke.yaml"
+    path.write_bytes("image:\n  suite: trixié\n".encode("latin-1"))
+    done = run(f"--config={path}", "completion", "bash")
+    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+    assert f"{path}: not YAML: " in done.stderr
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "image:\n  # suite: bookworm\n"])
 def test_an_empty_section_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "invoke.yaml"
