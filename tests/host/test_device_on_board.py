@@ -462,13 +462,17 @@ def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        while b"up" not in child.stdout.readline():
-            assert child.poll() is None
-        if way == "Ctrl-C":
-            child.stdin.write(b"\x03")
-            child.stdin.flush()
-            assert child.wait(120) == 130
-        else:
+        try:
+            while b"up" not in child.stdout.readline():
+                assert child.poll() is None
+            # A shell that is about to start a program may lose the signal.
+            while on_board(board, "pgrep -fxc 'sleep 4718'").stdout.split() != ["1"]:
+                assert child.poll() is None
+            if way == "Ctrl-C":
+                child.stdin.write(b"\x03")
+                child.stdin.flush()
+                assert child.wait(120) == 130
+        finally:
             child.kill()
     deadline = time.monotonic() + 60
     look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
