@@ -43,7 +43,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
         elif name not in SECTIONS:
             found[name] = section  # Invoke's own, or refused where settings are read
         elif isinstance(section, Mapping):
-            faults += [f"{name}.{key!r}: {wrong}" for key, value in section.items() if (wrong := _wrong(key, value))]
+            faults += [f"{name}.{key}: {wrong}" for key, value in section.items() if (wrong := _wrong(key, value))]
             found[name] = section
         elif section is not None:
             faults.append(f"{name}: expected a section with keys, found {section!r}")

@@ -82,7 +82,7 @@ def test_a_broken_configuration_is_reported_whole(monkeypatch: pytest.MonkeyPatc
         ("- image\n", "expected sections with settings, found ['image']"),
         ("1: 2\n", "1: expected the name of a section; YAML reads it as int"),
         ("image:\n  on: trixie\n", "image.True: expected the name of a setting; YAML reads it as bool"),
-        ("image:\n  suite: {name: trixie}\n", "image.'suite': expected a value, found {'name': 'trixie'}"),
+        ("image:\n  suite: {name: trixie}\n", "image.suite: expected a value, found {'name': 'trixie'}"),
         ("run: 5\n", "run: expected Invoke's own settings"),
     ],
 )
