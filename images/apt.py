@@ -46,6 +46,12 @@ _UPDATE_LIMIT_S = 300.0
 _FIELD = re.compile(r"^(Codename|Date): (.+)$", re.MULTILINE)
 """Of an index, as Release and InRelease have them."""
 
+UNREACHABLE = re.compile(r"Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect")
+"""What apt says of a mirror that does not answer, or that has not what its verified lists name."""
+
+UNKNOWN = re.compile(r"Unable to locate package (\S+)|Package '(\S+)' has no installation candidate")
+"""What apt says of a package that no list names."""
+
 
 @dataclass(frozen=True)
 class Source:

@@ -36,7 +36,14 @@ import requests
 
 from toolchain import process, progress
 from toolchain.config import Config
-from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ForeignFolder, ServerFailed
+from toolchain.errors import (
+    CommandFailed,
+    EngineConfigUnusable,
+    EngineUnavailable,
+    ForeignFolder,
+    ProgramMissing,
+    ServerFailed,
+)
 from toolchain.files import locked, write_text_atomically
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -207,8 +214,11 @@ def down(config: Config) -> str:
 
 def stop_daemon(daemon: Daemon) -> str:
     """``down`` for a given daemon."""
+    none = "no engine was started here"
+    if daemon.host == DEFAULT_HOST and runs_by_systemd():
+        none += "; the one that systemd runs stays (systemctl stop docker.socket docker.service ends it)"
     if not daemon.folder.is_dir():
-        return "no engine was started here"
+        return none
     with _locked(daemon.folder):
         record = _read_state(daemon)
         done: list[str] = []
@@ -219,7 +229,7 @@ def stop_daemon(daemon: Daemon) -> str:
             done += _end_leftovers(daemon)
         daemon.state.unlink(missing_ok=True)
         daemon.pidfile.unlink(missing_ok=True)
-    return "; ".join(done) or "no engine was started here"
+    return "; ".join(done) or none
 
 
 def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -376,6 +386,16 @@ def _sudo(why: str) -> list[str]:
     progress.say(f"    sudo is used {why}")
     keep = ",".join(build_environment())
     return [str(sudo), f"--preserve-env={keep}"] if keep else [str(sudo)]
+
+
+def runs_by_systemd() -> bool:
+    """Whether systemd is this machine's init and runs the engine."""
+    if not _SYSTEMD_MARK.is_dir():
+        return False
+    with contextlib.suppress(CommandFailed, ProgramMissing):
+        process.run(["systemctl", "is-active", "--quiet", "docker.service"], limit_s=30)
+        return True
+    return False
 
 
 def _start_by_systemd() -> None:

@@ -34,7 +34,6 @@ from toolchain.errors import (
     CommandFailed,
     EngineConfigUnusable,
     EngineUnavailable,
-    ProgramMissing,
     ReferenceInvalid,
     ServerFailed,
     UserError,
@@ -44,7 +43,6 @@ DAEMON_JSON = Path("/etc/docker/daemon.json")
 
 _KEY = "registry-mirrors"
 _PIDFILES = (Path("/var/run/docker.pid"), Path("/run/docker.pid"))
-_SYSTEMD_MARK = Path("/run/systemd/system")
 _RELOAD_LIMIT_S = 10.0
 _AS_ROOT = "run it as root: sudo ./inv mirror …"
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::\d{1,5})?")
@@ -206,11 +204,7 @@ def _reload_command(daemon: engine.Daemon | None) -> list[str]:
     sudo = ["sudo"] if os.geteuid() != 0 else []
     if daemon is not None and (pid := _started_here(daemon)):
         return [*sudo, "kill", "-HUP", str(pid)]
-    if _SYSTEMD_MARK.is_dir():
-        with contextlib.suppress(CommandFailed, ProgramMissing):
-            process.run(["systemctl", "is-active", "--quiet", "docker.service"], limit_s=30)
-            return [*sudo, "systemctl", "reload", "docker.service"]
-    return []
+    return [*sudo, "systemctl", "reload", "docker.service"] if engine.runs_by_systemd() else []
 
 
 def _started_here(daemon: engine.Daemon) -> int:

@@ -390,17 +390,17 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
         return full
     complaints = [line for line in text.splitlines() if line.startswith("E:")]
     found = complaints[0][3:] if complaints else fault.found
-    if re.search(r"Could not (resolve|connect)|Temporary failure resolving|Failed to fetch", text):
+    if apt.UNREACHABLE.search(text):
         return NetworkUnreachable(
             f"the mirror does not give the packages of the {spec.role} root",
             expected="every package that the verified lists name",
             found=found,
             mend="check the network; if the mirror has moved on since, run ./inv build-image --update",
         )
-    if missing := re.search(r"Unable to locate package (\S+)", text):
+    if missing := apt.UNKNOWN.search(text):
         return ImageBuildFailed(
             f"the {spec.role} root needs a package that the mirror does not have",
-            expected=f"package {missing[1]} in {spec.suite} for {spec.architectures[0]}",
+            expected=f"package {missing[1] or missing[2]} in {spec.suite} for {spec.architectures[0]}",
             found="no such package in the verified lists",
             mend="correct image.extra_packages (or image.suite) in invoke.yaml",
         )

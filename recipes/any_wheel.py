@@ -28,7 +28,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from images import native
+from images import apt, native
 from images.containers import run_in
 from images.engine import connect
 from images.flavour import Suite, load_suite
@@ -52,6 +52,9 @@ REPLACED = "replaced"
 
 _HOME = "/usr/src/wheel"
 _WHEELHOUSE = "/usr/src/wheelhouse"
+_LISTS = "/usr/src/lists"
+# The exit code that tells what apt was asked for from what pip was: neither of them has it.
+_APT_FAILED = 83
 _LIMIT_S = 24 * 3600.0
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 # Beginnings of sonames (PEP 599, as far as 32-bit ARM has them), and the interpreter's own.
@@ -156,9 +159,10 @@ def build_wheel(
     """Build one wheel for the target and put it into the first wheelhouse folder.
 
     ``text`` is NAME==VERSION or a path (relative to ``folder``). With ``from_source`` pip takes no ready wheel of the
-    index for it. ``packages`` of the distribution are installed in the container before, for this build alone. Raises
-    SourceUnavailable (no such package, version or project), NetworkUnreachable, CommandFailed (its own build fails),
-    PlatformMismatch or WheelUnusable (the wheel is not for the target), and what the main job raises.
+    index for it. ``packages`` of the distribution are installed in the container before, for this build alone, by the
+    lists that the image was made by. Raises SourceUnavailable (no such package, version or project),
+    NetworkUnreachable, DiskFull, CommandFailed (its own build fails), PlatformMismatch or WheelUnusable (the wheel is
+    not for the target), and what the main job raises.
     """
     wanted = Wanted.parse(text, folder=folder)
     if wrong := [name for name in packages if not _PACKAGE.fullmatch(name)]:
@@ -223,6 +227,7 @@ def build_in(
                     binds=[
                         f"{source}:{_HOME}/source:rw",
                         f"{out}:{_HOME}/out:rw",
+                        f"{config.target_root / 'mirror' / 'lists'}:{_LISTS}:ro",
                         *built_before,
                         *settings.binds(),
                         *compiler.binds(),
@@ -236,7 +241,10 @@ def build_in(
                     "not in the image: --package=LIBRARY-dev installs it for this build",
                 )
             except CommandFailed as fault:
-                raise explain(fault, wanted, log.read_text(errors="replace")) from fault
+                said = log.read_text(errors="replace")
+                if fault.returncode == _APT_FAILED:
+                    raise explain_apt(fault, said, config) from fault
+                raise explain(fault, wanted, said) from fault
         made = _one_wheel(out)
         elf_files = accept(made, config, suite)
         needed = libraries_of_the_board(made)
@@ -328,6 +336,36 @@ def explain(fault: CommandFailed, wanted: Wanted, output: str) -> Exception:
     )
 
 
+def explain_apt(fault: CommandFailed, output: str, config: Config) -> Exception:
+    """What it means that the distribution's packages for a build could not be installed, by apt's own words."""
+    if full := files.full_disk(output, "packages in the engine's folder", config.target_root):
+        return full
+    complaints = [line.removeprefix("E: ") for line in output.splitlines() if line.startswith("E: ")]
+    found = _shortened(complaints[0]) if complaints else fault.found
+    if unknown := apt.UNKNOWN.search(output):
+        return SourceUnavailable(
+            f"{config.image.suite} has no package {unknown[1] or unknown[2]}",
+            expected="a package of the lists that the image was made by",
+            found=found,
+            mend="check the name that --package gives for a typing error",
+        )
+    if apt.UNREACHABLE.search(output):
+        return NetworkUnreachable(
+            "the mirror does not give the packages that --package names",
+            expected="every package that the verified lists name",
+            found=found,
+            mend="check the network; if the mirror has moved on since, run ./inv build-image --update",
+        )
+    return CommandFailed(
+        "the packages that --package names cannot be installed",
+        returncode=fault.returncode,
+        expected="apt-get install to end with status 0",
+        found=found,
+        mend="apt's own words are below",
+        tail=fault.tail,
+    )
+
+
 def _looks_like_path(text: str, folder: Path) -> bool:
     if "==" in text and "/" not in text:
         return False
@@ -366,7 +404,10 @@ def _command(given: str, wanted: Wanted, scratch: Path, *, from_source: bool, pa
     owner = scratch.stat()
     script = 'home=$1; shift; trap \'chown -R "$0" "$home"\' EXIT; '
     if packages:
-        script += f"apt-get -q update; apt-get -q install --yes --no-install-recommends {shlex.join(packages)}; "
+        # Read-only, so without a lock; what these lists name fits what is installed, which came by them too.
+        options = f"-o Dir::State::lists={_LISTS} -o Debug::NoLocking=true -o Acquire::Retries=3"
+        asked = f"apt-get -q {options} install --yes --no-install-recommends {shlex.join(packages)}"
+        script += f"{asked} || exit {_APT_FAILED}; "
     script += '"$@"'
     return ["sh", "-euc", script, f"{owner.st_uid}:{owner.st_gid}", _HOME, *words, "--", given]
 

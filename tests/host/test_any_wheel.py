@@ -21,6 +21,7 @@ from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     CommandFailed,
+    DiskFull,
     NetworkUnreachable,
     PlatformMismatch,
     SourceUnavailable,
@@ -228,6 +229,33 @@ def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> No
     assert "libfoo is needed" in str(fault)
 
 
+APT_SAYS = {
+    "unknown": ("E: Unable to locate package libnosuch-dev\n", SourceUnavailable, "no package libnosuch-dev"),
+    "virtual": ("E: Package 'libnosuch' has no installation candidate\n", SourceUnavailable, "no package libnosuch"),
+    "no network": (
+        "Err:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2\n  Could not resolve 'a.invalid'\n"
+        "E: Failed to fetch http://a.invalid/debian/pool/x.deb  Could not resolve 'a.invalid'\n",
+        NetworkUnreachable,
+        "the mirror does not give the packages",
+    ),
+    "moved on": ("E: Failed to fetch http://a.invalid/x.deb  404  Not Found\n", NetworkUnreachable, "does not give"),
+    "full": (
+        "E: Failed to fetch http://a.invalid/x.deb\nE: write (28: No space left on device)\n", DiskFull, "no room for"
+    ),
+    "anything else": ("E: Sub-process dpkg returned an error code (1)\n", CommandFailed, "cannot be installed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APT_SAYS)
+def test_what_apt_says_of_packages_is_not_told_as_the_projects_own_fault(tmp_path: Path, name: str) -> None:
+    said, kind, summary = APT_SAYS[name]
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    fault = any_wheel.explain_apt(CommandFailed("a container failed", returncode=83, tail=said), said, config)
+    assert type(fault) is kind
+    assert summary in fault.summary
+    assert fault.mend
+
+
 # --- what gets into the wheelhouse ----------------------------------------------------------------------------------
 
 
@@ -354,6 +382,28 @@ def test_a_project_that_does_not_compile_shows_the_compilers_words(
         any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path)
     assert not list(tmp_path.glob("house/*.whl"))
     assert not list((own_wheelhouse.target_root / "work").glob(".wheel*"))
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_a_projects_libraries_come_from_the_lists_that_the_image_was_made_by(
+    built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
+) -> None:
+    """Whatever state the mirror's own index is in; and a name that no list has is told as that."""
+    assert built.manifests
+    project(
+        tmp_path / "try",
+        setup_py=SETUP.replace('["trying.c"]', '["trying.c"], libraries=["yaml"]'),
+        trying_c=MODULE.replace("static PyObject", "#include <yaml.h>\nstatic PyObject", 1).replace(
+            "PyLong_FromSize_t(8 * sizeof(void *))", "PyUnicode_FromString(yaml_get_version_string())"
+        ),
+        pyproject_toml='[build-system]\nrequires = ["setuptools"]\n',
+    )
+    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, packages=["libyaml-dev"])
+    assert any("libyaml-0.so.2" in warning for warning in done.warnings), "it is of the board, and named"
+    with pytest.raises(SourceUnavailable, match="trixie has no package libnosuch-dev") as caught:
+        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, packages=["libyaml-dev", "libnosuch-dev"])
+    assert "Unable to locate package" in caught.value.found
 
 
 GREETING = "import struct\nprint(__file__, 8 * struct.calcsize('P'))\n"

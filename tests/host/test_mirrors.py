@@ -356,7 +356,7 @@ def test_an_engine_of_somebody_else_is_left_alone_and_the_command_is_said(
     tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "daemon.json"
-    monkeypatch.setattr(mirrors, "_SYSTEMD_MARK", tmp_path / "no-systemd")
+    monkeypatch.setattr(engine, "_SYSTEMD_MARK", tmp_path / "no-systemd")
     monkeypatch.setattr(mirrors, "_PIDFILES", (daemon.folder / "docker.pid",))
     state = mirrors.merge([A], daemon_json=file)
     pid = json.loads(daemon.state.read_text())["pid"]
