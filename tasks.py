@@ -245,7 +245,7 @@ def share_internet(context: Context, state: str) -> None:
     help={
         "host": "[USER@]HOST[:PORT] of a board that is up and booted from the exported tree",
         "qemu": "a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "through enter-nfsroot: from the host's own system, or in the virtual machine from the same tree",
+        "chroot": "through enter-nfsroot, from the board's own system; in QEMU from a root without torch and libqpu",
         "init": "of the virtual machine: lean or systemd (default: device.init)",
         "select": "only tests whose names match this expression (pytest -k)",
         "no-timing": "leave out the timing table",

@@ -30,13 +30,21 @@ import jinja2
 
 from device import evidence, report
 from device.drive import ANNOUNCED
-from nfsroot import access
+from nfsroot import access, own_system
 from nfsroot.addresses import server_address, subnet_of
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST
 from toolchain import errors, files, process, progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import ChainBroken, CommandFailed, DeviceTestsFailed, InUse, RootNeeded, UserError
+from toolchain.errors import (
+    ArtefactMissing,
+    ChainBroken,
+    CommandFailed,
+    DeviceTestsFailed,
+    InUse,
+    RootNeeded,
+    UserError,
+)
 
 SUITE_LIMIT_S = 5400.0
 """For the tests on the board; a starved emulated machine needs a hundred times what a Pi does."""
@@ -170,7 +178,7 @@ def test_on_pi(
 
     ``host`` ([USER@]HOST[:PORT]) is a board that is up; without it ``device.host`` counts, and without that, or with
     ``qemu``, a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from the system that it
-    has of its own; the virtual machine boots the tree and enters the same tree once more. ``init`` is lean or systemd
+    has of its own, in the virtual machine from one that stands for it (nfsroot.own_system). ``init`` is lean or systemd
     (virtual machine only), ``keyword`` selects tests as pytest's ``-k``. ``suite`` is a folder of tests to run in place
     of ``tests/device``.
 
@@ -271,7 +279,10 @@ def _swap_in(paths: Paths) -> None:
 def prepare(
     config: Config, paths: Paths, *, host: str | None, chroot: bool, timing: bool, suite: Path | None = None
 ) -> None:
-    """Write labgrid's environment for this run. Raises ArtefactMissing without an exported tree."""
+    """Write labgrid's environment for this run, and export the system that is booted to enter the tree.
+
+    Raises ArtefactMissing without an exported tree, and what that export raises.
+    """
     layout = Layout.of(config)
     served = host is None
     values: dict[str, Any] = {
@@ -282,6 +293,7 @@ def prepare(
         "server_port": 0,
         "server_clients": ["127.0.0.1"],
         "server_log": str(paths.folder / "nfs-server.log"),
+        "also": "",
         "login_timeout_s": min(config.device.boot_timeout_s, _LOGIN_LIMIT_S),
         "key": "",
         "known_hosts": "",
@@ -295,12 +307,15 @@ def prepare(
     }
     if suite is not None:
         options["suite"] = str(suite.resolve())
-    own_system = host is not None and chroot
     require_export(layout)
     values["tree"] = str(layout.tree)
-    if not own_system:
-        values["key"] = str(layout.client_key)
-        values["known_hosts"] = str(access.pin(layout.known_hosts, paths.folder / "known_hosts"))
+    booted = layout
+    if host is None and chroot:
+        booted = _own_system(config)
+        values["also"] = str(booted.tree) if booted != layout else ""
+    if host is None or not chroot:
+        values["key"] = str(booted.client_key)
+        values["known_hosts"] = str(access.pin(booted.known_hosts, paths.folder / "known_hosts"))
     if host is None:
         values["machine"] = {
             "console": str(paths.console),
@@ -333,6 +348,17 @@ def prepare(
         **values, served=served, user=user, address=address, port=port, options=options
     )
     files.write_text_atomically(paths.environment, text)
+
+
+def _own_system(config: Config) -> Layout:
+    """What the virtual machine boots to enter the tree; the tree itself where the image for another is not here."""
+    try:
+        return own_system.ready(config)
+    except ArtefactMissing as fault:
+        progress.warn(
+            f"{fault.summary}: the exported tree is booted, and entered once more (./inv build-image makes that image)"
+        )
+        return Layout.of(config)
 
 
 def _run_pytest(config: Config, paths: Paths, keyword: str) -> process.Completed:

@@ -47,7 +47,7 @@ class ExportedTree(Resource):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class TreeServerDriver(Driver):  # type: ignore[misc]
-    """Offers the tree over NFS while it is active."""
+    """Offers the tree over NFS while it is active; ``also`` is one more folder, of the system that is to enter it."""
 
     bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid's own form
 
@@ -55,6 +55,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
     port: int = attr.ib(default=0, validator=_whole)
     allowed: str = attr.ib(default="127.0.0.1", validator=_text)
     log: str = attr.ib(default="", validator=_text)
+    also: str = attr.ib(default="", validator=_text)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -65,7 +66,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
         """Start the server; returns when it answers. Port 0 takes a free one."""
         self.server = self._running.enter_context(
             serve.running_server(
-                Path(self.tree.folder),
+                [Path(folder) for folder in (self.tree.folder, self.also) if folder],
                 address=self.address,
                 port=self.port,
                 clients=tuple(self.allowed.split()),
@@ -88,7 +89,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
-    """Power of a virtual machine that boots the tree from the server."""
+    """Power of a virtual machine that boots the tree from the server, or the folder that is offered beside it."""
 
     bindings = {  # noqa: RUF012 - labgrid's own form
         "tree": "ExportedTree",
@@ -118,7 +119,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
         """Boot; returns when SSH answers. The NetworkService gets the machine's port. Raises BoardSilent."""
         if self.machine is not None:
             return
-        tree = Path(self.tree.folder)
+        tree = Path(self.server.also or self.tree.folder)
         _, port = self.server.source()
         spec = qemu.MachineSpec(
             boot=qemu.boot_files(tree, self.tree.architecture),

@@ -68,10 +68,12 @@ def export(
     destination: Path | None = None,
     tarball: Path | None = None,
     mend: bool = True,
+    role: str = "system",
 ) -> ExportResult:
     """Export the system image to a folder (by default ``nfs.folder``), to a tarball, or to both.
 
-    With a tarball and no destination no folder is left. ``mend`` false gives the image's tree untouched.
+    With a tarball and no destination no folder is left. ``mend`` false gives the image's tree untouched. ``role`` names
+    another of the target's images, such as ``rootfs``.
 
     Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
     is not ours), InUse (another export, a server of the tree, or mounts in it) and DiskFull.
@@ -82,7 +84,7 @@ def export(
     as_folder = destination is not None or tarball is None
     tarball = _absolute(tarball) if tarball is not None else None
     client = engine.connect()
-    source = unpack.find_image(client, config.image_reference("system"), config.image.target)
+    source = unpack.find_image(client, config.image_reference(role), config.image.target)
     with locked(final):
         _refuse_foreign(final, as_folder=as_folder)
         needed = (source.size >> 20) * (1 if source.layers else 2) + 64
@@ -95,7 +97,7 @@ def export(
                 copied = time.monotonic() - copy_began
             hashed, before = _hash(tree, source.size)
             beside = aside / final.folder.name
-            origin = origin_of(config, source)
+            origin = origin_of(config, source) if role == "system" else {}
             warnings = (*left_out_warnings(origin), *accompany(config, final, tree, beside.parent))
             settings = Settings(
                 hostname=config.image.name.replace("/", "-").replace("_", "-").replace(".", "-"),

@@ -258,6 +258,7 @@ class Flow:
                     *packages_for("dev", self.image),
                     *self.suite.torch_libraries,
                     *self.suite.torch_python,
+                    *self.image.extra_packages,
                 }
             )
         )

@@ -148,7 +148,9 @@ class ImageConfig:
     architecture: str = _setting("armhf", "Debian's name of the target", _one_of(*ARCHITECTURES))
     profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
     kernel: str = _setting("distribution", "kernel of the bootable profile", _one_of("distribution", "raspberrypi"))
-    extra_packages: tuple[str, ...] = _setting([], "further packages of the root filesystem", _each(_package))
+    extra_packages: tuple[str, ...] = _setting(
+        [], "further packages of the root filesystem, and of shells in the image", _each(_package)
+    )
     documentation: bool = _setting(False, "packages come with documentation, translations and their tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,20 @@ def test_virtual_board_has_tree_server_machine_and_pinned_ssh(config: Config) ->
     pinned = Path(strategy.ssh.access.known_hosts)
     assert pinned.read_text() == f"{access.ALIAS} {HOST_KEY}\n"
     assert strategy.ssh.access.key == Layout.of(config).client_key
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(os.geteuid() != 0, reason="exports are made by root")
+def test_where_no_image_is_for_a_system_of_its_own_the_tree_enters_itself(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = replace(config, image=replace(config.image, name="pitorch-nowhere"))
+    made = environment(nowhere, chroot=True)
+    strategy = made.get_target("main").get_driver("Strategy", activate=False)
+    assert strategy.server.also == ""
+    assert strategy.ssh.access.key == Layout.of(config).client_key
+    assert made.config.data["options"]["chroot"] == "served"
+    assert "no image pitorch-nowhere/rootfs:trixie-armhf" in " ".join(capsys.readouterr().err.split())
 
 
 def test_real_board_is_reached_not_booted(config: Config) -> None:

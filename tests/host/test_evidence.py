@@ -111,7 +111,6 @@ class Chain:
             Manifest.read(self.layout.manifest),
             evidence._steps(self.config, self.layout),
             source=source,
-            through="boot",
         )
         return {item["name"]: item for item in found}
 

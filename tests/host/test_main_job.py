@@ -22,6 +22,7 @@ from images import containers, local_registry, registry, shell
 from images.archive import verify
 from images.flavour import load_suite
 from images.system import LEFT_OUT
+from nfsroot import own_system
 from recipes import flow, main_job
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
@@ -249,6 +250,24 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     # Addresses may be told (a mirror in a warning, XML's namespaces); what is loaded must be in the page itself.
     loaded = re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:)([^"'\s>]+)|(?:url\(|@import)\s*["']?([^"')]+)""", text)
     assert [place for places in loaded for place in places if "//" in place] == []
+
+
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+def test_the_root_is_entered_from_a_system_that_has_nothing_of_it(exported_config: Config) -> None:
+    """--chroot in QEMU: what the self-test finds of libqpu it finds in the tree that was entered."""
+    result = suite.test_on_pi(exported_config, qemu=True, chroot=True, keyword="test_selftest", timing=False)
+    assert result.ok, result.summary()
+    booted = own_system.layout_of(exported_config)
+    assert list(exported_config.nfsroot.rglob("libqpu.so*"))
+    assert not list(booted.tree.rglob("libqpu.so*"))
+    evidence = json.loads(result.evidence.read_text())
+    assert evidence["device"]["through"] == "enter-nfsroot"
+    (link,) = [item for item in evidence["links"] if item["name"] == "the board's root is the exported tree"]
+    assert link["holds"]
+    made = booted.manifest.read_bytes()
+    assert own_system.ready(exported_config) == booted
+    assert booted.manifest.read_bytes() == made, "it is not exported again"
 
 
 def test_the_image_is_pushed_and_the_registry_confirms_it(built: main_job.Built, product_config: Config) -> None:
