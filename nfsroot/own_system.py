@@ -13,7 +13,7 @@ from images import engine
 from nfsroot import unpack
 from nfsroot.export import export
 from nfsroot.layout import Layout, require_export
-from toolchain import progress
+from toolchain import process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing
 
@@ -28,9 +28,10 @@ def layout_of(config: Config) -> Layout:
 def ready(config: Config) -> Layout:
     """Its export, made where there is none of the image as it is.
 
-    Raises ArtefactMissing where the engine has no such image (the system image was pulled, not built here), and what
-    ``export`` raises.
+    Raises RootNeeded, ArtefactMissing where the engine has no such image (the system image was pulled, not built here),
+    and what ``export`` raises.
     """
+    process.require_root("to export and to serve the system that enters the tree", "./inv test-on-pi --chroot")
     layout = layout_of(config)
     engine.ensure_running(config)
     with contextlib.closing(engine.connect()) as client:

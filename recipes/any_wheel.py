@@ -227,7 +227,7 @@ def build_in(
                     binds=[
                         f"{source}:{_HOME}/source:rw",
                         f"{out}:{_HOME}/out:rw",
-                        f"{config.target_root / 'mirror' / 'lists'}:{_LISTS}:ro",
+                        *([f"{config.target_root / 'mirror' / 'lists'}:{_LISTS}:ro"] if packages else []),
                         *built_before,
                         *settings.binds(),
                         *compiler.binds(),
