@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
@@ -21,8 +22,8 @@ OURS = "root filesystem, the native way"
 EMULATED = "the same packages by emulated RUN lines"
 PEAK = "peak memory of Python, build-image"
 
-_LEAN = rootfs.HERE / "overlay/lean/etc/dpkg/dpkg.cfg.d/lean"
-"""What both ways leave out of packages."""
+_LEAN = rootfs.HERE / "overlay/lean"
+"""Files that tell dpkg, and Debian's byte compiler after it, what both ways leave out of packages."""
 _PLAIN_STEPS = ("mirror", "tools", "rootfs")
 """What it takes to get the root filesystem from nothing."""
 
@@ -101,16 +102,26 @@ def root_alone(workspace: Workspace) -> float:
     return sum(built.manifest(name).seconds for name in _PLAIN_STEPS)
 
 
-def dockerfile(base: str, packages: list[str], filters: Sequence[str] = ()) -> str:
-    """The plain way: apt in emulated RUN lines, the packages by name; ``filters`` are settings of dpkg."""
-    settings = f"RUN printf '%s\\n' {shlex.join(filters)} >/etc/dpkg/dpkg.cfg.d/lean\n" if filters else ""
+def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The plain way: apt in emulated RUN lines, the packages by name; ``settings`` are files that are there before."""
+    written = "".join(
+        f"RUN mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
+        f"printf '%s\\n' {shlex.join(text.splitlines())} >{shlex.quote(path)}\n"
+        for path, text in settings.items()
+    )
     return (
         f"FROM {base}\n"
         "ENV DEBIAN_FRONTEND=noninteractive\n"
-        f"{settings}"
+        f"{written}"
         "RUN apt-get update\n"
         f"RUN apt-get install --yes --no-install-recommends {' '.join(packages)}\n"
     )
+
+
+def lean_settings() -> dict[str, str]:
+    """The files of the lean root by their paths in it, and what is in them."""
+    found = sorted(path for path in _LEAN.rglob("*") if path.is_file())
+    return {f"/{path.relative_to(_LEAN)}": path.read_text() for path in found}
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
@@ -126,8 +137,8 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
         base = f"{config.image.name}/minimal:{config.image.label}"
         layer = archive.Layer(Artefact.of(tar))
         archive.load(client, [layer], base, target, epoch=config.image.source_date_epoch)
-        filters = [] if config.image.documentation else _LEAN.read_text().splitlines()
-        text = dockerfile(base, packages, filters)
+        settings = {} if config.image.documentation else lean_settings()
+        text = dockerfile(base, packages, settings)
         with progress.step(f"{len(packages)} packages by emulated RUN lines"):
             (seconds,) = timed(
                 lambda: system.build(client, f"{config.image.name}/run-lines:{config.image.label}", text, [], target),

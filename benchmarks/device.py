@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import select
 import shutil
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,17 +22,17 @@ from nfsroot import access, qemu, serve
 from nfsroot.layout import Layout
 from toolchain import files, process, progress
 from toolchain.config import ROOT
-from toolchain.errors import BoardSilent, CommandFailed
+from toolchain.errors import CommandFailed
 
 OFF = "device off"
 UP = "device up"
-UP_LOADED = "device up, Python with torch loaded there"
+UP_LOADED = "device up, by pitorch.preloaded"
 
 RULE = (
     "MODEL: the device is QEMU's virtual machine with the lean init, booted over NFS; not measured on hardware. The "
     "image is built and exported before; the time runs from the saved source to the seen result, always of another "
     "kernel. Device off: one run, its boot included. Device up: that run was the warm-up, then the median. Python is "
-    "started anew each time, or (torch loaded) forked from one that has imported torch and not the extension."
+    "started anew each time, or by ``python3 -m pitorch.preloaded``, which forks a process that has imported torch."
 )
 
 KERNELS = Path("recipes/qpu_ops/csrc/kernels.cpp")
@@ -52,20 +50,9 @@ ready = time.monotonic()
 result = dot_cpp.product(torch.full((40,), 3.0), torch.full((40,), 5.0))
 print("imports", ready - began, "result", *sorted(set(result.tolist())), flush=True)
 """
-_FORKING = f"""
-import os, sys
-import torch
-print("loaded", flush=True)
-while sys.stdin.readline():
-    child = os.fork()
-    if child == 0:
-        exec({_PYTHON!r})
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
+_PRELOADED = ("python3", "-m", "pitorch.preloaded")
 _COMPILE = "g++ -O2 -o program program.cpp $(pkg-config --cflags --libs qpu)"
 _RECEIVE = "cat > /tmp/program && chmod +x /tmp/program && /tmp/program"
-_LOADED_LIMIT_S = 900.0
 _FIRST = 100
 
 
@@ -140,11 +127,13 @@ def _figures(workspace: Workspace, subject: Subject) -> list[Figure]:
             with progress.step(f"{subject.name}: {UP}"):
                 up.append(rounds.on(entry))
         if isinstance(subject, Extension):
+            preloaded = subject.preloaded()
             with progress.step("load torch on the device (not timed)"):
-                python = device.enter_context(LoadedPython.on(entry))
+                preloaded.load(entry)
+            again = Rounds(workspace, preloaded, first=rounds.number)
             for _ in range(workspace.times):
                 with progress.step(f"{subject.name}: {UP_LOADED}"):
-                    loaded.append(rounds.on(entry, python))
+                    loaded.append(again.on(entry))
     parts = f"made {off.made:.1f} s, booted {off.booted:.1f} s, ran {off.ran:.1f} s"
     found = [
         Figure(name=f"{subject.name}: {OFF}", value=off.total, goal=Goal(60), note=parts + _imports_of(off)),
@@ -213,9 +202,21 @@ class Extension:
 
     name = "kernel in the torch extension"
 
-    def __init__(self, workspace: Workspace, checkout: Path) -> None:
-        self._workspace, self._checkout = workspace, checkout
+    def __init__(self, workspace: Workspace, checkout: Path, python: Sequence[str] = ("python3",)) -> None:
+        self._workspace, self._checkout, self._python = workspace, checkout, python
         self._source = (checkout / KERNELS).read_text()
+
+    def preloaded(self) -> Extension:
+        """The same, by a Python that is forked from one that has torch."""
+        return Extension(self._workspace, self._checkout, _PRELOADED)
+
+    def load(self, entry: access.SshAccess) -> None:
+        """Let it have torch."""
+        process.run(entry.command([*self._python, "-c", "import torch"]), log=self._log)
+
+    @property
+    def _log(self) -> Path:
+        return self._workspace.results / "logs" / "device.log"
 
     def make(self, number: int) -> float:
         """Rebuild it and put it into the tree: ``./inv deploy``."""
@@ -224,17 +225,16 @@ class Extension:
 
     def run(self, entry: access.SshAccess) -> str:
         """Start Python and multiply."""
-        log = self._workspace.results / "logs" / "device.log"
-        return process.run(entry.command(["python3", "-c", _PYTHON]), log=log, merge_stderr=False).output
+        return process.run(entry.command([*self._python, "-c", _PYTHON]), log=self._log, merge_stderr=False).output
 
 
 class Rounds:
     """Changes a subject's kernel, each time to another, and sees its result on the device."""
 
-    def __init__(self, workspace: Workspace, subject: Subject) -> None:
+    def __init__(self, workspace: Workspace, subject: Subject, first: int = _FIRST) -> None:
         self._workspace, self._subject = workspace, subject
         self._layout = Layout.of(workspace.config)
-        self._number = _FIRST
+        self.number = first
 
     def with_boot(self, device: contextlib.ExitStack) -> tuple[Round, access.SshAccess]:
         """One round with a device that is off; it stays up as long as ``device`` is open."""
@@ -245,15 +245,15 @@ class Rounds:
         ran, imports = self._ran(entry)
         return Round(made=made, booted=booted, ran=ran, imports=imports), entry
 
-    def on(self, entry: access.SshAccess, python: LoadedPython | None = None) -> Round:
-        """One round with a device that is up, in a new process or by a Python that has torch loaded."""
+    def on(self, entry: access.SshAccess) -> Round:
+        """One round with a device that is up, in a new process."""
         made = self._make()
-        ran, imports = self._ran(entry, python)
+        ran, imports = self._ran(entry)
         return Round(made=made, ran=ran, imports=imports)
 
     def _make(self) -> float:
-        self._number += 1
-        return self._subject.make(self._number)
+        self.number += 1
+        return self._subject.make(self.number)
 
     def _boot(self, device: contextlib.ExitStack) -> access.SshAccess:
         config, logs = self._workspace.config, self._workspace.results / "logs"
@@ -272,12 +272,12 @@ class Rounds:
         known = access.pin(self._layout.known_hosts, logs / "known_hosts")
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
-    def _ran(self, entry: access.SshAccess, python: LoadedPython | None = None) -> tuple[float, float]:
+    def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
         """Seconds until the result is here, and of the imports. Raises CommandFailed for another kernel's result."""
         began = time.monotonic()
-        output = self._subject.run(entry) if python is None else python.again()
+        output = self._subject.run(entry)
         seconds = time.monotonic() - began
-        return seconds, imports_in(output, _OPERANDS + self._number)
+        return seconds, imports_in(output, _OPERANDS + self.number)
 
 
 def imports_in(output: str, wanted: float) -> float:
@@ -291,51 +291,6 @@ def imports_in(output: str, wanted: float) -> float:
             tail=output,
         )
     return float(match["imports"] or 0.0)
-
-
-class LoadedPython:
-    """A Python on the device that has imported torch and forks a process for each program."""
-
-    def __init__(self, running: subprocess.Popen[str]) -> None:
-        self._running = running
-
-    @classmethod
-    @contextlib.contextmanager
-    def on(cls, entry: access.SshAccess) -> Iterator[LoadedPython]:
-        """Start it; it has torch when the block begins, and ends with the block. Raises BoardSilent."""
-        pipe = subprocess.PIPE
-        command = entry.command(["python3", "-c", _FORKING])
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as running:
-            try:
-                made = cls(running)
-                made._line("loaded")
-                yield made
-            finally:
-                running.kill()
-
-    def again(self) -> str:
-        """Run the program in a new process; what it said. Raises BoardSilent."""
-        sink = self._running.stdin
-        if sink is None:
-            raise RuntimeError("started without a pipe")
-        sink.write("go\n")
-        sink.flush()
-        return self._line("imports")
-
-    def _line(self, wanted: str) -> str:
-        source = self._running.stdout
-        if source is None:
-            raise RuntimeError("started without a pipe")
-        ready, _, _ = select.select([source], [], [], _LOADED_LIMIT_S)
-        line = source.readline() if ready else ""
-        if not line.startswith(wanted):
-            raise BoardSilent(
-                "Python on the device did not answer",
-                expected=f"a line that begins with {wanted!r} within {_LOADED_LIMIT_S:.0f} s",
-                found=repr(line) if line else "nothing",
-                mend="the device's console is in the benchmarks' logs",
-            )
-        return line
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import importlib.util
 import os
 import platform
 import pwd
@@ -164,6 +165,26 @@ def test_loader_finds_libqpu() -> None:
         pytest.skip("the image is built without libqpu")
     assert re.search(r"libqpu\.so\.1 \(libc6,hard-float\) => /\S+", listed)
     assert ctypes.CDLL("libqpu.so.1")
+
+
+def test_scripts_run_in_forks_of_a_process_that_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pitorch.preloaded, with a module of Python's own in the place of torch: that is imported often enough here."""
+    if importlib.util.find_spec("pitorch") is None:
+        pytest.skip("pitorch's Python modules, which come with our own libqpu, are not in the image")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+    code = "import os, sys; print(os.getppid(), 'sqlite3' in sys.modules)"
+    command = [sys.executable, "-m", "pitorch.preloaded", "--import=sqlite3"]
+    try:
+        runs = [subprocess.run([*command, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    finally:
+        ended = subprocess.run([*command[:3], "--stop"], capture_output=True, text=True, check=True).stdout
+    assert runs[0].stdout == runs[1].stdout, "both are forks of one process"
+    assert runs[0].stdout.endswith(" True\n")
+    assert "loading sqlite3" in runs[0].stderr
+    assert runs[1].stderr == ""
+    assert "ended" in ended
 
 
 def test_every_library_of_the_interpreter_is_found() -> None:

@@ -304,13 +304,20 @@ def test_the_plain_way_installs_the_same_packages_and_leaves_out_the_same(tmp_pa
     text = build.dockerfile("base:1", ["python3", "udev"])
     assert text.splitlines()[0] == "FROM base:1"
     assert text.splitlines()[-1] == "RUN apt-get install --yes --no-install-recommends python3 udev"
-    assert "dpkg.cfg.d" not in text
-    text = build.dockerfile("base:1", ["udev"], ["# what's left out", "path-exclude=/usr/share/man/*"])
-    (line,) = (line for line in text.splitlines() if "dpkg.cfg.d" in line)
-    settings = tmp_path / "lean"
-    script = line.removeprefix("RUN ").replace("/etc/dpkg/dpkg.cfg.d/lean", str(settings))
-    subprocess.run(["sh", "-c", script], check=True)
-    assert settings.read_text() == "# what's left out\npath-exclude=/usr/share/man/*\n"
+    assert "lean" not in text
+    wanted = build.lean_settings()
+    assert {"/etc/dpkg/dpkg.cfg.d/lean", "/usr/share/python3/bcep/pitorch-lean"} <= set(wanted), "dpkg and py3compile"
+    text = build.dockerfile("base:1", ["udev"], {**wanted, "/etc/x/quoted": "what's left out\n"})
+    for line in text.splitlines():
+        if "printf" in line:
+            script = (
+                line.removeprefix("RUN ").replace("/etc/", f"{tmp_path}/etc/").replace(" /usr/", f" {tmp_path}/usr/")
+            )
+            script = script.replace(">/usr/", f">{tmp_path}/usr/")
+            subprocess.run(["sh", "-c", script], check=True)
+    for path, content in wanted.items():
+        assert (tmp_path / path.lstrip("/")).read_text() == content
+    assert (tmp_path / "etc/x/quoted").read_text() == "what's left out\n"
 
 
 def test_command_lines_of_the_compiler_are_found_with_their_quotes() -> None:

@@ -1,0 +1,518 @@
+"""Run Python scripts without waiting for the import of torch: seconds on a Pi, half a minute on an emulated one.
+
+    python3 -m pitorch.preloaded SCRIPT [ARGUMENT...]       as python3 SCRIPT
+    python3 -m pitorch.preloaded -c CODE [ARGUMENT...]      as python3 -c CODE
+    python3 -m pitorch.preloaded --stop                     end the process that is kept
+
+The first call starts a process that imports torch and is kept; it forks for every run. A run has its caller's
+arguments, folder, environment, files, umask and signals, and ends with the script's status. The process is one per
+user and Python; it ends after half an hour without a run (``--idle=SECONDS``).
+
+Nothing that ``./inv deploy`` puts into a root is loaded before the fork: an extension, libqpu or script that was
+changed is the changed one in the next run. When torch itself was changed, or a variable that is read while it is
+loaded (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) is another one, the process is started anew, and that is said.
+
+``--import=MODULE`` (may be given several times) names what is imported in place of torch. Linux only. Exit codes are
+the script's; 125 where the process could not be started, with the words of what failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["NotStarted", "main"]
+
+NOT_STARTED = 125
+"""Exit code: no process that has the modules."""
+
+_IDLE_S = 1800.0
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""What makes ``import torch`` leave out the backends of others: the device qpu is one, and is loaded after the fork."""
+
+_READ_WHILE_LOADING = (
+    *("ATEN_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_"),
+    "TORCH",
+)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_LAST_WORDS_S = 30.0
+_LENGTH = struct.Struct("!I")
+
+
+class NotStarted(RuntimeError):
+    """The process that has the modules could not be started, or is not to be trusted."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run what the command line names. Raises NotStarted."""
+    modules, idle_s, rest = [], _IDLE_S, list(words)
+    while rest and rest[0].startswith("--"):
+        name, _, value = rest.pop(0).partition("=")
+        if name == "--import" and value:
+            modules.append(value)
+        elif name == "--idle" and value.replace(".", "", 1).isdigit():
+            idle_s = float(value)
+        elif name == "--stop" and not value and not rest:
+            return stop()
+        elif name == "--help":
+            print(__doc__)
+            return 0
+        else:
+            return _usage(f"{name} is no option, or lacks its value")
+    if not rest or rest == ["-c"]:
+        return _usage("no script is named")
+    if rest[0] != "-c" and rest[0].startswith("-"):
+        return _usage(f"{rest[0]} is no script")
+    if rest[0] != "-c" and not Path(rest[0]).is_file():
+        print(f"pitorch.preloaded: there is no file {rest[0]}", file=sys.stderr)
+        return 2
+    return run(rest, modules=modules or ["torch"], idle_s=idle_s)
+
+
+def _usage(fault: str) -> int:
+    print(f"pitorch.preloaded: {fault}\n{(__doc__ or '').split('The first call')[0].rstrip()}", file=sys.stderr)
+    return 2
+
+
+def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S) -> int:
+    """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` loaded; the status it ended with.
+
+    One that a signal ended gives 128 and its number. Raises NotStarted.
+    """
+    request = {
+        "words": list(words),
+        "modules": list(modules),
+        "folder": str(Path.cwd()),
+        "environment": dict(os.environ),
+        "umask": _umask(),
+    }
+    why = ""
+    for _ in range(3):
+        with contextlib.closing(_connected(modules, idle_s, why)) as link:
+            answer = _asked(link, request)
+        if "status" in answer:
+            return int(answer["status"])
+        if "started" in answer:
+            raise NotStarted("the process that is kept was ended while the script ran")
+        why = str(answer.get("stale", "the one before has just ended"))
+    raise NotStarted(f"the process that was started last could not be used either: {why}")
+
+
+def stop() -> int:
+    """End the process that is kept, if there is one; runs that go on are not touched."""
+    with contextlib.closing(_link()) as link:
+        if not _reached(link, _folder()):
+            print("pitorch.preloaded: no process is kept")
+            return 0
+        _asked(link, {"stop": True})
+    print("pitorch.preloaded: ended")
+    return 0
+
+
+# The caller's side ---------------------------------------------------------------------------------------------------
+
+
+def _link() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def _folder() -> Path:
+    """Where the socket of this user and Python lies. Raises NotStarted for a folder that others may write to."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path("/tmp")  # noqa: S108
+    folder = parent / f"pitorch-preloaded-{os.getuid()}-{sys.implementation.cache_tag}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise NotStarted(f"{folder} must be a folder of yours that nobody else can enter: remove it")
+    return folder
+
+
+def _connected(modules: Sequence[str], idle_s: float, why: str) -> socket.socket:
+    """A link to the process, which is started where none answers; ``why`` it has to be, if that is known."""
+    folder = _folder()
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(contextlib.closing(_link()))
+        if not _reached(link, folder):
+            with (folder / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _reached(link, folder):  # else another caller has started it meanwhile
+                    _start(folder, modules, idle_s, why)
+                    if not _reached(link, folder):
+                        raise NotStarted(f"the process that was started does not answer at {folder}/socket")
+        stack.pop_all()
+        return link
+
+
+def _reached(link: socket.socket, folder: Path) -> bool:
+    try:
+        link.connect(str(folder / "socket"))
+    except OSError:
+        return False
+    return True
+
+
+def _start(folder: Path, modules: Sequence[str], idle_s: float, why: str) -> None:
+    names = ", ".join(modules)
+    print(f"pitorch.preloaded: loading {names}{f' ({why})' if why else ''} …", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    path = folder / "socket"
+    path.unlink(missing_ok=True)
+    reader, writer = os.pipe()
+    with _link() as listener, (folder / "log").open("w+") as log, os.fdopen(reader) as told:
+        listener.bind(str(path))
+        listener.listen()
+        words = ["--serve", str(listener.fileno()), str(writer), str(path), str(idle_s), *modules]
+        try:
+            started = subprocess.Popen(
+                [sys.executable, "-m", "pitorch.preloaded", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(listener.fileno(), writer),
+                start_new_session=True,
+                env={**os.environ, _AUTOLOAD: "0"},
+                cwd="/",
+            )
+        finally:
+            os.close(writer)
+        if told.read() != "ready":
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(_LAST_WORDS_S)
+            log.seek(0)
+            raise NotStarted(f"{names} could not be imported:\n{log.read().rstrip() or 'the process said nothing'}")
+    print(f"pitorch.preloaded: loaded in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+
+def _asked(link: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a request and our files; forward signals until the answer is here."""
+    body = json.dumps(request).encode()
+    with contextlib.ExitStack() as stack:
+        files = [_open_or_null(number, stack) for number in range(3)]
+        before = {}
+        if "words" in request:
+            for number in _FORWARDED:
+                before[number] = signal.signal(number, lambda got, _: _told(link, bytes([got])))
+        try:
+            socket.send_fds(link, [_LENGTH.pack(len(body))], files)
+            link.sendall(body)
+            text = b""
+            while chunk := link.recv(1 << 16):
+                text += chunk
+        except ConnectionError:
+            text = b""
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    answer: dict[str, Any] = {}
+    for line in text.splitlines():
+        answer |= json.loads(line)
+    return answer
+
+
+def _told(link: socket.socket, text: bytes) -> None:
+    with contextlib.suppress(OSError):
+        link.send(text)
+
+
+def _open_or_null(number: int, stack: contextlib.ExitStack) -> int:
+    try:
+        os.fstat(number)
+    except OSError:
+        return stack.enter_context(open(os.devnull, "r+b")).fileno()  # noqa: PTH123
+    return number
+
+
+def _umask() -> int:
+    """The mask; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+# The process that is kept ---------------------------------------------------------------------------------------------
+
+
+class _Kept:
+    """The process: its loaded modules, and the runs that go on."""
+
+    def __init__(self, listener: socket.socket, path: Path, idle_s: float, modules: Sequence[str]) -> None:
+        self._listener, self._path, self._idle_s, self._modules = listener, path, idle_s, list(modules)
+        self._environment = _read_while_loading(os.environ)
+        self._links: dict[int, socket.socket] = {}
+        self._open = True
+        for name in modules:
+            importlib.import_module(name)
+        self._loaded = _mapped_files()
+
+    def serve(self) -> dict[str, Any]:
+        """Fork for each request. Returns in a forked process alone, with its request; ends otherwise."""
+        wake, waker = socket.socketpair()
+        for end in (wake, waker):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._listener, selectors.EVENT_READ)
+            ready.register(wake, selectors.EVENT_READ)
+            while self._open or self._links:
+                found = ready.select(self._idle_s if not self._links else None)
+                if not found:
+                    self._close(ready)
+                for key, _ in found:
+                    if key.fileobj is wake:
+                        with contextlib.suppress(BlockingIOError):
+                            wake.recv(1 << 12)
+                        self._reap(ready)
+                    elif key.fileobj is self._listener:
+                        link, _address = self._listener.accept()
+                        request = self._taken(link, ready)
+                        if request is not None:
+                            wake.close()
+                            waker.close()
+                            return request
+                    else:
+                        self._forward(key.data, ready)
+        raise SystemExit(0)
+
+    def _taken(self, link: socket.socket, ready: selectors.BaseSelector) -> dict[str, Any] | None:
+        """Answer a request, or fork for it: the request, in the forked process."""
+        try:
+            request, files = _received(link)
+        except (OSError, ValueError, EOFError):
+            link.close()
+            return None
+        try:
+            if request.get("stop"):
+                self._close(ready)
+                _answer(link, {"stopped": True})
+                return None
+            if why := self._stale(request):
+                self._close(ready)
+                _answer(link, {"stale": why})
+                return None
+            child = os.fork()
+            if child == 0:
+                signal.set_wakeup_fd(-1)
+                for ours in (signal.SIGCHLD, signal.SIGHUP):
+                    signal.signal(ours, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                self._listener.close()
+                for other in (link, *self._links.values()):
+                    other.close()
+                os.setsid()
+                for place, number in enumerate(files):
+                    os.dup2(number, place)
+                return request
+            self._links[child] = link
+            _say(link, {"started": child})
+            ready.register(link, selectors.EVENT_READ, child)
+            return None
+        finally:
+            for number in files:
+                if number > 2:
+                    os.close(number)
+
+    def _stale(self, request: Mapping[str, Any]) -> str:
+        """Why this process cannot run a request; empty when it can."""
+        if request["modules"] != self._modules:
+            return f"{', '.join(self._modules)} was loaded until now"
+        wanted = _read_while_loading(request["environment"])
+        for name in sorted({*wanted, *self._environment}):
+            if wanted.get(name) != self._environment.get(name):
+                return f"{name} is another one"
+        for path, state in self._loaded.items():
+            if _state_of(path) != state:
+                return f"{Path(path).name} was changed"
+        return ""
+
+    def _forward(self, child: int, ready: selectors.BaseSelector) -> None:
+        """What a caller sends are signals; one that is gone is as a terminal that is."""
+        link = self._links[child]
+        try:
+            numbers = link.recv(64)
+        except OSError:
+            numbers = b""
+        for number in numbers or bytes([signal.SIGHUP]):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, number)
+        if not numbers:
+            ready.unregister(link)
+            link.shutdown(socket.SHUT_RDWR)
+
+    def _reap(self, ready: selectors.BaseSelector) -> None:
+        while self._links:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if child == 0:
+                return
+            link = self._links.pop(child)
+            with contextlib.suppress(KeyError):
+                ready.unregister(link)
+            code = os.waitstatus_to_exitcode(status)
+            _answer(link, {"status": code if code >= 0 else 128 - code})
+
+    def _close(self, ready: selectors.BaseSelector) -> None:
+        """Take no more: the place is free for another process before a caller hears of it."""
+        if self._open:
+            self._open = False
+            self._path.unlink(missing_ok=True)
+            ready.unregister(self._listener)
+            self._listener.close()
+
+
+def _received(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A request and the caller's three files. Raises OSError, ValueError, EOFError."""
+    user = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
+    head, files, _flags, _address = socket.recv_fds(link, _LENGTH.size, 3)
+    try:
+        if user != os.getuid() or len(files) != 3:
+            raise ValueError("not a request of this user's")
+        (length,) = _LENGTH.unpack(head)
+        body = b""
+        while len(body) < length:
+            chunk = link.recv(length - len(body))
+            if not chunk:
+                raise EOFError("half a request")
+            body += chunk
+        return dict(json.loads(body)), files
+    except BaseException:
+        for number in files:
+            os.close(number)
+        raise
+
+
+def _say(link: socket.socket, answer: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        link.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _answer(link: socket.socket, answer: Mapping[str, Any]) -> None:
+    """Say the last thing."""
+    _say(link, answer)
+    link.close()
+
+
+def _read_while_loading(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name.startswith(_READ_WHILE_LOADING) and name != _AUTOLOAD
+    }
+
+
+def _mapped_files() -> dict[str, tuple[int, ...]]:
+    """Files that this process executes: shared libraries and modules in machine code, and what Python read of ours."""
+    with Path("/proc/self/maps").open() as lines:
+        mapped = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if line.count("/")}
+    own = {name for name in (__file__, getattr(sys.modules.get("torch"), "__file__", None)) if name}
+    return {path: _state_of(path) for path in sorted({*mapped, *own}) if path.startswith("/")}
+
+
+def _state_of(path: str) -> tuple[int, ...]:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+# A run ---------------------------------------------------------------------------------------------------------------
+
+
+def _become(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Be what the caller would have started; the namespace of its ``__main__``."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.umask(int(request["umask"]))
+    os.chdir(request["folder"])
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        stream = open(  # noqa: SIM115
+            number,
+            mode,
+            buffering=1 if mode == "w" and (name == "stderr" or os.isatty(number)) else -1,
+            errors="backslashreplace" if name == "stderr" else None,
+            closefd=False,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    first, *arguments = request["words"]
+    main_module = types.ModuleType("__main__")
+    main_module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
+    if first == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        sys.path[0] = ""
+    else:
+        sys.argv = [first, *arguments]
+        sys.path[0] = str(Path(first).resolve().parent)
+        main_module.__file__ = first
+    sys.modules["__main__"] = main_module
+    if "numpy.random" in sys.modules:  # its global generator was seeded before the fork: all runs would draw the same
+        sys.modules["numpy.random"].seed()
+    torch = sys.modules.get("torch")
+    if torch is not None and request["environment"].get(_AUTOLOAD, "1") == "1":
+        load = getattr(torch, "_import_device_backends", None)
+        if load is not None:
+            load()
+    return main_module.__dict__
+
+
+def _show(kind: type[BaseException], fault: BaseException, trace: types.TracebackType | None) -> None:
+    """As Python shows what ended a script: from the script's first line on."""
+    step = trace
+    while step is not None and step.tb_frame.f_code is not _carry_out.__code__:
+        step = step.tb_next
+    shown = step.tb_next if step is not None else trace
+    sys.__excepthook__(kind, fault.with_traceback(shown), shown)
+
+
+def _carry_out(request: Mapping[str, Any]) -> None:
+    """Run the script, as the last thing that this process does: what it raises ends it as it ends Python."""
+    names = _become(request)
+    sys.excepthook = _show
+    first, *arguments = request["words"]
+    source: str | bytes = arguments[0] if first == "-c" else Path(first).read_bytes()
+    exec(compile(source, "<string>" if first == "-c" else first, "exec", dont_inherit=True), names)  # noqa: S102
+
+
+@contextlib.contextmanager
+def _reporting(number: int) -> Iterator[None]:
+    """Whoever waits hears that all is loaded, or nothing when this process ends before."""
+    with os.fdopen(number, "w") as told:
+        yield
+        told.write("ready")
+
+
+def _serve(words: Sequence[str]) -> NoReturn:
+    listener, told, path, idle_s, *modules = words
+    sys.argv = ["pitorch.preloaded"]
+    with _reporting(int(told)):
+        kept = _Kept(socket.socket(fileno=int(listener)), Path(path), float(idle_s), modules)
+    _carry_out(kept.serve())
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        _serve(sys.argv[2:])
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except NotStarted as reason:
+        print(f"pitorch.preloaded: {reason}", file=sys.stderr)
+        sys.exit(NOT_STARTED)

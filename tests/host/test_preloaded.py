@@ -1,0 +1,307 @@
+"""pitorch.preloaded, the process that has imported torch and forks: on this PC, with small modules in torch's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain.config import ROOT
+
+Run = subprocess.CompletedProcess[str]
+PACKAGE = ROOT / "recipes/libqpu/python"
+
+
+class Board:
+    """A user with a runtime folder of their own, and a module ``heavy`` that notes each of its imports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runtime = folder / "run"
+        self.modules = folder / "modules"
+        self.imports = folder / "imports"
+        for made in (self.runtime, self.modules):
+            made.mkdir()
+        self.module("heavy", f"import os\nwith open({str(self.imports)!r}, 'a') as log: print(os.getpid(), file=log)\n")
+
+    def module(self, name: str, text: str) -> None:
+        """Write a module that scripts can import."""
+        (self.modules / f"{name}.py").write_text(text)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The user's environment, and ``more``."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        path = f"{PACKAGE}:{self.modules}"
+        return {
+            **kept,
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **more,
+        }
+
+    def command(self, *words: str) -> list[str]:
+        """The command line that is tested."""
+        return [sys.executable, "-m", "pitorch.preloaded", *words]
+
+    def run(self, *words: str, stdin: str = "", folder: Path | None = None, **environment: str) -> Run:
+        """Run it to its end."""
+        return subprocess.run(
+            self.command(*words),
+            input=stdin,
+            cwd=folder or self.folder,
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def script(self, text: str) -> str:
+        """Write a script; its path."""
+        path = self.folder / "script.py"
+        path.write_text(text)
+        return str(path)
+
+    @property
+    def loaded(self) -> list[int]:
+        """The processes that imported it."""
+        return [int(line) for line in self.imports.read_text().split()] if self.imports.exists() else []
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    made = Board(tmp_path)
+    yield made
+    made.run("--stop")
+
+
+def wait_for(seen: Callable[[], bool], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not seen():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def test_one_import_serves_many_runs_each_with_its_callers_world(board: Board) -> None:
+    script = board.script(
+        "import heavy, os, sys\n"
+        "print(sys.argv, __name__, os.path.basename(__file__), os.getcwd(), os.environ['MINE'], sys.stdin.read())\n"
+        "print('beside', file=sys.stderr)\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    elsewhere = board.folder / "else where"
+    elsewhere.mkdir()
+    first = board.run("--import=heavy", script, "3", "b c", stdin="in", MINE="one")
+    assert first.returncode == 3, first.stderr
+    assert first.stdout == f"['{script}', '3', 'b c'] __main__ script.py {board.folder} one in\n"
+    assert "loaded in" in first.stderr
+    second = board.run("--import=heavy", script, "0", stdin="", folder=elsewhere, MINE="two")
+    assert (second.returncode, second.stderr) == (0, "beside\n")
+    assert second.stdout == f"['{script}', '0'] __main__ script.py {elsewhere} two \n"
+    third = board.run("--import=heavy", "-c", "import sys; print(sys.argv, sys.path[0] == '')", "x")
+    assert third.stdout == "['-c', 'x'] True\n"
+    assert len(board.loaded) == 1
+
+
+def test_what_a_run_changes_no_other_run_sees(board: Board) -> None:
+    assert board.run("--import=heavy", "-c", "import heavy, os; heavy.mark = 1; os.chdir('/')").returncode == 0
+    seen = board.run("--import=heavy", "-c", "import heavy, os; print(hasattr(heavy, 'mark'), os.getcwd())")
+    assert seen.stdout == f"False {board.folder}\n"
+
+
+def test_a_fault_is_shown_as_python_shows_it(board: Board) -> None:
+    script = board.script("def fail():\n    raise ValueError('bad')\nfail()\n")
+    done = board.run("--import=heavy", script)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == plain.returncode == 1
+    assert done.stderr.partition("Traceback")[2] == plain.stderr.partition("Traceback")[2]
+    assert "preloaded.py" not in done.stderr
+
+
+def test_a_module_that_was_not_loaded_before_the_fork_is_the_changed_one(board: Board) -> None:
+    """What ./inv deploy puts into a root."""
+    board.module("kernel", "print('old')\n")
+    assert board.run("--import=heavy", "-c", "import kernel").stdout == "old\n"
+    board.module("kernel", "print('changed')\n")
+    assert board.run("--import=heavy", "-c", "import kernel").stdout == "changed\n"
+    assert len(board.loaded) == 1
+
+
+def test_variables_that_are_read_while_loading_start_it_anew(board: Board) -> None:
+    code = ("-c", "import os; print(os.environ.get('OMP_NUM_THREADS'))")
+    assert board.run("--import=heavy", *code).stdout == "None\n"
+    other = board.run("--import=heavy", *code, OMP_NUM_THREADS="1")
+    assert other.stdout == "1\n"
+    assert "OMP_NUM_THREADS is another one" in other.stderr
+    assert len(board.loaded) == 2
+    assert board.run("--import=heavy", *code, OMP_NUM_THREADS="1", UNHEARD="of").stderr == ""
+
+
+def test_other_modules_start_it_anew(board: Board) -> None:
+    board.module("other", "WHO = 'other'\n")
+    assert board.run("--import=heavy", "-c", "1").returncode == 0
+    done = board.run("--import=other", "--import=heavy", "-c", "import other; print(other.WHO)")
+    assert done.stdout == "other\n"
+    assert "heavy was loaded until now" in done.stderr
+
+
+def test_torch_that_was_changed_starts_it_anew_and_its_backends_come_after_the_fork(board: Board) -> None:
+    """``torch`` here is a module that has what the real one has for this."""
+    text = (
+        "import os\nBACKENDS = []\n"
+        "def _import_device_backends(): BACKENDS.append(os.getpid())\n"
+        "if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD', '1') == '1': _import_device_backends()\n"
+    )
+    board.module("torch", text)
+    code = ("-c", "import torch, os; print(torch.BACKENDS == [os.getpid()])")
+    assert board.run(*code).stdout == "True\n"
+    assert board.run("-c", "import torch; print(torch.BACKENDS)", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout == "[]\n"
+    board.module("torch", text + "VERSION = 2\n")
+    changed = board.run("-c", "import torch; print(torch.VERSION)")
+    assert changed.stdout == "2\n"
+    assert "torch.py was changed" in changed.stderr
+
+
+def test_numpys_global_generator_is_seeded_anew_for_each_run(board: Board) -> None:
+    code = ("--import=numpy.random", "-c", "import numpy; print(numpy.random.random())")
+    assert board.run(*code).stdout != board.run(*code).stdout
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 0)])
+def test_the_callers_signals_reach_the_script(board: Board, number: int, status: int) -> None:
+    script = board.script(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        board.command("--import=heavy", script), stdout=subprocess.PIPE, env=board.environment(), text=True
+    ) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        caller.send_signal(number)
+        assert caller.wait(20) == status
+
+
+def test_a_script_whose_caller_is_gone_is_ended(board: Board) -> None:
+    noted = board.folder / "pid"
+    script = board.script(
+        f"import os, time\nopen({str(noted)!r}, 'w').write(str(os.getpid()))\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        board.command("--import=heavy", script), stdout=subprocess.PIPE, env=board.environment(), text=True
+    ) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        caller.kill()
+    child = int(noted.read_text())
+    wait_for(lambda: not Path(f"/proc/{child}").exists())
+    assert board.run("--import=heavy", "-c", "print('goes on')").stdout == "goes on\n"
+    assert len(board.loaded) == 1
+
+
+def test_a_process_that_was_killed_runs_no_script_twice(board: Board) -> None:
+    noted = board.folder / "runs"
+    script = board.script(
+        f"import time\nprint('x', file=open({str(noted)!r}, 'a'))\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        board.command("--import=heavy", script),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=board.environment(),
+        text=True,
+    ) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        os.kill(board.loaded[0], signal.SIGKILL)
+        assert caller.wait(20) == 125
+        assert caller.stderr is not None
+        assert "was ended while the script ran" in caller.stderr.read()
+    assert noted.read_text() == "x\n"
+    assert board.run("--import=heavy", "-c", "print('anew')").stdout == "anew\n"
+
+
+def test_two_callers_at_once_start_one(board: Board) -> None:
+    board.module("slow", "import time, heavy\ntime.sleep(0.5)\n")
+    callers = [
+        subprocess.Popen(
+            board.command("--import=slow", "-c", f"print({number})"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=board.environment(),
+            text=True,
+        )
+        for number in range(3)
+    ]
+    assert sorted(caller.communicate(timeout=60)[0] for caller in callers) == ["0\n", "1\n", "2\n"]
+    assert len(board.loaded) == 1
+
+
+def test_it_ends_by_itself_and_on_request(board: Board) -> None:
+    assert board.run("--import=heavy", "--idle=0.3", "-c", "1").returncode == 0
+    process = board.loaded[0]
+    wait_for(lambda: not Path(f"/proc/{process}").exists())
+    assert board.run("--stop").stdout == "pitorch.preloaded: no process is kept\n"
+    assert board.run("--import=heavy", "-c", "1").returncode == 0
+    assert board.run("--stop").stdout == "pitorch.preloaded: ended\n"
+    wait_for(lambda: not Path(f"/proc/{board.loaded[1]}").exists())
+
+
+def test_modules_that_cannot_be_imported_are_told_in_their_own_words(board: Board) -> None:
+    board.module("broken", "raise RuntimeError('no such board')\n")
+    done = board.run("--import=broken", "-c", "1")
+    assert done.returncode == 125
+    assert "broken could not be imported" in done.stderr
+    assert "RuntimeError: no such board" in done.stderr
+    assert board.run("--import=nosuchmodule", "-c", "1").returncode == 125
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no script is named"),
+        (["-c"], "no script is named"),
+        (["--nosuch", "x.py"], "--nosuch is no option"),
+        (["--idle=soon", "x.py"], "--idle is no option, or lacks its value"),
+        (["nosuch.py"], "there is no file nosuch.py"),
+        (["-m", "x"], "-m is no script"),
+    ],
+)
+def test_a_wrong_command_line_is_told_and_starts_nothing(board: Board, words: list[str], said: str) -> None:
+    done = board.run(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(board.runtime.iterdir())
+
+
+def test_a_folder_that_others_may_enter_is_not_trusted(board: Board) -> None:
+    assert board.run("--import=heavy", "-c", "1").returncode == 0
+    (folder,) = board.runtime.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    try:
+        done = board.run("--import=heavy", "-c", "1")
+    finally:
+        folder.chmod(0o700)
+    assert done.returncode == 125
+    assert "nobody else can enter" in done.stderr
+
+
+def test_no_file_of_the_caller_stays_open_in_it(board: Board) -> None:
+    """An SSH session ends when its command does, though a process was started by it."""
+    for _ in range(3):
+        assert board.run("--import=heavy", "-c", "1").returncode == 0  # run() reads both pipes to their ends
+    found = list(Path(f"/proc/{board.loaded[0]}/fd").iterdir())
+    links = [str(item.readlink()) for item in found]
+    assert not [link for link in links if link.startswith("pipe:")]
