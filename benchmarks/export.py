@@ -23,9 +23,9 @@ GOAL_BYTES = 430e6
 GOAL_SECONDS = 2.0
 
 RULE = (
-    "Copies: one that does not count (the image's layers are then in memory), then the median; each into a new folder, and "
-    "all are removed in the end: ext4 without a journal looks at every inode that was freed in the last minutes before it "
-    "takes one. Nothing is forced to the disk. The whole task: one run, in a process of its own."
+    "Copies: one that does not count (the image's layers are then in memory), then the median; each into a new folder, "
+    "and all are removed in the end: ext4 without a journal looks at every inode that was freed in the last minutes "
+    "before it takes one. Nothing is forced to the disk. The whole task: one run, in a process of its own."
 )
 
 

@@ -96,13 +96,10 @@ def ratio(name: str, longer: Figure, shorter: Figure, *, goal: Goal | None = Non
     return Figure(name=name, value=longer.value / shorter.value, unit="×", goal=goal, note=note)
 
 
-def timed(
-    action: Callable[[], object], *, times: int, warm_up: int = 0, before: Callable[[], object] = lambda: None
-) -> tuple[float, ...]:
-    """Seconds of each of ``times`` calls, after ``warm_up`` calls that do not count; ``before`` is not timed."""
+def timed(action: Callable[[], object], *, times: int, warm_up: int = 0) -> tuple[float, ...]:
+    """Seconds of each of ``times`` calls, after ``warm_up`` calls that do not count."""
     samples = []
     for number in range(warm_up + times):
-        before()
         began = time.monotonic()
         action()
         if number >= warm_up:
