@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from images import rootfs
-from recipes.flow import Flow
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.flow import Flow, sources_of
 from recipes.main_job import Built
+from recipes.torch import source
 from toolchain.config import Config
 
 PREPARE = Path(__file__).resolve().parents[2] / "recipes" / "torch" / "inside" / "prepare"
@@ -166,3 +170,50 @@ def test_an_archive_that_is_not_what_its_description_says_is_refused(room: Room)
     assert done.returncode != 0
     assert "sum" in done.stderr, done.stderr
     assert room.left() == []
+
+
+@pytest.mark.expensive
+def test_our_patches_fit_upstreams_own_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
+    """What ``--source=git`` builds from: upstream's tree, without the distribution's patches, as a repository's tag.
+
+    The tree is that of the distribution's archive of upstream's release, which lacks submodules; fetching, the pin and
+    the patches are as they are for upstream's repository. It is run by name: it fetches 50 MB.
+    """
+    data, suite = recipe.load("torch"), load_suite("trixie")
+    log = tmp_path / "log"
+    package = source.obtain(data, suite, "archive", sources_of(built.manifest("mirror")), tmp_path / "sources", log)
+    shutil.copytree(package.folder, room.source, dirs_exist_ok=True)
+    (description,) = room.source.glob("*.dsc")
+    unpacked = room.call(
+        *("dpkg-source", "--skip-patches", "--no-copy", "--extract", description.name, "upstream"),
+        at="/usr/src/source",
+    )
+    assert unpacked.returncode == 0, unpacked.stderr
+    upstream = tmp_path / "upstream"
+    shutil.move(room.source / "upstream", upstream)
+    shutil.rmtree(upstream / "debian")
+
+    def git(*words: str) -> str:
+        told = ["git", "-C", str(upstream), "-c", "user.name=nobody", "-c", "user.email=nobody@example.org", *words]
+        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("add", "--all", "--force")
+    git("commit", "--quiet", "--message=as released")
+    git("tag", data.tables["git"]["tag"])
+    pins = {**data.tables["git"], "url": upstream.as_uri(), "commit": git("rev-parse", "HEAD")}
+    pinned = dataclasses.replace(data, tables={**data.tables, "git": pins})
+    fetched = source.obtain(pinned, suite, "git", (), tmp_path / "sources", log)
+    room.empty()
+    for folder in (room.source, room.patches):
+        shutil.rmtree(folder)
+    shutil.copytree(fetched.folder, room.source)
+    patches = PREPARE.parents[1] / "patches"
+    shutil.copytree(patches, room.patches)
+    done = room.prepare("git")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    applied = [line.removeprefix("applying ") for line in done.stdout.splitlines() if line.startswith("applying")]
+    wanted = [*sorted(patches.glob("*.patch")), *sorted(patches.glob("git/*.patch"))]
+    assert applied == [path.name for path in wanted]
+    assert "saving rejects" not in done.stdout
+    assert (room.home / "pytorch/version.txt").read_text() == "2.6.0\n"
