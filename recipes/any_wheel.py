@@ -12,12 +12,13 @@ name with other contents is not overwritten in silence: it is moved aside, and s
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shlex
 import shutil
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,7 +208,7 @@ def build_in(
         out, source = scratch / "out", scratch / "source"
         out.mkdir()
         source.mkdir()
-        given = _bring(wanted, source)
+        given = _bring(wanted, source, config)
         built_before = _built_before(wheelhouse, wanted)
         settings = pip_settings.of_this_pc([_WHEELHOUSE] if built_before else [])
         with progress.bar(f"pip wheel {wanted}") as bar:
@@ -385,16 +386,37 @@ def _built_before(wheelhouse: Path, wanted: Wanted) -> list[str]:
     return [f"{path.resolve()}:{_WHEELHOUSE}/{path.name}:ro" for path in others]
 
 
-def _bring(wanted: Wanted, source: Path) -> str:
-    """Copy a project to where the container sees it; what pip is given. Builds write into a project's folder."""
+def _bring(wanted: Wanted, source: Path, config: Config) -> str:
+    """Copy a project to where the container sees it; what pip is given. Builds write into a project's folder.
+
+    Where the copy lies, in the build folder, is left out of a project that has it within. ``.git`` is not: many a
+    build asks it for the version. Raises SourceUnavailable for what cannot be copied.
+    """
     if wanted.project is None:
         return str(wanted)
     target = source / wanted.project.name
-    if wanted.project.is_dir():
-        shutil.copytree(wanted.project, target, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-    else:
-        shutil.copyfile(wanted.project, target)
+    try:
+        if wanted.project.is_dir():
+            ours = {config.build_root.resolve(), source.resolve()}
+            shutil.copytree(wanted.project, target, symlinks=True, ignore=functools.partial(_left_out, ours))
+        else:
+            shutil.copyfile(wanted.project, target)
+    except (shutil.Error, PermissionError) as fault:
+        # copytree's own error has all that it could not copy, each with the reason.
+        reason = fault.args[0][0][2] if isinstance(fault, shutil.Error) else str(fault)
+        raise SourceUnavailable(
+            f"{wanted.project} cannot be copied for the build",
+            expected="files, links and folders that this user may read",
+            found=_shortened(reason),
+            mend="move what is no part of the project elsewhere, or let it be read",
+        ) from fault
     return f"{_HOME}/source/{target.name}"
+
+
+def _left_out(ours: Set[Path], folder: str, names: list[str]) -> set[str]:
+    """Names in a project's folder that are not copied."""
+    found = shutil.ignore_patterns(*_NOT_COPIED)(folder, names)
+    return found | {name for name in names if Path(folder) / name in ours}
 
 
 def _command(given: str, wanted: Wanted, scratch: Path, *, from_source: bool, packages: Sequence[str]) -> Sequence[str]:

@@ -113,6 +113,48 @@ def test_a_wrong_wish_costs_no_build(tmp_path: Path) -> None:
     assert not config.build_root.exists()
 
 
+# --- what of a project gets into the container ------------------------------------------------------------------------
+
+
+def test_a_project_that_has_the_build_folder_within_is_copied_without_it(tmp_path: Path) -> None:
+    """The copy lies in there: it would be copied into itself without end."""
+    here = project(tmp_path / "here")
+    for name in (".git/HEAD", ".venv/pyvenv.cfg", "package/__pycache__/a.pyc", "package/a.py", "build/b.py"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("x")
+    config = load_config({"build": {"folder": str(here / "made")}})
+    source = config.target_root / "work" / ".wheel.1" / "source"
+    source.mkdir(parents=True)
+    given = any_wheel._bring(Wanted(project=here), source, config)
+    assert given == "/usr/src/wheel/source/here"
+    copied = {str(path.relative_to(source / "here")) for path in (source / "here").rglob("*") if path.is_file()}
+    # The version is often the tag's, and a folder named build is a project's own.
+    assert copied == {".git/HEAD", "build/b.py", "package/a.py", "setup.py", "trying.c", "trying.py"}
+
+
+@pytest.mark.parametrize("name", [".", "link"])
+def test_a_project_is_copied_from_within_the_build_folder_too(tmp_path: Path, name: str) -> None:
+    """Whatever its path is called by, and even where the copy's own folder lies in it."""
+    made = project(tmp_path / "made")
+    (tmp_path / "link").symlink_to("made")
+    config = load_config({"build": {"folder": str(tmp_path / name)}})
+    source = made / "work" / "source"
+    source.mkdir(parents=True)
+    any_wheel._bring(Wanted(project=made), source, config)
+    assert sorted(path.name for path in (source / "made").iterdir()) == ["setup.py", "trying.c", "trying.py", "work"]
+    assert list((source / "made" / "work").iterdir()) == []
+
+
+def test_what_cannot_be_copied_of_a_project_is_named(tmp_path: Path) -> None:
+    here = project(tmp_path / "here")
+    os.mkfifo(here / "pipe")
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    (tmp_path / "source").mkdir()
+    with pytest.raises(SourceUnavailable, match="cannot be copied") as caught:
+        any_wheel._bring(Wanted(project=here), tmp_path / "source", config)
+    assert "pipe" in caught.value.found
+
+
 # --- where pip gets packages from -----------------------------------------------------------------------------------
 
 
