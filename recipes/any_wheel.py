@@ -245,7 +245,7 @@ def build_in(
                 said = log.read_text(errors="replace")
                 if fault.returncode == _APT_FAILED:
                     raise explain_apt(fault, said, config) from fault
-                raise explain(fault, wanted, said) from fault
+                raise explain(fault, wanted, said, config) from fault
         made = _one_wheel(out)
         elf_files = accept(made, config, suite)
         needed = libraries_of_the_board(made)
@@ -287,24 +287,29 @@ def libraries_of_the_board(wheel: Path) -> list[str]:
 
 
 def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
-    """Move a wheel into the wheelhouse; a different one of the same name is moved aside. Its path, and warnings."""
+    """Move a wheel into the wheelhouse; a different one of the same name is moved aside. Its path, and warnings.
+
+    Raises DiskFull: what was there stays, under its own name.
+    """
     target = wheelhouse / wheel.name
     warnings = []
-    if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
-        aside = wheelhouse / REPLACED / before[:16] / wheel.name
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        # A second name first: at no moment is there none of the two.
-        files.remove(aside)
-        aside.hardlink_to(target)
-        warnings.append(f"{target.name} was there with other contents; that one is now {aside}")
-    with files.replacing(target) as part:
+    with files.room_for(wheel.name, wheelhouse), files.replacing(target) as part:
         shutil.copyfile(wheel, part)
         part.chmod(0o644)
+        if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
+            aside = wheelhouse / REPLACED / before[:16] / wheel.name
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            # A second name first: at no moment is there none of the two.
+            files.remove(aside)
+            aside.hardlink_to(target)
+            warnings.append(f"{target.name} was there with other contents; that one is now {aside}")
     return target, warnings
 
 
-def explain(fault: CommandFailed, wanted: Wanted, output: str) -> Exception:
+def explain(fault: CommandFailed, wanted: Wanted, output: str, config: Config) -> Exception:
     """What a failed ``pip wheel`` means, by its own words; the fault itself where the package's build failed."""
+    if full := files.full_disk(output, f"the build of {wanted}, here or in the engine's folder", config.target_root):
+        return full
     missing = _NO_SUCH.search(output)
     known = _VERSIONS.search(output)
     versions = [item.strip() for item in known[1].split(",") if item.strip() != "none"] if known else []
@@ -390,17 +395,18 @@ def _bring(wanted: Wanted, source: Path, config: Config) -> str:
     """Copy a project to where the container sees it; what pip is given. Builds write into a project's folder.
 
     Where the copy lies, in the build folder, is left out of a project that has it within. ``.git`` is not: many a
-    build asks it for the version. Raises SourceUnavailable for what cannot be copied.
+    build asks it for the version. Raises SourceUnavailable for what cannot be copied, DiskFull.
     """
     if wanted.project is None:
         return str(wanted)
     target = source / wanted.project.name
     try:
-        if wanted.project.is_dir():
-            ours = {config.build_root.resolve(), source.resolve()}
-            shutil.copytree(wanted.project, target, symlinks=True, ignore=functools.partial(_left_out, ours))
-        else:
-            shutil.copyfile(wanted.project, target)
+        with files.room_for(f"a copy of {wanted.project}", source):
+            if wanted.project.is_dir():
+                ours = {config.build_root.resolve(), source.resolve()}
+                shutil.copytree(wanted.project, target, symlinks=True, ignore=functools.partial(_left_out, ours))
+            else:
+                shutil.copyfile(wanted.project, target)
     except (shutil.Error, PermissionError) as fault:
         # copytree's own error has all that it could not copy, each with the reason.
         reason = fault.args[0][0][2] if isinstance(fault, shutil.Error) else str(fault)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import free_port
+from registry_parts import free_port, small_disk
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from images.containers import run_in
@@ -228,7 +228,7 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
 
 
 def meaning(output: str, wanted: Wanted) -> UserError:
-    fault = any_wheel.explain(CommandFailed("pip failed", tail=output), wanted, output)
+    fault = any_wheel.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
     assert isinstance(fault, UserError)
     return fault
 
@@ -269,6 +269,35 @@ def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> No
     fault = meaning(output, Wanted(project=broken))
     assert isinstance(fault, CommandFailed)
     assert "libfoo is needed" in str(fault)
+
+
+GCC_FILLS = """\
+import subprocess, sys
+from pathlib import Path
+Path("large.c").write_text('const char large[] = "' + "x" * 300000 + '";')
+sys.exit(subprocess.run(["gcc", "-c", "large.c", "-o", "DISK/large.o"]).returncode)
+"""
+
+
+@pytest.mark.parametrize("who", ["pip", "gcc"])
+def test_a_full_disk_is_told_as_one_whether_pip_or_the_packages_own_build_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    monkeypatch.setattr(progress, "say", lambda _: None)
+    make_wheel(tmp_path / "house", {"blob": os.urandom(300_000)}, tag="py3-none-any")
+    with (
+        small_disk(tmp_path / "disk", "64k") as disk,
+        running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _),
+    ):
+        words = ["thing==1.0"]
+        wanted = Wanted(name="thing", version="1.0")
+        if who == "gcc":
+            wanted = Wanted(project=project(tmp_path / "own", setup_py=GCC_FILLS.replace("DISK", str(disk))))
+            words = ["--no-build-isolation", str(wanted.project)]
+        fault = meaning(pip_wheel(disk, url, *words), wanted)
+    assert isinstance(fault, DiskFull)
+    assert "No space left on device" in fault.found
+    assert str(wanted) in fault.summary
 
 
 APT_SAYS = {
@@ -344,6 +373,30 @@ def test_a_different_wheel_of_that_name_is_moved_aside_and_said(tmp_path: Path) 
     assert str(kept) in warnings[0]
     assert any_wheel.place(new, house) == (placed, []), "the same file again is nothing to tell"
     assert sorted(path.name for path in house.iterdir()) == sorted([old.name, any_wheel.REPLACED])
+
+
+def test_a_full_wheelhouse_keeps_what_it_has(tmp_path: Path) -> None:
+    new = make_wheel(tmp_path / "new", {"blob": os.urandom(300_000)})
+    with small_disk(tmp_path / "house", "64k") as house:
+        old = make_wheel(house, {"a.py": "old = 1\n"})
+        before = old.read_bytes()
+        with pytest.raises(DiskFull, match=f"no room for {new.name}") as caught:
+            any_wheel.place(new, house)
+        assert str(house) in caught.value.expected
+        assert [path.name for path in house.iterdir()] == [old.name]
+        assert old.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_a_project_for_which_there_is_no_room_is_told_as_that(tmp_path: Path, kind: str) -> None:
+    here = project(tmp_path / "here", large_bin="x" * 300_000)
+    (tmp_path / "here.zip").write_bytes(bytes(300_000))
+    wanted = here if kind == "folder" else tmp_path / "here.zip"
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        config = load_config({"build": {"folder": str(disk)}})
+        with pytest.raises(DiskFull, match="no room for a copy of") as caught:
+            any_wheel._bring(Wanted(project=wanted), disk, config)
+    assert caught.value.found == "No space left on device"
 
 
 def test_libraries_that_are_not_in_the_wheel_are_named(tmp_path: Path) -> None:
