@@ -95,7 +95,15 @@ class Wanted:
         """
         if not _looks_like_path(text, folder):
             return cls._pinned(text)
-        path = (folder / Path(text).expanduser()).resolve()
+        try:
+            path = (folder / Path(text).expanduser()).resolve()
+        except RuntimeError as fault:
+            raise SourceUnavailable(
+                f"there is no project at {text}",
+                expected="the name of a user of this PC after ~",
+                found="no such user, or none with a home",
+                mend="check the path; a package of the index is named NAME==VERSION",
+            ) from fault
         if path.is_dir():
             if not any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
                 raise SourceUnavailable(

@@ -106,6 +106,12 @@ def test_a_path_without_a_project_is_refused(tmp_path: Path, text: str) -> None:
     assert str(tmp_path) in caught.value.summary
 
 
+def test_a_user_who_is_not_there_has_no_project(tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable, match="no project at ~nosuchuser/x") as caught:
+        Wanted.parse("~nosuchuser/x", folder=tmp_path)
+    assert "no such user" in caught.value.found
+
+
 def test_a_wrong_wish_costs_no_build(tmp_path: Path) -> None:
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(SourceUnavailable):
