@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import HTTPException, InternalServerError, NotFound
 from werkzeug.routing import Map, Rule
 from werkzeug.utils import redirect, send_file
 from werkzeug.wrappers import Response
@@ -153,7 +153,7 @@ def _sha256_then(path: Path, size: int, time_ns: int) -> str:
 
 def _requires_python(path: Path) -> str:
     """``Requires-Python`` of a wheel's metadata; empty where it states none, or cannot be read."""
-    with contextlib.suppress(OSError, zipfile.BadZipFile, StopIteration), zipfile.ZipFile(path) as archive:
+    with contextlib.suppress(OSError, StopIteration, *wheels.UNREADABLE), zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         head = email.parser.BytesHeaderParser().parsebytes(archive.read(name))
         return str(head.get("Requires-Python", ""))
@@ -180,7 +180,10 @@ class _Handler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 class _Told:
-    """One line per request when it has ended, and a bar while a wheel is on its way."""
+    """One line per request when it has ended, and a bar while a wheel is on its way.
+
+    What goes wrong meanwhile is a warning, and for the client status 500, or a download that breaks off.
+    """
 
     def __init__(self, application: WSGIApplication) -> None:
         self._application = application
@@ -194,7 +197,11 @@ class _Told:
             head.update({"status": status, **{name.lower(): value for name, value in headers}})
             return start(status, headers, *rest)
 
-        body = self._application(environ, note)
+        try:
+            body = self._application(environ, note)
+        except Exception as fault:
+            _warn_of(fault, environ)
+            body = InternalServerError()(environ, note)
         return self._passed_on(body, environ, head, began)
 
     def _passed_on(
@@ -213,6 +220,8 @@ class _Told:
                     sent += len(block)
                     if bar is not None:
                         bar.update(sent)
+        except Exception as fault:
+            _warn_of(fault, environ)
         finally:
             close = getattr(body, "close", None)
             if close is not None:
@@ -390,6 +399,11 @@ def what_to_type(url: str, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _printable(path: str) -> str:
-    """A path as it may stand in a line: whoever asks cannot write escape sequences to this terminal."""
-    return path if path.isprintable() else ascii(path)
+def _warn_of(fault: Exception, environ: WSGIEnvironment) -> None:
+    asked = str(environ.get("PATH_INFO", ""))
+    progress.warn(f"{_printable(asked)} cannot be served: {_printable(f'{type(fault).__name__}: {fault}')}")
+
+
+def _printable(text: str) -> str:
+    """A text of a request as it may stand in a line: who asks cannot write escape sequences to this terminal."""
+    return text if text.isprintable() else ascii(text)
