@@ -227,9 +227,10 @@ class _Told:
             if close is not None:
                 close()
             self.count += 1
-            whole = "" if environ["REQUEST_METHOD"] == "HEAD" or sent >= total else f" of {progress.human_size(total)}"
+            method = str(environ["REQUEST_METHOD"])
+            whole = "" if method == "HEAD" or sent >= total else f" of {progress.human_size(total)}"
             progress.say(
-                f"    {environ.get('REMOTE_ADDR', '')} {environ['REQUEST_METHOD']} {_printable(path)} "
+                f"    {environ.get('REMOTE_ADDR', '')} {_printable(method)} {_printable(path)} "
                 f"{head['status'][:3]} {progress.human_size(sent)}{whole}, {time.monotonic() - began:.1f} s"
             )
 

@@ -76,11 +76,11 @@ def get(url: str, method: str = "GET", **options: object) -> requests.Response:
         return session.request(method, url, timeout=30, **options)  # type: ignore[arg-type]
 
 
-def raw(index: str, target: str) -> bytes:
+def raw(index: str, target: str, method: str = "GET") -> bytes:
     """The answer to a request whose path is sent as it stands: no client tidies it up."""
     host, _, port = index.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(f"GET {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        connection.sendall(f"{method} {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
         parts = []
         while block := connection.recv(1 << 16):
             parts.append(block)
@@ -242,10 +242,13 @@ def test_each_request_is_one_line(index: str, said: list[str]) -> None:
     wait_for(said, 2)
     raw(index, "/simple/%1b%5b31mred/")
     wait_for(said, 3)
-    assert len(said) == 3
+    raw(index, "/simple/", "\x1b]0;GET\x07")
+    wait_for(said, 4)
+    assert len(said) == 4
     assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", said[0])
     assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", said[1])
-    assert "\x1b" not in said[2], "whoever asks cannot write to this terminal"
+    assert all(line.isprintable() for line in said), "whoever asks cannot write to this terminal"
+    assert r"'\x1b]0;GET\x07' /simple/ 405" in said[3]
 
 
 def damage_metadata(wheel: Path, *, how: int = zipfile.ZIP_DEFLATED) -> None:
