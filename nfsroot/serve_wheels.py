@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import email.parser
 import functools
+import re
 import socketserver
 import threading
 import time
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 _IDLE_S = 60.0
 """A client that sends nothing for so long is hung up on."""
+_ONE_RANGE = re.compile(r"bytes\s*=[^,]*", re.IGNORECASE)
+"""What is answered in part. A range of other units must be ignored, and several of bytes may be (RFC 9110, 14.2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,9 @@ class _Index:
         path = self._offered().get(name)
         if path is None:
             raise NotFound("no such wheel here")
+        if environ["REQUEST_METHOD"] != "GET" or not _ONE_RANGE.fullmatch(environ.get("HTTP_RANGE", "")):
+            # The whole file then; werkzeug would refuse.
+            environ = {key: value for key, value in environ.items() if key != "HTTP_RANGE"}
         return send_file(path, environ, mimetype="application/zip", conditional=True)
 
 

@@ -178,6 +178,25 @@ def test_ranges(index: str, wheelhouse: Path, asked: str, slice_: slice) -> None
     assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
 
 
+@pytest.mark.parametrize("asked", ["items=0-1", "bytes=0-1,4-5", "bytes=0-1, 4-", "Bytes=0-,-1", "nonsense", "=", ""])
+def test_of_what_is_no_single_range_of_bytes_the_whole_is_sent(index: str, wheelhouse: Path, asked: str) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked})
+    assert answer.status_code == 200
+    assert "Content-Range" not in answer.headers
+    assert answer.content == (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
+
+
+def test_a_range_counts_for_content_alone(index: str, wheelhouse: Path) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", "HEAD", headers={"Range": "bytes=0-1"})
+    assert answer.status_code == 200
+    assert int(answer.headers["Content-Length"]) == (wheelhouse / "thing-1.0-py3-none-any.whl").stat().st_size
+
+
+@pytest.mark.parametrize("asked", ["bytes=9999999-", "bytes=5-4"])
+def test_a_range_that_the_wheel_does_not_have_is_refused(index: str, asked: str) -> None:
+    assert get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked}).status_code == 416
+
+
 def test_a_download_that_broke_off_goes_on(index: str, wheelhouse: Path) -> None:
     url = f"{index}/packages/thing-1.0-py3-none-any.whl"
     whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
