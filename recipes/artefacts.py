@@ -115,9 +115,10 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
         _say_if_other(place, made)
         inputs = {_RECIPE: recipe} if recipe else {}
         Manifest(step=name, key=key, inputs=inputs, artefacts=made).write(aside / MANIFEST)
-        if place.exists():
-            place.rename(scratch / "replaced")
-        aside.rename(place)
+        with files.swapping():
+            if place.exists():
+                place.rename(scratch / "replaced")
+            aside.rename(place)
     return tuple(place / item.path.name for item in made)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from wheel_parts import make_wheel
 
 from recipes import artefacts
 from toolchain import progress
-from toolchain.config import Config, load_config
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, DiskFull
 from toolchain.files import sha256_of
 from toolchain.manifest import Artefact
@@ -253,6 +256,40 @@ def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
         assert artefacts.get(config, "thing", KEY) == first
         assert first[0].read_bytes() == before
         assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
+
+
+PUT = """
+import os, signal, sys
+from pathlib import Path
+from recipes import artefacts
+from toolchain.config import load_config
+folder, name, key, number = sys.argv[1:5]
+
+def between(event, arguments):
+    if event == "os.rename" and os.fspath(arguments[1]).endswith("/replaced"):
+        moved.append(True)
+    elif event == "os.rename" and moved:
+        os.kill(os.getpid(), int(number))
+
+moved = []
+sys.addaudithook(between)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+artefacts.put(load_config({"build": {"folder": folder}}), name, key, [Path(item) for item in sys.argv[5:]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_renames_loses_no_entry(config: Config, tmp_path: Path, number: signal.Signals) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
+    new = products(tmp_path / "new", content="x = 2\n")
+    words = [sys.executable, "-c", PUT, str(config.build_root), "thing", KEY, str(int(number)), *map(str, new)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode in (7, -signal.SIGINT), done.stderr
+    found = artefacts.get(config, "thing", KEY)
+    assert found is not None
+    assert {path.name: path.read_bytes() for path in found} == {path.name: path.read_bytes() for path in new}
+    assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
 
 
 def test_builds_side_by_side_leave_one_whole_entry(config: Config, tmp_path: Path) -> None:
