@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 from registry_parts import small_disk
 from wheel_parts import make_wheel
 
+from recipes import recipe
 from recipes.torch import upstream
 from toolchain.errors import DiskFull, NetworkUnreachable, SourceUnavailable
 
@@ -53,6 +56,20 @@ def test_a_disk_without_room_for_it_is_told_as_one(house: Path, tmp_path: Path) 
     with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(DiskFull, match="no room for") as caught:
         upstream.fetch_packages(["thing==1.0"], disk / "packages", tmp_path / "log")
     assert "No space left on device" in caught.value.found
+
+
+def test_of_the_content_store_the_four_tests_that_compile_are_explained_and_no_other() -> None:
+    explained = tomllib.loads((recipe.HERE / "torch" / "upstream.toml").read_text())["explained"]
+    four = ["basic", "load_tensor", "repeated_hash", "scalar"]
+    failed = [f"test_content_store.py::TestContentStoreCPU::test_{name}_cpu" for name in (*four, "other")]
+    lines = [
+        json.dumps({"nodeid": name, "when": "call", "outcome": "failed", "$report_type": "TestReport"})
+        for name in failed
+    ]
+    end = json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})
+    told = upstream.tally("test_content_store.py", [*lines, end], explained, seconds=9, limit_s=60)
+    assert list(told.explained) == failed[:4]
+    assert list(told.failures) == failed[4:]
 
 
 @pytest.fixture
