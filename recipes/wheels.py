@@ -55,21 +55,26 @@ class Candidate:
     version: Version
 
 
-def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
-    """Wheel tags that the target's Python takes (PEP 425), glibc's own platform names (PEP 600) included.
+def platforms_for(target: Architecture, suite: Suite) -> list[str]:
+    """Platform names of wheels for a machine, the most special first: glibc's (PEP 600), and its own.
 
-    Of these all up to the release's glibc, from the oldest that pip knows for the machine, by their earlier names too.
+    Of glibc's all up to the release's, down to the oldest that pip knows for the machine, by their earlier names too.
     """
     machine = target.wheel_platform.removeprefix("linux_")
-    python = suite.python_tag
-    major, minor = suite.python.split(".")
     newest = int(suite.glibc.removeprefix("2."))
-    glibcs = range(_OLDEST_GLIBC.get(target.debian, 17), newest + 1)
-    platforms = [
-        target.wheel_platform,
+    glibcs = range(newest, _OLDEST_GLIBC.get(target.debian, 17) - 1, -1)
+    return [
         *(f"manylinux_2_{glibc}_{machine}" for glibc in glibcs),
         *(f"{name}_{machine}" for glibc, name in _EARLIER_NAMES.items() if glibc in glibcs),
+        target.wheel_platform,
     ]
+
+
+def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
+    """Wheel tags that the target's Python takes (PEP 425), with all of its platform names."""
+    python = suite.python_tag
+    major, minor = suite.python.split(".")
+    platforms = platforms_for(target, suite)
     found = {Tag(python, abi, platform) for abi in (python, "abi3", "none") for platform in platforms}
     for older in range(2, int(minor)):
         found |= {Tag(f"cp{major}{older}", "abi3", platform) for platform in platforms}
