@@ -36,7 +36,7 @@ from toolchain.errors import (
     RegistryFailed,
     RegistryUntrusted,
 )
-from toolchain.files import sha256_of
+from toolchain.files import room_for, sha256_of
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _EMPTY = b"{}"
@@ -230,7 +230,7 @@ class Store(Distribution):
     def download(self, item: File, to: Path) -> None:
         """Receive a file, which is at ``to`` only when its size and digest are right.
 
-        Raises RegistryBroke (worth another try) or RegistryFailed.
+        Raises RegistryBroke (worth another try), RegistryFailed or DiskFull.
         """
         path = f"/v2/{self.reference.repository}/blobs/{item.digest}"
         digest, size = hashlib.sha256(), 0
@@ -244,7 +244,7 @@ class Store(Distribution):
             if answer.status_code != 200:
                 raise self._unexpected(answer, f"GET {path}")
             try:
-                with aside.open("wb") as stream:
+                with room_for(item.name, to.parent), aside.open("wb") as stream:
                     for block in answer.iter_content(_BLOCK):
                         size += len(block)
                         if size > item.size:

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import email.parser
 import functools
+import re
 import socketserver
 import threading
 import time
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import HTTPException, InternalServerError, NotFound
 from werkzeug.routing import Map, Rule
 from werkzeug.utils import redirect, send_file
 from werkzeug.wrappers import Response
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 _IDLE_S = 60.0
 """A client that sends nothing for so long is hung up on."""
+_ONE_RANGE = re.compile(r"bytes\s*=[^,]*", re.IGNORECASE)
+"""What is answered in part. A range of other units must be ignored, and several of bytes may be (RFC 9110, 14.2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,9 @@ class _Index:
         path = self._offered().get(name)
         if path is None:
             raise NotFound("no such wheel here")
+        if environ["REQUEST_METHOD"] != "GET" or not _ONE_RANGE.fullmatch(environ.get("HTTP_RANGE", "")):
+            # The whole file then; werkzeug would refuse.
+            environ = {key: value for key, value in environ.items() if key != "HTTP_RANGE"}
         return send_file(path, environ, mimetype="application/zip", conditional=True)
 
 
@@ -153,7 +159,7 @@ def _sha256_then(path: Path, size: int, time_ns: int) -> str:
 
 def _requires_python(path: Path) -> str:
     """``Requires-Python`` of a wheel's metadata; empty where it states none, or cannot be read."""
-    with contextlib.suppress(OSError, zipfile.BadZipFile, StopIteration), zipfile.ZipFile(path) as archive:
+    with contextlib.suppress(OSError, StopIteration, *wheels.UNREADABLE), zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         head = email.parser.BytesHeaderParser().parsebytes(archive.read(name))
         return str(head.get("Requires-Python", ""))
@@ -180,7 +186,10 @@ class _Handler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 class _Told:
-    """One line per request when it has ended, and a bar while a wheel is on its way."""
+    """One line per request when it has ended, and a bar while a wheel is on its way.
+
+    What goes wrong meanwhile is a warning, and for the client status 500, or a download that breaks off.
+    """
 
     def __init__(self, application: WSGIApplication) -> None:
         self._application = application
@@ -194,7 +203,11 @@ class _Told:
             head.update({"status": status, **{name.lower(): value for name, value in headers}})
             return start(status, headers, *rest)
 
-        body = self._application(environ, note)
+        try:
+            body = self._application(environ, note)
+        except Exception as fault:
+            _warn_of(fault, environ)
+            body = InternalServerError()(environ, note)
         return self._passed_on(body, environ, head, began)
 
     def _passed_on(
@@ -213,14 +226,17 @@ class _Told:
                     sent += len(block)
                     if bar is not None:
                         bar.update(sent)
+        except Exception as fault:
+            _warn_of(fault, environ)
         finally:
             close = getattr(body, "close", None)
             if close is not None:
                 close()
             self.count += 1
-            whole = "" if environ["REQUEST_METHOD"] == "HEAD" or sent >= total else f" of {progress.human_size(total)}"
+            method = str(environ["REQUEST_METHOD"])
+            whole = "" if method == "HEAD" or sent >= total else f" of {progress.human_size(total)}"
             progress.say(
-                f"    {environ.get('REMOTE_ADDR', '')} {environ['REQUEST_METHOD']} {_printable(path)} "
+                f"    {environ.get('REMOTE_ADDR', '')} {_printable(method)} {_printable(path)} "
                 f"{head['status'][:3]} {progress.human_size(sent)}{whole}, {time.monotonic() - began:.1f} s"
             )
 
@@ -390,6 +406,11 @@ def what_to_type(url: str, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _printable(path: str) -> str:
-    """A path as it may stand in a line: whoever asks cannot write escape sequences to this terminal."""
-    return path if path.isprintable() else ascii(path)
+def _warn_of(fault: Exception, environ: WSGIEnvironment) -> None:
+    asked = str(environ.get("PATH_INFO", ""))
+    progress.warn(f"{_printable(asked)} cannot be served: {_printable(f'{type(fault).__name__}: {fault}')}")
+
+
+def _printable(text: str) -> str:
+    """A text of a request as it may stand in a line: who asks cannot write escape sequences to this terminal."""
+    return text if text.isprintable() else ascii(text)

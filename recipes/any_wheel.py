@@ -12,12 +12,13 @@ name with other contents is not overwritten in silence: it is moved aside, and s
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shlex
 import shutil
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,15 @@ class Wanted:
         """
         if not _looks_like_path(text, folder):
             return cls._pinned(text)
-        path = (folder / Path(text).expanduser()).resolve()
+        try:
+            path = (folder / Path(text).expanduser()).resolve()
+        except RuntimeError as fault:
+            raise SourceUnavailable(
+                f"there is no project at {text}",
+                expected="the name of a user of this PC after ~",
+                found="no such user, or none with a home",
+                mend="check the path; a package of the index is named NAME==VERSION",
+            ) from fault
         if path.is_dir():
             if not any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
                 raise SourceUnavailable(
@@ -207,7 +216,7 @@ def build_in(
         out, source = scratch / "out", scratch / "source"
         out.mkdir()
         source.mkdir()
-        given = _bring(wanted, source)
+        given = _bring(wanted, source, config)
         built_before = _built_before(wheelhouse, wanted)
         settings = pip_settings.of_this_pc([_WHEELHOUSE] if built_before else [])
         with progress.bar(f"pip wheel {wanted}") as bar:
@@ -244,7 +253,7 @@ def build_in(
                 said = log.read_text(errors="replace")
                 if fault.returncode == _APT_FAILED:
                     raise explain_apt(fault, said, config) from fault
-                raise explain(fault, wanted, said) from fault
+                raise explain(fault, wanted, said, config) from fault
         made = _one_wheel(out)
         elf_files = accept(made, config, suite)
         needed = libraries_of_the_board(made)
@@ -286,24 +295,29 @@ def libraries_of_the_board(wheel: Path) -> list[str]:
 
 
 def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
-    """Move a wheel into the wheelhouse; a different one of the same name is moved aside. Its path, and warnings."""
+    """Move a wheel into the wheelhouse; a different one of the same name is moved aside. Its path, and warnings.
+
+    Raises DiskFull: what was there stays, under its own name.
+    """
     target = wheelhouse / wheel.name
     warnings = []
-    if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
-        aside = wheelhouse / REPLACED / before[:16] / wheel.name
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        # A second name first: at no moment is there none of the two.
-        files.remove(aside)
-        aside.hardlink_to(target)
-        warnings.append(f"{target.name} was there with other contents; that one is now {aside}")
-    with files.replacing(target) as part:
+    with files.room_for(wheel.name, wheelhouse), files.replacing(target) as part:
         shutil.copyfile(wheel, part)
         part.chmod(0o644)
+        if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
+            aside = wheelhouse / REPLACED / before[:16] / wheel.name
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            # A second name first: at no moment is there none of the two.
+            files.remove(aside)
+            aside.hardlink_to(target)
+            warnings.append(f"{target.name} was there with other contents; that one is now {aside}")
     return target, warnings
 
 
-def explain(fault: CommandFailed, wanted: Wanted, output: str) -> Exception:
+def explain(fault: CommandFailed, wanted: Wanted, output: str, config: Config) -> Exception:
     """What a failed ``pip wheel`` means, by its own words; the fault itself where the package's build failed."""
+    if full := files.full_disk(output, f"the build of {wanted}, here or in the engine's folder", config.target_root):
+        return full
     missing = _NO_SUCH.search(output)
     known = _VERSIONS.search(output)
     versions = [item.strip() for item in known[1].split(",") if item.strip() != "none"] if known else []
@@ -385,16 +399,38 @@ def _built_before(wheelhouse: Path, wanted: Wanted) -> list[str]:
     return [f"{path.resolve()}:{_WHEELHOUSE}/{path.name}:ro" for path in others]
 
 
-def _bring(wanted: Wanted, source: Path) -> str:
-    """Copy a project to where the container sees it; what pip is given. Builds write into a project's folder."""
+def _bring(wanted: Wanted, source: Path, config: Config) -> str:
+    """Copy a project to where the container sees it; what pip is given. Builds write into a project's folder.
+
+    Where the copy lies, in the build folder, is left out of a project that has it within. ``.git`` is not: many a
+    build asks it for the version. Raises SourceUnavailable for what cannot be copied, DiskFull.
+    """
     if wanted.project is None:
         return str(wanted)
     target = source / wanted.project.name
-    if wanted.project.is_dir():
-        shutil.copytree(wanted.project, target, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-    else:
-        shutil.copyfile(wanted.project, target)
+    try:
+        with files.room_for(f"a copy of {wanted.project}", source):
+            if wanted.project.is_dir():
+                ours = {config.build_root.resolve(), source.resolve()}
+                shutil.copytree(wanted.project, target, symlinks=True, ignore=functools.partial(_left_out, ours))
+            else:
+                shutil.copyfile(wanted.project, target)
+    except (shutil.Error, PermissionError) as fault:
+        # copytree's own error has all that it could not copy, each with the reason.
+        reason = fault.args[0][0][2] if isinstance(fault, shutil.Error) else str(fault)
+        raise SourceUnavailable(
+            f"{wanted.project} cannot be copied for the build",
+            expected="files, links and folders that this user may read",
+            found=_shortened(reason),
+            mend="move what is no part of the project elsewhere, or let it be read",
+        ) from fault
     return f"{_HOME}/source/{target.name}"
+
+
+def _left_out(ours: Set[Path], folder: str, names: list[str]) -> set[str]:
+    """Names in a project's folder that are not copied."""
+    found = shutil.ignore_patterns(*_NOT_COPIED)(folder, names)
+    return found | {name for name in names if Path(folder) / name in ours}
 
 
 def _command(given: str, wanted: Wanted, scratch: Path, *, from_source: bool, packages: Sequence[str]) -> Sequence[str]:

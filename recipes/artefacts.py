@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import shutil
 import time
@@ -114,9 +115,10 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
         _say_if_other(place, made)
         inputs = {_RECIPE: recipe} if recipe else {}
         Manifest(step=name, key=key, inputs=inputs, artefacts=made).write(aside / MANIFEST)
-        if place.exists():
-            place.rename(scratch / "replaced")
-        aside.rename(place)
+        with files.swapping():
+            if place.exists():
+                place.rename(scratch / "replaced")
+            aside.rename(place)
     return tuple(place / item.path.name for item in made)
 
 
@@ -149,28 +151,43 @@ def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None
 def entry(config: Config, name: str, key: str) -> Entry | None:
     """As ``get``, with sizes and digests."""
     place = _place(config, name, key)
-    if not place.is_dir():
-        return None
-    manifest = Manifest.read(place / MANIFEST)
-    try:
-        if manifest is None or (manifest.step, manifest.key) != (name, key):
+    while True:
+        try:
+            folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            return _intact(place, name, key)
+        except (ArtefactDamaged, ArtefactMissing) as fault:
+            aside = _set_aside(config, place, folder)
+            if aside is None:
+                continue  # another process put one there meanwhile, which may be whole
             raise ArtefactDamaged(
-                f"{place} is no whole artefact", expected=f"a manifest of {name}, {key}", found="another, or none"
-            )
-        strays = [item.path for item in manifest.artefacts if item.path.parent != place]
-        if strays:
-            raise ArtefactDamaged(f"{place} names files elsewhere", expected=str(place), found=str(strays[0].parent))
+                f"the kept {name} is damaged and is not used ({fault.summary})",
+                expected=fault.expected or "every file of its manifest",
+                found=fault.found or "not there",
+                mend=f"run the task again: it is made or pulled anew; the damaged one is {aside}",
+            ) from fault
+        finally:
+            os.close(folder)
+
+
+def _intact(place: Path, name: str, key: str) -> Entry:
+    """The entry in a folder, read whole. Raises ArtefactDamaged or ArtefactMissing unless it is as it was put there."""
+    manifest = Manifest.read(place / MANIFEST)
+    if manifest is None or (manifest.step, manifest.key) != (name, key):
+        raise ArtefactDamaged(
+            f"{place} is no whole artefact", expected=f"a manifest of {name}, {key}", found="another, or none"
+        )
+    strays = [item.path for item in manifest.artefacts if item.path.parent != place]
+    if strays:
+        raise ArtefactDamaged(f"{place} names files elsewhere", expected=str(place), found=str(strays[0].parent))
+    try:
         for item in manifest.artefacts:
             item.verify()
         _check_statement(manifest.artefacts)
-    except (ArtefactDamaged, ArtefactMissing) as fault:
-        aside = _set_aside(config, place)
-        raise ArtefactDamaged(
-            f"the kept {name} is damaged and is not used ({fault.summary})",
-            expected=fault.expected or "every file of its manifest",
-            found=fault.found or "not there",
-            mend=f"run the task again: it is made or pulled anew; the damaged one is {aside}",
-        ) from fault
+    except FileNotFoundError as fault:  # taken away just now
+        raise ArtefactMissing(f"{fault.filename} is gone") from fault
     return Entry(name=name, key=key, recipe=manifest.inputs.get(_RECIPE, ""), files=manifest.artefacts)
 
 
@@ -409,9 +426,18 @@ def _say_if_other(place: Path, made: Sequence[Artefact]) -> None:
             )
 
 
-def _set_aside(config: Config, place: Path) -> Path:
+def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
+    """Move a damaged entry, whose folder is open, out of the way: where it is now; None if it is there no more.
+
+    As long as a folder is open no other gets its inode, so what another process put there meanwhile is told from it.
+    """
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
-    with _alone(config), contextlib.suppress(FileNotFoundError):
+    with _alone(config):
+        try:
+            if not os.path.samestat(place.stat(), os.fstat(folder)):
+                return None
+        except FileNotFoundError:
+            return None
         place.rename(aside)
     return aside
 

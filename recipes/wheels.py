@@ -6,6 +6,7 @@ Nothing of this needs the target's CPU, so nothing of it is emulated.
 from __future__ import annotations
 
 import errno
+import lzma
 import shutil
 import tempfile
 import zipfile
@@ -32,8 +33,11 @@ from toolchain.errors import PlatformMismatch, WheelUnusable
 
 _EF_ARM_ABI_FLOAT_HARD = 0x400
 """e_flags of hard-float ARM programs: ELF for the Arm Architecture (IHI 0044), table 4-2."""
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""What zipfile raises for archives that are torn, encrypted, or packed in a way it does not know."""
+UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
+    *(NotImplementedError, RuntimeError, UnicodeDecodeError),
+)
+"""What zipfile raises, beside OSError, for archives that are torn, encrypted, or packed in a way it does not know."""
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
 
 
@@ -51,21 +55,26 @@ class Candidate:
     version: Version
 
 
-def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
-    """Wheel tags that the target's Python takes (PEP 425), glibc's own platform names (PEP 600) included.
+def platforms_for(target: Architecture, suite: Suite) -> list[str]:
+    """Platform names of wheels for a machine, the most special first: glibc's (PEP 600), and its own.
 
-    Of these all up to the release's glibc, from the oldest that pip knows for the machine, by their earlier names too.
+    Of glibc's all up to the release's, down to the oldest that pip knows for the machine, by their earlier names too.
     """
     machine = target.wheel_platform.removeprefix("linux_")
-    python = suite.python_tag
-    major, minor = suite.python.split(".")
     newest = int(suite.glibc.removeprefix("2."))
-    glibcs = range(_OLDEST_GLIBC.get(target.debian, 17), newest + 1)
-    platforms = [
-        target.wheel_platform,
+    glibcs = range(newest, _OLDEST_GLIBC.get(target.debian, 17) - 1, -1)
+    return [
         *(f"manylinux_2_{glibc}_{machine}" for glibc in glibcs),
         *(f"{name}_{machine}" for glibc, name in _EARLIER_NAMES.items() if glibc in glibcs),
+        target.wheel_platform,
     ]
+
+
+def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
+    """Wheel tags that the target's Python takes (PEP 425), with all of its platform names."""
+    python = suite.python_tag
+    major, minor = suite.python.split(".")
+    platforms = platforms_for(target, suite)
     found = {Tag(python, abi, platform) for abi in (python, "abi3", "none") for platform in platforms}
     for older in range(2, int(minor)):
         found |= {Tag(f"cp{major}{older}", "abi3", platform) for platform in platforms}
@@ -115,9 +124,9 @@ def audit(wheel: Path, target: Architecture) -> int:
             for name, content in elf_members(archive):
                 _check_elf(f"{wheel.name}: {name}", content, target)
                 count += 1
-    except (*_UNREADABLE, InstallerError, OSError) as fault:
-        if isinstance(fault, OSError) and fault.errno != errno.EINVAL:
-            raise  # not the archive's fault; EINVAL is a seek to where it points outside of itself
+    except (*UNREADABLE, InstallerError, OSError) as fault:
+        if isinstance(fault, OSError) and fault.errno not in (errno.EINVAL, None):
+            raise  # not the archive's fault; EINVAL is a seek to where it points outside of itself, no number bzip2's
         raise WheelUnusable(
             f"{wheel.name} is damaged",
             expected="a zip archive whose RECORD matches its files",
@@ -202,6 +211,6 @@ def unpack(wheel: Path, root: Path, suite: Suite) -> None:
     try:
         with WheelFile.open(wheel) as source:
             install(source=source, destination=destination, additional_metadata={"INSTALLER": b"pitorch\n"})
-    except (*_UNREADABLE, InstallerError, KeyError, ValueError, FileExistsError) as fault:
+    except (*UNREADABLE, InstallerError, KeyError, ValueError, FileExistsError) as fault:
         mend = "build the wheel anew"
         raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=str(fault), mend=mend) from fault

@@ -233,12 +233,14 @@ def room_for(purpose: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
-        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+        # copytree's own error has no number, but the words of all that it met.
+        words = NO_ROOM.search(str(fault)) if isinstance(fault, shutil.Error) else None
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT) and words is None:
             raise
         raise DiskFull(
             f"no room for {purpose}",
             expected=f"free space at {folder}",
-            found=fault.strerror or "",
+            found=words[0] if words else fault.strerror or "",
             mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
         ) from fault
 

@@ -56,9 +56,17 @@ _COMPILERS = re.compile(r"(lib)?(clang|llvm|gcc|stdc\+\+|binutils)|g\+\+|cpp|lib
 """Names of the packages that compilers, their libraries and assemblers are of."""
 _OPTIONS = {
     "archive": "the distribution's source package has no XNNPACK, oneDNN, kineto, gloo and googletest, which some "
-    "options build (--source=git has them)",
-    "git": "not every option of torch's can be built for this target",
+    "options build; docs/torch.md says which, and what else they need beside --source=git",
+    "git": "not every option of torch's can be built for this target, and with USE_SYSTEM_LIBS=ON, the recipe's, some "
+    "want libraries that the builder has not (docs/torch.md)",
 }
+_TRUE = frozenset({"1", "ON", "YES", "TRUE", "Y"})
+_FALSE = frozenset({"0", "OFF", "NO", "FALSE", "N", "IGNORE", "NOTFOUND", ""})
+"""CMake's constants, in upper case."""
+_CACHED = re.compile(r"^([A-Za-z_]\w*):([A-Z]+)=(.*)$", re.MULTILINE)
+"""A line of CMakeCache.txt: name, type, value."""
+_SUMMARY = re.compile(r"^--[ \t]+([A-Z]\w*)[ \t]*:[ \t]*(\S+)[ \t\r]*$", re.MULTILINE)
+"""A line of the summary that torch's CMake prints at its end: what an option came to."""
 _MADE_FOR = "made-for"
 _RUNS = "runs.json"
 _STATISTICS = "ccache.log"
@@ -314,20 +322,36 @@ class Builder:
     def configure(self) -> None:
         """Run CMake; where its options are as they were, what it made is kept.
 
-        Raises as ``run``; where options of the user's are among them, the mend speaks of these.
+        Raises as ``run``; where options of the user's are among them, the mend speaks of these. Raises RecipeInvalid
+        where one of these is not what CMake made of it.
         """
         argv = self._plan.configure
         stamp = self.home / "configured"
         if stamp.is_file() and stamp.read_text() == shlex.join(argv):
+            self._require_as_given("")
             return
         files.remove(self.home / "pytorch" / "build")
         try:
-            self.run(argv)
+            said = self.run(argv)
         except CommandFailed as fault:
             if options := self._plan.config.torch.options:
                 fault.mend = f"try it without {', '.join(options)}: {_OPTIONS[self._source.kind]}; {fault.mend}"
             raise
+        self._require_as_given(said)
         files.write_text_atomically(stamp, shlex.join(argv))
+
+    def _require_as_given(self, said: str) -> None:
+        """The key and the provenance state the user's options: the build must go by them."""
+        given = dict(item.split("=", 1) for item in self._plan.config.torch.options)
+        other = overridden(given, _text(self.home / "pytorch" / "build" / "CMakeCache.txt"), said)
+        if other:
+            raise RecipeInvalid(
+                f"torch's CMake does not take {', '.join(f'{name}={given[name]}' for name in other)}",
+                expected="the build to go by every option that is given",
+                found=", ".join(f"{name} is {value}" for name, value in other.items()),
+                mend="leave it out, or give it what it wants of other options and libraries (docs/torch.md); CMake's "
+                f"own words are in {self.log}",
+            )
 
     def compile(self) -> None:
         """Run ninja, with a bar; it goes on where an interrupted run was."""
@@ -516,6 +540,32 @@ class Builder:
             patience_s=patience_s,
             mend=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
         ).output
+
+
+def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str]:
+    """Which options that are on or off CMake made something else of, and what: by its cache, and what it printed.
+
+    An option that depends on others (cmake_dependent_option) keeps its value in the cache where these are not so, but
+    as INTERNAL, and is off. What no project declares is UNINITIALIZED: of that nothing is known.
+    """
+    cached = {name: (kind, value) for name, kind, value in _CACHED.findall(cache)}
+    came_to = {name: value for name, (kind, value) in cached.items() if kind == "BOOL"}
+    came_to |= {name: "OFF" for name, (kind, _) in cached.items() if kind == "INTERNAL"}
+    came_to |= {name: value for name, value in _SUMMARY.findall(said) if _truth(value) is not None}
+    found: dict[str, str] = {}
+    for name, asked in given.items():
+        wanted, is_now = _truth(asked), _truth(came_to.get(name, "unknown"))
+        if None not in (wanted, is_now) and wanted is not is_now:
+            found[name] = came_to[name]
+    return found
+
+
+def _truth(value: str) -> bool | None:
+    """What CMake's ``if`` makes of a constant; None for anything else."""
+    constant = value.upper()
+    if constant in _TRUE:
+        return True
+    return False if constant in _FALSE or constant.endswith("-NOTFOUND") else None
 
 
 def versions_in(client: docker.DockerClient, image: str, target: Architecture) -> dict[str, str]:

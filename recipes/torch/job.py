@@ -183,7 +183,7 @@ class TorchFlow(flow.Flow):
                 mend=f"delete {wheel.parent} and run the task again",
             )
         seen = audit.examine(wheel, self.target, self.suite, flags=self.plan.flags)
-        with files.scratch_folder(self.root, "torch-wheel") as scratch:
+        with files.room_for(wheel.name, self.root), files.scratch_folder(self.root, "torch-wheel") as scratch:
             for path in kept:
                 shutil.copyfile(path, scratch / path.name)
             placed = place([scratch / path.name for path in kept], self.products)

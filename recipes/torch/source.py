@@ -19,6 +19,10 @@ from toolchain import files, process, progress
 from toolchain.errors import CommandFailed, SourceUnavailable
 
 _FETCH_LIMIT_S = 3600.0
+_OTHERS = "status --porcelain --untracked-files=normal --ignored"
+"""git's words for all that is not of the commit. What it ignores would be copied with the rest."""
+_OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displaypath: $found"'
+"""The same for each submodule, which the outer one does not look into for ignored files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +189,9 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             found=found,
             mend=f"delete {place} and run the task again; do not go on before you know why the tag moved",
         )
-    changed = git(place, "status", "--porcelain", "--ignore-submodules=none").splitlines()
+    changed = git(place, *_OTHERS.split(), "--ignore-submodules=none").splitlines()
     changed += [line for line in git(place, "submodule", "status", "--recursive").splitlines() if line[0] in "-+U"]
+    changed += git(place, "submodule", "--quiet", "foreach", "--recursive", _OTHERS_WITHIN).splitlines()
     if changed:
         raise SourceUnavailable(
             f"{place} is not what upstream's {tag} is",

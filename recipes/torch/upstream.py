@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import fnmatch
 import json
-import sys
 import time
 import tomllib
 from collections import Counter
@@ -23,12 +22,13 @@ import docker
 from images.containers import run_in
 from images.engine import ensure_running
 from recipes import flow
+from recipes.pip import run_pip
 from recipes.recipe import HERE
 from recipes.torch import job
 from recipes.torch import source as sources
 from toolchain import files, process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, ChecksFailed, CommandTimedOut
+from toolchain.errors import ArtefactMissing, ChecksFailed, CommandFailed, CommandTimedOut, SourceUnavailable
 from toolchain.jobs import compile_jobs
 
 LIMIT_S = 1200.0
@@ -97,7 +97,8 @@ def run_tests(
     """Run upstream's files (``names``, else those that the recipe lists) and write the counts beside the wheel.
 
     ``limit_s`` is per file, in seconds; ``tests`` another folder of test files. Raises ChecksFailed with the failures
-    that nothing explains, ArtefactMissing for a name that is no file of upstream's, or without an image with torch.
+    that nothing explains, ArtefactMissing for a name that is no file of upstream's, or without an image with torch, and
+    what ``fetch_packages`` and ``unpack`` raise.
     """
     data = tomllib.loads((HERE / "torch" / "upstream.toml").read_text())
     ensure_running(config)
@@ -112,9 +113,7 @@ def run_tests(
                 mend=f"the files are in {folder}",
             )
         with files.scratch_folder(made.root, "upstream") as scratch:
-            packages = scratch / "packages"
-            argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={packages}"]
-            process.run([*argv, *data["packages"]], limit_s=600, log=made.log("upstream"))
+            packages = fetch_packages(data["packages"], scratch / "packages", made.log("upstream"))
             told = _run_all(made, folder, packages, scratch, wanted, data["explained"], limit_s)
     outcome = Outcome(told, config.target_root / "torch" / "upstream-tests.json")
     outcome.path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +131,41 @@ def run_tests(
     return outcome
 
 
+def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
+    """What pytest needs, by pip into the folder ``to``. Raises NetworkUnreachable, SourceUnavailable, DiskFull."""
+
+    def unfound(name: str) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"the package index does not have {name}",
+            expected=", ".join(pins),
+            found="no such version",
+            mend="pip config list says which index that is; the pins are in recipes/torch/upstream.toml",
+        )
+
+    what = "what upstream's tests need"
+    try:
+        words = ["install", "--quiet", "--no-deps", f"--target={to}", *pins]
+        run_pip(words, what=what, log=log, unfound=unfound, limit_s=600)
+    except CommandFailed as fault:
+        if full := files.full_disk(fault.tail, what, to.parent):
+            raise full from fault
+        raise
+    return to
+
+
+def unpack(archive: Path, place: Path) -> None:
+    """Unpack a source archive's folder ``test`` to ``place``, which is there whole or not at all. Raises DiskFull."""
+    with files.scratch_folder(place.parent, place.name) as scratch:
+        argv = ["tar", "--extract", "--file", str(archive), "--directory", str(scratch)]
+        try:
+            process.run([*argv, "--strip-components=1", "--no-same-owner", "--wildcards", "*/test/*"], limit_s=600)
+        except CommandFailed as fault:
+            if full := files.full_disk(fault.tail, "upstream's tests", place.parent):
+                raise full from fault
+            raise
+        (scratch / "test").rename(place)
+
+
 def _unpacked(made: job.TorchFlow) -> Path:
     """The folder of upstream's tests, out of the source."""
     source = sources.obtain(
@@ -147,10 +181,7 @@ def _unpacked(made: job.TorchFlow) -> Path:
     place = made.config.build_root / "sources" / f"{source.folder.name}-tests"
     if not place.is_dir():
         (archive,) = source.folder.glob("*.orig.tar.*")
-        with files.scratch_folder(place.parent, place.name) as scratch:
-            argv = ["tar", "--extract", "--file", str(archive), "--directory", str(scratch)]
-            process.run([*argv, "--strip-components=1", "--no-same-owner", "--wildcards", "*/test/*"], limit_s=600)
-            (scratch / "test").rename(place)
+        unpack(archive, place)
     return place
 
 

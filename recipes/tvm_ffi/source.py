@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from images.flavour import Suite
+from recipes import wheels
 from recipes.pip import run_pip
 from recipes.recipe import Recipe
 from toolchain import files
@@ -34,10 +35,9 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
     key = hashlib.sha256("\n".join([*pins, suite.python]).encode()).hexdigest()[:12]
     place = folder / f"tvm-ffi-tools-{key}"
     if not place.is_dir():
-        machine = host_architecture().wheel_platform.removeprefix("linux_")
-        platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1)]
+        platforms = [f"--platform={name}" for name in wheels.platforms_for(host_architecture(), suite)]
         words = ["install", "--no-deps", "--no-compile", "--only-binary=:all:", "--implementation=cp"]
-        words += [f"--python-version={suite.python}", *platforms, f"--platform=manylinux2014_{machine}"]
+        words += [f"--python-version={suite.python}", *platforms]
         with files.replacing(place) as aside:
             _pip([*words, "--target", str(aside), *pins], log, ", ".join(pins))
     return place

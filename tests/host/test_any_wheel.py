@@ -9,7 +9,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import free_port
+from registry_parts import free_port, small_disk
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from images.containers import run_in
@@ -106,11 +106,59 @@ def test_a_path_without_a_project_is_refused(tmp_path: Path, text: str) -> None:
     assert str(tmp_path) in caught.value.summary
 
 
+def test_a_user_who_is_not_there_has_no_project(tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable, match="no project at ~nosuchuser/x") as caught:
+        Wanted.parse("~nosuchuser/x", folder=tmp_path)
+    assert "no such user" in caught.value.found
+
+
 def test_a_wrong_wish_costs_no_build(tmp_path: Path) -> None:
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(SourceUnavailable):
         any_wheel.build_wheel(config, "numpy", folder=tmp_path)
     assert not config.build_root.exists()
+
+
+# --- what of a project gets into the container ------------------------------------------------------------------------
+
+
+def test_a_project_that_has_the_build_folder_within_is_copied_without_it(tmp_path: Path) -> None:
+    """The copy lies in there: it would be copied into itself without end."""
+    here = project(tmp_path / "here")
+    for name in (".git/HEAD", ".venv/pyvenv.cfg", "package/__pycache__/a.pyc", "package/a.py", "build/b.py"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("x")
+    config = load_config({"build": {"folder": str(here / "made")}})
+    source = config.target_root / "work" / ".wheel.1" / "source"
+    source.mkdir(parents=True)
+    given = any_wheel._bring(Wanted(project=here), source, config)
+    assert given == "/usr/src/wheel/source/here"
+    copied = {str(path.relative_to(source / "here")) for path in (source / "here").rglob("*") if path.is_file()}
+    # The version is often the tag's, and a folder named build is a project's own.
+    assert copied == {".git/HEAD", "build/b.py", "package/a.py", "setup.py", "trying.c", "trying.py"}
+
+
+@pytest.mark.parametrize("name", [".", "link"])
+def test_a_project_is_copied_from_within_the_build_folder_too(tmp_path: Path, name: str) -> None:
+    """Whatever its path is called by, and even where the copy's own folder lies in it."""
+    made = project(tmp_path / "made")
+    (tmp_path / "link").symlink_to("made")
+    config = load_config({"build": {"folder": str(tmp_path / name)}})
+    source = made / "work" / "source"
+    source.mkdir(parents=True)
+    any_wheel._bring(Wanted(project=made), source, config)
+    assert sorted(path.name for path in (source / "made").iterdir()) == ["setup.py", "trying.c", "trying.py", "work"]
+    assert list((source / "made" / "work").iterdir()) == []
+
+
+def test_what_cannot_be_copied_of_a_project_is_named(tmp_path: Path) -> None:
+    here = project(tmp_path / "here")
+    os.mkfifo(here / "pipe")
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    (tmp_path / "source").mkdir()
+    with pytest.raises(SourceUnavailable, match="cannot be copied") as caught:
+        any_wheel._bring(Wanted(project=here), tmp_path / "source", config)
+    assert "pipe" in caught.value.found
 
 
 # --- where pip gets packages from -----------------------------------------------------------------------------------
@@ -186,7 +234,7 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
 
 
 def meaning(output: str, wanted: Wanted) -> UserError:
-    fault = any_wheel.explain(CommandFailed("pip failed", tail=output), wanted, output)
+    fault = any_wheel.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
     assert isinstance(fault, UserError)
     return fault
 
@@ -227,6 +275,35 @@ def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> No
     fault = meaning(output, Wanted(project=broken))
     assert isinstance(fault, CommandFailed)
     assert "libfoo is needed" in str(fault)
+
+
+GCC_FILLS = """\
+import subprocess, sys
+from pathlib import Path
+Path("large.c").write_text('const char large[] = "' + "x" * 300000 + '";')
+sys.exit(subprocess.run(["gcc", "-c", "large.c", "-o", "DISK/large.o"]).returncode)
+"""
+
+
+@pytest.mark.parametrize("who", ["pip", "gcc"])
+def test_a_full_disk_is_told_as_one_whether_pip_or_the_packages_own_build_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    monkeypatch.setattr(progress, "say", lambda _: None)
+    make_wheel(tmp_path / "house", {"blob": os.urandom(300_000)}, tag="py3-none-any")
+    with (
+        small_disk(tmp_path / "disk", "64k") as disk,
+        running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _),
+    ):
+        words = ["thing==1.0"]
+        wanted = Wanted(name="thing", version="1.0")
+        if who == "gcc":
+            wanted = Wanted(project=project(tmp_path / "own", setup_py=GCC_FILLS.replace("DISK", str(disk))))
+            words = ["--no-build-isolation", str(wanted.project)]
+        fault = meaning(pip_wheel(disk, url, *words), wanted)
+    assert isinstance(fault, DiskFull)
+    assert "No space left on device" in fault.found
+    assert str(wanted) in fault.summary
 
 
 APT_SAYS = {
@@ -302,6 +379,30 @@ def test_a_different_wheel_of_that_name_is_moved_aside_and_said(tmp_path: Path) 
     assert str(kept) in warnings[0]
     assert any_wheel.place(new, house) == (placed, []), "the same file again is nothing to tell"
     assert sorted(path.name for path in house.iterdir()) == sorted([old.name, any_wheel.REPLACED])
+
+
+def test_a_full_wheelhouse_keeps_what_it_has(tmp_path: Path) -> None:
+    new = make_wheel(tmp_path / "new", {"blob": os.urandom(300_000)})
+    with small_disk(tmp_path / "house", "64k") as house:
+        old = make_wheel(house, {"a.py": "old = 1\n"})
+        before = old.read_bytes()
+        with pytest.raises(DiskFull, match=f"no room for {new.name}") as caught:
+            any_wheel.place(new, house)
+        assert str(house) in caught.value.expected
+        assert [path.name for path in house.iterdir()] == [old.name]
+        assert old.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_a_project_for_which_there_is_no_room_is_told_as_that(tmp_path: Path, kind: str) -> None:
+    here = project(tmp_path / "here", large_bin="x" * 300_000)
+    (tmp_path / "here.zip").write_bytes(bytes(300_000))
+    wanted = here if kind == "folder" else tmp_path / "here.zip"
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        config = load_config({"build": {"folder": str(disk)}})
+        with pytest.raises(DiskFull, match="no room for a copy of") as caught:
+            any_wheel._bring(Wanted(project=wanted), disk, config)
+    assert caught.value.found == "No space left on device"
 
 
 def test_libraries_that_are_not_in_the_wheel_are_named(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,9 +16,10 @@ from wheel_parts import make_wheel
 
 from recipes import artefacts
 from toolchain import progress
-from toolchain.config import Config, load_config
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, DiskFull
 from toolchain.files import sha256_of
+from toolchain.manifest import Artefact
 
 KEY = "0123456789abcdef" * 4
 OTHER_KEY = "f" * 64
@@ -97,6 +101,52 @@ def test_a_flipped_bit_is_never_used(config: Config, tmp_path: Path, which: int,
     assert aside.name.startswith(f"{KEY}.damaged-")
     assert str(aside) in caught.value.mend
     assert (aside / kept[which].name).read_bytes() == bytes(spoilt), "nothing is deleted: somebody may look into it"
+
+
+@pytest.mark.parametrize("content", ["x = 1\n", "x = 2\n"], ids=["the same bytes", "others"])
+def test_what_is_put_while_a_damaged_entry_is_read_is_not_set_aside_for_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """Another process builds anew, and its entry lies there before the reader has come to its end."""
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
+    kept[0].chmod(0o644)
+    kept[0].write_bytes(b"damaged")
+    verify = Artefact.verify
+    new: list[tuple[Path, ...]] = []
+
+    def verified_late(item: Artefact) -> None:
+        try:
+            verify(item)
+        except ArtefactDamaged:
+            new.append(artefacts.put(config, "thing", KEY, products(tmp_path / "new", content=content)))
+            raise
+
+    monkeypatch.setattr(Artefact, "verify", verified_late)
+    assert artefacts.get(config, "thing", KEY) == new[0]
+    assert len(new) == 1
+    assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
+    assert new[0][-1].read_bytes() == (tmp_path / "new" / new[0][-1].name).read_bytes()
+
+
+def test_two_who_meet_a_damaged_entry_set_it_aside_once(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
+    kept[0].unlink()
+    verify = Artefact.verify
+    first: list[str] = []
+
+    def verified_late(item: Artefact) -> None:
+        monkeypatch.setattr(Artefact, "verify", verify)
+        with pytest.raises(ArtefactDamaged):
+            artefacts.get(config, "thing", KEY)
+        first.extend(path.name for path in place_of(config).parent.iterdir())
+        verify(item)
+
+    monkeypatch.setattr(Artefact, "verify", verified_late)
+    assert artefacts.get(config, "thing", KEY) is None
+    assert [path.name for path in place_of(config).parent.iterdir()] == first
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
@@ -206,6 +256,40 @@ def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
         assert artefacts.get(config, "thing", KEY) == first
         assert first[0].read_bytes() == before
         assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
+
+
+PUT = """
+import os, signal, sys
+from pathlib import Path
+from recipes import artefacts
+from toolchain.config import load_config
+folder, name, key, number = sys.argv[1:5]
+
+def between(event, arguments):
+    if event == "os.rename" and os.fspath(arguments[1]).endswith("/replaced"):
+        moved.append(True)
+    elif event == "os.rename" and moved:
+        os.kill(os.getpid(), int(number))
+
+moved = []
+sys.addaudithook(between)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+artefacts.put(load_config({"build": {"folder": folder}}), name, key, [Path(item) for item in sys.argv[5:]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_renames_loses_no_entry(config: Config, tmp_path: Path, number: signal.Signals) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
+    new = products(tmp_path / "new", content="x = 2\n")
+    words = [sys.executable, "-c", PUT, str(config.build_root), "thing", KEY, str(int(number)), *map(str, new)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode in (7, -signal.SIGINT), done.stderr
+    found = artefacts.get(config, "thing", KEY)
+    assert found is not None
+    assert {path.name: path.read_bytes() for path in found} == {path.name: path.read_bytes() for path in new}
+    assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
 
 
 def test_builds_side_by_side_leave_one_whole_entry(config: Config, tmp_path: Path) -> None:

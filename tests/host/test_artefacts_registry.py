@@ -42,11 +42,12 @@ from recipes.torch import provenance
 from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain import progress
-from toolchain.config import ROOT, Config
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
     ArtefactDamaged,
     ArtefactMissing,
     CommandFailed,
+    DiskFull,
     NetworkUnreachable,
     ReferenceInvalid,
     ReferenceNotFound,
@@ -160,7 +161,7 @@ def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode != 0:
         wanted = Wanted(name="oras", version=ORAS.partition("==")[2])
-        fault = any_wheel.explain(CommandFailed(done.stderr), wanted, done.stdout + done.stderr)
+        fault = any_wheel.explain(CommandFailed(done.stderr), wanted, done.stdout + done.stderr, load_config({}))
         if isinstance(fault, (NetworkUnreachable, SourceUnavailable)):
             pytest.skip(f"needs {ORAS} from the package index: {fault.found}")
         raise fault
@@ -531,6 +532,22 @@ def test_a_full_registry_is_said_so_and_the_next_push_goes_on(tmp_path: Path, mo
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True, timeout=30)
         (pushed,) = artefacts.push(config)
         assert pushed.moved in (1, 2), "the small file may have arrived before"
+
+
+def test_a_disk_that_becomes_full_while_a_file_is_received_is_told_as_one(plain: Registry, tmp_path: Path) -> None:
+    """There was room when it was looked for: somebody else wrote meanwhile."""
+    config = config_for(tmp_path, plain.address, namespace="room")
+    artefacts.put(config, "thing", KEY, large(tmp_path))
+    (pushed,) = artefacts.push(config)
+    with (
+        small_disk(tmp_path / "disk", "64k") as disk,
+        oras.connect(pushed.reference, actions="pull", user="") as remote,
+    ):
+        item = max(remote.artefact().files, key=lambda file: file.size)
+        with pytest.raises(DiskFull, match=f"no room for {item.name}") as caught:
+            remote.download(item, disk / item.name)
+        assert not (disk / item.name).exists()
+    assert caught.value.found == "No space left on device"
 
 
 # --- the tasks' own choice -------------------------------------------------------------------------------------------

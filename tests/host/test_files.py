@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from registry_parts import small_disk
 
 from toolchain import files
 from toolchain.config import ROOT
@@ -333,6 +335,18 @@ def test_a_full_disk_in_the_middle_of_writing_is_told_as_one(tmp_path: Path) -> 
     assert str(tmp_path) in caught.value.expected
     with pytest.raises(FileNotFoundError), files.room_for("the thing", tmp_path):
         (tmp_path / "absent").read_bytes()
+
+
+def test_a_full_disk_is_told_as_one_where_a_whole_folder_is_copied(tmp_path: Path) -> None:
+    write(tmp_path / "from" / "large", "x" * 200_000)
+    write(tmp_path / "from" / "small")
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(DiskFull, match="no room for the thing") as caught, files.room_for("the thing", disk):
+            shutil.copytree(tmp_path / "from", disk / "to")
+        assert caught.value.found == "No space left on device"
+    os.mkfifo(tmp_path / "from" / "pipe")
+    with pytest.raises(shutil.Error), files.room_for("the thing", tmp_path):
+        shutil.copytree(tmp_path / "from", tmp_path / "to")
 
 
 def test_a_lock_that_root_made_can_be_held_by_others() -> None:

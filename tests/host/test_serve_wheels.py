@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,11 @@ def get(url: str, method: str = "GET", **options: object) -> requests.Response:
         return session.request(method, url, timeout=30, **options)  # type: ignore[arg-type]
 
 
-def raw(index: str, target: str) -> bytes:
+def raw(index: str, target: str, method: str = "GET") -> bytes:
     """The answer to a request whose path is sent as it stands: no client tidies it up."""
     host, _, port = index.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(f"GET {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        connection.sendall(f"{method} {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
         parts = []
         while block := connection.recv(1 << 16):
             parts.append(block)
@@ -177,6 +178,25 @@ def test_ranges(index: str, wheelhouse: Path, asked: str, slice_: slice) -> None
     assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
 
 
+@pytest.mark.parametrize("asked", ["items=0-1", "bytes=0-1,4-5", "bytes=0-1, 4-", "Bytes=0-,-1", "nonsense", "=", ""])
+def test_of_what_is_no_single_range_of_bytes_the_whole_is_sent(index: str, wheelhouse: Path, asked: str) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked})
+    assert answer.status_code == 200
+    assert "Content-Range" not in answer.headers
+    assert answer.content == (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
+
+
+def test_a_range_counts_for_content_alone(index: str, wheelhouse: Path) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", "HEAD", headers={"Range": "bytes=0-1"})
+    assert answer.status_code == 200
+    assert int(answer.headers["Content-Length"]) == (wheelhouse / "thing-1.0-py3-none-any.whl").stat().st_size
+
+
+@pytest.mark.parametrize("asked", ["bytes=9999999-", "bytes=5-4"])
+def test_a_range_that_the_wheel_does_not_have_is_refused(index: str, asked: str) -> None:
+    assert get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked}).status_code == 416
+
+
 def test_a_download_that_broke_off_goes_on(index: str, wheelhouse: Path) -> None:
     url = f"{index}/packages/thing-1.0-py3-none-any.whl"
     whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
@@ -241,10 +261,81 @@ def test_each_request_is_one_line(index: str, said: list[str]) -> None:
     wait_for(said, 2)
     raw(index, "/simple/%1b%5b31mred/")
     wait_for(said, 3)
-    assert len(said) == 3
+    raw(index, "/simple/", "\x1b]0;GET\x07")
+    wait_for(said, 4)
+    assert len(said) == 4
     assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", said[0])
     assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", said[1])
-    assert "\x1b" not in said[2], "whoever asks cannot write to this terminal"
+    assert all(line.isprintable() for line in said), "whoever asks cannot write to this terminal"
+    assert r"'\x1b]0;GET\x07' /simple/ 405" in said[3]
+
+
+def damage_metadata(wheel: Path, *, how: int = zipfile.ZIP_DEFLATED) -> None:
+    """Spoil what is packed of a wheel's metadata, and nothing else."""
+    with zipfile.ZipFile(wheel, "w", how) as archive:
+        archive.writestr("thing.py", "x = 1\n")
+        archive.writestr("thing-1.0.dist-info/METADATA", f"Name: thing\nRequires-Python: >=3\n\n{'text ' * 99}")
+    with zipfile.ZipFile(wheel) as archive:
+        member = archive.getinfo("thing-1.0.dist-info/METADATA")
+    content = bytearray(wheel.read_bytes())
+    begin = member.header_offset + 30 + len(member.filename)
+    # Behind LZMA's own head.
+    for place in range(begin + (0 if how == zipfile.ZIP_DEFLATED else 9), begin + member.compress_size):
+        content[place] ^= 0xFF
+    wheel.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_wheel_with_damaged_metadata_keeps_no_other_back(
+    index: str, wheelhouse: Path, said: list[str], how: int
+) -> None:
+    make_wheel(wheelhouse, name="thing", version="2.0", tag="py3-none-any")
+    damage_metadata(wheelhouse / "thing-1.0-py3-none-any.whl", how=how)
+    answer = get(f"{index}/simple/thing/")
+    assert answer.status_code == 200
+    assert re.findall(r">(thing-[^<]+)<", answer.text) == [
+        f"thing-{number}-py3-none-any.whl" for number in ("1.0", "2.0")
+    ]
+    assert "data-requires-python" not in answer.text
+    wait_for(said, 1)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(progress, "warn", lines.append)
+    return lines
+
+
+def test_what_goes_wrong_is_a_warning_and_a_line_and_no_traceback(
+    said: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def offered() -> Mapping[str, Path]:
+        raise ValueError("\x1b[31mnobody expects this")
+
+    with serve_wheels.running_index(offered) as (url, told):
+        answer = get(f"{url}thing/")
+        wait_for(said, 1)
+        assert told.count == 1
+    assert answer.status_code == 500
+    assert "nobody expects" not in answer.text
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 500 \d+ B, \d+\.\d s", said[0])
+    (line,) = warned
+    assert line.startswith("/simple/thing/ cannot be served: ")
+    assert "ValueError: \\x1b[31mnobody expects this" in line
+    assert capfd.readouterr().err == ""
+
+
+def test_a_wheel_that_cannot_be_read_is_told_too(
+    said: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first bytes of a process's memory are nobody's: the kernel answers with a fault of input."""
+    with serve_wheels.running_index(lambda: {TORCH: Path("/proc/self/mem")}) as (url, _):
+        get(url.replace("/simple/", f"/packages/{TORCH}"))
+        wait_for(said, 1)
+    assert f"GET /packages/{TORCH} 200 0 B" in said[0]
+    assert [line for line in warned if "Input/output error" in line]
+    assert capfd.readouterr().err == ""
 
 
 @pytest.fixture

@@ -31,7 +31,14 @@ from recipes.torch import job, source, verify
 from recipes.torch.remaining import Remaining
 from toolchain import progress
 from toolchain.config import load_config
-from toolchain.errors import ArtefactMissing, CommandFailed, DiskFull, MemoryExhausted, NotReproducible
+from toolchain.errors import (
+    ArtefactMissing,
+    CommandFailed,
+    DiskFull,
+    MemoryExhausted,
+    NotReproducible,
+    RecipeInvalid,
+)
 from toolchain.manifest import Artefact, Manifest
 
 
@@ -409,8 +416,92 @@ def test_where_cmake_fails_the_users_options_are_named(tmp_path: Path, options: 
     with pytest.raises(CommandFailed, match="cmake failed") as caught:
         builder.configure()
     assert ("try it without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.mend) == bool(options)
-    assert ("--source=git has them" in caught.value.mend) == bool(options)
+    assert ("docs/torch.md says which" in caught.value.mend) == bool(options)
     assert not (builder.home / "configured").exists()
+
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.18)
+project(Small NONE)
+include(CMakeDependentOption)
+option(USE_PLAIN "" OFF)
+cmake_dependent_option(USE_DEPENDENT "Of another processor" ON "CMAKE_SYSTEM_PROCESSOR STREQUAL m68k" OFF)
+option(USE_FORCED "" ON)
+set(USE_FORCED OFF CACHE BOOL "What it wants is not there" FORCE)
+option(USE_HIDDEN "" ON)
+set(USE_HIDDEN OFF)
+option(USE_OPENMP "" ON)
+set(USE_OPENMP OFF CACHE BOOL "" FORCE)
+set(NAMED "x" CACHE STRING "")
+message(STATUS "  USE_HIDDEN            : ${USE_HIDDEN}")
+message(STATUS "    USE_PLAIN           : ${USE_PLAIN}")
+"""
+"""The ways in which torch's options become others: its own, and the recipe's USE_OPENMP."""
+
+
+class Configures(building.Builder):
+    """Runs CMake here, with the recipe's whole command line."""
+
+    def run(self, argv: Sequence[str], **_: Any) -> str:
+        """What it printed."""
+        here = {"/usr/src/torch": str(self.home), "/usr/src/recipe": str(self._plan.recipe.folder)}
+        words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def configures(folder: Path, *options: str) -> building.Builder:
+    made = a_builder(folder, Configures, options=list(options))
+    made.home = folder / "home"
+    (made.home / "pytorch").mkdir(parents=True, exist_ok=True)
+    (made.home / "pytorch" / "CMakeLists.txt").write_text(CMAKE)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["USE_DEPENDENT=ON"], "USE_DEPENDENT is OFF"),
+        (["USE_FORCED=ON", "USE_PLAIN=ON"], "USE_FORCED is OFF"),
+        (["USE_HIDDEN=yes"], "USE_HIDDEN is OFF"),
+        (["USE_FORCED=TRUE", "USE_DEPENDENT=1"], "USE_FORCED is OFF, USE_DEPENDENT is OFF"),
+    ],
+)
+def test_an_option_of_the_users_that_cmake_overrides_is_refused(tmp_path: Path, options: list[str], found: str) -> None:
+    builder = configures(tmp_path, *options)
+    for _ in range(2):
+        with pytest.raises(RecipeInvalid, match="torch's CMake does not take USE_") as caught:
+            builder.configure()
+        assert caught.value.found == found
+        assert "USE_PLAIN" not in caught.value.summary
+        assert str(builder.log) in caught.value.mend
+        assert not (builder.home / "configured").exists(), "and nothing is compiled"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["USE_PLAIN=ON"],
+        ["USE_PLAIN=off"],
+        ["USE_DEPENDENT=OFF", "USE_FORCED=0", "USE_HIDDEN=NO", "USE_OPENMP=OFF"],
+        ["NAMED=ON", "MINE=1", "SECOND=OFF", "CMAKE_BUILD_TYPE=Debug", "LIST=a;b"],
+    ],
+)
+def test_options_that_are_as_they_were_given_and_what_is_no_option_pass(tmp_path: Path, options: list[str]) -> None:
+    """So does what CMake made of the recipe's own: they were built so."""
+    builder = configures(tmp_path, *options)
+    builder.configure()
+    assert (builder.home / "configured").is_file()
+    assert (builder.home / "pytorch" / "build" / "build.ninja").is_file()
+    builder.configure()
+
+
+def test_a_tree_that_was_configured_before_is_asked_for_its_options_too(tmp_path: Path) -> None:
+    builder = configures(tmp_path, "USE_DEPENDENT=ON")
+    builder.run(builder._plan.configure)
+    (builder.home / "configured").write_text(shlex.join(builder._plan.configure))
+    with pytest.raises(RecipeInvalid, match="does not take USE_DEPENDENT=ON"):
+        builder.configure()
 
 
 NINJA = (

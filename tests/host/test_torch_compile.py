@@ -16,6 +16,7 @@ import docker
 import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
+from registry_parts import small_disk
 
 from images.engine import connect
 from images.flavour import load_suite
@@ -23,7 +24,7 @@ from recipes import main_job, recipe
 from recipes.torch import build as building
 from recipes.torch import source, verify
 from toolchain.config import Config, load_config
-from toolchain.errors import CommandFailed, MemoryExhausted, NotReproducible
+from toolchain.errors import CommandFailed, DiskFull, MemoryExhausted, NotReproducible
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -77,8 +78,8 @@ def builder(tmp_path: Path, image: str, client: docker.DockerClient) -> building
     return a_builder(tmp_path, image, client)
 
 
-@pytest.fixture
-def tree(builder: building.Builder) -> Path:
+def a_tree(builder: building.Builder) -> Path:
+    """What there is before anything is compiled."""
     made = builder.home / "pytorch" / "build"
     made.mkdir(parents=True)
     (made / "build.ninja").write_text(NINJA)
@@ -86,6 +87,11 @@ def tree(builder: building.Builder) -> Path:
     for name in ("one", "two"):
         (made / f"{name}.cpp").write_text(f"int {name}() {{ return 1; }}\n")
     return made
+
+
+@pytest.fixture
+def tree(builder: building.Builder) -> Path:
+    return a_tree(builder)
 
 
 def symbols(library: Path) -> set[str]:
@@ -169,6 +175,27 @@ def test_who_does_not_want_to_wait_presses_ctrl_c_again(
     (tree / "link").write_text(f"trap '' INT\n{LINK}")
     interrupt_while_it_links(tmp_path, tree, image, times=2)
     assert containers_at(client, tmp_path) == []
+
+
+def test_a_disk_that_becomes_full_at_a_link_leaves_no_half_a_library_and_the_next_run_goes_on(
+    tmp_path: Path, image: str, client: docker.DockerClient
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        builder = a_builder(disk, image, client)
+        tree = a_tree(builder)
+        (tree / "patience").touch()
+        (tree / "one.cpp").write_text('extern const char one[]; const char one[300000] = "x";\n')
+        (disk / "others").write_bytes(bytes(512 << 10))
+        with pytest.raises(DiskFull, match="the disk became full") as caught:
+            builder.compile()
+        assert "No space left on device" in caught.value.found
+        assert caught.value.exit_code == 21
+        assert not (tree / "libboth.so").exists()
+        compiled = {name: (tree / name).stat().st_mtime_ns for name in ("one.o", "two.o")}
+        (disk / "others").unlink()
+        builder.compile()
+        assert {"one", "_Z3twov"} <= symbols(tree / "libboth.so")
+        assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not made again"
 
 
 def test_a_compiler_that_is_killed_is_told_as_want_of_memory(tree: Path, builder: building.Builder) -> None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 import pytest
+from registry_parts import small_disk
 from test_torch_wheel import a_wheel
 from wheel_parts import make_wheel
 
@@ -25,7 +26,7 @@ from recipes.torch import build as building
 from recipes.torch import job, provenance, resolve, source, verify
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactDamaged, ArtefactMissing, WheelUnusable
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, DiskFull, WheelUnusable
 from toolchain.files import sha256_of
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Made, Pipeline, Step
@@ -109,6 +110,22 @@ def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
     assert builder.built == 1, "the second time it comes from the artefact cache"
     assert (again.artefacts, made.there) == (tuple(sorted(placed)), before)
     assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_disk_without_room_for_a_kept_wheel_is_told_as_one(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        made = StandInFlow(disk, StandIn({**FIT, "torch/large.bin": os.urandom(300_000)}))
+        made.run()
+        shutil.rmtree(made.products)
+        free = shutil.disk_usage(disk).free
+        (disk / "others").write_bytes(bytes(free - 100_000))
+        with pytest.raises(DiskFull, match=r"no room for torch-2\.6\.0") as caught:
+            made.run()
+        assert caught.value.found == "No space left on device"
+        assert made.there == {}
+        (disk / "others").unlink()
+        assert "cache" in made.run().facts
+        assert len(made.there) == 3
 
 
 def test_a_placed_file_that_is_not_as_it_was_made_is_made_anew(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import email
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -193,6 +194,7 @@ def a_repository(folder: Path) -> str:
         place.mkdir(parents=True)
         git_at(place, "init", "--quiet")
         (place / "version.txt").write_text("2.6.0\n")
+        (place / ".gitignore").write_text("*.pyc\nbuild/\n")
         if inner is not None:
             git_at(place, "submodule", "add", "--quiet", str(inner), "third_party/of_another")
         git_at(place, "add", ".")
@@ -226,8 +228,12 @@ def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing
     assert found.identity == f"git {commit}"
     assert obtain(commit) == found, "as it lies there"
 
-    for change in (found.folder / "version.txt", inmost / "version.txt", found.folder / "mine.txt"):
+    for folder, name in itertools.product(
+        (found.folder, inmost.parent.parent, inmost), ("version.txt", "mine.txt", "mine.pyc", "build/mine.txt")
+    ):
+        change = folder / name
         before = change.read_text() if change.exists() else None
+        change.parent.mkdir(exist_ok=True)
         change.write_text("2.6.1\n")
         with pytest.raises(SourceUnavailable, match=r"is not what upstream's v2\.6\.0 is") as caught:
             obtain(commit)
@@ -237,7 +243,7 @@ def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing
             change.unlink()
         else:
             change.write_text(before)
-    assert obtain(commit) == found
+        assert obtain(commit) == found
     git_at(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
     with pytest.raises(SourceUnavailable, match="is not what upstream's"):
         obtain(commit)

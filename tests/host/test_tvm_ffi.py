@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import subprocess
 import tomllib
@@ -25,7 +26,7 @@ from recipes.recipe import Recipe
 from recipes.tvm_ffi import build, kept, source
 from recipes.tvm_server import build as tvm_server
 from toolchain import files
-from toolchain.architecture import ARCHITECTURES
+from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     ArtefactDamaged,
@@ -95,6 +96,27 @@ def test_the_patches_fit_the_source(unpacked: Path) -> None:
         words = ["patch", "--dry-run", "--strip=1", "--forward", "--batch", "--fuzz=0", f"--input={path}"]
         done = subprocess.run(words, cwd=unpacked, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("suite", "newest"), [("trixie", 41), ("bookworm", 36)])
+def test_tools_are_taken_up_to_the_releases_glibc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
+) -> None:
+    """They run in a container of that release."""
+    release, platform = load_suite(suite), host_architecture().wheel_platform.removeprefix("linux_")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for glibc in (newest, newest + 1):
+        tag = f"{release.python_tag}-{release.python_tag}-manylinux_2_{glibc}_{platform}"
+        make_wheel(tmp_path, {"thing.py": ""}, name=f"of{glibc}", tag=tag)
+    found = source.tools(changed(tools=f"of{newest}==1.0"), release, tmp_path / "kept", tmp_path / "log")
+    assert (found / "thing.py").is_file()
+    with pytest.raises(SourceUnavailable, match=f"does not have of{newest + 1}"):
+        source.tools(changed(tools=f"of{newest + 1}==1.0"), release, tmp_path / "kept", tmp_path / "log")
+    assert list((tmp_path / "kept").iterdir()) == [found]
 
 
 def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_path: Path) -> None:

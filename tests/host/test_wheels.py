@@ -278,6 +278,24 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
         wheels.unpack(wheel, tmp_path / "root", TRIXIE)
 
 
+@pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_is_told_as_that_however_a_wheel_is_packed(tmp_path: Path, how: int) -> None:
+    wheel = make_wheel(tmp_path, {"thing.py": "x = 1\n" * 99})
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w", how) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+        member = archive.getinfo("thing.py")
+    assert wheels.audit(wheel, ARMHF) == 0
+    whole = bytearray(wheel.read_bytes())
+    begin = member.header_offset + 30 + len(member.filename)
+    whole[begin + 12 : begin + member.compress_size] = b"\xff" * (member.compress_size - 12)
+    wheel.write_bytes(whole)
+    with pytest.raises(WheelUnusable, match="is damaged"):
+        wheels.audit(wheel, ARMHF)
+
+
 def test_a_wheel_under_another_distributions_name_is_refused(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"thing.py": ""})
     renamed = wheel.rename(tmp_path / "torch-1.0-cp313-cp313-linux_armv7l.whl")
