@@ -5,7 +5,7 @@ destination; the trees change places by renameat2(RENAME_EXCHANGE), which is ato
 the manifest is written last; only then is the old tree removed. Whatever ends an export before the exchange leaves
 the old tree and its files as they were, and the next export clears away what was left.
 
-A tree is replaced or removed only when the marker beside it names its inode (nfsroot.layout), and never while
+A tree is replaced or removed only when the marker beside it names that very folder (nfsroot.layout), and never while
 something is mounted in it.
 """
 
@@ -26,7 +26,7 @@ from images.system import LEFT_OUT
 from nfsroot import unpack
 from nfsroot.accompany import accompany
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
-from nfsroot.layout import Layout, owned_inodes, write_marker
+from nfsroot.layout import Layout, identity_of, is_named, is_ours, marker_of, named_trees, write_marker
 from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
@@ -263,11 +263,13 @@ def _refuse_foreign(final: Layout, *, as_folder: bool) -> None:
             found="a link" if final.tree.is_symlink() else "a file",
             mend="name another folder",
         )
-    if final.tree.exists() and any(final.tree.iterdir()) and final.tree.stat().st_ino not in owned_inodes(final):
+    if final.tree.exists() and any(final.tree.iterdir()) and not is_ours(final):
+        named = "whose inode alone the marker names, and that has no host key of the export"
         raise ForeignFolder(
             f"{final.tree} would be replaced, but it is not ours",
             expected=f"an absent or empty folder, or the one that {final.marker} names",
-            found=f"a folder with {sum(1 for _ in final.tree.iterdir())} entries that no marker of ours names",
+            found=f"a folder with {sum(1 for _ in final.tree.iterdir())} entries "
+            + (named if is_named(final) else "that no marker of ours names"),
             mend="name another folder, or empty this one yourself",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
@@ -305,13 +307,13 @@ def _aside(final: Layout) -> Iterator[Path]:
 def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
     """Put the finished parts in place."""
     with swapping():
-        inodes: frozenset[int] = frozenset()
+        trees: frozenset[str] = frozenset()
         if tree is not None:
-            inodes = frozenset({tree.stat().st_ino})
+            trees = frozenset({identity_of(tree)})
             if final.folder.is_dir():
                 # Should the power fail between the two exchanges, either marker names both trees.
-                write_marker(final, owned_inodes(final) | inodes)
-        (beside / MARKER).write_text(json.dumps({"inodes": sorted(inodes)}) + "\n")
+                write_marker(final, named_trees(final) | trees)
+        (beside / MARKER).write_text(marker_of(trees))
         if tree is not None:
             _exchange(tree, final.tree)
         _exchange(beside, final.folder)

@@ -14,7 +14,7 @@ from labgrid.strategy import StrategyError
 from device import suite
 from device.strategy import BoardStrategy, Status, cause_of
 from nfsroot import access
-from nfsroot.layout import Layout, write_marker
+from nfsroot.layout import Layout, identity_of, write_marker
 from toolchain.config import Config, load_config
 from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, UserError
 from toolchain.manifest import Manifest
@@ -33,7 +33,7 @@ def config(tmp_path: Path) -> Config:
     layout.folder.mkdir()
     layout.known_hosts.write_text(f"* {HOST_KEY}\n")
     layout.client_key.write_text("a key\n")
-    write_marker(layout, frozenset({layout.tree.stat().st_ino}))
+    write_marker(layout, frozenset({identity_of(layout.tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return made
 

@@ -29,7 +29,7 @@ from images import engine
 from nfsroot import unpack
 from nfsroot.accompany import accompany, boot_parts
 from nfsroot.export import export
-from nfsroot.layout import Layout, owned_inodes, require_export
+from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
 from nfsroot.rendering import render
 from nfsroot.tree import TreeHash, follow, inside
 from toolchain import process
@@ -265,7 +265,7 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
     authorized = (layout.tree / "root/.ssh/authorized_keys").read_text().splitlines()
     assert authorized == [layout.client_key.with_suffix(".pub").read_text().strip()]
     assert os.access(layout.helper, os.X_OK)
-    assert owned_inodes(layout) == {layout.tree.stat().st_ino}
+    assert named_trees(layout) == {identity_of(layout.tree)}
     manifest = require_export(layout)
     assert manifest.facts["rootfs_sha256"] == result.rootfs_sha256
     assert manifest.facts["image_id"] == result.image_id
@@ -316,6 +316,96 @@ def test_a_folder_put_in_the_place_of_our_tree_is_left_alone(config: Config, tmp
     with pytest.raises(ForeignFolder, match="no marker of ours names"):
         export(config, destination=tmp_path / "nfsroot")
     assert (tmp_path / "nfsroot" / "mine").exists()
+
+
+def in_the_place_of(tree: Path) -> None:
+    """Remove our tree and put the user's folder there: by the same inode, if the file system gives numbers again."""
+    number, spares = tree.stat().st_ino, tree.with_name("spares")
+    shutil.rmtree(tree)
+    spares.mkdir()
+    for name in range(5000):
+        made = spares / f"{name}"
+        made.mkdir()
+        if made.stat().st_ino == number:
+            break
+    (made / "thesis.tex").write_text("years of work")
+    made.rename(tree)
+    shutil.rmtree(spares)
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+    layout = export(config, destination=tmp_path / "nfsroot").layout
+    assert layout is not None
+    number = layout.tree.stat().st_ino
+    in_the_place_of(layout.tree)
+    if layout.tree.stat().st_ino != number:
+        pytest.skip(f"the file system of {tmp_path} gives no inode's number again")
+    with pytest.raises(ForeignFolder, match="no marker of ours names"):
+        export(config, destination=layout.tree)
+    with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
+        require_export(layout)
+    assert (layout.tree / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.fixture
+def timeless(tmp_path: Path) -> Iterator[Path]:
+    """A file system that does not know when a folder was made: ext4 with inodes of 128 bytes."""
+    image, place = tmp_path / "disk", tmp_path / "mounted"
+    place.mkdir()
+    with image.open("wb") as made:
+        made.truncate(256 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-I", "128", image], check=True, capture_output=True)
+    if subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True).returncode:
+        pytest.skip("needs loop devices, for a file system without times of birth")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.engine
+@needs_root
+def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, timeless: Path) -> None:
+    layout = Layout(timeless / "nfsroot")
+    export(config, destination=layout.tree)
+    assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
+    (layout.tree / "written-by-the-board").touch()
+    export(config, destination=layout.tree)
+    assert not (layout.tree / "written-by-the-board").exists(), "it is ours, and was replaced"
+    number = layout.tree.stat().st_ino
+    in_the_place_of(layout.tree)
+    assert layout.tree.stat().st_ino == number
+    with pytest.raises(ForeignFolder, match="no host key of the export"):
+        export(config, destination=layout.tree)
+    assert (layout.tree / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> None:
+    """It had inodes alone."""
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.tree)
+    layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
+    require_export(layout)
+    export(config, destination=layout.tree)
+    assert named_trees(layout) == {identity_of(layout.tree)}
+    layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
+    layout.known_hosts.write_text("")
+    with pytest.raises(ForeignFolder, match="no host key of the export"):
+        export(config, destination=layout.tree)
+
+
+@pytest.mark.parametrize("said", ["", "null", "[]", '{"trees": 1}', '{"inodes": null}', "{}"])
+def test_a_broken_marker_names_nothing(tmp_path: Path, said: str) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    layout.folder.mkdir()
+    layout.marker.write_text(said)
+    assert named_trees(layout) == frozenset()
+    write_marker(layout, frozenset({"7@8"}))
+    assert named_trees(layout) == {"7@8"}
 
 
 @pytest.mark.engine

@@ -21,7 +21,7 @@ from typing import TypeVar
 import pytest
 
 from nfsroot import export, serve
-from nfsroot.layout import Layout, write_marker
+from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.rendering import render
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
@@ -61,7 +61,7 @@ def exported(tmp_path: Path) -> Config:
     (tree / "etc").mkdir(parents=True)
     layout = Layout(tree)
     layout.folder.mkdir()
-    write_marker(layout, frozenset({tree.stat().st_ino}))
+    write_marker(layout, frozenset({identity_of(tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return load_config({"nfs": {"folder": str(tree), "address": "127.0.0.1", "port": free_port()}})
 
