@@ -13,7 +13,8 @@ line is; everything else that is printed goes to standard error. The lines, in o
     {"pitorch": "timing", "document": …}          what timing.py made, or {"reason": …} why not
     {"pitorch": "end", "status": …, "seconds": …} pytest's exit status
 
-A reader that sees no ``end`` knows that the board went away.
+A reader that sees no ``end`` knows that the board went away; one that sees a status other than 0, 1 and 5, or no result
+of a test that was collected, that pytest ended before it was through.
 """
 
 from __future__ import annotations

@@ -126,6 +126,20 @@ def test_record_that_breaks_off_keeps_what_was_and_counts_the_rest_as_errors(tmp
     assert evidence.count(record.tests) == {"passed": 1, "failed": 0, "errors": 1, "skipped": 0}
 
 
+def test_a_test_without_a_result_is_an_error_though_the_suite_came_to_an_end(tmp_path: Path) -> None:
+    write_suite(
+        tmp_path / "suite", a="def test_a(): pass\nimport pytest\ndef test_b(): pytest.exit('enough', returncode=0)"
+    )
+    done, events = run_onboard(tmp_path)
+    assert (done.returncode, events[-1]["status"]) == (0, 0)
+    path = tmp_path / "record"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    record = evidence.Record.read(path)
+    assert record.whole
+    assert [(test.name, test.outcome) for test in record.tests] == [("test_a", "passed"), ("test_b", "error")]
+    assert record.tests[1].text == "not run: pytest ended before"
+
+
 def test_record_that_is_absent_is_empty(tmp_path: Path) -> None:
     record = evidence.Record.read(tmp_path / "none")
     assert (record.tests, record.facts, record.whole, record.error) == ((), {}, False, None)
