@@ -42,7 +42,10 @@ ANNOUNCED = "tests on the board:"
 _THROUGH = (0, 1, 5)
 """Exit statuses of a pytest that came to its end: all passed, some failed, none was there."""
 
-_EARLY = {2: "it was interrupted", 3: "an internal error", 4: "it did not understand what to run"}
+_USAGE = 4
+"""That of one that was called in a wrong way."""
+
+_EARLY = {2: "it was interrupted", 3: "an internal error", _USAGE: "a wrong use of it"}
 """The others, in words."""
 
 _HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
@@ -155,6 +158,15 @@ class DeviceSession:
                 )
             self._finish(
                 f"the connection ended (status {done.returncode}) before the suite did", "the board went away before"
+            )
+        elif self.status == _USAGE and not self.current and self.reported.isdisjoint(self.collected):
+            raise CommandFailed(
+                "pytest on the board did not understand what to run",
+                returncode=self.status,
+                expected="names of tests, and an expression for their names, as the board's pytest takes them",
+                found=next((line for line in self.said if line.startswith("ERROR: ")), f"exit status {self.status}"),
+                tail="\n".join(self.said),
+                mend="name other tests: --select takes what pytest's -k does, such as 'ops and not large'",
             )
         elif self.status not in _THROUGH:
             reason = f"pytest ended early on the board: {_EARLY.get(self.status, 'asked to')} (status {self.status})"

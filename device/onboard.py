@@ -288,13 +288,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PITORCH_BOARD"] = "1"
     say("facts", **facts())
     try:
-        import pytest  # noqa: F401
+        import pytest
     except ImportError:
         say("fault", summary="pytest is not installed on the board", mend="put python3-pytest into the image")
         return 4
     status = run_tests(options.folder, options.targets, options.keyword, say)
     if options.timing_limit > 0:
-        say("timing", document=run_timing(options.folder, options.timing, options.timing_limit))
+        ran = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        none = {"reason": f"no test ran, or not all that were to (pytest's status {status})"}
+        timed = run_timing(options.folder, options.timing, options.timing_limit) if ran else none
+        say("timing", document=timed)
     say("end", status=status, seconds=round(time.monotonic() - began, 3))
     return status
 

@@ -27,6 +27,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import jinja2
+from _pytest.mark.expression import Expression
 
 from device import evidence, report
 from device.drive import ANNOUNCED
@@ -184,7 +185,8 @@ def test_on_pi(
 
     The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran, ChainBroken
     when all passed, but not on what was built, InUse while another run writes to the same report, ArtefactMissing
-    without an exported tree, BoardSilent, BoardUntrusted, BoardLoginDenied, ServerFailed.
+    without an exported tree, BoardSilent, BoardUntrusted, BoardLoginDenied, ServerFailed; UserError at once where
+    ``keyword`` is no expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -194,6 +196,8 @@ def test_on_pi(
             mend="leave one of them out",
         )
     host = None if qemu else host or config.device.host or None
+    if keyword:
+        _require_expression(keyword)
     if init is not None:
         config = replace(config, device=replace(config.device, init=_known_init(init)))
     paths = Paths(folder=config.target_root / "report")
@@ -494,6 +498,22 @@ def _failed(result: SuiteResult, record: evidence.Record) -> UserError:
         found=f"{counts}" + (f": {named}" if named else ""),
         mend=f"open {result.report}, which has each failure's text",
     )
+
+
+def _require_expression(keyword: str) -> None:
+    """Refuse what is no expression of pytest's -k: the board's pytest would do so, after a boot.
+
+    pytest has no public way to ask; its release is pinned.
+    """
+    try:
+        Expression.compile(keyword)
+    except SyntaxError as fault:
+        raise UserError(
+            f"{keyword!r} selects no tests",
+            expected="words joined by and, or, not and parentheses, as pytest's -k takes them",
+            found=f"at column {fault.offset}: {fault.msg}",
+            mend="for example --select='ops and not large'",
+        ) from fault
 
 
 def _known_init(init: str) -> str:

@@ -17,6 +17,7 @@ from device_parts import write_suite
 from device import evidence
 from toolchain import process
 from toolchain.config import ROOT
+from toolchain.errors import CommandFailed
 
 
 @dataclass(frozen=True)
@@ -121,3 +122,26 @@ def test_a_board_that_goes_away_fails_what_was_to_run(tmp_path: Path) -> None:
     assert "ended (status 9) before the suite did" in texts["test_dies"]
     assert texts["test_after"] == "not run: the board went away before"
     assert run.junit_failures() == {"test_dies", "test_after"}
+
+
+def test_a_selection_that_the_boards_pytest_does_not_take_is_told_in_its_words(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", a="def test_first(): pass")
+    run = drive(tmp_path, keyword="first and")
+    assert run.status == CommandFailed.exit_code
+    assert run.record.error is not None
+    assert "did not understand what to run" in run.record.error["summary"]
+    assert "Wrong expression passed to '-k': first and" in run.record.error["found"]
+    assert "--select" in run.record.error["mend"]
+
+
+@pytest.mark.parametrize(
+    ("selected", "timed"), [("first", True), ("nothing_like_it", False), ("first or leaves", False)]
+)
+def test_times_are_taken_of_a_suite_that_ran(tmp_path: Path, selected: str, timed: bool) -> None:
+    tests = "import pytest\ndef test_first(): pass\ndef test_leaves(): pytest.exit('enough')\ndef test_last(): pass"
+    write_suite(tmp_path / "suite", a=tests)
+    (tmp_path / "suite" / "timing.py").write_text("print('{}')")
+    run = drive(tmp_path, keyword=selected, timing_limit_s=60)
+    assert run.record.whole
+    reason = "pitorch-qpu-ops is not installed" if timed else "no test ran, or not all"
+    assert reason in run.record.timing["reason"]

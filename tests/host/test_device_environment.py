@@ -116,6 +116,25 @@ def test_unknown_init_is_refused(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
+    ("keyword", "found"),
+    [
+        ("and", "got and"),
+        ("ops or", "got end of input"),
+        ("(ops", "expected right parenthesis"),
+        ("a b", "got identifier"),
+    ],
+)
+def test_a_selection_that_is_none_is_refused_at_once(config: Config, keyword: str, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        suite.test_on_pi(config, keyword=keyword)
+    assert repr(keyword) in caught.value.summary
+    assert "at column" in caught.value.found
+    assert found in caught.value.found
+    assert "--select=" in caught.value.mend
+    assert not (config.target_root / "report").exists(), "before anything is begun"
+
+
+@pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("pi", ("root", "pi", 22)),
