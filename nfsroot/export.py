@@ -30,8 +30,8 @@ from nfsroot.layout import Layout, identity_of, is_named, is_ours, marker_of, na
 from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
-from toolchain.errors import ForeignFolder, InUse
-from toolchain.files import MARKER, held, remove, require_space, swapping
+from toolchain.errors import CommandFailed, ForeignFolder, InUse, UserError
+from toolchain.files import MARKER, full_disk, held, remove, require_space, room_for, swapping
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
@@ -76,19 +76,24 @@ def export(
     another of the target's images, such as ``rootfs``.
 
     Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
-    is not ours), InUse (another export, a server of the tree, or mounts in it) and DiskFull.
+    is not ours), InUse (another export, a server of the tree, or mounts in it), DiskFull, and UserError where nothing
+    can be written.
     """
     process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
     final = Layout(_absolute(destination or (tarball or config.nfsroot)))
     as_folder = destination is not None or tarball is None
     tarball = _absolute(tarball) if tarball is not None else None
+    purpose = f"the export of {config.image_reference(role)}"
     client = engine.connect()
     source = unpack.find_image(client, config.image_reference(role), config.image.target)
-    with locked(final):
-        _refuse_foreign(final, as_folder=as_folder)
+    with locked(final), _room_for(purpose, final.tree.parent):
+        if tarball is not None:
+            _require_place_of(tarball)
+        if as_folder:
+            _refuse_foreign(final)
         needed = (source.size >> 20) * (1 if source.layers else 2) + 64
-        require_space(final.tree.parent, needed, f"the export of {source.reference}")
+        require_space(final.tree.parent, needed, purpose)
         with _aside(final) as aside:
             tree = aside / final.tree.name
             with progress.step(f"copy {source.reference}"):
@@ -228,8 +233,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
 
 @contextlib.contextmanager
 def locked(final: Layout) -> Iterator[None]:
-    """Be the only export of the tree, with no server of it. Raises InUse."""
-    final.lock.parent.mkdir(parents=True, exist_ok=True)
+    """Be the only export of the tree, with no server of it. Raises InUse; UserError where nothing can be written."""
     exported = InUse(
         f"{final.tree} is being exported by another run",
         expected=f"nobody holds {final.lock}",
@@ -242,20 +246,54 @@ def locked(final: Layout) -> Iterator[None]:
         found=f"a lock on {final.served}",
         mend="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
     )
-    with held(final.lock, exported), held(final.served, served):
+    with contextlib.ExitStack() as stack:
+        with _writable(final.tree.parent):
+            final.lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(final.lock, exported))
+            stack.enter_context(held(final.served, served))
         yield
 
 
-def _refuse_foreign(final: Layout, *, as_folder: bool) -> None:
-    if not as_folder:
-        if final.tree.is_dir():
-            raise ForeignFolder(
-                f"{final.tree} is a folder",
-                expected="the name of a tarball",
-                found="a folder",
-                mend="name a file, such as nfsroot.tar",
-            )
-        return
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Say in words of ours why nothing can be written to the folder: a file on the way, a disk that is read-only."""
+    try:
+        with room_for("an export", folder):
+            yield
+    except OSError as fault:
+        raise UserError(
+            f"nothing can be exported to {folder}",
+            expected="a folder that can be made and written to",
+            found=f"{fault.filename}: {fault.strerror}",
+            mend="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
+        ) from fault
+
+
+@contextlib.contextmanager
+def _room_for(purpose: str, folder: Path) -> Iterator[None]:
+    """Raise DiskFull where the block meets a full disk, itself or by a program that it runs."""
+    try:
+        with room_for(purpose, folder):
+            yield
+    except CommandFailed as fault:
+        if (full := full_disk(fault.tail, purpose, folder)) is not None:
+            raise full from fault
+        raise
+
+
+def _require_place_of(tarball: Path) -> None:
+    if tarball.is_dir():
+        raise ForeignFolder(
+            f"{tarball} is a folder",
+            expected="the name of a tarball",
+            found="a folder",
+            mend="name a file, such as nfsroot.tar",
+        )
+    with _writable(tarball.parent):
+        tarball.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _refuse_foreign(final: Layout) -> None:
     if final.tree.is_symlink() or (final.tree.exists() and not final.tree.is_dir()):
         raise ForeignFolder(
             f"{final.tree} would be replaced, but it is not a folder",
@@ -295,8 +333,8 @@ def _aside(final: Layout) -> Iterator[Path]:
         require_unmounted(aside, "removed")
         remove(aside)
     aside.mkdir(mode=0o700)
-    (aside / MARKER).touch()
     try:
+        (aside / MARKER).touch()
         yield aside
     finally:
         # A user may look into the new tree at once, and mount: the old one only goes when nothing is mounted in it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import ipaddress
@@ -10,10 +11,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +44,11 @@ from toolchain.errors import (
     DiskFull,
     EngineUnavailable,
     ForeignFolder,
+    ImageBuildFailed,
     InUse,
     PlatformMismatch,
     RootNeeded,
+    UserError,
 )
 
 NAME = f"pitorch-test-{os.getpid()}"
@@ -333,32 +338,16 @@ def in_the_place_of(tree: Path) -> None:
     shutil.rmtree(spares)
 
 
-@pytest.mark.engine
-@needs_root
-def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
-    layout = export(config, destination=tmp_path / "nfsroot").layout
-    assert layout is not None
-    number = layout.tree.stat().st_ino
-    in_the_place_of(layout.tree)
-    if layout.tree.stat().st_ino != number:
-        pytest.skip(f"the file system of {tmp_path} gives no inode's number again")
-    with pytest.raises(ForeignFolder, match="no marker of ours names"):
-        export(config, destination=layout.tree)
-    with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
-        require_export(layout)
-    assert (layout.tree / "thesis.tex").read_text() == "years of work"
-
-
 @pytest.fixture
-def timeless(tmp_path: Path) -> Iterator[Path]:
-    """A file system that does not know when a folder was made: ext4 with inodes of 128 bytes."""
+def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
+    """A file system that nobody else writes to; with inodes of 128 bytes it does not know when a folder was made."""
     image, place = tmp_path / "disk", tmp_path / "mounted"
     place.mkdir()
     with image.open("wb") as made:
         made.truncate(256 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-I", "128", image], check=True, capture_output=True)
+    subprocess.run(["mkfs.ext4", "-q", "-I", f"{inode_size}", image], check=True, capture_output=True)
     if subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True).returncode:
-        pytest.skip("needs loop devices, for a file system without times of birth")
+        pytest.skip("needs loop devices, for a file system of its own")
     try:
         yield place
     finally:
@@ -367,8 +356,25 @@ def timeless(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.engine
 @needs_root
-def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, timeless: Path) -> None:
-    layout = Layout(timeless / "nfsroot")
+@pytest.mark.parametrize("inode_size", [256])
+def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, ext4: Path) -> None:
+    layout = export(config, destination=ext4 / "nfsroot").layout
+    assert layout is not None
+    number = layout.tree.stat().st_ino
+    in_the_place_of(layout.tree)
+    assert layout.tree.stat().st_ino == number
+    with pytest.raises(ForeignFolder, match="no marker of ours names"):
+        export(config, destination=layout.tree)
+    with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
+        require_export(layout)
+    assert (layout.tree / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("inode_size", [128])
+def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, ext4: Path) -> None:
+    layout = Layout(ext4 / "nfsroot")
     export(config, destination=layout.tree)
     assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
     (layout.tree / "written-by-the-board").touch()
@@ -511,6 +517,135 @@ def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) 
         assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("road", ["overlay", "layers"])
+def test_a_disk_that_becomes_full_is_told_as_one_wherever_that_is(
+    config: Config, tmp_path: Path, road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has room for so many files, from none to enough: the lock, the copy, the files beside, the audit, ..."""
+    if road == "layers":
+        monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
+    told = set()
+    for files in range(1, 200, 3):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1g,nr_inodes={files}", "tmpfs", tmp_path], check=True)
+        try:
+            if export(config, destination=tmp_path / "nfsroot").road:
+                break
+        except DiskFull as fault:
+            told.add(str(fault.found))
+            assert {item.name for item in tmp_path.iterdir()} <= {".nfsroot.lock", ".nfsroot.served"}, files
+        finally:
+            subprocess.run(["umount", tmp_path], check=True)
+    else:
+        pytest.fail("there never were enough")
+    program = "cp:" if road == "overlay" else "tar:"
+    assert any(words.startswith(program) for words in told), "the copy met it"
+    assert {"No space left on device"} < told, "so did we"
+    assert all("No space left on device" in words for words in told)
+
+
+@contextlib.contextmanager
+def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
+    """A way to the engine's socket that breaks when so many bytes came back."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(place))
+    listener.listen()
+    ends: list[socket.socket] = []
+
+    def forward(source: socket.socket, sink: socket.socket, limit: int) -> None:
+        with contextlib.suppress(OSError):
+            while limit > 0 and (block := source.recv(1 << 16)):
+                sink.sendall(block)
+                limit -= len(block)
+            for end in (source, sink):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect("/var/run/docker.sock")
+                ends.extend((client, server))
+                threading.Thread(target=forward, args=(client, server, 1 << 40), daemon=True).start()
+                threading.Thread(target=forward, args=(server, client, after), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield
+    finally:
+        for end in (listener, *ends):
+            end.close()
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_engine_that_goes_away_while_it_gives_the_image(
+    heavy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/var/run/docker.sock").exists() or os.environ.get("DOCKER_HOST"):
+        pytest.skip("needs the engine at its usual socket")
+    monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
+    with tempfile.TemporaryDirectory() as folder, relay_that_breaks_off(Path(folder) / "s", 50 << 20):
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
+        with pytest.raises(EngineUnavailable, match="went away while it gave the image"):
+            export(config_for(heavy), destination=tmp_path / "nfsroot")
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_image_that_was_removed_meanwhile(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
+    source = unpack.find_image(client, heavy, ARMHF)
+    gone = dataclasses.replace(source, id="sha256:" + "0" * 64, layers=())
+    with pytest.raises(ImageBuildFailed, match="does not give the image"):
+        unpack.unpack(client, gone, tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize(
+    ("folder", "tarball"), [("file/below/x", None), (None, "file/below/x.tar"), ("nfsroot", "file/below/x.tar")]
+)
+def test_a_place_where_nothing_can_be_made(
+    config: Config, tmp_path: Path, folder: str | None, tarball: str | None
+) -> None:
+    (tmp_path / "file").touch()
+    destination, packed = tmp_path / folder if folder else None, tmp_path / tarball if tarball else None
+    with pytest.raises(UserError, match="nothing can be exported to") as caught:
+        export(config, destination=destination, tarball=packed)
+    assert "Not a directory" in caught.value.found
+    assert "--folder" in caught.value.mend
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_is_read_only(config: Config, tmp_path: Path, there: bool) -> None:
+    """Whether or not an export is there already."""
+    if there:
+        export(config, destination=tmp_path / "nfsroot")
+    subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+    try:
+        with pytest.raises(UserError, match="nothing can be exported to") as caught:
+            export(config, destination=tmp_path / "nfsroot")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert "Read-only file system" in caught.value.found
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_tarball_that_is_a_folder(config: Config, tmp_path: Path, beside: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ForeignFolder, match="is a folder"):
+        export(config, tarball=tmp_path / "folder", destination=tmp_path / "nfsroot" if beside else None)
 
 
 @pytest.mark.engine

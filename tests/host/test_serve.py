@@ -24,7 +24,7 @@ from nfsroot import export, serve
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.rendering import render
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
+from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed, UserError
 from toolchain.manifest import Manifest
 
 needs_server = [
@@ -241,6 +241,15 @@ def test_paths_that_the_configuration_cannot_hold_are_refused(tmp_path: Path) ->
     odd.mkdir()
     with pytest.raises(ServerFailed, match="cannot export that path"), serve.running_server(odd):
         raise AssertionError("must not start")
+
+
+@marked()
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_what_is_no_port_is_refused(exported: Config, port: int) -> None:
+    with pytest.raises(UserError, match=f"cannot listen on port {port}") as caught:
+        serve.serve(exported, port=port)
+    assert caught.value.expected == "a TCP port from 1 to 65535"
+    assert "nfs.port" in caught.value.mend
 
 
 @marked()
