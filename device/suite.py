@@ -185,8 +185,8 @@ def test_on_pi(
 
     The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran, ChainBroken
     when all passed, but not on what was built, InUse while another run writes to the same report, ArtefactMissing
-    without an exported tree, BoardSilent, BoardUntrusted, BoardLoginDenied, ServerFailed; UserError at once where
-    ``keyword`` is no expression.
+    without an exported tree, RootNeeded where it is to be served, BoardSilent, BoardUntrusted, BoardLoginDenied,
+    ServerFailed; UserError at once where ``keyword`` is no expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -285,10 +285,13 @@ def prepare(
 ) -> None:
     """Write labgrid's environment for this run, and export the system that is booted to enter the tree.
 
-    Raises ArtefactMissing without an exported tree, and what that export raises.
+    Raises ArtefactMissing without an exported tree, RootNeeded where it is to be served, and what that export raises.
     """
-    layout = Layout.of(config)
+    again = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     served = host is None
+    if served:
+        process.require_root("to serve the exported tree to the virtual machine", again)
+    layout = Layout.of(config)
     values: dict[str, Any] = {
         "tree": "",
         "architecture": config.image.architecture,
@@ -341,6 +344,7 @@ def prepare(
                 options["chroot"] = f"{ours}:{layout.tree}"
                 options["chroot_port"] = config.nfs.port
             else:
+                process.require_root("to serve the exported tree to the board", again)
                 served = True
                 values |= {
                     "server_address": ours,

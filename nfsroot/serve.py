@@ -154,7 +154,7 @@ def running_server(
     folder) or ServerFailed with the last lines of its log.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
-    process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
+    process.require_root("to serve files of all owners over NFS", "./inv TASK, with the task that you gave")
     program = process.require_program("ganesha.nfsd", "to serve the exported tree over NFS")
     process.require_program("nfs-ls", "to see that the NFS server serves")
     plugins = plugin_folder()

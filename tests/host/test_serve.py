@@ -190,14 +190,17 @@ def test_a_missing_server_names_its_package(folder: Path, monkeypatch: pytest.Mo
 
 
 @marked()
-def test_an_ordinary_user_is_told_to_use_sudo(folder: Path) -> None:
+def test_an_ordinary_user_is_told_to_use_sudo(folder: Path, exported: Config) -> None:
     os.seteuid(65534)
     try:
         with pytest.raises(RootNeeded) as caught, serve.running_server(folder):
             raise AssertionError("must not start")
+        with pytest.raises(RootNeeded) as of_the_task:
+            serve.serve(exported)
     finally:
         os.seteuid(0)
-    assert caught.value.mend == "sudo ./inv serve-nfsroot"
+    assert caught.value.mend == "sudo ./inv TASK, with the task that you gave"
+    assert of_the_task.value.mend == "sudo ./inv serve-nfsroot"
 
 
 @marked()
