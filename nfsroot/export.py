@@ -31,7 +31,7 @@ from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
 from toolchain.errors import CommandFailed, ForeignFolder, InUse, UserError
-from toolchain.files import MARKER, full_disk, held, remove, require_space, room_for, swapping
+from toolchain.files import MARKER, absolute, full_disk, held, remove, require_space, room_for, swapping
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
@@ -81,9 +81,9 @@ def export(
     """
     process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
-    final = Layout(_absolute(destination or (tarball or config.nfsroot)))
+    final = Layout(absolute(destination or (tarball or config.nfsroot)))
     as_folder = destination is not None or tarball is None
-    tarball = _absolute(tarball) if tarball is not None else None
+    tarball = absolute(tarball) if tarball is not None else None
     purpose = f"the export of {config.image_reference(role)}"
     client = engine.connect()
     source = unpack.find_image(client, config.image_reference(role), config.image.target)
@@ -183,11 +183,6 @@ def left_out_warnings(origin: Mapping[str, Any]) -> tuple[str, ...]:
         f"the image was built without pocket {suite}, whose index could not be verified: its updates are missing"
         for suite in origin.get("left_out", ())
     )
-
-
-def _absolute(path: Path) -> Path:
-    """Made absolute; the last component is not followed, and no ``..`` is left."""
-    return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
 
 
 def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:

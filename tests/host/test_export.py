@@ -29,7 +29,7 @@ from nasty_image import tree_listing
 from spare_bridge import spare_bridge
 
 from images import engine
-from nfsroot import unpack
+from nfsroot import serve, unpack
 from nfsroot.accompany import accompany, boot_parts
 from nfsroot.export import export
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
@@ -280,6 +280,39 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
     assert manifest.facts["left_out"] == ["trixie-security"], "as the image's label says"
     assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
     assert len(manifest.source.get("commit", "")) in (0, 40)
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"nfs": {"folder": "link/nfsroot"}},
+        {"nfs": {"folder": "real/../link/nfsroot"}},
+        {"build": {"folder": "link"}},
+        {"build": {"folder": "link/.."}},
+    ],
+    ids=["nfs.folder by a link", "nfs.folder by ..", "build.folder by a link", "build.folder by .."],
+)
+def test_boards_are_told_the_path_that_is_served(
+    reference: str, tmp_path: Path, sections: dict[str, dict[str, str]]
+) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/deep")
+    absolute: dict[str, dict[str, object]] = {
+        name: {key: f"{tmp_path}/{value}" for key, value in section.items()} for name, section in sections.items()
+    }
+    config = config_for(reference, **absolute)
+    exported = export(config).layout
+    assert exported == Layout.of(config)
+    told = re.search(r"nfsroot=[\d.]+:([^,]+),", exported.cmdline.read_text())
+    assert told is not None
+    assert Path(told[1]) == exported.tree == exported.tree.resolve()
+    for program in ("ganesha.nfsd", "nfs-ls"):
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+            pytest.skip(f"needs {program}, to serve what was exported")
+    with serve.running_server(Layout.of(config).tree) as server:
+        assert serve.probe(server, Path(told[1])) == ""
 
 
 @pytest.mark.engine
