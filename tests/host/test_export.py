@@ -837,13 +837,67 @@ def test_what_a_board_boots_by(bootable: Path, tmp_path: Path) -> None:
         line for line in (folder / "tftp/config.txt").read_text().splitlines() if line and not line.startswith("#")
     ]
     assert settings == [
-        "arm_64bit=0", "kernel=vmlinuz", "initramfs initrd.img followkernel", "device_tree=bcm2837-rpi-3-b.dtb",
+        "arm_64bit=0", "kernel=vmlinuz", "initramfs initrd.img followkernel",
+        "[pi2]", "device_tree=bcm2836-rpi-2-b.dtb", "[pi3]", "device_tree=bcm2837-rpi-3-b.dtb", "[all]",
         "enable_uart=1", "gpu_mem=128", "camera_auto_detect=0", "display_auto_detect=0",
     ]  # fmt: skip
     assert (folder / "tftp/vmlinuz").read_text() == "kernel 6.12.107-armmp"
     assert (folder / "tftp/initrd.img").read_text() == "initramfs 6.12.107-armmp"
     assert (folder / "tftp/bcm2837-rpi-3-b.dtb").exists()
     assert any("raspi-firmware" in warning for warning in warnings)
+
+
+FILTERS = {
+    "2B": {"pi2"},
+    "3B": {"pi3"},
+    "3B+": {"pi3", "pi3+"},
+    "Zero 2 W": {"pi0", "pi0w", "pi02"},
+    "Zero W": {"pi0", "pi0w"},
+}
+"""Which sections of config.txt a board reads, by the firmware's documentation."""
+
+
+def read_by(board: str, text: str) -> dict[str, str]:
+    """What a board's firmware takes out of config.txt: of sections only its own, and of lines the last."""
+    found: dict[str, str] = {}
+    reads = True
+    for line in text.splitlines():
+        if section := re.fullmatch(r"\[(.+)\]", line):
+            reads = section[1] == "all" or section[1] in FILTERS[board]
+        elif reads and "=" in line and not line.startswith("#"):
+            name, _, found[name] = line.partition("=")
+    return found
+
+
+def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> None:
+    folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
+    for name in ("bcm2837-rpi-3-b-plus.dtb", "bcm2837-rpi-3-a-plus.dtb", "bcm2837-rpi-zero-2-w.dtb"):
+        (folder / name).touch()
+    made, _ = beside(bootable, tmp_path)
+    text = (made / "tftp/config.txt").read_text()
+    read = {board: read_by(board, text) for board in FILTERS}
+    assert {board: found.get("device_tree") for board, found in read.items()} == {
+        "2B": "bcm2836-rpi-2-b.dtb",
+        "3B": "bcm2837-rpi-3-b.dtb",
+        "3B+": "bcm2837-rpi-3-b-plus.dtb",
+        "Zero 2 W": "bcm2837-rpi-zero-2-w.dtb",
+        "Zero W": None,
+    }
+    assert all((made / "tftp" / found["device_tree"]).is_file() for found in read.values() if "device_tree" in found)
+    assert {(found["kernel"], found["enable_uart"], found["gpu_mem"]) for found in read.values()} == {
+        ("vmlinuz", "1", "128")
+    }
+
+
+def test_with_the_raspberry_pi_kernel_the_firmware_chooses(bootable: Path, tmp_path: Path) -> None:
+    """It looks for that kernel's names by itself, and knows more boards than we do."""
+    folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
+    (folder / "bcm2710-rpi-3-b.dtb").touch()
+    made, _ = beside(bootable, tmp_path)
+    text = (made / "tftp/config.txt").read_text()
+    assert "device_tree" not in text
+    assert "[" not in text
+    assert (made / "tftp/bcm2710-rpi-3-b.dtb").is_file()
 
 
 def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Path, tmp_path: Path) -> None:
@@ -928,7 +982,7 @@ def test_a_subnet_without_room_for_a_board_is_told(bootable: Path, tmp_path: Pat
 
 
 def test_a_64_bit_target_is_data(bootable: Path) -> None:
-    made = render("config.txt", board="b", bits=64, kernel="k", initramfs="", device_tree="", gpu_memory_mib=64)
+    made = render("config.txt", bits=64, kernel="k", initramfs="", device_trees={}, gpu_memory_mib=64)
     assert "arm_64bit=1\nkernel=k\nenable_uart=1\n" in made
 
 
