@@ -485,6 +485,26 @@ def test_matrices_larger_than_the_buffer_are_worked_off_in_parts(
     assert qpu_ops.buffered() <= 1024
 
 
+def test_all_buffers_together_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation has another of the three buffers large: what one left makes room for the next."""
+    monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
+    vector, wide, high, factor = whole(336), whole(2, 256), whole(40, 3), whole(3, 17)
+    for _ in range(2):
+        assert torch.equal(dot_cpp.product(vector, vector), vector * vector)
+        assert 0 < qpu_ops.buffered() <= 1024
+        assert torch.equal(matrix_cpp.gpu(wide, wide[0]), torch.mv(wide, wide[0]))
+        assert 0 < qpu_ops.buffered() <= 1024
+        assert torch.equal(torch.ops.qpu.mm(high, factor), high @ factor)
+        assert 0 < qpu_ops.buffered() <= 1024
+        assert torch.equal(matrix_cpp.gpu(high, factor[:, 0]), torch.mv(high, factor[:, 0]))
+        assert 0 < qpu_ops.buffered() <= 1024
+    monkeypatch.delenv("QPU_OPS_BUFFER_KIB")
+    dot_cpp.add(whole(5000), whole(5000))
+    monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
+    assert torch.equal(dot_cpp.add(vector, vector), 2 * vector)
+    assert qpu_ops.buffered() <= 1024, "a limit that was lowered counts too"
+
+
 def test_buffers_are_kept_and_given_back() -> None:
     dot_cpp.product(whole(1000), whole(1000))
     held = qpu_ops.buffered()

@@ -162,7 +162,7 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
     const std::int64_t n = std::min(at_once, a.size(0) - first);
     const at::Tensor part_a = as_plain(a.narrow(0, first, n));
     const at::Tensor part_b = as_plain(b.narrow(0, first, n));
-    Session session;
+    Session session(buffer);
     const Vectors shared = session.vectors(padded(n));
     finite = stage(shared.a, part_a.const_data_ptr<float>(), n) && finite;
     finite = stage(shared.b, part_b.const_data_ptr<float>(), n) && finite;
@@ -212,7 +212,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
       const std::int64_t rows = std::min(rows_at_once, height - top);
       const at::Tensor part_a = as_plain(a.narrow(0, top, rows).narrow(1, left, columns));
       const auto* const from = part_a.const_data_ptr<float>();
-      Session session;
+      Session session(buffer);
       const Matrix shared = session.matrix(rows, stride);
       if (!session.vector_is(tag)) {
         session.vector_becomes(0);
@@ -286,7 +286,10 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
                       bool& finite) {
   const std::int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (m == 0 || n == 0 || k == 0) return at::zeros({m, n}, a.options());
-  if (m * k + k * n + m * n > buffer && std::max({m, n, k}) > 1) {
+  const auto room = [](std::int64_t rows, std::int64_t columns) {
+    return padded(static_cast<std::size_t>(rows * columns));
+  };
+  if (room(m, k) + room(k, n) + room(m, n) > static_cast<std::size_t>(buffer)) {
     const auto half = [&](const at::Tensor& x, const at::Tensor& y) {
       return product_of(x, y, qpus, buffer, finite);
     };
@@ -300,11 +303,8 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
   let_signals_in();
   const at::Tensor x = a.contiguous(), y = b.contiguous();
   at::Tensor result = at::empty({m, n}, a.options());
-  const auto room = [](const at::Tensor& t) {
-    return padded(static_cast<std::size_t>(t.numel()));
-  };
-  Session session;
-  const Vectors shared = session.operands(room(x), room(y), room(result));
+  Session session(buffer);
+  const Vectors shared = session.operands(room(m, k), room(k, n), room(m, n));
   finite = stage(shared.a, x.const_data_ptr<float>(), x.numel()) && finite;
   finite = stage(shared.b, y.const_data_ptr<float>(), y.numel()) && finite;
   session.run_product(static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), qpus);
