@@ -28,10 +28,11 @@
 namespace qpu_ops {
 namespace {
 
+// Sizes may be symbols, while torch.compile looks.
 std::string shape_of(const at::Tensor& t) {
   std::ostringstream text;
   text << '(';
-  for (std::int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "" : ", ") << t.size(i);
+  for (std::int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "" : ", ") << t.sym_size(i);
   text << (t.dim() == 1 ? ",)" : ")");
   return text.str();
 }
@@ -360,20 +361,26 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // What the results look like; sizes may be symbols.
+bool same(const c10::SymInt& x, const c10::SymInt& y) {
+  return x.sym_eq(y).expect_true(__FILE__, __LINE__);
+}
 at::Tensor shape_alike(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_VALUE(a.dim() == b.dim(), "a and b are expected to have one shape");
-  for (std::int64_t i = 0; i < a.dim(); ++i)
-    TORCH_SYM_CHECK(a.sym_size(i).sym_eq(b.sym_size(i)), "a and b are expected to have one shape");
+  bool alike = a.dim() == b.dim();
+  for (std::int64_t i = 0; alike && i < a.dim(); ++i) alike = same(a.sym_size(i), b.sym_size(i));
+  TORCH_CHECK_VALUE(alike, "a and b are expected to have one shape, found ", shape_of(a), " and ",
+                    shape_of(b), "; nothing is broadcast, use torch.broadcast_tensors(a, b) first");
   return at::empty_symint(a.sym_sizes(), a.options());
 }
 at::Tensor shape_of_mv(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 1, "mv: expected a of shape (H, W) and b of (W,)");
-  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mv: a's rows and b differ in length");
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 1 && same(a.sym_size(1), b.sym_size(0)),
+                    "mv: expected a of shape (H, W) and b of shape (W,), found ", shape_of(a),
+                    " and ", shape_of(b));
   return at::empty_symint({a.sym_size(0)}, a.options());
 }
 at::Tensor shape_of_mm(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2, "mm: expected a of shape (M, K) and b of (K, N)");
-  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mm: a's rows and b's columns differ");
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2 && same(a.sym_size(1), b.sym_size(0)),
+                    "mm: expected a of shape (M, K) and b of shape (K, N), found ", shape_of(a),
+                    " and ", shape_of(b));
   return at::empty_symint({a.sym_size(0), b.sym_size(1)}, a.options());
 }
 
