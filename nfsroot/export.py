@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -371,8 +372,8 @@ def _exchange(new: Path, place: Path) -> None:
         raise
 
 
-def print_result(result: ExportResult) -> None:
-    """The final table of an export, and what the audit found."""
+def print_result(result: ExportResult, config: Config) -> None:
+    """The final table of an export, and what the audit found; how other tasks get a tree that is not ``nfs.folder``."""
     rows = []
     note = f"read by {result.road}, copied in {result.copy_seconds:.1f} s"
     if result.layout is not None:
@@ -383,3 +384,8 @@ def print_result(result: ExportResult) -> None:
     if result.findings:
         progress.console.print(table(result.findings))
     progress.summary(f"exported {result.image}", rows, warnings=result.warnings)
+    if result.layout is not None and result.layout.tree != config.nfsroot:
+        progress.say(
+            "serve-nfsroot, test-on-pi and deploy take the tree that nfs.folder names; for this one, each with:"
+        )
+        progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.tree))} ./inv serve-nfsroot")

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -31,7 +32,7 @@ from spare_bridge import spare_bridge
 from images import engine
 from nfsroot import serve, unpack
 from nfsroot.accompany import accompany, boot_parts
-from nfsroot.export import export
+from nfsroot.export import export, print_result
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
 from nfsroot.rendering import render
 from nfsroot.tree import TreeHash, follow, inside
@@ -284,6 +285,25 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @needs_root
+def test_a_tree_elsewhere_is_printed_with_what_leads_other_tasks_to_it(
+    reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(reference, nfs={"folder": str(tmp_path / "nfsroot")})
+    print_result(export(config), config)
+    assert "INVOKE_NFS_FOLDER" not in capsys.readouterr().err
+    print_result(export(config, tarball=tmp_path / "root.tar"), config)
+    assert "INVOKE_NFS_FOLDER" not in capsys.readouterr().err
+    made = export(config, destination=tmp_path / "an other")
+    print_result(made, config)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "INVOKE_NFS_FOLDER" in line)
+    setting, *_, task = shlex.split(line)
+    assert task == "serve-nfsroot"
+    name, _, value = setting.partition("=")
+    assert Layout.of(load_config({}, environment={name: value})) == made.layout
+
+
+@pytest.mark.engine
+@needs_root
 @pytest.mark.parametrize(
     "sections",
     [
@@ -500,7 +520,7 @@ def test_two_exports_at_once(config: Config, tmp_path: Path) -> None:
 RUN = """
 import sys
 from pathlib import Path
-from nfsroot.export import export
+from nfsroot.export import export, print_result
 from toolchain.config import load_config
 export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[2]))
 """
