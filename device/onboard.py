@@ -46,6 +46,7 @@ COMPONENTS = {
     "matrix_cpp": "the QPU extension wheel",
     "cpu_cpp": "the QPU extension wheel",
     "qpu_ops": "the QPU extension wheel",
+    "torch_qpu": "the QPU extension wheel",
 }
 """Modules that an image may lack, each with what it comes from."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import platform
@@ -79,6 +80,16 @@ def test_file_whose_component_is_absent_is_skipped_and_named(tmp_path: Path) -> 
     record = tmp_path / "record"
     record.write_text("".join(json.dumps(event) + "\n" for event in events))
     assert evidence.without(evidence.Record.read(record).tests) == ["the QPU extension wheel"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "device").glob("test_*.py")), ids=lambda path: path.name)
+def test_what_an_image_may_lack_is_known_of_every_file_of_the_suite(path: Path) -> None:
+    """Else a file fails where the image is built without it: upstream's QPULib has no extension beside it."""
+    tree = ast.parse(path.read_text())
+    names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    on_every_board = {*sys.stdlib_module_names, "pytest", "numpy"}
+    assert {name.partition(".")[0] for name in names} - on_every_board <= onboard.COMPONENTS.keys()
 
 
 def test_file_that_cannot_be_imported_is_an_error_and_the_others_run(tmp_path: Path) -> None:
