@@ -3,7 +3,8 @@
 Order of work, so that the old tree is whole until the new one is: everything is made in ``.NAME.export`` beside the
 destination; the trees change places by renameat2(RENAME_EXCHANGE), which is atomic; then the files beside them do;
 the manifest is written last; only then is the old tree removed. Whatever ends an export before the exchange leaves
-the old tree and its files as they were, and the next export clears away what was left.
+the old tree and its files as they were, and the next export clears away what was left. (Where the file system cannot
+exchange, there are two renames; what a SIGKILL between them leaves aside, the next export puts back first.)
 
 A tree is replaced or removed only when the marker beside it names that very folder (nfsroot.layout), and never while
 something is mounted in it.
@@ -89,6 +90,7 @@ def export(
     client = engine.connect()
     source = unpack.find_image(client, config.image_reference(role), config.image.target)
     with locked(final), _room_for(purpose, final.tree.parent):
+        _put_back(final)
         if tarball is not None:
             _require_place_of(tarball)
         if as_folder:
@@ -363,13 +365,28 @@ def _exchange(new: Path, place: Path) -> None:
     if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(place), _RENAME_EXCHANGE) == 0:
         return
     # Some file systems (NFS, older overlays) cannot exchange: two renames, the old tree whole under another name.
-    old = new.with_name(f"{new.name}.old")
+    old = _kept_old(new.parent, place)
     place.rename(old)
     try:
         new.rename(place)
     except BaseException:
         old.rename(place)
         raise
+
+
+def _kept_old(aside: Path, place: Path) -> Path:
+    """Where what was at a place lies, while it is replaced by two renames."""
+    return aside / f"{place.name}.old"
+
+
+def _put_back(final: Layout) -> None:
+    """Rename back what an export that was killed between those two renames left: the next one may fail as well."""
+    if not (final.aside / MARKER).is_file():
+        return
+    for place in (final.tree, final.folder):
+        old = _kept_old(final.aside, place)
+        if old.is_dir() and not os.path.lexists(place):
+            old.rename(place)
 
 
 def print_result(result: ExportResult, config: Config) -> None:

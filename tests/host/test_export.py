@@ -51,6 +51,7 @@ from toolchain.errors import (
     RootNeeded,
     UserError,
 )
+from toolchain.files import MARKER
 
 NAME = f"pitorch-test-{os.getpid()}"
 ARMHF = ARCHITECTURES["armhf"]
@@ -558,6 +559,35 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
     assert again.counts["files"] >= 240
     assert (place / "file239").stat().st_size == 1 << 20
     assert not Layout(place).aside.exists(), "the next export clears away what was left"
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("moved", ["tree", "folder"])
+def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
+    config: Config, tmp_path: Path, moved: str
+) -> None:
+    """As where two folders cannot be exchanged: one is away, and the next export comes to nothing either."""
+    layout = Layout(tmp_path / "nfsroot")
+    before = export(config, destination=layout.tree)
+    old, marker = tree_listing(layout.tree), layout.marker.read_text()
+    place: Path = getattr(layout, moved)
+    layout.aside.mkdir()
+    (layout.aside / MARKER).touch()
+    place.rename(layout.aside / f"{place.name}.old")
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full], check=True)
+    try:
+        with pytest.raises(DiskFull):
+            export(config, destination=layout.tree, tarball=full / "root.tar")
+    finally:
+        subprocess.run(["umount", full], check=True)
+    assert tree_listing(layout.tree) == old
+    assert layout.marker.read_text() == marker
+    assert require_export(layout).facts["image_id"] == before.image_id
+    assert not layout.aside.exists()
+    export(config, destination=layout.tree)
 
 
 @pytest.mark.engine
