@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,3 +146,26 @@ def test_times_are_taken_of_a_suite_that_ran(tmp_path: Path, selected: str, time
     assert run.record.whole
     reason = "pitorch-qpu-ops is not installed" if timed else "no test ran, or not all"
     assert reason in run.record.timing["reason"]
+
+
+@pytest.mark.parametrize(("user", "privilege"), [("root", []), ("pi", ["sudo", "-n"])])
+def test_the_tree_is_entered_as_root_whoever_logs_in(tmp_path: Path, user: str, privilege: list[str]) -> None:
+    """Without a question: nobody is there to type a password. Nothing serves that tree, so it ends with the helper."""
+    write_suite(tmp_path / "suite", a="def test_first(): pass")
+    run = drive(tmp_path, user=user, chroot="127.0.0.1:/no where", chroot_port=1)
+    (started,) = (line for line in run.log.read_text().splitlines() if line.startswith("$ "))
+    shell, dash_c, command = shlex.split(started.removeprefix("$ "))
+    assert (shell, dash_c) == ("sh", "-c")
+    entering, _, rest = command.rpartition("; s=$?; ")
+    words = shlex.split(entering)
+    assert words[: len(privilege)] == privilege
+    interpreter, helper, *others = words[len(privilege) :]
+    assert (interpreter, Path(helper).parent) == ("sh", Path("/tmp"))
+    assert others[:6] == ["-o", "port=1", "127.0.0.1:/no where", "--", "sh", "-c"]
+    assert "python3 onboard.py" in others[6]
+    assert rest == f"rm -f {helper}; exit $s"
+    assert not Path(helper).exists(), "it is taken away again"
+    assert run.status == CommandFailed.exit_code
+    assert run.record.error is not None
+    assert run.record.error["summary"] == "the suite did not start on the board"
+    assert "mount.nfs" in run.record.error["expected"]
