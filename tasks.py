@@ -208,13 +208,14 @@ def shell(
 @_reported
 def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouched: bool = False) -> None:
     """Export the image as a root filesystem for NFS boot, audit it, write what accompanies it."""
+    config = _config(context)
     done = export.export(
-        _config(context),
+        config,
         destination=caller.path(folder) if folder else None,
         tarball=caller.path(tarball) if tarball else None,
         mend=not untouched,
     )
-    export.print_result(done)
+    export.print_result(done, config)
 
 
 @task(

@@ -6,7 +6,8 @@
 the suite on this machine (torch and the extension modules are the board's): the strategy brings the board to a
 shell, the suite goes there as one tar archive on standard input, ``device.onboard`` runs it in one process, and its
 lines come back while it runs. Each becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as
-ever. A board that falls silent fails the test it was in; what had finished is kept.
+ever. A board that falls silent fails the test it was in; what had finished is kept. So does a suite that ends early
+(pytest's own fault, ``pytest.exit``): what it left out are errors, whatever had passed.
 
 Options of a run stand in the environment's ``options``: ``chroot`` (a source, ``ADDRESS:/path``, or the word
 ``served`` with ``chroot_address`` as the server's address seen from the board; ``chroot_port``),
@@ -38,6 +39,15 @@ from toolchain.errors import CommandFailed, CommandTimedOut, DeviceTestsFailed, 
 ANNOUNCED = "tests on the board:"
 """Begins the line that says how many there are."""
 
+_THROUGH = (0, 1, 5)
+"""Exit statuses of a pytest that came to its end: all passed, some failed, none was there."""
+
+_USAGE = 4
+"""That of one that was called in a wrong way."""
+
+_EARLY = {2: "it was interrupted", 3: "an internal error", _USAGE: "a wrong use of it"}
+"""The others, in words."""
+
 _HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
 _UNPACK = (
     "set -e; d=$(mktemp -d /tmp/pitorch-suite.XXXXXX); trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; "
@@ -53,9 +63,10 @@ class DeviceSession:
         self.named = Path(__file__).resolve().parent.parent / "tests" / "device"
         self.current = ""
         self.said: collections.deque[str] = collections.deque(maxlen=25)
-        self.collected: frozenset[str] = frozenset()
+        self.collected: tuple[str, ...] = ()
+        self.reported: set[str] = set()
         self.began = time.monotonic()
-        self.ended = False
+        self.status: int | None = None
         self.fault = self.mend = ""
         self.session: pytest.Session
         self.record: TextIO | None = None
@@ -130,12 +141,12 @@ class DeviceSession:
                 check=False,
             )
         except CommandTimedOut:
-            self._finish(f"the board was still at it after {limit_s:.0f} s")
+            self._finish(f"the board was still at it after {limit_s:.0f} s", "the board went away before")
             return
         if self.fault:
             raise DeviceTestsFailed("the suite could not start on the board", found=self.fault, mend=self.mend)
-        if not self.ended:
-            if not self.current:
+        if self.status is None:
+            if not self.collected:
                 raise CommandFailed(
                     "the suite did not start on the board",
                     returncode=done.returncode,
@@ -145,7 +156,23 @@ class DeviceSession:
                     tail="\n".join(self.said),
                     mend=f"read what it printed{f', all of it in {log}' if log else ''}",
                 )
-            self._finish(f"the connection ended (status {done.returncode}) before the suite did")
+            self._finish(
+                f"the connection ended (status {done.returncode}) before the suite did", "the board went away before"
+            )
+        elif self.status == _USAGE and not self.current and self.reported.isdisjoint(self.collected):
+            raise CommandFailed(
+                "pytest on the board did not understand what to run",
+                returncode=self.status,
+                expected="names of tests, and an expression for their names, as the board's pytest takes them",
+                found=next((line for line in self.said if line.startswith("ERROR: ")), f"exit status {self.status}"),
+                tail="\n".join(self.said),
+                mend="name other tests: --select takes what pytest's -k does, such as 'ops and not large'",
+            )
+        elif self.status not in _THROUGH:
+            reason = f"pytest ended early on the board: {_EARLY.get(self.status, 'asked to')} (status {self.status})"
+            self._finish(reason, "pytest ended before")
+        else:
+            self._left_out("pytest ended before")
 
     def _arguments(self) -> list[str]:
         words = list(_targets(self.named, self.config.args, self.config.invocation_params.dir))
@@ -186,7 +213,7 @@ class DeviceSession:
             self.record.write(line + "\n")
         what = event["pitorch"]
         if what == "collected":
-            self.collected = frozenset(event["nodeids"])
+            self.collected = tuple(event["nodeids"])
             self.session.testscollected += len(self.collected)
             if (terminal := self.config.pluginmanager.get_plugin("terminalreporter")) is not None:
                 terminal.ensure_newline()
@@ -199,7 +226,7 @@ class DeviceSession:
         elif what == "fault":
             self.fault, self.mend = event["summary"], event["mend"]
         elif what == "end":
-            self.ended = True
+            self.status = int(event["status"])
 
     def _report(self, event: dict[str, Any]) -> None:
         nodeid, outcome, text = event["nodeid"], event["outcome"], event["text"]
@@ -208,11 +235,22 @@ class DeviceSession:
         self.config.hook.pytest_runtest_logfinish(nodeid=nodeid, location=_location(nodeid))
         if nodeid not in self.collected:
             self.session.testscollected += 1
+        self.reported.add(nodeid)
         self.current = ""
 
-    def _finish(self, reason: str) -> None:
-        """The board went away: fail the test it was in, or the suite as a whole."""
-        nodeid = self.current or "device::suite"
+    def _finish(self, reason: str, others: str) -> None:
+        """It ended early: fail the test it was in, or the suite as a whole, and the ``others`` that did not run."""
+        tail = "\n".join(["", "--- last lines of its output ---", *self.said]) if self.said else ""
+        self._fail(self.current or "device::suite", reason + tail)
+        self._left_out(others)
+
+    def _left_out(self, why: str) -> None:
+        """Fail every test that was to run and has no result."""
+        for nodeid in self.collected:
+            if nodeid not in self.reported:
+                self._fail(nodeid, f"not run: {why}")
+
+    def _fail(self, nodeid: str, reason: str) -> None:
         event: dict[str, Any] = {"nodeid": nodeid, "outcome": "error", "seconds": 0.0, "text": reason}
         self._note("result", **event)
         self._report(event)

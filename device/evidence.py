@@ -117,9 +117,9 @@ class Record:
                 collected = event["nodeids"]
             else:
                 kept[what] = event
-        if "end" not in kept:
-            for nodeid in collected:
-                tests.setdefault(nodeid, Test(nodeid, "error", 0.0, "not run: the board went away before"))
+        ended = "pytest ended" if "end" in kept else "the board went away"
+        for nodeid in collected:
+            tests.setdefault(nodeid, Test(nodeid, "error", 0.0, f"not run: {ended} before"))
         return cls(
             facts=kept.get("facts", {}),
             booted=kept.get("booted", {}),

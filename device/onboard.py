@@ -13,7 +13,8 @@ line is; everything else that is printed goes to standard error. The lines, in o
     {"pitorch": "timing", "document": …}          what timing.py made, or {"reason": …} why not
     {"pitorch": "end", "status": …, "seconds": …} pytest's exit status
 
-A reader that sees no ``end`` knows that the board went away.
+A reader that sees no ``end`` knows that the board went away; one that sees a status other than 0, 1 and 5, or no result
+of a test that was collected, that pytest ended before it was through.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ COMPONENTS = {
     "matrix_cpp": "the QPU extension wheel",
     "cpu_cpp": "the QPU extension wheel",
     "qpu_ops": "the QPU extension wheel",
+    "torch_qpu": "the QPU extension wheel",
 }
 """Modules that an image may lack, each with what it comes from."""
 
@@ -287,13 +289,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PITORCH_BOARD"] = "1"
     say("facts", **facts())
     try:
-        import pytest  # noqa: F401
+        import pytest
     except ImportError:
         say("fault", summary="pytest is not installed on the board", mend="put python3-pytest into the image")
         return 4
     status = run_tests(options.folder, options.targets, options.keyword, say)
     if options.timing_limit > 0:
-        say("timing", document=run_timing(options.folder, options.timing, options.timing_limit))
+        ran = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        none = {"reason": f"no test ran, or not all that were to (pytest's status {status})"}
+        timed = run_timing(options.folder, options.timing, options.timing_limit) if ran else none
+        say("timing", document=timed)
     say("end", status=status, seconds=round(time.monotonic() - began, 3))
     return status
 

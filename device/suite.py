@@ -27,6 +27,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import jinja2
+from _pytest.mark.expression import Expression
 
 from device import evidence, report
 from device.drive import ANNOUNCED
@@ -184,7 +185,8 @@ def test_on_pi(
 
     The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran, ChainBroken
     when all passed, but not on what was built, InUse while another run writes to the same report, ArtefactMissing
-    without an exported tree, BoardSilent, BoardUntrusted, BoardLoginDenied, ServerFailed.
+    without an exported tree, RootNeeded where it is to be served, BoardSilent, BoardUntrusted, BoardLoginDenied,
+    ServerFailed; UserError at once where ``keyword`` is no expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -194,6 +196,8 @@ def test_on_pi(
             mend="leave one of them out",
         )
     host = None if qemu else host or config.device.host or None
+    if keyword:
+        _require_expression(keyword)
     if init is not None:
         config = replace(config, device=replace(config.device, init=_known_init(init)))
     paths = Paths(folder=config.target_root / "report")
@@ -281,10 +285,13 @@ def prepare(
 ) -> None:
     """Write labgrid's environment for this run, and export the system that is booted to enter the tree.
 
-    Raises ArtefactMissing without an exported tree, and what that export raises.
+    Raises ArtefactMissing without an exported tree, RootNeeded where it is to be served, and what that export raises.
     """
-    layout = Layout.of(config)
+    again = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     served = host is None
+    if served:
+        process.require_root("to serve the exported tree to the virtual machine", again)
+    layout = Layout.of(config)
     values: dict[str, Any] = {
         "tree": "",
         "architecture": config.image.architecture,
@@ -337,6 +344,7 @@ def prepare(
                 options["chroot"] = f"{ours}:{layout.tree}"
                 options["chroot_port"] = config.nfs.port
             else:
+                process.require_root("to serve the exported tree to the board", again)
                 served = True
                 values |= {
                     "server_address": ours,
@@ -494,6 +502,22 @@ def _failed(result: SuiteResult, record: evidence.Record) -> UserError:
         found=f"{counts}" + (f": {named}" if named else ""),
         mend=f"open {result.report}, which has each failure's text",
     )
+
+
+def _require_expression(keyword: str) -> None:
+    """Refuse what is no expression of pytest's -k: the board's pytest would do so, after a boot.
+
+    pytest has no public way to ask; its release is pinned.
+    """
+    try:
+        Expression.compile(keyword)
+    except SyntaxError as fault:
+        raise UserError(
+            f"{keyword!r} selects no tests",
+            expected="words joined by and, or, not and parentheses, as pytest's -k takes them",
+            found=f"at column {fault.offset}: {fault.msg}",
+            mend="for example --select='ops and not large'",
+        ) from fault
 
 
 def _known_init(init: str) -> str:

@@ -149,15 +149,15 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
     with (
         _engine() as client,
         _session(client, reference, actions="pull", user=_user(config, user)) as (remote, known),
+        _digests_for_now(client) as pulled,
     ):
         remote.login(known)
         shown = transfer.Transfer(str(reference))
-        # In one request: client.images.list() asks for each image, and fails where one goes meanwhile.
-        known_before = {digest for one in client.api.images() for digest in one["RepoDigests"] or []}
 
         def attempt() -> tuple[RemoteImage, Mapping[str, Any]]:
             held = remote.image(platform)
             by_digest = f"{reference.name}@{held.digest}"
+            pulled.add(by_digest)
             _transfer(client, shown, reference, known, pulled_as=by_digest, platform=platform)
             image = _inspect(client, by_digest)
             if image is None:
@@ -177,10 +177,6 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
                 found=str(found and found["Id"]),
                 mend="run the task again",
             )
-        by_digest = f"{reference.name}@{held.digest}"
-        if by_digest not in known_before:
-            with contextlib.suppress(docker.errors.APIError):
-                client.api.remove_image(by_digest, noprune=True)
     return Pulled(
         reference=reference,
         name=name,
@@ -279,6 +275,23 @@ def _name_for_now(client: docker.DockerClient, name: str, reference: Reference) 
                 client.api.remove_image(str(reference), noprune=True)
         elif before["Id"] != image["Id"]:
             client.api.tag(before["Id"], reference.name, reference.tag)
+
+
+@contextlib.contextmanager
+def _digests_for_now(client: docker.DockerClient) -> Iterator[set[str]]:
+    """The engine names what it pulls by its digest: such names go at the end, however it comes, unless it had them.
+
+    An image without another name goes with its own.
+    """
+    # In one request: client.images.list() asks for each image, and fails where one goes meanwhile.
+    before = {digest for one in client.api.images() for digest in one["RepoDigests"] or []}
+    pulled: set[str] = set()
+    try:
+        yield pulled
+    finally:
+        for name in pulled - before:
+            with contextlib.suppress(docker.errors.APIError, requests.ConnectionError):
+                client.api.remove_image(name, noprune=True)
 
 
 def _transfer(

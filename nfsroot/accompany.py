@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +28,18 @@ GPU_MEMORY_MIB = 128
 _SMALL_SUBNET = 16
 """Addresses: of a smaller one, boards get all that there are."""
 
-_BOARD = "Raspberry Pi 3B"
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2836|2837)-rpi-[a-z0-9-]+\.dtb")
+_KNOWN_TO_THE_FIRMWARE = re.compile(r"bcm27\d\d-")
+"""Names that the Raspberry Pi kernel's device trees have: the firmware knows which is whose."""
+
+_TREES_OF = {
+    "pi2": "bcm2836-rpi-2-b.dtb",
+    "pi3": "bcm2837-rpi-3-b.dtb",
+    "pi3+": "bcm2837-rpi-3-b-plus.dtb",
+    "pi02": "bcm2837-rpi-zero-2-w.dtb",
+}
+"""The distribution's, by the filters of config.txt, in order: a Pi 3B+ reads what stands under [pi3] too."""
+
 _FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat")
 _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
@@ -45,7 +56,7 @@ class BootParts:
     def missing(self) -> list[str]:
         """What a network boot needs and the tree does not hold."""
         gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
-        gone += [] if self.device_trees else [f"the device tree of a {_BOARD}"]
+        gone += [] if self.device_trees else ["the device tree of a Raspberry Pi 2, 3 or Zero 2"]
         have = {item.name for item in self.firmware}
         lacking = [name for name in _FIRMWARE if name not in have]
         return gone + ([f"{', '.join(lacking)} (package raspi-firmware)"] if lacking else [])
@@ -88,6 +99,14 @@ def boot_parts(tree: Path) -> BootParts:
     )
 
 
+def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
+    """What each filter of config.txt is to choose; nothing where the firmware chooses rightly by itself."""
+    names = {item.name for item in device_trees}
+    if any(_KNOWN_TO_THE_FIRMWARE.match(name) for name in names):
+        return {}
+    return {board: name for board, name in _TREES_OF.items() if name in names}
+
+
 def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
     """Write the files that accompany ``tree`` into ``folder``; they speak of the places in ``final``.
 
@@ -116,15 +135,13 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
     (tftp / "cmdline.txt").write_text(
         render("cmdline.txt", address=address, path=path, port=config.nfs.port, initramfs=initramfs, init="")
     )
-    preferred = [item.name for item in parts.device_trees if item.name.endswith("-rpi-3-b.dtb")]
     (tftp / "config.txt").write_text(
         render(
             "config.txt",
-            board=_BOARD,
             bits=config.image.target.bits,
             kernel="vmlinuz",
             initramfs="initrd.img" if initramfs else "",
-            device_tree=preferred[0] if preferred else "",
+            device_trees=trees_by_filter(parts.device_trees),
             gpu_memory_mib=GPU_MEMORY_MIB,
         )
     )

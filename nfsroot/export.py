@@ -3,9 +3,10 @@
 Order of work, so that the old tree is whole until the new one is: everything is made in ``.NAME.export`` beside the
 destination; the trees change places by renameat2(RENAME_EXCHANGE), which is atomic; then the files beside them do;
 the manifest is written last; only then is the old tree removed. Whatever ends an export before the exchange leaves
-the old tree and its files as they were, and the next export clears away what was left.
+the old tree and its files as they were, and the next export clears away what was left. (Where the file system cannot
+exchange, there are two renames; what a SIGKILL between them leaves aside, the next export puts back first.)
 
-A tree is replaced or removed only when the marker beside it names its inode (nfsroot.layout), and never while
+A tree is replaced or removed only when the marker beside it names that very folder (nfsroot.layout), and never while
 something is mounted in it.
 """
 
@@ -15,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,12 +28,12 @@ from images.system import LEFT_OUT
 from nfsroot import unpack
 from nfsroot.accompany import accompany
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
-from nfsroot.layout import Layout, owned_inodes, write_marker
+from nfsroot.layout import Layout, identity_of, is_named, is_ours, marker_of, named_trees, write_marker
 from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
-from toolchain.errors import ForeignFolder, InUse
-from toolchain.files import MARKER, held, remove, require_space, swapping
+from toolchain.errors import CommandFailed, ForeignFolder, InUse, UserError
+from toolchain.files import MARKER, absolute, full_disk, held, remove, require_space, room_for, swapping
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
@@ -76,19 +78,25 @@ def export(
     another of the target's images, such as ``rootfs``.
 
     Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
-    is not ours), InUse (another export, a server of the tree, or mounts in it) and DiskFull.
+    is not ours), InUse (another export, a server of the tree, or mounts in it), DiskFull, and UserError where nothing
+    can be written.
     """
     process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
-    final = Layout(_absolute(destination or (tarball or config.nfsroot)))
+    final = Layout(absolute(destination or (tarball or config.nfsroot)))
     as_folder = destination is not None or tarball is None
-    tarball = _absolute(tarball) if tarball is not None else None
+    tarball = absolute(tarball) if tarball is not None else None
+    purpose = f"the export of {config.image_reference(role)}"
     client = engine.connect()
     source = unpack.find_image(client, config.image_reference(role), config.image.target)
-    with locked(final):
-        _refuse_foreign(final, as_folder=as_folder)
+    with locked(final), _room_for(purpose, final.tree.parent):
+        _put_back(final)
+        if tarball is not None:
+            _require_place_of(tarball)
+        if as_folder:
+            _refuse_foreign(final)
         needed = (source.size >> 20) * (1 if source.layers else 2) + 64
-        require_space(final.tree.parent, needed, f"the export of {source.reference}")
+        require_space(final.tree.parent, needed, purpose)
         with _aside(final) as aside:
             tree = aside / final.tree.name
             with progress.step(f"copy {source.reference}"):
@@ -180,11 +188,6 @@ def left_out_warnings(origin: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _absolute(path: Path) -> Path:
-    """Made absolute; the last component is not followed, and no ``..`` is left."""
-    return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
-
-
 def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:
     with progress.step("hash the tree"), progress.bar("hashing", total=size, in_bytes=True) as bar:
         hashed = TreeHash.of(tree, on_bytes=lambda done: bar.update(done, total=size))
@@ -228,8 +231,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
 
 @contextlib.contextmanager
 def locked(final: Layout) -> Iterator[None]:
-    """Be the only export of the tree, with no server of it. Raises InUse."""
-    final.lock.parent.mkdir(parents=True, exist_ok=True)
+    """Be the only export of the tree, with no server of it. Raises InUse; UserError where nothing can be written."""
     exported = InUse(
         f"{final.tree} is being exported by another run",
         expected=f"nobody holds {final.lock}",
@@ -242,20 +244,54 @@ def locked(final: Layout) -> Iterator[None]:
         found=f"a lock on {final.served}",
         mend="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
     )
-    with held(final.lock, exported), held(final.served, served):
+    with contextlib.ExitStack() as stack:
+        with _writable(final.tree.parent):
+            final.lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(final.lock, exported))
+            stack.enter_context(held(final.served, served))
         yield
 
 
-def _refuse_foreign(final: Layout, *, as_folder: bool) -> None:
-    if not as_folder:
-        if final.tree.is_dir():
-            raise ForeignFolder(
-                f"{final.tree} is a folder",
-                expected="the name of a tarball",
-                found="a folder",
-                mend="name a file, such as nfsroot.tar",
-            )
-        return
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Say in words of ours why nothing can be written to the folder: a file on the way, a disk that is read-only."""
+    try:
+        with room_for("an export", folder):
+            yield
+    except OSError as fault:
+        raise UserError(
+            f"nothing can be exported to {folder}",
+            expected="a folder that can be made and written to",
+            found=f"{fault.filename}: {fault.strerror}",
+            mend="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
+        ) from fault
+
+
+@contextlib.contextmanager
+def _room_for(purpose: str, folder: Path) -> Iterator[None]:
+    """Raise DiskFull where the block meets a full disk, itself or by a program that it runs."""
+    try:
+        with room_for(purpose, folder):
+            yield
+    except CommandFailed as fault:
+        if (full := full_disk(fault.tail, purpose, folder)) is not None:
+            raise full from fault
+        raise
+
+
+def _require_place_of(tarball: Path) -> None:
+    if tarball.is_dir():
+        raise ForeignFolder(
+            f"{tarball} is a folder",
+            expected="the name of a tarball",
+            found="a folder",
+            mend="name a file, such as nfsroot.tar",
+        )
+    with _writable(tarball.parent):
+        tarball.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _refuse_foreign(final: Layout) -> None:
     if final.tree.is_symlink() or (final.tree.exists() and not final.tree.is_dir()):
         raise ForeignFolder(
             f"{final.tree} would be replaced, but it is not a folder",
@@ -263,11 +299,13 @@ def _refuse_foreign(final: Layout, *, as_folder: bool) -> None:
             found="a link" if final.tree.is_symlink() else "a file",
             mend="name another folder",
         )
-    if final.tree.exists() and any(final.tree.iterdir()) and final.tree.stat().st_ino not in owned_inodes(final):
+    if final.tree.exists() and any(final.tree.iterdir()) and not is_ours(final):
+        named = "whose inode alone the marker names, and that has no host key of the export"
         raise ForeignFolder(
             f"{final.tree} would be replaced, but it is not ours",
             expected=f"an absent or empty folder, or the one that {final.marker} names",
-            found=f"a folder with {sum(1 for _ in final.tree.iterdir())} entries that no marker of ours names",
+            found=f"a folder with {sum(1 for _ in final.tree.iterdir())} entries "
+            + (named if is_named(final) else "that no marker of ours names"),
             mend="name another folder, or empty this one yourself",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
@@ -293,8 +331,8 @@ def _aside(final: Layout) -> Iterator[Path]:
         require_unmounted(aside, "removed")
         remove(aside)
     aside.mkdir(mode=0o700)
-    (aside / MARKER).touch()
     try:
+        (aside / MARKER).touch()
         yield aside
     finally:
         # A user may look into the new tree at once, and mount: the old one only goes when nothing is mounted in it.
@@ -305,13 +343,13 @@ def _aside(final: Layout) -> Iterator[Path]:
 def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
     """Put the finished parts in place."""
     with swapping():
-        inodes: frozenset[int] = frozenset()
+        trees: frozenset[str] = frozenset()
         if tree is not None:
-            inodes = frozenset({tree.stat().st_ino})
+            trees = frozenset({identity_of(tree)})
             if final.folder.is_dir():
                 # Should the power fail between the two exchanges, either marker names both trees.
-                write_marker(final, owned_inodes(final) | inodes)
-        (beside / MARKER).write_text(json.dumps({"inodes": sorted(inodes)}) + "\n")
+                write_marker(final, named_trees(final) | trees)
+        (beside / MARKER).write_text(marker_of(trees))
         if tree is not None:
             _exchange(tree, final.tree)
         _exchange(beside, final.folder)
@@ -327,7 +365,7 @@ def _exchange(new: Path, place: Path) -> None:
     if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(place), _RENAME_EXCHANGE) == 0:
         return
     # Some file systems (NFS, older overlays) cannot exchange: two renames, the old tree whole under another name.
-    old = new.with_name(f"{new.name}.old")
+    old = _kept_old(new.parent, place)
     place.rename(old)
     try:
         new.rename(place)
@@ -336,8 +374,23 @@ def _exchange(new: Path, place: Path) -> None:
         raise
 
 
-def print_result(result: ExportResult) -> None:
-    """The final table of an export, and what the audit found."""
+def _kept_old(aside: Path, place: Path) -> Path:
+    """Where what was at a place lies, while it is replaced by two renames."""
+    return aside / f"{place.name}.old"
+
+
+def _put_back(final: Layout) -> None:
+    """Rename back what an export that was killed between those two renames left: the next one may fail as well."""
+    if not (final.aside / MARKER).is_file():
+        return
+    for place in (final.tree, final.folder):
+        old = _kept_old(final.aside, place)
+        if old.is_dir() and not os.path.lexists(place):
+            old.rename(place)
+
+
+def print_result(result: ExportResult, config: Config) -> None:
+    """The final table of an export, and what the audit found; how other tasks get a tree that is not ``nfs.folder``."""
     rows = []
     note = f"read by {result.road}, copied in {result.copy_seconds:.1f} s"
     if result.layout is not None:
@@ -348,3 +401,8 @@ def print_result(result: ExportResult) -> None:
     if result.findings:
         progress.console.print(table(result.findings))
     progress.summary(f"exported {result.image}", rows, warnings=result.warnings)
+    if result.layout is not None and result.layout.tree != config.nfsroot:
+        progress.say(
+            "serve-nfsroot, test-on-pi and deploy take the tree that nfs.folder names; for this one, each with:"
+        )
+        progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.tree))} ./inv serve-nfsroot")

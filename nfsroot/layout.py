@@ -10,19 +10,27 @@ The exported tree holds the board's files and nothing else, so everything about 
     .nfsroot.served          held by every server of the tree, so that no export changes it under a board
     .nfsroot.export/         where the next tree is written; gone when no export runs
 
-The marker names the trees it stands for by inode: another folder under the same name is not ours.
+The marker names the trees it stands for by inode and time of birth: another folder under the same name is not ours,
+even where the file system gave it the inode of a tree that was removed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from nfsroot.tree import follow
 from toolchain import files, manifest
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing
 from toolchain.manifest import Manifest
+
+_AT_FDCWD = -100
+_STATX_BTIME = 0x800
 
 
 @dataclass(frozen=True)
@@ -107,17 +115,70 @@ class Layout:
         return self.folder / files.MARKER
 
 
-def owned_inodes(layout: Layout) -> frozenset[int]:
-    """Inodes of the trees that the marker stands for; empty without a (whole) marker."""
+def identity_of(folder: Path) -> str:
+    """What tells a folder from every other, removed ones too: its inode and when it was born, ``INODE@NANOSECONDS``.
+
+    Where the file system does not know when (ext4 with small inodes) the inode alone: such a number is given again.
+    """
+    inode, birth = folder.stat().st_ino, _birth_of(folder)
+    return f"{inode}@{birth}" if birth else f"{inode}"
+
+
+def _birth_of(folder: Path) -> int:
+    """When the folder was made, in nanoseconds (statx(2), which Python does not have); 0 where nobody knows."""
+    found = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None)
+    if libc.statx(_AT_FDCWD, os.fsencode(folder), 0, ctypes.c_uint(_STATX_BTIME), found) != 0:
+        return 0
+    (told,) = struct.unpack_from("=I", found, 0)
+    seconds, nanoseconds = struct.unpack_from("=qI", found, 80)
+    return int(seconds) * 10**9 + int(nanoseconds) if told & _STATX_BTIME else 0
+
+
+def named_trees(layout: Layout) -> frozenset[str]:
+    """The trees that the marker stands for, as ``identity_of`` has them; empty without a (whole) marker."""
     try:
-        return frozenset(int(inode) for inode in json.loads(layout.marker.read_text())["inodes"])
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        said = json.loads(layout.marker.read_text())
+        # Markers of before have inodes alone.
+        return frozenset(str(tree) for tree in said.get("trees", said.get("inodes", ())))
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, TypeError):
         return frozenset()
 
 
-def write_marker(layout: Layout, inodes: frozenset[int]) -> None:
+def is_named(layout: Layout) -> bool:
+    """Whether the folder at the tree's place is one that the marker stands for, by its inode at least."""
+    found = identity_of(layout.tree)
+    return not named_trees(layout).isdisjoint({found, found.partition("@")[0]})
+
+
+def is_ours(layout: Layout) -> bool:
+    """Whether the folder at the tree's place may be replaced: the marker stands for it beyond doubt.
+
+    Where all that is known is an inode, the folder must also have a host key that the export noted: no other one does.
+    """
+    found = identity_of(layout.tree)
+    if "@" in found and found in named_trees(layout):
+        return True
+    return is_named(layout) and _has_our_key(layout)
+
+
+def _has_our_key(layout: Layout) -> bool:
+    try:
+        known = layout.known_hosts.read_bytes().split(b"\n")
+        keys = follow(layout.tree, "etc/ssh").glob("ssh_host_*_key.pub")
+        return any(b"* " + key.read_bytes().strip() in known for key in keys)
+    except OSError:
+        return False
+
+
+def write_marker(layout: Layout, trees: frozenset[str]) -> None:
     """Make these trees ours."""
-    files.write_text_atomically(layout.marker, json.dumps({"inodes": sorted(inodes)}) + "\n")
+    files.write_text_atomically(layout.marker, marker_of(trees))
+
+
+def marker_of(trees: frozenset[str]) -> str:
+    """What a marker says."""
+    return json.dumps({"trees": sorted(trees)}) + "\n"
 
 
 def require_export(layout: Layout) -> Manifest:
@@ -126,7 +187,7 @@ def require_export(layout: Layout) -> Manifest:
     Raises ArtefactMissing when there is none, or when the folder at its place is another one.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
-    if not layout.tree.is_dir() or layout.tree.stat().st_ino not in owned_inodes(layout):
+    if not layout.tree.is_dir() or not is_named(layout):
         raise ArtefactMissing(
             f"{layout.tree} is not the tree that was exported",
             expected=f"the folder that {layout.marker} names",

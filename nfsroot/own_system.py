@@ -16,13 +16,14 @@ from nfsroot.layout import Layout, require_export
 from toolchain import process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing
+from toolchain.files import absolute
 
 _ROLE = "rootfs"
 
 
 def layout_of(config: Config) -> Layout:
     """Where its export is."""
-    return Layout(config.target_root / "own-system")
+    return Layout(absolute(config.target_root / "own-system"))
 
 
 def ready(config: Config) -> Layout:

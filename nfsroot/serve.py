@@ -35,7 +35,7 @@ from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
 from toolchain import files, process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, ServerFailed
+from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, ServerFailed, UserError
 
 _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
@@ -154,7 +154,7 @@ def running_server(
     folder) or ServerFailed with the last lines of its log.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
-    process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
+    process.require_root("to serve files of all owners over NFS", "./inv TASK, with the task that you gave")
     program = process.require_program("ganesha.nfsd", "to serve the exported tree over NFS")
     process.require_program("nfs-ls", "to see that the NFS server serves")
     plugins = plugin_folder()
@@ -288,8 +288,15 @@ def serve(
 def require_free(address: str, port: int, *, server: str = "the NFS server", section: str = "nfs") -> None:
     """Raise PortTaken when another program listens there, ServerFailed when the address is not ours.
 
-    ``section`` is that of invoke.yaml which has the server's address and port.
+    ``section`` is that of invoke.yaml which has the server's address and port. Raises UserError for what is no port.
     """
+    if not 0 < port < 65536:
+        raise UserError(
+            f"{server} cannot listen on port {port}",
+            expected="a TCP port from 1 to 65535",
+            found=f"{port}",
+            mend=f"give another --port, or none: then {section}.port counts",
+        )
     kernels = " (the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

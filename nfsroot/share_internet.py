@@ -8,6 +8,9 @@ else is translated. Two things outside that table may stand in the way, and are 
   netfilter, whatever another table accepts. Each gets accept rules for the subnet, marked with our name, and ``off``
   removes exactly those.
 
+A chain that accepts by policy and refuses by its last rule (firewalld's) is left alone, since it may accept the subnet
+before that; it is told as what may be the reason.
+
 All rules, in that table and in others' chains, come in one transaction of nftables, and go in one: never a part of
 them. Where ``on`` fails or is interrupted after that, it takes everything back. The state file is written before
 anything is changed, so what a killed ``on`` did can be undone too. It lies in /run: a reboot forgets it together with
@@ -35,6 +38,8 @@ MARK = "pitorch share-internet"
 STATE = Path("/run/pitorch/share-internet.json")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _AGAIN = "./inv share-internet"
+_WHATEVER_COMES = frozenset({"counter", "log", "reject", "drop", "jump", "goto"})
+"""What a rule may consist of that asks nothing of a packet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +177,15 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
     forwards = _FORWARD.read_text().strip() == "1"
     addresses = [str(address) for address in own_addresses() if address in subnet]
     problems = []
-    opened, closed = [], []
+    opened, closed, refusing = [], [], []
     for chain in _forward_chains():
         name = _place(chain)
         if any(_is_ours(rule) for rule in _rules(chain)):
             opened.append(name)
         elif chain.get("policy") == "drop":
             closed.append(name)
+        elif _refuses(chain):
+            refusing.append(name)
     if kept is not None or present:
         if not present:
             problems.append(f"the table ip {TABLE} is gone (a firewall was loaded anew): {_AGAIN} on")
@@ -187,6 +194,11 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
         if not forwards:
             problems.append(f"net.ipv4.ip_forward is 0: {_AGAIN} on")
         problems += [f"the chain {name} drops what is forwarded: {_AGAIN} on" for name in closed]
+        problems += [
+            f"the chain {name} refuses what no rule of its own accepts: if the board gets nothing, accept {subnet} "
+            f"there (firewalld: firewall-cmd --zone=trusted --add-source={subnet})"
+            for name in refusing
+        ]
         if not addresses:
             first = subnet.network_address + 1
             problems.append(
@@ -270,6 +282,19 @@ def _place(chain: dict[str, Any]) -> str:
 def _rules(chain: dict[str, Any]) -> list[dict[str, Any]]:
     listed = _listed("list", "chain", chain["family"], chain["table"], chain["name"])
     return [item["rule"] for item in listed if "rule" in item]
+
+
+def _refuses(chain: dict[str, Any], depth: int = 16) -> bool:
+    """Whether a rule of the chain refuses whatever reaches it, itself or by a chain that it leads to."""
+    for rule in _rules(chain):
+        said = {name: value for part in rule["expr"] for name, value in part.items()}
+        if said.keys() <= _WHATEVER_COMES:
+            if said.keys() & {"reject", "drop"}:
+                return True
+            onwards = said.get("jump") or said.get("goto")
+            if onwards and depth and _refuses({**chain, "name": onwards["target"]}, depth - 1):
+                return True
+    return False
 
 
 def _is_ours(rule: dict[str, Any]) -> bool:

@@ -26,12 +26,14 @@ from typing import IO, Any, cast
 
 import docker
 import docker.errors
+import requests
+import urllib3.exceptions
 from docker.models.images import Image
 
 from nfsroot.tree import inside
 from toolchain import process, progress
 from toolchain.architecture import Architecture
-from toolchain.errors import ArtefactMissing, CommandFailed, ImageBuildFailed, PlatformMismatch
+from toolchain.errors import ArtefactMissing, CommandFailed, EngineUnavailable, ImageBuildFailed, PlatformMismatch
 from toolchain.files import remove, scratch_folder
 
 _WHITEOUT = ".wh."
@@ -99,7 +101,8 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
 def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) -> str:
     """Copy the image's tree to ``destination``, which must not exist; returns the road taken.
 
-    Raises DiskFull's causes as CommandFailed, ImageBuildFailed when the engine's stream is not an image.
+    A full disk is an OSError, or a CommandFailed with the program's words. Raises ImageBuildFailed when the engine's
+    stream is not an image, EngineUnavailable when the engine goes away.
     """
     if source.layers and os.geteuid() == 0:
         copy_overlay(source, destination)
@@ -178,8 +181,8 @@ def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
 def unpack_layers(client: docker.DockerClient, source: SourceImage, destination: Path) -> None:
     """Spool ``image save`` to disk and apply its layers, lowest first."""
     with scratch_folder(destination.parent, "layers") as scratch:
-        image = client.images.get(source.id)
-        with progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
+        with _engine_that_stays(), progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
+            image = client.images.get(source.id)
             layers = _spool(_ChunkReader(_chunks(image), bar, source.size), scratch)
         destination.mkdir(mode=0o755)
         with progress.bar(f"unpacking {source.reference}", total=sum(path.stat().st_size for path in layers),
@@ -191,6 +194,27 @@ def unpack_layers(client: docker.DockerClient, source: SourceImage, destination:
                 layer.unlink()
                 done += size
                 bar.update(done)
+
+
+@contextlib.contextmanager
+def _engine_that_stays() -> Iterator[None]:
+    """Say in words of ours what the engine, or the connection to it, answers instead of an image."""
+    try:
+        yield
+    except docker.errors.APIError as fault:
+        raise ImageBuildFailed(
+            "the engine does not give the image",
+            expected="a stream of its layers",
+            found=" ".join(str(fault.explanation or fault).split())[:200],
+            mend="look at the engine's log; try again",
+        ) from fault
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
+        raise EngineUnavailable(
+            "the Docker engine went away while it gave the image",
+            expected="an engine that stays to the end",
+            found=" ".join(str(fault).split())[:200],
+            mend="./inv doctor, then run the task again",
+        ) from fault
 
 
 def _chunks(image: Image) -> Iterable[bytes]:

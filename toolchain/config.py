@@ -21,6 +21,7 @@ from typing import Any
 
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.errors import ConfigError
+from toolchain.files import absolute
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""
@@ -307,8 +308,8 @@ class Config:
 
     @property
     def nfsroot(self) -> Path:
-        """The exported tree."""
-        return ROOT / self.nfs.folder if self.nfs.folder else self.target_root / "nfsroot"
+        """The exported tree, by the path that boards are told: no link leads there."""
+        return absolute(ROOT / self.nfs.folder if self.nfs.folder else self.target_root / "nfsroot")
 
     @property
     def qpulib_source(self) -> Path:

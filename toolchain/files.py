@@ -28,6 +28,11 @@ _BLOCK = 1 << 20
 _LOOK_EVERY_S = 0.05
 
 
+def absolute(path: Path) -> Path:
+    """Made absolute, no link on the way and no ``..`` left; the last component is not followed."""
+    return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
+
+
 def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's content."""
     digest = hashlib.sha256()

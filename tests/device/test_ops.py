@@ -150,6 +150,49 @@ def test_the_number_of_qpus_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(matrix_cpp.gpu(a, b), alone)
 
 
+def assert_mm(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """The bound that docs/ops.md states for torch.ops.qpu.mm; the operands as the QPUs take them."""
+    x, y = (torch.where(t.abs() < TINY, 0.0, t).double() for t in (a, b))
+    depth = a.shape[1]
+    growth = (depth + 2) * ROUNDING / (1 - (depth + 2) * ROUNDING)
+    allowed = growth * (x.abs() @ y.abs()) + 2 * depth * TINY
+    assert found.shape == (a.shape[0], b.shape[1])
+    assert torch.all((found.double() - x @ y).abs() <= allowed)
+
+
+SHAPES = [(1, 1, 1), (3, 17, 5), (8, 64, 64), (9, 100, 65), (2, 1000, 3)]
+"""Rows, depth and columns: a tile of the product has 8 rows and 64 columns."""
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matrix_product_is_exact_where_float32_is(shape: tuple[int, int, int]) -> None:
+    a, b = whole(*shape[:2]), whole(*shape[1:])
+    assert torch.equal(torch.ops.qpu.mm(a, b).double(), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matrix_product_keeps_its_bound(shape: tuple[int, int, int]) -> None:
+    a, b = torch.randn(shape[:2]), torch.randn(shape[1:])
+    assert_mm(torch.ops.qpu.mm(a, b), a, b)
+
+
+def test_matrix_product_keeps_its_bound_when_all_errors_point_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.full((2, 3000), 1 / 3), torch.full((3000, 2), 1 / 7)
+    assert_mm(torch.ops.qpu.mm(a, b), a, b)
+    monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
+    assert_mm(torch.ops.qpu.mm(a, b), a, b)
+
+
+def test_matrix_product_keeps_its_bound_where_products_and_sums_are_denormal() -> None:
+    a = torch.tensor([[2.0**-70] * 20, [2.0**-126, -(2.0**-126) * (1 + 2.0**-20)] * 10, [1e-40] * 20])
+    b = torch.cat((torch.full((20, 1), 2.0**-57), torch.ones(20, 1), torch.full((20, 1), 1e-40)), 1)
+    found = torch.ops.qpu.mm(a, b)
+    assert_mm(found, a, b)
+    exact = a.double() @ b.double()
+    assert exact[0, 0] == 20 * 2.0**-127
+    assert found[0, 0] == 0, "what is smaller than the smallest normal number is lost, in each product"
+
+
 # --- dtypes -----------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +286,17 @@ def test_overflow_is_inf() -> None:
     a, b = torch.tensor([3e38, -3e38, 1e30]), torch.tensor([3e38, 3e38, 1e-30])
     assert torch.equal(dot_cpp.product(a, b)[:2], torch.tensor([INF, -INF]))
     assert dot_cpp.add(a, a).tolist()[:2] == [INF, -INF]
+
+
+def test_a_denormal_operand_is_taken_for_zero() -> None:
+    """Before anything is computed: what it would have made of a large one is lost; the bounds do not speak of it."""
+    small, large = torch.full((16,), 1e-40), torch.full((16,), 1e38)
+    for found in (
+        dot_cpp.product(small, large),
+        matrix_cpp.gpu(small.reshape(1, 16), large),
+        torch.ops.qpu.mm(small.reshape(16, 1), large.reshape(1, 16)),
+    ):
+        assert torch.equal(found, torch.zeros_like(found))
 
 
 def test_denormals_stay_within_the_bound() -> None:
@@ -429,6 +483,26 @@ def test_matrices_larger_than_the_buffer_are_worked_off_in_parts(
     transposed = whole(*reversed(shape)).t()
     assert torch.equal(matrix_cpp.gpu(transposed, b), torch.mv(transposed, b))
     assert qpu_ops.buffered() <= 1024
+
+
+def test_all_buffers_together_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation has another of the three buffers large: what one left makes room for the next."""
+    monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
+    vector, wide, high, factor = whole(336), whole(2, 256), whole(40, 3), whole(3, 17)
+    for _ in range(2):
+        assert torch.equal(dot_cpp.product(vector, vector), vector * vector)
+        assert 0 < qpu_ops.buffered() <= 1024
+        assert torch.equal(matrix_cpp.gpu(wide, wide[0]), torch.mv(wide, wide[0]))
+        assert 0 < qpu_ops.buffered() <= 1024
+        assert torch.equal(torch.ops.qpu.mm(high, factor), high @ factor)
+        assert 0 < qpu_ops.buffered() <= 1024
+        assert torch.equal(matrix_cpp.gpu(high, factor[:, 0]), torch.mv(high, factor[:, 0]))
+        assert 0 < qpu_ops.buffered() <= 1024
+    monkeypatch.delenv("QPU_OPS_BUFFER_KIB")
+    dot_cpp.add(whole(5000), whole(5000))
+    monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
+    assert torch.equal(dot_cpp.add(vector, vector), 2 * vector)
+    assert qpu_ops.buffered() <= 1024, "a limit that was lowered counts too"
 
 
 def test_buffers_are_kept_and_given_back() -> None:

@@ -19,7 +19,7 @@ import pytest
 from device_parts import bootable, booted, elsewhere
 
 from device import deploy
-from nfsroot.layout import Layout, write_marker
+from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.tree import TreeHash
 from recipes import main_job
 from toolchain import process
@@ -41,7 +41,7 @@ def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     layout.folder.mkdir()
-    write_marker(layout, frozenset({layout.tree.stat().st_ino}))
+    write_marker(layout, frozenset({identity_of(layout.tree)}))
     facts = {"image_id": "sha256:1", "rootfs_sha256": TreeHash.of(layout.tree).sha256}
     Manifest(step="nfsroot", key="k", inputs={}, facts=facts).write(layout.manifest)
     return layout
@@ -396,7 +396,7 @@ def test_a_board_that_is_up_sees_what_was_deployed(exported_config: Config, tmp_
     copy = Layout(tmp_path / "nfsroot")
     process.run(["cp", "-a", "--reflink=auto", source.tree, copy.tree], limit_s=600)
     process.run(["cp", "-a", source.folder, copy.folder], limit_s=60)
-    write_marker(copy, frozenset({copy.tree.stat().st_ino}))
+    write_marker(copy, frozenset({identity_of(copy.tree)}))
     manifest = Manifest.read(source.manifest)
     assert manifest is not None
     manifest.write(copy.manifest)

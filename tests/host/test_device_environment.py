@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from labgrid.strategy import StrategyError
 from device import suite
 from device.strategy import BoardStrategy, Status, cause_of
 from nfsroot import access
-from nfsroot.layout import Layout, write_marker
+from nfsroot.layout import Layout, identity_of, write_marker
 from toolchain.config import Config, load_config
-from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, UserError
+from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, RootNeeded, UserError
 from toolchain.manifest import Manifest
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
@@ -24,16 +25,20 @@ HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9ok
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
+    return exported_in(tmp_path)
+
+
+def exported_in(folder: Path) -> Config:
     """An export, as far as the environment needs one."""
     made = load_config(
-        {"nfs": {"folder": str(tmp_path / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(tmp_path / "b")}}
+        {"nfs": {"folder": str(folder / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(folder / "b")}}
     )
     layout = Layout.of(made)
     layout.tree.mkdir()
     layout.folder.mkdir()
     layout.known_hosts.write_text(f"* {HOST_KEY}\n")
     layout.client_key.write_text("a key\n")
-    write_marker(layout, frozenset({layout.tree.stat().st_ino}))
+    write_marker(layout, frozenset({identity_of(layout.tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return made
 
@@ -110,9 +115,52 @@ def test_board_and_machine_at_once_are_refused(config: Config) -> None:
         suite.test_on_pi(config, host="pi", qemu=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
+@pytest.mark.parametrize(
+    ("how", "mend"),
+    [
+        ({}, "sudo ./inv test-on-pi"),
+        ({"chroot": True}, "sudo ./inv test-on-pi --chroot"),
+        ({"host": "pi@127.0.0.1", "chroot": True}, "sudo ./inv test-on-pi --host=pi@127.0.0.1 --chroot"),
+    ],
+)
+def test_an_ordinary_user_is_told_to_ask_for_the_same_task_with_sudo(how: dict[str, Any], mend: str) -> None:
+    """Whoever serves the tree needs root."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = exported_in(Path(folder))
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.chown(path, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(RootNeeded) as caught:
+                environment(config, **how)
+        finally:
+            os.seteuid(0)
+    assert caught.value.mend == mend
+
+
 def test_unknown_init_is_refused(config: Config) -> None:
     with pytest.raises(UserError, match="busybox"):
         suite.test_on_pi(config, init="busybox")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "found"),
+    [
+        ("and", "got and"),
+        ("ops or", "got end of input"),
+        ("(ops", "expected right parenthesis"),
+        ("a b", "got identifier"),
+    ],
+)
+def test_a_selection_that_is_none_is_refused_at_once(config: Config, keyword: str, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        suite.test_on_pi(config, keyword=keyword)
+    assert repr(keyword) in caught.value.summary
+    assert "at column" in caught.value.found
+    assert found in caught.value.found
+    assert "--select=" in caught.value.mend
+    assert not (config.target_root / "report").exists(), "before anything is begun"
 
 
 @pytest.mark.parametrize(

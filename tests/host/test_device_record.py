@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import platform
@@ -81,6 +82,16 @@ def test_file_whose_component_is_absent_is_skipped_and_named(tmp_path: Path) -> 
     assert evidence.without(evidence.Record.read(record).tests) == ["the QPU extension wheel"]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "device").glob("test_*.py")), ids=lambda path: path.name)
+def test_what_an_image_may_lack_is_known_of_every_file_of_the_suite(path: Path) -> None:
+    """Else a file fails where the image is built without it: upstream's QPULib has no extension beside it."""
+    tree = ast.parse(path.read_text())
+    names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    on_every_board = {*sys.stdlib_module_names, "pytest", "numpy"}
+    assert {name.partition(".")[0] for name in names} - on_every_board <= onboard.COMPONENTS.keys()
+
+
 def test_file_that_cannot_be_imported_is_an_error_and_the_others_run(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", broken="import no_such_module_at_all", plain="def test_y(): pass")
     done, events = run_onboard(tmp_path)
@@ -124,6 +135,20 @@ def test_record_that_breaks_off_keeps_what_was_and_counts_the_rest_as_errors(tmp
     assert [(test.nodeid, test.outcome) for test in record.tests] == [("t.py::a", "passed"), ("t.py::b", "error")]
     assert "went away" in record.tests[1].text
     assert evidence.count(record.tests) == {"passed": 1, "failed": 0, "errors": 1, "skipped": 0}
+
+
+def test_a_test_without_a_result_is_an_error_though_the_suite_came_to_an_end(tmp_path: Path) -> None:
+    write_suite(
+        tmp_path / "suite", a="def test_a(): pass\nimport pytest\ndef test_b(): pytest.exit('enough', returncode=0)"
+    )
+    done, events = run_onboard(tmp_path)
+    assert (done.returncode, events[-1]["status"]) == (0, 0)
+    path = tmp_path / "record"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    record = evidence.Record.read(path)
+    assert record.whole
+    assert [(test.name, test.outcome) for test in record.tests] == [("test_a", "passed"), ("test_b", "error")]
+    assert record.tests[1].text == "not run: pytest ended before"
 
 
 def test_record_that_is_absent_is_empty(tmp_path: Path) -> None:

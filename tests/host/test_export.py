@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import ipaddress
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +30,10 @@ from nasty_image import tree_listing
 from spare_bridge import spare_bridge
 
 from images import engine
-from nfsroot import unpack
+from nfsroot import serve, unpack
 from nfsroot.accompany import accompany, boot_parts
-from nfsroot.export import export
-from nfsroot.layout import Layout, owned_inodes, require_export
+from nfsroot.export import export, print_result
+from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
 from nfsroot.rendering import render
 from nfsroot.tree import TreeHash, follow, inside
 from toolchain import process
@@ -41,10 +45,13 @@ from toolchain.errors import (
     DiskFull,
     EngineUnavailable,
     ForeignFolder,
+    ImageBuildFailed,
     InUse,
     PlatformMismatch,
     RootNeeded,
+    UserError,
 )
+from toolchain.files import MARKER
 
 NAME = f"pitorch-test-{os.getpid()}"
 ARMHF = ARCHITECTURES["armhf"]
@@ -265,7 +272,7 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
     authorized = (layout.tree / "root/.ssh/authorized_keys").read_text().splitlines()
     assert authorized == [layout.client_key.with_suffix(".pub").read_text().strip()]
     assert os.access(layout.helper, os.X_OK)
-    assert owned_inodes(layout) == {layout.tree.stat().st_ino}
+    assert named_trees(layout) == {identity_of(layout.tree)}
     manifest = require_export(layout)
     assert manifest.facts["rootfs_sha256"] == result.rootfs_sha256
     assert manifest.facts["image_id"] == result.image_id
@@ -275,6 +282,58 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
     assert manifest.facts["left_out"] == ["trixie-security"], "as the image's label says"
     assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
     assert len(manifest.source.get("commit", "")) in (0, 40)
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tree_elsewhere_is_printed_with_what_leads_other_tasks_to_it(
+    reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(reference, nfs={"folder": str(tmp_path / "nfsroot")})
+    print_result(export(config), config)
+    assert "INVOKE_NFS_FOLDER" not in capsys.readouterr().err
+    print_result(export(config, tarball=tmp_path / "root.tar"), config)
+    assert "INVOKE_NFS_FOLDER" not in capsys.readouterr().err
+    made = export(config, destination=tmp_path / "an other")
+    print_result(made, config)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "INVOKE_NFS_FOLDER" in line)
+    setting, *_, task = shlex.split(line)
+    assert task == "serve-nfsroot"
+    name, _, value = setting.partition("=")
+    assert Layout.of(load_config({}, environment={name: value})) == made.layout
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"nfs": {"folder": "link/nfsroot"}},
+        {"nfs": {"folder": "real/../link/nfsroot"}},
+        {"build": {"folder": "link"}},
+        {"build": {"folder": "link/.."}},
+    ],
+    ids=["nfs.folder by a link", "nfs.folder by ..", "build.folder by a link", "build.folder by .."],
+)
+def test_boards_are_told_the_path_that_is_served(
+    reference: str, tmp_path: Path, sections: dict[str, dict[str, str]]
+) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/deep")
+    absolute: dict[str, dict[str, object]] = {
+        name: {key: f"{tmp_path}/{value}" for key, value in section.items()} for name, section in sections.items()
+    }
+    config = config_for(reference, **absolute)
+    exported = export(config).layout
+    assert exported == Layout.of(config)
+    told = re.search(r"nfsroot=[\d.]+:([^,]+),", exported.cmdline.read_text())
+    assert told is not None
+    assert Path(told[1]) == exported.tree == exported.tree.resolve()
+    for program in ("ganesha.nfsd", "nfs-ls"):
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+            pytest.skip(f"needs {program}, to serve what was exported")
+    with serve.running_server(Layout.of(config).tree) as server:
+        assert serve.probe(server, Path(told[1])) == ""
 
 
 @pytest.mark.engine
@@ -316,6 +375,97 @@ def test_a_folder_put_in_the_place_of_our_tree_is_left_alone(config: Config, tmp
     with pytest.raises(ForeignFolder, match="no marker of ours names"):
         export(config, destination=tmp_path / "nfsroot")
     assert (tmp_path / "nfsroot" / "mine").exists()
+
+
+def in_the_place_of(tree: Path) -> None:
+    """Remove our tree and put the user's folder there: by the same inode, if the file system gives numbers again."""
+    number, spares = tree.stat().st_ino, tree.with_name("spares")
+    shutil.rmtree(tree)
+    spares.mkdir()
+    for name in range(5000):
+        made = spares / f"{name}"
+        made.mkdir()
+        if made.stat().st_ino == number:
+            break
+    (made / "thesis.tex").write_text("years of work")
+    made.rename(tree)
+    shutil.rmtree(spares)
+
+
+@pytest.fixture
+def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
+    """A file system that nobody else writes to; with inodes of 128 bytes it does not know when a folder was made."""
+    image, place = tmp_path / "disk", tmp_path / "mounted"
+    place.mkdir()
+    with image.open("wb") as made:
+        made.truncate(256 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-I", f"{inode_size}", image], check=True, capture_output=True)
+    if subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True).returncode:
+        pytest.skip("needs loop devices, for a file system of its own")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("inode_size", [256])
+def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, ext4: Path) -> None:
+    layout = export(config, destination=ext4 / "nfsroot").layout
+    assert layout is not None
+    number = layout.tree.stat().st_ino
+    in_the_place_of(layout.tree)
+    assert layout.tree.stat().st_ino == number
+    with pytest.raises(ForeignFolder, match="no marker of ours names"):
+        export(config, destination=layout.tree)
+    with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
+        require_export(layout)
+    assert (layout.tree / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("inode_size", [128])
+def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, ext4: Path) -> None:
+    layout = Layout(ext4 / "nfsroot")
+    export(config, destination=layout.tree)
+    assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
+    (layout.tree / "written-by-the-board").touch()
+    export(config, destination=layout.tree)
+    assert not (layout.tree / "written-by-the-board").exists(), "it is ours, and was replaced"
+    number = layout.tree.stat().st_ino
+    in_the_place_of(layout.tree)
+    assert layout.tree.stat().st_ino == number
+    with pytest.raises(ForeignFolder, match="no host key of the export"):
+        export(config, destination=layout.tree)
+    assert (layout.tree / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> None:
+    """It had inodes alone."""
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.tree)
+    layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
+    require_export(layout)
+    export(config, destination=layout.tree)
+    assert named_trees(layout) == {identity_of(layout.tree)}
+    layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
+    layout.known_hosts.write_text("")
+    with pytest.raises(ForeignFolder, match="no host key of the export"):
+        export(config, destination=layout.tree)
+
+
+@pytest.mark.parametrize("said", ["", "null", "[]", '{"trees": 1}', '{"inodes": null}', "{}"])
+def test_a_broken_marker_names_nothing(tmp_path: Path, said: str) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    layout.folder.mkdir()
+    layout.marker.write_text(said)
+    assert named_trees(layout) == frozenset()
+    write_marker(layout, frozenset({"7@8"}))
+    assert named_trees(layout) == {"7@8"}
 
 
 @pytest.mark.engine
@@ -371,7 +521,7 @@ def test_two_exports_at_once(config: Config, tmp_path: Path) -> None:
 RUN = """
 import sys
 from pathlib import Path
-from nfsroot.export import export
+from nfsroot.export import export, print_result
 from toolchain.config import load_config
 export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[2]))
 """
@@ -413,6 +563,35 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
 
 @pytest.mark.engine
 @needs_root
+@pytest.mark.parametrize("moved", ["tree", "folder"])
+def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
+    config: Config, tmp_path: Path, moved: str
+) -> None:
+    """As where two folders cannot be exchanged: one is away, and the next export comes to nothing either."""
+    layout = Layout(tmp_path / "nfsroot")
+    before = export(config, destination=layout.tree)
+    old, marker = tree_listing(layout.tree), layout.marker.read_text()
+    place: Path = getattr(layout, moved)
+    layout.aside.mkdir()
+    (layout.aside / MARKER).touch()
+    place.rename(layout.aside / f"{place.name}.old")
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full], check=True)
+    try:
+        with pytest.raises(DiskFull):
+            export(config, destination=layout.tree, tarball=full / "root.tar")
+    finally:
+        subprocess.run(["umount", full], check=True)
+    assert tree_listing(layout.tree) == old
+    assert layout.marker.read_text() == marker
+    assert require_export(layout).facts["image_id"] == before.image_id
+    assert not layout.aside.exists()
+    export(config, destination=layout.tree)
+
+
+@pytest.mark.engine
+@needs_root
 def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
     try:
@@ -421,6 +600,135 @@ def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) 
         assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("road", ["overlay", "layers"])
+def test_a_disk_that_becomes_full_is_told_as_one_wherever_that_is(
+    config: Config, tmp_path: Path, road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has room for so many files, from none to enough: the lock, the copy, the files beside, the audit, ..."""
+    if road == "layers":
+        monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
+    told = set()
+    for files in range(1, 200, 3):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1g,nr_inodes={files}", "tmpfs", tmp_path], check=True)
+        try:
+            if export(config, destination=tmp_path / "nfsroot").road:
+                break
+        except DiskFull as fault:
+            told.add(str(fault.found))
+            assert {item.name for item in tmp_path.iterdir()} <= {".nfsroot.lock", ".nfsroot.served"}, files
+        finally:
+            subprocess.run(["umount", tmp_path], check=True)
+    else:
+        pytest.fail("there never were enough")
+    program = "cp:" if road == "overlay" else "tar:"
+    assert any(words.startswith(program) for words in told), "the copy met it"
+    assert {"No space left on device"} < told, "so did we"
+    assert all("No space left on device" in words for words in told)
+
+
+@contextlib.contextmanager
+def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
+    """A way to the engine's socket that breaks when so many bytes came back."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(place))
+    listener.listen()
+    ends: list[socket.socket] = []
+
+    def forward(source: socket.socket, sink: socket.socket, limit: int) -> None:
+        with contextlib.suppress(OSError):
+            while limit > 0 and (block := source.recv(1 << 16)):
+                sink.sendall(block)
+                limit -= len(block)
+            for end in (source, sink):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect("/var/run/docker.sock")
+                ends.extend((client, server))
+                threading.Thread(target=forward, args=(client, server, 1 << 40), daemon=True).start()
+                threading.Thread(target=forward, args=(server, client, after), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield
+    finally:
+        for end in (listener, *ends):
+            end.close()
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_engine_that_goes_away_while_it_gives_the_image(
+    heavy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/var/run/docker.sock").exists() or os.environ.get("DOCKER_HOST"):
+        pytest.skip("needs the engine at its usual socket")
+    monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
+    with tempfile.TemporaryDirectory() as folder, relay_that_breaks_off(Path(folder) / "s", 50 << 20):
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
+        with pytest.raises(EngineUnavailable, match="went away while it gave the image"):
+            export(config_for(heavy), destination=tmp_path / "nfsroot")
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_image_that_was_removed_meanwhile(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
+    source = unpack.find_image(client, heavy, ARMHF)
+    gone = dataclasses.replace(source, id="sha256:" + "0" * 64, layers=())
+    with pytest.raises(ImageBuildFailed, match="does not give the image"):
+        unpack.unpack(client, gone, tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize(
+    ("folder", "tarball"), [("file/below/x", None), (None, "file/below/x.tar"), ("nfsroot", "file/below/x.tar")]
+)
+def test_a_place_where_nothing_can_be_made(
+    config: Config, tmp_path: Path, folder: str | None, tarball: str | None
+) -> None:
+    (tmp_path / "file").touch()
+    destination, packed = tmp_path / folder if folder else None, tmp_path / tarball if tarball else None
+    with pytest.raises(UserError, match="nothing can be exported to") as caught:
+        export(config, destination=destination, tarball=packed)
+    assert "Not a directory" in caught.value.found
+    assert "--folder" in caught.value.mend
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_is_read_only(config: Config, tmp_path: Path, there: bool) -> None:
+    """Whether or not an export is there already."""
+    if there:
+        export(config, destination=tmp_path / "nfsroot")
+    subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+    try:
+        with pytest.raises(UserError, match="nothing can be exported to") as caught:
+            export(config, destination=tmp_path / "nfsroot")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert "Read-only file system" in caught.value.found
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_tarball_that_is_a_folder(config: Config, tmp_path: Path, beside: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ForeignFolder, match="is a folder"):
+        export(config, tarball=tmp_path / "folder", destination=tmp_path / "nfsroot" if beside else None)
 
 
 @pytest.mark.engine
@@ -579,13 +887,67 @@ def test_what_a_board_boots_by(bootable: Path, tmp_path: Path) -> None:
         line for line in (folder / "tftp/config.txt").read_text().splitlines() if line and not line.startswith("#")
     ]
     assert settings == [
-        "arm_64bit=0", "kernel=vmlinuz", "initramfs initrd.img followkernel", "device_tree=bcm2837-rpi-3-b.dtb",
+        "arm_64bit=0", "kernel=vmlinuz", "initramfs initrd.img followkernel",
+        "[pi2]", "device_tree=bcm2836-rpi-2-b.dtb", "[pi3]", "device_tree=bcm2837-rpi-3-b.dtb", "[all]",
         "enable_uart=1", "gpu_mem=128", "camera_auto_detect=0", "display_auto_detect=0",
     ]  # fmt: skip
     assert (folder / "tftp/vmlinuz").read_text() == "kernel 6.12.107-armmp"
     assert (folder / "tftp/initrd.img").read_text() == "initramfs 6.12.107-armmp"
     assert (folder / "tftp/bcm2837-rpi-3-b.dtb").exists()
     assert any("raspi-firmware" in warning for warning in warnings)
+
+
+FILTERS = {
+    "2B": {"pi2"},
+    "3B": {"pi3"},
+    "3B+": {"pi3", "pi3+"},
+    "Zero 2 W": {"pi0", "pi0w", "pi02"},
+    "Zero W": {"pi0", "pi0w"},
+}
+"""Which sections of config.txt a board reads, by the firmware's documentation."""
+
+
+def read_by(board: str, text: str) -> dict[str, str]:
+    """What a board's firmware takes out of config.txt: of sections only its own, and of lines the last."""
+    found: dict[str, str] = {}
+    reads = True
+    for line in text.splitlines():
+        if section := re.fullmatch(r"\[(.+)\]", line):
+            reads = section[1] == "all" or section[1] in FILTERS[board]
+        elif reads and "=" in line and not line.startswith("#"):
+            name, _, found[name] = line.partition("=")
+    return found
+
+
+def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> None:
+    folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
+    for name in ("bcm2837-rpi-3-b-plus.dtb", "bcm2837-rpi-3-a-plus.dtb", "bcm2837-rpi-zero-2-w.dtb"):
+        (folder / name).touch()
+    made, _ = beside(bootable, tmp_path)
+    text = (made / "tftp/config.txt").read_text()
+    read = {board: read_by(board, text) for board in FILTERS}
+    assert {board: found.get("device_tree") for board, found in read.items()} == {
+        "2B": "bcm2836-rpi-2-b.dtb",
+        "3B": "bcm2837-rpi-3-b.dtb",
+        "3B+": "bcm2837-rpi-3-b-plus.dtb",
+        "Zero 2 W": "bcm2837-rpi-zero-2-w.dtb",
+        "Zero W": None,
+    }
+    assert all((made / "tftp" / found["device_tree"]).is_file() for found in read.values() if "device_tree" in found)
+    assert {(found["kernel"], found["enable_uart"], found["gpu_mem"]) for found in read.values()} == {
+        ("vmlinuz", "1", "128")
+    }
+
+
+def test_with_the_raspberry_pi_kernel_the_firmware_chooses(bootable: Path, tmp_path: Path) -> None:
+    """It looks for that kernel's names by itself, and knows more boards than we do."""
+    folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
+    (folder / "bcm2710-rpi-3-b.dtb").touch()
+    made, _ = beside(bootable, tmp_path)
+    text = (made / "tftp/config.txt").read_text()
+    assert "device_tree" not in text
+    assert "[" not in text
+    assert (made / "tftp/bcm2710-rpi-3-b.dtb").is_file()
 
 
 def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Path, tmp_path: Path) -> None:
@@ -670,7 +1032,7 @@ def test_a_subnet_without_room_for_a_board_is_told(bootable: Path, tmp_path: Pat
 
 
 def test_a_64_bit_target_is_data(bootable: Path) -> None:
-    made = render("config.txt", board="b", bits=64, kernel="k", initramfs="", device_tree="", gpu_memory_mib=64)
+    made = render("config.txt", bits=64, kernel="k", initramfs="", device_trees={}, gpu_memory_mib=64)
     assert "arm_64bit=1\nkernel=k\nenable_uart=1\n" in made
 
 

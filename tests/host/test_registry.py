@@ -144,6 +144,44 @@ def test_what_was_pulled_is_what_was_pushed(client: docker.DockerClient, plain: 
         forget(client, name)
 
 
+@pytest.mark.parametrize("here", [False, True], ids=["a new image", "one that is here"])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, RegistryFailed], ids=["Ctrl-C", "failure"])
+def test_a_pull_that_ends_after_the_transfer_leaves_no_name(
+    client: docker.DockerClient,
+    plain: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: type[BaseException],
+    here: bool,
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="cut-off")
+    name = config.image_reference("system")
+
+    def digests() -> list[str]:
+        found = [digest for one in client.api.images() for digest in one["RepoDigests"] or []]
+        return [digest for digest in found if digest.startswith(plain.address)]
+
+    def ends(*_: object) -> None:
+        assert digests(), "the engine has it, and names it so"
+        raise fault("now")
+
+    try:
+        identity = load_image(client, name, (4 * KIB,), seed=f"{fault.__name__}{here}")
+        registry.push(config)
+        if not here:
+            forget(client, name)
+        before = tags_of(client, config)
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "_compare", ends)
+            with pytest.raises(fault):
+                registry.pull(config)
+        assert digests() == []
+        assert tags_of(client, config) == before
+        assert registry.pull(config).image_id == identity
+    finally:
+        forget(client, name)
+
+
 def test_a_pull_replaces_the_image_under_the_local_name(
     client: docker.DockerClient, plain: Registry, tmp_path: Path
 ) -> None:

@@ -21,10 +21,10 @@ from typing import TypeVar
 import pytest
 
 from nfsroot import export, serve
-from nfsroot.layout import Layout, write_marker
+from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.rendering import render
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed
+from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed, UserError
 from toolchain.manifest import Manifest
 
 needs_server = [
@@ -61,7 +61,7 @@ def exported(tmp_path: Path) -> Config:
     (tree / "etc").mkdir(parents=True)
     layout = Layout(tree)
     layout.folder.mkdir()
-    write_marker(layout, frozenset({tree.stat().st_ino}))
+    write_marker(layout, frozenset({identity_of(tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return load_config({"nfs": {"folder": str(tree), "address": "127.0.0.1", "port": free_port()}})
 
@@ -190,14 +190,17 @@ def test_a_missing_server_names_its_package(folder: Path, monkeypatch: pytest.Mo
 
 
 @marked()
-def test_an_ordinary_user_is_told_to_use_sudo(folder: Path) -> None:
+def test_an_ordinary_user_is_told_to_use_sudo(folder: Path, exported: Config) -> None:
     os.seteuid(65534)
     try:
         with pytest.raises(RootNeeded) as caught, serve.running_server(folder):
             raise AssertionError("must not start")
+        with pytest.raises(RootNeeded) as of_the_task:
+            serve.serve(exported)
     finally:
         os.seteuid(0)
-    assert caught.value.mend == "sudo ./inv serve-nfsroot"
+    assert caught.value.mend == "sudo ./inv TASK, with the task that you gave"
+    assert of_the_task.value.mend == "sudo ./inv serve-nfsroot"
 
 
 @marked()
@@ -241,6 +244,15 @@ def test_paths_that_the_configuration_cannot_hold_are_refused(tmp_path: Path) ->
     odd.mkdir()
     with pytest.raises(ServerFailed, match="cannot export that path"), serve.running_server(odd):
         raise AssertionError("must not start")
+
+
+@marked()
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_what_is_no_port_is_refused(exported: Config, port: int) -> None:
+    with pytest.raises(UserError, match=f"cannot listen on port {port}") as caught:
+        serve.serve(exported, port=port)
+    assert caught.value.expected == "a TCP port from 1 to 65535"
+    assert "nfs.port" in caught.value.mend
 
 
 @marked()

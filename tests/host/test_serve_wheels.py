@@ -32,7 +32,7 @@ from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed, UserError
 
 TORCH = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
 
@@ -539,6 +539,16 @@ def test_nothing_to_serve_is_said_with_its_mend(tmp_path: Path, nothing_kept: Pa
     with pytest.raises(ArtefactMissing, match="build-wheel") as caught:
         serve_wheels.serve_wheels(config_for(tmp_path, tmp_path / "empty"))
     assert caught.value.found == f"no torch wheel in {tmp_path / 'empty'}"
+
+
+@pytest.mark.parametrize("port", [-1, 99999])
+def test_what_is_no_port_is_refused(wheelhouse: Path, port: int) -> None:
+    with (
+        pytest.raises(UserError, match=f"the package index cannot listen on port {port}") as caught,
+        serve_wheels.running_index(those_in(wheelhouse), port=port),
+    ):
+        raise AssertionError("must not start")
+    assert "wheels.port" in caught.value.mend
 
 
 def test_a_taken_port(tmp_path: Path, wheelhouse: Path) -> None:

@@ -186,6 +186,51 @@ def test_a_firewall_that_drops_is_opened_for_the_subnet_and_closed_again(net: Ne
     assert net.ruleset() == before
 
 
+# As firewalld has it: what is not known is refused at the end, by way of the default zone's chain.
+FIREWALLD = """
+table inet firewalld {
+  chain filter_FORWARD {
+    type filter hook forward priority filter + 10; policy accept;
+    ct state { established, related } accept
+    ct state invalid drop
+    jump filter_FORWARD_ZONES
+    REJECT
+  }
+  chain filter_FORWARD_ZONES {
+    iifname "docker0" goto filter_FWD_trusted
+    GOTO
+  }
+  chain filter_FWD_trusted { accept; }
+  chain filter_FWD_public { counter log prefix "refused" reject with icmpx type admin-prohibited; }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("refusal", "zone"),
+    [("reject with icmpx type admin-prohibited", ""), ("counter drop", ""), ("", "goto filter_FWD_public")],
+    ids=["reject", "drop", "goto"],
+)
+def test_a_chain_that_refuses_by_its_last_rule_is_reported(net: Net, refusal: str, zone: str) -> None:
+    table = FIREWALLD.replace("REJECT", refusal).replace("GOTO", zone)
+    subprocess.run(["ip", "netns", "exec", net.gateway, "nft", "-f", "-"], input=table, text=True, check=True)
+    made = net.share("on")
+    assert net.fetch() == ""
+    (problem,) = made["problems"]
+    assert "the chain inet firewalld filter_FORWARD refuses" in problem
+    assert f"accept {SUBNET}" in problem
+    assert made["opened"] == [], "it is another's"
+    net.run(net.gateway, "nft", f"insert rule inet firewalld filter_FORWARD_ZONES ip saddr {SUBNET} accept")
+    assert net.fetch() == "hello, board"
+
+
+def test_a_chain_that_refuses_some_packets_is_no_problem(net: Net) -> None:
+    table = FIREWALLD.replace("REJECT", "").replace("GOTO", "")
+    subprocess.run(["ip", "netns", "exec", net.gateway, "nft", "-f", "-"], input=table, text=True, check=True)
+    assert net.share("on")["problems"] == []
+    assert net.fetch() == "hello, board"
+
+
 def test_a_table_that_was_flushed_is_reported_and_mended(net: Net) -> None:
     net.share("on")
     net.run(net.gateway, "nft", "flush", "ruleset")

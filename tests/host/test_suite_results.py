@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from device import suite
-from nfsroot.layout import Layout, write_marker
+from nfsroot.layout import Layout, identity_of, write_marker
 from toolchain import files, process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import BoardSilent, InUse
@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> Config:
     layout.folder.mkdir()
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", layout.client_key])
     layout.known_hosts.write_text(f"* {layout.client_key.with_suffix('.pub').read_text()}")
-    write_marker(layout, frozenset({layout.tree.stat().st_ino}))
+    write_marker(layout, frozenset({identity_of(layout.tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return made
 

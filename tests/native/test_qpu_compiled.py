@@ -59,6 +59,35 @@ def test_large_matrices_are_worked_off_in_parts(monkeypatch: pytest.MonkeyPatch)
         torch.ops.qpu.mm(torch.ones(2, 3), torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("add", ((3, 5), (3, 6))),
+        ("mul", ((3, 5), (5,))),
+        ("mv", ((3, 5), (6,))),
+        ("mv", ((3, 5), (5, 1))),
+        ("mm", ((3, 5), (6, 2))),
+        ("mm", ((3, 5), (5,))),
+    ],
+)
+def test_two_shapes_that_do_not_go_together_are_both_named(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    """By what computes, by what torch.compile asks first, and where a size is a symbol to it."""
+    operator = getattr(torch.ops.qpu, name)
+    said = set()
+    for device in ("cpu", "meta"):
+        with pytest.raises(ValueError, match="expected") as caught:
+            operator(*(torch.ones(shape, device=device) for shape in shapes))
+        said.add(str(caught.value).split("expected", 1)[1].splitlines()[0])
+        for shape in shapes:
+            assert str(shape) in str(caught.value)
+    assert len(said) == 1, "in the same words"
+    compiled = torch.compile(operator, backend="aot_eager", dynamic=True, fullgraph=True)
+    with pytest.raises(Exception, match=r"found \(.*\) and \(.*\)"):
+        compiled(*(torch.ones(shape) for shape in shapes))
+
+
 def test_a_chain_is_whole() -> None:
     a, b = torch.randn(5, 7).to("qpu"), torch.randn(5, 7).to("qpu")
     for operands in ([a, b], [a[0], b], [a[:0], b[:0]]):

@@ -28,10 +28,11 @@
 namespace qpu_ops {
 namespace {
 
+// Sizes may be symbols, while torch.compile looks.
 std::string shape_of(const at::Tensor& t) {
   std::ostringstream text;
   text << '(';
-  for (std::int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "" : ", ") << t.size(i);
+  for (std::int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "" : ", ") << t.sym_size(i);
   text << (t.dim() == 1 ? ",)" : ")");
   return text.str();
 }
@@ -162,7 +163,7 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
     const std::int64_t n = std::min(at_once, a.size(0) - first);
     const at::Tensor part_a = as_plain(a.narrow(0, first, n));
     const at::Tensor part_b = as_plain(b.narrow(0, first, n));
-    Session session;
+    Session session(buffer);
     const Vectors shared = session.vectors(padded(n));
     finite = stage(shared.a, part_a.const_data_ptr<float>(), n) && finite;
     finite = stage(shared.b, part_b.const_data_ptr<float>(), n) && finite;
@@ -212,7 +213,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
       const std::int64_t rows = std::min(rows_at_once, height - top);
       const at::Tensor part_a = as_plain(a.narrow(0, top, rows).narrow(1, left, columns));
       const auto* const from = part_a.const_data_ptr<float>();
-      Session session;
+      Session session(buffer);
       const Matrix shared = session.matrix(rows, stride);
       if (!session.vector_is(tag)) {
         session.vector_becomes(0);
@@ -286,7 +287,10 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
                       bool& finite) {
   const std::int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (m == 0 || n == 0 || k == 0) return at::zeros({m, n}, a.options());
-  if (m * k + k * n + m * n > buffer && std::max({m, n, k}) > 1) {
+  const auto room = [](std::int64_t rows, std::int64_t columns) {
+    return padded(static_cast<std::size_t>(rows * columns));
+  };
+  if (room(m, k) + room(k, n) + room(m, n) > static_cast<std::size_t>(buffer)) {
     const auto half = [&](const at::Tensor& x, const at::Tensor& y) {
       return product_of(x, y, qpus, buffer, finite);
     };
@@ -300,11 +304,8 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
   let_signals_in();
   const at::Tensor x = a.contiguous(), y = b.contiguous();
   at::Tensor result = at::empty({m, n}, a.options());
-  const auto room = [](const at::Tensor& t) {
-    return padded(static_cast<std::size_t>(t.numel()));
-  };
-  Session session;
-  const Vectors shared = session.operands(room(x), room(y), room(result));
+  Session session(buffer);
+  const Vectors shared = session.operands(room(m, k), room(k, n), room(m, n));
   finite = stage(shared.a, x.const_data_ptr<float>(), x.numel()) && finite;
   finite = stage(shared.b, y.const_data_ptr<float>(), y.numel()) && finite;
   session.run_product(static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), qpus);
@@ -360,20 +361,26 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // What the results look like; sizes may be symbols.
+bool same(const c10::SymInt& x, const c10::SymInt& y) {
+  return x.sym_eq(y).expect_true(__FILE__, __LINE__);
+}
 at::Tensor shape_alike(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_VALUE(a.dim() == b.dim(), "a and b are expected to have one shape");
-  for (std::int64_t i = 0; i < a.dim(); ++i)
-    TORCH_SYM_CHECK(a.sym_size(i).sym_eq(b.sym_size(i)), "a and b are expected to have one shape");
+  bool alike = a.dim() == b.dim();
+  for (std::int64_t i = 0; alike && i < a.dim(); ++i) alike = same(a.sym_size(i), b.sym_size(i));
+  TORCH_CHECK_VALUE(alike, "a and b are expected to have one shape, found ", shape_of(a), " and ",
+                    shape_of(b), "; nothing is broadcast, use torch.broadcast_tensors(a, b) first");
   return at::empty_symint(a.sym_sizes(), a.options());
 }
 at::Tensor shape_of_mv(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 1, "mv: expected a of shape (H, W) and b of (W,)");
-  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mv: a's rows and b differ in length");
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 1 && same(a.sym_size(1), b.sym_size(0)),
+                    "mv: expected a of shape (H, W) and b of shape (W,), found ", shape_of(a),
+                    " and ", shape_of(b));
   return at::empty_symint({a.sym_size(0)}, a.options());
 }
 at::Tensor shape_of_mm(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2, "mm: expected a of shape (M, K) and b of (K, N)");
-  TORCH_SYM_CHECK(a.sym_size(1).sym_eq(b.sym_size(0)), "mm: a's rows and b's columns differ");
+  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2 && same(a.sym_size(1), b.sym_size(0)),
+                    "mm: expected a of shape (M, K) and b of shape (K, N), found ", shape_of(a),
+                    " and ", shape_of(b));
   return at::empty_symint({a.sym_size(0), b.sym_size(1)}, a.options());
 }
 

@@ -191,21 +191,33 @@ void install_fork_handlers() {
   if (fault != 0) throw std::system_error(fault, std::generic_category(), "pthread_atfork");
 }
 
-Session::Session() : lock_(guard), device_(device()) {}
+Session::Session(std::int64_t limit)
+    : lock_(guard), device_(device()), limit_(static_cast<std::size_t>(limit)) {}
 
-Vectors Session::vectors(std::size_t n) {
-  device_.vector_tag = 0;
-  return {device_.a.at_least(n), device_.b.at_least(n), device_.result.at_least(n)};
+// What earlier calls left larger than this one needs is given back where all would
+// be too large. Of two parts of a call with the same vector the second asks for no
+// more than the first, so the vector stays.
+void Session::make_room(std::size_t a, std::size_t b, std::size_t result) {
+  Device& d = device_;
+  const auto then = [](const Buffer& buffer, std::size_t n) { return std::max(buffer.size(), n); };
+  if (then(d.a, a) + then(d.b, b) + then(d.result, result) <= limit_) return;
+  if (d.a.size() > a) d.a.release();
+  if (d.b.size() > b) d.b.release();
+  if (d.result.size() > result) d.result.release();
 }
 
+Vectors Session::vectors(std::size_t n) { return operands(n, n, n); }
+
 Matrix Session::matrix(std::size_t rows, std::size_t columns) {
+  const std::size_t a = rows * columns, sums = rows * block;
+  make_room(a, columns, sums);
   if (device_.b.size() < columns) device_.vector_tag = 0;
-  return {device_.a.at_least(rows * columns), device_.b.at_least(columns),
-          device_.result.at_least(rows * block)};
+  return {device_.a.at_least(a), device_.b.at_least(columns), device_.result.at_least(sums)};
 }
 
 Vectors Session::operands(std::size_t a, std::size_t b, std::size_t result) {
   device_.vector_tag = 0;
+  make_room(a, b, result);
   return {device_.a.at_least(a), device_.b.at_least(b), device_.result.at_least(result)};
 }
 

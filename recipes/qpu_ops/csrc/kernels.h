@@ -36,12 +36,14 @@ struct Matrix {
 struct Device;
 
 // The only way to the QPUs: one thread of the process at a time has a Session.
-// Buffers grow when a larger one is asked for and are kept for the next call;
-// kernels are compiled at first use and kept. After fork() the child starts
+// Buffers grow when a larger one is asked for and are kept for the next call,
+// but for those that would take all together beyond the limit: they are given
+// back. Kernels are compiled at first use and kept. After fork() the child starts
 // with neither: what it inherits is memory that the parent's QPUs write to.
 class Session {
  public:
-  Session();
+  // `limit` is how many floats all buffers may hold; a call asks for less.
+  explicit Session(std::int64_t limit);
 
   // What the returned pointers hold is kept until the Session ends. Throws
   // qpu::AllocationError.
@@ -64,8 +66,11 @@ class Session {
   double run_product(int m, int n, int k, int qpus) const;
 
  private:
+  void make_room(std::size_t a, std::size_t b, std::size_t result);
+
   std::lock_guard<std::mutex> lock_;
   Device& device_;
+  std::size_t limit_;
 };
 
 // To be called once, before there is a Session: a fork() during the very first

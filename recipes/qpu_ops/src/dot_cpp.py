@@ -4,8 +4,8 @@ Both operands have one shape and one dtype: float32 (computed as it is), float64
 float32, computed there, and the result rounded to the operands' dtype). Any strides, any size, 0 included. Neither
 operand is changed. Elements where an operand is not finite (in float32) are computed on the CPU, as torch does.
 
-Accuracy, for float32: |result - exact| <= 2**-23 * |exact| + 2**-124. The QPU rounds towards zero, takes denormal
-operands for 0 and returns +0 for denormal results and for -0.
+Accuracy, for float32: |result - exact| <= 2**-23 * |exact| + 2**-124, where denormal operands count as 0, for which the
+QPU takes them. It rounds towards zero and returns +0 for denormal results and for -0.
 
 Gradients are supported, of any order. Calls are safe from any thread; other Python threads run meanwhile.
 """

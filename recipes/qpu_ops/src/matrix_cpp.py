@@ -10,7 +10,7 @@ products from left to right, rounding towards zero; the CPU adds the 16 partial 
 Rows wider than a quarter of QPU_OPS_BUFFER_KIB begin new partial sums there, which are added likewise.
 
 Accuracy, for float32: with n = ceil(W / 16) + 1 and u = 2**-23,
-|score - exact| <= n u / (1 - n u) * sum(|a_w b_w|) + 2**-24 |score| + 2 W * 2**-126.
+|score - exact| <= n u / (1 - n u) * sum(|a_w b_w|) + 2**-24 |score| + 2 W * 2**-126; denormal operands count as 0.
 
 Gradients are supported, of any order. Calls are safe from any thread; other Python threads run meanwhile.
 """

@@ -8,7 +8,7 @@ Environment variables, read at each call:
 ``QPU_OPS_QPUS``
     QPUs that a kernel runs on, 1 to 12; 4 when unset. Kernels that wait for memory gain little from more.
 ``QPU_OPS_BUFFER_KIB``
-    Memory shared with the QPUs that an operation may use, 4 to 32768 KiB; 8192 when unset. Larger operands are
+    Memory shared with the QPUs that the operations may use, 4 to 32768 KiB; 8192 when unset. Larger operands are
     worked off in parts.
 ``QPU_BACKEND``
     Read by libqpu: what runs the kernels.

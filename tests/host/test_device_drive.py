@@ -1,0 +1,171 @@
+"""How a run of the device suite is taken in: the board is this machine, all else is as in a run on another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import here_board
+import pytest
+from device_parts import write_suite
+
+from device import evidence
+from toolchain import process
+from toolchain.config import ROOT
+from toolchain.errors import CommandFailed
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left."""
+
+    status: int
+    said: str
+    record: evidence.Record
+    junit: Path
+    log: Path
+
+    def outcomes(self) -> dict[str, str]:
+        """How each test ended, as the evidence has it."""
+        return {test.name: test.outcome for test in self.record.tests}
+
+    def junit_failures(self) -> set[str | None]:
+        """The tests that did not pass, as the JUnit file has them."""
+        return {case.get("name") for case in ElementTree.parse(self.junit).iter("testcase") if len(case)}  # noqa: S314
+
+
+def drive(folder: Path, *, user: str = "root", keyword: str = "", **options: Any) -> Run:
+    """Run the suite in ``folder``/suite by labgrid and ``device.drive``, in a process of its own."""
+    options |= {"suite": str(folder / "suite"), "record": str(folder / "record"), "log": str(folder / "log")}
+    target = {
+        "resources": {"NetworkService": {"address": "here", "username": user}},
+        "drivers": {"HereDriver": {}, "BoardStrategy": {}},
+    }
+    imports = ["device.target", "device.strategy", here_board.__file__]
+    environment = folder / "environment.yaml"
+    environment.write_text(json.dumps({"imports": imports, "targets": {"main": target}, "options": options}))
+    words = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-v"]
+    words += [f"--junit-xml={folder / 'junit.xml'}", f"--lg-env={environment}", *(["-k", keyword] if keyword else [])]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = process.run(
+        [*words, str(ROOT / "tests" / "device")], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": path}, check=False
+    )
+    record = evidence.Record.read(folder / "record")
+    return Run(done.returncode, done.output, record, folder / "junit.xml", folder / "log")
+
+
+def test_a_suite_that_ran_to_its_end(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", a="def test_good(): pass\ndef test_bad(): assert 1 == 2, 'one is not two'")
+    run = drive(tmp_path)
+    assert run.status == 1
+    assert run.outcomes() == {"test_good": "passed", "test_bad": "failed"}
+    assert run.junit_failures() == {"test_bad"}
+    assert "1 failed, 1 passed" in run.said
+
+
+EARLY_ENDS = {
+    "pytest.exit": ("import pytest\ndef test_second(): pytest.exit('enough')", "", "test_second", "status 2"),
+    "pytest.exit(0)": ("import pytest\ndef test_second(): pytest.exit('enough', returncode=0)", "", "", ""),
+    "pytest.exit(77)": ("import pytest\ndef test_second(): pytest.exit('x', returncode=77)", "", "test_second", "77"),
+    "Ctrl-C": ("def test_second(): raise KeyboardInterrupt", "", "test_second", "interrupted (status 2)"),
+    "INTERNALERROR": (
+        "def test_second(): pass",
+        "def pytest_runtest_logfinish(nodeid):\n    if 'second' in nodeid: broken_plugin",
+        "test_second",
+        "an internal error (status 3)",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", EARLY_ENDS)
+def test_a_suite_that_ends_early_is_no_pass(tmp_path: Path, way: str) -> None:
+    """What had passed stays so; what did not run is an error, in the evidence and in the JUnit file."""
+    second, plugin, named, told = EARLY_ENDS[way]
+    write_suite(tmp_path / "suite", a="def test_first(): pass", b=second, c="def test_third(): pass")
+    (tmp_path / "suite" / "conftest.py").write_text(plugin)
+    run = drive(tmp_path)
+    assert run.status == 1
+    assert run.outcomes() == {"test_first": "passed", "test_second": "error", "test_third": "error"}
+    assert evidence.count(run.record.tests) == {"passed": 1, "failed": 0, "errors": 2, "skipped": 0}
+    assert run.junit_failures() == {"test_second", "test_third"}
+    texts = {test.name: test.text for test in run.record.tests}
+    assert texts["test_third"] == "not run: pytest ended before"
+    if named:
+        assert told in texts[named]
+        assert "last lines of its output" in texts[named]
+    if way == "INTERNALERROR":
+        assert "broken_plugin" in texts[named]
+
+
+def test_a_suite_that_breaks_between_two_tests_is_no_pass(tmp_path: Path) -> None:
+    """No test is to blame, and none of them is left out."""
+    write_suite(tmp_path / "suite", a="def test_first(): pass\ndef test_second(): pass")
+    (tmp_path / "suite" / "conftest.py").write_text("def pytest_sessionfinish(session): broken_plugin")
+    run = drive(tmp_path)
+    assert run.status == 1
+    assert run.outcomes()["test_second"] == "passed"
+    blamed = [test for test in run.record.tests if test.outcome == "error"]
+    assert [test.nodeid for test in blamed] == ["device::suite"]
+    assert "broken_plugin" in blamed[0].text
+
+
+def test_a_board_that_goes_away_fails_what_was_to_run(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", a="import os\ndef test_dies(): os._exit(9)\ndef test_after(): pass")
+    run = drive(tmp_path)
+    assert run.status == 1
+    texts = {test.name: test.text for test in run.record.tests if test.outcome == "error"}
+    assert "ended (status 9) before the suite did" in texts["test_dies"]
+    assert texts["test_after"] == "not run: the board went away before"
+    assert run.junit_failures() == {"test_dies", "test_after"}
+
+
+def test_a_selection_that_the_boards_pytest_does_not_take_is_told_in_its_words(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", a="def test_first(): pass")
+    run = drive(tmp_path, keyword="first and")
+    assert run.status == CommandFailed.exit_code
+    assert run.record.error is not None
+    assert "did not understand what to run" in run.record.error["summary"]
+    assert "Wrong expression passed to '-k': first and" in run.record.error["found"]
+    assert "--select" in run.record.error["mend"]
+
+
+@pytest.mark.parametrize(
+    ("selected", "timed"), [("first", True), ("nothing_like_it", False), ("first or leaves", False)]
+)
+def test_times_are_taken_of_a_suite_that_ran(tmp_path: Path, selected: str, timed: bool) -> None:
+    tests = "import pytest\ndef test_first(): pass\ndef test_leaves(): pytest.exit('enough')\ndef test_last(): pass"
+    write_suite(tmp_path / "suite", a=tests)
+    (tmp_path / "suite" / "timing.py").write_text("print('{}')")
+    run = drive(tmp_path, keyword=selected, timing_limit_s=60)
+    assert run.record.whole
+    reason = "pitorch-qpu-ops is not installed" if timed else "no test ran, or not all"
+    assert reason in run.record.timing["reason"]
+
+
+@pytest.mark.parametrize(("user", "privilege"), [("root", []), ("pi", ["sudo", "-n"])])
+def test_the_tree_is_entered_as_root_whoever_logs_in(tmp_path: Path, user: str, privilege: list[str]) -> None:
+    """Without a question: nobody is there to type a password. Nothing serves that tree, so it ends with the helper."""
+    write_suite(tmp_path / "suite", a="def test_first(): pass")
+    run = drive(tmp_path, user=user, chroot="127.0.0.1:/no where", chroot_port=1)
+    (started,) = (line for line in run.log.read_text().splitlines() if line.startswith("$ "))
+    shell, dash_c, command = shlex.split(started.removeprefix("$ "))
+    assert (shell, dash_c) == ("sh", "-c")
+    entering, _, rest = command.rpartition("; s=$?; ")
+    words = shlex.split(entering)
+    assert words[: len(privilege)] == privilege
+    interpreter, helper, *others = words[len(privilege) :]
+    assert (interpreter, Path(helper).parent) == ("sh", Path("/tmp"))
+    assert others[:6] == ["-o", "port=1", "127.0.0.1:/no where", "--", "sh", "-c"]
+    assert "python3 onboard.py" in others[6]
+    assert rest == f"rm -f {helper}; exit $s"
+    assert not Path(helper).exists(), "it is taken away again"
+    assert run.status == CommandFailed.exit_code
+    assert run.record.error is not None
+    assert run.record.error["summary"] == "the suite did not start on the board"
+    assert "mount.nfs" in run.record.error["expected"]
