@@ -34,7 +34,7 @@ import docker
 import docker.errors
 import requests
 
-from toolchain import process, progress
+from toolchain import caller, process, progress
 from toolchain.config import Config
 from toolchain.errors import (
     CommandFailed,
@@ -627,7 +627,7 @@ def _locked(folder: Path) -> Iterator[None]:
             f"{folder} cannot hold the engine's record",
             expected="a folder that you may write to",
             found=str(fault),
-            mend="run the task with sudo" if isinstance(fault, PermissionError) else "move that file away",
+            mend=caller.as_root("./inv TASK") if isinstance(fault, PermissionError) else "move that file away",
         ) from fault
     with locked(folder):
         yield

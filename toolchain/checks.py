@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import process, progress
+from toolchain import caller, process, progress
 from toolchain.config import ROOT
 from toolchain.errors import ChecksFailed, ProgramMissing
 
@@ -117,7 +117,8 @@ def run_tests(*, select: str = "", checks_only: bool = False, lanes: int = 1, pa
             "the tests of the main job would be left out",
             expected=f"a machine that can build images: root's rights, {', '.join(BUILDERS)}",
             found=f"not here: {', '.join(left_out)}",
-            mend="sudo ./inv test (./inv --set-up installs programs), or ./inv test --partial, which runs the rest",
+            mend=f"{caller.as_root('./inv test')} (./inv --set-up installs programs), or ./inv test --partial, "
+            "which runs the rest",
         )
     try:
         run_all((*linters(), host_tests(select, lanes)))

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolchain import caller
 from toolchain.errors import DiskFull, ForeignFolder, RootNeeded, UserError
 
 MARKER = ".pitorch-owned"
@@ -118,7 +119,7 @@ def belongs_to_another(folder: Path, found: str) -> RootNeeded:
         f"{folder} belongs to another user",
         expected="a build folder that you may write to",
         found=found,
-        mend="run the task with sudo, as whatever built there, or set build.folder to a folder of your own",
+        mend=f"as whatever built there: {caller.as_root('./inv TASK')}; or set build.folder to a folder of your own",
     )
 
 
