@@ -6,7 +6,9 @@ was typed, and which of the variables that count were set, is kept for the mends
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -31,6 +33,22 @@ def folder() -> Path:
 def path(given: str) -> Path:
     """A path that was given on the command line; the caller's folder for an empty one."""
     return folder() / given
+
+
+def home() -> str:
+    """The home of whoever called: under sudo, of the one who typed it."""
+    uid = os.environ.get("SUDO_UID", "")
+    if os.geteuid() == 0 and uid.isdecimal():
+        with contextlib.suppress(KeyError):
+            return pwd.getpwuid(int(uid)).pw_dir
+    return str(Path("~").expanduser())
+
+
+def expanded(given: str) -> str:
+    """A path with ``~`` replaced by ``home``, and ``~NAME`` by that user's."""
+    if given == "~" or given.startswith("~/"):
+        return home() + given[1:]
+    return os.path.expanduser(given)  # noqa: PTH111 (Path's raises where there is no such user)
 
 
 def remember(words: Sequence[str], variables: Iterable[str]) -> None:

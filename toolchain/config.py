@@ -369,19 +369,25 @@ def load_config(
     *,
     options: Mapping[str, str | Sequence[str]] | None = None,
     environment: Mapping[str, str] | None = None,
+    named: Mapping[str, Any] | None = None,
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
 
     Over it are laid ``environment``, the INVOKE_* variables (see ``take_variables``), then ``options``, settings of the
     command line as ``{"qpu.library": "upstream"}``, of which empty ones do not count; a list comes as one, and each of
-    its texts stays whole, where a variable's text is split at commas. Raises ConfigError with every fault at once,
-    variables that name no setting included.
+    its texts stays whole, where a variable's text is split at commas. ``named`` is the part of the tree that is from
+    the file of --config: over that no variable is laid. Raises ConfigError with every fault at once, variables that
+    name no setting included.
     """
     faults: list[str] = []
+    stronger = {
+        f"{section}.{key}" for section, keys in (named or {}).items() if isinstance(keys, Mapping) for key in keys
+    }
     given_names: dict[str, str | Sequence[str]] = {}
     for name, text in sorted((environment or {}).items()):
         if name in _VARIABLES:
-            given_names[_VARIABLES[name]] = text
+            if _VARIABLES[name] not in stronger:
+                given_names[_VARIABLES[name]] = text
         else:
             near = difflib.get_close_matches(name.removeprefix("INVOKE_"), _BARE_VARIABLES, n=1, cutoff=0.5)
             faults.append(f"{name}: no such setting" + (f"; did you mean 'INVOKE_{near[0]}'?" if near else ""))
