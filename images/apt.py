@@ -112,7 +112,7 @@ def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
     for flavour, architectures in _wanted(image):
         keyring = flavour.keyring or _kept_keyring(flavour, keyrings)
         for pocket in flavour.pockets:
-            override = image.mirror if flavour.name == target.name and image.mirror else ""
+            override = image.mirror.rstrip("/") if flavour.name == target.name else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
             made.append(Source(pocket, uri, flavour.components, keyring, architectures))
     return tuple(made)
@@ -122,7 +122,8 @@ def _mirrors(config: Config) -> dict[str, str]:
     image = config.image
     host = host_mirrors()
     debian_target = image.flavour == "debian"
-    main = (image.mirror if debian_target else "") or host.get("main", "")
+    # A slash at its end would come between the name and what is beside it.
+    main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
         mend = (
             "name one in invoke.yaml, or by INVOKE_IMAGE_MIRROR=http://HOST/debian"
@@ -133,8 +134,8 @@ def _mirrors(config: Config) -> dict[str, str]:
             [f"image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over; {mend}"]
         )
     beside = main + "-security" if main.endswith("/debian") else ""
-    security = image.security_mirror or ("" if debian_target and image.mirror else host.get("security", "")) or beside
-    return {"main": main, "security": security or main}
+    of_host = "" if debian_target and image.mirror else host.get("security", "")
+    return {"main": main, "security": image.security_mirror.rstrip("/") or of_host or beside or main}
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:

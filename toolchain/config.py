@@ -55,7 +55,7 @@ def _between(low: float, high: float, unit: str = "") -> Check:
 
 
 _package = _matches(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?", "a Debian package name")
-_url = _matches(r"(https?|copy|file)://?\S+|", "an http(s):// URL, or nothing")
+_url = _matches(r"https?://[^/\s]\S*|(?:copy|file):/\S+|", "an http(s)://HOST URL (or copy:/ or file:/), or nothing")
 _name = _matches(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*", "a lower-case repository name")
 _tag = _matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|", "an image tag, or nothing")
 _BAD_PORT = "expected a port from 1 to 65535"

@@ -287,6 +287,22 @@ def test_a_set_mirror_wins() -> None:
     assert made[2].uri == "http://mirror.example.org/debian-security"
 
 
+def test_a_slash_at_a_mirrors_end_changes_nothing() -> None:
+    """The security pocket was looked for in the main archive, and left out."""
+
+    def places(**image: str) -> list[str]:
+        return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]
+
+    plain = places(mirror="http://mirror.example.org/debian")
+    assert plain[2] == "http://mirror.example.org/debian-security"
+    assert places(mirror="http://mirror.example.org/debian/") == plain
+    named = places(mirror="http://mirror.example.org/debian//", security_mirror="http://mirror.example.org/security/")
+    assert named == [*plain[:2], "http://mirror.example.org/security"]
+    raspbian = places(flavour="raspbian", mirror="http://mirror.example.org/raspbian/")
+    assert "http://mirror.example.org/raspbian" in raspbian
+    assert not [uri for uri in raspbian if uri.endswith("/")]
+
+
 def test_sources_of_a_root_name_only_its_architectures() -> None:
     made = apt.sources_for(load_config({}), Path("/nonexistent"))
     assert "arch=armhf " in apt.sources_text(made, ("armhf",))
