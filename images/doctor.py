@@ -163,12 +163,17 @@ def print_table(findings: Sequence[Finding], *, console: Console | None = None) 
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    """A check's finding; a fault that the user can mend is a finding too."""
+    """A check's finding; a fault that the user can mend is a finding too, and so is a program that does not end."""
     try:
         return check()
     except UserError as fault:
         found = "; ".join(part for part in (fault.summary, fault.found) if part)
         return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, mend=fault.mend)
+    except subprocess.TimeoutExpired as fault:
+        line = process.pasteable([fault.cmd] if isinstance(fault.cmd, str | os.PathLike) else fault.cmd)
+        found = f"{line} was still running after {fault.timeout:.0f} s"
+        mend = "run it by hand and see what it waits for; a foreign program hangs where its emulator does: update that"
+        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, mend=mend)
     except OSError as fault:
         return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=str(fault), mend="mend what it names")
 
@@ -504,9 +509,17 @@ def _engine_findings(config: Config) -> list[Finding]:
             ),
         ]
     findings = [judge_engine(info), _guarded("container", lambda: check_container(config.image.target.oci_platform))]
-    if info.data_root.is_dir() and info.data_root.stat().st_dev != config.build_root.stat().st_dev:
-        findings.append(check_disk_of_engine(info.data_root))
+    if _on_another_disk(info.data_root, config.build_root):
+        findings.append(_guarded("engine's disk", lambda: check_disk_of_engine(info.data_root)))
     return findings
+
+
+def _on_another_disk(data_root: Path, folder: Path) -> bool:
+    """Whether the engine's folder is here and not on the build folder's disk; one that cannot be asked is not."""
+    with contextlib.suppress(OSError):
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        return data_root.is_dir() and data_root.stat().st_dev != existing.stat().st_dev
+    return False
 
 
 def check_disk_of_engine(data_root: Path) -> Finding:

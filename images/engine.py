@@ -18,6 +18,7 @@ does, in the way of the cgroupfs-mount package: the unified hierarchy unless con
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from urllib.parse import urlsplit
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
 
 from toolchain import caller, process, progress
 from toolchain.config import Config
@@ -52,11 +54,17 @@ _SYSTEMD_MARK = Path("/run/systemd/system")
 _SYSTEM_PIDFILE = Path("/var/run/docker.pid")
 _CGROUP = Path("/sys/fs/cgroup")
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+REFUSED_OR_GONE = (
+    *(docker.errors.DockerException, requests.RequestException),
+    *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
+)
+"""What docker-py raises where an engine refuses, does not answer, or ends in the middle of an answer."""
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
 """What requests and pip say when the proxy speaks SOCKS and PySocks is not installed."""
 SOCKS_MEND = "name an HTTP proxy in http_proxy and https_proxy, or install PySocks into .venv from a file"
 
 _START_LIMIT_S = 60.0
+_SYSTEMD_LIMIT_S = 120.0
 _STOP_LIMIT_S = 30.0
 _TAIL_LINES = 15
 
@@ -354,6 +362,16 @@ def _unavailable(fault: BaseException | None, address: str = "") -> EngineUnavai
     )
 
 
+def gone(doing: str, fault: BaseException) -> EngineUnavailable:
+    """The error where an engine that answered before ended, or ceased to answer, while it was ``doing`` something."""
+    return EngineUnavailable(
+        f"the Docker engine went away while it {doing}",
+        expected="an engine that answers until the step is done",
+        found=_reason(fault),
+        mend="its log says why it ended (./inv doctor starts it again, and examines it); then run the task again",
+    )
+
+
 def _reason(fault: BaseException | None) -> str:
     """The innermost words of a chain of wrapped exceptions, in one line."""
     if fault is None:
@@ -401,7 +419,15 @@ def runs_by_systemd() -> bool:
 def _start_by_systemd() -> None:
     with progress.step("start docker.service"):
         argv = [*_sudo("to start docker.service"), "systemctl", "start", "docker.service"]
-        ended = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120)
+        try:
+            ended = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_SYSTEMD_LIMIT_S)
+        except subprocess.TimeoutExpired as fault:
+            raise EngineUnavailable(
+                "systemd does not come to an end of starting the Docker engine",
+                expected="systemctl start docker.service to end",
+                found=f"it still runs after {fault.timeout:.0f} s",
+                mend="journalctl -u docker.service shows what it waits for",
+            ) from fault
     if ended.returncode != 0:
         raise EngineUnavailable(
             "systemd could not start the Docker engine",

@@ -256,9 +256,9 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
     """Pack extracted native programs as a root that a container can be made of; reproducible, as ``files.pack`` is.
 
     What their packages would do when configured is left undone but for the links that programs are looked for by. What
-    no build reads is left out: the engine reads and writes every byte of an image several times.
+    no build reads is left out: the engine reads and writes every byte of an image several times. Raises DiskFull.
     """
-    with files.scratch_folder(tar.parent, tar.name) as beside:
+    with files.room_for("the native builder image", tar.parent), files.scratch_folder(tar.parent, tar.name) as beside:
         for name in ("bin", "sbin", "lib", "lib64"):
             if not (folder / name).is_symlink() and not (folder / name).exists() and (folder / "usr" / name).is_dir():
                 (beside / name).symlink_to(f"usr/{name}")

@@ -28,7 +28,7 @@ import docker
 import docker.errors
 
 from images import apt, archive, native, probe, rootfs, system
-from images.engine import connect
+from images.engine import REFUSED_OR_GONE, connect
 from images.flavour import Pocket, load_suite, packages_for, target_flavour
 from recipes import pyc, recipe, wheels
 from recipes.libqpu import build as libqpu
@@ -712,14 +712,17 @@ class Flow:
                 found = self.client.images.get(self.config.image_reference(role)).id
             except (docker.errors.ImageNotFound, docker.errors.NullResource):
                 return "its image is gone from the engine"
-            except EngineUnavailable:
+            except (EngineUnavailable, *REFUSED_OR_GONE):
                 return NO_ENGINE
             return "" if found == made.facts["image"] else "its image in the engine is another one"
 
         return probe
 
     def _stage_wheel(self, wheel: Path, folder: Path, tar: Path) -> None:
-        with files.scratch_folder(self.root, folder.name) as scratch:
+        with (
+            files.room_for(f"what {wheel.name} holds", self.root),
+            files.scratch_folder(self.root, folder.name) as scratch,
+        ):
             stage = scratch / "root"
             stage.mkdir()
             wheels.unpack(wheel, stage, self.suite)
@@ -825,7 +828,12 @@ def _unpack(tar: Path, folder: Path) -> None:
     with files.scratch_folder(folder.parent, folder.name) as scratch:
         stage = scratch / "root"
         stage.mkdir()
-        run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
+        try:
+            run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
+        except CommandFailed as fault:
+            if full := files.full_disk(fault.tail, f"what {tar.name} holds", folder.parent):
+                raise full from fault
+            raise
         files.remove(folder)
         stage.rename(folder)
 

@@ -251,12 +251,13 @@ def pack(
 
     The same tree gives the same bytes. Nothing is compressed: an image's layer is made of it. ``beside`` is a second
     folder laid over the first. What ``leave_out`` matches wholly (names relative to the first, with ``/``) is left out,
-    a folder with all that is in it.
+    a folder with all that is in it. Raises DiskFull.
     """
     found = dict(_below(folder, leave_out))
     if beside is not None:
         found |= _below(beside)
     with (
+        room_for(tar.name, tar.parent),
         replacing(tar) as aside,
         tarfile.TarFile(aside, mode="w", format=tarfile.PAX_FORMAT, copybufsize=_BLOCK) as archive,
     ):

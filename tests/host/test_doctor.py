@@ -298,6 +298,20 @@ def test_an_ordinary_users_sudo_is_tried(script: str, verdict: Verdict, found: s
     assert "sudo ./inv build-image" in finding.found + finding.mend
 
 
+def test_a_sudo_that_does_not_end_is_a_finding() -> None:
+    """One that asks a directory which does not answer, say."""
+    with tempfile.TemporaryDirectory(prefix="pitorch-sudo-") as folder:
+        Path(folder).chmod(0o755)
+        stand_in = Path(folder) / "sudo"
+        stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
+        stand_in.chmod(0o755)
+        limited = "(setattr(doctor, '_RUN_LIMIT_S', 0.6), doctor._guarded('rights', doctor.check_rights))[1]"
+        finding = as_nobody(limited, f"{folder}:/usr/bin:/bin")
+    assert (finding.check, finding.verdict) == ("rights", Verdict.FAIL)
+    assert finding.found == "sudo --non-interactive true was still running after 1 s"
+    assert "by hand" in finding.mend
+
+
 # ------------------------------------------------------------------------------------------------ the machine
 
 
@@ -590,6 +604,37 @@ def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monk
 
 
 # ------------------------------------------------------------------------------------------------ programs
+
+
+def test_a_program_that_does_not_end_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under an emulator that hangs: what the compiler made is such a program here."""
+    compiler = tmp_path / "odd-g++"
+    compiler.write_text('#!/bin/sh\nprintf "#!/bin/sh\\nexec sleep 60\\n" >"$3"\nchmod 755 "$3"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(doctor, "_RUN_LIMIT_S", 2.0)
+    finding = doctor._guarded("cross compiler", lambda: doctor.check_cross_compiler(tmp_path, "odd"))
+    assert (finding.check, finding.verdict) == ("cross compiler", Verdict.FAIL)
+    assert finding.found == f"{tmp_path}/answer was still running after 2 s"
+    assert "emulator" in finding.mend
+
+
+def test_the_engines_disk_is_looked_at_where_it_is_another(tmp_path: Path) -> None:
+    """A build folder that is not there yet, or may not be looked into, is no fault of doctor's."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
+        elsewhere = Path(shm)
+        if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("/dev/shm is on the disk of the temporary files")
+        assert doctor._on_another_disk(elsewhere, tmp_path / "not" / "there")
+        assert not doctor._on_another_disk(tmp_path, tmp_path / "not" / "there")
+        assert not doctor._on_another_disk(tmp_path / "nothing", elsewhere)
+        if os.geteuid() == 0:
+            (tmp_path / "closed").mkdir(mode=0o700)
+            os.seteuid(65534)
+            try:
+                assert not doctor._on_another_disk(elsewhere, tmp_path / "closed" / "build")
+            finally:
+                os.seteuid(0)
 
 
 def test_a_missing_program_is_a_finding_with_its_package(tmp_path: Path) -> None:

@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from registry_parts import small_disk
+from wheel_parts import make_wheel
 
 from images import rootfs
 from recipes import flow, main_job
 from recipes.flow import Flow, alone
 from recipes.torch import job as torch_job
+from toolchain import files
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ConfigError, RootNeeded, ServerFailed
+from toolchain.errors import ConfigError, DiskFull, RootNeeded, ServerFailed
 from toolchain.manifest import Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step
 
@@ -117,6 +120,19 @@ def test_the_builder_image_is_made_anew_when_less_is_left_out_or_it_is_packed_ot
             with (tmp_path / name).open("a") as stream:
                 stream.write("# changed\n")
             assert flow._packing() != seen
+
+
+def test_a_disk_that_becomes_full_under_a_wheels_content_is_told(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", {"thing.bin": os.urandom(3 << 20)})
+    with small_disk(tmp_path / "disk", "2m") as disk, Flow(config_for(disk)) as made:
+        with pytest.raises(DiskFull, match=f"no room for what {wheel.name} holds") as caught:
+            made._stage_wheel(wheel, made.root / "site", made.root / "site.tar")
+        assert str(made.root) in caught.value.expected
+        assert list(made.root.iterdir()) == []
+        tar = tmp_path / "large.tar"
+        files.pack(wheel.parent, tar, epoch=1000)
+        with pytest.raises(DiskFull, match=r"no room for what large\.tar holds"):
+            flow._unpack(tar, disk / "large")
 
 
 def test_no_compiler_is_mounted_where_it_is_switched_off(tmp_path: Path) -> None:
