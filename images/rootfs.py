@@ -315,7 +315,6 @@ def _mmdebstrap(
     log.write_text("")
     extracts = "--variant=extract" in variant
     archives = '"$1/var/cache/apt/archives"'
-    scratch = target.parent / f".{target.name}.{os.getpid()}.scratch"
     unmount = f"umount {archives}"
     memory_mib = _MEMORY_FOR_TREE_MIB if available_memory_mib() >= 2 * _MEMORY_FOR_TREE_MIB else 0
     words = [
@@ -337,10 +336,12 @@ def _mmdebstrap(
         spec.suite,
     ]
     with contextlib.ExitStack() as stack:
-        scratch.mkdir(parents=True)
-        stack.callback(files.remove, scratch)
+        scratch = stack.enter_context(files.scratch_folder(target.parent, target.name))
+        scratch.chmod(0o755)
         aside = stack.enter_context(files.replacing(target))
         named = aside.with_name(aside.name + ".tar") if target.suffix == ".tar" else aside
+        if named != aside:  # what mmdebstrap wrote before it failed
+            stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
             # A mount namespace of its own: nothing that is mounted here can be left on the host. The tree is built in

@@ -20,6 +20,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -50,6 +52,10 @@ ROOTS = ("tools", "builder", "dev", "rootfs")
 NO_ENGINE = "no engine answers"
 MODULES = ("dot_cpp", "matrix_cpp", "cpu_cpp")
 """What the extension wheel brings; imported in the finished image before it is called built."""
+
+_SCRATCH = re.compile(r"\.[\w-]+(?:\.tar)?\.(?:[a-z0-9_]{8}|\d+\.scratch)")
+_PART = re.compile(r"\.[\w-]+\.tar\.\d+\.part(?:\.tar)?")
+"""Names of what a build writes aside (toolchain.files) in its target's folder."""
 
 
 class Flow:
@@ -856,4 +862,23 @@ def alone(folder: Path) -> Iterator[None]:
             stack.enter_context(files.held(folder / "lock", taken))
         except PermissionError as fault:
             raise files.belongs_to_another(folder, str(fault)) from fault
+        _tidy(folder)
         yield
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what builds that were killed left beside their products: who holds the lock wrote none of it."""
+    mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
+    left = [
+        *(path for path in folder.glob(".*.*") if _SCRATCH.fullmatch(path.name) and path.is_dir()),
+        *(path for path in folder.glob(".*.part*") if _PART.fullmatch(path.name) and path.is_file()),
+    ]
+    for path in left:
+        if not os.access(folder, os.W_OK, effective_ids=True) or any(place.is_relative_to(path) for place in mounted):
+            continue
+        size = progress.human_size(files.size_of(path) if path.is_dir() else path.stat().st_size)
+        try:
+            files.remove(path)
+            progress.say(f"    what a killed build left is removed: {path.name} ({size})")
+        except OSError as fault:
+            progress.warn(f"what a killed build left stays: {path} ({size}): {fault}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from recipes.torch import job as torch_job
 from toolchain import files
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ConfigError, DiskFull, RootNeeded, ServerFailed
+from toolchain.errors import ConfigError, DiskFull, ImageBuildFailed, RootNeeded, ServerFailed
 from toolchain.manifest import Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step
 
@@ -329,6 +331,75 @@ def test_no_root_is_begun_without_root(public: Path) -> None:
     finally:
         os.seteuid(0)
     assert list(public.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------ builds that were killed
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from recipes.flow import alone
+from toolchain import files
+folder = Path(sys.argv[1])
+with alone(folder), files.scratch_folder(folder, "tools") as tools, files.replacing(folder / "rootfs.tar") as aside:
+    (tools / "large").write_bytes(bytes(5 << 20))
+    aside.write_text("half")
+    aside.with_name(aside.name + ".tar").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gigabytes, each time; what others have in the folder stays."""
+    folder = tmp_path / "target"
+    ended = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (folder / ".rootfs.tar.17.scratch").mkdir()
+    assert len(list(folder.iterdir())) == 5
+    for kept in (".nfsroot.export", ".nfsroot.lock", ".mine", "rootfs.tar", "tools", ".tools.tar", "a.17.part"):
+        (folder / kept).mkdir()
+    with alone(folder):
+        assert {path.name for path in folder.iterdir()} == {
+            *("lock", ".nfsroot.export", ".nfsroot.lock", ".mine", "rootfs.tar", "tools", ".tools.tar", "a.17.part"),
+        }
+    said = capsys.readouterr().err
+    assert said.count("what a killed build left is removed: .") == 4
+    assert re.search(r"\.tools\.\w{8} \(5\.0 MiB\)", said)
+    with alone(folder):
+        assert capsys.readouterr().err == ""
+
+
+def test_what_is_mounted_is_no_leftover(tmp_path: Path) -> None:
+    place = tmp_path / ".tools.abcdefgh"
+    with small_disk(place, "1m"):
+        (place / "file").touch()
+        with alone(tmp_path):
+            assert (place / "file").exists()
+    with alone(tmp_path):
+        assert not place.exists()
+
+
+@needs_root
+def test_a_process_of_the_same_number_may_have_been_killed_before(tmp_path: Path) -> None:
+    """In a container numbers repeat: the next build stopped at what the one before had left."""
+    if shutil.which("mmdebstrap") is None:
+        pytest.skip("mmdebstrap is not installed")
+    (tmp_path / f".root.tar.{os.getpid()}.scratch").mkdir()
+    (tmp_path / "lists").mkdir()
+    spec = rootfs.RootSpec(
+        role="small",
+        suite="trixie",
+        architectures=(host_architecture().debian,),
+        packages=("base-files",),
+        sources=(),
+        lists=tmp_path / "lists",
+        archives=tmp_path / "archives",
+        source_date_epoch=0,
+    )
+    with pytest.raises(ImageBuildFailed, match="the small root"):  # without sources there is nothing to make it of
+        rootfs.build_native_tar(spec, tmp_path / "root.tar", tmp_path / "log")
+    left = {f".root.tar.{os.getpid()}.scratch", "archives", "lists", "log"}
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 @pytest.mark.parametrize("runs", [True, False])
