@@ -30,7 +30,14 @@ from images.apt import Source, sources_text
 from images.engine import build_environment
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
-from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
+from toolchain.errors import (
+    CommandFailed,
+    CommandTimedOut,
+    ForeignBinaryRefused,
+    ImageBuildFailed,
+    NetworkUnreachable,
+    ProgramMissing,
+)
 from toolchain.jobs import available_memory_mib
 from toolchain.process import require_program, require_root, run
 
@@ -124,6 +131,14 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
             found=seen,
             mend="./inv doctor shows what is missing; usually: apt-get install qemu-user-static binfmt-support",
         )
+
+
+def program_fingerprint() -> str:
+    """SHA-256 of mmdebstrap, which is one script; ``absent`` where it is not installed."""
+    try:
+        return files.sha256_of(require_program("mmdebstrap", "to build root filesystems"))
+    except (ProgramMissing, OSError):
+        return "absent"
 
 
 def download(spec: RootSpec, log: Path) -> tuple[str, ...]:

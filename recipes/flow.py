@@ -231,7 +231,11 @@ class Flow:
         return Step(
             name="tools",
             title="native tools",
-            inputs={"packages": " ".join(packages), "without": " ".join(without)},
+            inputs={
+                "packages": " ".join(packages),
+                "without": " ".join(without),
+                "driver": made_by("images/rootfs.py", "images/apt.py"),
+            },
             needs=("mirror",),
             action=action,
             missing=lambda _: "" if (self.tools / rootfs.STANDING_IN).is_file() else "its folder is gone",
@@ -249,7 +253,7 @@ class Flow:
             inputs={
                 "epoch": str(self.image.source_date_epoch),
                 "left out": " ".join(rootfs.LEFT_OUT),
-                "packing": _packing(),
+                "packing": made_by("images/rootfs.py", "images/archive.py", "toolchain/files.py"),
             },
             needs=("mirror", "tools"),
             action=action,
@@ -286,6 +290,7 @@ class Flow:
                 **self._root_inputs(packages),
                 "hook": _hook_fingerprint(),
                 "overlay": _fingerprint_of(self.overlays()),
+                "farm": made_by("images/native.py"),
             },
             needs=("mirror", "tools"),
             action=action,
@@ -385,7 +390,7 @@ class Flow:
         return Step(
             name="archives",
             title="packages, fetched",
-            inputs=self._packages_inputs(),
+            inputs={**self._packages_inputs(), "driver": made_by("images/rootfs.py", "images/apt.py")},
             needs=("mirror", "torch"),
             action=action,
         )
@@ -407,6 +412,7 @@ class Flow:
             title="root filesystem",
             inputs={
                 **self._packages_inputs(),
+                **self._roots_driver(),
                 "epoch": str(self.image.source_date_epoch),
                 "hook": _hook_fingerprint(),
                 "overlay": _fingerprint_of(overlays),
@@ -607,7 +613,7 @@ class Flow:
         return Step(
             name="base",
             title="image with torch",
-            inputs={"epoch": str(self.image.source_date_epoch)},
+            inputs={"epoch": str(self.image.source_date_epoch), "driver": made_by("images/archive.py")},
             # Apart from the system image: it can be made while extensions are compiled, and stays when they change.
             needs=("torch-site", "rootfs"),
             action=action,
@@ -655,6 +661,7 @@ class Flow:
             inputs={
                 "templates": _templates(),
                 "profile": self.image.profile,
+                "driver": made_by("images/system.py"),
             },
             needs=(
                 *("torch", "torch-site", "rootfs", "base", "libqpu", "qpu-ops"),
@@ -678,7 +685,7 @@ class Flow:
         return Step(
             name="workbench",
             title="workbench image",
-            inputs={"templates": _templates()},
+            inputs={"templates": _templates(), "driver": made_by("images/system.py")},
             needs=("dev", "torch-site", "libqpu", "qpu-ops"),
             action=action,
             missing=self._image_missing("workbench"),
@@ -687,7 +694,13 @@ class Flow:
     # What steps share.
 
     def _root_inputs(self, packages: tuple[str, ...]) -> dict[str, str]:
-        return {"packages": " ".join(packages), "epoch": str(self.image.source_date_epoch)}
+        epoch = str(self.image.source_date_epoch)
+        return {"packages": " ".join(packages), "epoch": epoch, **self._roots_driver()}
+
+    def _roots_driver(self) -> dict[str, str]:
+        """What makes a root filesystem and loads it: our Python, and the program that it drives."""
+        ours = made_by("images/rootfs.py", "images/apt.py", "images/archive.py")
+        return {"driver": ours, "mmdebstrap": rootfs.program_fingerprint()}
 
     def overlays(self, *others: str) -> tuple[Path, ...]:
         """Folders that are laid over a target root: those of these names, and what keeps documentation out."""
@@ -815,9 +828,9 @@ def _templates() -> str:
     return files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2")
 
 
-def _packing() -> str:
-    """SHA-256 of the Python that packs native programs."""
-    return files.tree_fingerprint(ROOT, "images/rootfs.py", "toolchain/files.py")
+def made_by(*modules: str) -> str:
+    """SHA-256 of the Python, named by paths from the checkout, that makes what a step makes."""
+    return files.tree_fingerprint(ROOT, *modules)
 
 
 def _staging() -> str:

@@ -95,9 +95,7 @@ def test_the_switch_is_an_input_of_the_extension_alone(tmp_path: Path) -> None:
     assert [name for name in before if before[name] != after[name]] == ["qpu-ops"]
 
 
-def test_the_builder_image_is_made_anew_when_less_is_left_out_or_it_is_packed_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_builder_image_is_made_anew_when_less_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_for(tmp_path / "build")
 
     def inputs() -> dict[str, str]:
@@ -110,18 +108,64 @@ def test_the_builder_image_is_made_anew_when_less_is_left_out_or_it_is_packed_ot
         changed.setattr(rootfs, "LEFT_OUT", rootfs.LEFT_OUT[1:])
         assert inputs() == {**before, "left out": " ".join(rootfs.LEFT_OUT)} != before
     assert inputs() == before
-    for name in ("images/rootfs.py", "toolchain/files.py"):
-        copy = tmp_path / name
-        copy.parent.mkdir()
-        shutil.copy(ROOT / name, copy)
+
+
+MODULES = {
+    "images/rootfs.py": {"tools", "builder", "dev", "archives", "rootfs"},
+    "images/apt.py": {"tools", "dev", "archives", "rootfs"},
+    "images/archive.py": {"builder", "dev", "rootfs", "base"},
+    "images/native.py": {"dev"},
+    "images/system.py": {"system", "workbench"},
+    "images/templates/Dockerfile.j2": set(),
+    "toolchain/files.py": {"builder"},
+    "toolchain/steps.py": set(),
+}
+"""Which steps are made again after a change to a module, by themselves."""
+
+
+def test_a_step_is_made_again_when_the_python_that_makes_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path / "build")
+
+    def inputs() -> dict[str, dict[str, str]]:
+        with Flow(config) as made:
+            return {step.name: dict(step.inputs) for step in made.pipeline(workbench=True).steps}
+
+    copy = tmp_path / "checkout"
+    for name in MODULES:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    ours = inputs()
+    monkeypatch.setattr(flow, "ROOT", copy)
+    before = inputs()
+    assert {name for name in before if before[name] != ours[name]} <= {"tvm-server", "libqpu", "qpu-ops", "torch-site"}
+    for name, steps in MODULES.items():
+        with (copy / name).open("a") as stream:
+            stream.write("# changed\n")
+        after = inputs()
+        assert {step for step in after if after[step] != before[step]} == steps, name
+        before = after
+
+
+def test_roots_are_made_again_by_another_mmdebstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inputs() -> dict[str, str]:
+        with Flow(config_for(tmp_path / "build")) as made:
+            return {step.name: step.inputs.get("mmdebstrap", "") for step in made.pipeline(workbench=True).steps}
+
+    program = tmp_path / "mmdebstrap"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    before = inputs()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    first = inputs()
+    program.write_text("#!/bin/sh\n# newer\n")
+    second = inputs()
+    assert {name for name in first if first[name] != before[name]} == {"dev", "rootfs"}
+    assert {name for name in first if first[name] != second[name]} == {"dev", "rootfs"}
     with monkeypatch.context() as changed:
-        changed.setattr(flow, "ROOT", tmp_path)
-        assert flow._packing() == before["packing"]
-        for name in ("images/rootfs.py", "toolchain/files.py"):
-            seen = flow._packing()
-            with (tmp_path / name).open("a") as stream:
-                stream.write("# changed\n")
-            assert flow._packing() != seen
+        changed.setattr(shutil, "which", lambda *_, **__: None)
+        assert rootfs.program_fingerprint() == "absent", "who merely plans need not have it"
 
 
 def test_a_disk_that_becomes_full_under_a_wheels_content_is_told(tmp_path: Path) -> None:
