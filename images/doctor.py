@@ -41,6 +41,7 @@ from rich.text import Text
 
 from images import apt, engine, probe
 from toolchain import files, process
+from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import BuildConfig, Config
 from toolchain.errors import ChecksFailed, CommandFailed, MirrorPocketUnusable, UserError
 from toolchain.jobs import available_memory_mib, compile_jobs
@@ -111,7 +112,7 @@ def examine(config: Config) -> list[Finding]:
             _guarded("rights", check_rights),
             _guarded("free disk", lambda: check_disk(folder)),
             _guarded("free memory", lambda: check_memory(config.build)),
-            _guarded("binfmt flags", lambda: check_binfmt(BINFMT / f"qemu-{config.image.target.qemu}")),
+            _guarded("binfmt flags", lambda: check_registration(config.image.target)),
             _guarded("vm.mmap_min_addr", lambda: check_mmap_min_addr(MMAP_MIN_ADDR)),
             _guarded("emulator and kernel", lambda: check_emulator(config)),
             _guarded("32-bit ARM program", lambda: check_execution(scratch)),
@@ -296,6 +297,22 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
 # ------------------------------------------------------------------------------------------------ emulation
 
 
+def check_registration(target: Architecture) -> Finding:
+    """``check_binfmt`` for the target's emulator, where its programs need one."""
+    return _own_programs("binfmt flags", target) or check_binfmt(BINFMT / f"qemu-{target.qemu}")
+
+
+def _own_programs(check: str, target: Architecture) -> Finding | None:
+    """The finding of a check of emulators where the target's programs are this machine's own."""
+    with contextlib.suppress(UserError):
+        if host_architecture() == target:
+            found = f"{target.debian} programs are this machine's own: no emulator needed"
+            return Finding(
+                check=check, verdict=Verdict.OK, done="asked dpkg for this machine's architecture", found=found
+            )
+    return None
+
+
 def check_binfmt(entry: Path) -> Finding:
     """The kernel's registration of the emulator. F fixes it, so that containers need no emulator of their own."""
     done = f"read {entry}"
@@ -349,6 +366,8 @@ def known_bad_pairs(table: Path = EMULATORS) -> tuple[Pair, ...]:
 def check_emulator(config: Config) -> Finding:
     """The emulator's version beside the kernel's, looked up among the pairs that are known to be bad."""
     name = "emulator and kernel"
+    if (own := _own_programs(name, config.image.target)) is not None:
+        return own
     program = _emulator(config.image.target.qemu)
     if program is None:
         return Finding(

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from images import doctor, engine, probe
 from images.doctor import Finding, Verdict
+from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
 from toolchain.errors import ChecksFailed, UserError
 
@@ -192,6 +193,23 @@ def test_an_emulator_that_is_switched_off(conf: Path) -> None:
     assert finding.verdict is Verdict.FAIL
     assert "disabled" in finding.found
     assert finding.mend == "echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm"
+
+
+def test_this_machines_own_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody registers qemu-x86_64 on an amd64 PC."""
+    (tmp_path / "status").write_text("enabled\n")
+    monkeypatch.setattr(doctor, "BINFMT", tmp_path)
+    own = host_architecture()
+    other = "arm64" if own.debian == "amd64" else "amd64"
+    for finding in (
+        doctor.check_registration(own),
+        doctor.check_emulator(Config(image=ImageConfig(architecture=own.debian))),
+    ):
+        assert finding.verdict is Verdict.OK
+        assert "no emulator needed" in finding.found
+    finding = doctor.check_registration(ARCHITECTURES[other])
+    assert finding.verdict is Verdict.FAIL
+    assert finding.found == f"qemu-{ARCHITECTURES[other].qemu} is not registered"
 
 
 # ------------------------------------------------------------------------------------------------ listing
