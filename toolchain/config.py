@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolchain import caller
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.errors import ConfigError
 
@@ -29,8 +30,8 @@ Check = Callable[[Any], str]
 """Returns what is wrong with a value, or an empty string."""
 
 
-def _setting(default: Any, help_text: str, check: Check | None = None) -> Any:
-    metadata = {"help": help_text, "check": check}
+def _setting(default: Any, help_text: str, check: Check | None = None, *, is_path: bool = False) -> Any:
+    metadata = {"help": help_text, "check": check, "is_path": is_path}
     if isinstance(default, list):
         return field(default_factory=lambda: tuple(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -174,7 +175,7 @@ class ImageConfig:
 class BuildConfig:
     """Where and how things are built: section ``build``."""
 
-    folder: Path = _setting(Path("build"), "products, stamps and logs, relative to the checkout", _folder)
+    folder: Path = _setting(Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_path=True)
     jobs: int = _setting(
         0, "compiler processes at once; 0: by cores and free memory, cgroups counted", _between(0, 1024)
     )
@@ -186,7 +187,7 @@ class BuildConfig:
 class TorchConfig:
     """Where the torch wheel comes from: section ``torch``."""
 
-    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order")
+    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order", is_path=True)
     required: bool = _setting(False, "no torch wheel is an error, not a warning")
     from_source: bool = _setting(False, "build the wheel from source first, and take that")
     source: str = _setting(
@@ -205,7 +206,9 @@ class QpuConfig:
     library: str = _setting("local", "libqpu: our own (local) or upstream QPULib", _one_of("local", "upstream"))
     upstream_mode: str = _setting("emulation", "how upstream is compiled", _one_of("emulation", "qpu"))
     upstream_debug: bool = _setting(False, "compile upstream with its own DEBUG option")
-    upstream_source: str = _setting("", "upstream's checkout; empty: sources/qpulib in the build folder, fetched")
+    upstream_source: str = _setting(
+        "", "upstream's checkout; empty: sources/qpulib in the build folder, fetched", is_path=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +227,7 @@ class RegistryConfig:
 class NfsConfig:
     """The exported root filesystem and its server: section ``nfs``."""
 
-    folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder")
+    folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder", is_path=True)
     address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
@@ -256,7 +259,7 @@ class RemoteConfig:
     """Boards that kernels are profiled on: section ``remote``."""
 
     devices: tuple[str, ...] = _setting([], "boards by name, as pi3=tracker://HOST:9190/KEY", _each(_device))
-    linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++")
+    linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
     server_in_image: bool = _setting(False, "put TVM's RPC server into the image (arm64, amd64)")
     ffi_in_image: bool = _setting(
         False, "put apache-tvm-ffi's wheel for 32-bit ARM (build-tvm-ffi) into the image (armhf, trixie)"
@@ -275,9 +278,11 @@ class CudaConfig:
         _gpu_architectures,
     )
     toolkit: str = _setting(
-        "", "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned one, else PyPI's"
+        "", "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned one, else PyPI's", is_path=True
     )
-    python: str = _setting("", "Python with torch for cuda-timing; empty: the one the wheel was tested with here")
+    python: str = _setting(
+        "", "Python with torch for cuda-timing; empty: the one the wheel was tested with here", is_path=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,12 +438,21 @@ def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: lis
         except ValueError as fault:
             faults.append(f"{name}.{key}: {fault}, found {raw!r}")
             continue
+        if fields[key].metadata["is_path"]:
+            value = _expanded(value)
         check = fields[key].metadata["check"]
         if check is not None and (wrong := check(value)):
             faults.append(f"{name}.{key}: {wrong}, found {raw!r}")
             continue
         values[key] = value
     return section(**values)
+
+
+def _expanded(value: Any) -> Any:
+    """A path, or each of several, with ``~`` as the caller's home."""
+    if isinstance(value, tuple):
+        return tuple(caller.expanded(item) for item in value)
+    return type(value)(caller.expanded(os.fspath(value))) if isinstance(value, Path) else caller.expanded(value)
 
 
 def _nearest(key: str, valid: typing.Iterable[str]) -> str:

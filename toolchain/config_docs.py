@@ -42,8 +42,8 @@ torch:
 
 Where a setting comes from, the later wins: the default below, `/etc/invoke.yaml`, `~/.invoke.yaml`, `invoke.yaml` in
 the checkout, the environment variable in the table, a file named by `./inv --config FILE TASK`. A list in an
-environment variable is written with commas. Relative paths in settings start at the checkout; FILE is from the folder
-that you are in.
+environment variable is written with commas. Relative paths in settings start at the checkout, `~` is your home, under
+sudo too; FILE is from the folder that you are in.
 
 Everything is checked before a task begins. An unknown section or key is refused with the nearest valid name, and all
 faults are reported at once (exit code 11).

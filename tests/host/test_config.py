@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -256,6 +257,38 @@ def test_paths_and_names_that_others_derive() -> None:
     assert made.qpulib_source == ROOT / "out/sources/qpulib"
     assert load_config({"qpu": {"upstream_source": "/srv/q"}}).qpulib_source == Path("/srv/q")
     assert ImageConfig(architecture="arm64").target.oci_platform == "linux/arm64"
+
+
+def test_a_tilde_is_the_callers_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    made = load_config(
+        {
+            "build": {"folder": "~/build"},
+            "torch": {"wheelhouse": ["~/wheels", "wheelhouse", "a~"]},
+            "qpu": {"upstream_source": "~"},
+            "cuda": {"toolkit": "pypi", "python": "~/venv/bin/python"},
+            "registry": {"user": "~/me"},
+        },
+        environment={"INVOKE_NFS_FOLDER": "~/nfs"},
+    )
+    assert made.build_root == tmp_path / "build"
+    assert made.torch.wheelhouse == (f"{tmp_path}/wheels", "wheelhouse", "a~")
+    assert made.qpulib_source == tmp_path
+    assert made.nfsroot == tmp_path / "nfs"
+    assert (made.cuda.toolkit, made.cuda.python) == ("pypi", f"{tmp_path}/venv/bin/python")
+    assert made.registry.user == "~/me", "no path"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="under sudo one is root")
+def test_under_sudo_the_home_is_that_of_who_typed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/root")
+    monkeypatch.setenv("SUDO_UID", "65534")
+    home = pwd.getpwuid(65534).pw_dir
+    assert load_config({"build": {"folder": "~/build"}}).build_root == Path(home, "build")
+    monkeypatch.setenv("SUDO_UID", "4000000001")
+    assert load_config({"build": {"folder": "~/build"}}).build_root == Path("/root/build"), "nobody is that"
+    assert load_config({"build": {"folder": "~no-such-user/x"}}).build_root == ROOT / "~no-such-user/x"
 
 
 def test_a_list_of_options_is_taken_as_it_is() -> None:
