@@ -55,6 +55,7 @@ _SLOW_DRIVERS = ("vfs", "fuse-overlayfs")
 # A debian bootable image with a torch wheel, its builder image, the exported tree and one previous generation.
 _DISK_WANTED_MIB = 12 * 1024
 _DISK_NEEDED_MIB = 4 * 1024
+_EMULATOR_PACKAGES = "Debian 12: qemu-user-static; Debian 13: qemu-user qemu-user-binfmt"
 _RUN_LIMIT_S = 60.0
 _MIRROR_LIMIT_S = 120.0
 
@@ -375,7 +376,7 @@ def check_emulator(config: Config) -> Finding:
             verdict=Verdict.FAIL,
             done="looked for the emulator that binfmt_misc names, and on the PATH",
             found="none",
-            mend="apt-get install qemu-user-static (Debian 13: qemu-user qemu-user-binfmt); ./inv --set-up does it",
+            mend=f"./inv --set-up installs it ({_EMULATOR_PACKAGES})",
         )
     said = process.output_of([program, "--version"], limit_s=_RUN_LIMIT_S)
     version = _first_version(said)
@@ -420,7 +421,11 @@ def _execution(name: str, program: Path, *, said: bytes) -> Finding:
         reasons = {
             errno.ENOEXEC: ("the kernel does not know how to start it", "./inv --set-up registers the emulator"),
             errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
-            errno.ENOENT: ("the emulator that is registered is gone", "apt-get install --reinstall qemu-user-static"),
+            errno.ENOENT: (
+                "the emulator that is registered is gone",
+                "./inv --set-up installs and registers it; apt-get install --reinstall where its package is there "
+                f"({_EMULATOR_PACKAGES})",
+            ),
         }
         found, mend = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
         return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)

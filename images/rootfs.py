@@ -46,6 +46,7 @@ STANDING_IN = "standing-in"
 """File in a tools folder: names of the programs that stand in for emulated ones, a line each."""
 
 _LIMIT_S = 3600.0
+_PROBE_LIMIT_S = 60.0
 _MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
 _MEMORY_FOR_TREE_MIB = 4096
 _ROOM_FOR_ARCHIVES_MIB = 500
@@ -120,16 +121,19 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
     ``probe`` is a static executable of that architecture which ends with status 0.
     """
     try:
-        done = subprocess.run([probe], check=False, capture_output=True, timeout=60)
+        done = subprocess.run([probe], check=False, capture_output=True, timeout=_PROBE_LIMIT_S)
         seen = f"exit status {done.returncode}" if done.returncode else ""
     except OSError as fault:
         seen = os.strerror(fault.errno or 0)
+    except subprocess.TimeoutExpired as fault:
+        seen = f"a program of a few bytes that still ran after {fault.timeout:.0f} s"
     if seen:
         raise ForeignBinaryRefused(
             f"this host cannot execute {architecture.debian} programs",
             expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
             found=seen,
-            mend="./inv doctor shows what is missing; usually: apt-get install qemu-user-static binfmt-support",
+            mend="./inv --set-up installs the emulator and registers it (as root, in a container with --privileged); "
+            "./inv doctor shows what is missing then",
         )
 
 

@@ -157,6 +157,9 @@ def test_an_emulator_that_is_gone_is_told(conf: Path, tmp_path: Path) -> None:
     finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "is gone" in finding.found
+    assert finding.mend.startswith("./inv --set-up ")
+    assert "qemu-user-static" in finding.mend
+    assert "qemu-user-binfmt" in finding.mend
 
 
 # ------------------------------------------------------------------------------------------------ binfmt

@@ -315,4 +315,17 @@ def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ForeignBinaryRefused, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)
     assert os.strerror(8) in caught.value.found
+    assert caught.value.mend.startswith("./inv --set-up ")
     assert "./inv doctor" in caught.value.mend
+
+
+def test_an_emulator_that_hangs_is_told_as_one_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "probe"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(rootfs, "_PROBE_LIMIT_S", 0.6)
+    with pytest.raises(ForeignBinaryRefused, match="cannot execute armhf programs") as caught:
+        rootfs.require_execution(ARCHITECTURES["armhf"], program)
+    assert "still ran after 1 s" in caught.value.found
