@@ -12,6 +12,7 @@ import difflib
 import ipaddress
 import os
 import re
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -408,9 +409,20 @@ def load_config(
             faults.append(f"{name}: expected a section with keys, found {given!r}")
             continue
         sections[name] = _load_section(name, section, given, faults)
+    if "image" in sections and not any(fault.startswith(("image.flavour:", "image.architecture:")) for fault in faults):
+        faults += _of_flavour(sections["image"])
     if faults:
         raise ConfigError(faults)
     return Config(**sections)
+
+
+def _of_flavour(image: ImageConfig) -> list[str]:
+    """What is wrong with an architecture that is one, and that the flavour's archive does not have."""
+    flavour = tomllib.loads((ROOT / "images" / "flavours" / f"{image.flavour}.toml").read_text())
+    offered = flavour.get("architectures", [image.architecture])
+    if image.architecture in offered:
+        return []
+    return [f"image.architecture: {flavour['title']} has {', '.join(offered)} only, found {image.architecture!r}"]
 
 
 def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:

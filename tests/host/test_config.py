@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, ImageConfig, defaults, load_config, split_registry, take_variables
 from toolchain.errors import ConfigError
 
@@ -289,6 +290,22 @@ def test_under_sudo_the_home_is_that_of_who_typed_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SUDO_UID", "4000000001")
     assert load_config({"build": {"folder": "~/build"}}).build_root == Path("/root/build"), "nobody is that"
     assert load_config({"build": {"folder": "~no-such-user/x"}}).build_root == ROOT / "~no-such-user/x"
+
+
+def test_an_architecture_that_the_flavour_does_not_have_is_told_with_the_other_faults() -> None:
+    image = {"flavour": "raspbian", "architecture": "arm64"}
+    with pytest.raises(ConfigError) as caught:
+        load_config({"image": {**image, "suite": "sid"}, "nfs": {"port": 0}})
+    assert [fault.partition(",")[0] for fault in caught.value.faults] == [
+        "image.suite: expected one of trixie",
+        "nfs.port: expected 1 to 65535",
+        "image.architecture: Raspbian has armhf only",
+    ]
+    assert fault_of({"image": image}) == "image.architecture: Raspbian has armhf only, found 'arm64'"
+    assert "Raspbian" not in fault_of({"image": {**image, "architecture": "armv9"}}), "one fault is enough"
+    assert load_config({"image": {**image, "architecture": "armhf"}}).image.label == "raspbian-trixie-armhf"
+    for architecture in ARCHITECTURES:
+        assert load_config({"image": {"architecture": architecture}}).image.architecture == architecture
 
 
 def test_a_list_of_options_is_taken_as_it_is() -> None:
