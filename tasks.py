@@ -568,4 +568,4 @@ namespace = Collection(
     build_cuda_wheel,
     cuda_timing,
 )
-namespace.configure(defaults())
+namespace.configure(defaults(os.environ))

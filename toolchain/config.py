@@ -27,6 +27,9 @@ from toolchain.errors import ConfigError
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""
 
+EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+"""What other build tools take their time stamps from (https://reproducible-builds.org/specs/source-date-epoch/)."""
+
 Check = Callable[[Any], str]
 """Returns what is wrong with a value, or an empty string."""
 
@@ -158,7 +161,11 @@ class ImageConfig:
     mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)
     security_mirror: str = _setting("", "mirror of the security pocket; empty: as for mirror", _url)
     strict: bool = _setting(False, "a mirror pocket that cannot be verified is an error, not a warning")
-    source_date_epoch: int = _setting(1735689600, "newest time stamp in images, Unix seconds", _between(1, 4102444800))
+    source_date_epoch: int = _setting(
+        1735689600,
+        f"newest time stamp in images, Unix seconds; unset: that of {EPOCH_VARIABLE}, if there is one",
+        _between(1, 4102444800),
+    )
 
     @property
     def target(self) -> Architecture:
@@ -357,8 +364,11 @@ def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
     return {name: environment.pop(name) for name in names}
 
 
-def defaults() -> dict[str, dict[str, Any]]:
-    """The tree of defaults for Invoke, so that its configuration is whole; lists appear as comma-separated text."""
+def defaults(environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """The tree of defaults for Invoke, so that its configuration is whole; lists appear as comma-separated text.
+
+    ``environment`` may have one of its own: SOURCE_DATE_EPOCH.
+    """
     tree: dict[str, dict[str, Any]] = {}
     for name, section in SECTIONS.items():
         made = section()
@@ -367,6 +377,8 @@ def defaults() -> dict[str, dict[str, Any]]:
             key: ",".join(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
             for key, value in values.items()
         }
+    if epoch := (environment or {}).get(EPOCH_VARIABLE):
+        tree["image"]["source_date_epoch"] = epoch
     return tree
 
 
@@ -412,8 +424,15 @@ def load_config(
     if "image" in sections and not any(fault.startswith(("image.flavour:", "image.architecture:")) for fault in faults):
         faults += _of_flavour(sections["image"])
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError([_with_its_variable(fault) for fault in faults])
     return Config(**sections)
+
+
+def _with_its_variable(fault: str) -> str:
+    """A fault of the time stamp may be one of the variable that it is taken from."""
+    value = os.environ.get(EPOCH_VARIABLE)
+    told = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
+    return f"{fault} in {EPOCH_VARIABLE}" if told else fault
 
 
 def _of_flavour(image: ImageConfig) -> list[str]:

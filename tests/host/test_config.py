@@ -34,7 +34,7 @@ def show(context, qpulib=""):
     print(json.dumps(dataclasses.asdict(config), default=str))
 
 namespace = Collection(show)
-namespace.configure(defaults())
+namespace.configure(defaults(os.environ))
 """
 
 
@@ -385,6 +385,21 @@ def test_variables_win_over_invoke_yaml_and_may_hold_lists_numbers_and_truth_val
     assert made["build"]["native_compiler"] is False
     assert made["torch"]["wheelhouse"] == ["/a", "/b"]
     assert made["device"]["boot_timeout_s"] == 12.5
+
+
+def test_the_time_stamp_of_other_build_tools_is_the_default(tmp_path: Path) -> None:
+    """As reproducible-builds.org has it; a setting of ours is more than that."""
+    variable = {"SOURCE_DATE_EPOCH": "1700000000"}
+    assert shown(tmp_path, **variable)["image"]["source_date_epoch"] == 1700000000
+    assert shown(tmp_path, SOURCE_DATE_EPOCH="")["image"]["source_date_epoch"] == ImageConfig().source_date_epoch
+    ours = {**variable, "INVOKE_IMAGE_SOURCE_DATE_EPOCH": "1600000000"}
+    assert shown(tmp_path, **ours)["image"]["source_date_epoch"] == 1600000000
+    for value in ("yesterday", "0"):
+        done = invoke(tmp_path, environment={"SOURCE_DATE_EPOCH": value})
+        assert done.returncode == 11
+        assert f"found '{value}' in SOURCE_DATE_EPOCH" in done.stderr
+    yaml = "image:\n  source_date_epoch: 1500000000\n"
+    assert shown(tmp_path, yaml=yaml, **variable)["image"]["source_date_epoch"] == 1500000000
 
 
 def test_the_command_line_wins_over_variables(tmp_path: Path) -> None:
