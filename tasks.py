@@ -441,7 +441,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
 )
 @_reported
 def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2, partial: bool = False) -> None:
-    """Run every check and every test of this machine's side."""
+    """Run every check, and the tests of this machine's side but a few of many minutes each (CONTRIBUTING.md)."""
     checks.run_tests(select=select, checks_only=checks_only, lanes=lanes, partial=partial)
 
 

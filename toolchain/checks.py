@@ -1,4 +1,6 @@
-"""Every check and every test of this machine's side, one after the other; all are run before the verdict.
+"""Every check, and the tests of this machine's side, one after the other; all are run before the verdict.
+
+Tests that are marked ``expensive`` are left out: those of many minutes each are run by name.
 
 Their output goes straight to the caller's own, so a log shows pytest's closing line and each fault where it stands.
 """
@@ -103,7 +105,7 @@ def lacking() -> tuple[str, ...]:
 
 
 def run_tests(*, select: str = "", checks_only: bool = False, lanes: int = 1, partial: bool = False) -> None:
-    """Run every check and every test, or only the linters.
+    """Run every check and the tests, or only the linters.
 
     Raises ChecksFailed before anything is run where the tests of the main job would be left out; with ``partial`` the
     rest is run, and what was left out is said in the end.
