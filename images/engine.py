@@ -2,8 +2,9 @@
 
 The order, each step tried by doing it:
 
-1. ``DOCKER_HOST`` if it is set, else the default socket: an engine that answers is used as it is. One of another
-   machine is refused: what a build mounts into its containers would be that machine's files.
+1. ``DOCKER_HOST`` if it is set, else docker's current context, as for the docker program, else the default socket: an
+   engine that answers is used as it is. One of another machine is refused: what a build mounts into its containers
+   would be that machine's files.
 2. Where systemd is the init (``/run/systemd/system`` exists, sd_booted(3)), it starts ``docker.service``.
 3. Elsewhere (containers, CI) ``dockerd`` is started from here, in a session of its own so that it outlives the task.
 
@@ -28,13 +29,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import docker
 import docker.errors
 import requests
 import urllib3.exceptions
+from docker.context import ContextAPI
+from docker.context.config import get_current_context_name
 
 from toolchain import caller, process, progress
 from toolchain.config import Config
@@ -144,32 +147,76 @@ class ProcessRecord:
         return ProcessRecord.of(self.pid) == self
 
 
-def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
-    """A client of the engine that answers at DOCKER_HOST or at the default socket.
+class Chosen(NamedTuple):
+    """The engine that the user chose; without a host it is this machine's own."""
 
-    ``timeout_s`` is per API call. Raises EngineUnavailable.
+    host: str = ""
+    by: str = "DOCKER_HOST"
+    undo: str = "unset DOCKER_HOST"
+    """What to type to have it as if nothing was chosen."""
+
+
+def chosen() -> Chosen:
+    """DOCKER_HOST's engine, else that of docker's context. Raises EngineConfigUnusable for one that is of no use."""
+    if host := os.environ.get("DOCKER_HOST", ""):
+        return Chosen(host)
+    named = os.environ.get("DOCKER_CONTEXT", "")
+    name = named or get_current_context_name()
+    if name == "default":
+        return Chosen()
+    by = f"docker's context {name}"
+    undo = "unset DOCKER_CONTEXT" if named else "docker context use default"
+    try:
+        context = ContextAPI.get_context(name)
+        host = (context.Host if context is not None else "") or ""
+        found = "none of that name" if context is None else "no address in it"
+    except Exception as fault:  # docker-py's own, of no class of its own, and what it takes for granted of the file
+        found = str(fault)
+    if not host:
+        raise EngineConfigUnusable(
+            f"{by} is of no use",
+            expected="a context that docker context ls shows, with the address of an engine",
+            found=found,
+            mend=f"{undo}, or make it: docker context create {name}",
+        )
+    return Chosen(host.removeprefix("http+"), by, undo)  # as docker-py writes a socket's address
+
+
+def _chosen_at(address: str) -> Chosen:
+    """What chose the engine at an address; DOCKER_HOST where nothing that is known did."""
+    with contextlib.suppress(EngineConfigUnusable):
+        if (found := chosen()).host == address:
+            return found
+    return Chosen()
+
+
+def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
+    """A client of the engine that answers where the user has it, or at the default socket.
+
+    ``timeout_s`` is per API call. Raises EngineUnavailable, EngineConfigUnusable.
     """
-    return _client(os.environ.get("DOCKER_HOST", "") or DEFAULT_HOST, timeout_s)
+    return _client(chosen().host or DEFAULT_HOST, timeout_s)
 
 
 def ensure_running(config: Config) -> EngineInfo:
     """Use the engine that answers, else start one (see the module's docstring); then say what it is.
 
-    Raises EngineUnavailable (an engine of another machine too), ServerFailed (with the log's last lines) or
-    ProgramMissing.
+    Raises EngineUnavailable (an engine of another machine too), ServerFailed (with the log's last lines),
+    EngineConfigUnusable or ProgramMissing.
     """
-    return ensure_daemon(Daemon.of(config), host=os.environ.get("DOCKER_HOST", ""))
+    return ensure_daemon(Daemon.of(config), host=chosen().host)
 
 
 def ensure_daemon(daemon: Daemon, *, host: str = "") -> EngineInfo:
-    """``ensure_running`` for a given daemon; ``host`` is what DOCKER_HOST says."""
+    """``ensure_running`` for a given daemon; ``host`` is what the user chose."""
     wanted = host or daemon.host
     if name := elsewhere(wanted):
+        _, by, undo = _chosen_at(wanted)
         raise EngineUnavailable(
-            "the Docker engine that DOCKER_HOST names runs on another machine",
+            f"the Docker engine that {by} names runs on another machine",
             expected="an engine of this machine: a build mounts folders of its own machine into containers",
             found=f"{name}, which is no address of this machine",
-            mend="unset DOCKER_HOST, or run ./inv on that machine",
+            mend=f"{undo}, or run ./inv on that machine",
         )
     with contextlib.suppress(EngineUnavailable):
         return _describe(wanted, daemon)
@@ -334,10 +381,9 @@ def _describe(address: str, daemon: Daemon) -> EngineInfo:
     )
 
 
-def _unavailable(fault: BaseException | None, address: str = "") -> EngineUnavailable:
+def _unavailable(fault: BaseException | None, address: str) -> EngineUnavailable:
     """The error that fits what can be seen of the address."""
-    given = os.environ.get("DOCKER_HOST", "")
-    address = address or given or DEFAULT_HOST
+    given, by, undo = _chosen_at(address)
     expected = f"an engine that answers at {address}"
     if _closed_to_us(address):
         path = _socket_path(address)
@@ -349,10 +395,10 @@ def _unavailable(fault: BaseException | None, address: str = "") -> EngineUnavai
         )
     if given and given == address != DEFAULT_HOST:
         return EngineUnavailable(
-            "the Docker engine that DOCKER_HOST names does not answer",
+            f"the Docker engine that {by} names does not answer",
             expected=expected,
             found=_reason(fault),
-            mend="start that engine, or unset DOCKER_HOST to use this machine's own",
+            mend=f"start that engine, or {undo} to use this machine's own",
         )
     return EngineUnavailable(
         "no Docker engine answers",

@@ -185,7 +185,7 @@ def _brought_back(daemon: engine.Daemon | None, used: Sequence[str] | None) -> s
         return "and no engine answered before"
     try:
         if _active() is None and daemon is not None:
-            engine.ensure_daemon(daemon, host=os.environ.get("DOCKER_HOST", ""))
+            engine.ensure_daemon(daemon, host=engine.chosen().host)
         elif argv := _reload_command(daemon):
             process.run(argv, limit_s=60)
     except UserError as fault:
@@ -215,13 +215,13 @@ def _started_here(daemon: engine.Daemon) -> int:
 
 
 def _refuse_elsewhere() -> None:
-    host = os.environ.get("DOCKER_HOST", "")
+    host, by, undo = engine.chosen()
     if host and not host.startswith("unix://"):
         raise EngineConfigUnusable(
             "the engine runs on another machine, and so does its configuration",
             expected="an engine of this machine",
-            found=f"DOCKER_HOST={host}",
-            mend="run this task there, or unset DOCKER_HOST",
+            found=f"{host}, by {by}",
+            mend=f"run this task there, or {undo}",
         )
 
 

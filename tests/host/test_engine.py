@@ -22,6 +22,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from docker.context import ContextAPI
 from spare_bridge import spare_bridge
 
 from images import archive, doctor, engine, probe, system
@@ -124,6 +125,69 @@ def test_an_engine_started_here_runs_arm_containers(daemon: engine.Daemon, monke
     judged = doctor.judge_engine(info)
     assert judged.verdict is doctor.Verdict.WARN
     assert "overlay2" in judged.mend
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_dockers_context_names_the_engine_as_for_the_docker_program(
+    daemon: engine.Daemon, contexts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.ensure_daemon(daemon)
+    ContextAPI.create_context("mine", host=daemon.host)
+    monkeypatch.setenv("DOCKER_CONTEXT", "mine")
+    with contextlib.closing(engine.connect()) as client:
+        assert client.info()["Driver"] == "vfs"
+    info = engine.ensure_running(Config(build=BuildConfig(folder=contexts)))
+    assert (info.address, info.storage_driver, info.started_here) == (daemon.host, "vfs", False)
+
+
+@pytest.fixture
+def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of docker's own for this user, without any context."""
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def test_dockers_context_counts_where_docker_host_is_not_set(contexts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.chosen().host == ""
+    for name, host in (("near", "unix:///nowhere.sock"), ("far", "tcp://192.0.2.1:2375")):
+        ContextAPI.create_context(name, host=host)
+    (contexts / "config.json").write_text('{"currentContext": "near"}')
+    with pytest.raises(EngineUnavailable, match="that docker's context near names does not answer") as caught:
+        engine.ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
+    assert "docker context use default" in caught.value.mend
+    assert not (contexts / "build").exists(), "no other one is started"
+    monkeypatch.setenv("DOCKER_CONTEXT", "far")
+    with pytest.raises(EngineUnavailable, match="that docker's context far names runs on another machine") as caught:
+        engine.ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
+    assert "unset DOCKER_CONTEXT" in caught.value.mend
+    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    assert engine.chosen().host == ""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///other.sock")
+    monkeypatch.setenv("DOCKER_CONTEXT", "far")
+    assert engine.chosen() == engine.Chosen("unix:///other.sock")
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"), [("{", "corrupted"), ('{"Name": "near"}', "Endpoints"), (None, "none of that name")]
+)
+def test_a_context_that_is_of_no_use_is_told(contexts: Path, damage: str | None, found: str) -> None:
+    ContextAPI.create_context("near", host="unix:///nowhere.sock")
+    (contexts / "config.json").write_text('{"currentContext": "near"}')
+    (meta,) = contexts.rglob("meta.json")
+    if damage is None:
+        meta.unlink()
+    else:
+        meta.write_text(damage)
+    with pytest.raises(EngineConfigUnusable, match="docker's context near is of no use") as caught:
+        engine.connect()
+    assert found in caught.value.found
+    assert "docker context use default" in caught.value.mend
 
 
 @pytest.mark.engine
