@@ -36,6 +36,7 @@ from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
 from toolchain.errors import UserError
+from toolchain.settings import named
 from toolchain.steps import plan_table
 
 _VARIABLES = take_variables(os.environ)
@@ -65,7 +66,10 @@ _QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: q
 
 
 def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None = None) -> Config:
-    return load_config(cast("Mapping[str, Any]", context.config), environment=_VARIABLES, options=options)
+    settings = context.config
+    return load_config(
+        cast("Mapping[str, Any]", settings), environment=_VARIABLES, named=named(settings), options=options
+    )
 
 
 @task(
@@ -438,7 +442,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
 )
 @_reported
 def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2, partial: bool = False) -> None:
-    """Run every check and every test of this machine's side."""
+    """Run every check, and the tests of this machine's side but a few of many minutes each (CONTRIBUTING.md)."""
     checks.run_tests(select=select, checks_only=checks_only, lanes=lanes, partial=partial)
 
 
@@ -565,4 +569,4 @@ namespace = Collection(
     build_cuda_wheel,
     cuda_timing,
 )
-namespace.configure(defaults())
+namespace.configure(defaults(os.environ))

@@ -64,6 +64,7 @@ class Workspace:
         """What makes a task work in here."""
         config = self.config
         return {
+            "INVOKE_RUNTIME_CONFIG": "",  # a file of the user's would win over what follows
             "INVOKE_BUILD_FOLDER": str(config.build_root),
             "INVOKE_IMAGE_NAME": config.image.name,
             "INVOKE_IMAGE_SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),

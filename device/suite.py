@@ -35,7 +35,7 @@ from nfsroot import access, own_system
 from nfsroot.addresses import server_address, subnet_of
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST
-from toolchain import errors, files, process, progress
+from toolchain import caller, errors, files, process, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import (
     ArtefactMissing,
@@ -255,7 +255,8 @@ def _alone(paths: Paths) -> Iterator[None]:
                 f"{paths.folder} belongs to another user",
                 expected="a folder for the report that you may write to",
                 found=str(fault),
-                mend="run the task with sudo, as whatever tested there, or set build.folder to a folder of your own",
+                mend=f"as whatever tested there: {caller.as_root('./inv test-on-pi')}; "
+                "or set build.folder to a folder of your own",
             ) from fault
         files.remove(paths.aside.folder)  # a run that was killed leaves it
         paths.aside.folder.mkdir()

@@ -82,21 +82,41 @@ class Verified:
 
 
 def host_mirrors() -> dict[str, str]:
-    """URIs of the Debian mirrors that this host's own apt uses: keys ``main`` and ``security``, where found."""
+    """URIs of the Debian mirrors that this host's own apt uses: keys ``main`` and ``security``, where found.
+
+    Of a list of mirrors, which lies on this host alone, it is the first; one that cannot be read here is none.
+    """
     listed = output_of(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]
     )
     found: dict[str, str] = {}
     for line in listed.splitlines():
         uri, label, origin = line.split("|")
-        uri = uri.rstrip("/")
+        uri = _first_mirror(uri).rstrip("/")
         last = urllib.parse.urlparse(uri).path.rsplit("/", 1)[-1]
         known = label in ("Debian", "Debian-Security") or (origin in ("", "$(ORIGIN)") and last.startswith("debian"))
-        if not known:
+        if not known or not uri:
             continue
         security = label == "Debian-Security" or last == "debian-security"
         found.setdefault("security" if security else "main", uri)
     return found
+
+
+def _first_mirror(uri: str) -> str:
+    """The mirror that a URI is of: the first in the list that ``mirror+file:/…`` names (apt-transport-mirror(1)).
+
+    Nothing where the list is gone, or is fetched from elsewhere and may be another one tomorrow.
+    """
+    scheme, _, path = uri.partition(":")
+    if scheme.partition("+")[0] != "mirror":
+        return uri
+    if scheme != "mirror+file":
+        return ""
+    try:
+        lines = Path("/", urllib.parse.unquote(path.lstrip("/"))).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
 
 
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
@@ -112,7 +132,7 @@ def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
     for flavour, architectures in _wanted(image):
         keyring = flavour.keyring or _kept_keyring(flavour, keyrings)
         for pocket in flavour.pockets:
-            override = image.mirror if flavour.name == target.name and image.mirror else ""
+            override = image.mirror.rstrip("/") if flavour.name == target.name else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
             made.append(Source(pocket, uri, flavour.components, keyring, architectures))
     return tuple(made)
@@ -122,7 +142,8 @@ def _mirrors(config: Config) -> dict[str, str]:
     image = config.image
     host = host_mirrors()
     debian_target = image.flavour == "debian"
-    main = (image.mirror if debian_target else "") or host.get("main", "")
+    # A slash at its end would come between the name and what is beside it.
+    main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
         mend = (
             "name one in invoke.yaml, or by INVOKE_IMAGE_MIRROR=http://HOST/debian"
@@ -133,8 +154,8 @@ def _mirrors(config: Config) -> dict[str, str]:
             [f"image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over; {mend}"]
         )
     beside = main + "-security" if main.endswith("/debian") else ""
-    security = image.security_mirror or ("" if debian_target and image.mirror else host.get("security", "")) or beside
-    return {"main": main, "security": security or main}
+    of_host = "" if debian_target and image.mirror else host.get("security", "")
+    return {"main": main, "security": image.security_mirror.rstrip("/") or of_host or beside or main}
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:

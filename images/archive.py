@@ -21,8 +21,8 @@ from typing import Any
 
 import docker
 import docker.errors
-import requests
 
+from images.engine import REFUSED_OR_GONE, gone
 from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import ImageBuildFailed, PlatformMismatch
@@ -96,7 +96,7 @@ def load(
             # All is read, errors too: the connection is left open otherwise. "message" is of a refused request.
             events: list[dict[str, Any]] = list(client.api.load_image(stream))  # type: ignore[no-untyped-call]
             told = [str(event[key]) for event in events for key in ("error", "message") if key in event]
-        except (docker.errors.DockerException, requests.exceptions.RequestException) as fault:
+        except REFUSED_OR_GONE as fault:
             told = [str(fault)]
     if told:
         raise ImageBuildFailed(
@@ -113,7 +113,10 @@ def takes_whole_images(client: docker.DockerClient) -> bool:
 
     The engine's own storage drivers know by the configuration which layers they have, and do not look for them.
     """
-    told = client.info().get("DriverStatus") or []
+    try:
+        told = client.info().get("DriverStatus") or []
+    except REFUSED_OR_GONE as fault:
+        raise gone("was asked for its storage driver", fault) from fault
     return any("io.containerd.snapshotter" in str(value) for _, value in told)
 
 
@@ -121,7 +124,17 @@ def verify(
     client: docker.DockerClient, reference: str, architecture: Architecture, *, image_id: str = ""
 ) -> LoadedImage:
     """Compare what the engine says about an image with what was asked for. Raises PlatformMismatch."""
-    found = client.images.get(reference)
+    try:
+        found = client.images.get(reference)
+    except docker.errors.ImageNotFound as fault:
+        raise ImageBuildFailed(
+            f"the engine does not have {reference}, which it has just made",
+            expected="the image",
+            found=str(fault.explanation),
+            mend="does another program remove images meanwhile? Run ./inv build-image again",
+        ) from fault
+    except REFUSED_OR_GONE as fault:
+        raise gone(f"was asked for {reference}", fault) from fault
     seen = (found.attrs["Os"], found.attrs["Architecture"], found.attrs.get("Variant", ""))
     wanted = ("linux", architecture.oci_architecture, architecture.oci_variant)
     if seen != wanted or (image_id and found.id != image_id):

@@ -20,7 +20,8 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 
-from images.engine import build_environment
+from images.engine import REFUSED_OR_GONE, build_environment, gone
+from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import ArtefactMissing, CommandFailed, CommandTimedOut, EngineUnavailable
 from toolchain.process import explain_exit, on_interrupt, pasteable
@@ -75,21 +76,31 @@ def container(
     except docker.errors.APIError as fault:
         found = str(fault.explanation)
         raise EngineUnavailable(f"the engine cannot make a container of {image}", found=found) from fault
+    except REFUSED_OR_GONE as fault:
+        raise gone(f"made a container of {image}", fault) from fault
     try:
         with on_interrupt(lambda: _end(made, patience_s)):
             yield made
     finally:
-        with contextlib.suppress(docker.errors.NotFound):
-            try:
-                if patience_s:
-                    _end(made, patience_s)
-            finally:  # a second Ctrl-C too, while the first is waited for
-                made.remove(force=True, v=True)
+        try:
+            if patience_s:
+                _end(made, patience_s)
+        finally:  # a second Ctrl-C too, while the first is waited for
+            _remove(made)
+
+
+def _remove(box: Container) -> None:
+    try:
+        box.remove(force=True, v=True)
+    except docker.errors.NotFound:
+        return
+    except REFUSED_OR_GONE as fault:  # what went wrong before is what is to be told
+        progress.warn(f"the container {box.name} may be left: {fault}")
 
 
 def _end(box: Container, patience_s: float) -> None:
     """End what runs in a container, if anything does."""
-    with contextlib.suppress(docker.errors.APIError):
+    with contextlib.suppress(*REFUSED_OR_GONE):
         box.reload()
         if box.status != "running":
             return
@@ -122,7 +133,8 @@ def run_in(
     """Run ``argv`` to its end in a fresh container of ``image``; its output goes to ``log`` as it comes.
 
     ``binds`` are ``SOURCE:TARGET:ro|rw``. Raises CommandFailed (unless ``check`` is false) or CommandTimedOut
-    (``limit_s`` seconds), with the last lines of the output. ``patience_s`` as in ``container``.
+    (``limit_s`` seconds), with the last lines of the output; EngineUnavailable where the engine ends meanwhile.
+    ``patience_s`` as in ``container``.
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -152,20 +164,25 @@ def run_in(
                 found=str(fault.explanation),
                 mend="check that the program exists in the image and that ./inv doctor finds no fault",
             ) from fault
+        except REFUSED_OR_GONE as fault:
+            raise gone(f"started a container of {image}", fault) from fault
         expired = threading.Event()
 
         def expire() -> None:
             expired.set()
-            with contextlib.suppress(docker.errors.APIError):
+            with contextlib.suppress(*REFUSED_OR_GONE):
                 box.kill()
 
         timer = threading.Timer(limit_s, expire)
         timer.daemon = True
         timer.start()
         stack.callback(timer.cancel)
-        stream = box.logs(stdout=True, stderr=True, stream=True, follow=True)
-        output = _collect(stream, sink.write if sink else None, on_line)
-        status = int(box.wait()["StatusCode"])
+        try:
+            stream = box.logs(stdout=True, stderr=True, stream=True, follow=True)
+            output = _collect(stream, sink.write if sink else None, on_line)
+            status = int(box.wait()["StatusCode"])
+        except REFUSED_OR_GONE as fault:
+            raise gone(f"ran {pasteable(argv)[:200]} in {image}", fault) from fault
     if expired.is_set():
         raise CommandTimedOut(
             f"[{image}] {pasteable(argv)} was ended at its deadline",

@@ -41,6 +41,7 @@ from rich.text import Text
 
 from images import apt, engine, probe
 from toolchain import files, process
+from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import BuildConfig, Config
 from toolchain.errors import ChecksFailed, CommandFailed, MirrorPocketUnusable, UserError
 from toolchain.jobs import available_memory_mib, compile_jobs
@@ -54,6 +55,7 @@ _SLOW_DRIVERS = ("vfs", "fuse-overlayfs")
 # A debian bootable image with a torch wheel, its builder image, the exported tree and one previous generation.
 _DISK_WANTED_MIB = 12 * 1024
 _DISK_NEEDED_MIB = 4 * 1024
+_EMULATOR_PACKAGES = "Debian 12: qemu-user-static; Debian 13: qemu-user qemu-user-binfmt"
 _RUN_LIMIT_S = 60.0
 _MIRROR_LIMIT_S = 120.0
 
@@ -111,7 +113,7 @@ def examine(config: Config) -> list[Finding]:
             _guarded("rights", check_rights),
             _guarded("free disk", lambda: check_disk(folder)),
             _guarded("free memory", lambda: check_memory(config.build)),
-            _guarded("binfmt flags", lambda: check_binfmt(BINFMT / f"qemu-{config.image.target.qemu}")),
+            _guarded("binfmt flags", lambda: check_registration(config.image.target)),
             _guarded("vm.mmap_min_addr", lambda: check_mmap_min_addr(MMAP_MIN_ADDR)),
             _guarded("emulator and kernel", lambda: check_emulator(config)),
             _guarded("32-bit ARM program", lambda: check_execution(scratch)),
@@ -163,12 +165,17 @@ def print_table(findings: Sequence[Finding], *, console: Console | None = None) 
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    """A check's finding; a fault that the user can mend is a finding too."""
+    """A check's finding; a fault that the user can mend is a finding too, and so is a program that does not end."""
     try:
         return check()
     except UserError as fault:
         found = "; ".join(part for part in (fault.summary, fault.found) if part)
         return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, mend=fault.mend)
+    except subprocess.TimeoutExpired as fault:
+        line = process.pasteable([fault.cmd] if isinstance(fault.cmd, str | os.PathLike) else fault.cmd)
+        found = f"{line} was still running after {fault.timeout:.0f} s"
+        mend = "run it by hand and see what it waits for; a foreign program hangs where its emulator does: update that"
+        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, mend=mend)
     except OSError as fault:
         return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=str(fault), mend="mend what it names")
 
@@ -291,6 +298,22 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
 # ------------------------------------------------------------------------------------------------ emulation
 
 
+def check_registration(target: Architecture) -> Finding:
+    """``check_binfmt`` for the target's emulator, where its programs need one."""
+    return _own_programs("binfmt flags", target) or check_binfmt(BINFMT / f"qemu-{target.qemu}")
+
+
+def _own_programs(check: str, target: Architecture) -> Finding | None:
+    """The finding of a check of emulators where the target's programs are this machine's own."""
+    with contextlib.suppress(UserError):
+        if host_architecture() == target:
+            found = f"{target.debian} programs are this machine's own: no emulator needed"
+            return Finding(
+                check=check, verdict=Verdict.OK, done="asked dpkg for this machine's architecture", found=found
+            )
+    return None
+
+
 def check_binfmt(entry: Path) -> Finding:
     """The kernel's registration of the emulator. F fixes it, so that containers need no emulator of their own."""
     done = f"read {entry}"
@@ -344,6 +367,8 @@ def known_bad_pairs(table: Path = EMULATORS) -> tuple[Pair, ...]:
 def check_emulator(config: Config) -> Finding:
     """The emulator's version beside the kernel's, looked up among the pairs that are known to be bad."""
     name = "emulator and kernel"
+    if (own := _own_programs(name, config.image.target)) is not None:
+        return own
     program = _emulator(config.image.target.qemu)
     if program is None:
         return Finding(
@@ -351,7 +376,7 @@ def check_emulator(config: Config) -> Finding:
             verdict=Verdict.FAIL,
             done="looked for the emulator that binfmt_misc names, and on the PATH",
             found="none",
-            mend="apt-get install qemu-user-static (Debian 13: qemu-user qemu-user-binfmt); ./inv --set-up does it",
+            mend=f"./inv --set-up installs it ({_EMULATOR_PACKAGES})",
         )
     said = process.output_of([program, "--version"], limit_s=_RUN_LIMIT_S)
     version = _first_version(said)
@@ -396,7 +421,11 @@ def _execution(name: str, program: Path, *, said: bytes) -> Finding:
         reasons = {
             errno.ENOEXEC: ("the kernel does not know how to start it", "./inv --set-up registers the emulator"),
             errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
-            errno.ENOENT: ("the emulator that is registered is gone", "apt-get install --reinstall qemu-user-static"),
+            errno.ENOENT: (
+                "the emulator that is registered is gone",
+                "./inv --set-up installs and registers it; apt-get install --reinstall where its package is there "
+                f"({_EMULATOR_PACKAGES})",
+            ),
         }
         found, mend = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
         return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)
@@ -504,9 +533,17 @@ def _engine_findings(config: Config) -> list[Finding]:
             ),
         ]
     findings = [judge_engine(info), _guarded("container", lambda: check_container(config.image.target.oci_platform))]
-    if info.data_root.is_dir() and info.data_root.stat().st_dev != config.build_root.stat().st_dev:
-        findings.append(check_disk_of_engine(info.data_root))
+    if _on_another_disk(info.data_root, config.build_root):
+        findings.append(_guarded("engine's disk", lambda: check_disk_of_engine(info.data_root)))
     return findings
+
+
+def _on_another_disk(data_root: Path, folder: Path) -> bool:
+    """Whether the engine's folder is here and not on the build folder's disk; one that cannot be asked is not."""
+    with contextlib.suppress(OSError):
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        return data_root.is_dir() and data_root.stat().st_dev != existing.stat().st_dev
+    return False
 
 
 def check_disk_of_engine(data_root: Path) -> Finding:

@@ -2,8 +2,9 @@
 
 The order, each step tried by doing it:
 
-1. ``DOCKER_HOST`` if it is set, else the default socket: an engine that answers is used as it is. One of another
-   machine is refused: what a build mounts into its containers would be that machine's files.
+1. ``DOCKER_HOST`` if it is set, else docker's current context, as for the docker program, else the default socket: an
+   engine that answers is used as it is. One of another machine is refused: what a build mounts into its containers
+   would be that machine's files.
 2. Where systemd is the init (``/run/systemd/system`` exists, sd_booted(3)), it starts ``docker.service``.
 3. Elsewhere (containers, CI) ``dockerd`` is started from here, in a session of its own so that it outlives the task.
 
@@ -18,6 +19,7 @@ does, in the way of the cgroupfs-mount package: the unified hierarchy unless con
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -27,14 +29,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
+from docker.context import ContextAPI
+from docker.context.config import get_current_context_name
 
-from toolchain import process, progress
+from toolchain import caller, process, progress
 from toolchain.config import Config
 from toolchain.errors import (
     CommandFailed,
@@ -52,11 +57,17 @@ _SYSTEMD_MARK = Path("/run/systemd/system")
 _SYSTEM_PIDFILE = Path("/var/run/docker.pid")
 _CGROUP = Path("/sys/fs/cgroup")
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+REFUSED_OR_GONE = (
+    *(docker.errors.DockerException, requests.RequestException),
+    *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
+)
+"""What docker-py raises where an engine refuses, does not answer, or ends in the middle of an answer."""
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
 """What requests and pip say when the proxy speaks SOCKS and PySocks is not installed."""
 SOCKS_MEND = "name an HTTP proxy in http_proxy and https_proxy, or install PySocks into .venv from a file"
 
 _START_LIMIT_S = 60.0
+_SYSTEMD_LIMIT_S = 120.0
 _STOP_LIMIT_S = 30.0
 _TAIL_LINES = 15
 
@@ -136,32 +147,76 @@ class ProcessRecord:
         return ProcessRecord.of(self.pid) == self
 
 
-def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
-    """A client of the engine that answers at DOCKER_HOST or at the default socket.
+class Chosen(NamedTuple):
+    """The engine that the user chose; without a host it is this machine's own."""
 
-    ``timeout_s`` is per API call. Raises EngineUnavailable.
+    host: str = ""
+    by: str = "DOCKER_HOST"
+    undo: str = "unset DOCKER_HOST"
+    """What to type to have it as if nothing was chosen."""
+
+
+def chosen() -> Chosen:
+    """DOCKER_HOST's engine, else that of docker's context. Raises EngineConfigUnusable for one that is of no use."""
+    if host := os.environ.get("DOCKER_HOST", ""):
+        return Chosen(host)
+    named = os.environ.get("DOCKER_CONTEXT", "")
+    name = named or get_current_context_name()
+    if name == "default":
+        return Chosen()
+    by = f"docker's context {name}"
+    undo = "unset DOCKER_CONTEXT" if named else "docker context use default"
+    try:
+        context = ContextAPI.get_context(name)
+        host = (context.Host if context is not None else "") or ""
+        found = "none of that name" if context is None else "no address in it"
+    except Exception as fault:  # docker-py's own, of no class of its own, and what it takes for granted of the file
+        found = str(fault)
+    if not host:
+        raise EngineConfigUnusable(
+            f"{by} is of no use",
+            expected="a context that docker context ls shows, with the address of an engine",
+            found=found,
+            mend=f"{undo}, or make it: docker context create {name}",
+        )
+    return Chosen(host.removeprefix("http+"), by, undo)  # as docker-py writes a socket's address
+
+
+def _chosen_at(address: str) -> Chosen:
+    """What chose the engine at an address; DOCKER_HOST where nothing that is known did."""
+    with contextlib.suppress(EngineConfigUnusable):
+        if (found := chosen()).host == address:
+            return found
+    return Chosen()
+
+
+def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
+    """A client of the engine that answers where the user has it, or at the default socket.
+
+    ``timeout_s`` is per API call. Raises EngineUnavailable, EngineConfigUnusable.
     """
-    return _client(os.environ.get("DOCKER_HOST", "") or DEFAULT_HOST, timeout_s)
+    return _client(chosen().host or DEFAULT_HOST, timeout_s)
 
 
 def ensure_running(config: Config) -> EngineInfo:
     """Use the engine that answers, else start one (see the module's docstring); then say what it is.
 
-    Raises EngineUnavailable (an engine of another machine too), ServerFailed (with the log's last lines) or
-    ProgramMissing.
+    Raises EngineUnavailable (an engine of another machine too), ServerFailed (with the log's last lines),
+    EngineConfigUnusable or ProgramMissing.
     """
-    return ensure_daemon(Daemon.of(config), host=os.environ.get("DOCKER_HOST", ""))
+    return ensure_daemon(Daemon.of(config), host=chosen().host)
 
 
 def ensure_daemon(daemon: Daemon, *, host: str = "") -> EngineInfo:
-    """``ensure_running`` for a given daemon; ``host`` is what DOCKER_HOST says."""
+    """``ensure_running`` for a given daemon; ``host`` is what the user chose."""
     wanted = host or daemon.host
     if name := elsewhere(wanted):
+        _, by, undo = _chosen_at(wanted)
         raise EngineUnavailable(
-            "the Docker engine that DOCKER_HOST names runs on another machine",
+            f"the Docker engine that {by} names runs on another machine",
             expected="an engine of this machine: a build mounts folders of its own machine into containers",
             found=f"{name}, which is no address of this machine",
-            mend="unset DOCKER_HOST, or run ./inv on that machine",
+            mend=f"{undo}, or run ./inv on that machine",
         )
     with contextlib.suppress(EngineUnavailable):
         return _describe(wanted, daemon)
@@ -326,10 +381,9 @@ def _describe(address: str, daemon: Daemon) -> EngineInfo:
     )
 
 
-def _unavailable(fault: BaseException | None, address: str = "") -> EngineUnavailable:
+def _unavailable(fault: BaseException | None, address: str) -> EngineUnavailable:
     """The error that fits what can be seen of the address."""
-    given = os.environ.get("DOCKER_HOST", "")
-    address = address or given or DEFAULT_HOST
+    given, by, undo = _chosen_at(address)
     expected = f"an engine that answers at {address}"
     if _closed_to_us(address):
         path = _socket_path(address)
@@ -341,16 +395,26 @@ def _unavailable(fault: BaseException | None, address: str = "") -> EngineUnavai
         )
     if given and given == address != DEFAULT_HOST:
         return EngineUnavailable(
-            "the Docker engine that DOCKER_HOST names does not answer",
+            f"the Docker engine that {by} names does not answer",
             expected=expected,
             found=_reason(fault),
-            mend="start that engine, or unset DOCKER_HOST to use this machine's own",
+            mend=f"start that engine, or {undo} to use this machine's own",
         )
     return EngineUnavailable(
         "no Docker engine answers",
         expected=expected,
         found=_reason(fault),
         mend="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to another one of this machine",
+    )
+
+
+def gone(doing: str, fault: BaseException) -> EngineUnavailable:
+    """The error where an engine that answered before ended, or ceased to answer, while it was ``doing`` something."""
+    return EngineUnavailable(
+        f"the Docker engine went away while it {doing}",
+        expected="an engine that answers until the step is done",
+        found=_reason(fault),
+        mend="its log says why it ended (./inv doctor starts it again, and examines it); then run the task again",
     )
 
 
@@ -401,7 +465,15 @@ def runs_by_systemd() -> bool:
 def _start_by_systemd() -> None:
     with progress.step("start docker.service"):
         argv = [*_sudo("to start docker.service"), "systemctl", "start", "docker.service"]
-        ended = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120)
+        try:
+            ended = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_SYSTEMD_LIMIT_S)
+        except subprocess.TimeoutExpired as fault:
+            raise EngineUnavailable(
+                "systemd does not come to an end of starting the Docker engine",
+                expected="systemctl start docker.service to end",
+                found=f"it still runs after {fault.timeout:.0f} s",
+                mend="journalctl -u docker.service shows what it waits for",
+            ) from fault
     if ended.returncode != 0:
         raise EngineUnavailable(
             "systemd could not start the Docker engine",
@@ -627,7 +699,7 @@ def _locked(folder: Path) -> Iterator[None]:
             f"{folder} cannot hold the engine's record",
             expected="a folder that you may write to",
             found=str(fault),
-            mend="run the task with sudo" if isinstance(fault, PermissionError) else "move that file away",
+            mend=caller.as_root("./inv TASK") if isinstance(fault, PermissionError) else "move that file away",
         ) from fault
     with locked(folder):
         yield

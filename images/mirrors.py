@@ -29,7 +29,7 @@ import docker.errors
 import requests
 
 from images import engine
-from toolchain import files, process
+from toolchain import caller, files, process
 from toolchain.errors import (
     CommandFailed,
     EngineConfigUnusable,
@@ -44,7 +44,6 @@ DAEMON_JSON = Path("/etc/docker/daemon.json")
 _KEY = "registry-mirrors"
 _PIDFILES = (Path("/var/run/docker.pid"), Path("/run/docker.pid"))
 _RELOAD_LIMIT_S = 10.0
-_AS_ROOT = "run it as root: sudo ./inv mirror …"
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::\d{1,5})?")
 
 
@@ -186,7 +185,7 @@ def _brought_back(daemon: engine.Daemon | None, used: Sequence[str] | None) -> s
         return "and no engine answered before"
     try:
         if _active() is None and daemon is not None:
-            engine.ensure_daemon(daemon, host=os.environ.get("DOCKER_HOST", ""))
+            engine.ensure_daemon(daemon, host=engine.chosen().host)
         elif argv := _reload_command(daemon):
             process.run(argv, limit_s=60)
     except UserError as fault:
@@ -216,14 +215,18 @@ def _started_here(daemon: engine.Daemon) -> int:
 
 
 def _refuse_elsewhere() -> None:
-    host = os.environ.get("DOCKER_HOST", "")
+    host, by, undo = engine.chosen()
     if host and not host.startswith("unix://"):
         raise EngineConfigUnusable(
             "the engine runs on another machine, and so does its configuration",
             expected="an engine of this machine",
-            found=f"DOCKER_HOST={host}",
-            mend="run this task there, or unset DOCKER_HOST",
+            found=f"{host}, by {by}",
+            mend=f"run this task there, or {undo}",
         )
+
+
+def _as_root() -> str:
+    return f"run it as root: {caller.as_root('./inv mirror …')}"
 
 
 def _restore(path: Path, backup: Path | None) -> None:
@@ -241,7 +244,7 @@ def _locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as fault:
-        raise _unusable(path, "a folder that may be written", fault.strerror or "", mend=_AS_ROOT) from fault
+        raise _unusable(path, "a folder that may be written", fault.strerror or "", mend=_as_root()) from fault
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -296,7 +299,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     except UnicodeDecodeError as fault:
         raise _unusable(path, "text in UTF-8", str(fault)) from fault
     except OSError as fault:
-        raise _unusable(path, "a readable file", fault.strerror or str(fault), mend=_AS_ROOT) from fault
+        raise _unusable(path, "a readable file", fault.strerror or str(fault), mend=_as_root()) from fault
     if not text.strip():
         return {}, text
     try:
@@ -343,7 +346,7 @@ def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
                 os.chown(aside, owner.st_uid, owner.st_gid)
                 backup = _back_up(path)
     except PermissionError as fault:
-        raise _unusable(path, "a file that may be changed", "you may not", mend=_AS_ROOT) from fault
+        raise _unusable(path, "a file that may be changed", "you may not", mend=_as_root()) from fault
     except OSError as fault:
         raise _unusable(path, "a file that can be written", fault.strerror or str(fault)) from fault
     return backup

@@ -30,7 +30,14 @@ from images.apt import Source, sources_text
 from images.engine import build_environment
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
-from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
+from toolchain.errors import (
+    CommandFailed,
+    CommandTimedOut,
+    ForeignBinaryRefused,
+    ImageBuildFailed,
+    NetworkUnreachable,
+    ProgramMissing,
+)
 from toolchain.jobs import available_memory_mib
 from toolchain.process import require_program, require_root, run
 
@@ -39,6 +46,7 @@ STANDING_IN = "standing-in"
 """File in a tools folder: names of the programs that stand in for emulated ones, a line each."""
 
 _LIMIT_S = 3600.0
+_PROBE_LIMIT_S = 60.0
 _MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
 _MEMORY_FOR_TREE_MIB = 4096
 _ROOM_FOR_ARCHIVES_MIB = 500
@@ -113,17 +121,28 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
     ``probe`` is a static executable of that architecture which ends with status 0.
     """
     try:
-        done = subprocess.run([probe], check=False, capture_output=True, timeout=60)
+        done = subprocess.run([probe], check=False, capture_output=True, timeout=_PROBE_LIMIT_S)
         seen = f"exit status {done.returncode}" if done.returncode else ""
     except OSError as fault:
         seen = os.strerror(fault.errno or 0)
+    except subprocess.TimeoutExpired as fault:
+        seen = f"a program of a few bytes that still ran after {fault.timeout:.0f} s"
     if seen:
         raise ForeignBinaryRefused(
             f"this host cannot execute {architecture.debian} programs",
             expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
             found=seen,
-            mend="./inv doctor shows what is missing; usually: apt-get install qemu-user-static binfmt-support",
+            mend="./inv --set-up installs the emulator and registers it (as root, in a container with --privileged); "
+            "./inv doctor shows what is missing then",
         )
+
+
+def program_fingerprint() -> str:
+    """SHA-256 of mmdebstrap, which is one script; ``absent`` where it is not installed."""
+    try:
+        return files.sha256_of(require_program("mmdebstrap", "to build root filesystems"))
+    except (ProgramMissing, OSError):
+        return "absent"
 
 
 def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
@@ -256,9 +275,9 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
     """Pack extracted native programs as a root that a container can be made of; reproducible, as ``files.pack`` is.
 
     What their packages would do when configured is left undone but for the links that programs are looked for by. What
-    no build reads is left out: the engine reads and writes every byte of an image several times.
+    no build reads is left out: the engine reads and writes every byte of an image several times. Raises DiskFull.
     """
-    with files.scratch_folder(tar.parent, tar.name) as beside:
+    with files.room_for("the native builder image", tar.parent), files.scratch_folder(tar.parent, tar.name) as beside:
         for name in ("bin", "sbin", "lib", "lib64"):
             if not (folder / name).is_symlink() and not (folder / name).exists() and (folder / "usr" / name).is_dir():
                 (beside / name).symlink_to(f"usr/{name}")
@@ -315,7 +334,6 @@ def _mmdebstrap(
     log.write_text("")
     extracts = "--variant=extract" in variant
     archives = '"$1/var/cache/apt/archives"'
-    scratch = target.parent / f".{target.name}.{os.getpid()}.scratch"
     unmount = f"umount {archives}"
     memory_mib = _MEMORY_FOR_TREE_MIB if available_memory_mib() >= 2 * _MEMORY_FOR_TREE_MIB else 0
     words = [
@@ -337,10 +355,12 @@ def _mmdebstrap(
         spec.suite,
     ]
     with contextlib.ExitStack() as stack:
-        scratch.mkdir(parents=True)
-        stack.callback(files.remove, scratch)
+        scratch = stack.enter_context(files.scratch_folder(target.parent, target.name))
+        scratch.chmod(0o755)
         aside = stack.enter_context(files.replacing(target))
         named = aside.with_name(aside.name + ".tar") if target.suffix == ".tar" else aside
+        if named != aside:  # what mmdebstrap wrote before it failed
+            stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
             # A mount namespace of its own: nothing that is mounted here can be left on the host. The tree is built in

@@ -22,7 +22,7 @@ import jinja2
 
 from images.archive import LoadedImage, verify
 from images.containers import run_in
-from images.engine import build_environment
+from images.engine import REFUSED_OR_GONE, build_environment
 from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed, ImageBuildFailed
@@ -79,6 +79,7 @@ def build(
         progress.bar(f"build {reference}", total=total, in_bytes=True) as bar,
         _Context(dockerfile, layers, bar) as context,
     ):
+        said: list[str] = []
         try:
             events = client.api.build(
                 fileobj=context,
@@ -91,13 +92,14 @@ def build(
                 forcerm=True,
                 decode=True,
             )
-            said: list[str] = []
             for event in events:
                 if "error" in event:
                     raise _failed(reference, str(event["error"]), said)
                 said.append(str(event.get("stream", "")))
         except docker.errors.APIError as fault:
             raise _failed(reference, str(fault.explanation), []) from fault
+        except REFUSED_OR_GONE as fault:
+            raise _failed(reference, str(fault), said) from fault
     return verify(client, reference, architecture)
 
 

@@ -20,6 +20,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +30,7 @@ import docker
 import docker.errors
 
 from images import apt, archive, native, probe, rootfs, system
-from images.engine import connect
+from images.engine import REFUSED_OR_GONE, connect
 from images.flavour import Pocket, load_suite, packages_for, target_flavour
 from recipes import pyc, recipe, wheels
 from recipes.libqpu import build as libqpu
@@ -50,6 +52,10 @@ ROOTS = ("tools", "builder", "dev", "rootfs")
 NO_ENGINE = "no engine answers"
 MODULES = ("dot_cpp", "matrix_cpp", "cpu_cpp")
 """What the extension wheel brings; imported in the finished image before it is called built."""
+
+_SCRATCH = re.compile(r"\.[\w-]+(?:\.tar)?\.(?:[a-z0-9_]{8}|\d+\.scratch)")
+_PART = re.compile(r"\.[\w-]+\.tar\.\d+\.part(?:\.tar)?")
+"""Names of what a build writes aside (toolchain.files) in its target's folder."""
 
 
 class Flow:
@@ -225,7 +231,11 @@ class Flow:
         return Step(
             name="tools",
             title="native tools",
-            inputs={"packages": " ".join(packages), "without": " ".join(without)},
+            inputs={
+                "packages": " ".join(packages),
+                "without": " ".join(without),
+                "driver": made_by("images/rootfs.py", "images/apt.py"),
+            },
             needs=("mirror",),
             action=action,
             missing=lambda _: "" if (self.tools / rootfs.STANDING_IN).is_file() else "its folder is gone",
@@ -243,7 +253,7 @@ class Flow:
             inputs={
                 "epoch": str(self.image.source_date_epoch),
                 "left out": " ".join(rootfs.LEFT_OUT),
-                "packing": _packing(),
+                "packing": made_by("images/rootfs.py", "images/archive.py", "toolchain/files.py"),
             },
             needs=("mirror", "tools"),
             action=action,
@@ -280,6 +290,7 @@ class Flow:
                 **self._root_inputs(packages),
                 "hook": _hook_fingerprint(),
                 "overlay": _fingerprint_of(self.overlays()),
+                "farm": made_by("images/native.py"),
             },
             needs=("mirror", "tools"),
             action=action,
@@ -379,7 +390,7 @@ class Flow:
         return Step(
             name="archives",
             title="packages, fetched",
-            inputs=self._packages_inputs(),
+            inputs={**self._packages_inputs(), "driver": made_by("images/rootfs.py", "images/apt.py")},
             needs=("mirror", "torch"),
             action=action,
         )
@@ -401,6 +412,7 @@ class Flow:
             title="root filesystem",
             inputs={
                 **self._packages_inputs(),
+                **self._roots_driver(),
                 "epoch": str(self.image.source_date_epoch),
                 "hook": _hook_fingerprint(),
                 "overlay": _fingerprint_of(overlays),
@@ -601,7 +613,7 @@ class Flow:
         return Step(
             name="base",
             title="image with torch",
-            inputs={"epoch": str(self.image.source_date_epoch)},
+            inputs={"epoch": str(self.image.source_date_epoch), "driver": made_by("images/archive.py")},
             # Apart from the system image: it can be made while extensions are compiled, and stays when they change.
             needs=("torch-site", "rootfs"),
             action=action,
@@ -649,6 +661,7 @@ class Flow:
             inputs={
                 "templates": _templates(),
                 "profile": self.image.profile,
+                "driver": made_by("images/system.py"),
             },
             needs=(
                 *("torch", "torch-site", "rootfs", "base", "libqpu", "qpu-ops"),
@@ -672,7 +685,7 @@ class Flow:
         return Step(
             name="workbench",
             title="workbench image",
-            inputs={"templates": _templates()},
+            inputs={"templates": _templates(), "driver": made_by("images/system.py")},
             needs=("dev", "torch-site", "libqpu", "qpu-ops"),
             action=action,
             missing=self._image_missing("workbench"),
@@ -681,7 +694,13 @@ class Flow:
     # What steps share.
 
     def _root_inputs(self, packages: tuple[str, ...]) -> dict[str, str]:
-        return {"packages": " ".join(packages), "epoch": str(self.image.source_date_epoch)}
+        epoch = str(self.image.source_date_epoch)
+        return {"packages": " ".join(packages), "epoch": epoch, **self._roots_driver()}
+
+    def _roots_driver(self) -> dict[str, str]:
+        """What makes a root filesystem and loads it: our Python, and the program that it drives."""
+        ours = made_by("images/rootfs.py", "images/apt.py", "images/archive.py")
+        return {"driver": ours, "mmdebstrap": rootfs.program_fingerprint()}
 
     def overlays(self, *others: str) -> tuple[Path, ...]:
         """Folders that are laid over a target root: those of these names, and what keeps documentation out."""
@@ -712,14 +731,17 @@ class Flow:
                 found = self.client.images.get(self.config.image_reference(role)).id
             except (docker.errors.ImageNotFound, docker.errors.NullResource):
                 return "its image is gone from the engine"
-            except EngineUnavailable:
+            except (EngineUnavailable, *REFUSED_OR_GONE):
                 return NO_ENGINE
             return "" if found == made.facts["image"] else "its image in the engine is another one"
 
         return probe
 
     def _stage_wheel(self, wheel: Path, folder: Path, tar: Path) -> None:
-        with files.scratch_folder(self.root, folder.name) as scratch:
+        with (
+            files.room_for(f"what {wheel.name} holds", self.root),
+            files.scratch_folder(self.root, folder.name) as scratch,
+        ):
             stage = scratch / "root"
             stage.mkdir()
             wheels.unpack(wheel, stage, self.suite)
@@ -806,9 +828,9 @@ def _templates() -> str:
     return files.tree_fingerprint(rootfs.HERE / "templates", "Dockerfile.j2")
 
 
-def _packing() -> str:
-    """SHA-256 of the Python that packs native programs."""
-    return files.tree_fingerprint(ROOT, "images/rootfs.py", "toolchain/files.py")
+def made_by(*modules: str) -> str:
+    """SHA-256 of the Python, named by paths from the checkout, that makes what a step makes."""
+    return files.tree_fingerprint(ROOT, *modules)
 
 
 def _staging() -> str:
@@ -825,7 +847,12 @@ def _unpack(tar: Path, folder: Path) -> None:
     with files.scratch_folder(folder.parent, folder.name) as scratch:
         stage = scratch / "root"
         stage.mkdir()
-        run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
+        try:
+            run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
+        except CommandFailed as fault:
+            if full := files.full_disk(fault.tail, f"what {tar.name} holds", folder.parent):
+                raise full from fault
+            raise
         files.remove(folder)
         stage.rename(folder)
 
@@ -848,4 +875,23 @@ def alone(folder: Path) -> Iterator[None]:
             stack.enter_context(files.held(folder / "lock", taken))
         except PermissionError as fault:
             raise files.belongs_to_another(folder, str(fault)) from fault
+        _tidy(folder)
         yield
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what builds that were killed left beside their products: who holds the lock wrote none of it."""
+    mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
+    left = [
+        *(path for path in folder.glob(".*.*") if _SCRATCH.fullmatch(path.name) and path.is_dir()),
+        *(path for path in folder.glob(".*.part*") if _PART.fullmatch(path.name) and path.is_file()),
+    ]
+    for path in left:
+        if not os.access(folder, os.W_OK, effective_ids=True) or any(place.is_relative_to(path) for place in mounted):
+            continue
+        size = progress.human_size(files.size_of(path) if path.is_dir() else path.stat().st_size)
+        try:
+            files.remove(path)
+            progress.say(f"    what a killed build left is removed: {path.name} ({size})")
+        except OSError as fault:
+            progress.warn(f"what a killed build left stays: {path} ({size}): {fault}")

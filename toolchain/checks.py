@@ -1,4 +1,6 @@
-"""Every check and every test of this machine's side, one after the other; all are run before the verdict.
+"""Every check, and the tests of this machine's side, one after the other; all are run before the verdict.
+
+Tests that are marked ``expensive`` are left out: those of many minutes each are run by name.
 
 Their output goes straight to the caller's own, so a log shows pytest's closing line and each fault where it stands.
 """
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import process, progress
+from toolchain import caller, process, progress
 from toolchain.config import ROOT
 from toolchain.errors import ChecksFailed, ProgramMissing
 
@@ -103,7 +105,7 @@ def lacking() -> tuple[str, ...]:
 
 
 def run_tests(*, select: str = "", checks_only: bool = False, lanes: int = 1, partial: bool = False) -> None:
-    """Run every check and every test, or only the linters.
+    """Run every check and the tests, or only the linters.
 
     Raises ChecksFailed before anything is run where the tests of the main job would be left out; with ``partial`` the
     rest is run, and what was left out is said in the end.
@@ -117,7 +119,8 @@ def run_tests(*, select: str = "", checks_only: bool = False, lanes: int = 1, pa
             "the tests of the main job would be left out",
             expected=f"a machine that can build images: root's rights, {', '.join(BUILDERS)}",
             found=f"not here: {', '.join(left_out)}",
-            mend="sudo ./inv test (./inv --set-up installs programs), or ./inv test --partial, which runs the rest",
+            mend=f"{caller.as_root('./inv test')} (./inv --set-up installs programs), or ./inv test --partial, "
+            "which runs the rest",
         )
     try:
         run_all((*linters(), host_tests(select, lanes)))

@@ -7,8 +7,11 @@ Invoke would take ``--help`` for that. And what is wrong with invoke.yaml's form
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+
+from toolchain import caller
 
 _MANY = {"mirror": "--url"}
 
@@ -36,6 +39,7 @@ def main() -> None:
 
     from toolchain.settings import SettingsFiles
 
+    caller.remember(sys.argv[1:], os.environ)
     program.config_class = SettingsFiles
     program.run(["inv", *spelt_out(sys.argv[1:])])
 

@@ -12,6 +12,7 @@ import difflib
 import ipaddress
 import os
 import re
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolchain import caller
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.errors import ConfigError
 from toolchain.files import absolute
@@ -26,12 +28,15 @@ from toolchain.files import absolute
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""
 
+EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+"""What other build tools take their time stamps from (https://reproducible-builds.org/specs/source-date-epoch/)."""
+
 Check = Callable[[Any], str]
 """Returns what is wrong with a value, or an empty string."""
 
 
-def _setting(default: Any, help_text: str, check: Check | None = None) -> Any:
-    metadata = {"help": help_text, "check": check}
+def _setting(default: Any, help_text: str, check: Check | None = None, *, is_path: bool = False) -> Any:
+    metadata = {"help": help_text, "check": check, "is_path": is_path}
     if isinstance(default, list):
         return field(default_factory=lambda: tuple(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -56,7 +61,7 @@ def _between(low: float, high: float, unit: str = "") -> Check:
 
 
 _package = _matches(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?", "a Debian package name")
-_url = _matches(r"(https?|copy|file)://?\S+|", "an http(s):// URL, or nothing")
+_url = _matches(r"https?://[^/\s]\S*|(?:copy|file):/\S+|", "an http(s)://HOST URL (or copy:/ or file:/), or nothing")
 _name = _matches(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*", "a lower-case repository name")
 _tag = _matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|", "an image tag, or nothing")
 _BAD_PORT = "expected a port from 1 to 65535"
@@ -157,7 +162,11 @@ class ImageConfig:
     mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)
     security_mirror: str = _setting("", "mirror of the security pocket; empty: as for mirror", _url)
     strict: bool = _setting(False, "a mirror pocket that cannot be verified is an error, not a warning")
-    source_date_epoch: int = _setting(1735689600, "newest time stamp in images, Unix seconds", _between(1, 4102444800))
+    source_date_epoch: int = _setting(
+        1735689600,
+        f"newest time stamp in images, Unix seconds; unset: that of {EPOCH_VARIABLE}, if there is one",
+        _between(1, 4102444800),
+    )
 
     @property
     def target(self) -> Architecture:
@@ -175,7 +184,7 @@ class ImageConfig:
 class BuildConfig:
     """Where and how things are built: section ``build``."""
 
-    folder: Path = _setting(Path("build"), "products, stamps and logs, relative to the checkout", _folder)
+    folder: Path = _setting(Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_path=True)
     jobs: int = _setting(
         0, "compiler processes at once; 0: by cores and free memory, cgroups counted", _between(0, 1024)
     )
@@ -187,7 +196,7 @@ class BuildConfig:
 class TorchConfig:
     """Where the torch wheel comes from: section ``torch``."""
 
-    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order")
+    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order", is_path=True)
     required: bool = _setting(False, "no torch wheel is an error, not a warning")
     from_source: bool = _setting(False, "build the wheel from source first, and take that")
     source: str = _setting(
@@ -206,7 +215,9 @@ class QpuConfig:
     library: str = _setting("local", "libqpu: our own (local) or upstream QPULib", _one_of("local", "upstream"))
     upstream_mode: str = _setting("emulation", "how upstream is compiled", _one_of("emulation", "qpu"))
     upstream_debug: bool = _setting(False, "compile upstream with its own DEBUG option")
-    upstream_source: str = _setting("", "upstream's checkout; empty: sources/qpulib in the build folder, fetched")
+    upstream_source: str = _setting(
+        "", "upstream's checkout; empty: sources/qpulib in the build folder, fetched", is_path=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +236,7 @@ class RegistryConfig:
 class NfsConfig:
     """The exported root filesystem and its server: section ``nfs``."""
 
-    folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder")
+    folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder", is_path=True)
     address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
@@ -257,7 +268,7 @@ class RemoteConfig:
     """Boards that kernels are profiled on: section ``remote``."""
 
     devices: tuple[str, ...] = _setting([], "boards by name, as pi3=tracker://HOST:9190/KEY", _each(_device))
-    linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++")
+    linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
     server_in_image: bool = _setting(False, "put TVM's RPC server into the image (arm64, amd64)")
     ffi_in_image: bool = _setting(
         False, "put apache-tvm-ffi's wheel for 32-bit ARM (build-tvm-ffi) into the image (armhf, trixie)"
@@ -276,9 +287,11 @@ class CudaConfig:
         _gpu_architectures,
     )
     toolkit: str = _setting(
-        "", "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned one, else PyPI's"
+        "", "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned one, else PyPI's", is_path=True
     )
-    python: str = _setting("", "Python with torch for cuda-timing; empty: the one the wheel was tested with here")
+    python: str = _setting(
+        "", "Python with torch for cuda-timing; empty: the one the wheel was tested with here", is_path=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,8 +365,11 @@ def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
     return {name: environment.pop(name) for name in names}
 
 
-def defaults() -> dict[str, dict[str, Any]]:
-    """The tree of defaults for Invoke, so that its configuration is whole; lists appear as comma-separated text."""
+def defaults(environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """The tree of defaults for Invoke, so that its configuration is whole; lists appear as comma-separated text.
+
+    ``environment`` may have one of its own: SOURCE_DATE_EPOCH.
+    """
     tree: dict[str, dict[str, Any]] = {}
     for name, section in SECTIONS.items():
         made = section()
@@ -362,6 +378,8 @@ def defaults() -> dict[str, dict[str, Any]]:
             key: ",".join(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
             for key, value in values.items()
         }
+    if epoch := (environment or {}).get(EPOCH_VARIABLE):
+        tree["image"]["source_date_epoch"] = epoch
     return tree
 
 
@@ -370,19 +388,25 @@ def load_config(
     *,
     options: Mapping[str, str | Sequence[str]] | None = None,
     environment: Mapping[str, str] | None = None,
+    named: Mapping[str, Any] | None = None,
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
 
     Over it are laid ``environment``, the INVOKE_* variables (see ``take_variables``), then ``options``, settings of the
     command line as ``{"qpu.library": "upstream"}``, of which empty ones do not count; a list comes as one, and each of
-    its texts stays whole, where a variable's text is split at commas. Raises ConfigError with every fault at once,
-    variables that name no setting included.
+    its texts stays whole, where a variable's text is split at commas. ``named`` is the part of the tree that is from
+    the file of --config: over that no variable is laid. Raises ConfigError with every fault at once, variables that
+    name no setting included.
     """
     faults: list[str] = []
+    stronger = {
+        f"{section}.{key}" for section, keys in (named or {}).items() if isinstance(keys, Mapping) for key in keys
+    }
     given_names: dict[str, str | Sequence[str]] = {}
     for name, text in sorted((environment or {}).items()):
         if name in _VARIABLES:
-            given_names[_VARIABLES[name]] = text
+            if _VARIABLES[name] not in stronger:
+                given_names[_VARIABLES[name]] = text
         else:
             near = difflib.get_close_matches(name.removeprefix("INVOKE_"), _BARE_VARIABLES, n=1, cutoff=0.5)
             faults.append(f"{name}: no such setting" + (f"; did you mean 'INVOKE_{near[0]}'?" if near else ""))
@@ -398,9 +422,27 @@ def load_config(
             faults.append(f"{name}: expected a section with keys, found {given!r}")
             continue
         sections[name] = _load_section(name, section, given, faults)
+    if "image" in sections and not any(fault.startswith(("image.flavour:", "image.architecture:")) for fault in faults):
+        faults += _of_flavour(sections["image"])
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError([_with_its_variable(fault) for fault in faults])
     return Config(**sections)
+
+
+def _with_its_variable(fault: str) -> str:
+    """A fault of the time stamp may be one of the variable that it is taken from."""
+    value = os.environ.get(EPOCH_VARIABLE)
+    told = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
+    return f"{fault} in {EPOCH_VARIABLE}" if told else fault
+
+
+def _of_flavour(image: ImageConfig) -> list[str]:
+    """What is wrong with an architecture that is one, and that the flavour's archive does not have."""
+    flavour = tomllib.loads((ROOT / "images" / "flavours" / f"{image.flavour}.toml").read_text())
+    offered = flavour.get("architectures", [image.architecture])
+    if image.architecture in offered:
+        return []
+    return [f"image.architecture: {flavour['title']} has {', '.join(offered)} only, found {image.architecture!r}"]
 
 
 def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
@@ -428,12 +470,21 @@ def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: lis
         except ValueError as fault:
             faults.append(f"{name}.{key}: {fault}, found {raw!r}")
             continue
+        if fields[key].metadata["is_path"]:
+            value = _expanded(value)
         check = fields[key].metadata["check"]
         if check is not None and (wrong := check(value)):
             faults.append(f"{name}.{key}: {wrong}, found {raw!r}")
             continue
         values[key] = value
     return section(**values)
+
+
+def _expanded(value: Any) -> Any:
+    """A path, or each of several, with ``~`` as the caller's home."""
+    if isinstance(value, tuple):
+        return tuple(caller.expanded(item) for item in value)
+    return type(value)(caller.expanded(os.fspath(value))) if isinstance(value, Path) else caller.expanded(value)
 
 
 def _nearest(key: str, valid: typing.Iterable[str]) -> str:

@@ -42,7 +42,8 @@ torch:
 
 Where a setting comes from, the later wins: the default below, `/etc/invoke.yaml`, `~/.invoke.yaml`, `invoke.yaml` in
 the checkout, the environment variable in the table, a file named by `./inv --config FILE TASK`. A list in an
-environment variable is written with commas. Relative paths start at the checkout.
+environment variable is written with commas. Relative paths in settings start at the checkout, `~` is your home, under
+sudo too; FILE is from the folder that you are in.
 
 Everything is checked before a task begins. An unknown section or key is refused with the nearest valid name, and all
 faults are reported at once (exit code 11).
@@ -57,8 +58,10 @@ _TAIL = """\
 that `./inv` starts where there is no systemd (docker.service has its own settings); `all_proxy` stands in for the \
 first two. A SOCKS proxy (`socks5h://`) serves apt and git; pip and registries need an HTTP proxy, or on this PC \
 PySocks in `.venv` |
-| `DOCKER_HOST` | the engine to use; builds want one of this machine, whose folders they mount |
-| `PITORCH_SKIP_APT=1` | `./inv` installs no host packages: they are someone else's care |
+| `SOURCE_DATE_EPOCH` | newest time stamp in images, where `image.source_date_epoch` is not set |
+| `DOCKER_HOST` | the engine to use; unset: that of docker's current context (`DOCKER_CONTEXT`). Builds want one of \
+this machine, whose folders they mount |
+| `PITORCH_SKIP_APT=1` | `./inv` installs no host packages as long as it is set: they are someone else's care |
 | `PITORCH_PYTHON` | the Python that `./inv` makes `.venv` with, instead of `/usr/bin/python3` |
 | `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the tasks of artefacts; never on the command line |
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolchain import caller
 from toolchain.errors import DiskFull, ForeignFolder, RootNeeded, UserError
 
 MARKER = ".pitorch-owned"
@@ -123,7 +124,7 @@ def belongs_to_another(folder: Path, found: str) -> RootNeeded:
         f"{folder} belongs to another user",
         expected="a build folder that you may write to",
         found=found,
-        mend="run the task with sudo, as whatever built there, or set build.folder to a folder of your own",
+        mend=f"as whatever built there: {caller.as_root('./inv TASK')}; or set build.folder to a folder of your own",
     )
 
 
@@ -257,12 +258,13 @@ def pack(
 
     The same tree gives the same bytes. Nothing is compressed: an image's layer is made of it. ``beside`` is a second
     folder laid over the first. What ``leave_out`` matches wholly (names relative to the first, with ``/``) is left out,
-    a folder with all that is in it.
+    a folder with all that is in it. Raises DiskFull.
     """
     found = dict(_below(folder, leave_out))
     if beside is not None:
         found |= _below(beside)
     with (
+        room_for(tar.name, tar.parent),
         replacing(tar) as aside,
         tarfile.TarFile(aside, mode="w", format=tarfile.PAX_FORMAT, copybufsize=_BLOCK) as archive,
     ):

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from toolchain import caller
 from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ProgramMissing, RootNeeded, UserError
 
 DEFAULT_LIMIT_S = 3600.0
@@ -82,10 +83,13 @@ def require_program(name: str, why: str) -> Path:
 
 
 def require_root(why: str, again: str) -> None:
-    """Raise RootNeeded unless this is root; ``again`` is the command to repeat with sudo."""
+    """Raise RootNeeded unless this is root; the mend repeats what was typed with sudo, ``again`` where nothing was."""
     if os.geteuid() != 0:
         raise RootNeeded(
-            f"root is needed {why}", expected="user id 0", found=f"user id {os.geteuid()}", mend=f"sudo {again}"
+            f"root is needed {why}",
+            expected="user id 0",
+            found=f"user id {os.geteuid()}",
+            mend=caller.as_root(again),
         )
 
 

@@ -1,13 +1,19 @@
-"""invoke.yaml as Invoke reads it, where its form is ours: sections of settings. An empty one counts for nothing."""
+"""invoke.yaml, and the file that --config names, as Invoke reads them, where their form is ours: sections of settings.
+
+An empty section counts for nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from invoke import config, exceptions
 from invoke.util import yaml  # type: ignore[attr-defined]
 
+from toolchain import caller
 from toolchain.config import SECTIONS
 from toolchain.errors import ConfigError
 
@@ -15,15 +21,46 @@ from toolchain.errors import ConfigError
 class SettingsFiles(config.Config):
     """Invoke's configuration. A file of a wrong form ends the program with every fault of it, as ConfigError does."""
 
+    def load_runtime(self, merge: bool = True) -> None:
+        """Read the file that --config names, from the caller's folder. Unlike the others, it must be there."""
+        if given := self._runtime_path:
+            path = caller.path(caller.expanded(os.fspath(given)))
+            if path.suffix.lstrip(".") not in self._file_suffixes:
+                kinds = ", ".join(f".{suffix}" for suffix in self._file_suffixes)
+                raise _refusal([f"--config: expected a file whose name ends in one of {kinds}, found {given!r}"])
+            try:
+                path.open("rb").close()
+            except OSError as fault:
+                raise _refusal([f"--config: {path}: {fault.strerror}"]) from fault
+            self.set_runtime_path(path)
+        else:
+            self.set_runtime_path(None)
+        super().load_runtime(merge)
+
     def _load_yaml(self, path: Any) -> dict[str, Any]:
-        try:
-            document = super()._load_yaml(path)
-        except (yaml.YAMLError, UnicodeDecodeError) as fault:
-            raise _refusal([f"{path}: not YAML: {' '.join(str(fault).split())}"]) from fault
-        found, faults = checked(document)
-        if faults:
-            raise _refusal([f"{path}: {fault}" for fault in faults])
-        return found
+        return _read(path, "YAML", super()._load_yaml)
+
+    _load_yml = _load_yaml
+
+    def _load_json(self, path: Any) -> dict[str, Any]:
+        return _read(path, "JSON", super()._load_json)
+
+
+def named(settings: Any) -> Mapping[str, Any]:
+    """What the file that --config names holds; nothing without one."""
+    found: Mapping[str, Any] = getattr(settings, "_runtime", {})
+    return found
+
+
+def _read(path: Any, form: str, load: Callable[[Any], Any]) -> dict[str, Any]:
+    try:
+        document = load(path)
+    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as fault:
+        raise _refusal([f"{path}: not {form}: {' '.join(str(fault).split())}"]) from fault
+    found, faults = checked(document)
+    if faults:
+        raise _refusal([f"{path}: {fault}" for fault in faults])
+    return found
 
 
 def checked(document: Any) -> tuple[dict[str, Any], list[str]]:

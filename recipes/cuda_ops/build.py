@@ -23,7 +23,7 @@ from images.engine import ensure_running
 from images.flavour import packages_for
 from recipes import recipe
 from recipes.cuda_ops import audit, toolkit
-from recipes.flow import Flow
+from recipes.flow import Flow, alone
 from recipes.qpu_ops import native
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES, Architecture
@@ -193,8 +193,7 @@ def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
     target = target_of(architecture)
     ensure_running(config)
     native.ready_python(config)
-    with CudaFlow(config, target) as flow:
-        flow.root.mkdir(parents=True, exist_ok=True)
+    with CudaFlow(config, target) as flow, alone(flow.root):
         pipeline = flow.wheel_pipeline()
         made = pipeline.execute(pipeline.plan())[-1]
     wheel = made.artefact(".whl")

@@ -55,8 +55,9 @@ Checksums-Sha256:
 class Archive:
     """A small archive: three pockets, each with a signed index."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, label: str = "") -> None:
         self.folder = folder
+        self.label = label
         self.home = folder / "gpg"
         self.home.mkdir(mode=0o700)
         self.keyring = folder / "archive.gpg"
@@ -86,6 +87,7 @@ class Archive:
         described = self._sources().encode()
         (source / "Sources.gz").write_bytes(gzip.compress(described, mtime=0))
         lines = ["Origin: Test", f"Suite: {suite}", f"Codename: {codename or suite}"]
+        lines += [f"Label: {self.label}"] if self.label else []
         lines += ["Architectures: armhf", "Components: main"]
         lines += ["Date: Thu, 01 Jan 2026 00:00:00 UTC", "SHA256:"]
         for path in (binary / "Packages.gz", source / "Sources.gz"):

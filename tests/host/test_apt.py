@@ -25,6 +25,7 @@ from toolchain.errors import (
     SourceUnavailable,
 )
 from toolchain.files import tree_fingerprint
+from toolchain.process import run
 
 
 @pytest.fixture(scope="module")
@@ -281,10 +282,69 @@ def test_the_host_s_own_mirror_is_the_default() -> None:
     assert [item.pocket.suite for item in made] == ["trixie", "trixie-updates", "trixie-security"]
 
 
+@pytest.mark.parametrize(
+    ("scheme", "text", "found"),
+    [
+        ("file", "# of this cloud\n\n{uri}/\tpriority:1\nhttp://mirror.invalid/debian\n", "{uri}"),
+        ("file", "# none\n", None),
+        ("file", None, None),
+        ("http", None, None),
+    ],
+)
+def test_of_a_list_of_mirrors_the_first_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, text: str | None, found: str | None
+) -> None:
+    """As Debian's cloud images have it: in an image there is no such list."""
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "lists" / "partial").mkdir(parents=True)
+    listed = tmp_path / "mirrors" / "debian.list"
+    listed.parent.mkdir()
+    config = tmp_path / "apt.conf"
+    config.write_text(
+        f'Dir::Etc::sourcelist "{tmp_path}/sources.list";\nDir::Etc::sourceparts "-";\n'
+        f'Dir::State::lists "{tmp_path}/lists";\nAPT::Sandbox::User "root";\n'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(config))
+    with (
+        contextlib.closing(Archive(tmp_path / "archive", label="Debian")) as made,
+        served(made.folder) as uri,
+        served(listed.parent) as elsewhere,
+    ):
+        place = {"file": f"mirror+file:{listed}", "http": f"mirror+{elsewhere}/debian.list"}[scheme]
+        options = f"arch=armhf signed-by={made.keyring}"
+        (tmp_path / "sources.list").write_text(f"deb [{options}] {place} stone main\n")
+        listed.write_text(f"{uri}\n")
+        run(["apt-get", "update"])
+        if text is None:
+            listed.unlink()
+        else:
+            listed.write_text(text.format(uri=uri))
+        assert apt.host_mirrors() == ({"main": found.format(uri=uri)} if found else {})
+        if not found:
+            with pytest.raises(ConfigError, match="INVOKE_IMAGE_MIRROR="):
+                apt.sources_for(load_config({}), tmp_path / "keys")
+
+
 def test_a_set_mirror_wins() -> None:
     made = apt.sources_for(load_config({"image": {"mirror": "http://mirror.example.org/debian"}}), Path("/nonexistent"))
     assert {item.uri for item in made[:2]} == {"http://mirror.example.org/debian"}
     assert made[2].uri == "http://mirror.example.org/debian-security"
+
+
+def test_a_slash_at_a_mirrors_end_changes_nothing() -> None:
+    """The security pocket was looked for in the main archive, and left out."""
+
+    def places(**image: str) -> list[str]:
+        return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]
+
+    plain = places(mirror="http://mirror.example.org/debian")
+    assert plain[2] == "http://mirror.example.org/debian-security"
+    assert places(mirror="http://mirror.example.org/debian/") == plain
+    named = places(mirror="http://mirror.example.org/debian//", security_mirror="http://mirror.example.org/security/")
+    assert named == [*plain[:2], "http://mirror.example.org/security"]
+    raspbian = places(flavour="raspbian", mirror="http://mirror.example.org/raspbian/")
+    assert "http://mirror.example.org/raspbian" in raspbian
+    assert not [uri for uri in raspbian if uri.endswith("/")]
 
 
 def test_sources_of_a_root_name_only_its_architectures() -> None:

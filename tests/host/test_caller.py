@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,46 @@ def test_an_absolute_path_stays_and_a_kernel_of_ours_is_no_path(tmp_path: Path) 
 
 def test_no_task_takes_a_path_past_that() -> None:
     assert "Path(" not in (ROOT / "tasks.py").read_text()
+
+
+@pytest.fixture
+def typed() -> Iterator[None]:
+    """What a test says was typed is forgotten after it."""
+    yield
+    caller.remember([], [])
+
+
+def test_what_was_typed_is_repeated_as_root_with_what_was_set(monkeypatch: pytest.MonkeyPatch, typed: None) -> None:
+    monkeypatch.setenv("PITORCH_CALLER_CWD", str(ROOT))
+    assert caller.as_root("./inv TASK") == "sudo ./inv TASK", "nothing was typed"
+    caller.remember(["build-image", "--update"], ["HOME", "PITORCH_CALLER_CWD", "proxy", "MY_INVOKE_X", "INVOKE"])
+    assert caller.as_root("./inv TASK") == "sudo ./inv build-image --update"
+    environment = {
+        "INVOKE_IMAGE_SUITE": "bookworm",
+        "https_proxy": "http://me:secret@proxy",
+        "NO_PROXY": "",
+        "PITORCH_REGISTRY_PASSWORD": "secret",
+        "PITORCH_CALLER_CWD": "/",
+        "DOCKER_HOST": "unix:///x.sock",
+        "PATH": "/bin",
+    }
+    caller.remember(["shell", "--command", "a 'b'"], environment)
+    line = caller.as_root("./inv TASK")
+    assert shlex.split(line) == [
+        "sudo",
+        "--preserve-env=DOCKER_HOST,INVOKE_IMAGE_SUITE,NO_PROXY,PITORCH_REGISTRY_PASSWORD,https_proxy",
+        *("./inv", "shell", "--command", "a 'b'"),
+    ]
+    assert "secret" not in line
+
+
+def test_from_another_folder_the_script_is_named_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: None
+) -> None:
+    """Paths among the words are from there."""
+    monkeypatch.setenv("PITORCH_CALLER_CWD", str(tmp_path))
+    caller.remember(["export-nfsroot", "--folder=a"], [])
+    assert caller.as_root("./inv TASK") == f"sudo {ROOT / 'inv'} export-nfsroot --folder=a"
 
 
 def test_without_the_wrapper_it_is_the_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,38 @@ def test_the_workflow_runs_what_a_desk_runs() -> None:
     assert "./inv test" in Path(ROOT / ".ci/run").read_text()
 
 
+def test_what_takes_many_minutes_is_run_once_a_week() -> None:
+    document = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text())
+    (when,) = document[True]["schedule"]  # YAML reads the key "on" as true
+    minute, hour, day, month, weekday = when["cron"].split()
+    assert (day, month) == ("*", "*")
+    assert all(field.isdecimal() for field in (minute, hour, weekday))
+    (step,) = [step for step in document["jobs"]["expensive"]["steps"] if "expensive" in step.get("run", "")]
+    assert step["run"] == ".ci/run expensive"
+    assert document["jobs"]["expensive"]["timeout-minutes"] < 360, "longer than that no job of theirs lives"
+
+
+def test_what_takes_many_minutes_runs_after_the_machine_is_made_ready(tmp_path: Path) -> None:
+    """The script in a folder of its own, with an ./inv and a Python that say what they were called with."""
+    for name, says in (("inv", "inv"), (".venv/bin/python", "python")):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho {says} "$@"\n')
+        program.chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+
+    def lines(*words: str) -> list[str]:
+        said = subprocess.run([tmp_path / ".ci/run", *words], check=True, capture_output=True, text=True).stdout
+        return said.splitlines()
+
+    assert lines() == ["inv test", "inv down"]
+    prepared, tested, ended = lines("expensive")
+    assert prepared == "inv --set-up"
+    assert tested.startswith("python -m pytest -m expensive")
+    assert ended == "inv down"
+
+
 def test_the_workflow_completes_in_every_shell_there_is_a_completion_for() -> None:
     """Bash is there; the tests of the others are skipped where the shell is not installed."""
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +36,10 @@ def test_what_is_typed_is_spelt_out_for_invoke(typed: list[str], understood: lis
     assert spelt_out(typed) == understood
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "toolchain.cli", *words]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    env = {**os.environ, **variables}
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_every_task_has_help_with_its_options() -> None:
@@ -110,3 +112,56 @@ def test_an_empty_section_is_none(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     done = run(f"--config={path}", "completion", "bash")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------------------ --config
+
+
+def test_the_file_wins_over_variables_and_they_over_all_else(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("image:\n  suite: trixie\n  flavour: ubuntu\n")
+    variables = {"INVOKE_IMAGE_SUITE": "sid", "INVOKE_IMAGE_FLAVOUR": "debian", "INVOKE_NFS_PORT": "0"}
+    done = run(f"--config={path}", "build-image", "--plan", **variables)
+    assert done.returncode == 11
+    assert "2 faults" in done.stderr
+    assert "image.flavour: expected one of debian, raspbian, found 'ubuntu'" in done.stderr, "of the file"
+    assert "nfs.port: expected 1 to 65535, found '0'" in done.stderr, "of a variable of which the file says nothing"
+    path.write_text("qpu:\n  library: local\n")
+    done = run(f"--config={path}", "build-image", "--plan", "--qpulib=nobodys", INVOKE_QPU_LIBRARY="upstream")
+    assert "qpu.library: expected one of local, upstream, found 'nobodys'" in done.stderr, "a task's option wins"
+
+
+@pytest.mark.parametrize("form", ["yaml", "yml", "json"])
+def test_the_file_is_from_the_callers_folder(tmp_path: Path, form: str) -> None:
+    (tmp_path / f"mine.{form}").write_text('{"image": {"suite": "sid"}}')
+    for path in (f"mine.{form}", str(tmp_path / f"mine.{form}"), f"~/mine.{form}"):
+        words = ("--config", path, "build-image", "--plan")
+        done = run(*words, PITORCH_CALLER_CWD=str(tmp_path), HOME=str(tmp_path), SUDO_UID="")
+        assert done.returncode == 11, path
+        assert "image.suite: expected one of trixie, bookworm, found 'sid'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent.yaml", "/absent.yaml: No such file or directory"),
+        ("folder.yaml", "/folder.yaml: Is a directory"),
+        ("x.conf", "expected a file whose name ends in one of .yaml, .yml, .json, .py, found 'x.conf'"),
+        ("x", "expected a file whose name ends in one of .yaml, .yml, .json, .py, found 'x'"),
+        ("x.json", "not JSON: "),
+        ("list.json", "expected sections with settings, found []"),
+        ("x.yml", "not YAML: "),
+    ],
+)
+def test_a_file_that_cannot_be_taken_is_refused_with_its_name(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    for torn in ("x.conf", "x", "x.json", "x.yml"):
+        (tmp_path / torn).write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    done = run("--config", name, "completion", "bash", PITORCH_CALLER_CWD=str(tmp_path))
+    assert said in done.stderr
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (11, "", False)
+
+
+def test_without_a_file_nothing_is_read() -> None:
+    assert run("completion", "bash", INVOKE_RUNTIME_CONFIG="").returncode == 0

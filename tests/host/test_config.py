@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, ImageConfig, defaults, load_config, split_registry, take_variables
 from toolchain.errors import ConfigError
 
@@ -32,7 +34,7 @@ def show(context, qpulib=""):
     print(json.dumps(dataclasses.asdict(config), default=str))
 
 namespace = Collection(show)
-namespace.configure(defaults())
+namespace.configure(defaults(os.environ))
 """
 
 
@@ -103,8 +105,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "packages that are no list": ({"image": {"extra_packages": {"vim": 1}}}, "expected a list of texts"),
     "packages that are no texts": ({"image": {"extra_packages": ["vim", 1]}}, "expected a list of texts"),
     "image name": ({"image": {"name": "PiTorch"}}, "expected a lower-case repository name, found 'PiTorch'"),
-    "mirror": ({"image": {"mirror": "deb.example"}}, "expected an http(s):// URL, or nothing"),
-    "mirror with a space": ({"image": {"mirror": "http://a b"}}, "expected an http(s):// URL, or nothing"),
+    "mirror": (
+        {"image": {"mirror": "deb.example"}},
+        "expected an http(s)://HOST URL (or copy:/ or file:/), or nothing, found 'deb.example'",
+    ),
+    "mirror with a space": ({"image": {"mirror": "http://a b"}}, "expected an http(s)://HOST URL"),
+    "mirror without a host": ({"image": {"mirror": "http:/oops"}}, "expected an http(s)://HOST URL"),
+    "mirror with an empty host": (
+        {"image": {"mirror": "https:///debian"}},
+        "expected an http(s)://HOST URL",
+    ),
+    "security mirror": ({"image": {"security_mirror": "file:debian"}}, "expected an http(s)://HOST URL"),
     "true or false": ({"image": {"strict": "maybe"}}, "image.strict: expected true or false, found 'maybe'"),
     "true or false as number": ({"image": {"strict": 2}}, "expected true or false, found 2"),
     "epoch": ({"image": {"source_date_epoch": 0}}, "expected 1 to 4102444800, found 0"),
@@ -185,6 +196,9 @@ def test_all_faults_are_told_at_once() -> None:
         ("device", "host", "fe80::1"),
         ("nfs", "address", "192.168.77.1"),
         ("image", "mirror", "https://mirror.example/debian"),
+        ("image", "mirror", "http://[::1]:8080"),
+        ("image", "mirror", "file:/srv/debian"),
+        ("image", "security_mirror", "copy:///srv/debian"),
         ("image", "strict", True),
     ],
 )
@@ -244,6 +258,54 @@ def test_paths_and_names_that_others_derive() -> None:
     assert made.qpulib_source == ROOT / "out/sources/qpulib"
     assert load_config({"qpu": {"upstream_source": "/srv/q"}}).qpulib_source == Path("/srv/q")
     assert ImageConfig(architecture="arm64").target.oci_platform == "linux/arm64"
+
+
+def test_a_tilde_is_the_callers_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    made = load_config(
+        {
+            "build": {"folder": "~/build"},
+            "torch": {"wheelhouse": ["~/wheels", "wheelhouse", "a~"]},
+            "qpu": {"upstream_source": "~"},
+            "cuda": {"toolkit": "pypi", "python": "~/venv/bin/python"},
+            "registry": {"user": "~/me"},
+        },
+        environment={"INVOKE_NFS_FOLDER": "~/nfs"},
+    )
+    assert made.build_root == tmp_path / "build"
+    assert made.torch.wheelhouse == (f"{tmp_path}/wheels", "wheelhouse", "a~")
+    assert made.qpulib_source == tmp_path
+    assert made.nfsroot == tmp_path / "nfs"
+    assert (made.cuda.toolkit, made.cuda.python) == ("pypi", f"{tmp_path}/venv/bin/python")
+    assert made.registry.user == "~/me", "no path"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="under sudo one is root")
+def test_under_sudo_the_home_is_that_of_who_typed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/root")
+    monkeypatch.setenv("SUDO_UID", "65534")
+    home = pwd.getpwuid(65534).pw_dir
+    assert load_config({"build": {"folder": "~/build"}}).build_root == Path(home, "build")
+    monkeypatch.setenv("SUDO_UID", "4000000001")
+    assert load_config({"build": {"folder": "~/build"}}).build_root == Path("/root/build"), "nobody is that"
+    assert load_config({"build": {"folder": "~no-such-user/x"}}).build_root == ROOT / "~no-such-user/x"
+
+
+def test_an_architecture_that_the_flavour_does_not_have_is_told_with_the_other_faults() -> None:
+    image = {"flavour": "raspbian", "architecture": "arm64"}
+    with pytest.raises(ConfigError) as caught:
+        load_config({"image": {**image, "suite": "sid"}, "nfs": {"port": 0}})
+    assert [fault.partition(",")[0] for fault in caught.value.faults] == [
+        "image.suite: expected one of trixie",
+        "nfs.port: expected 1 to 65535",
+        "image.architecture: Raspbian has armhf only",
+    ]
+    assert fault_of({"image": image}) == "image.architecture: Raspbian has armhf only, found 'arm64'"
+    assert "Raspbian" not in fault_of({"image": {**image, "architecture": "armv9"}}), "one fault is enough"
+    assert load_config({"image": {**image, "architecture": "armhf"}}).image.label == "raspbian-trixie-armhf"
+    for architecture in ARCHITECTURES:
+        assert load_config({"image": {"architecture": architecture}}).image.architecture == architecture
 
 
 def test_a_list_of_options_is_taken_as_it_is() -> None:
@@ -323,6 +385,21 @@ def test_variables_win_over_invoke_yaml_and_may_hold_lists_numbers_and_truth_val
     assert made["build"]["native_compiler"] is False
     assert made["torch"]["wheelhouse"] == ["/a", "/b"]
     assert made["device"]["boot_timeout_s"] == 12.5
+
+
+def test_the_time_stamp_of_other_build_tools_is_the_default(tmp_path: Path) -> None:
+    """As reproducible-builds.org has it; a setting of ours is more than that."""
+    variable = {"SOURCE_DATE_EPOCH": "1700000000"}
+    assert shown(tmp_path, **variable)["image"]["source_date_epoch"] == 1700000000
+    assert shown(tmp_path, SOURCE_DATE_EPOCH="")["image"]["source_date_epoch"] == ImageConfig().source_date_epoch
+    ours = {**variable, "INVOKE_IMAGE_SOURCE_DATE_EPOCH": "1600000000"}
+    assert shown(tmp_path, **ours)["image"]["source_date_epoch"] == 1600000000
+    for value in ("yesterday", "0"):
+        done = invoke(tmp_path, environment={"SOURCE_DATE_EPOCH": value})
+        assert done.returncode == 11
+        assert f"found '{value}' in SOURCE_DATE_EPOCH" in done.stderr
+    yaml = "image:\n  source_date_epoch: 1500000000\n"
+    assert shown(tmp_path, yaml=yaml, **variable)["image"]["source_date_epoch"] == 1500000000
 
 
 def test_the_command_line_wins_over_variables(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from images import doctor, engine, probe
 from images.doctor import Finding, Verdict
+from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
 from toolchain.errors import ChecksFailed, UserError
 
@@ -156,6 +157,9 @@ def test_an_emulator_that_is_gone_is_told(conf: Path, tmp_path: Path) -> None:
     finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "is gone" in finding.found
+    assert finding.mend.startswith("./inv --set-up ")
+    assert "qemu-user-static" in finding.mend
+    assert "qemu-user-binfmt" in finding.mend
 
 
 # ------------------------------------------------------------------------------------------------ binfmt
@@ -192,6 +196,23 @@ def test_an_emulator_that_is_switched_off(conf: Path) -> None:
     assert finding.verdict is Verdict.FAIL
     assert "disabled" in finding.found
     assert finding.mend == "echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm"
+
+
+def test_this_machines_own_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody registers qemu-x86_64 on an amd64 PC."""
+    (tmp_path / "status").write_text("enabled\n")
+    monkeypatch.setattr(doctor, "BINFMT", tmp_path)
+    own = host_architecture()
+    other = "arm64" if own.debian == "amd64" else "amd64"
+    for finding in (
+        doctor.check_registration(own),
+        doctor.check_emulator(Config(image=ImageConfig(architecture=own.debian))),
+    ):
+        assert finding.verdict is Verdict.OK
+        assert "no emulator needed" in finding.found
+    finding = doctor.check_registration(ARCHITECTURES[other])
+    assert finding.verdict is Verdict.FAIL
+    assert finding.found == f"qemu-{ARCHITECTURES[other].qemu} is not registered"
 
 
 # ------------------------------------------------------------------------------------------------ listing
@@ -296,6 +317,20 @@ def test_an_ordinary_users_sudo_is_tried(script: str, verdict: Verdict, found: s
     assert finding.verdict is verdict
     assert found in finding.found
     assert "sudo ./inv build-image" in finding.found + finding.mend
+
+
+def test_a_sudo_that_does_not_end_is_a_finding() -> None:
+    """One that asks a directory which does not answer, say."""
+    with tempfile.TemporaryDirectory(prefix="pitorch-sudo-") as folder:
+        Path(folder).chmod(0o755)
+        stand_in = Path(folder) / "sudo"
+        stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
+        stand_in.chmod(0o755)
+        limited = "(setattr(doctor, '_RUN_LIMIT_S', 0.6), doctor._guarded('rights', doctor.check_rights))[1]"
+        finding = as_nobody(limited, f"{folder}:/usr/bin:/bin")
+    assert (finding.check, finding.verdict) == ("rights", Verdict.FAIL)
+    assert finding.found == "sudo --non-interactive true was still running after 1 s"
+    assert "by hand" in finding.mend
 
 
 # ------------------------------------------------------------------------------------------------ the machine
@@ -590,6 +625,37 @@ def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monk
 
 
 # ------------------------------------------------------------------------------------------------ programs
+
+
+def test_a_program_that_does_not_end_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under an emulator that hangs: what the compiler made is such a program here."""
+    compiler = tmp_path / "odd-g++"
+    compiler.write_text('#!/bin/sh\nprintf "#!/bin/sh\\nexec sleep 60\\n" >"$3"\nchmod 755 "$3"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(doctor, "_RUN_LIMIT_S", 2.0)
+    finding = doctor._guarded("cross compiler", lambda: doctor.check_cross_compiler(tmp_path, "odd"))
+    assert (finding.check, finding.verdict) == ("cross compiler", Verdict.FAIL)
+    assert finding.found == f"{tmp_path}/answer was still running after 2 s"
+    assert "emulator" in finding.mend
+
+
+def test_the_engines_disk_is_looked_at_where_it_is_another(tmp_path: Path) -> None:
+    """A build folder that is not there yet, or may not be looked into, is no fault of doctor's."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
+        elsewhere = Path(shm)
+        if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("/dev/shm is on the disk of the temporary files")
+        assert doctor._on_another_disk(elsewhere, tmp_path / "not" / "there")
+        assert not doctor._on_another_disk(tmp_path, tmp_path / "not" / "there")
+        assert not doctor._on_another_disk(tmp_path / "nothing", elsewhere)
+        if os.geteuid() == 0:
+            (tmp_path / "closed").mkdir(mode=0o700)
+            os.seteuid(65534)
+            try:
+                assert not doctor._on_another_disk(elsewhere, tmp_path / "closed" / "build")
+            finally:
+                os.seteuid(0)
 
 
 def test_a_missing_program_is_a_finding_with_its_package(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import platform
@@ -21,12 +22,25 @@ from pathlib import Path
 
 import docker
 import pytest
+from docker.context import ContextAPI
 from spare_bridge import spare_bridge
 
-from images import doctor, engine
+from images import archive, doctor, engine, probe, system
+from images.containers import run_in
 from recipes import main_job
+from recipes.flow import NO_ENGINE, Flow
+from toolchain import files
+from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, BuildConfig, Config
-from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ForeignFolder, ServerFailed
+from toolchain.errors import (
+    EngineConfigUnusable,
+    EngineUnavailable,
+    ForeignFolder,
+    ImageBuildFailed,
+    ServerFailed,
+    UserError,
+)
+from toolchain.manifest import Artefact, Manifest
 
 needs_dockerd = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("dockerd", path="/usr/sbin:/usr/bin:" + os.environ["PATH"]) is None,
@@ -60,7 +74,9 @@ def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[engine.Daem
     )
     yield made
     engine.stop_daemon(made)
-    subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
+    mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for place in reversed([place for place in mounted if place.is_relative_to(folder)]):
+        subprocess.run(["umount", "-q", place], check=False, capture_output=True)
     shutil.rmtree(folder)
 
 
@@ -109,6 +125,69 @@ def test_an_engine_started_here_runs_arm_containers(daemon: engine.Daemon, monke
     judged = doctor.judge_engine(info)
     assert judged.verdict is doctor.Verdict.WARN
     assert "overlay2" in judged.mend
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_dockers_context_names_the_engine_as_for_the_docker_program(
+    daemon: engine.Daemon, contexts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.ensure_daemon(daemon)
+    ContextAPI.create_context("mine", host=daemon.host)
+    monkeypatch.setenv("DOCKER_CONTEXT", "mine")
+    with contextlib.closing(engine.connect()) as client:
+        assert client.info()["Driver"] == "vfs"
+    info = engine.ensure_running(Config(build=BuildConfig(folder=contexts)))
+    assert (info.address, info.storage_driver, info.started_here) == (daemon.host, "vfs", False)
+
+
+@pytest.fixture
+def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of docker's own for this user, without any context."""
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def test_dockers_context_counts_where_docker_host_is_not_set(contexts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.chosen().host == ""
+    for name, host in (("near", "unix:///nowhere.sock"), ("far", "tcp://192.0.2.1:2375")):
+        ContextAPI.create_context(name, host=host)
+    (contexts / "config.json").write_text('{"currentContext": "near"}')
+    with pytest.raises(EngineUnavailable, match="that docker's context near names does not answer") as caught:
+        engine.ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
+    assert "docker context use default" in caught.value.mend
+    assert not (contexts / "build").exists(), "no other one is started"
+    monkeypatch.setenv("DOCKER_CONTEXT", "far")
+    with pytest.raises(EngineUnavailable, match="that docker's context far names runs on another machine") as caught:
+        engine.ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
+    assert "unset DOCKER_CONTEXT" in caught.value.mend
+    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    assert engine.chosen().host == ""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///other.sock")
+    monkeypatch.setenv("DOCKER_CONTEXT", "far")
+    assert engine.chosen() == engine.Chosen("unix:///other.sock")
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"), [("{", "corrupted"), ('{"Name": "near"}', "Endpoints"), (None, "none of that name")]
+)
+def test_a_context_that_is_of_no_use_is_told(contexts: Path, damage: str | None, found: str) -> None:
+    ContextAPI.create_context("near", host="unix:///nowhere.sock")
+    (contexts / "config.json").write_text('{"currentContext": "near"}')
+    (meta,) = contexts.rglob("meta.json")
+    if damage is None:
+        meta.unlink()
+    else:
+        meta.write_text(damage)
+    with pytest.raises(EngineConfigUnusable, match="docker's context near is of no use") as caught:
+        engine.connect()
+    assert found in caught.value.found
+    assert "docker context use default" in caught.value.mend
 
 
 @pytest.mark.engine
@@ -184,6 +263,86 @@ def test_one_that_dies_is_told_with_its_last_lines(daemon: engine.Daemon) -> Non
     assert str(broken.log) in caught.value.mend
     assert not broken.state.exists()
     assert processes_of(broken) == []
+
+
+PAUSE_X86_64 = bytes.fromhex("b822000000 0f05 ebf7 909090")
+"""mov eax, 34 (pause); syscall; and again."""
+
+
+def waiting_program() -> bytes:
+    """A static program for this machine that runs until it is killed."""
+    if platform.machine() != "x86_64":
+        pytest.skip(f"a program of a few bytes for {platform.machine()} is not known here")
+    program = bytearray(probe.elf_64())
+    program[18:20] = (62).to_bytes(2, "little")
+    return bytes(program[: -len(PAUSE_X86_64)]) + PAUSE_X86_64
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """docker-py leaves its socket open where nobody listens any more: that is told of here, not in the next test."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.engine
+@needs_dockerd
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("doing", ["run", "build"])
+def test_one_that_dies_while_it_works_is_told(
+    daemon: engine.Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
+) -> None:
+    """By an error with a mend, whatever asks it then: what runs in a container, a build, a load, a plan."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    engine.ensure_daemon(daemon)
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    (stage / "wait").write_bytes(waiting_program())
+    (stage / "wait").chmod(0o755)
+    files.pack(stage, tmp_path / "wait.tar", epoch=1000)
+    native = host_architecture()
+    layer = archive.Layer(Artefact.of(tmp_path / "wait.tar"))
+    with contextlib.closing(engine.connect()) as client, Flow(Config(build=BuildConfig(folder=tmp_path))) as flow:
+        assert flow.client.ping()
+        made = archive.load(client, [layer], "pitorch-test/wait:1", native, epoch=1000)
+        jobs = {
+            "run": lambda: run_in(client, made.reference, ["/wait"], architecture=native, log=tmp_path / "log"),
+            "build": lambda: system.build(
+                client,
+                "pitorch-test/built:1",
+                'FROM scratch\nADD wait.tar /\nRUN ["/wait"]\n',
+                [system.Layer("wait.tar", tmp_path / "wait.tar")],
+                native,
+            ),
+        }
+        expected = {
+            "run": (EngineUnavailable, "went away while it ran /wait"),
+            "build": (ImageBuildFailed, "the engine did not build pitorch-test/built:1"),
+        }
+        with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.closing(engine.connect()) as watcher:
+            work = pool.submit(jobs[doing])
+            deadline = time.monotonic() + 120
+            while not (running := watcher.containers.list()):
+                assert time.monotonic() < deadline, "no container came up"
+                assert not work.done(), work.exception()
+                time.sleep(0.05)
+            inside = running[0].attrs["State"]["Pid"]
+            try:
+                os.kill(json.loads(daemon.state.read_text())["pid"], signal.SIGKILL)
+                kind, words = expected[doing]
+                with pytest.raises(kind, match=words) as caught:
+                    work.result(120)
+            finally:
+                os.kill(inside, signal.SIGKILL)
+        assert isinstance(caught.value, UserError)
+        assert "./inv doctor" in caught.value.mend
+        with pytest.raises(EngineUnavailable, match="went away"):
+            archive.load(client, [layer], "pitorch-test/wait:2", native, epoch=1000)
+        with pytest.raises(EngineUnavailable, match="went away"):
+            run_in(client, made.reference, ["/wait"], architecture=native)
+        (step,) = (step for step in flow.pipeline().steps if step.name == "rootfs")
+        assert step.missing(Manifest(step="rootfs", key="", inputs={}, facts={"image": "x"})) == NO_ENGINE
 
 
 def test_down_leaves_a_process_that_is_not_on_record(daemon: engine.Daemon) -> None:
@@ -350,6 +509,19 @@ def test_an_engine_of_systemds_stays_and_is_named(
     said = engine.down(Config(build=BuildConfig(folder=tmp_path / "build")))
     assert ("systemctl stop docker.socket docker.service" in said) is stays
     assert asked.read_text() == "is-active --quiet docker.service\n", "and asked nothing else of systemd"
+
+
+@needs_root
+def test_a_systemd_that_does_not_come_to_an_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(engine, "_SYSTEMD_LIMIT_S", 0.6)
+    with pytest.raises(EngineUnavailable, match="does not come to an end") as caught:
+        engine._start_by_systemd()
+    assert "after 1 s" in caught.value.found
+    assert "journalctl" in caught.value.mend
 
 
 def test_the_engine_that_answers_is_used(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,14 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from registry_parts import small_disk
+from wheel_parts import make_wheel
 
 from images import rootfs
 from recipes import flow, main_job
 from recipes.flow import Flow, alone
 from recipes.torch import job as torch_job
+from toolchain import files
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ConfigError, RootNeeded, ServerFailed
+from toolchain.errors import ConfigError, DiskFull, ImageBuildFailed, RootNeeded, ServerFailed
 from toolchain.manifest import Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step
 
@@ -90,9 +95,7 @@ def test_the_switch_is_an_input_of_the_extension_alone(tmp_path: Path) -> None:
     assert [name for name in before if before[name] != after[name]] == ["qpu-ops"]
 
 
-def test_the_builder_image_is_made_anew_when_less_is_left_out_or_it_is_packed_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_builder_image_is_made_anew_when_less_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_for(tmp_path / "build")
 
     def inputs() -> dict[str, str]:
@@ -105,18 +108,77 @@ def test_the_builder_image_is_made_anew_when_less_is_left_out_or_it_is_packed_ot
         changed.setattr(rootfs, "LEFT_OUT", rootfs.LEFT_OUT[1:])
         assert inputs() == {**before, "left out": " ".join(rootfs.LEFT_OUT)} != before
     assert inputs() == before
-    for name in ("images/rootfs.py", "toolchain/files.py"):
-        copy = tmp_path / name
-        copy.parent.mkdir()
-        shutil.copy(ROOT / name, copy)
+
+
+MODULES = {
+    "images/rootfs.py": {"tools", "builder", "dev", "archives", "rootfs"},
+    "images/apt.py": {"tools", "dev", "archives", "rootfs"},
+    "images/archive.py": {"builder", "dev", "rootfs", "base"},
+    "images/native.py": {"dev"},
+    "images/system.py": {"system", "workbench"},
+    "images/templates/Dockerfile.j2": set(),
+    "toolchain/files.py": {"builder"},
+    "toolchain/steps.py": set(),
+}
+"""Which steps are made again after a change to a module, by themselves."""
+
+
+def test_a_step_is_made_again_when_the_python_that_makes_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path / "build")
+
+    def inputs() -> dict[str, dict[str, str]]:
+        with Flow(config) as made:
+            return {step.name: dict(step.inputs) for step in made.pipeline(workbench=True).steps}
+
+    copy = tmp_path / "checkout"
+    for name in MODULES:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    ours = inputs()
+    monkeypatch.setattr(flow, "ROOT", copy)
+    before = inputs()
+    assert {name for name in before if before[name] != ours[name]} <= {"tvm-server", "libqpu", "qpu-ops", "torch-site"}
+    for name, steps in MODULES.items():
+        with (copy / name).open("a") as stream:
+            stream.write("# changed\n")
+        after = inputs()
+        assert {step for step in after if after[step] != before[step]} == steps, name
+        before = after
+
+
+def test_roots_are_made_again_by_another_mmdebstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inputs() -> dict[str, str]:
+        with Flow(config_for(tmp_path / "build")) as made:
+            return {step.name: step.inputs.get("mmdebstrap", "") for step in made.pipeline(workbench=True).steps}
+
+    program = tmp_path / "mmdebstrap"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    before = inputs()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    first = inputs()
+    program.write_text("#!/bin/sh\n# newer\n")
+    second = inputs()
+    assert {name for name in first if first[name] != before[name]} == {"dev", "rootfs"}
+    assert {name for name in first if first[name] != second[name]} == {"dev", "rootfs"}
     with monkeypatch.context() as changed:
-        changed.setattr(flow, "ROOT", tmp_path)
-        assert flow._packing() == before["packing"]
-        for name in ("images/rootfs.py", "toolchain/files.py"):
-            seen = flow._packing()
-            with (tmp_path / name).open("a") as stream:
-                stream.write("# changed\n")
-            assert flow._packing() != seen
+        changed.setattr(shutil, "which", lambda *_, **__: None)
+        assert rootfs.program_fingerprint() == "absent", "who merely plans need not have it"
+
+
+def test_a_disk_that_becomes_full_under_a_wheels_content_is_told(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", {"thing.bin": os.urandom(3 << 20)})
+    with small_disk(tmp_path / "disk", "2m") as disk, Flow(config_for(disk)) as made:
+        with pytest.raises(DiskFull, match=f"no room for what {wheel.name} holds") as caught:
+            made._stage_wheel(wheel, made.root / "site", made.root / "site.tar")
+        assert str(made.root) in caught.value.expected
+        assert list(made.root.iterdir()) == []
+        tar = tmp_path / "large.tar"
+        files.pack(wheel.parent, tar, epoch=1000)
+        with pytest.raises(DiskFull, match=r"no room for what large\.tar holds"):
+            flow._unpack(tar, disk / "large")
 
 
 def test_no_compiler_is_mounted_where_it_is_switched_off(tmp_path: Path) -> None:
@@ -213,9 +275,13 @@ def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "titles", "mend"),
     [
-        (["build-image"], "(native tools, native builder image, root filesystem)", "sudo ./inv build-image"),
-        (["build-image", "--only=dev"], "(native tools, development root)", "sudo ./inv build-image"),
-        (["shell", "--command=true"], "(native tools, native builder image, development root)", "sudo ./inv shell"),
+        (["build-image"], "(native tools, native builder image, root filesystem)", "./inv build-image"),
+        (["build-image", "--only=dev"], "(native tools, development root)", "./inv build-image --only=dev"),
+        (
+            ["shell", "--command=make all"],
+            "(native tools, native builder image, development root)",
+            "./inv shell '--command=make all'",
+        ),
     ],
 )
 def test_an_ordinary_user_is_told_to_use_sudo_before_anything_is_done(
@@ -225,7 +291,8 @@ def test_an_ordinary_user_is_told_to_use_sudo_before_anything_is_done(
     assert ended.returncode == 28, ended.stderr
     assert f"root is needed to give files to their owners {titles}" in ended.stderr
     assert "found:    user id 65534" in ended.stderr
-    assert ended.stderr.rstrip().endswith(f"mend:     {mend}")
+    kept = "--preserve-env=DOCKER_HOST,INVOKE_BUILD_FOLDER"
+    assert ended.stderr.rstrip().endswith(f"mend:     sudo {kept} {mend}"), "all that was typed, and what was set"
     assert "Traceback" not in ended.stderr
     assert not (public / "build").exists()
 
@@ -308,6 +375,75 @@ def test_no_root_is_begun_without_root(public: Path) -> None:
     finally:
         os.seteuid(0)
     assert list(public.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------ builds that were killed
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from recipes.flow import alone
+from toolchain import files
+folder = Path(sys.argv[1])
+with alone(folder), files.scratch_folder(folder, "tools") as tools, files.replacing(folder / "rootfs.tar") as aside:
+    (tools / "large").write_bytes(bytes(5 << 20))
+    aside.write_text("half")
+    aside.with_name(aside.name + ".tar").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gigabytes, each time; what others have in the folder stays."""
+    folder = tmp_path / "target"
+    ended = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (folder / ".rootfs.tar.17.scratch").mkdir()
+    assert len(list(folder.iterdir())) == 5
+    for kept in (".nfsroot.export", ".nfsroot.lock", ".mine", "rootfs.tar", "tools", ".tools.tar", "a.17.part"):
+        (folder / kept).mkdir()
+    with alone(folder):
+        assert {path.name for path in folder.iterdir()} == {
+            *("lock", ".nfsroot.export", ".nfsroot.lock", ".mine", "rootfs.tar", "tools", ".tools.tar", "a.17.part"),
+        }
+    said = capsys.readouterr().err
+    assert said.count("what a killed build left is removed: .") == 4
+    assert re.search(r"\.tools\.\w{8} \(5\.0 MiB\)", said)
+    with alone(folder):
+        assert capsys.readouterr().err == ""
+
+
+def test_what_is_mounted_is_no_leftover(tmp_path: Path) -> None:
+    place = tmp_path / ".tools.abcdefgh"
+    with small_disk(place, "1m"):
+        (place / "file").touch()
+        with alone(tmp_path):
+            assert (place / "file").exists()
+    with alone(tmp_path):
+        assert not place.exists()
+
+
+@needs_root
+def test_a_process_of_the_same_number_may_have_been_killed_before(tmp_path: Path) -> None:
+    """In a container numbers repeat: the next build stopped at what the one before had left."""
+    if shutil.which("mmdebstrap") is None:
+        pytest.skip("mmdebstrap is not installed")
+    (tmp_path / f".root.tar.{os.getpid()}.scratch").mkdir()
+    (tmp_path / "lists").mkdir()
+    spec = rootfs.RootSpec(
+        role="small",
+        suite="trixie",
+        architectures=(host_architecture().debian,),
+        packages=("base-files",),
+        sources=(),
+        lists=tmp_path / "lists",
+        archives=tmp_path / "archives",
+        source_date_epoch=0,
+    )
+    with pytest.raises(ImageBuildFailed, match="the small root"):  # without sources there is nothing to make it of
+        rootfs.build_native_tar(spec, tmp_path / "root.tar", tmp_path / "log")
+    left = {f".root.tar.{os.getpid()}.scratch", "archives", "lists", "log"}
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -204,6 +204,17 @@ def test_a_disk_that_becomes_full_is_told_as_that(tmp_path: Path) -> None:
     assert str(disk) in caught.value.expected
 
 
+def test_a_disk_that_becomes_full_under_the_builder_image_is_told_too(tmp_path: Path) -> None:
+    (tmp_path / "tools/usr/bin").mkdir(parents=True)
+    (tmp_path / "tools/usr/bin/large").write_bytes(os.urandom(3 << 20))
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        with pytest.raises(DiskFull, match=r"no room for") as caught:
+            rootfs.pack_tools(tmp_path / "tools", disk / "builder.tar", epoch=1000)
+        assert list(disk.iterdir()) == []
+    assert str(disk) in caught.value.expected
+    assert "build.folder" in caught.value.mend
+
+
 @pytest.mark.timeout(600)
 def test_a_root_that_does_not_fit_into_memory_is_built_on_the_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -304,4 +315,17 @@ def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ForeignBinaryRefused, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)
     assert os.strerror(8) in caught.value.found
+    assert caught.value.mend.startswith("./inv --set-up ")
     assert "./inv doctor" in caught.value.mend
+
+
+def test_an_emulator_that_hangs_is_told_as_one_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "probe"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(rootfs, "_PROBE_LIMIT_S", 0.6)
+    with pytest.raises(ForeignBinaryRefused, match="cannot execute armhf programs") as caught:
+        rootfs.require_execution(ARCHITECTURES["armhf"], program)
+    assert "still ran after 1 s" in caught.value.found

@@ -211,6 +211,49 @@ def test_set_up_does_it_again(checkout: Checkout) -> None:
     assert ended.stdout.endswith("|then\n")
 
 
+def test_packages_that_were_someone_elses_care_are_looked_after_when_that_is_said_no_more(checkout: Checkout) -> None:
+    """By the packages' list alone: the environment is there."""
+    needs_dpkg()
+    checkout.packages.write_text("dpkg   sometimes   is everywhere\n")  # a list of which the first row is refused
+    assert checkout.run("first").returncode == 0, "the list is not looked at"
+    again = checkout.run("again")
+    assert (again.returncode, again.stderr) == (0, "")
+    checkout.packages.write_text("pitorch-no-such-package   sometimes   is asked for by a test\n")
+    assert checkout.run("third").returncode == 0
+    refused = checkout.run("fourth", PITORCH_SKIP_APT="")
+    assert refused.returncode == 10, refused.stderr
+    assert parts_of(refused.stderr)["found"] == "sometimes"
+    again = checkout.run("fifth")
+    assert (again.returncode, again.stderr) == (0, "")
+    checkout.packages.write_text("dpkg   always   is everywhere\n")
+    checkout.run("sixth")
+    skipped = checkout.stamp.read_text()
+    ended = checkout.run("seventh", PITORCH_SKIP_APT="")
+    assert (ended.returncode, ended.stderr) == (0, ""), "nothing is missing, and pip has nothing to do"
+    assert checkout.stamp.read_text().split() == skipped.split()[:2]
+    again = checkout.run("eighth")
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_who_may_not_write_there_is_not_asked_to_look_after_packages(public_checkout: Checkout) -> None:
+    """What root set up in a place for everybody, packages apart, is used by everybody."""
+    needs_dpkg()
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a checkout that belongs to someone else")
+    public_checkout.packages.write_text("pitorch-no-such-package   sometimes   is asked for by a test\n")
+    assert public_checkout.run("first").returncode == 0
+    public_checkout.folder.parent.chmod(0o755)
+    ended = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", public_checkout.folder / "inv", "task"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("|task\n")
+
+
 def test_a_moved_checkout_gets_a_new_environment(checkout: Checkout, tmp_path: Path) -> None:
     checkout.run()
     moved = Checkout.__new__(Checkout)
