@@ -62,6 +62,8 @@ class Source:
     components: tuple[str, ...]
     keyring: Path
     architectures: tuple[str, ...]
+    archive: str = "debian"
+    """The flavour that describes the archive."""
 
     @property
     def line(self) -> str:
@@ -114,7 +116,7 @@ def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
         for pocket in flavour.pockets:
             override = image.mirror if flavour.name == target.name and image.mirror else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
-            made.append(Source(pocket, uri, flavour.components, keyring, architectures))
+            made.append(Source(pocket, uri, flavour.components, keyring, architectures, flavour.name))
     return tuple(made)
 
 
@@ -138,16 +140,28 @@ def _mirrors(config: Config) -> dict[str, str]:
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Archives and their architectures. What runs on this PC comes from Debian whatever the target's flavour is."""
-    native = host_architecture().debian
-    debian, target = load_flavour("debian", image.suite), target_flavour(image)
-    if target.name == "debian":
-        wanted: list[tuple[Flavour, tuple[str, ...]]] = [(debian, tuple(dict.fromkeys((native, image.architecture))))]
-    else:
-        wanted = [(debian, (native,)), (target, (image.architecture,))]
+    """Archives and their architectures. Debian has part in every image, whatever the flavour is (``for_root``)."""
+    both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
+    target = target_flavour(image)
+    wanted: list[tuple[Flavour, tuple[str, ...]]] = [(load_flavour("debian", image.suite), both)]
+    if target.name != "debian":
+        wanted.append((target, (image.architecture,)))
     if (archive := kernel_archive(image)) is not None:
         wanted.append((archive, (image.architecture,)))
     return wanted
+
+
+def for_root(sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...]) -> tuple[Source, ...]:
+    """Those that a root has its packages from; the first of its architectures is its own.
+
+    A root of the target's architecture alone is the target's, and its distribution's. All others run on this PC: they
+    are Debian's, and so are the headers and libraries of the target's among them, since apt wants one version of a
+    package that several architectures share files of.
+    """
+    of_the_target = architectures == (image.architecture,)
+    unwanted = "debian" if image.flavour != "debian" else ""
+    mine = [item for item in sources if (item.archive != unwanted if of_the_target else item.archive == "debian")]
+    return tuple(item for item in mine if set(item.architectures) & set(architectures))
 
 
 def _kept_keyring(flavour: Flavour, folder: Path) -> Path:

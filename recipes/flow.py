@@ -156,7 +156,7 @@ class Flow:
     def left_out(self, mirror: Manifest) -> list[str]:
         """Pockets that the target's packages would come from too, had their index been verified; by suite."""
         verified = {(item.uri, item.pocket.suite) for item in sources_of(mirror)}
-        mine = [item for item in self.sources if self.target.debian in item.architectures]
+        mine = apt.for_root(self.sources, self.image, (self.target.debian,))
         return sorted({item.pocket.suite for item in mine if (item.uri, item.pocket.suite) not in verified})
 
     def _mirror(self) -> Step:
@@ -193,14 +193,13 @@ class Flow:
         """What a root of a role is built from, out of the mirror as it was verified."""
         names = tuple(item.debian for item in architectures)
         flavour = target_flavour(self.image)
-        sources = sources_of(mirror)
         foreign_flavour = flavour.name != "debian" and architectures == (self.target,)
         return rootfs.RootSpec(
             role=role,
             suite=self.image.suite,
             architectures=names,
             packages=packages,
-            sources=tuple(item for item in sources if set(item.architectures) & set(names)),
+            sources=apt.for_root(sources_of(mirror), self.image, names),
             lists=self.root / "mirror" / "lists",
             archives=self.config.build_root / "archives" / f"{self.image.label}-{role}",
             source_date_epoch=self.image.source_date_epoch,
@@ -781,6 +780,8 @@ def _source_record(source: apt.Source) -> dict[str, Any]:
         "components": list(source.components),
         "keyring": str(source.keyring),
         "architectures": list(source.architectures),
+        # What manifests had not always is left out where it is usual: they stand for the same products.
+        **({"archive": source.archive} if source.archive != "debian" else {}),
     }
 
 
@@ -791,6 +792,7 @@ def _source(record: Mapping[str, Any]) -> apt.Source:
         tuple(record["components"]),
         Path(record["keyring"]),
         tuple(record["architectures"]),
+        record.get("archive", "debian"),
     )
 
 
