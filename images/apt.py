@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import fnmatch
 import hashlib
 import re
 import shlex
@@ -43,7 +44,7 @@ from toolchain.errors import (
 from toolchain.process import output_of, run
 
 _UPDATE_LIMIT_S = 300.0
-_FIELD = re.compile(r"^(Codename|Date): (.+)$", re.MULTILINE)
+_FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Of an index, as Release and InRelease have them."""
 
 UNREACHABLE = re.compile(r"Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect")
@@ -64,6 +65,10 @@ class Source:
     architectures: tuple[str, ...]
     archive: str = "debian"
     """The flavour that describes the archive."""
+    only: tuple[str, ...] = ()
+    """Patterns of the packages that roots may have from it; none: of all."""
+    origin: str = ""
+    """Who its index says that it is from; known of one that was verified, where ``only`` hangs on it."""
 
     @property
     def line(self) -> str:
@@ -116,7 +121,7 @@ def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
         for pocket in flavour.pockets:
             override = image.mirror if flavour.name == target.name and image.mirror else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
-            made.append(Source(pocket, uri, flavour.components, keyring, architectures, flavour.name))
+            made.append(Source(pocket, uri, flavour.components, keyring, architectures, flavour.name, flavour.only))
     return tuple(made)
 
 
@@ -151,16 +156,21 @@ def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
     return wanted
 
 
-def for_root(sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...]) -> tuple[Source, ...]:
-    """Those that a root has its packages from; the first of its architectures is its own.
+def for_root(
+    sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...], packages: Sequence[str]
+) -> tuple[Source, ...]:
+    """Those that a root of these packages has them from; the first of its architectures is its own.
 
-    A root of the target's architecture alone is the target's, and its distribution's. All others run on this PC: they
-    are Debian's, and so are the headers and libraries of the target's among them, since apt wants one version of a
-    package that several architectures share files of.
+    A root of the target's architecture alone is the target's: its distribution's, and another archive's where that has
+    one of the packages to give. All others run on this PC: they are Debian's, and so are the headers and libraries of
+    the target's among them, since apt wants one version of a package that several architectures share files of.
     """
     of_the_target = architectures == (image.architecture,)
-    unwanted = "debian" if image.flavour != "debian" else ""
-    mine = [item for item in sources if (item.archive != unwanted if of_the_target else item.archive == "debian")]
+    own = image.flavour if of_the_target else "debian"
+    mine = [item for item in sources if item.archive == own]
+    if of_the_target:
+        others = [item for item in sources if item.archive != own]
+        mine += [item for item in others if any(fnmatch.filter(packages, pattern) for pattern in item.only)]
     return tuple(item for item in mine if set(item.architectures) & set(architectures))
 
 
@@ -272,9 +282,11 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
         lists = scratch / "lists"
         (lists / "partial").mkdir(parents=True)
         indices: dict[str, str] = {}
+        verified: list[Source] = []
         for number, source in enumerate(sources):
             if source not in good:
                 continue
+            verified.append(_with_origin(source, scratch / str(number)))
             for item in sorted((scratch / str(number) / "lists").iterdir()):
                 if item.is_file() and item.name != "lock":
                     shutil.copy2(item, lists / item.name)
@@ -283,7 +295,7 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
         final = folder / "lists"
         files.remove(final)
         lists.rename(final)
-    return Verified(tuple(good), indices, tuple(warnings), names)
+    return Verified(tuple(verified), indices, tuple(warnings), names)
 
 
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:
@@ -295,15 +307,33 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:
     files.remove(scratch)
     if _update(other, scratch, limit_s):
         return ""
-    lists = [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]
-    release = next((path for path in lists if path.name.endswith("Release")), None)
-    said: dict[str, str] = dict(_FIELD.findall(release.read_text())) if release else {}
+    said = _said(scratch)
     # What plays the part by now may be the next release.
     if said.get("Codename") != source.pocket.suite:
         return ""
-    for path in lists:
+    for path in [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]:
         path.rename(path.with_name(path.name.replace(f"_dists_{also}_", f"_dists_{source.pocket.suite}_")))
     return said.get("Date", "no date")
+
+
+def _said(scratch: Path) -> dict[str, str]:
+    """What the index in ``scratch`` says of its release."""
+    release = next((path for path in sorted((scratch / "lists").iterdir()) if path.name.endswith("Release")), None)
+    return dict(_FIELD.findall(release.read_text())) if release else {}
+
+
+def _with_origin(source: Source, scratch: Path) -> Source:
+    """The source, with the origin that its index in ``scratch`` names where packages are told apart by that."""
+    if not source.only:
+        return source
+    if not (origin := _said(scratch).get("Origin", "")):
+        raise MirrorPocketUnusable(
+            f"what comes from {source.uri} could not be told from other archives' packages",
+            expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own does",
+            found="none that does",
+            mend="take the archive itself, or a mirror that copies it as it is",
+        )
+    return dataclasses.replace(source, origin=origin)
 
 
 def _update(source: Source, scratch: Path, limit_s: float) -> str:
@@ -351,6 +381,7 @@ def download(
     with files.scratch_folder(archives.parent, "apt") as scratch:
         for name in ("cache", "etc/preferences.d", "etc/apt.conf.d"):
             (scratch / name).mkdir(parents=True)
+        (scratch / "etc/preferences.d/pitorch").write_text(preferences_text(sources))
         (scratch / "status").write_text("".join(_installed(name, architectures[0]) for name in without))
         # Where its configuration lies, apt must know before it reads any: by a file, as mmdebstrap tells it.
         config = scratch / "apt.conf"
@@ -474,6 +505,18 @@ def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...]) ->
         if shared:
             lines.append(dataclasses.replace(source, architectures=shared).line)
     return "".join(line + "\n" for line in lines)
+
+
+def preferences_text(sources: tuple[Source, ...]) -> str:
+    """What apt is to prefer in a root of these sources, in the format of its preferences; empty: nothing.
+
+    What an archive may give comes from there alone, whatever others have, and nothing else does.
+    """
+    texts = []
+    for origin, only in dict.fromkeys((item.origin, item.only) for item in sources if item.only):
+        for packages, priority in (("*", -1), (" ".join(only), 990)):
+            texts.append(f"Package: {packages}\nPin: release o={origin}\nPin-Priority: {priority}\n")
+    return "\n".join(texts)
 
 
 def fingerprint(verified: Verified) -> str:

@@ -46,6 +46,8 @@ class Flavour:
     key: SigningKey | None
     architectures: tuple[str, ...]
     packages: tuple[str, ...]
+    only: tuple[str, ...]
+    """Patterns of the packages that roots may have from it; none: of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,7 @@ def load_flavour(name: str, suite: str) -> Flavour:
         key=SigningKey(url=key["url"], fingerprint=key["fingerprint"]) if key else None,
         architectures=tuple(data.get("architectures", ())),
         packages=tuple(data.get("packages", ())),
+        only=tuple(data.get("only", ())),
     )
 
 

@@ -316,6 +316,9 @@ def _mmdebstrap(
     extracts = "--variant=extract" in variant
     archives = '"$1/var/cache/apt/archives"'
     scratch = target.parent / f".{target.name}.{os.getpid()}.scratch"
+    preferences = log.with_suffix(".preferences")
+    preferences.write_text(apt.preferences_text(spec.sources))
+    preferred = f'install -D -m 644 {_quoted(preferences)} "$1/etc/apt/preferences.d/pitorch"'
     unmount = f"umount {archives}"
     memory_mib = _MEMORY_FOR_TREE_MIB if available_memory_mib() >= 2 * _MEMORY_FOR_TREE_MIB else 0
     words = [
@@ -332,6 +335,7 @@ def _mmdebstrap(
         f"--include={','.join(packages)}",
         f'--setup-hook=mkdir -p "$1/var/lib/apt/lists" && cp -a {_quoted(spec.lists)}/. "$1/var/lib/apt/lists/"',
         *([f"--hook-dir={_MERGED_USR}"] if spec.split_usr else []),
+        *([f"--setup-hook={preferred}"] if preferences.stat().st_size else []),
         f"--setup-hook=mkdir -p {archives} && mount --bind {_quoted(spec.archives)} {archives}",
         *(f"--{hook}-hook={unmount}" for hook in ("extract", "customize") if (hook == "extract") == extracts),
         spec.suite,

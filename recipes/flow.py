@@ -156,7 +156,7 @@ class Flow:
     def left_out(self, mirror: Manifest) -> list[str]:
         """Pockets that the target's packages would come from too, had their index been verified; by suite."""
         verified = {(item.uri, item.pocket.suite) for item in sources_of(mirror)}
-        mine = apt.for_root(self.sources, self.image, (self.target.debian,))
+        mine = apt.for_root(self.sources, self.image, (self.target.debian,), self._common_packages)
         return sorted({item.pocket.suite for item in mine if (item.uri, item.pocket.suite) not in verified})
 
     def _mirror(self) -> Step:
@@ -182,7 +182,11 @@ class Flow:
         return Step(
             name="mirror",
             title="apt mirror",
-            inputs={"sources": "; ".join(item.line for item in self.sources), "strict": str(self.image.strict)},
+            inputs={
+                "sources": "; ".join(item.line for item in self.sources),
+                "strict": str(self.image.strict),
+                **({"limits": limits} if (limits := _limits(self.sources)) else {}),
+            },
             action=action,
             missing=lambda _: gone(),
         )
@@ -199,7 +203,7 @@ class Flow:
             suite=self.image.suite,
             architectures=names,
             packages=packages,
-            sources=apt.for_root(sources_of(mirror), self.image, names),
+            sources=apt.for_root(sources_of(mirror), self.image, names, packages),
             lists=self.root / "mirror" / "lists",
             archives=self.config.build_root / "archives" / f"{self.image.label}-{role}",
             source_date_epoch=self.image.source_date_epoch,
@@ -782,6 +786,7 @@ def _source_record(source: apt.Source) -> dict[str, Any]:
         "architectures": list(source.architectures),
         # What manifests had not always is left out where it is usual: they stand for the same products.
         **({"archive": source.archive} if source.archive != "debian" else {}),
+        **({"only": list(source.only), "origin": source.origin} if source.only else {}),
     }
 
 
@@ -793,7 +798,14 @@ def _source(record: Mapping[str, Any]) -> apt.Source:
         Path(record["keyring"]),
         tuple(record["architectures"]),
         record.get("archive", "debian"),
+        tuple(record.get("only", ())),
+        record.get("origin", ""),
     )
+
+
+def _limits(sources: Sequence[apt.Source]) -> str:
+    """Which packages come from archives of which not all do."""
+    return "; ".join(dict.fromkeys(f"{item.archive}: {' '.join(item.only)}" for item in sources if item.only))
 
 
 def _hook_fingerprint() -> str:

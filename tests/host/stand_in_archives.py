@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,8 @@ class StandIn:
         """Index its pool, and sign that."""
         for suite in suites:
             dist = self.folder / "dists" / suite
-            lines = [f"Origin: {self.origin}", f"Label: {self.origin}", f"Suite: {suite}", f"Codename: {suite}"]
+            origin = [f"Origin: {self.origin}", f"Label: {self.origin}"] if self.origin else []
+            lines = [*origin, f"Suite: {suite}", f"Codename: {suite}"]
             lines += ["Date: Thu, 01 Jan 2026 00:00:00 UTC", "Architectures: amd64 arm64 armhf all", "SHA256:"]
             for architecture in ("amd64", "arm64", "armhf"):
                 mine = (f"_{architecture}.deb", "_all.deb")
@@ -126,18 +128,21 @@ class World:
         self.raspberrypi = StandIn(folder / "raspberrypi", "Raspberry Pi Foundation")
 
     @contextlib.contextmanager
-    def serving(self, monkeypatch: pytest.MonkeyPatch, *, debian: bool = True) -> Iterator[None]:
+    def serving(self, *, debian: bool = True) -> Iterator[None]:
         """Publish and serve them, and let the flavours' data name them; Debian itself only where that is said."""
         if debian:
             self.debian.publish(SUITE, f"{SUITE}-updates", f"{SUITE}-security")
         self.raspbian.publish(SUITE)
         self.raspberrypi.publish(SUITE)
-        data = self.folder / "data"
-        shutil.copytree(flavour.HERE / "flavours", data / "flavours")
-        shutil.copy(flavour.HERE / "packages.toml", data)
-        with served(self.folder) as uri:
-            places = {"raspbian": self.raspbian, "raspberrypi-kernel": self.raspberrypi}
-            for name, archive in places.items():
+        with (
+            tempfile.TemporaryDirectory(prefix="pitorch-data-") as folder,
+            served(self.folder) as uri,
+            pytest.MonkeyPatch.context() as changed,
+        ):
+            data = Path(folder)
+            shutil.copytree(flavour.HERE / "flavours", data / "flavours")
+            shutil.copy(flavour.HERE / "packages.toml", data)
+            for name, archive in (("raspbian", self.raspbian), ("raspberrypi-kernel", self.raspberrypi)):
                 _change(
                     data / "flavours" / f"{name}.toml",
                     url=f"{uri}/{archive.folder.name}/archive.asc",
@@ -148,9 +153,9 @@ class World:
             if debian:
                 _change(data / "flavours" / "debian.toml", keyring=str(self.debian.key.keyring))
                 there = f"{uri}/{self.debian.folder.name}"
-                monkeypatch.setattr(apt, "host_mirrors", lambda: {"main": there, "security": there})
-            monkeypatch.setattr(flavour, "HERE", data)
-            monkeypatch.setenv("no_proxy", "127.0.0.1")
+                changed.setattr(apt, "host_mirrors", lambda: {"main": there, "security": there})
+            changed.setattr(flavour, "HERE", data)
+            changed.setenv("no_proxy", "127.0.0.1")
             yield
 
     def close(self) -> None:

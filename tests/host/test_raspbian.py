@@ -18,6 +18,7 @@ from images import apt
 from images.flavour import load_suite, packages_for
 from recipes.flow import Flow
 from toolchain.config import Config, ImageConfig, load_config
+from toolchain.errors import ImageBuildFailed, MirrorPocketUnusable
 from toolchain.manifest import Manifest
 
 DEBIANS, RASPBIANS, RASPBERRYS = "3.13.5-2", "3.13.5-2+rpi1", "1:6.18.34-1+rpt1"
@@ -59,11 +60,40 @@ def of_this_pc() -> list[Package]:
     ]
 
 
+def kernel_of(board: str, architecture: str) -> list[Package]:
+    """A Raspberry Pi kernel, as their archive has it: a name that stays, and parts that carry a version."""
+    release = f"6.18.34+rpt-rpi-{board}"
+    needs = {
+        f"linux-image-rpi-{board}": f"linux-image-{release}",
+        f"linux-image-{release}": f"linux-base-{release}, linux-base (>= 5)",
+        f"linux-base-{release}": "",
+    }
+    return [
+        Package(name=name, version=RASPBERRYS, architecture=architecture, depends=depends)
+        for name, depends in needs.items()
+    ]
+
+
+def of_the_raspberry_pi() -> list[Package]:
+    """Its archive: kernels, firmware, and newer versions of packages that are the distribution's."""
+    return [
+        *kernel_of("v7", "armhf"),
+        Package(name="linux-base", version="5.1", architecture="all"),
+        Package(name="raspi-firmware", version=RASPBERRYS, architecture="all"),
+        *(Package(name=name, version="99+rpt1", multi_arch="same") for name in ("libc6", "python3", "systemd")),
+        Package(name="base-files", version="99+rpt1", essential=True),
+        Package(name="rpi-only", version="1.0"),
+    ]
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with contextlib.closing(World(tmp_path_factory.mktemp("world"))) as made:
         made.debian.add(*of_this_pc(), *of_the_target(DEBIANS))
         made.raspbian.add(*of_the_target(RASPBIANS), Package(name="raspbian-archive-keyring", architecture="all"))
+        made.raspberrypi.add(*of_the_raspberry_pi())
+        for archive in (made.debian, made.raspbian):
+            archive.add(Package(name="raspi-firmware", version="2:1", architecture="all"))
         yield made
 
 
@@ -91,12 +121,10 @@ def fetched(config: Config, role: str) -> dict[str, str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files to their owners")
-def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(world: World, tmp_path: Path) -> None:
     """Of a package whose files architectures share, apt takes one version alone."""
     config = config_for(tmp_path, profile="container")
-    with world.serving(monkeypatch):
+    with world.serving():
         made = ran(config, "tools", "archives")
     tools = fetched(config, "tools")
     assert tools["libpython3.13-dev:armhf"] == DEBIANS
@@ -106,6 +134,51 @@ def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(
     root = fetched(config, "rootfs")
     assert root["libc6:armhf"] == RASPBIANS
     assert set(root.values()) == {RASPBIANS, "1.0"}, "the last is the keyring's"
+
+
+@pytest.mark.parametrize(("flavour", "of_the_rest"), [("debian", DEBIANS), ("raspbian", RASPBIANS)])
+def test_only_kernel_and_firmware_come_from_the_raspberry_pi_s_archive(
+    world: World, tmp_path: Path, flavour: str, of_the_rest: str
+) -> None:
+    config = config_for(tmp_path, flavour=flavour, kernel="raspberrypi")
+    with world.serving():
+        mirror = ran(config, "archives")["mirror"]
+        with pytest.raises(ImageBuildFailed, match="a package that the mirror does not have") as caught:
+            ran(config_for(tmp_path, flavour=flavour, kernel="raspberrypi", extra_packages=["rpi-only"]), "archives")
+    assert "rpi-only" in caught.value.expected
+    root = fetched(config, "rootfs")
+    theirs = {name: version for name, version in root.items() if version not in (of_the_rest, "1.0")}
+    assert theirs == {
+        **dict.fromkeys((f"linux-{part}-6.18.34+rpt-rpi-v7:armhf" for part in ("image", "base")), RASPBERRYS),
+        "linux-image-rpi-v7:armhf": RASPBERRYS,
+        "raspi-firmware:all": RASPBERRYS,
+        "linux-base:all": "5.1",
+    }
+    assert root["libc6:armhf"] == root["base-files:armhf"] == of_the_rest
+    with Flow(config) as flow:
+        for role, packages in (("dev", packages_for("dev", config.image)), ("small", ("python3",))):
+            spec = flow.root_spec(role, packages, mirror, (flow.target,))
+            assert {item.archive for item in spec.sources} == {flavour}, "a source where it is needed alone"
+        spec = flow.root_spec("small-tools", ("python3", "raspi-firmware"), mirror, (flow.native, flow.target))
+        assert {item.archive for item in spec.sources} == {"debian"}
+
+
+def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.raspberrypi, "origin", "")
+    with world.serving(), pytest.raises(MirrorPocketUnusable, match="told from other archives") as caught:
+        ran(config_for(tmp_path, flavour="debian", kernel="raspberrypi"), "mirror")
+    assert "names its origin" in caught.value.expected
+
+
+def test_what_an_archive_may_give_is_an_input_of_the_step_that_asks_for_it(tmp_path: Path) -> None:
+    def inputs(kernel: str) -> Mapping[str, str]:
+        with Flow(config_for(tmp_path, flavour="debian", kernel=kernel)) as flow:
+            return flow.pipeline().steps[0].inputs
+
+    assert set(inputs("distribution")) == {"sources", "strict"}
+    assert "raspi-firmware" in inputs("raspberrypi")["limits"]
 
 
 def test_only_pockets_that_the_root_is_made_of_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
