@@ -69,6 +69,10 @@ class Source:
     """Patterns of the packages that roots may have from it; none: of all."""
     origin: str = ""
     """Who its index says that it is from; known of one that was verified, where ``only`` hangs on it."""
+    keyring_in_root: str = ""
+    """The path that the keyring has in roots; empty: the same as on this PC."""
+    keyring_package: str = ""
+    """What brings it there, of archives that are not the distribution."""
 
     @property
     def line(self) -> str:
@@ -121,7 +125,19 @@ def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
         for pocket in flavour.pockets:
             override = image.mirror if flavour.name == target.name and image.mirror else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
-            made.append(Source(pocket, uri, flavour.components, keyring, architectures, flavour.name, flavour.only))
+            made.append(
+                Source(
+                    pocket,
+                    uri,
+                    flavour.components,
+                    keyring,
+                    architectures,
+                    archive=flavour.name,
+                    only=flavour.only,
+                    keyring_in_root=flavour.keyring_in_root if flavour.keyring_in_root != str(keyring) else "",
+                    keyring_package=flavour.keyring_package if flavour.only else "",
+                )
+            )
     return tuple(made)
 
 
@@ -497,13 +513,17 @@ def _source_line(source: Source) -> str:
     return f"deb-src [signed-by={source.keyring}] {source.uri} {source.pocket.suite} {components}"
 
 
-def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...]) -> str:
-    """sources.list for a root of these architectures; sources that have none of them are left out."""
+def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *, in_root: bool = False) -> str:
+    """sources.list for a root of these architectures; sources that have none of them are left out.
+
+    Keyrings are named as this PC's apt finds them or, ``in_root``, as the root's own does.
+    """
     lines = []
     for source in sources:
         shared = tuple(name for name in source.architectures if name in architectures)
+        keyring = Path(source.keyring_in_root) if in_root and source.keyring_in_root else source.keyring
         if shared:
-            lines.append(dataclasses.replace(source, architectures=shared).line)
+            lines.append(dataclasses.replace(source, architectures=shared, keyring=keyring).line)
     return "".join(line + "\n" for line in lines)
 
 

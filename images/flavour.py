@@ -43,6 +43,8 @@ class Flavour:
     pockets: tuple[Pocket, ...]
     keyring: Path | None
     keyring_package: str
+    keyring_in_root: str
+    """Where that package has the keyring, which need not be where it is on this PC."""
     key: SigningKey | None
     architectures: tuple[str, ...]
     packages: tuple[str, ...]
@@ -94,6 +96,7 @@ def load_flavour(name: str, suite: str) -> Flavour:
         ),
         keyring=Path(data["keyring"]) if "keyring" in data else None,
         keyring_package=data.get("keyring_package", ""),
+        keyring_in_root=data.get("keyring_in_root", data.get("keyring", "")),
         key=SigningKey(url=key["url"], fingerprint=key["fingerprint"]) if key else None,
         architectures=tuple(data.get("architectures", ())),
         packages=tuple(data.get("packages", ())),

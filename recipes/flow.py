@@ -778,29 +778,16 @@ def sources_of(mirror: Manifest) -> tuple[apt.Source, ...]:
 
 
 def _source_record(source: apt.Source) -> dict[str, Any]:
-    return {
-        "pocket": dataclasses.asdict(source.pocket),
-        "uri": source.uri,
-        "components": list(source.components),
-        "keyring": str(source.keyring),
-        "architectures": list(source.architectures),
-        # What manifests had not always is left out where it is usual: they stand for the same products.
-        **({"archive": source.archive} if source.archive != "debian" else {}),
-        **({"only": list(source.only), "origin": source.origin} if source.only else {}),
-    }
+    record = {**dataclasses.asdict(source), "keyring": str(source.keyring)}
+    # What is usual is left out: manifests had not always all of it, and stand for the same products.
+    usual = {item.name: item.default for item in dataclasses.fields(source)}
+    return {name: value for name, value in record.items() if value != usual[name]}
 
 
 def _source(record: Mapping[str, Any]) -> apt.Source:
-    return apt.Source(
-        Pocket(**record["pocket"]),
-        record["uri"],
-        tuple(record["components"]),
-        Path(record["keyring"]),
-        tuple(record["architectures"]),
-        record.get("archive", "debian"),
-        tuple(record.get("only", ())),
-        record.get("origin", ""),
-    )
+    lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list | tuple)}
+    pocket, keyring = Pocket(**record["pocket"]), Path(record["keyring"])
+    return apt.Source(**{**record, **lists, "pocket": pocket, "keyring": keyring})
 
 
 def _limits(sources: Sequence[apt.Source]) -> str:

@@ -35,7 +35,7 @@ class Package:
     depends: str = ""
     multi_arch: str = ""
     essential: bool = False
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def control(self) -> str:
@@ -70,10 +70,10 @@ class StandIn:
             tree = self.folder / "tree"
             (tree / "DEBIAN").mkdir(parents=True)
             (tree / "DEBIAN/control").write_text(package.control)
-            for name, text in {f"usr/bin/{package.name}": "", **package.files}.items():
+            for name, content in {f"usr/bin/{package.name}": b"", **package.files}.items():
                 path = tree / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+                path.write_bytes(content)
             self._pack(tree)
 
     def repack(self, originals: Iterable[Path], suffix: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from images import rootfs
+from images import apt, rootfs
 from recipes import flow, main_job
 from recipes.flow import Flow, alone
 from recipes.torch import job as torch_job
@@ -170,6 +171,17 @@ def test_a_key_that_is_gone_is_fetched_by_the_step_that_asks_the_mirror(tmp_path
         made.keyrings.mkdir()
         (made.keyrings / "raspbian.gpg").touch()
         assert step.missing(manifest) == ""
+
+
+def test_what_the_mirror_s_manifest_says_of_debian_s_pockets_is_as_ever(tmp_path: Path) -> None:
+    """Its product is by that: with other facts every step that needs it would run anew."""
+    made = apt.sources_for(load_config({"image": {"kernel": "raspberrypi"}}), tmp_path)
+    records = [flow._source_record(item) for item in made]
+    assert {frozenset(item) for item in records[:3]} == {
+        frozenset(("pocket", "uri", "components", "keyring", "architectures"))
+    }
+    assert {*records[3]} > {"archive", "only", "keyring_in_root"}
+    assert tuple(map(flow._source, json.loads(json.dumps(records)))) == made
 
 
 # ------------------------------------------------------------------------------------------ rights

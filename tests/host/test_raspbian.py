@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from conftest import needs_the_machine
 from stand_in_archives import SUITE, Package, World, versions
 
-from images import apt
+from images import apt, rootfs
 from images.flavour import load_suite, packages_for
 from recipes.flow import Flow
 from toolchain.config import Config, ImageConfig, load_config
 from toolchain.errors import ImageBuildFailed, MirrorPocketUnusable
+from toolchain.files import sha256_of
 from toolchain.manifest import Manifest
+from toolchain.process import run
 
 DEBIANS, RASPBIANS, RASPBERRYS = "3.13.5-2", "3.13.5-2+rpi1", "1:6.18.34-1+rpt1"
 IMAGE = ImageConfig(flavour="raspbian")
@@ -80,6 +85,7 @@ def of_the_raspberry_pi() -> list[Package]:
         *kernel_of("v7", "armhf"),
         Package(name="linux-base", version="5.1", architecture="all"),
         Package(name="raspi-firmware", version=RASPBERRYS, architecture="all"),
+        Package(name="raspberrypi-archive-keyring", architecture="all"),
         *(Package(name=name, version="99+rpt1", multi_arch="same") for name in ("libc6", "python3", "systemd")),
         Package(name="base-files", version="99+rpt1", essential=True),
         Package(name="rpi-only", version="1.0"),
@@ -190,3 +196,78 @@ def test_only_pockets_that_the_root_is_made_of_are_missed(tmp_path: Path, monkey
         with Flow(config_for(tmp_path, **image)) as flow:
             none_verified = Manifest(step="mirror", key="", inputs={}, facts={"sources": []})
             assert flow.left_out(none_verified) == missed
+
+
+# ------------------------------------------------------------------------------------------ roots of real packages
+
+
+@dataclass(frozen=True)
+class Real:
+    """Archives whose Raspbian holds packages that work, and native tools for their configuring."""
+
+    world: World
+    tools: Path
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    """Debian's own packages of a small root are fetched, and get versions of Raspbian's form."""
+    needs_the_machine()
+    folder = tmp_path_factory.mktemp("real")
+    config = config_for(folder / "debian", flavour="debian")
+    mirror = ran(config, "mirror")["mirror"]
+    with Flow(config) as flow:
+        small = flow.root_spec("small", ("apt", "linux-base"), mirror, (flow.target,))
+        rootfs.download(small, folder / "log")
+        natives = packages_for("standing_in", config.image)
+        spec = flow.root_spec("tools", natives, mirror, (flow.native,))
+        rootfs.build_tools(spec, folder / "tools", folder / "log", standing_in=natives)
+    with contextlib.closing(World(folder / "world")) as world:
+        world.raspbian.repack(small.archives.glob("*.deb"), "+rpi1")
+        world.raspberrypi.add(*of_the_raspberry_pi())
+        yield Real(world, folder / "tools")
+
+
+def small_root(real: Real, config: Config, folder: Path) -> Path:
+    """A root with the board's kernel, built by the project's code from the archives that are served; its tar."""
+    mirror = ran(config, "mirror")["mirror"]
+    packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
+    with Flow(config) as flow:
+        spec = flow.root_spec("small", packages, mirror, (flow.target,))
+    tar = folder / "root.tar"
+    rootfs.build_tar(rootfs.with_tools(spec, real.tools), tar, folder / "log")
+    return tar
+
+
+@pytest.mark.emulation
+def test_a_root_finds_its_keys_where_its_own_apt_looks_whatever_folder_it_was_built_in(
+    real: Real, tmp_path: Path
+) -> None:
+    """Of one archive a package brings the keyring, newer than the key that was fetched; of the other none does."""
+    place = "usr/share/keyrings/{}-archive-keyring.gpg"
+    newer = real.world.raspbian.key.keyring.read_bytes() + real.world.debian.key.keyring.read_bytes()
+    real.world.raspbian.add(
+        Package(name="raspbian-archive-keyring", architecture="all", files={place.format("raspbian"): newer})
+    )
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    with real.world.serving():
+        first, second = (
+            small_root(real, config_for(tmp_path / name, kernel="raspberrypi"), tmp_path / name)
+            for name in ("one", "another")
+        )
+        assert sha256_of(first) == sha256_of(second)
+        run(["tar", "--extract", "--file", first, "--directory", tree])
+        run(["chroot", tree, "apt-get", "-o", "APT::Update::Error-Mode=any", "update"], limit_s=300)
+        policy = run(["chroot", tree, "apt-cache", "policy", "libc6", "linux-base", "linux-image-rpi-v7"]).output
+        upgrade = run(["chroot", tree, "apt-get", "--simulate", "dist-upgrade"]).output
+    lines = (tree / "etc/apt/sources.list").read_text().splitlines()
+    assert [re.sub(r"http://127\.0\.0\.1:\d+", "URI", line) for line in lines] == [
+        f"deb [arch=armhf signed-by=/{place.format(name)}] URI/{name} trixie main"
+        for name in ("raspbian", "raspberrypi")
+    ]
+    assert (tree / place.format("raspbian")).read_bytes() == newer
+    assert (tree / place.format("raspberrypi")).read_bytes() == real.world.raspberrypi.key.keyring.read_bytes()
+    assert re.findall(r"Candidate: (.*)", policy)[1:] == ["5.1", RASPBERRYS]
+    assert re.search(r"libc6:\n  Installed: (\S+\+rpi1)\n  Candidate: \1\n", policy)
+    assert "0 upgraded, 0 newly installed" in upgrade
