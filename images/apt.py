@@ -164,7 +164,9 @@ def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
     """Archives and their architectures. Debian has part in every image, whatever the flavour is (``for_root``)."""
     both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
     target = target_flavour(image)
-    wanted: list[tuple[Flavour, tuple[str, ...]]] = [(load_flavour("debian", image.suite), both)]
+    given = target.from_debian if image.kernel == "distribution" else ()
+    wanted: list[tuple[Flavour, tuple[str, ...]]]
+    wanted = [(dataclasses.replace(load_flavour("debian", image.suite), only=given), both)]
     if target.name != "debian":
         wanted.append((target, (image.architecture,)))
     if (archive := kernel_archive(image)) is not None:
@@ -183,7 +185,7 @@ def for_root(
     """
     of_the_target = architectures == (image.architecture,)
     own = image.flavour if of_the_target else "debian"
-    mine = [item for item in sources if item.archive == own]
+    mine = [dataclasses.replace(item, only=(), keyring_package="") for item in sources if item.archive == own]
     if of_the_target:
         others = [item for item in sources if item.archive != own]
         mine += [item for item in others if any(fnmatch.filter(packages, pattern) for pattern in item.only)]

@@ -50,6 +50,8 @@ class Flavour:
     packages: tuple[str, ...]
     only: tuple[str, ...]
     """Patterns of the packages that roots may have from it; none: of all."""
+    from_debian: tuple[str, ...]
+    """Patterns of the packages that its roots have from Debian's archive: the distribution's kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,7 @@ def load_flavour(name: str, suite: str) -> Flavour:
         architectures=tuple(data.get("architectures", ())),
         packages=tuple(data.get("packages", ())),
         only=tuple(data.get("only", ())),
+        from_debian=tuple(data.get("from_debian", ())),
     )
 
 

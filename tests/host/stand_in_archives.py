@@ -151,7 +151,9 @@ class World:
                     components=["main"],
                 )
             if debian:
-                _change(data / "flavours" / "debian.toml", keyring=str(self.debian.key.keyring))
+                described = data / "flavours" / "debian.toml"
+                described.write_text(described.read_text().replace("keyring =", "keyring_in_root =", 1))
+                described.write_text(f'keyring = "{self.debian.key.keyring}"\n{described.read_text()}')
                 there = f"{uri}/{self.debian.folder.name}"
                 changed.setattr(apt, "host_mirrors", lambda: {"main": there, "security": there})
             changed.setattr(flavour, "HERE", data)

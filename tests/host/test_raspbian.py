@@ -26,7 +26,7 @@ from toolchain.files import sha256_of
 from toolchain.manifest import Manifest
 from toolchain.process import run
 
-DEBIANS, RASPBIANS, RASPBERRYS = "3.13.5-2", "3.13.5-2+rpi1", "1:6.18.34-1+rpt1"
+DEBIANS, RASPBIANS, RASPBERRYS, TWINS = "3.13.5-2", "3.13.5-2+rpi1", "1:6.18.34-1+rpt1", "643-1"
 IMAGE = ImageConfig(flavour="raspbian")
 
 
@@ -35,7 +35,7 @@ def of_the_target(version: str) -> list[Package]:
     suite = load_suite(SUITE)
     roles = {name for role in ("base", "board", "bootable", "dev") for name in packages_for(role, IMAGE)}
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
-    names = {name for name in names if not name.startswith(("linux-image", "raspi-firmware"))}
+    names = {name for name in names if not name.startswith(("linux-image", "raspi-firmware"))} - {"less"}
     return [
         *(Package(name=name, version=version, multi_arch="same") for name in sorted(names)),
         Package(name="base-files", version=version, essential=True, depends="libc6"),
@@ -79,6 +79,15 @@ def kernel_of(board: str, architecture: str) -> list[Package]:
     ]
 
 
+def kernel_of_debian() -> list[Package]:
+    """Debian's kernel, in the version that it has beside what stands in for Debian's other packages."""
+    release = "linux-image-6.12.107+deb13-armmp"
+    return [
+        Package(name="linux-image-armmp", version=DEBIANS, depends=release),
+        Package(name=release, version=DEBIANS, depends="linux-base (>= 3)"),
+    ]
+
+
 def of_the_raspberry_pi() -> list[Package]:
     """Its archive: kernels, firmware, and newer versions of packages that are the distribution's."""
     return [
@@ -98,8 +107,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made.debian.add(*of_this_pc(), *of_the_target(DEBIANS))
         made.raspbian.add(*of_the_target(RASPBIANS), Package(name="raspbian-archive-keyring", architecture="all"))
         made.raspberrypi.add(*of_the_raspberry_pi())
+        made.debian.add(*kernel_of_debian())
         for archive in (made.debian, made.raspbian):
             archive.add(Package(name="raspi-firmware", version="2:1", architecture="all"))
+            # Raspbian rebuilds packages without giving them versions of its own.
+            twin = {"usr/share/less/origin": f"{archive.origin:>20}".encode()}
+            archive.add(Package(name="less", version=TWINS, files=twin))
         yield made
 
 
@@ -139,7 +152,7 @@ def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(
     assert "gcc" not in made["tools"].facts["programs"]
     root = fetched(config, "rootfs")
     assert root["libc6:armhf"] == RASPBIANS
-    assert set(root.values()) == {RASPBIANS, "1.0"}, "the last is the keyring's"
+    assert set(root.values()) == {RASPBIANS, TWINS, "1.0"}, "the last is the keyring's"
 
 
 @pytest.mark.parametrize(("flavour", "of_the_rest"), [("debian", DEBIANS), ("raspbian", RASPBIANS)])
@@ -153,7 +166,7 @@ def test_only_kernel_and_firmware_come_from_the_raspberry_pi_s_archive(
             ran(config_for(tmp_path, flavour=flavour, kernel="raspberrypi", extra_packages=["rpi-only"]), "archives")
     assert "rpi-only" in caught.value.expected
     root = fetched(config, "rootfs")
-    theirs = {name: version for name, version in root.items() if version not in (of_the_rest, "1.0")}
+    theirs = {name: version for name, version in root.items() if version not in (of_the_rest, TWINS, "1.0")}
     assert theirs == {
         **dict.fromkeys((f"linux-{part}-6.18.34+rpt-rpi-v7:armhf" for part in ("image", "base")), RASPBERRYS),
         "linux-image-rpi-v7:armhf": RASPBERRYS,
@@ -167,6 +180,26 @@ def test_only_kernel_and_firmware_come_from_the_raspberry_pi_s_archive(
             assert {item.archive for item in spec.sources} == {flavour}, "a source where it is needed alone"
         spec = flow.root_spec("small-tools", ("python3", "raspi-firmware"), mirror, (flow.native, flow.target))
         assert {item.archive for item in spec.sources} == {"debian"}
+
+
+def test_the_distribution_s_kernel_is_debian_s_where_raspbian_has_none(world: World, tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    with world.serving():
+        mirror = ran(config, "archives")["mirror"]
+    root = fetched(config, "rootfs")
+    assert {name for name, version in root.items() if version not in (RASPBIANS, TWINS, "1.0")} == {
+        *("linux-image-armmp:armhf", "linux-image-6.12.107+deb13-armmp:armhf", "debian-archive-keyring:armhf")
+    }
+    (twin,) = (tmp_path / "archives" / "raspbian-trixie-armhf-rootfs").glob("less_*.deb")
+    assert "Raspbian" in run(["dpkg-deb", "--fsys-tarfile", twin]).output, "of one version in both it is the first's"
+    with Flow(config) as flow:
+        (step,) = (item for item in flow.pipeline().steps if item.name == "rootfs")
+        assert "linux-image-armmp" in step.inputs["packages"]
+        spec = flow.root_spec("rootfs", ("linux-image-armmp",), mirror, (flow.target,))
+        assert [item.archive for item in spec.sources] == ["raspbian", "debian", "debian", "debian"]
+        assert "Pin: release o=Debian\nPin-Priority: -1\n" in apt.preferences_text(spec.sources)
+        spec = flow.root_spec("small-tools", ("linux-image-armmp",), mirror, (flow.native, flow.target))
+        assert apt.preferences_text(spec.sources) == "", "what runs on this PC is Debian's all"
 
 
 def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_it(
@@ -191,6 +224,8 @@ def test_only_pockets_that_the_root_is_made_of_are_missed(tmp_path: Path, monkey
     monkeypatch.setattr(apt, "host_mirrors", lambda: {"main": "http://mirror.example.org/debian"})
     for image, missed in (
         ({"flavour": "debian"}, ["trixie", "trixie-security", "trixie-updates"]),
+        ({}, ["trixie", "trixie-security", "trixie-updates"]),
+        ({"kernel": "raspberrypi"}, ["trixie"]),
         ({"profile": "container"}, ["trixie"]),
     ):
         with Flow(config_for(tmp_path, **image)) as flow:
