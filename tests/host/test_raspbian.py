@@ -92,6 +92,7 @@ def of_the_raspberry_pi() -> list[Package]:
     """Its archive: kernels, firmware, and newer versions of packages that are the distribution's."""
     return [
         *kernel_of("v7", "armhf"),
+        *kernel_of("v8", "arm64"),
         Package(name="linux-base", version="5.1", architecture="all"),
         Package(name="raspi-firmware", version=RASPBERRYS, architecture="all"),
         Package(name="raspberrypi-archive-keyring", architecture="all"),
@@ -200,6 +201,21 @@ def test_the_distribution_s_kernel_is_debian_s_where_raspbian_has_none(world: Wo
         assert "Pin: release o=Debian\nPin-Priority: -1\n" in apt.preferences_text(spec.sources)
         spec = flow.root_spec("small-tools", ("linux-image-armmp",), mirror, (flow.native, flow.target))
         assert apt.preferences_text(spec.sources) == "", "what runs on this PC is Debian's all"
+
+
+def test_a_board_of_64_bits_gets_a_kernel_of_64_bits(world: World, tmp_path: Path) -> None:
+    config = config_for(tmp_path, flavour="debian", architecture="arm64", kernel="raspberrypi")
+    names = packages_for("bootable", config.image)
+    with world.serving():
+        mirror = ran(config, "mirror")["mirror"]
+        with Flow(config) as flow:
+            kernel = [name for name in names if name.startswith(("linux-image", "raspi-firmware"))]
+            spec = flow.root_spec("small", tuple(kernel), mirror, (flow.target,))
+            apt.download(spec.sources, spec.lists, ["arm64"], kernel, spec.archives, tmp_path / "log", essential=False)
+    assert {
+        "linux-image-6.18.34+rpt-rpi-v8:arm64": RASPBERRYS,
+        "raspi-firmware:all": RASPBERRYS,
+    }.items() <= versions(spec.archives.glob("*.deb")).items()
 
 
 def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_it(
