@@ -54,6 +54,8 @@ class Flavour:
     """Patterns of the packages that roots may have from it; none: of all."""
     from_debian: tuple[str, ...]
     """Patterns of the packages that its roots have from Debian's archive: the distribution's kernel."""
+    compiles_for: str
+    """What its compiler makes code for, where Debian's cross compiler makes other code for that architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,7 @@ def load_flavour(name: str, suite: str) -> Flavour:
         packages={name: tuple(row) for name, row in data.get("packages", {}).items()},
         only=tuple(data.get("only", ())),
         from_debian=tuple(data.get("from_debian", ())),
+        compiles_for=data.get("compiles_for", ""),
     )
 
 

@@ -87,7 +87,18 @@ class Flow:
     @property
     def crossed(self) -> bool:
         """Whether the extension's wheel is cross-compiled in the builder image, and not in the target's container."""
-        return self.config.build.native_compiler and self.target != self.native
+        return self.config.build.native_compiler and self.target != self.native and not self.own_compiler
+
+    @functools.cached_property
+    def own_compiler(self) -> str:
+        """Why only the target's own compiler makes what gets into the image; empty: the cross compiler does."""
+        flavour = target_flavour(self.image)
+        if not flavour.compiles_for:
+            return ""
+        return (
+            f"what is compiled for this image is compiled by {flavour.title}'s own compiler, emulated, which takes "
+            f"seven to ten times as long: it makes {flavour.compiles_for} code, and Debian's cross compiler does not"
+        )
 
     def pipeline(self, *, workbench: bool = False) -> Pipeline:
         """All steps, in the order of the data flow; ``workbench`` adds what is needed for shells in the target."""
@@ -142,7 +153,7 @@ class Flow:
 
     def compiler(self) -> native.Mounts:
         """The native compiler for containers of the dev image; nothing when it is switched off."""
-        if not self.config.build.native_compiler or self.target == self.native:
+        if not self.config.build.native_compiler or self.target == self.native or self.own_compiler:
             return native.Mounts()
         return native.compiler_mounts(self.tools, self.farm, self.target, self.suite)
 
@@ -274,7 +285,11 @@ class Flow:
             rootfs.build_tar(self._with_tools(spec), tar, self.log("dev"))
             if self.target != self.native:
                 native.make_farm(self.farm, tar, self.target, self.suite)
-            return self._loaded("dev", tar, self.target)
+            made = self._loaded("dev", tar, self.target)
+            if not self.own_compiler:
+                return made
+            progress.warn(self.own_compiler)
+            return dataclasses.replace(made, warnings=(self.own_compiler,))
 
         return Step(
             name="dev",
@@ -297,6 +312,12 @@ class Flow:
                 progress.warn(warning)
                 return Made(facts={"wheel": "", "version": ""}, warnings=(warning,))
             progress.say(f"    torch {found.version}: {found.reason}")
+            if less := target_flavour(self.image).compiles_for:
+                warning = (
+                    f"torch's wheel is no {less} code: where there is no more than that, on a Pi 1, it does not run"
+                )
+                progress.warn(warning)
+                found = dataclasses.replace(found, warnings=(*found.warnings, warning))
             facts = {
                 "wheel": str(found.wheel),
                 "version": found.version,
@@ -414,6 +435,11 @@ class Flow:
             missing=self._image_missing("rootfs"),
         )
 
+    @property
+    def _library_role(self) -> str:
+        """The root that the library is compiled in: the builder where the switch is off too, by its cross compiler."""
+        return "dev" if self.own_compiler else "builder"
+
     def _libqpu(self) -> Step:
         return self._upstream() if self.config.qpu.library == "upstream" else self._own()
 
@@ -421,12 +447,14 @@ class Flow:
         data = recipe.load("qpulib")
         tar = self.root / "libqpu.tar"
         variant = qpulib.Variant.of(self.config)
+        role = self._library_role
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            builder = self.config.image_reference("builder")
+            builder, image_id = self.config.image_reference(role), needs[role].facts["image"]
             log = self.log("libqpu")
             source = qpulib.obtain(data, self.config)
-            qpulib.build(self.client, builder, needs["builder"].facts["image"], data, source, self.config, tar, log)
+            cross = role == "builder"
+            qpulib.build(self.client, builder, image_id, data, source, self.config, tar, log, cross=cross)
             _unpack(tar, self.libqpu_stage)
             warnings = (
                 f"the image holds upstream QPULib ({variant.label}) in our libqpu's place: it has no qpu-info and no "
@@ -448,7 +476,7 @@ class Flow:
                 "recipe": data.fingerprint(),
                 "driver": driver_fingerprint("qpulib"),
             },
-            needs=("builder",),
+            needs=(role,),
             action=action,
             missing=lambda _: "" if self.libqpu_stage.is_dir() else "its folder is gone",
         )
@@ -456,11 +484,12 @@ class Flow:
     def _own(self) -> Step:
         data = recipe.load("libqpu")
         tar = self.root / "libqpu.tar"
+        role = self._library_role
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            builder = self.config.image_reference("builder")
+            builder, image_id = self.config.image_reference(role), needs[role].facts["image"]
             log = self.log("libqpu")
-            libqpu.build(self.client, builder, needs["builder"].facts["image"], data, self.config, tar, log)
+            libqpu.build(self.client, builder, image_id, data, self.config, tar, log, cross=role == "builder")
             _unpack(tar, self.libqpu_stage)
             return Made((tar,), facts={"prefix": data.settings["prefix"], "own": True, "library": "libqpu"})
 
@@ -468,7 +497,7 @@ class Flow:
             name="libqpu",
             title=data.title,
             inputs={"library": "local", "sources": data.fingerprint(), "driver": driver_fingerprint("libqpu")},
-            needs=("builder",),
+            needs=(role,),
             action=action,
             missing=lambda _: "" if self.libqpu_stage.is_dir() else "its folder is gone",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -74,6 +75,21 @@ def test_without_the_native_compiler_the_extension_is_built_in_the_development_r
     ]
     assert steps["qpu-ops"] == ("dev", "torch-site", "libqpu")
     assert steps["libqpu"] == ("builder",), "the library is cross-compiled either way"
+
+
+def test_where_the_target_s_compiler_makes_other_code_nothing_is_cross_compiled(tmp_path: Path) -> None:
+    """Debian's makes ARMv7's, which a Pi 1 ends with an illegal instruction."""
+    config = load_config({"image": {"flavour": "raspbian"}, "build": {"folder": str(tmp_path)}})
+    steps = needs_of(config, workbench=True)
+    assert steps["libqpu"] == ("dev",)
+    assert steps["qpu-ops"] == ("dev", "torch-site", "libqpu")
+    upstream = dataclasses.replace(config, qpu=dataclasses.replace(config.qpu, library="upstream"))
+    assert needs_of(upstream)["libqpu"] == ("dev",)
+    with Flow(config) as made, Flow(config_for(tmp_path)) as debian:
+        assert made.compiler().binds() == []
+        assert "Raspbian's own compiler, emulated" in made.own_compiler
+        assert "ARMv6" in made.own_compiler
+        assert (debian.own_compiler, debian.crossed, made.crossed) == ("", True, False)
 
 
 @pytest.mark.parametrize("native_compiler", [True, False])
