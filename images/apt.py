@@ -47,6 +47,11 @@ _UPDATE_LIMIT_S = 300.0
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Of an index, as Release and InRelease have them."""
 
+_NEWER_KEY = (
+    "; where it is the archive's key that apt refuses, as Debian 13's does one that is signed by SHA-1 alone, put a "
+    "newer copy of it at {}"
+)
+
 UNREACHABLE = re.compile(r"Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect")
 """What apt says of a mirror that does not answer, or that has not what its verified lists name."""
 
@@ -294,6 +299,7 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
                     expected="a signed index whose files the mirror has",
                     found=fault,
                     mend="try again when the mirror has settled, or set image.mirror"
+                    + (_NEWER_KEY.format(source.keyring) if source.keyring_in_root else "")
                     + (" (image.strict makes this an error)" if strict else ""),
                 )
             warnings.append(text)

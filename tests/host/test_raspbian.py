@@ -229,6 +229,23 @@ def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_
     assert "names its origin" in caught.value.expected
 
 
+@pytest.mark.parametrize("archive", ["raspbian", "raspberrypi"])
+def test_where_apt_refuses_an_archive_it_is_said_where_a_newer_key_goes(
+    world: World, tmp_path: Path, archive: str
+) -> None:
+    """The keys that these archives publish are older than what some versions of apt ask of keys."""
+    stand_in = {"raspbian": world.raspbian, "raspberrypi": world.raspberrypi}[archive]
+    config = config_for(tmp_path, kernel="raspberrypi")
+    with world.serving():
+        world.debian.key.clearsign(
+            stand_in.folder / "dists" / SUITE / "Release", stand_in.folder / "dists" / SUITE / "InRelease"
+        )
+        with pytest.raises(MirrorPocketUnusable, match=f"/{archive} cannot be verified") as caught:
+            ran(config, "mirror")
+        kept = {"raspbian": "raspbian.gpg", "raspberrypi": "raspberrypi-kernel.gpg"}[archive]
+        assert f"put a newer copy of it at {tmp_path / 'keys' / kept}" in caught.value.mend
+
+
 def test_what_an_archive_may_give_is_an_input_of_the_step_that_asks_for_it(tmp_path: Path) -> None:
     def inputs(kernel: str) -> Mapping[str, str]:
         with Flow(config_for(tmp_path, flavour="debian", kernel=kernel)) as flow:
