@@ -9,7 +9,8 @@
     torch ───── torch-site, archives
 
 The development root and the workbench are made for whom they are for: shells, and wheels that are built in the target's
-own container. The extension's wheel is one of those when the native compiler is switched off.
+own container. The extension's wheel is one of those when the native compiler is switched off. Where the target's own
+compiler makes other code than the cross compiler, the library is compiled there too.
 
 Every step's manifest lies in the target's folder of the build folder; its artefacts lie beside it.
 """
