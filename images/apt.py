@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import fnmatch
 import hashlib
 import re
 import shlex
@@ -43,8 +44,13 @@ from toolchain.errors import (
 from toolchain.process import output_of, run
 
 _UPDATE_LIMIT_S = 300.0
-_FIELD = re.compile(r"^(Codename|Date): (.+)$", re.MULTILINE)
+_FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Of an index, as Release and InRelease have them."""
+
+_NEWER_KEY = (
+    "; where it is the archive's key that apt refuses, as Debian 13's does one that is signed by SHA-1 alone, put a "
+    "newer copy of it at {}"
+)
 
 UNREACHABLE = re.compile(r"Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect")
 """What apt says of a mirror that does not answer, or that has not what its verified lists name."""
@@ -62,6 +68,16 @@ class Source:
     components: tuple[str, ...]
     keyring: Path
     architectures: tuple[str, ...]
+    archive: str = "debian"
+    """The flavour that describes the archive."""
+    only: tuple[str, ...] = ()
+    """Patterns of the packages that roots may have from it; none: of all."""
+    origin: str = ""
+    """Who its index says that it is from; known of one that was verified, where ``only`` hangs on it."""
+    keyring_in_root: str = ""
+    """The path that the keyring has in roots; empty: the same as on this PC."""
+    keyring_package: str = ""
+    """What brings it there, of archives that are not the distribution."""
 
     @property
     def line(self) -> str:
@@ -134,7 +150,19 @@ def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
         for pocket in flavour.pockets:
             override = image.mirror.rstrip("/") if flavour.name == target.name else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
-            made.append(Source(pocket, uri, flavour.components, keyring, architectures))
+            made.append(
+                Source(
+                    pocket,
+                    uri,
+                    flavour.components,
+                    keyring,
+                    architectures,
+                    archive=flavour.name,
+                    only=flavour.only,
+                    keyring_in_root=flavour.keyring_in_root if flavour.keyring_in_root != str(keyring) else "",
+                    keyring_package=flavour.keyring_package if flavour.only else "",
+                )
+            )
     return tuple(made)
 
 
@@ -159,16 +187,35 @@ def _mirrors(config: Config) -> dict[str, str]:
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Archives and their architectures. What runs on this PC comes from Debian whatever the target's flavour is."""
-    native = host_architecture().debian
-    debian, target = load_flavour("debian", image.suite), target_flavour(image)
-    if target.name == "debian":
-        wanted: list[tuple[Flavour, tuple[str, ...]]] = [(debian, tuple(dict.fromkeys((native, image.architecture))))]
-    else:
-        wanted = [(debian, (native,)), (target, (image.architecture,))]
+    """Archives and their architectures. Debian has part in every image, whatever the flavour is (``for_root``)."""
+    both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
+    target = target_flavour(image)
+    given = target.from_debian if image.kernel == "distribution" else ()
+    wanted: list[tuple[Flavour, tuple[str, ...]]]
+    wanted = [(dataclasses.replace(load_flavour("debian", image.suite), only=given), both)]
+    if target.name != "debian":
+        wanted.append((target, (image.architecture,)))
     if (archive := kernel_archive(image)) is not None:
         wanted.append((archive, (image.architecture,)))
     return wanted
+
+
+def for_root(
+    sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...], packages: Sequence[str]
+) -> tuple[Source, ...]:
+    """Those that a root of these packages has them from; the first of its architectures is its own.
+
+    A root of the target's architecture alone is the target's: its distribution's, and another archive's where that has
+    one of the packages to give. All others run on this PC: they are Debian's, and so are the headers and libraries of
+    the target's among them, since apt wants one version of a package that several architectures share files of.
+    """
+    of_the_target = architectures == (image.architecture,)
+    own = image.flavour if of_the_target else "debian"
+    mine = [dataclasses.replace(item, only=(), keyring_package="") for item in sources if item.archive == own]
+    if of_the_target:
+        others = [item for item in sources if item.archive != own]
+        mine += [item for item in others if any(fnmatch.filter(packages, pattern) for pattern in item.only)]
+    return tuple(item for item in mine if set(item.architectures) & set(architectures))
 
 
 def _kept_keyring(flavour: Flavour, folder: Path) -> Path:
@@ -273,15 +320,18 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
                     expected="a signed index whose files the mirror has",
                     found=fault,
                     mend="try again when the mirror has settled, or set image.mirror"
+                    + (_NEWER_KEY.format(source.keyring) if source.keyring_in_root else "")
                     + (" (image.strict makes this an error)" if strict else ""),
                 )
             warnings.append(text)
         lists = scratch / "lists"
         (lists / "partial").mkdir(parents=True)
         indices: dict[str, str] = {}
+        verified: list[Source] = []
         for number, source in enumerate(sources):
             if source not in good:
                 continue
+            verified.append(_with_origin(source, scratch / str(number)))
             for item in sorted((scratch / str(number) / "lists").iterdir()):
                 if item.is_file() and item.name != "lock":
                     shutil.copy2(item, lists / item.name)
@@ -290,7 +340,7 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
         final = folder / "lists"
         files.remove(final)
         lists.rename(final)
-    return Verified(tuple(good), indices, tuple(warnings), names)
+    return Verified(tuple(verified), indices, tuple(warnings), names)
 
 
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:
@@ -302,15 +352,33 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:
     files.remove(scratch)
     if _update(other, scratch, limit_s):
         return ""
-    lists = [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]
-    release = next((path for path in lists if path.name.endswith("Release")), None)
-    said: dict[str, str] = dict(_FIELD.findall(release.read_text())) if release else {}
+    said = _said(scratch)
     # What plays the part by now may be the next release.
     if said.get("Codename") != source.pocket.suite:
         return ""
-    for path in lists:
+    for path in [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]:
         path.rename(path.with_name(path.name.replace(f"_dists_{also}_", f"_dists_{source.pocket.suite}_")))
     return said.get("Date", "no date")
+
+
+def _said(scratch: Path) -> dict[str, str]:
+    """What the index in ``scratch`` says of its release."""
+    release = next((path for path in sorted((scratch / "lists").iterdir()) if path.name.endswith("Release")), None)
+    return dict(_FIELD.findall(release.read_text())) if release else {}
+
+
+def _with_origin(source: Source, scratch: Path) -> Source:
+    """The source, with the origin that its index in ``scratch`` names where packages are told apart by that."""
+    if not source.only:
+        return source
+    if not (origin := _said(scratch).get("Origin", "")):
+        raise MirrorPocketUnusable(
+            f"what comes from {source.uri} could not be told from other archives' packages",
+            expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own does",
+            found="none that does",
+            mend="take the archive itself, or a mirror that copies it as it is",
+        )
+    return dataclasses.replace(source, origin=origin)
 
 
 def _update(source: Source, scratch: Path, limit_s: float) -> str:
@@ -358,6 +426,7 @@ def download(
     with files.scratch_folder(archives.parent, "apt") as scratch:
         for name in ("cache", "etc/preferences.d", "etc/apt.conf.d"):
             (scratch / name).mkdir(parents=True)
+        (scratch / "etc/preferences.d/pitorch").write_text(preferences_text(sources))
         (scratch / "status").write_text("".join(_installed(name, architectures[0]) for name in without))
         # Where its configuration lies, apt must know before it reads any: by a file, as mmdebstrap tells it.
         config = scratch / "apt.conf"
@@ -473,14 +542,30 @@ def _source_line(source: Source) -> str:
     return f"deb-src [signed-by={source.keyring}] {source.uri} {source.pocket.suite} {components}"
 
 
-def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...]) -> str:
-    """sources.list for a root of these architectures; sources that have none of them are left out."""
+def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *, in_root: bool = False) -> str:
+    """sources.list for a root of these architectures; sources that have none of them are left out.
+
+    Keyrings are named as this PC's apt finds them or, ``in_root``, as the root's own does.
+    """
     lines = []
     for source in sources:
         shared = tuple(name for name in source.architectures if name in architectures)
+        keyring = Path(source.keyring_in_root) if in_root and source.keyring_in_root else source.keyring
         if shared:
-            lines.append(dataclasses.replace(source, architectures=shared).line)
+            lines.append(dataclasses.replace(source, architectures=shared, keyring=keyring).line)
     return "".join(line + "\n" for line in lines)
+
+
+def preferences_text(sources: tuple[Source, ...]) -> str:
+    """What apt is to prefer in a root of these sources, in the format of its preferences; empty: nothing.
+
+    What an archive may give comes from there alone, whatever others have, and nothing else does.
+    """
+    texts = []
+    for origin, only in dict.fromkeys((item.origin, item.only) for item in sources if item.only):
+        for packages, priority in (("*", -1), (" ".join(only), 990)):
+            texts.append(f"Package: {packages}\nPin: release o={origin}\nPin-Priority: {priority}\n")
+    return "\n".join(texts)
 
 
 def fingerprint(verified: Verified) -> str:

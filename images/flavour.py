@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,18 @@ class Flavour:
     pockets: tuple[Pocket, ...]
     keyring: Path | None
     keyring_package: str
+    keyring_in_root: str
+    """Where that package has the keyring, which need not be where it is on this PC."""
     key: SigningKey | None
     architectures: tuple[str, ...]
-    packages: tuple[str, ...]
+    packages: Mapping[str, tuple[str, ...]]
+    """What a kernel's archive is there for, by architecture."""
+    only: tuple[str, ...]
+    """Patterns of the packages that roots may have from it; none: of all."""
+    from_debian: tuple[str, ...]
+    """Patterns of the packages that its roots have from Debian's archive: the distribution's kernel."""
+    compiles_for: str
+    """What its compiler makes code for, where Debian's cross compiler makes other code for that architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +102,13 @@ def load_flavour(name: str, suite: str) -> Flavour:
         ),
         keyring=Path(data["keyring"]) if "keyring" in data else None,
         keyring_package=data.get("keyring_package", ""),
+        keyring_in_root=data.get("keyring_in_root", data.get("keyring", "")),
         key=SigningKey(url=key["url"], fingerprint=key["fingerprint"]) if key else None,
         architectures=tuple(data.get("architectures", ())),
-        packages=tuple(data.get("packages", ())),
+        packages={name: tuple(row) for name, row in data.get("packages", {}).items()},
+        only=tuple(data.get("only", ())),
+        from_debian=tuple(data.get("from_debian", ())),
+        compiles_for=data.get("compiles_for", ""),
     )
 
 
@@ -127,10 +141,18 @@ def target_flavour(image: ImageConfig) -> Flavour:
 
 
 def kernel_archive(image: ImageConfig) -> Flavour | None:
-    """The separate archive that the kernel comes from, or None for the distribution's own."""
-    if image.profile == "bootable" and image.kernel == "raspberrypi":
-        return load_flavour("raspberrypi-kernel", image.suite)
-    return None
+    """The separate archive that the kernel comes from, or None; ConfigError when it has none for the architecture."""
+    if image.profile != "bootable" or image.kernel != "raspberrypi":
+        return None
+    archive = load_flavour("raspberrypi-kernel", image.suite)
+    if image.architecture not in archive.packages:
+        raise ConfigError(
+            [
+                f"image.kernel: the {archive.title} has kernels for {', '.join(archive.packages)} only, found "
+                f"{image.architecture!r}; set image.kernel: distribution"
+            ]
+        )
+    return archive
 
 
 def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
@@ -142,7 +164,7 @@ def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
     words: list[str] = []
     for template in row.get("target") or row["native"]:
         if template == "{kernel}":
-            words += archive.packages if archive else [target.kernel_package]
+            words += archive.packages[target.debian] if archive else [target.kernel_package]
         else:
             words.append(template.format(gnu=target.gnu, arch=target.debian, gcc=suite.gcc, python=suite.python))
     return tuple(sorted(set(words)))

@@ -18,6 +18,8 @@ The parts, as a list of read-only mounts:
 Objects and programs are the same, byte for byte. Only the intermediate data in ``-flto`` objects is not: it depends
 on the width of the compiler's own machine; what is linked from it is the same again.
 
+A distribution whose own compiler makes other code by default has no part in this (images.flavour, ``compiles_for``).
+
 The cross compiler does not search /usr/local/include by itself; the environment says so to it.
 """
 

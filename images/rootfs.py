@@ -187,7 +187,8 @@ def _fetch(
 def _named(spec: RootSpec) -> list[str]:
     """The packages that a target root has because they are named, and not as others need them."""
     merged = "usr-is-merged" if spec.split_usr else ""
-    return sorted({*spec.packages, *filter(None, [spec.keyring_package, merged])})
+    keyrings = [spec.keyring_package, *(item.keyring_package for item in spec.sources)]
+    return sorted({*spec.packages, *filter(None, [*keyrings, merged])})
 
 
 def build_tar(spec: RootSpec, tar: Path, log: Path) -> None:
@@ -334,6 +335,10 @@ def _mmdebstrap(
     log.write_text("")
     extracts = "--variant=extract" in variant
     archives = '"$1/var/cache/apt/archives"'
+    preferences = log.with_suffix(".preferences")
+    preferences.write_text(apt.preferences_text(spec.sources))
+    laid = {"/etc/apt/preferences.d/pitorch": preferences} if preferences.stat().st_size else {}
+    laid |= {item.keyring_in_root: item.keyring for item in spec.sources if item.keyring_in_root}
     unmount = f"umount {archives}"
     memory_mib = _MEMORY_FOR_TREE_MIB if available_memory_mib() >= 2 * _MEMORY_FOR_TREE_MIB else 0
     words = [
@@ -350,6 +355,7 @@ def _mmdebstrap(
         f"--include={','.join(packages)}",
         f'--setup-hook=mkdir -p "$1/var/lib/apt/lists" && cp -a {_quoted(spec.lists)}/. "$1/var/lib/apt/lists/"',
         *([f"--hook-dir={_MERGED_USR}"] if spec.split_usr else []),
+        *(f'--setup-hook=install -D -m 644 {_quoted(source)} "$1{path}"' for path, source in laid.items()),
         f"--setup-hook=mkdir -p {archives} && mount --bind {_quoted(spec.archives)} {archives}",
         *(f"--{hook}-hook={unmount}" for hook in ("extract", "customize") if (hook == "extract") == extracts),
         spec.suite,
@@ -368,7 +374,7 @@ def _mmdebstrap(
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],
-                stdin=sources_text(spec.sources, spec.architectures).encode(),
+                stdin=sources_text(spec.sources, spec.architectures, in_root=True).encode(),
                 env={
                     **build_environment(),
                     **environment,

@@ -9,7 +9,8 @@
     torch ───── torch-site, archives
 
 The development root and the workbench are made for whom they are for: shells, and wheels that are built in the target's
-own container. The extension's wheel is one of those when the native compiler is switched off.
+own container. The extension's wheel is one of those when the native compiler is switched off. Where the target's own
+compiler makes other code than the cross compiler, the library is compiled there too.
 
 Every step's manifest lies in the target's folder of the build folder; its artefacts lie beside it.
 """
@@ -93,7 +94,18 @@ class Flow:
     @property
     def crossed(self) -> bool:
         """Whether the extension's wheel is cross-compiled in the builder image, and not in the target's container."""
-        return self.config.build.native_compiler and self.target != self.native
+        return self.config.build.native_compiler and self.target != self.native and not self.own_compiler
+
+    @functools.cached_property
+    def own_compiler(self) -> str:
+        """Why only the target's own compiler makes what gets into the image; empty: the cross compiler does."""
+        flavour = target_flavour(self.image)
+        if not flavour.compiles_for:
+            return ""
+        return (
+            f"what is compiled for this image is compiled by {flavour.title}'s own compiler, emulated, which takes "
+            f"seven to ten times as long: it makes {flavour.compiles_for} code, and Debian's cross compiler does not"
+        )
 
     def pipeline(self, *, workbench: bool = False) -> Pipeline:
         """All steps, in the order of the data flow; ``workbench`` adds what is needed for shells in the target."""
@@ -148,7 +160,7 @@ class Flow:
 
     def compiler(self) -> native.Mounts:
         """The native compiler for containers of the dev image; nothing when it is switched off."""
-        if not self.config.build.native_compiler or self.target == self.native:
+        if not self.config.build.native_compiler or self.target == self.native or self.own_compiler:
             return native.Mounts()
         return native.compiler_mounts(self.tools, self.farm, self.target, self.suite)
 
@@ -162,7 +174,7 @@ class Flow:
     def left_out(self, mirror: Manifest) -> list[str]:
         """Pockets that the target's packages would come from too, had their index been verified; by suite."""
         verified = {(item.uri, item.pocket.suite) for item in sources_of(mirror)}
-        mine = [item for item in self.sources if self.target.debian in item.architectures]
+        mine = apt.for_root(self.sources, self.image, (self.target.debian,), self._common_packages)
         return sorted({item.pocket.suite for item in mine if (item.uri, item.pocket.suite) not in verified})
 
     def _mirror(self) -> Step:
@@ -188,7 +200,11 @@ class Flow:
         return Step(
             name="mirror",
             title="apt mirror",
-            inputs={"sources": "; ".join(item.line for item in self.sources), "strict": str(self.image.strict)},
+            inputs={
+                "sources": "; ".join(item.line for item in self.sources),
+                "strict": str(self.image.strict),
+                **({"limits": limits} if (limits := _limits(self.sources)) else {}),
+            },
             action=action,
             missing=lambda _: gone(),
         )
@@ -199,14 +215,13 @@ class Flow:
         """What a root of a role is built from, out of the mirror as it was verified."""
         names = tuple(item.debian for item in architectures)
         flavour = target_flavour(self.image)
-        sources = sources_of(mirror)
         foreign_flavour = flavour.name != "debian" and architectures == (self.target,)
         return rootfs.RootSpec(
             role=role,
             suite=self.image.suite,
             architectures=names,
             packages=packages,
-            sources=tuple(item for item in sources if set(item.architectures) & set(names)),
+            sources=apt.for_root(sources_of(mirror), self.image, names, packages),
             lists=self.root / "mirror" / "lists",
             archives=self.config.build_root / "archives" / f"{self.image.label}-{role}",
             source_date_epoch=self.image.source_date_epoch,
@@ -281,7 +296,11 @@ class Flow:
             rootfs.build_tar(self._with_tools(spec), tar, self.log("dev"))
             if self.target != self.native:
                 native.make_farm(self.farm, tar, self.target, self.suite)
-            return self._loaded("dev", tar, self.target)
+            made = self._loaded("dev", tar, self.target)
+            if not self.own_compiler:
+                return made
+            progress.warn(self.own_compiler)
+            return dataclasses.replace(made, warnings=(self.own_compiler,))
 
         return Step(
             name="dev",
@@ -305,6 +324,12 @@ class Flow:
                 progress.warn(warning)
                 return Made(facts={"wheel": "", "version": ""}, warnings=(warning,))
             progress.say(f"    torch {found.version}: {found.reason}")
+            if less := target_flavour(self.image).compiles_for:
+                warning = (
+                    f"torch's wheel is no {less} code: where there is no more than that, on a Pi 1, it does not run"
+                )
+                progress.warn(warning)
+                found = dataclasses.replace(found, warnings=(*found.warnings, warning))
             facts = {
                 "wheel": str(found.wheel),
                 "version": found.version,
@@ -423,6 +448,11 @@ class Flow:
             missing=self._image_missing("rootfs"),
         )
 
+    @property
+    def _library_role(self) -> str:
+        """The root that the library is compiled in: the builder where the switch is off too, by its cross compiler."""
+        return "dev" if self.own_compiler else "builder"
+
     def _libqpu(self) -> Step:
         return self._upstream() if self.config.qpu.library == "upstream" else self._own()
 
@@ -430,12 +460,14 @@ class Flow:
         data = recipe.load("qpulib")
         tar = self.root / "libqpu.tar"
         variant = qpulib.Variant.of(self.config)
+        role = self._library_role
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            builder = self.config.image_reference("builder")
+            builder, image_id = self.config.image_reference(role), needs[role].facts["image"]
             log = self.log("libqpu")
             source = qpulib.obtain(data, self.config)
-            qpulib.build(self.client, builder, needs["builder"].facts["image"], data, source, self.config, tar, log)
+            cross = role == "builder"
+            qpulib.build(self.client, builder, image_id, data, source, self.config, tar, log, cross=cross)
             _unpack(tar, self.libqpu_stage)
             warnings = (
                 f"the image holds upstream QPULib ({variant.label}) in our libqpu's place: it has no qpu-info and no "
@@ -457,7 +489,7 @@ class Flow:
                 "recipe": data.fingerprint(),
                 "driver": driver_fingerprint("qpulib"),
             },
-            needs=("builder",),
+            needs=(role,),
             action=action,
             missing=lambda _: "" if self.libqpu_stage.is_dir() else "its folder is gone",
         )
@@ -465,11 +497,12 @@ class Flow:
     def _own(self) -> Step:
         data = recipe.load("libqpu")
         tar = self.root / "libqpu.tar"
+        role = self._library_role
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            builder = self.config.image_reference("builder")
+            builder, image_id = self.config.image_reference(role), needs[role].facts["image"]
             log = self.log("libqpu")
-            libqpu.build(self.client, builder, needs["builder"].facts["image"], data, self.config, tar, log)
+            libqpu.build(self.client, builder, image_id, data, self.config, tar, log, cross=role == "builder")
             _unpack(tar, self.libqpu_stage)
             return Made((tar,), facts={"prefix": data.settings["prefix"], "own": True, "library": "libqpu"})
 
@@ -477,7 +510,7 @@ class Flow:
             name="libqpu",
             title=data.title,
             inputs={"library": "local", "sources": data.fingerprint(), "driver": driver_fingerprint("libqpu")},
-            needs=("builder",),
+            needs=(role,),
             action=action,
             missing=lambda _: "" if self.libqpu_stage.is_dir() else "its folder is gone",
         )
@@ -797,23 +830,21 @@ def sources_of(mirror: Manifest) -> tuple[apt.Source, ...]:
 
 
 def _source_record(source: apt.Source) -> dict[str, Any]:
-    return {
-        "pocket": dataclasses.asdict(source.pocket),
-        "uri": source.uri,
-        "components": list(source.components),
-        "keyring": str(source.keyring),
-        "architectures": list(source.architectures),
-    }
+    record = {**dataclasses.asdict(source), "keyring": str(source.keyring)}
+    # What is usual is left out: manifests had not always all of it, and stand for the same products.
+    usual = {item.name: item.default for item in dataclasses.fields(source)}
+    return {name: value for name, value in record.items() if value != usual[name]}
 
 
 def _source(record: Mapping[str, Any]) -> apt.Source:
-    return apt.Source(
-        Pocket(**record["pocket"]),
-        record["uri"],
-        tuple(record["components"]),
-        Path(record["keyring"]),
-        tuple(record["architectures"]),
-    )
+    lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list | tuple)}
+    pocket, keyring = Pocket(**record["pocket"]), Path(record["keyring"])
+    return apt.Source(**{**record, **lists, "pocket": pocket, "keyring": keyring})
+
+
+def _limits(sources: Sequence[apt.Source]) -> str:
+    """Which packages come from archives of which not all do."""
+    return "; ".join(dict.fromkeys(f"{item.archive}: {' '.join(item.only)}" for item in sources if item.only))
 
 
 def _hook_fingerprint() -> str:

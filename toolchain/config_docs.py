@@ -49,6 +49,21 @@ Everything is checked before a task begins. An unknown section or key is refused
 faults are reported at once (exit code 11).
 """
 
+_NOTES = {
+    "image": """\
+Which archive gives what:
+
+- `flavour: raspbian`: roots and shells are Raspbian's, what runs on this PC is Debian's. Raspbian has no kernel: the
+  distribution's is Debian's, which QEMU's machine and a Pi 2 and 3 boot. libqpu and wheels are compiled by Raspbian's
+  own compiler, emulated: it makes ARMv6 code, and Debian's does not. torch's wheel is ARMv7 code, which a Pi 1 cannot
+  run.
+- `kernel: raspberrypi`: kernel and boot firmware come from the Raspberry Pi's archive, and nothing else does; apt in
+  the image keeps to that too (`/etc/apt/preferences.d/pitorch`). It is the kernel of a Pi 2 and 3, or for arm64 that of
+  64 bits; others of that archive come by `extra_packages`.
+- The tests build both from stand-ins of the archives; the real ones have not been built from.
+""",
+}
+
 _TAIL = """\
 ## What is not in invoke.yaml
 
@@ -76,6 +91,8 @@ def render() -> str:
     for item in dataclasses.fields(Config):
         section = sections[item.name]
         parts.append(f"## `{item.name}`\n\n{_purpose(section)}\n\n{_table(item.name, section)}")
+        if item.name in _NOTES:
+            parts.append(_NOTES[item.name])
     return "\n".join([*parts, _TAIL])
 
 

@@ -1,4 +1,4 @@
-"""libqpu for the target, cross-compiled in the native builder image.
+"""libqpu for the target: cross-compiled in the native builder image, or compiled in the target's development root.
 
 The build tree is kept per builder image, so a changed source recompiles what depends on it and no more. Sources and
 build tree are mounted at fixed paths: the product does not depend on where the checkout lies.
@@ -32,10 +32,19 @@ PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
 
 
 def build(
-    client: docker.DockerClient, builder: str, builder_id: str, recipe: Recipe, config: Config, tar: Path, log: Path
+    client: docker.DockerClient,
+    builder: str,
+    builder_id: str,
+    recipe: Recipe,
+    config: Config,
+    tar: Path,
+    log: Path,
+    *,
+    cross: bool = True,
 ) -> None:
     """Configure, compile and install libqpu, and pack what the target root gets into ``tar``.
 
+    ``builder`` is an image of this PC's architecture with a cross compiler or, without ``cross``, one of the target's.
     Raises CommandFailed with the compiler's last lines.
     """
     target = config.image.target
@@ -48,7 +57,7 @@ def build(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     flags = [f"-D{name}={value}" for name, value in _FLAGS.items()]
-    options = shlex.join([*cross_options(target, prefix), *flags])
+    options = shlex.join([*compile_options(target, prefix, cross=cross), *flags])
     script = " && ".join(
         (
             f"cmake -S /usr/src/libqpu -B /usr/src/build -G Ninja {options}",
@@ -61,7 +70,7 @@ def build(
         client,
         builder,
         ["sh", "-euc", script],
-        architecture=host_architecture(),
+        architecture=host_architecture() if cross else target,
         binds=[
             f"{recipe.folder}:/usr/src/libqpu:ro",
             f"{work / 'tree'}:/usr/src/build:rw",
@@ -75,6 +84,14 @@ def build(
     recipe.require_outputs(installed)
     register(stage, installed, prefix)
     files.pack(stage, tar, epoch=config.image.source_date_epoch)
+
+
+def compile_options(target: Architecture, prefix: str, *, cross: bool) -> list[str]:
+    """CMake's options for where the product will lie and, with ``cross``, for the builder image's cross compiler."""
+    if cross:
+        return cross_options(target, prefix)
+    settings = {"CMAKE_BUILD_TYPE": "Release", "CMAKE_INSTALL_PREFIX": prefix, "CMAKE_INSTALL_LIBDIR": "lib"}
+    return [f"-D{name}={value}" for name, value in settings.items()]
 
 
 def cross_options(target: Architecture, prefix: str) -> list[str]:

@@ -21,7 +21,7 @@ import docker
 
 from images.containers import run_in
 from images.engine import build_environment
-from recipes.libqpu.build import cross_options, register
+from recipes.libqpu.build import compile_options, register
 from recipes.recipe import Recipe
 from toolchain import files, process
 from toolchain.architecture import host_architecture
@@ -214,9 +214,12 @@ def build(
     config: Config,
     tar: Path,
     log: Path,
+    *,
+    cross: bool = True,
 ) -> None:
-    """Cross-compile in the builder image and pack what the target root gets into ``tar``.
+    """Compile in an image and pack what the target root gets into ``tar``.
 
+    ``builder`` is an image of this PC's architecture with a cross compiler or, without ``cross``, one of the target's.
     Raises CommandFailed with the compiler's last lines.
     """
     variant = Variant.of(config)
@@ -228,14 +231,14 @@ def build(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     places = Places(recipe="/usr/src/recipe", source="/usr/src/qpulib", tree="/usr/src/build", stage="/usr/src/stage")
-    options = cross_options(config.image.target, recipe.settings["prefix"])
+    options = compile_options(config.image.target, recipe.settings["prefix"], cross=cross)
     lines = [shlex.join(argv) for argv in commands(places, variant, jobs=compile_jobs(config.build), options=options)]
     lines.append(f"chown -R {work.stat().st_uid}:{work.stat().st_gid} {places.stage} {places.tree}")
     run_in(
         client,
         builder,
         ["sh", "-euc", " && ".join(lines)],
-        architecture=host_architecture(),
+        architecture=host_architecture() if cross else config.image.target,
         binds=[
             f"{recipe.folder}:{places.recipe}:ro",
             f"{checkout.folder.resolve()}:{places.source}:ro",

@@ -1,4 +1,4 @@
-"""torch's source: the distribution's source package (default), or upstream's tag.
+"""torch's source: Debian's source package (default), or upstream's tag.
 
 The package is fetched by apt from the mirror that the images come from: its signature chain (signed index → Sources →
 description → archives) is verified, and the description's SHA-256 is pinned in the recipe on top. The archives are
@@ -79,7 +79,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
         with files.scratch_folder(folder, package) as scratch:
             fetched = scratch / "fetched"
             fetched.mkdir()
-            main = tuple(item for item in sources if item.pocket.name == "main")
+            main = tuple(item for item in sources if item.pocket.name == "main" and item.archive == "debian")
             apt.fetch_source(main or sources, package, version, fetched, log)
             files.remove(place)
             fetched.rename(place)

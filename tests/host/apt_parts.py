@@ -52,12 +52,10 @@ Checksums-Sha256:
 """
 
 
-class Archive:
-    """A small archive: three pockets, each with a signed index."""
+class Key:
+    """A key that signs indices and is thrown away: in ``folder``, armoured and as a keyring."""
 
-    def __init__(self, folder: Path, *, label: str = "") -> None:
-        self.folder = folder
-        self.label = label
+    def __init__(self, folder: Path) -> None:
         self.home = folder / "gpg"
         self.home.mkdir(mode=0o700)
         self.keyring = folder / "archive.gpg"
@@ -72,6 +70,26 @@ class Archive:
             for line in run([*quiet, "--with-colons", "--list-keys"]).output.splitlines()
             if line.startswith("fpr:")
         )
+
+    def clearsign(self, plain: Path, signed: Path) -> None:
+        """Sign a file."""
+        run([*self._gpg, "--yes", "--clearsign", "--output", signed, plain])
+
+    def close(self) -> None:
+        """End the agent that gpg leaves behind for each home."""
+        run(["gpgconf", "--homedir", self.home, "--kill", "all"])
+
+
+class Archive:
+    """A small archive: three pockets, each with a signed index."""
+
+    def __init__(self, folder: Path, *, label: str = "") -> None:
+        self.folder = folder
+        self.label = label
+        self._key = Key(folder)
+        self.keyring = self._key.keyring
+        self.fingerprint = self._key.fingerprint
+        self.close = self._key.close
         for suite in ("stone", "stone-updates", "stone-security"):
             self.publish(suite)
 
@@ -101,7 +119,7 @@ class Archive:
     def sign(self, suite: str) -> None:
         """Sign a pocket's index as it is."""
         dist = self.folder / "dists" / suite
-        run([*self._gpg, "--yes", "--clearsign", "--output", dist / "InRelease", dist / "Release"])
+        self._key.clearsign(dist / "Release", dist / "InRelease")
 
     def _sources(self) -> str:
         """The index of source packages: one of them, of one file."""
@@ -121,10 +139,6 @@ class Archive:
         """A source that names this archive."""
         pocket = Pocket(name=name, suite=suite, mirror="", also=also)
         return apt.Source(pocket, uri, ("main",), self.keyring, ("armhf",))
-
-    def close(self) -> None:
-        """End the agent that gpg leaves behind for each home."""
-        run(["gpgconf", "--homedir", self.home, "--kill", "all"])
 
 
 @contextlib.contextmanager

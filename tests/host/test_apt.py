@@ -516,10 +516,18 @@ def test_package_lists_follow_suite_and_architecture(suite: str, gcc: str, archi
     assert image.target.kernel_package in packages_for("bootable", image)
     assert f"libpython{load_suite(suite).python}-dev:{architecture}" in packages_for("builder", image)
     assert f"libasan8-{architecture}-cross" in packages_for("not_among_tools", image)
-    raspberry = ImageConfig(suite=suite, kernel="raspberrypi")
-    archive = load_flavour("raspberrypi-kernel", suite)
-    assert set(archive.packages) <= set(packages_for("bootable", raspberry))
-    assert raspberry.target.kernel_package not in packages_for("bootable", raspberry)
+    raspberry = ImageConfig(suite=suite, architecture=architecture, kernel="raspberrypi")
+    kernel = {"armhf": "linux-image-rpi-v7", "arm64": "linux-image-rpi-v8"}[architecture]
+    assert {kernel, "raspi-firmware"} <= {*packages_for("bootable", raspberry)}
+    kernels = [name for name in packages_for("bootable", raspberry) if name.startswith("linux-image")]
+    assert kernels == [kernel]
+
+
+def test_a_raspberry_pi_s_kernel_is_for_its_architectures_alone() -> None:
+    image = {"kernel": "raspberrypi", "architecture": "amd64", "mirror": "http://mirror.example.org/debian"}
+    with pytest.raises(ConfigError, match=r"armhf, arm64 only, found 'amd64'; set image\.kernel: distribution"):
+        apt.sources_for(load_config({"image": image}), Path("/nonexistent"))
+    assert apt.sources_for(load_config({"image": {**image, "profile": "container"}}), Path("/nonexistent"))
 
 
 def test_config_is_not_shared() -> None:

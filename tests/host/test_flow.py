@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 import shutil
@@ -16,7 +18,7 @@ import pytest
 from registry_parts import small_disk
 from wheel_parts import make_wheel
 
-from images import rootfs
+from images import apt, rootfs
 from recipes import flow, main_job
 from recipes.flow import Flow, alone
 from recipes.torch import job as torch_job
@@ -78,6 +80,21 @@ def test_without_the_native_compiler_the_extension_is_built_in_the_development_r
     ]
     assert steps["qpu-ops"] == ("dev", "torch-site", "libqpu")
     assert steps["libqpu"] == ("builder",), "the library is cross-compiled either way"
+
+
+def test_where_the_target_s_compiler_makes_other_code_nothing_is_cross_compiled(tmp_path: Path) -> None:
+    """Debian's makes ARMv7's, which a Pi 1 ends with an illegal instruction."""
+    config = load_config({"image": {"flavour": "raspbian"}, "build": {"folder": str(tmp_path)}})
+    steps = needs_of(config, workbench=True)
+    assert steps["libqpu"] == ("dev",)
+    assert steps["qpu-ops"] == ("dev", "torch-site", "libqpu")
+    upstream = dataclasses.replace(config, qpu=dataclasses.replace(config.qpu, library="upstream"))
+    assert needs_of(upstream)["libqpu"] == ("dev",)
+    with Flow(config) as made, Flow(config_for(tmp_path)) as debian:
+        assert made.compiler().binds() == []
+        assert "Raspbian's own compiler, emulated" in made.own_compiler
+        assert "ARMv6" in made.own_compiler
+        assert (debian.own_compiler, debian.crossed, made.crossed) == ("", True, False)
 
 
 @pytest.mark.parametrize("native_compiler", [True, False])
@@ -232,6 +249,17 @@ def test_a_key_that_is_gone_is_fetched_by_the_step_that_asks_the_mirror(tmp_path
         made.keyrings.mkdir()
         (made.keyrings / "raspbian.gpg").touch()
         assert step.missing(manifest) == ""
+
+
+def test_what_the_mirror_s_manifest_says_of_debian_s_pockets_is_as_ever(tmp_path: Path) -> None:
+    """Its product is by that: with other facts every step that needs it would run anew."""
+    made = apt.sources_for(load_config({"image": {"kernel": "raspberrypi"}}), tmp_path)
+    records = [flow._source_record(item) for item in made]
+    assert {frozenset(item) for item in records[:3]} == {
+        frozenset(("pocket", "uri", "components", "keyring", "architectures"))
+    }
+    assert {*records[3]} > {"archive", "only", "keyring_in_root"}
+    assert tuple(map(flow._source, json.loads(json.dumps(records)))) == made
 
 
 # ------------------------------------------------------------------------------------------ rights

@@ -98,6 +98,14 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
+def test_no_other_archive_than_debian_s_is_asked_for_the_source(package: Package) -> None:
+    """Which Raspbian's and the Raspberry Pi's would have to be, whatever state they are in."""
+    (debian,) = package.sources
+    others = [dataclasses.replace(debian, uri="http://127.0.0.1:1", archive=name) for name in ("raspbian", "else")]
+    package.sources = (*others, debian)
+    assert package.obtain().files
+
+
 @pytest.mark.parametrize("spoil", ["cut short", "changed", "gone"])
 def test_a_damaged_archive_is_fetched_anew(package: Package, warned: list[str], spoil: str) -> None:
     first = package.obtain()
