@@ -335,9 +335,11 @@ def _mmdebstrap(
     log.write_text("")
     extracts = "--variant=extract" in variant
     archives = '"$1/var/cache/apt/archives"'
-    preferences = log.with_suffix(".preferences")
-    preferences.write_text(apt.preferences_text(spec.sources))
-    laid = {"/etc/apt/preferences.d/pitorch": preferences} if preferences.stat().st_size else {}
+    laid: dict[str, Path] = {}
+    if wanted := apt.preferences_text(spec.sources):
+        preferences = log.with_suffix(".preferences")
+        preferences.write_text(wanted)
+        laid["/etc/apt/preferences.d/pitorch"] = preferences
     laid |= {item.keyring_in_root: item.keyring for item in spec.sources if item.keyring_in_root}
     unmount = f"umount {archives}"
     memory_mib = _MEMORY_FOR_TREE_MIB if available_memory_mib() >= 2 * _MEMORY_FOR_TREE_MIB else 0
