@@ -287,10 +287,13 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
                       bool& finite) {
   const std::int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (m == 0 || n == 0 || k == 0) return at::zeros({m, n}, a.options());
+  // In 64 bits: an expanded operand may have more elements than a board has addresses.
   const auto room = [](std::int64_t rows, std::int64_t columns) {
-    return padded(static_cast<std::size_t>(rows * columns));
+    constexpr auto lanes = static_cast<std::int64_t>(block);
+    return (rows * columns + lanes - 1) / lanes * lanes;
   };
-  if (room(m, k) + room(k, n) + room(m, n) > static_cast<std::size_t>(buffer)) {
+  const std::int64_t of_a = room(m, k), of_b = room(k, n), of_result = room(m, n);
+  if (of_a + of_b + of_result > buffer) {
     const auto half = [&](const at::Tensor& x, const at::Tensor& y) {
       return product_of(x, y, qpus, buffer, finite);
     };
@@ -305,7 +308,7 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
   const at::Tensor x = a.contiguous(), y = b.contiguous();
   at::Tensor result = at::empty({m, n}, a.options());
   Session session(buffer);
-  const Vectors shared = session.operands(room(m, k), room(k, n), room(m, n));
+  const Vectors shared = session.operands(of_a, of_b, of_result);
   finite = stage(shared.a, x.const_data_ptr<float>(), x.numel()) && finite;
   finite = stage(shared.b, y.const_data_ptr<float>(), y.numel()) && finite;
   session.run_product(static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), qpus);
