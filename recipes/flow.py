@@ -450,7 +450,7 @@ class Flow:
 
     @property
     def _library_role(self) -> str:
-        """The root that the library is compiled in: the builder where the switch is off too, by its cross compiler."""
+        """Where the library is compiled: in the builder, whether the native compiler is switched off or not."""
         return "dev" if self.own_compiler else "builder"
 
     def _libqpu(self) -> Step:

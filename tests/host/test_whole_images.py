@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import docker
 import pytest
+from stand_in_archives import Package, World
 
 from device import suite
 from images import engine
 from images.containers import run_in
 from nfsroot.export import export
 from recipes import main_job
+from toolchain import process
 from toolchain.config import Config
 from toolchain.files import sha256_of
+from toolchain.manifest import Manifest
 
 pytestmark = [
     *(pytest.mark.expensive, pytest.mark.engine, pytest.mark.emulation, pytest.mark.machine),
@@ -59,6 +63,40 @@ def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
     device = json.loads(result.evidence.read_text())["device"]
     assert device["init"] == "systemd"
     assert "not measured on hardware" in result.report.read_text()
+
+
+def test_a_raspbian_image_is_built_whole_exported_and_boots(
+    workbench: Mapping[str, Manifest], product_config: Config, tmp_path: Path
+) -> None:
+    """Of a stand-in of its archive: Debian's packages in versions of Raspbian's form. The kernel is Debian's own."""
+    assert workbench["dev"].facts["image"]
+    config = in_a_folder_of_its_own(product_config, tmp_path / "build")
+    config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour="raspbian"))
+    archives = product_config.build_root / "archives"
+    debs = {path.name: path for role in ("rootfs", "dev") for path in archives.glob(f"trixie-armhf-{role}/*.deb")}
+    with contextlib.closing(World(tmp_path / "world")) as world:
+        world.raspbian.repack((path for name, path in debs.items() if not name.startswith("linux-image")), "+rpi1")
+        key = {"usr/share/keyrings/raspbian-archive-keyring.gpg": world.raspbian.key.keyring.read_bytes()}
+        world.raspbian.add(Package(name="raspbian-archive-keyring", architecture="all", files=key))
+        with world.serving(debian=False):
+            built = main_job.build_image(config)
+    assert any("Raspbian's own compiler" in warning for warning in built.warnings)
+    with contextlib.closing(engine.connect()) as client:
+        try:
+            export(config)
+            tree = config.nfsroot
+            assert "/usr/share/keyrings/raspbian-archive-keyring.gpg" in (tree / "etc/apt/sources.list").read_text()
+            versions = process.output_of(["dpkg-query", f"--root={tree}", "--show"]).splitlines()
+            others = {line.partition("\t")[0] for line in versions if not line.endswith("+rpi1")}
+            assert {name for name in others if not name.startswith("linux-image")} == {
+                *("debian-archive-keyring", "raspbian-archive-keyring")
+            }
+            result = suite.test_on_pi(config, qemu=True, timing=False)
+        finally:
+            for role in ("system", "base", "dev", "rootfs", "builder"):
+                with contextlib.suppress(docker.errors.ImageNotFound):
+                    client.images.remove(config.image_reference(role), force=True)
+    assert result.ok, result.summary()
 
 
 def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
