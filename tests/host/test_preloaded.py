@@ -23,7 +23,7 @@ class Board:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.runtime = folder / "run"
+        self.runtime = folder / ("a runtime folder of more than the hundred bytes that an address has " + "x" * 60)
         self.modules = folder / "modules"
         self.imports = folder / "imports"
         for made in (self.runtime, self.modules):

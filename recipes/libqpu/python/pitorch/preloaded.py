@@ -162,10 +162,21 @@ def _connected(modules: Sequence[str], idle_s: float, why: str) -> socket.socket
 
 def _reached(link: socket.socket, folder: Path) -> bool:
     try:
-        link.connect(str(folder / "socket"))
+        with _short(folder) as path:
+            link.connect(path)
     except OSError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def _short(folder: Path) -> Iterator[str]:
+    """A path of the socket that fits into an address of 107 bytes (unix(7)), however long the folder's name is."""
+    number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{number}/socket"
+    finally:
+        os.close(number)
 
 
 def _start(folder: Path, modules: Sequence[str], idle_s: float, why: str) -> None:
@@ -176,7 +187,8 @@ def _start(folder: Path, modules: Sequence[str], idle_s: float, why: str) -> Non
     path.unlink(missing_ok=True)
     reader, writer = os.pipe()
     with _link() as listener, (folder / "log").open("w+") as log, os.fdopen(reader) as told:
-        listener.bind(str(path))
+        with _short(folder) as short:
+            listener.bind(short)
         listener.listen()
         words = ["--serve", str(listener.fileno()), str(writer), str(path), str(idle_s), *modules]
         try:
