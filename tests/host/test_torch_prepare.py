@@ -207,7 +207,7 @@ def test_our_patches_fit_upstreams_own_tree(room: Room, built: Built, product_co
     room.empty()
     for folder in (room.source, room.patches):
         shutil.rmtree(folder)
-    shutil.copytree(fetched.folder, room.source)
+    shutil.copytree(fetched.folder, room.source, symlinks=True)
     patches = PREPARE.parents[1] / "patches"
     shutil.copytree(patches, room.patches)
     done = room.prepare("git")

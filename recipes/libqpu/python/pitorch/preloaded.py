@@ -19,6 +19,7 @@ the script's; 125 where the process could not be started, with the words of what
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import importlib
 import json
@@ -51,6 +52,7 @@ _READ_WHILE_LOADING = (
 )
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _LAST_WORDS_S = 30.0
+_PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!I")
 
 
@@ -269,6 +271,7 @@ class _Kept:
         self._listener, self._path, self._idle_s, self._modules = listener, path, idle_s, list(modules)
         self._environment = _read_while_loading(os.environ)
         self._links: dict[int, socket.socket] = {}
+        self._libc = ctypes.CDLL(None)
         self._open = True
         for name in modules:
             importlib.import_module(name)
@@ -332,6 +335,8 @@ class _Kept:
                 for other in (link, *self._links.values()):
                     other.close()
                 os.setsid()
+                # Its caller hears that this process was killed, and that is the end of the script too.
+                self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
                 for place, number in enumerate(files):
                     os.dup2(number, place)
                 return request
