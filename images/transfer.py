@@ -40,6 +40,12 @@ _MOVING = ("Pushing", "Downloading")
 _HERE_ALREADY = ("Layer already exists", "Mounted from", "Already exists")
 _DONE = (*_HERE_ALREADY, "Pushed", "Download complete", "Pull complete")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_URLS = re.compile(r"""https?://[^\s"']*""", re.IGNORECASE)
+_ADDRESSES = re.compile(
+    r"(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|\[[0-9a-f:.]+\](?::\d+)?"
+    r"|\bsha256:[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{12,}\b",
+    re.IGNORECASE,
+)
 
 
 class EngineReported(Exception):
@@ -167,7 +173,7 @@ def _digest_in(event: Mapping[str, Any], status: str) -> str:
 def explain(message: str, reference: Reference, credentials: Credentials | None) -> UserError:
     """The error that fits what an engine reported about a registry."""
     found = _shortened(message)
-    text = " ".join(message.split()).lower()
+    text = _without_names(message, reference).lower()
 
     def says(*parts: str) -> bool:
         return any(part in text for part in parts)
@@ -199,7 +205,9 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         )
     if says("no space left", "insufficient storage", "disk full", "quota", "upper limit", "exceeds the limit"):
         return full(reference, found)
-    if says("unauthorized", "no basic auth credentials", "denied", "401", "403 forbidden", "authentication required"):
+    if says("unauthorized", "no basic auth credentials", "denied", "403 forbidden", "authentication required"):
+        return refused(reference, credentials, found)
+    if re.search(r"\b401\b", text):
         return refused(reference, credentials, found)
     if says("manifest unknown", "name unknown", "manifest for", "repository name not known", "not found: "):
         return ReferenceNotFound(
@@ -233,6 +241,17 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         found=found,
         mend="look at the registry's log and at the engine's",
     )
+
+
+def _without_names(message: str, reference: Reference) -> str:
+    """A message in one line without addresses, digests and the image's own name.
+
+    Their letters and digits say nothing of the fault: a port may have 401 in it, a digest too, a repository "denied".
+    """
+    text = _URLS.sub(" ", " ".join(message.split()))
+    for name in (str(reference), reference.name, reference.api_host, reference.host, reference.repository):
+        text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", " ", text, flags=re.IGNORECASE)
+    return _ADDRESSES.sub(" ", text)
 
 
 def _shortened(message: str) -> str:

@@ -172,6 +172,28 @@ def test_an_engines_words_become_the_error_that_fits(message: str, kind: type[Ex
     assert fault.mend
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ('Put "http://127.0.0.1:44013/v2/denied/eof/manifests/quota": EOF', RegistryBroke),
+        ("Put http://127.0.0.1:44013/v2/denied/eof/manifests/quota: EOF", RegistryBroke),
+        ("read tcp 127.0.0.1:54012->127.0.0.1:44013: read: connection reset by peer", RegistryBroke),
+        ("read tcp [::1]:401->[::1]:44013: use of closed network connection", RegistryBroke),
+        ("write tcp 127.0.0.1:44013: broken pipe, layer sha256:1401" + 60 * "0", RegistryBroke),
+        ("layer 4010aaaabbbb: 24010401-0401-0401-0401-000000000401: unexpected EOF", RegistryBroke),
+        ("manifest for 127.0.0.1:44013/denied/eof:quota not found: manifest unknown", ReferenceNotFound),
+        ("An image does not exist locally with the tag: 127.0.0.1:44013/denied/eof", ReferenceNotFound),
+        ("dial tcp 127.0.0.1:44013: connect: no route to host", RegistryUnreachable),
+        ("127.0.0.1:44013/denied/eof:quota: something nobody has seen before", RegistryFailed),
+        ('Head "http://127.0.0.1:44013/v2/denied/eof/manifests/quota": no basic auth credentials', RegistryRefused),
+        ("unexpected status from PUT request to http://127.0.0.1:44013/v2/: 401", RegistryRefused),
+    ],
+)
+def test_what_a_registry_or_an_image_is_called_says_nothing_of_a_fault(message: str, kind: type[Exception]) -> None:
+    called = Reference(host="127.0.0.1:44013", repository="denied/eof", tag="quota")
+    assert type(transfer.explain(message, called, None)) is kind
+
+
 def test_a_long_message_is_judged_whole_and_shown_with_its_end() -> None:
     message = (
         'failed commit on ref "layer-sha256:0": failed to do request: Put "http://r.example:5000/v2/a/blobs/uploads/1'
