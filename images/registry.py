@@ -31,7 +31,6 @@ from images.reference import Reference, resolve
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import (
-    EngineUnavailable,
     PlatformMismatch,
     ReferenceNotFound,
     RegistryBroke,
@@ -97,7 +96,7 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
     reference = resolve(config, registry=registry, tag=tag)
     name = config.image_reference(_ROLE)
     platform = config.image.target.oci_platform
-    with _engine() as client:
+    with _engine("pushed the image") as client:
         image = _inspect(client, name)
         if image is None:
             raise ReferenceNotFound(
@@ -147,7 +146,7 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
     name = config.image_reference(_ROLE)
     platform = config.image.target.oci_platform
     with (
-        _engine() as client,
+        _engine("pulled the image") as client,
         _session(client, reference, actions="pull", user=_user(config, user)) as (remote, known),
         _digests_for_now(client) as pulled,
     ):
@@ -196,18 +195,13 @@ def _user(config: Config, user: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _engine() -> Iterator[docker.DockerClient]:
+def _engine(doing: str) -> Iterator[docker.DockerClient]:
     stored.require_readable()
     client = engine.connect(timeout_s=_STALL_S)
     try:
         yield client
     except (requests.ConnectionError, urllib3.exceptions.HTTPError) as fault:
-        raise EngineUnavailable(
-            "the Docker engine went away",
-            expected="an engine that stays to the end",
-            found=" ".join(str(fault).split())[:200],
-            mend="./inv doctor, then run the task again",
-        ) from fault
+        raise engine.gone(doing, fault) from fault
     finally:
         client.close()
 

@@ -30,10 +30,11 @@ import requests
 import urllib3.exceptions
 from docker.models.images import Image
 
+from images import engine
 from nfsroot.tree import inside
 from toolchain import process, progress
 from toolchain.architecture import Architecture
-from toolchain.errors import ArtefactMissing, CommandFailed, EngineUnavailable, ImageBuildFailed, PlatformMismatch
+from toolchain.errors import ArtefactMissing, CommandFailed, ImageBuildFailed, PlatformMismatch
 from toolchain.files import remove, scratch_folder
 
 _WHITEOUT = ".wh."
@@ -209,12 +210,7 @@ def _engine_that_stays() -> Iterator[None]:
             mend="look at the engine's log; try again",
         ) from fault
     except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
-        raise EngineUnavailable(
-            "the Docker engine went away while it gave the image",
-            expected="an engine that stays to the end",
-            found=" ".join(str(fault).split())[:200],
-            mend="./inv doctor, then run the task again",
-        ) from fault
+        raise engine.gone("gave the image", fault) from fault
 
 
 def _chunks(image: Image) -> Iterable[bytes]:

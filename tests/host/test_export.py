@@ -674,8 +674,9 @@ def test_an_engine_that_goes_away_while_it_gives_the_image(
     monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     with tempfile.TemporaryDirectory() as folder, relay_that_breaks_off(Path(folder) / "s", 50 << 20):
         monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
-        with pytest.raises(EngineUnavailable, match="went away while it gave the image"):
+        with pytest.raises(EngineUnavailable, match="went away while it gave the image") as caught:
             export(config_for(heavy), destination=tmp_path / "nfsroot")
+    assert caught.value.mend == engine.gone("", caught.value).mend
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 

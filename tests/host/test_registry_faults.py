@@ -296,7 +296,7 @@ def test_an_engine_that_dies_in_mid_push(tmp_path: Path, monkeypatch: pytest.Mon
 
             with contextlib.suppress(OSError), image(other, config.image_reference("system"), (8 * MIB,)):
                 slow.watch = kill
-                with pytest.raises(EngineUnavailable):
+                with pytest.raises(EngineUnavailable, match="went away while it pushed the image"):
                     registry.push(config)
     gc.collect()
 
