@@ -230,9 +230,8 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
 
         labgrid's ``run`` keeps all output until the end. Raises as ``process.run``.
         """
-        words = ["ssh", "-x", *self.ssh_prefix, "-p", str(self.networkservice.port), "-l", self._get_username()]
         return process.run(
-            [*words, self.networkservice.address, "--", f"sh -c {shlex.quote(command)}"],
+            self._argv(command),
             stdin=stdin,
             on_line=on_line,
             limit_s=limit_s,
@@ -240,3 +239,8 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
             check=check,
             merge_stderr=False,
         )
+
+    def _argv(self, command: str) -> list[str]:
+        """The program that has the board's shell run a command."""
+        words = ["ssh", "-x", *self.ssh_prefix, "-p", str(self.networkservice.port), "-l", self._get_username()]
+        return [*words, self.networkservice.address, "--", f"sh -c {shlex.quote(command)}"]
