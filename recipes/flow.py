@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ import docker.errors
 from images import apt, archive, native, probe, rootfs, system
 from images.engine import REFUSED_OR_GONE, connect
 from images.flavour import Pocket, load_suite, packages_for, target_flavour
-from recipes import pyc, recipe, wheels
+from recipes import composed, pyc, recipe, wheels
 from recipes.libqpu import build as libqpu
 from recipes.qpu_ops import target as qpu_ops
 from recipes.qpulib import build as qpulib
@@ -658,11 +657,11 @@ class Flow:
         bootable = self.image.profile == "bootable"
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            layers = _layers({name: made for name, made in needs.items() if name != "torch-site"})
+            layers = composed.layers({name: made for name, made in needs.items() if name != "torch-site"})
             text = system.render(
                 needs["base"].facts["base"],
                 [layer.name for layer in layers],
-                labels=self._labels(needs),
+                labels=composed.labels(self.image, needs),
                 bootable=bootable,
             )
             (self.root / "Dockerfile").write_text(text)
@@ -694,7 +693,7 @@ class Flow:
             inputs={
                 "templates": _templates(),
                 "profile": self.image.profile,
-                "driver": made_by("images/system.py"),
+                "driver": _composing(),
             },
             needs=(
                 *("torch", "torch-site", "rootfs", "base", "libqpu", "qpu-ops"),
@@ -709,7 +708,7 @@ class Flow:
         reference = self.config.image_reference("workbench")
 
         def action(needs: Mapping[str, Manifest]) -> Made:
-            layers = _layers(needs)
+            layers = composed.layers(needs)
             names = [layer.name for layer in layers]
             text = system.render(needs["dev"].facts["image"], names, labels={}, bootable=False)
             loaded = system.build(self.client, reference, text, layers, self.target)
@@ -718,7 +717,7 @@ class Flow:
         return Step(
             name="workbench",
             title="workbench image",
-            inputs={"templates": _templates(), "driver": made_by("images/system.py")},
+            inputs={"templates": _templates(), "driver": _composing()},
             needs=("dev", "torch-site", "libqpu", "qpu-ops"),
             action=action,
             missing=self._image_missing("workbench"),
@@ -782,26 +781,6 @@ class Flow:
             files.pack(stage, tar, epoch=self.image.source_date_epoch)
             files.remove(folder)
             stage.rename(folder)
-
-    def _labels(self, needs: Mapping[str, Manifest]) -> dict[str, str]:
-        left_out = needs["rootfs"].facts.get("left_out")  # absent from manifests that are older than it
-        return {
-            "org.opencontainers.image.title": "pitorch system image",
-            "org.opencontainers.image.base.digest": needs["rootfs"].facts["image"],
-            "pitorch.suite": self.image.suite,
-            "pitorch.architecture": self.image.architecture,
-            "pitorch.libqpu": needs["libqpu"].facts["library"],
-            "pitorch.torch": needs["torch"].facts["version"] or "none",
-            "pitorch.products": json.dumps({name: item.product[:16] for name, item in sorted(needs.items())}),
-            **({system.LEFT_OUT: json.dumps(left_out)} if left_out is not None else {}),
-        }
-
-
-def _layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
-    """What the recipes made, the layers that change least first."""
-    names = [name for name in ("torch-site", "tvm-server", "tvm-ffi", "libqpu", "qpu-ops") if name in needs]
-    made = [needs[name].artefact(".tar") for name in names if needs[name].artefacts]
-    return [system.Layer(item.path.name, item.path) for item in made]
 
 
 def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
@@ -867,6 +846,11 @@ def made_by(*modules: str) -> str:
 def _staging() -> str:
     """SHA-256 of the Python that unpacks and compiles wheels."""
     return files.tree_fingerprint(ROOT / "recipes", "pyc.py", "wheels.py")
+
+
+def _composing() -> str:
+    """SHA-256 of the Python that composes an image of its layers and labels."""
+    return made_by("images/system.py", "recipes/composed.py")
 
 
 def driver_fingerprint(folder: str) -> str:

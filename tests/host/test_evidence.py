@@ -21,6 +21,7 @@ from images.flavour import Pocket
 from images.system import LEFT_OUT, render
 from nfsroot import export, unpack
 from nfsroot.layout import Layout
+from recipes import composed
 from recipes.flow import Flow, _source_record, wheels_in
 from toolchain import checkout
 from toolchain.config import load_config
@@ -439,13 +440,16 @@ def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
     return {name: Manifest(step=name, key="k", inputs={}, facts=found) for name, found in facts.items()}
 
 
-def test_the_image_is_labelled_with_what_was_left_out(flow: Flow) -> None:
-    assert json.loads(flow._labels(needs_of_the_image(left_out=["trixie-security"]))[LEFT_OUT]) == ["trixie-security"]
-    assert flow._labels(needs_of_the_image(left_out=[]))[LEFT_OUT] == "[]"
-    text = render(IMAGE, [], labels=flow._labels(needs_of_the_image(left_out=["trixie-security"])), bootable=True)
+def test_the_image_is_labelled_with_what_was_left_out() -> None:
+    def labels(**rootfs: Any) -> dict[str, str]:
+        return composed.labels(load_config({}).image, needs_of_the_image(**rootfs))
+
+    assert json.loads(labels(left_out=["trixie-security"])[LEFT_OUT]) == ["trixie-security"]
+    assert labels(left_out=[])[LEFT_OUT] == "[]"
+    text = render(IMAGE, [], labels=labels(left_out=["trixie-security"]), bootable=True)
     assert f"{LEFT_OUT}=" + r'"[\"trixie-security\"]"' in [line.strip(" \\") for line in text.splitlines()]
     assert text.count("LABEL ") == 1, "the engine makes a container for each"
-    assert LEFT_OUT not in flow._labels(needs_of_the_image()), "of a root from before it was noted nobody knows"
+    assert LEFT_OUT not in labels(), "of a root from before it was noted nobody knows"
 
 
 def test_the_image_is_made_anew_by_another_set_of_pockets_and_by_nothing_else() -> None:

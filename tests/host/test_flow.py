@@ -133,6 +133,8 @@ MODULES = {
     "images/archive.py": {"builder", "dev", "rootfs", "base"},
     "images/native.py": {"dev"},
     "images/system.py": {"system", "workbench"},
+    "recipes/composed.py": {"system", "workbench"},
+    "recipes/flow.py": set(),
     "images/templates/Dockerfile.j2": set(),
     "toolchain/files.py": {"builder"},
     "toolchain/steps.py": set(),
