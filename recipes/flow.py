@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +38,7 @@ from recipes.qpulib import build as qpulib
 from recipes.torch import resolve
 from recipes.tvm_ffi import kept as tvm_ffi
 from recipes.tvm_server import build as tvm_server
-from toolchain import files, progress
+from toolchain import files, leftovers, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, EngineUnavailable, ServerFailed
@@ -56,6 +55,10 @@ MODULES = ("dot_cpp", "matrix_cpp", "cpu_cpp")
 _SCRATCH = re.compile(r"\.[\w-]+(?:\.tar)?\.(?:[a-z0-9_]{8}|\d+\.scratch)")
 _PART = re.compile(r"\.[\w-]+\.tar\.\d+\.part(?:\.tar)?")
 """Names of what a build writes aside (toolchain.files) in its target's folder."""
+_SCRATCH_IN = {"work": ("probe", "qpu-ops", "tvm-ffi", "wheel"), "mirror": ("pockets",)}
+"""What scratch folders are named after in folders of the target's, where tasks work that are no build too."""
+_SCRATCH_BESIDE = {"archives": ("apt",), "sources": ("apt", "pytorch", "tvm-ffi")}
+"""The same in the folders that builds of all targets share."""
 
 
 class Flow:
@@ -890,23 +893,17 @@ def alone(folder: Path) -> Iterator[None]:
             stack.enter_context(files.held(folder / "lock", taken))
         except PermissionError as fault:
             raise files.belongs_to_another(folder, str(fault)) from fault
-        _tidy(folder)
+        leftovers.clear(_left_in(folder), folder.parent)
         yield
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what builds that were killed left beside their products: who holds the lock wrote none of it."""
-    mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
-    left = [
-        *(path for path in folder.glob(".*.*") if _SCRATCH.fullmatch(path.name) and path.is_dir()),
-        *(path for path in folder.glob(".*.part*") if _PART.fullmatch(path.name) and path.is_file()),
-    ]
-    for path in left:
-        if not os.access(folder, os.W_OK, effective_ids=True) or any(place.is_relative_to(path) for place in mounted):
-            continue
-        size = progress.human_size(files.size_of(path) if path.is_dir() else path.stat().st_size)
-        try:
-            files.remove(path)
-            progress.say(f"    what a killed build left is removed: {path.name} ({size})")
-        except OSError as fault:
-            progress.warn(f"what a killed build left stays: {path} ({size}): {fault}")
+def _left_in(folder: Path) -> Iterator[Path]:
+    """What killed tasks may have left in a target's folder, and in those that all targets share."""
+    yield from (path for path in folder.glob(".*.*") if _SCRATCH.fullmatch(path.name) and path.is_dir())
+    yield from (path for path in folder.glob(".*.part*") if _PART.fullmatch(path.name) and path.is_file())
+    places = {folder / name: prefixes for name, prefixes in _SCRATCH_IN.items()}
+    places |= {folder.parent / name: prefixes for name, prefixes in _SCRATCH_BESIDE.items()}
+    for place, prefixes in places.items():
+        if not place.is_symlink():
+            named = re.compile(rf"\.(?:{'|'.join(prefixes)})\.[a-z0-9_]{{8}}")
+            yield from (path for path in place.glob(".*.*") if named.fullmatch(path.name) and path.is_dir())

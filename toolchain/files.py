@@ -80,13 +80,26 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A folder of our own below ``parent``, removed on any exit."""
+    """A folder of our own below ``parent``, removed on any exit.
+
+    It is held as long as we live: what a killed task left is told from what one works in (toolchain.leftovers).
+    """
     parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{prefix}.", dir=parent))
-    try:
+    with contextlib.ExitStack() as stack:
+        while not _hold(folder := Path(tempfile.mkdtemp(prefix=f".{prefix}.", dir=parent)), stack):
+            continue
+        stack.callback(remove, folder)
         yield folder
-    finally:
-        remove(folder)
+
+
+def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
+    """Hold a new folder, where its file system has locks; false where it was taken for a leftover just before."""
+    with contextlib.suppress(FileNotFoundError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, handle)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    return folder.is_dir()
 
 
 @contextlib.contextmanager

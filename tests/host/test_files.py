@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from registry_parts import small_disk
 
-from toolchain import files
+from toolchain import files, leftovers
 from toolchain.config import ROOT
 from toolchain.errors import DiskFull, ForeignFolder, InUse
 
@@ -134,6 +134,27 @@ def test_a_scratch_folder_is_gone_afterwards_whatever_happens(tmp_path: Path) ->
         fail()
     assert list((tmp_path / "work").iterdir()) == []
     assert tmp_path.is_dir()
+
+
+def test_a_scratch_folder_that_was_taken_for_a_leftover_at_once_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its making and its being held another task may clear it."""
+    made: list[Path] = []
+    make = tempfile.mkdtemp
+
+    def make_and_lose_the_first(prefix: str, dir: Path) -> str:  # noqa: A002 - tempfile's own name
+        made.append(Path(make(prefix=prefix, dir=dir)))
+        if len(made) == 1:
+            leftovers.clear(made, tmp_path)
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose_the_first)
+    with files.scratch_folder(tmp_path, "one") as scratch:
+        assert [path.exists() for path in made] == [False, True]
+        leftovers.clear(made, tmp_path)
+        assert scratch.is_dir()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_removing_takes_files_folders_links_and_nothing(tmp_path: Path) -> None:

@@ -411,12 +411,16 @@ def test_no_root_is_begun_without_root(public: Path) -> None:
 
 KILLED = """
 import os, signal, sys
+from contextlib import ExitStack
 from pathlib import Path
 from recipes.flow import alone
 from toolchain import files
 folder = Path(sys.argv[1])
-with alone(folder), files.scratch_folder(folder, "tools") as tools, files.replacing(folder / "rootfs.tar") as aside:
-    (tools / "large").write_bytes(bytes(5 << 20))
+with alone(folder), files.replacing(folder / "rootfs.tar") as aside, ExitStack() as stack:
+    places = [(folder, "tools"), (folder / "work", "wheel"), (folder / "mirror", "pockets")]
+    places += [(folder.parent / "archives", "apt"), (folder.parent / "sources", "pytorch")]
+    for place, name in places:
+        (stack.enter_context(files.scratch_folder(place, name)) / "large").write_bytes(os.urandom(1 << 20))
     aside.write_text("half")
     aside.with_name(aside.name + ".tar").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -424,23 +428,97 @@ with alone(folder), files.scratch_folder(folder, "tools") as tools, files.replac
 
 
 def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Gigabytes, each time; what others have in the folder stays."""
+    """Gigabytes, each time; what others have in the folders stays."""
     folder = tmp_path / "target"
     ended = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
     (folder / ".rootfs.tar.17.scratch").mkdir()
-    assert len(list(folder.iterdir())) == 5
-    for kept in (".nfsroot.export", ".nfsroot.lock", ".mine", "rootfs.tar", "tools", ".tools.tar", "a.17.part"):
-        (folder / kept).mkdir()
+    assert len(list(folder.iterdir())) == 7
+    theirs = {
+        *(folder / name for name in ("lock", ".nfsroot.export", ".nfsroot.lock", ".mine", "rootfs.tar", "tools")),
+        *(folder / name for name in (".tools.tar", "a.17.part", "work", "mirror")),
+        *(folder / "work" / name for name in ("libqpu-0123456789ab", ".wheel", ".cache.settings", ".wheel.SETTINGS")),
+        *(tmp_path / "archives" / name for name in ("trixie-armhf-rootfs", ".wheel.abcdefgh")),
+    }
+    for kept in theirs:
+        if not kept.exists():
+            kept.mkdir()
     with alone(folder):
-        assert {path.name for path in folder.iterdir()} == {
-            *("lock", ".nfsroot.export", ".nfsroot.lock", ".mine", "rootfs.tar", "tools", ".tools.tar", "a.17.part"),
-        }
-    said = capsys.readouterr().err
-    assert said.count("what a killed build left is removed: .") == 4
-    assert re.search(r"\.tools\.\w{8} \(5\.0 MiB\)", said)
+        left = {path for place in (folder, folder / "work", tmp_path / "archives") for path in place.iterdir()}
+        assert left == theirs
+        assert [*(folder / "mirror").iterdir(), *(tmp_path / "sources").iterdir()] == []
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r" *what killed tasks left is removed: (\S+, ){2}\S+ and 5 more \(5\.0 MiB\)", said), said
     with alone(folder):
         assert capsys.readouterr().err == ""
+
+
+def test_what_others_work_in_is_no_leftover(tmp_path: Path) -> None:
+    """A build of another target, a wheel's, an export: none of them holds this target's lock."""
+    folder = tmp_path / "target"
+    with (
+        files.scratch_folder(folder / "work", "wheel") as wheel,
+        files.scratch_folder(tmp_path / "archives", "apt") as packages,
+        files.scratch_folder(folder, "overlay") as layers,
+        alone(folder),
+    ):
+        assert all(path.is_dir() for path in (wheel, packages, layers))
+    assert [path for place in ("target", "target/work", "archives") for path in (tmp_path / place).glob(".*")] == []
+
+
+@pytest.mark.parametrize("way", ["place", "word", "file"])
+def test_what_programs_of_a_killed_task_work_in_is_no_leftover_before_they_end(tmp_path: Path, way: str) -> None:
+    place = tmp_path / "target" / "work" / ".wheel.abcdefgh"
+    place.mkdir(parents=True)
+    (place / "file").touch()
+    words = ["sh", "-c", "echo; read x", *([f"Dir::Log={place}"] if way == "word" else [])]
+    with (
+        (place / "file").open() as opened,
+        subprocess.Popen(
+            words,
+            cwd=place if way == "place" else None,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=opened if way == "file" else None,
+        ) as running,
+    ):
+        opened.close()
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"\n"
+        with alone(tmp_path / "target"):
+            assert (place / "file").exists()
+        running.communicate(b"\n")
+    with alone(tmp_path / "target"):
+        assert not place.exists()
+
+
+def test_leftovers_are_not_looked_for_behind_links(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / ".wheel.abcdefgh"
+    elsewhere.mkdir(parents=True)
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "work").symlink_to(elsewhere.parent)
+    (folder / ".tools.abcdefgh").symlink_to(elsewhere)
+    with alone(folder):
+        pass
+    (folder / "work").unlink()
+    (folder / "work").mkdir()
+    (folder / "work" / ".wheel.abcdefgh").symlink_to(elsewhere)
+    with alone(folder):
+        assert (folder / "work" / ".wheel.abcdefgh").is_symlink()
+    assert (folder / ".tools.abcdefgh").is_symlink()
+    assert elsewhere.is_dir()
+
+
+def test_a_mount_below_keeps_a_leftover(tmp_path: Path) -> None:
+    place = tmp_path / "a target" / "work" / ".wheel.abcdefgh"
+    place.mkdir(parents=True)
+    with small_disk(place / "below it", "1m") as disk:
+        (disk / "file").touch()
+        with alone(tmp_path / "a target"):
+            assert (disk / "file").exists()
+    with alone(tmp_path / "a target"):
+        assert not place.exists()
 
 
 def test_what_is_mounted_is_no_leftover(tmp_path: Path) -> None:
