@@ -7,8 +7,10 @@ that ``ADD`` unpacks, the ones that change least first, so that a changed kernel
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import re
 import tarfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,9 @@ LEFT_OUT = "pitorch.left_out"
 """Label: a JSON list of the pockets (by suite) that were left out because their index could not be verified."""
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+_LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
+"""How the engine names what a line of a Dockerfile made, or had made before."""
 
 _INSPECT = """
 import ctypes, importlib, json, platform, subprocess, sys, sysconfig
@@ -73,14 +78,19 @@ def build(
     layers: Sequence[Layer],
     architecture: Architecture,
 ) -> LoadedImage:
-    """Build the image and verify its platform. Raises ImageBuildFailed with the engine's own words."""
+    """Build the image and verify its platform; a build that fails leaves no image without a name.
+
+    Raises ImageBuildFailed with the engine's own words.
+    """
     total = sum(layer.tar.stat().st_size for layer in layers)
     with (
         progress.bar(f"build {reference}", total=total, in_bytes=True) as bar,
         _Context(dockerfile, layers, bar) as context,
+        contextlib.ExitStack() as on_failure,
     ):
         said: list[str] = []
         try:
+            on_failure.callback(_remove_unfinished, client, said, _images_of(client))
             events = client.api.build(
                 fileobj=context,
                 custom_context=True,
@@ -100,7 +110,21 @@ def build(
             raise _failed(reference, str(fault.explanation), []) from fault
         except REFUSED_OR_GONE as fault:
             raise _failed(reference, str(fault), said) from fault
+        on_failure.pop_all()
     return verify(client, reference, architecture)
+
+
+def _images_of(client: docker.DockerClient) -> set[str]:
+    """The engine's images, those between two lines of a Dockerfile too: ids, as short as a build tells them."""
+    return {str(name).removeprefix("sha256:")[:12] for name in client.api.images(quiet=True, all=True)}
+
+
+def _remove_unfinished(client: docker.DockerClient, said: Sequence[str], before: set[str]) -> None:
+    """Remove what a build that failed has made, each line's image; the others' stay, and what is in use by now."""
+    with contextlib.suppress(*REFUSED_OR_GONE):
+        for name in reversed([found for found in _LINE_MADE.findall("".join(said)) if found not in before]):
+            with contextlib.suppress(docker.errors.APIError):
+                client.api.remove_image(name, noprune=True)
 
 
 def _failed(reference: str, found: str, said: Sequence[str]) -> ImageBuildFailed:

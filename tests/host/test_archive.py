@@ -12,7 +12,7 @@ import docker
 import docker.errors
 import pytest
 
-from images import archive
+from images import archive, system
 from images.archive import Layer
 from images.engine import connect
 from toolchain import files
@@ -104,3 +104,31 @@ def test_containerds_image_store_is_known_by_what_the_engine_tells(told: list[li
             return json.loads(json.dumps({"Driver": "overlay2", "DriverStatus": told}))  # type: ignore[no-any-return]
 
     assert archive.takes_whole_images(Client()) is whole  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------ by a Dockerfile
+
+
+def labelled(client: docker.DockerClient, folder: Path) -> set[str]:
+    """Images that have the label of a test's Dockerfile, and those between two lines of it: ids."""
+    label = {"label": f"pitorch-test.folder={folder}"}
+    return set(client.api.images(quiet=True, all=True, filters=label))
+
+
+def test_a_dockerfile_that_fails_leaves_no_image_without_a_name(engine: docker.DockerClient, tmp_path: Path) -> None:
+    """And takes away none that was there before, of which it may have had the first lines."""
+    layers = [system.Layer(f"{name}.tar", layer(tmp_path, name, file=name).tar.path) for name in ("one", "two")]
+    lines = [f'FROM scratch\nLABEL pitorch-test.folder="{tmp_path}"', "ADD one.tar /", "ADD two.tar /", 'RUN ["/no"]']
+
+    def build(*wanted: str) -> archive.LoadedImage:
+        return system.build(engine, "pitorch-test-archive/lines:1", "\n".join(wanted) + "\n", layers, NATIVE)
+
+    with pytest.raises(ImageBuildFailed, match="the engine did not build"):
+        build(*lines)
+    assert labelled(engine, tmp_path) == set()
+    made = build(*lines[:2])
+    before = labelled(engine, tmp_path)
+    assert made.image_id in before
+    with pytest.raises(ImageBuildFailed, match="the engine did not build"):
+        build(*lines)
+    assert labelled(engine, tmp_path) == before
