@@ -46,6 +46,8 @@ from toolchain.process import output_of, run
 _UPDATE_LIMIT_S = 300.0
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Of an index, as Release and InRelease have them."""
+_FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
+"""What apt puts before why it has not fetched something."""
 
 _NEWER_KEY = (
     "; where it is the archive's key that apt refuses, as Debian 13's does one that is signed by SHA-1 alone, put a "
@@ -302,7 +304,8 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
             if not fault:
                 good.append(source)
                 continue
-            if not strict and (state := _by_its_other_name(source, scratch / str(number), limit_s)):
+            state, why_not = ("", "") if strict else _by_its_other_name(source, scratch / str(number), limit_s)
+            if state:
                 good.append(source)
                 names[source.pocket.suite] = source.pocket.also
                 warnings.append(
@@ -310,15 +313,16 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
                     f"signed index of {state} is whole, by the name {source.pocket.also}, and is taken)"
                 )
                 continue
+            also_not = f"; nor by its other name, {source.pocket.also}: {why_not}" if why_not else ""
             text = (
-                f"pocket {source.pocket.suite} of {source.uri} cannot be verified and is left out: {fault} "
+                f"pocket {source.pocket.suite} of {source.uri} cannot be verified and is left out: {fault}{also_not} "
                 f"(its updates are missing from the image)"
             )
             if strict or source.pocket.name in ("main", "raspberrypi"):
                 raise MirrorPocketUnusable(
                     f"pocket {source.pocket.suite} of {source.uri} cannot be verified",
                     expected="a signed index whose files the mirror has",
-                    found=fault,
+                    found=fault + also_not,
                     mend="try again when the mirror has settled, or set image.mirror"
                     + (_NEWER_KEY.format(source.keyring) if source.keyring_in_root else "")
                     + (" (image.strict makes this an error)" if strict else ""),
@@ -343,22 +347,25 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
     return Verified(tuple(verified), indices, tuple(warnings), names)
 
 
-def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> str:
-    """Update a pocket by its other name; the date of what is now in ``scratch``, as of the pocket's own, or nothing."""
+def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[str, str]:
+    """Update a pocket by its other name; the date of what is now in ``scratch``, as of the pocket's own, or why not.
+
+    Both are empty where it has none.
+    """
     also = source.pocket.also
     if not also:
-        return ""
+        return "", ""
     other = dataclasses.replace(source, pocket=dataclasses.replace(source.pocket, suite=also, also=""))
     files.remove(scratch)
-    if _update(other, scratch, limit_s):
-        return ""
+    if fault := _update(other, scratch, limit_s):
+        return "", _FETCHING.sub("", fault)
     said = _said(scratch)
     # What plays the part by now may be the next release.
-    if said.get("Codename") != source.pocket.suite:
-        return ""
+    if (codename := said.get("Codename", "a release without a name")) != source.pocket.suite:
+        return "", f"that is {codename} by now"
     for path in [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]:
         path.rename(path.with_name(path.name.replace(f"_dists_{also}_", f"_dists_{source.pocket.suite}_")))
-    return said.get("Date", "no date")
+    return said.get("Date", "no date"), ""
 
 
 def _said(scratch: Path) -> dict[str, str]:

@@ -118,7 +118,11 @@ def test_packages_come_from_a_pocket_that_was_taken_by_its_other_name(archive: A
 
 @pytest.mark.parametrize("fault", ["another release", "absent", "stale too"])
 def test_another_name_that_is_of_no_help(archive: Archive, tmp_path: Path, fault: str) -> None:
-    also = {"another release": "sand", "absent": "nowhere", "stale too": "solid"}[fault]
+    also, why = {
+        "another release": ("sand", "that is sand by now"),
+        "absent": ("nowhere", "does not have a Release file"),
+        "stale too": ("solid", "File has unexpected size"),
+    }[fault]
     archive.publish("sand", codename="sand")
     archive.publish("solid", codename="stone")
     archive.make_stale("solid")
@@ -126,9 +130,17 @@ def test_another_name_that_is_of_no_help(archive: Archive, tmp_path: Path, fault
     try:
         with served(archive.folder) as uri, pytest.raises(MirrorPocketUnusable, match="pocket stone of") as caught:
             apt.verify((archive.source("stone", uri, "main", also=also),), tmp_path, strict=False)
+        with served(archive.folder) as uri:
+            wanted = (archive.source("stone-updates", uri, "main"), archive.source("stone", uri, "updates", also=also))
+            (warning,) = apt.verify(wanted, tmp_path / "updates", strict=False).warnings
     finally:
         archive.publish("stone")
-    assert "/dists/stone/" in str(caught.value.found), "of the name that was asked for"
+    for said in (str(caught.value.found), warning):
+        of_its_own, _, of_the_other = said.partition(f"; nor by its other name, {also}: ")
+        assert "/dists/stone/" in of_its_own
+        assert why in of_the_other
+        assert "Failed to fetch" not in of_the_other, "shortly"
+    assert "left out" in warning
     assert not (tmp_path / "lists").exists()
 
 
