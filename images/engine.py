@@ -22,10 +22,12 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +39,7 @@ import docker.errors
 import requests
 import urllib3.exceptions
 from docker.context import ContextAPI
-from docker.context.config import get_current_context_name
+from docker.context.config import get_current_context_name, get_meta_file, get_tls_dir
 
 from toolchain import caller, process, progress
 from toolchain.config import Config
@@ -65,6 +67,9 @@ REFUSED_OR_GONE = (
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
 """What requests and pip say when the proxy speaks SOCKS and PySocks is not installed."""
 SOCKS_MEND = "name an HTTP proxy in http_proxy and https_proxy, or install PySocks into .venv from a file"
+
+_ABOUT_TLS = re.compile(r"HTTPS server|\bSSL|\bTLS|certificate")
+"""What errors say where one side speaks TLS and the other does not, or does not let it in."""
 
 _START_LIMIT_S = 60.0
 _SYSTEMD_LIMIT_S = 120.0
@@ -147,6 +152,15 @@ class ProcessRecord:
         return ProcessRecord.of(self.pid) == self
 
 
+class _ContextTls(docker.TLSConfig):
+    """A context's TLS, whatever certificates the environment names for programs at large."""
+
+    def configure_client(self, client: Any) -> None:
+        super().configure_client(client)
+        # requests takes REQUESTS_CA_BUNDLE for better than a session's own setting.
+        client.trust_env = bool(self.verify and not self.ca_cert)
+
+
 class Chosen(NamedTuple):
     """The engine that the user chose; without a host it is this machine's own."""
 
@@ -154,6 +168,10 @@ class Chosen(NamedTuple):
     by: str = "DOCKER_HOST"
     undo: str = "unset DOCKER_HOST"
     """What to type to have it as if nothing was chosen."""
+    context: str = ""
+    """The name of docker's context, where one chose it."""
+    tls: docker.TLSConfig | None = None
+    """How a context wants the engine to be spoken to; for the others the environment says."""
 
 
 def chosen() -> Chosen:
@@ -179,7 +197,51 @@ def chosen() -> Chosen:
             found=found,
             mend=f"{undo}, or make it: docker context create {name}",
         )
-    return Chosen(host.removeprefix("http+"), by, undo)  # as docker-py writes a socket's address
+    host = host.removeprefix("http+")  # as docker-py writes a socket's address
+    return Chosen(host, by, undo, name, _tls_of(name, host, undo))
+
+
+def _tls_of(name: str, host: str, undo: str) -> docker.TLSConfig | None:
+    """TLS as the docker program has it for a context: with those of the three files that there are, or without any."""
+    if not host.startswith("tcp://"):
+        return None
+    files = {part: _tls_folder(name) / f"{part}.pem" for part in ("ca", "cert", "key")}
+    try:
+        # docker-py's own reading wants all three, and takes a setting that is not there for true.
+        endpoint = json.loads(Path(get_meta_file(name)).read_text())["Endpoints"]["docker"]
+        unverified = bool(endpoint.get("SkipTLSVerify", False))
+        there = [part for part, path in files.items() if path.is_file()]
+        for part in there:
+            files[part].open("rb").close()
+        missing = {"cert", "key"} - {*there} if {"cert", "key"} & {*there} else set()
+        found = f"no {' and '.join(f'{part}.pem' for part in sorted(missing))}" if missing else ""
+    except OSError as fault:
+        found = str(fault)
+    if found:
+        raise EngineConfigUnusable(
+            f"the TLS files of docker's context {name} are of no use",
+            expected=f"cert.pem and key.pem, a pair that can be read, in {_tls_folder(name)}",
+            found=found,
+            mend=f"{_tls_mend(name, host)}, or {undo}",
+        )
+    if not there and not unverified:
+        return None
+    if unverified:
+        machine = re.escape(urlsplit(host).hostname or "")
+        warnings.filterwarnings("ignore", f"Unverified HTTPS request is being made to host '{machine}'")
+    return _ContextTls(
+        client_cert=(str(files["cert"]), str(files["key"])) if "cert" in there else None,
+        ca_cert=str(files["ca"]) if "ca" in there else None,
+        verify=not unverified,
+    )
+
+
+def _tls_folder(name: str) -> Path:
+    return Path(get_tls_dir(name, "docker"))
+
+
+def _tls_mend(name: str, host: str) -> str:
+    return f"docker context update {name} --docker host={host},ca=CA.pem,cert=CERT.pem,key=KEY.pem"
 
 
 def _chosen_at(address: str) -> Chosen:
@@ -211,12 +273,12 @@ def ensure_daemon(daemon: Daemon, *, host: str = "") -> EngineInfo:
     """``ensure_running`` for a given daemon; ``host`` is what the user chose."""
     wanted = host or daemon.host
     if name := elsewhere(wanted):
-        _, by, undo = _chosen_at(wanted)
+        chooser = _chosen_at(wanted)
         raise EngineUnavailable(
-            f"the Docker engine that {by} names runs on another machine",
+            f"the Docker engine that {chooser.by} names runs on another machine",
             expected="an engine of this machine: a build mounts folders of its own machine into containers",
             found=f"{name}, which is no address of this machine",
-            mend=f"{undo}, or run ./inv on that machine",
+            mend=f"{chooser.undo}, or run ./inv on that machine",
         )
     with contextlib.suppress(EngineUnavailable):
         return _describe(wanted, daemon)
@@ -339,7 +401,11 @@ def build_network(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _client(address: str, timeout_s: float) -> docker.DockerClient:
-    """A client whose engine has answered. TLS settings come from the environment, as for the docker program."""
+    """A client whose engine has answered.
+
+    TLS settings come from the context that names it, else from the environment, as for the docker program.
+    """
+    chooser = _chosen_at(address)
     try:
         if address.startswith("unix://"):
             # docker-py leaves its socket open when nobody listens: knock first.
@@ -347,6 +413,8 @@ def _client(address: str, timeout_s: float) -> docker.DockerClient:
                 knock.settimeout(timeout_s)
                 knock.connect(str(_socket_path(address)))
         # It negotiates the API version, so it asks the engine at once.
+        if chooser.context:
+            return docker.DockerClient(base_url=address, tls=chooser.tls or False, timeout=int(timeout_s))
         return docker.from_env(timeout=int(timeout_s), environment={**os.environ, "DOCKER_HOST": address})
     except (docker.errors.InvalidConfigFile, AttributeError) as fault:  # docker-py takes the file's shape for granted
         raise EngineConfigUnusable(
@@ -356,6 +424,14 @@ def _client(address: str, timeout_s: float) -> docker.DockerClient:
             mend="repair or remove that file",
         ) from fault
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as fault:
+        if chooser.context and _ABOUT_TLS.search(str(fault)):
+            raise EngineConfigUnusable(
+                f"the engine of docker's context {chooser.context} and its TLS files do not fit together",
+                expected=f"ca.pem of who signed its certificate, cert.pem and key.pem that it lets in, in "
+                f"{_tls_folder(chooser.context)}",
+                found=_reason(fault),
+                mend=f"{_tls_mend(chooser.context, address)}, or {chooser.undo}",
+            ) from fault
         raise _unavailable(fault, address) from fault
 
 
@@ -383,7 +459,7 @@ def _describe(address: str, daemon: Daemon) -> EngineInfo:
 
 def _unavailable(fault: BaseException | None, address: str) -> EngineUnavailable:
     """The error that fits what can be seen of the address."""
-    given, by, undo = _chosen_at(address)
+    chooser = _chosen_at(address)
     expected = f"an engine that answers at {address}"
     if _closed_to_us(address):
         path = _socket_path(address)
@@ -393,12 +469,12 @@ def _unavailable(fault: BaseException | None, address: str) -> EngineUnavailable
             found=f"{path} belongs to group {_group_of(path)}, of which you are not a member",
             mend=f"sudo usermod -aG {_group_of(path)} $USER, then log in again",
         )
-    if given and given == address != DEFAULT_HOST:
+    if chooser.host and chooser.host == address != DEFAULT_HOST:
         return EngineUnavailable(
-            f"the Docker engine that {by} names does not answer",
+            f"the Docker engine that {chooser.by} names does not answer",
             expected=expected,
             found=_reason(fault),
-            mend=f"start that engine, or {undo} to use this machine's own",
+            mend=f"start that engine, or {chooser.undo} to use this machine's own",
         )
     return EngineUnavailable(
         "no Docker engine answers",

@@ -215,13 +215,13 @@ def _started_here(daemon: engine.Daemon) -> int:
 
 
 def _refuse_elsewhere() -> None:
-    host, by, undo = engine.chosen()
-    if host and not host.startswith("unix://"):
+    chosen = engine.chosen()
+    if chosen.host and not chosen.host.startswith("unix://"):
         raise EngineConfigUnusable(
             "the engine runs on another machine, and so does its configuration",
             expected="an engine of this machine",
-            found=f"{host}, by {by}",
-            mend=f"run this task there, or {undo}",
+            found=f"{chosen.host}, by {chosen.by}",
+            mend=f"run this task there, or {chosen.undo}",
         )
 
 

@@ -74,8 +74,8 @@ that `./inv` starts where there is no systemd (docker.service has its own settin
 first two. A SOCKS proxy (`socks5h://`) serves apt and git; pip and registries need an HTTP proxy, or on this PC \
 PySocks in `.venv` |
 | `SOURCE_DATE_EPOCH` | newest time stamp in images, where `image.source_date_epoch` is not set |
-| `DOCKER_HOST` | the engine to use; unset: that of docker's current context (`DOCKER_CONTEXT`). Builds want one of \
-this machine, whose folders they mount |
+| `DOCKER_HOST` | the engine to use; unset: that of docker's current context (`DOCKER_CONTEXT`), with its TLS files. \
+Builds want one of this machine, whose folders they mount |
 | `PITORCH_SKIP_APT=1` | `./inv` installs no host packages as long as it is set: they are someone else's care |
 | `PITORCH_PYTHON` | the Python that `./inv` makes `.venv` with, instead of `/usr/bin/python3` |
 | `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the tasks of artefacts; never on the command line |

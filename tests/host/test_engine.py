@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
@@ -18,11 +19,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import docker
 import pytest
 from docker.context import ContextAPI
+from registry_parts import make_certificate
 from spare_bridge import spare_bridge
 
 from images import archive, doctor, engine, probe, system
@@ -188,6 +191,77 @@ def test_a_context_that_is_of_no_use_is_told(contexts: Path, damage: str | None,
         engine.connect()
     assert found in caught.value.found
     assert "docker context use default" in caught.value.mend
+
+
+@pytest.fixture
+def tls_daemon(daemon: engine.Daemon, tmp_path: Path) -> tuple[str, dict[str, Path]]:
+    """The address of an engine that lets in those alone who have its certificate; the files for that."""
+    certificate, key = make_certificate(tmp_path, "127.0.0.1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    options = ["--tlsverify", f"--tlscacert={certificate}", f"--tlscert={certificate}", f"--tlskey={key}"]
+    engine.ensure_daemon(dataclasses.replace(daemon, options=(*daemon.options, f"--host={address}", *options)))
+    return address, {"ca": certificate, "cert": certificate, "key": key}
+
+
+def make_context(name: str, **settings: object) -> None:
+    """By the docker program."""
+    if shutil.which("docker") is None:
+        pytest.skip("the docker program is not installed")
+    given = ",".join(f"{key.replace('_', '-')}={value}" for key, value in settings.items())
+    subprocess.run(["docker", "context", "create", name, f"--docker={given}"], check=True, capture_output=True)
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_a_contexts_tls_files_are_those_of_the_docker_program(
+    tls_daemon: tuple[str, dict[str, Path]], contexts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, files_of = tls_daemon
+    (tmp_path / "other").mkdir()
+    other, _ = make_certificate(tmp_path / "other", "127.0.0.1")
+    make_context("mine", host=address, **files_of)
+    make_context("unverified", host=address, **{**files_of, "ca": other}, skip_tls_verify="true")
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path / "of no context"))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(other))
+    for name in ("mine", "unverified"):
+        monkeypatch.setenv("DOCKER_CONTEXT", name)
+        with contextlib.closing(engine.connect()) as client:
+            assert client.info()["Driver"] == "vfs"
+        info = engine.ensure_running(Config(build=BuildConfig(folder=contexts)))
+        assert (info.address, info.storage_driver) == (address, "vfs")
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_a_contexts_tls_files_that_do_not_serve_are_told(
+    tls_daemon: tuple[str, dict[str, Path]], contexts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, files_of = tls_daemon
+    (tmp_path / "other").mkdir()
+    other, _ = make_certificate(tmp_path / "other", "127.0.0.1")
+    make_context("anothers", host=address, **{**files_of, "ca": other})
+    make_context("stranger", host=address, ca=files_of["ca"])
+    make_context("none", host=address)
+    make_context("half", host=address, **files_of)
+    (half,) = (path for path in contexts.rglob("key.pem") if sha256(b"half").hexdigest() in str(path))
+    half.unlink()
+    for name, found in (
+        ("anothers", "CERTIFICATE_VERIFY_FAILED"),
+        ("stranger", "certificate"),
+        ("none", "HTTPS server"),
+        ("half", "no key.pem"),
+    ):
+        monkeypatch.setenv("DOCKER_CONTEXT", name)
+        for task in (engine.connect, lambda: engine.ensure_running(Config(build=BuildConfig(folder=contexts)))):
+            with pytest.raises(EngineConfigUnusable, match=f"docker's context {name} ") as caught:
+                task()
+            assert found in caught.value.found
+            assert f"docker context update {name} --docker host={address},ca=" in caught.value.mend
+            assert "unset DOCKER_CONTEXT" in caught.value.mend
+            assert sha256(name.encode()).hexdigest() in caught.value.expected
 
 
 @pytest.mark.engine
