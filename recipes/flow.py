@@ -326,12 +326,7 @@ class Flow:
                 progress.warn(warning)
                 return Made(facts={"wheel": "", "version": ""}, warnings=(warning,))
             progress.say(f"    torch {found.version}: {found.reason}")
-            if less := target_flavour(self.image).compiles_for:
-                warning = (
-                    f"torch's wheel is no {less} code: where there is no more than that, on a Pi 1, it does not run"
-                )
-                progress.warn(warning)
-                found = dataclasses.replace(found, warnings=(*found.warnings, warning))
+            found = dataclasses.replace(found, warnings=(*found.warnings, *self._cross_compiled("torch's wheel")))
             facts = {
                 "wheel": str(found.wheel),
                 "version": found.version,
@@ -614,7 +609,8 @@ class Flow:
             progress.say(f"    {wheel.name}: {origin}")
             self._stage_wheel(wheel, self.root / "tvm-ffi-site", tar)
             measured = {"size": wheel.stat().st_size, "sha256": files.sha256_of(wheel)}
-            return Made((tar,), facts={"wheel": wheel.name, "from": origin, **measured})
+            facts = {"wheel": wheel.name, "from": origin, **measured}
+            return Made((tar,), facts, self._cross_compiled("the wheel of TVM's FFI"))
 
         return Step(
             name="tvm-ffi",
@@ -744,6 +740,14 @@ class Flow:
 
     def _with_tools(self, spec: rootfs.RootSpec) -> rootfs.RootSpec:
         return rootfs.with_tools(spec, self.tools)
+
+    def _cross_compiled(self, wheel: str) -> tuple[str, ...]:
+        """The warning, which is shown too, where Debian's cross compiler made more than the target may have."""
+        if not (less := target_flavour(self.image).compiles_for):
+            return ()
+        warning = f"{wheel} is no {less} code: where there is no more than that, on a Pi 1, it does not run"
+        progress.warn(warning)
+        return (warning,)
 
     def _require_execution(self) -> None:
         if self.target != self.native and self.target.debian in probe.PROGRAMS:

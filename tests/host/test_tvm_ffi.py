@@ -37,6 +37,7 @@ from toolchain.errors import (
     SourceUnavailable,
     WheelUnusable,
 )
+from toolchain.steps import Made, Pipeline, Step
 
 TRIXIE = load_suite("trixie")
 DATA = recipe.load("tvm_ffi")
@@ -277,6 +278,27 @@ def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> Non
     assert list(steps)[-1] == "system"
     if wanted:
         assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it imports that"
+
+
+@pytest.mark.parametrize(("flavour", "warned"), [("debian", False), ("raspbian", True)])
+def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
+) -> None:
+    """As of torch's wheel; each in the step's manifest, for every later run."""
+    fitting(tmp_path / "w")
+    make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
+    config = configured(tmp_path, ffi_in_image=True)
+    config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour=flavour))
+    with Flow(config) as flow:
+        wanted = [step for step in flow.pipeline().steps if step.name in ("torch", "tvm-ffi")]
+        tools = Step(name="tools", title="native tools", inputs={}, action=lambda _: Made())  # it has no module
+        pipeline = Pipeline(flow.root, (tools, *wanted))
+        _, *manifests = pipeline.execute(pipeline.plan())
+    shown = " ".join(capsys.readouterr().err.split())
+    for wheel, manifest in zip(("torch's wheel", "the wheel of TVM's FFI"), manifests, strict=True):
+        told = f"{wheel} is no ARMv6 code: where there is no more than that, on a Pi 1, it does not run"
+        assert (told in shown) == warned
+        assert (told in manifest.warnings) == warned
 
 
 def test_a_team_shares_it(tmp_path: Path) -> None:
