@@ -9,7 +9,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import free_port, small_disk
+from registry_parts import small_disk
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from images.containers import run_in
@@ -28,6 +28,7 @@ from toolchain.errors import (
     UserError,
     WheelUnusable,
 )
+from toolchain.ports import free_port
 
 SETUP = """\
 from setuptools import Extension, setup

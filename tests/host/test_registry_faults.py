@@ -28,7 +28,6 @@ from registry_parts import (
     config_for,
     engine_client,
     forget,
-    free_port,
     image,
     make_certificate,
     need,
@@ -57,6 +56,7 @@ from toolchain.errors import (
     RegistryUntrusted,
     UserError,
 )
+from toolchain.ports import free_port
 
 pytestmark = pytest.mark.engine
 

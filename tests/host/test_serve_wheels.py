@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 import requests
-from registry_parts import free_port
 from test_torch_wheel import a_wheel
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
@@ -33,6 +32,7 @@ from recipes.tvm_ffi import kept as tvm_ffi
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed, UserError
+from toolchain.ports import free_port
 
 TORCH = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
 
