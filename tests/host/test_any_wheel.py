@@ -321,6 +321,20 @@ APT_SAYS = {
         "E: Failed to fetch http://a.invalid/x.deb\nE: write (28: No space left on device)\n", DiskFull, "no room for"
     ),
     "anything else": ("E: Sub-process dpkg returned an error code (1)\n", CommandFailed, "cannot be installed"),
+    "tried again with success": (
+        "Ign:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2\n"
+        "  Could not connect to a.invalid:80\n"
+        "Get:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2 [50.0 kB]\n"
+        "E: Sub-process dpkg returned an error code (1)\n",
+        CommandFailed,
+        "cannot be installed",
+    ),
+    "words of a package's script": (
+        "Could not connect to the message bus: Failed to fetch its address\nUnable to locate package data\n"
+        "E: Sub-process dpkg returned an error code (1)\n",
+        CommandFailed,
+        "cannot be installed",
+    ),
 }  # fmt: skip
 
 
