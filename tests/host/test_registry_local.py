@@ -189,7 +189,7 @@ def test_it_listens_where_the_configuration_says(tmp_path: Path, host: str) -> N
             probe.bind((bare, 0))
         except OSError as fault:
             pytest.skip(f"needs the address {host}: {fault}")
-        port = probe.getsockname()[1]
+    port = free_port(bare)
     config = config_for(tmp_path, f"{host}:{port}")
     running = local_registry.up(config)
     try:
