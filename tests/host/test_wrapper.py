@@ -728,7 +728,7 @@ def test_an_engine_is_known_by_its_answer(checkout: Checkout, listens: bool) -> 
     checkout.packages.write_text("pitorch-no-such-package   no-engine   is asked for by a test\n")
     serve = (
         "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind('/run/docker.sock'); s.listen(); "
-        "print(flush=True); time.sleep(60)"
+        "print(flush=True); time.sleep(600)"
     )
     script = "\n".join(
         [
