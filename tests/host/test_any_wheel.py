@@ -457,6 +457,7 @@ def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
 
 @pytest.mark.engine
 @pytest.mark.emulation
+@pytest.mark.timeout(1800)
 def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
     built: main_job.Built, client: docker.DockerClient, own_wheelhouse: Config, tmp_path: Path
 ) -> None:

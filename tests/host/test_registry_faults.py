@@ -461,7 +461,7 @@ def test_a_registry_that_stays_dead_ends_in_one_error(
 def test_a_registry_that_dies_in_mid_pull_and_comes_back(
     client: docker.DockerClient, tmp_path: Path, warnings_said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.2, 1.0, 2.0))
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.2, 1.0, 2.0, 5.0, 10.0))
     settings = Settings(folder=tmp_path / "r", port=free_port())
     with local_registry.serve(settings) as running, Proxy(running.address) as proxy:
         config = config_for(tmp_path, proxy.address)
