@@ -458,6 +458,7 @@ def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("no_other_build")
 def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
     built: main_job.Built, client: docker.DockerClient, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
@@ -488,6 +489,7 @@ def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
 
 @pytest.mark.engine
 @pytest.mark.emulation
+@pytest.mark.usefixtures("no_other_build")
 def test_a_project_that_does_not_compile_shows_the_compilers_words(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
@@ -503,6 +505,7 @@ def test_a_project_that_does_not_compile_shows_the_compilers_words(
 
 @pytest.mark.engine
 @pytest.mark.emulation
+@pytest.mark.usefixtures("no_other_build")
 def test_a_projects_libraries_come_from_the_lists_that_the_image_was_made_by(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
