@@ -54,10 +54,18 @@ _NEWER_KEY = (
     "newer copy of it at {}"
 )
 
-UNREACHABLE = re.compile(r"Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect")
-"""What apt says of a mirror that does not answer, or that has not what its verified lists name."""
+UNREACHABLE = re.compile(
+    r"^[EW]: .*(?:Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect)",
+    re.MULTILINE,
+)
+"""What apt says of a mirror that does not answer, or that has not what its verified lists name.
 
-UNKNOWN = re.compile(r"Unable to locate package (\S+)|Package '(\S+)' has no installation candidate")
+What it tried again with success is told too, but not as an error; and so may packages' scripts speak of what is theirs.
+"""
+
+UNKNOWN = re.compile(
+    r"^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate)", re.MULTILINE
+)
 """What apt says of a package that no list names."""
 
 

@@ -6,6 +6,7 @@ name it has outside. The platform is stated at every run and was verified when t
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import threading
@@ -207,8 +208,10 @@ def _collect(
 ) -> str:
     kept: list[str] = []
     rest = ""
-    for block in stream:
-        text = block.decode(errors="replace")
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a letter may come in two blocks
+
+    def take(text: str) -> None:
+        nonlocal rest
         kept.append(text)
         if write is not None:
             write(text)
@@ -216,6 +219,10 @@ def _collect(
             *lines, rest = (rest + text).split("\n")
             for line in lines:
                 on_line(line)
+
+    for block in stream:
+        take(decode(block))
+    take(decode(b"", final=True))
     return "".join(kept)
 
 

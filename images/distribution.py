@@ -192,8 +192,7 @@ class Distribution:
                 if urlsplit(target).netloc == urlsplit(self._base).netloc:
                     self._send("DELETE", target)
             return
-        # The filesystem driver states the error number (28, ENOSPC), others its text.
-        if answer.status_code == 507 or re.search(r'"Err": ?28\b|no space left|quota|insufficient', answer.text, re.I):
+        if answer.status_code == 507 or _tells_of_no_room(answer.text, self.reference.repository):
             raise RegistryFull(
                 f"{self.reference.host} has no room left",
                 expected="room for the image's layers",
@@ -418,10 +417,12 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
     found = _innermost_words(chain)
     if any(isinstance(item, ssl.SSLCertVerificationError) for item in chain) or "CERTIFICATE_VERIFY" in texts:
         return untrusted(host, found)
-    if any(isinstance(item, ssl.SSLError) and not isinstance(item, TimeoutError) for item in chain):
-        if re.search(r"WRONG_VERSION_NUMBER|RECORD_LAYER|UNKNOWN_PROTOCOL|HTTP_REQUEST|PACKET_LENGTH", texts):
+    # By its own words: those around it name the address that was asked for, which may have any letters in it.
+    of_tls = [str(item) for item in chain if isinstance(item, ssl.SSLError) and not isinstance(item, TimeoutError)]
+    if of_tls:
+        if re.search(r"WRONG_VERSION_NUMBER|RECORD_LAYER|UNKNOWN_PROTOCOL|HTTP_REQUEST|PACKET_LENGTH", str(of_tls)):
             return untrusted(host, "it speaks plain HTTP", plain=True)
-        if "EOF" not in texts:
+        if "EOF" not in str(of_tls):
             return untrusted(host, found)
     if any(isinstance(item, (socket.gaierror, urllib3.exceptions.NameResolutionError)) for item in chain):
         return unknown_host(host)
@@ -519,6 +520,13 @@ def _choose(index: Mapping[str, Any], platform: str, reference: Reference) -> st
             mend="give another --tag, or push the right image there",
         )
     return found[platform]
+
+
+def _tells_of_no_room(said: str, repository: str) -> bool:
+    """Whether a registry's answer says that its storage is full, whatever the repository and its folder are called."""
+    said = re.sub(r'"Path": ?"[^"]*"', "", said).replace(repository, "")
+    # The filesystem driver states the error number (28, ENOSPC), others its text.
+    return re.search(r'"Err": ?28\b|no space left|quota|insufficient', said, re.IGNORECASE) is not None
 
 
 def _challenge(text: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ import jinja2
 import requests
 
 from images.engine import ProcessRecord
-from toolchain import files, process
+from toolchain import files, ports, process
 from toolchain.config import Config, split_registry
 from toolchain.errors import ServerFailed
 
@@ -167,7 +167,7 @@ def start(settings: Settings) -> Registry:
             return running
         if running is not None:
             _end(settings)
-        port = settings.port or _free_port(settings.host)
+        port = settings.port or ports.free_port(settings.host)
         _refuse_taken(settings.host, port)
         _render(settings, port)
         return _start(program, settings, port)
@@ -347,12 +347,6 @@ def _bind_fault(host: str, port: int) -> OSError | None:
         except OSError as fault:
             return fault
     return None
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(_family(host)) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

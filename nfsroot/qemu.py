@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import process
+from toolchain import ports, process
 from toolchain.errors import ArtefactMissing, BoardSilent, ProgramMissing, UserError
 
 HOST_SEEN_FROM_GUEST = "10.0.2.2"
@@ -215,7 +215,7 @@ class Machine:
         self.console.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_PORT_TRIES):
             self.console.write_bytes(b"")
-            self.ssh_port = _free_port()
+            self.ssh_port = ports.free_port()
             command = self.spec.command(self.ssh_port, self.console)
             with self._complaints.open("wb") as complaints:
                 complaints.write(f"$ {process.pasteable(command)}\n".encode())
@@ -333,13 +333,6 @@ def _death(console: str) -> str:
         return dead[0].strip()
     refusals = _MOUNT_REFUSED.findall(console)
     return refusals[-1] if len(refusals) >= _MOUNT_REFUSALS else ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _has_banner(port: int, wait_s: float) -> bool:

@@ -33,7 +33,7 @@ from types import FrameType
 from nfsroot.addresses import server_address, subnet_of
 from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
-from toolchain import files, process, progress
+from toolchain import files, ports, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, ServerFailed, UserError
 
@@ -163,7 +163,7 @@ def running_server(
             raise ArtefactMissing(
                 f"{item} cannot be served", expected="a folder", found="no folder", mend="run ./inv export-nfsroot"
             )
-    port = port or _free_port(address)
+    port = port or ports.free_port(address)
     require_free(address, port)
     _provide_mtab()
     with contextlib.ExitStack() as stack:
@@ -350,12 +350,6 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _free_port(address: str) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.bind((address, 0))
-        return int(trial.getsockname()[1])
 
 
 def _listener(port: int) -> str:

@@ -16,6 +16,8 @@ _UNREACHABLE = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|SSLError|Max retries exceeded|Read timed out"
 )
 _UNFOUND = re.compile(r"No matching distribution found for ([^\s;(]+)")
+# An index has answered, whatever was tried before with no success.
+_OTHERS_FOUND = re.compile(r"\(from versions: (?!none\))")
 
 
 def run_pip(
@@ -48,7 +50,7 @@ def run_pip(
                 found=f"{SOCKS_MISSING} (whole log: {log})",
                 mend=SOCKS_MEND,
             ) from fault
-        if _UNREACHABLE.search(fault.tail):
+        if _UNREACHABLE.search(fault.tail) and not _OTHERS_FOUND.search(fault.tail):
             raise NetworkUnreachable(
                 f"{what} cannot be fetched: the package index does not answer",
                 expected="the package index that this PC's pip uses (pip config list) to answer",

@@ -124,21 +124,21 @@ class Pipeline:
         done: dict[str, Manifest] = {}
         behind = _behind([decision.step for decision in decisions])
         waiting = sorted((decision.step for decision in decisions), key=lambda step: -behind[step.name])
-        failure: BaseException | None = None
+        faults: list[BaseException] = []  # in the order in which the steps met them
         # Once for all: their keys are of this moment too, and git reads the whole checkout to say what it is.
         origin = functools.cache(checkout.origin)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             running: dict[concurrent.futures.Future[Manifest], Step] = {}
             try:
                 while waiting or running:
-                    while failure is None and len(running) < at_once:
+                    while not faults and len(running) < at_once:
                         step = next((item for item in waiting if all(name in done for name in item.needs)), None)
                         if step is None:
                             break
                         waiting.remove(step)
                         decision = self._decide(step, {name: done[name] for name in step.needs}, force)
                         if decision.runs or decision.previous is None:
-                            running[pool.submit(self._run, decision, dict(done), origin())] = step
+                            running[pool.submit(self._run, decision, dict(done), origin(), faults)] = step
                         else:
                             progress.say(f"    {step.title}: skipped ({decision.reason})")
                             done[step.name] = decision.previous
@@ -147,18 +147,25 @@ class Pipeline:
                     finished, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
                     for future in finished:
                         step = running.pop(future)
-                        if (fault := future.exception()) is not None:
-                            failure = failure or fault
-                        else:
+                        if future.exception() is None:
                             done[step.name] = future.result()
             except BaseException:
                 _interrupt(running)
                 raise
-        if failure is not None:
-            raise failure
+        if faults:
+            raise faults[0]
         return [done[decision.step.name] for decision in decisions]
 
-    def _run(self, decision: Decision, done: Mapping[str, Manifest], source: Mapping[str, Any]) -> Manifest:
+    def _run(
+        self, decision: Decision, done: Mapping[str, Manifest], source: Mapping[str, Any], faults: list[BaseException]
+    ) -> Manifest:
+        try:
+            return self._make(decision, done, source)
+        except BaseException as fault:
+            faults.append(fault)
+            raise
+
+    def _make(self, decision: Decision, done: Mapping[str, Manifest], source: Mapping[str, Any]) -> Manifest:
         step = decision.step
         began = time.monotonic()
         if self.folder.exists() and not os.access(self.folder, os.W_OK, effective_ids=True):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from device.remote.environment import TvmEnvironment
 from recipes.tvm_server.build import SERVER
-from toolchain import process
+from toolchain import ports, process
 from toolchain.errors import ServerFailed
 
 HOST = "127.0.0.1"
@@ -38,17 +38,10 @@ class Running:
         return self.output.read().decode(errors="replace")
 
 
-def free_port() -> int:
-    """A port of the loopback address that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def tracker(environment: TvmEnvironment) -> Iterator[Running]:
     """A tracker: hands out boards by key."""
-    port = free_port()
+    port = ports.free_port(HOST)
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
     with _running(environment, ["-m", "tvm.exec.rpc_tracker"], words, port) as server:
         yield server
@@ -57,7 +50,7 @@ def tracker(environment: TvmEnvironment) -> Iterator[Running]:
 @contextlib.contextmanager
 def proxy(environment: TvmEnvironment, tracker_port: int = 0) -> Iterator[Running]:
     """A proxy that boards dial out to; with a tracker their keys are known there."""
-    port, web = free_port(), free_port()
+    port, web = ports.free_port(HOST), ports.free_port(HOST)
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1), "--web-port", str(web)]
     words += ["--tracker", f"{HOST}:{tracker_port}"] if tracker_port else []
     with _running(environment, ["-m", "tvm.exec.rpc_proxy"], words, port) as server:
@@ -69,7 +62,7 @@ def board(
     environment: TvmEnvironment, *, key: str = "", tracker_port: int = 0, proxy_port: int = 0
 ) -> Iterator[Running]:
     """A board that this PC plays: direct, known to a tracker, or one that dials out to a proxy."""
-    port = 0 if proxy_port else free_port()
+    port = 0 if proxy_port else ports.free_port(HOST)
     words = ["--key", key] if key else []
     words += ["--proxy", f"{HOST}:{proxy_port}"] if proxy_port else ["--port", str(port)]
     if tracker_port:

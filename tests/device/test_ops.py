@@ -647,12 +647,19 @@ def test_threads_at_once_get_their_own_results() -> None:
 
 
 def test_other_threads_run_while_the_kernel_does() -> None:
+    def seconds() -> float:
+        """What it takes at least: one run of a few may have been kept waiting."""
+        found = []
+        for _ in range(3):
+            began = time.perf_counter()
+            matrix_cpp.gpu(a, b)
+            found.append(time.perf_counter() - began)
+        return min(found)
+
     height = 64
     while True:
         a, b = torch.ones(height, 512), torch.ones(512)
-        began = time.perf_counter()
-        matrix_cpp.gpu(a, b)
-        if time.perf_counter() - began > 0.2 or height >= 1 << 17:
+        if seconds() > 0.2 or height >= 1 << 17:
             break
         height *= 2
     span: list[float] = []
@@ -689,11 +696,14 @@ def test_ctrl_c_ends_a_long_operation_between_its_parts(monkeypatch: pytest.Monk
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def product_with_an_alarm() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        dot_cpp.product(a, a)
+
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            dot_cpp.product(a, a)
+            product_with_an_alarm()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

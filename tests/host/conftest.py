@@ -164,6 +164,14 @@ def built(product_config: Config) -> main_job.Built:
         return main_job.build_image(product_config)
 
 
+@pytest.fixture
+def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[None]:
+    """For tests that build where all do: another process waits, whose build would be refused, or refuse this one."""
+    assert built.manifests
+    with files.locked(product_config.build_root / "for-the-tests"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def exported_config(product_config: Config, built: main_job.Built) -> Config:
     """The configuration, with its root filesystem exported."""

@@ -176,12 +176,6 @@ def outside_address() -> str:
     return address
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def make_certificate(folder: Path, *addresses: str) -> tuple[Path, Path]:
     """A self-signed certificate for IP addresses, and its key."""
     need("openssl")

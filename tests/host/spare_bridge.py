@@ -12,7 +12,7 @@ from collections.abc import Iterator
 def spare_bridge() -> Iterator[str]:
     """Make a bridge with an address of its own (198.18.0.0/15 is for tests, RFC 2544); yield its name."""
     name = f"ptbr{secrets.token_hex(3)}"
-    address = f"198.18.{secrets.randbelow(255)}.1/29"
+    address = f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}.{8 * secrets.randbelow(32) + 1}/29"
     subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)
     try:
         subprocess.run(["ip", "address", "add", address, "dev", name], check=True)

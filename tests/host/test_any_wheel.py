@@ -9,7 +9,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import free_port, small_disk
+from registry_parts import small_disk
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from images.containers import run_in
@@ -28,6 +28,7 @@ from toolchain.errors import (
     UserError,
     WheelUnusable,
 )
+from toolchain.ports import free_port
 
 SETUP = """\
 from setuptools import Extension, setup
@@ -320,6 +321,20 @@ APT_SAYS = {
         "E: Failed to fetch http://a.invalid/x.deb\nE: write (28: No space left on device)\n", DiskFull, "no room for"
     ),
     "anything else": ("E: Sub-process dpkg returned an error code (1)\n", CommandFailed, "cannot be installed"),
+    "tried again with success": (
+        "Ign:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2\n"
+        "  Could not connect to a.invalid:80\n"
+        "Get:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2 [50.0 kB]\n"
+        "E: Sub-process dpkg returned an error code (1)\n",
+        CommandFailed,
+        "cannot be installed",
+    ),
+    "words of a package's script": (
+        "Could not connect to the message bus: Failed to fetch its address\nUnable to locate package data\n"
+        "E: Sub-process dpkg returned an error code (1)\n",
+        CommandFailed,
+        "cannot be installed",
+    ),
 }  # fmt: skip
 
 
@@ -442,6 +457,8 @@ def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
 
 @pytest.mark.engine
 @pytest.mark.emulation
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("no_other_build")
 def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
     built: main_job.Built, client: docker.DockerClient, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
@@ -472,6 +489,7 @@ def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
 
 @pytest.mark.engine
 @pytest.mark.emulation
+@pytest.mark.usefixtures("no_other_build")
 def test_a_project_that_does_not_compile_shows_the_compilers_words(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
@@ -487,6 +505,7 @@ def test_a_project_that_does_not_compile_shows_the_compilers_words(
 
 @pytest.mark.engine
 @pytest.mark.emulation
+@pytest.mark.usefixtures("no_other_build")
 def test_a_projects_libraries_come_from_the_lists_that_the_image_was_made_by(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
 from images import engine
 from recipes import main_job
+from toolchain import ports
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
 from toolchain.errors import PlatformMismatch
@@ -81,7 +82,7 @@ def test_the_image_is_for_that_machine(for_64_bit: Config) -> None:
 
 
 def test_its_server_runs_kernels_and_refuses_those_for_32_bits(for_64_bit: Config, tvm: TvmEnvironment) -> None:
-    port = servers.free_port()
+    port = ports.free_port()
     device = f"127.0.0.1:{port}"
     with board(for_64_bit, ["--host", "127.0.0.1", "--port", str(port)]):
         for kernel, size, elements in (("add_one", 0, 1024), ("gemm", 64, 64 * 64)):
@@ -95,7 +96,7 @@ def test_its_server_runs_kernels_and_refuses_those_for_32_bits(for_64_bit: Confi
 
 
 def test_a_tracker_hands_it_out_by_its_key(for_64_bit: Config, tvm: TvmEnvironment) -> None:
-    port = servers.free_port()
+    port = ports.free_port()
     with servers.tracker(tvm) as tracker:
         words = ["--host", "127.0.0.1", "--port", str(port), "--custom-addr", "127.0.0.1"]
         with board(for_64_bit, [*words, "--tracker", f"127.0.0.1:{tracker.port}", "--key", "pi3"]):

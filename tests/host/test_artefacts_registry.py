@@ -27,7 +27,6 @@ from registry_parts import (
     config_for,
     engine_client,
     forget,
-    free_port,
     need,
     small_disk,
 )
@@ -59,6 +58,7 @@ from toolchain.errors import (
     SourceUnavailable,
 )
 from toolchain.manifest import Artefact, Manifest
+from toolchain.ports import free_port
 
 OCI = "application/vnd.oci.image.manifest.v1+json"
 TAG = f"thing-{KEY[:40]}"

@@ -29,7 +29,7 @@ from registry_parts import make_certificate
 from spare_bridge import spare_bridge
 
 from images import archive, doctor, engine, probe, system
-from images.containers import run_in
+from images.containers import _collect, run_in
 from recipes import main_job
 from recipes.flow import NO_ENGINE, Flow
 from toolchain import files
@@ -417,6 +417,18 @@ def test_one_that_dies_while_it_works_is_told(
             run_in(client, made.reference, ["/wait"], architecture=native)
         (step,) = (step for step in flow.pipeline().steps if step.name == "rootfs")
         assert step.missing(Manifest(step="rootfs", key="", inputs={}, facts={"image": "x"})) == NO_ENGINE
+
+
+def test_what_a_container_prints_is_whole_wherever_the_engine_cuts_it() -> None:
+    words = "gemäß “µ”\nzweite Zeile\nRest €"
+    told = words.encode() + b"\xe2\x82"  # and half a letter, after which it was killed
+    for size in range(1, len(told)):
+        log: list[str] = []
+        lines: list[str] = []
+        blocks = (told[at : at + size] for at in range(0, len(told), size))
+        assert _collect(blocks, log.append, lines.append) == f"{words}\ufffd"
+        assert "".join(log) == f"{words}\ufffd"
+        assert lines == words.split("\n")[:2]
 
 
 def test_down_leaves_a_process_that_is_not_on_record(daemon: engine.Daemon) -> None:

@@ -74,6 +74,7 @@ def test_every_artefact_is_what_its_manifest_says(built: main_job.Built) -> None
         artefact.verify()
 
 
+@pytest.mark.usefixtures("no_other_build")
 def test_nothing_changed_means_nothing_runs(built: main_job.Built, product_config: Config) -> None:
     again = main_job.build_image(product_config)
     assert again.ran == frozenset()

@@ -6,8 +6,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from wheel_parts import make_wheel
 
+from nfsroot.serve_wheels import running_index, wheels_in
 from recipes.pip import run_pip
+from toolchain import progress
 from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
 
 ALONE = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_RETRIES": "1"}
@@ -42,6 +45,25 @@ def test_a_package_that_the_index_does_not_have_is_named(tmp_path: Path) -> None
     words += ["--dest", tmp_path, "no-such-thing==3.1"]
     with pytest.raises(SourceUnavailable, match=r"^no no-such-thing==3\.1"):
         run_pip(words, what="it", log=tmp_path / "log", unfound=absent, environment=ALONE)
+
+
+def test_an_index_that_answered_has_what_another_one_lacks_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that failed meanwhile is not why a version is not found where others are."""
+    monkeypatch.setattr(progress, "say", lambda _: None)
+    make_wheel(tmp_path / "house", version="1.0", tag="py3-none-any")
+    with running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _):
+        words: list[str | Path] = ["download", f"--index-url={url}", "--extra-index-url=http://127.0.0.1:1/simple"]
+        with pytest.raises(SourceUnavailable, match=r"^no thing==7"):
+            run_pip(
+                [*words, "--dest", tmp_path, "thing==7"],
+                what="it",
+                log=tmp_path / "log",
+                unfound=absent,
+                environment={**ALONE, "no_proxy": "*"},
+            )
+    assert "NewConnectionError" in (tmp_path / "log").read_text()
 
 
 def test_any_other_failure_keeps_its_words(tmp_path: Path) -> None:

@@ -102,13 +102,17 @@ def test_a_folder_that_is_not_there_is_not_taken_for_a_missing_program(tmp_path:
         process.run(["true"], cwd=tmp_path / "nowhere")
 
 
-def test_lines_are_seen_as_they_come() -> None:
-    seen: list[tuple[str, float]] = []
-    process.run(
-        ["sh", "-c", "echo first; sleep 0.4; printf last"], on_line=lambda line: seen.append((line, time.monotonic()))
-    )
-    assert [line for line, _ in seen] == ["first", "last"]
-    assert seen[1][1] - seen[0][1] > 0.2
+def test_lines_are_seen_as_they_come(tmp_path: Path) -> None:
+    """The program goes on when its first line was seen."""
+    seen: list[str] = []
+
+    def note(line: str) -> None:
+        seen.append(line)
+        (tmp_path / "seen").touch()
+
+    program = f"echo first; until [ -e {tmp_path}/seen ]; do sleep 0.02; done; printf last"
+    process.run(["sh", "-c", program], on_line=note, limit_s=60)
+    assert seen == ["first", "last"]
 
 
 def test_bytes_that_are_no_text_do_not_stop_it() -> None:
@@ -217,8 +221,8 @@ def test_a_program_of_an_unknown_format_is_refused_with_the_mend(tmp_path: Path)
 def test_at_its_deadline_it_is_ended_and_its_last_words_are_told(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     began = time.monotonic()
-    with pytest.raises(CommandTimedOut, match=r"an end within 0\.5 s") as caught:
-        process.run(["sh", "-c", f"echo $$ > {pid_file}; echo working; exec sleep 600"], limit_s=0.5)
+    with pytest.raises(CommandTimedOut, match=r"an end within 2\.5 s") as caught:
+        process.run(["sh", "-c", f"echo $$ > {pid_file}; echo working; exec sleep 600"], limit_s=2.5)
     assert time.monotonic() - began < 300
     assert caught.value.exit_code == 15
     assert "working" in str(caught.value)
@@ -253,7 +257,7 @@ def test_a_child_that_outlives_its_parent_is_ended_too(tmp_path: Path) -> None:
     leader = subprocess.Popen(["sh", "-c", f"sh -c {shlex.quote(stubborn)} & wait"], start_new_session=True)
     pid = int(wait_for(pid_file))
     with killed_at_the_end(pid):
-        process.end_group(leader, polite_s=0.3)
+        process.end_group(leader, polite_s=1.5)
         assert leader.returncode == -signal.SIGTERM
         assert wait_until_gone(pid)
 

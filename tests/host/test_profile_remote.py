@@ -20,7 +20,7 @@ from device.remote import environment, profiling, servers
 from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile
-from toolchain import process
+from toolchain import ports, process
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     BoardLost,
@@ -232,7 +232,7 @@ def test_a_board_that_tracker_and_proxy_hand_out_is_busy_or_gone(tvm: TvmEnviron
 
 
 def test_a_board_that_is_not_there_is_silent(direct: servers.Running, tvm: TvmEnvironment) -> None:
-    nobody = f"127.0.0.1:{servers.free_port()}"
+    nobody = f"127.0.0.1:{ports.free_port()}"
     for device in (nobody, f"proxy://{nobody}/key", f"tracker://127.0.0.1:{direct.port}/key"):
         with pytest.raises(BoardSilent) as caught:
             run(device)

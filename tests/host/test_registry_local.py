@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_parts import HTPASSWD, PASSWORD, USER, ask, config_for, free_port, make_certificate, need
+from registry_parts import HTPASSWD, PASSWORD, USER, ask, config_for, make_certificate, need
 from spare_bridge import spare_bridge
 
 from images import local_registry
 from images.local_registry import Settings
 from toolchain.config import Config, load_config
 from toolchain.errors import ForeignFolder, ProgramMissing, ServerFailed
+from toolchain.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +189,7 @@ def test_it_listens_where_the_configuration_says(tmp_path: Path, host: str) -> N
             probe.bind((bare, 0))
         except OSError as fault:
             pytest.skip(f"needs the address {host}: {fault}")
-        port = probe.getsockname()[1]
+    port = free_port(bare)
     config = config_for(tmp_path, f"{host}:{port}")
     running = local_registry.up(config)
     try:

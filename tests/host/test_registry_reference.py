@@ -290,6 +290,48 @@ def test_a_failed_request_is_told_apart_by_its_innermost_cause() -> None:
     assert isinstance(distribution.explain(bad, "h"), RegistryUntrusted)
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("[SSL: TLSV1_ALERT_PROTOCOL_VERSION] tlsv1 alert protocol version", RegistryUntrusted),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", RegistryUntrusted),
+        ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol", RegistryBroke),
+    ],
+)
+def test_an_address_with_telling_letters_says_nothing_of_a_fault(said: str, kind: type[Exception]) -> None:
+    """The state of an upload is random letters and digits; these came along."""
+    pool = urllib3.HTTPConnectionPool("h")
+    address = "/v2/a/blobs/uploads/1?_state=EOF"
+    fault = urllib3.exceptions.MaxRetryError(pool, address, urllib3.exceptions.SSLError(ssl.SSLError(1, said)))
+    assert "EOF" in str(fault)
+    found = distribution.explain(requests.exceptions.SSLError(fault), "h")
+    assert type(found) is kind
+    assert ("plain HTTP" in found.found) is ("WRONG_VERSION" in said)
+
+
+@pytest.mark.parametrize(
+    ("detail", "full"),
+    [
+        (
+            {"DriverName": "filesystem", "Enclosed": {"Op": "mkdir", "Path": "/quota/my/quota/_uploads", "Err": 28}},
+            True,
+        ),
+        (
+            {"DriverName": "filesystem", "Enclosed": {"Op": "mkdir", "Path": "/quota/my/quota/_uploads", "Err": 13}},
+            False,
+        ),
+        ({"DriverName": "filesystem", "Enclosed": {"Op": "mkdir", "Path": "/srv", "Err": 280}}, False),
+        ({"name": "my/quota", "reason": "no writer"}, False),
+        ({"name": "my/quota", "reason": "the quota of the project is used up"}, True),
+        ("write: no space left on device", True),
+        ("Insufficient storage", True),
+    ],
+)
+def test_what_a_repository_is_called_does_not_make_a_registry_full(detail: object, full: bool) -> None:
+    answer = json.dumps({"errors": [{"code": "UNKNOWN", "message": "unknown error", "detail": detail}]})
+    assert distribution._tells_of_no_room(answer, "my/quota") is full
+
+
 def test_the_platforms_of_an_index_are_named_when_ours_is_not_among_them() -> None:
     entries = [{"digest": "sha256:1", "platform": {"os": "linux", "architecture": "arm64"}}]
     with pytest.raises(PlatformMismatch, match="linux/arm64"):

@@ -26,6 +26,7 @@ from nfsroot.rendering import render
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed, UserError
 from toolchain.manifest import Manifest
+from toolchain.ports import free_port
 
 needs_server = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the NFS server opens files of all owners"),
@@ -64,12 +65,6 @@ def exported(tmp_path: Path) -> Config:
     write_marker(layout, frozenset({identity_of(tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return load_config({"nfs": {"folder": str(tree), "address": "127.0.0.1", "port": free_port()}})
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 def listing(server: serve.NfsServer, path: Path) -> str:

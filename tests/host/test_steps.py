@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -314,21 +315,27 @@ def test_no_more_steps_run_at_once_than_allowed(tmp_path: Path) -> None:
 
 def test_the_first_failure_is_kept_running_steps_end_and_no_new_one_starts(tmp_path: Path) -> None:
     runs: Runs = []
+    both_run = threading.Barrier(2, timeout=60)
     failed = threading.Event()
 
+    class Told(Pipeline):
+        """It tells when a step has ended."""
+
+        def _run(self, *given: Any) -> Manifest:
+            try:
+                return super()._run(*given)
+            finally:
+                failed.set()
+
     def fail(_: Mapping[str, Manifest]) -> Made:
+        both_run.wait()
         raise UserError("the first")
 
     def fail_later(_: Mapping[str, Manifest]) -> Made:
         runs.append("beside")
+        both_run.wait()
         assert failed.wait(60)
         raise UserError("the second")
-
-    def watch() -> None:
-        while "beside" not in runs:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        failed.set()
 
     steps = (
         Step(name="beside", title="beside", inputs={}, action=fail_later),
@@ -336,11 +343,9 @@ def test_the_first_failure_is_kept_running_steps_end_and_no_new_one_starts(tmp_p
         writer(tmp_path, runs, "after", needs=("broken",)),
         writer(tmp_path, runs, "free"),
     )
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    pipeline = Told(tmp_path, steps)
     with pytest.raises(UserError, match="the first"):
-        execute(tmp_path, *steps)
-    watcher.join()
+        pipeline.execute(pipeline.plan())
     assert runs == ["beside"]
 
 
@@ -415,13 +420,15 @@ from toolchain.steps import Made, Pipeline, Step
 folder = Path(sys.argv[1])
 
 def work(number):
+    def program():
+        with (folder / "begun").open("a") as begun:
+            print(number, file=begun)
+        return process.run(["sh", "-c", f"echo $$ >> {folder}/pids; exec sleep 600"], check=False).returncode
+
     def action(_):
         # A step seldom starts one program alone: what it would start next must not keep Ctrl-C waiting.
-        ends = [
-            process.run(["sh", "-c", f"echo $$ >> {folder}/pids; exec sleep 600"], check=False).returncode
-            for _ in range(5)
-        ]
-        raise RuntimeError(ends)
+        raise RuntimeError([program() for _ in range(5)])
+
     return Step(name=f"s{number}", title=f"s{number}", inputs={}, action=action)
 
 pipeline = Pipeline(folder, [work(0), work(1), work(2)])
@@ -447,9 +454,9 @@ def test_ctrl_c_ends_what_running_steps_started_and_leaves_no_manifest(tmp_path:
     program.send_signal(signal.SIGINT)
     out, _ = program.communicate(timeout=120)
     assert out == "interrupted\n"
-    assert list(tmp_path.iterdir()) == [pids]
-    started = pids.read_text().split()
-    assert len(started) == 10, "two steps, five programs each; the third step never began"
-    for pid in started:
+    assert {path.name for path in tmp_path.iterdir()} == {"begun", "pids"}
+    begun = (tmp_path / "begun").read_text().split()
+    assert sorted(begun) == ["0"] * 5 + ["1"] * 5, "two steps, five programs each; the third step never began"
+    for pid in pids.read_text().split():  # some were ended before they could say theirs
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"

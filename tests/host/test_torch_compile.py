@@ -127,7 +127,8 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
                 process.send_signal(signal.SIGINT)
                 time.sleep(2)
             process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=15)
+            # Who presses it again waits less than the patience that a linker is given.
+            said, _ = process.communicate(timeout=60 if times == 1 else building._PATIENCE_S - 5)
         finally:
             process.kill()
     assert process.returncode != 0
@@ -224,12 +225,14 @@ def test_what_the_kernel_killed_is_told_where_no_program_says_so(
     with pytest.raises(CommandFailed) as told:
         builder.run(["sh", "-c", "exit 1"])
     assert told.value.found == "exit status 1"
-    hungry = ["sh", "-c", "sleep 1; exec python3 -c 'bytearray(1 << 30)'"]
-    hog = client.containers.run(image, hungry, mem_limit="64m", detach=True)
+    # It waits until the step runs, and the step until it has been killed.
+    hungry = "until [ -e /at/step ]; do sleep 0.1; done; python3 -c 'bytearray(1 << 30)'; echo $? >/at/end; exit 137"
+    binds = [f"{builder.home}:/at:rw"]
+    hog = client.containers.run(image, ["sh", "-c", hungry], mem_limit="64m", volumes=binds, detach=True)
     try:
         with pytest.raises(MemoryExhausted) as caught:
-            builder.run(["sh", "-c", "sleep 5; exit 1"])
-        assert hog.wait()["StatusCode"] == 137
+            builder.run(["sh", "-c", "touch step; until [ -e end ]; do sleep 0.1; done; exit 1"])
+        assert (builder.home / "end").read_text() == "137\n"
     finally:
         hog.remove(force=True)
     assert caught.value.found == "the kernel killed 1 process meanwhile"
