@@ -1,7 +1,8 @@
 """Upstream's own test files, run on the image's torch in the target's container: passed, failed, skipped, cut off.
 
 The files come from the source package that the recipe pins. A failure is *explained* where ``upstream.toml`` gives the
-reason for it, and else a fault. A file that takes longer than the limit is cut off and counted as far as it came.
+reason for it, and else a fault. What it says is *left out* is not run, and counted as that. A file that takes longer
+than the limit is cut off and counted as far as it came.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import concurrent.futures
 import fnmatch
 import json
+import shutil
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,27 @@ from toolchain.jobs import compile_jobs
 LIMIT_S = 1200.0
 _LEFT_TO_END_S = 120.0
 _MOUNTED = "/usr/src/upstream"
-_KINDS = ("passed", "explained", "failed", "skipped")
+LIST = HERE / "torch" / "upstream.toml"
+_PLUGIN = HERE / "torch" / "upstream_plugin.py"
+_KINDS = ("passed", "explained", "failed", "skipped", "left out")
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """The tables of ``upstream.toml``: a pattern of tests' names (fnmatch), and the reason."""
+
+    explained: Mapping[str, str]
+    """Why these fail."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why these are not run."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """One file's result. ``failures`` and ``explained`` map a test's name to its last line, or to our reason."""
+    """One file's result.
+
+    ``failures`` maps a test's name to its last line, ``explained`` and ``left_out`` to our reason.
+    """
 
     file: str
     counts: Mapping[str, int]
@@ -48,16 +65,21 @@ class Told:
     ended: str
     """Empty, or why the file did not run to its end."""
     seconds: float
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    unmet: Sequence[str] = ()
+    """Patterns of our tables that name this file, and none of its tests."""
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             "file": self.file,
-            **{kind: self.counts.get(kind, 0) for kind in _KINDS},
+            **{kind.replace(" ", "_"): self.counts.get(kind, 0) for kind in _KINDS},
             "ended": self.ended,
             "seconds": round(self.seconds, 1),
             "failures": dict(self.failures),
             "explanations": dict(self.explained),
+            "omissions": dict(self.left_out),
+            "unmet": list(self.unmet),
         }
 
 
@@ -96,11 +118,12 @@ def run_tests(
 ) -> Outcome:
     """Run upstream's files (``names``, else those that the recipe lists) and write the counts beside the wheel.
 
-    ``limit_s`` is per file, in seconds; ``tests`` another folder of test files. Raises ChecksFailed with the failures
-    that nothing explains, ArtefactMissing for a name that is no file of upstream's, or without an image with torch, and
-    what ``fetch_packages`` and ``unpack`` raise.
+    ``limit_s`` is per file, in seconds; ``tests`` another folder of test files. Warns of patterns in ``upstream.toml``
+    that meet no test of their file. Raises ChecksFailed with the failures that nothing explains, ArtefactMissing for a
+    name that is no file of upstream's, or without an image with torch, and what ``fetch_packages`` and ``unpack``
+    raise.
     """
-    data = tomllib.loads((HERE / "torch" / "upstream.toml").read_text())
+    data = tomllib.loads(LIST.read_text())
     ensure_running(config)
     with flow.alone(config.target_root), job.TorchFlow(config) as made:
         folder = tests or _unpacked(made)
@@ -114,11 +137,16 @@ def run_tests(
             )
         with files.scratch_folder(made.root, "upstream") as scratch:
             packages = fetch_packages(data["packages"], scratch / "packages", made.log("upstream"))
-            told = _run_all(made, folder, packages, scratch, wanted, data["explained"], limit_s)
+            shutil.copy(_PLUGIN, packages)
+            told = _run_all(
+                made, folder, packages, scratch, wanted, Reasons(data["explained"], data["left_out"]), limit_s
+            )
     outcome = Outcome(told, config.target_root / "torch" / "upstream-tests.json")
     outcome.path.parent.mkdir(parents=True, exist_ok=True)
     document = {"emulated": config.image.target != made.native, "files": [item.record() for item in told]}
     files.write_text_atomically(outcome.path, json.dumps(document, indent=2) + "\n")
+    for pattern in [pattern for item in told for pattern in item.unmet]:
+        progress.warn(f"recipes/torch/upstream.toml names {pattern}, and upstream has no such test")
     if outcome.total("failed"):
         found = [f"{name}: {line}" for item in told for name, line in item.failures.items()]
         print(outcome.table())
@@ -196,7 +224,7 @@ def _run_all(
     packages: Path,
     out: Path,
     names: Sequence[str],
-    explained: Mapping[str, str],
+    reasons: Reasons,
     limit_s: float,
 ) -> list[Told]:
     client, done = made.client, 0
@@ -206,7 +234,7 @@ def _run_all(
         concurrent.futures.ThreadPoolExecutor(compile_jobs(made.config.build)) as pool,
     ):
         waiting = {
-            pool.submit(_run_one, client, made, folder, packages, out, name, explained, limit_s): name for name in names
+            pool.submit(_run_one, client, made, folder, packages, out, name, reasons, limit_s): name for name in names
         }
         try:
             for future in concurrent.futures.as_completed(waiting):
@@ -228,11 +256,16 @@ def _run_one(
     packages: Path,
     out: Path,
     name: str,
-    explained: Mapping[str, str],
+    reasons: Reasons,
     limit_s: float,
 ) -> Told:
-    log = out / f"{name}.jsonl"
+    stem = name.replace("/", "--")
+    log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
     pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    # Names of tests begin at the folder, also for files in a folder of it.
+    options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
+    plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}"]
+    plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == name]
     began, hung = time.monotonic(), False
     try:
         run_in(
@@ -241,7 +274,7 @@ def _run_one(
             # Ended from inside, so that a file that is cut off still tells what it saw.
             [
                 *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
-                *(*pytest, f"--report-log=/out/{log.name}", name),
+                *(*pytest, *options, *plugin, name),
             ],
             architecture=made.target,
             binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
@@ -252,6 +285,8 @@ def _run_one(
                 "CI": "",
                 # Upstream's tests run once for each device that there is; torch_qpu's is not what the wheel brings.
                 "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+                # ... and once for the lazy backend, which the recipe does not build: setting it up is all that fails.
+                "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
             },
             workdir=_MOUNTED,
             limit_s=limit_s + _LEFT_TO_END_S,
@@ -261,19 +296,24 @@ def _run_one(
     except CommandTimedOut:
         hung = True
     lines = log.read_text().splitlines() if log.is_file() else []
-    return tally(name, lines, explained, seconds=time.monotonic() - began, limit_s=limit_s, hung=hung)
+    tests = json.loads(collected.read_text()) if collected.is_file() else None
+    return tally(name, lines, reasons, tests, seconds=time.monotonic() - began, limit_s=limit_s, hung=hung)
 
 
 def tally(
     name: str,
     lines: Sequence[str],
-    explained: Mapping[str, str],
+    reasons: Reasons,
+    tests: Sequence[str] | None = None,
     *,
     seconds: float,
     limit_s: float,
     hung: bool = False,
 ) -> Told:
-    """One file's result out of pytest-reportlog's lines (JSON, one a report); ``hung`` where no signal ended it."""
+    """One file's result out of pytest-reportlog's lines (JSON, one a report); ``hung`` where no signal ended it.
+
+    ``tests`` are the names of all tests that pytest found in the file, where it came so far as to tell them.
+    """
     outcomes: dict[str, str] = {}
     said: dict[str, str] = {}
     status: int | None = None
@@ -296,10 +336,12 @@ def tally(
                     outcomes[test] = "passed"  # upstream expects it to fail, and it did
             elif report["when"] == "call":
                 outcomes.setdefault(test, "passed")
-    reasons = {test: _reason(test, explained) for test, outcome in outcomes.items() if outcome == "failed"}
+    why = {test: _reason(test, reasons.explained) for test, outcome in outcomes.items() if outcome == "failed"}
     counts = Counter(
-        "explained" if outcome == "failed" and reasons[test] else outcome for test, outcome in outcomes.items()
+        "explained" if outcome == "failed" and why[test] else outcome for test, outcome in outcomes.items()
     )
+    left_out = {test: reason for test in tests or () if (reason := _reason(test, reasons.left_out))}
+    counts["left out"] = len(left_out)
     ended = ""
     if status is None or status == 2:
         ended = f"cut off after {limit_s:.0f} s" if seconds >= limit_s else "ended by itself"
@@ -309,15 +351,26 @@ def tally(
     if ended and not ended.startswith("cut off"):
         counts["failed"] += 1
         said[name] = ended
-        reasons[name] = ""
+        why[name] = ""
     return Told(
         name,
         counts,
-        {test: said.get(test, "") for test, reason in reasons.items() if not reason},
-        {test: reason for test, reason in reasons.items() if reason},
+        {test: said.get(test, "") for test, reason in why.items() if not reason},
+        {test: reason for test, reason in why.items() if reason},
         ended,
         seconds,
+        left_out,
+        [] if tests is None else _unmet(name, reasons, {*tests, *outcomes}),
     )
+
+
+def _file_of(pattern: str) -> str:
+    return pattern.partition("::")[0]
+
+
+def _unmet(name: str, reasons: Reasons, tests: Collection[str]) -> list[str]:
+    patterns = [pattern for pattern in (*reasons.explained, *reasons.left_out) if _file_of(pattern) == name]
+    return [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(test, pattern) for test in tests)]
 
 
 def _reason(test: str, explained: Mapping[str, str]) -> str:

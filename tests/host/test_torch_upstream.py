@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 import tomllib
 from pathlib import Path
@@ -67,9 +70,61 @@ def test_of_the_content_store_the_four_tests_that_compile_are_explained_and_no_o
         for name in failed
     ]
     end = json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})
-    told = upstream.tally("test_content_store.py", [*lines, end], explained, seconds=9, limit_s=60)
+    told = upstream.tally("test_content_store.py", [*lines, end], upstream.Reasons(explained), seconds=9, limit_s=60)
     assert list(told.explained) == failed[:4]
     assert list(told.failures) == failed[4:]
+
+
+def run_with_the_plugin(folder: Path, file: str, *options: str) -> list[str]:
+    """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin tells."""
+    shutil.copy(Path(upstream.__file__).with_name("upstream_plugin.py"), folder)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
+    subprocess.run(argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=60)
+    told = json.loads((folder / "collected.json").read_text())
+    assert isinstance(told, list)
+    return told
+
+
+def test_what_is_left_out_is_not_run_and_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "test_a.py").write_text(
+        "from pathlib import Path\n"
+        "def test_left(): raise AssertionError\n"
+        "def test_leftover(): Path('ran').write_text('')\n"
+    )
+    tests = run_with_the_plugin(tmp_path, "deep/test_a.py", "--leave-out=deep/test_a.py::test_left")
+    assert tests == ["deep/test_a.py::test_left", "deep/test_a.py::test_leftover"]
+    assert (tmp_path / "ran").exists()
+    lines = [json.dumps({"nodeid": tests[1], "when": "call", "outcome": "passed", "$report_type": "TestReport"})]
+    lines += [json.dumps({"exitstatus": 0, "$report_type": "SessionFinish"})]
+    reasons = upstream.Reasons({}, {tests[0]: "too long"})
+    told = upstream.tally("deep/test_a.py", lines, reasons, tests, seconds=9, limit_s=60)
+    assert (told.counts["passed"], told.counts["left out"]) == (1, 1)
+    assert (told.record()["left_out"], told.record()["omissions"]) == (1, {tests[0]: "too long"})
+    outcome = upstream.Outcome([told], tmp_path)
+    assert outcome.summary() == "1 of upstream's test files: 1 passed, 1 left out"
+    assert "left out" in outcome.table().splitlines()[0]
+
+
+def test_a_pattern_that_meets_no_test_of_its_file_is_told() -> None:
+    reasons = upstream.Reasons(
+        {"t.py::A::test_*": "", "t.py::A::tset_b": "", "t.py::B": "", "u.py::*": ""}, {"t.py::C::*": ""}
+    )
+    collection = {"nodeid": "t.py::B", "outcome": "failed", "$report_type": "CollectReport"}
+    lines = [json.dumps(collection), json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})]
+    told = upstream.tally("t.py", lines, reasons, ["t.py::A::test_b"], seconds=9, limit_s=60)
+    assert told.unmet == ["t.py::A::tset_b", "t.py::C::*"]
+    assert upstream.tally("t.py", lines, reasons, None, seconds=9, limit_s=60).unmet == []
+
+
+def test_each_pattern_is_of_a_listed_file_and_has_a_reason() -> None:
+    data = tomllib.loads(upstream.LIST.read_text())
+    tables = {**data["explained"], **data["left_out"]}
+    assert len(tables) == len(data["explained"]) + len(data["left_out"])
+    assert {pattern.partition("::")[0] for pattern in tables} <= set(data["files"])
+    assert all("::" in pattern and reason for pattern, reason in tables.items())
+    assert len(data["files"]) == len(set(data["files"]))
 
 
 @pytest.fixture

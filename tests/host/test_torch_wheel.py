@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
 from email.message import Message
@@ -864,6 +865,14 @@ class TestSome(unittest.TestCase):
         assert 1 + 1 == 3
 """
 
+ENDLESS = """
+def test_endless():
+    while True:
+        pass
+def test_short():
+    pass
+"""
+
 
 def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
     """Lines as pytest-reportlog writes them: of tests (name, when, outcome), and of the end."""
@@ -882,19 +891,19 @@ def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
         *(("d", "setup", "passed"), ("d", "call", "passed"), ("d", "teardown", "failed")),
         status=1,
     )
-    told = upstream.tally("t.py", lines, {"b*": "32 bits"}, seconds=9, limit_s=60)
-    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1}
+    told = upstream.tally("t.py", lines, upstream.Reasons({"b*": "32 bits"}), seconds=9, limit_s=60)
+    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0}
     assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
 
 
 def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
     begun = reports(("a", "setup", "passed"), ("a", "call", "passed"), status=None)
-    told = upstream.tally("t.py", [*begun, '{"nodeid": "b", "wh'], {}, seconds=61, limit_s=60)
-    assert (told.counts, told.ended, told.failures) == ({"passed": 1}, "cut off after 60 s", {})
-    crashed = upstream.tally("t.py", begun, {}, seconds=3, limit_s=60)
+    told = upstream.tally("t.py", [*begun, '{"nodeid": "b", "wh'], upstream.Reasons({}), seconds=61, limit_s=60)
+    assert (told.counts, told.ended, told.failures) == ({"passed": 1, "left out": 0}, "cut off after 60 s", {})
+    crashed = upstream.tally("t.py", begun, upstream.Reasons({}), seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
     assert crashed.failures == {"t.py": "ended by itself"}
-    hung = upstream.tally("t.py", begun, {}, seconds=181, limit_s=60, hung=True)
+    hung = upstream.tally("t.py", begun, upstream.Reasons({}), seconds=181, limit_s=60, hung=True)
     assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it")
 
 
@@ -914,18 +923,36 @@ def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
     made = job.TorchFlow(config())
     monkeypatch.setattr(job.TorchFlow, "client", None)
     with pytest.raises(KeyboardInterrupt):
-        upstream._run_all(made, tmp_path, tmp_path, tmp_path, ["first.py", "second.py"], {}, 60)
+        upstream._run_all(made, tmp_path, tmp_path, tmp_path, ["first.py", "second.py"], upstream.Reasons({}), 60)
     assert ended.is_set()
 
 
 @pytest.mark.engine
 @pytest.mark.emulation
 def test_upstreams_tests_run_in_the_image(
-    built: main_job.Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: main_job.Built,
+    product_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if not built.manifest("torch").facts["wheel"]:
         pytest.skip("the image was built without torch")
     (tmp_path / "test_some.py").write_text(UPSTREAM)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "test_some.py").write_text(ENDLESS)
+    tables = tomllib.loads(upstream.LIST.read_text())
+    pins = json.dumps(tables["packages"])
+    (tmp_path / "upstream.toml").write_text(
+        f"""packages = {pins}
+files = ["test_some.py"]
+[explained]
+"test_some.py::*::test_unkown" = "a typo"
+[left_out]
+"deep/test_some.py::test_endless" = "does not end"
+"""
+    )
+    monkeypatch.setattr(upstream, "LIST", tmp_path / "upstream.toml")
     # The image is the build's; the folder is another, since one build of a target works at a time.
     mine = dataclasses.replace(
         product_config, build=dataclasses.replace(product_config.build, folder=tmp_path / "build")
@@ -933,12 +960,16 @@ def test_upstreams_tests_run_in_the_image(
     with pytest.raises(ArtefactMissing, match=r"no test file test_none\.py"):
         upstream.run_tests(mine, ["test_none.py"], tests=tmp_path)
     with pytest.raises(ChecksFailed, match="2 of upstream's tests fail, and nothing explains it") as caught:
-        upstream.run_tests(mine, ["test_some.py"], tests=tmp_path, limit_s=300)
+        upstream.run_tests(mine, ["test_some.py", "deep/test_some.py"], tests=tmp_path, limit_s=300)
     assert "test_broken" in caught.value.found
+    assert "upstream.toml names test_some.py::*::test_unkown, and upstream has no such test" in capsys.readouterr().err
     told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
-    (file,) = told["files"]
+    file, deep = told["files"]
     assert told["emulated"]
     assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
+    assert file["unmet"] == ["test_some.py::*::test_unkown"]
+    assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")
+    assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
 
 
 def test_the_plan_says_what_would_run() -> None:
