@@ -222,6 +222,35 @@ def linear_algebra() -> dict[str, Tensor]:
 
 
 @case(FLOAT32)
+def complex_algebra() -> dict[str, Tensor]:
+    """BLAS and LAPACK with complex numbers, which each has functions of its own for."""
+    made = {}
+    for dtype in (torch.complex64, torch.complex128):
+        part = torch.float32 if dtype == torch.complex64 else torch.float64
+        a = torch.complex(drawn(2, 9, 9, dtype=part), drawn(2, 9, 9, seed=2, dtype=part))
+        x, y = a[0, 0], a[1, :, 2]
+        own = a[0] @ a[0].mH + 9 * torch.eye(9, dtype=dtype)
+        found = {
+            "dot": torch.dot(x, y),
+            "vdot": torch.vdot(x, y),
+            "outer": torch.outer(x, y),
+            "mv": a[0] @ y,
+            "mm": a[0] @ a[1],
+            "mm, conjugated": a[0].mH @ a[1].mT,
+            "bmm": torch.bmm(a, a.mH),
+            "einsum": torch.einsum("bij,bij->b", a, a.conj()),
+            "norm": torch.linalg.vector_norm(x),
+            "solve": torch.linalg.solve(own, y),
+            "cholesky": torch.linalg.cholesky(own),
+            "eigenvalues": torch.linalg.eigvalsh(own),
+            "singular values": torch.linalg.svdvals(a[1]),
+        }
+        for name, item in found.items():
+            made[f"{name}, {dtype}"] = torch.view_as_real(item.resolve_conj()) if item.is_complex() else item
+    return made
+
+
+@case(FLOAT32)
 def fourier() -> dict[str, Tensor]:
     """Transforms of even, odd and prime lengths."""
     return {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.metadata
 import io
+import os
 import re
 import sysconfig
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -181,6 +184,92 @@ def has_our_torch() -> bool:
 
 
 SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patches the process ends by SIGBUS")
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_the_dot_product_of_complex_numbers_is_numpys(dtype: str, size: int, strided: bool) -> None:
+    """BLAS gives such results in registers or in memory, as the machine has it; taken wrongly, they were all 0."""
+    drawn = numpy.random.Generator(numpy.random.PCG64(7)).standard_normal((4, 2 * size))
+    a, b = (drawn[0] + 1j * drawn[1]).astype(dtype), (drawn[2] + 1j * drawn[3]).astype(dtype)
+    a, b = (a[::2], b[1::2]) if strided else (a[:size], b[:size])
+    x, y = torch.from_numpy(a), torch.from_numpy(b)
+    bound = 1e-5 if dtype == "complex64" else 1e-13
+    for found, wanted in (
+        (torch.dot(x, y), numpy.dot(a, b)),
+        (torch.vdot(x, y), numpy.vdot(a, b)),
+        (x @ y, a @ b),
+        (torch.inner(x, y), numpy.inner(a, b)),
+        (torch.dot(x.conj(), y), numpy.dot(a.conj(), b)),
+        (torch.dot(x, y.conj()), numpy.dot(a, b.conj())),
+    ):
+        assert abs(found.item() - wanted) <= bound * numpy.linalg.norm(a) * numpy.linalg.norm(b)
+    assert torch.dot(x[:0], y[:0]).item() == 0
+
+
+class FullDisk:
+    """A file that takes some bytes, and then has no room."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, block: bytes) -> int:
+        """Take it, or raise OSError."""
+        self.room -= len(block)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return len(block)
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+
+class Cut(io.BytesIO):
+    """A file of which a part cannot be read."""
+
+    readable_bytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        """As a file's; OSError beyond what can be read."""
+        found = super().read(size)
+        self._require(self.tell())
+        return found
+
+    def readinto(self, buffer: Any) -> int:
+        """As a file's; OSError beyond what can be read."""
+        count = super().readinto(buffer)
+        self._require(self.tell())
+        return count
+
+    def _require(self, end: int) -> None:
+        if end > self.readable_bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+LETS_THROUGH = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our recipe the process ends by SIGABRT")
+
+
+@LETS_THROUGH
+@pytest.mark.parametrize("room", [0, 100, 5000])
+def test_what_a_file_raises_while_a_tensor_is_saved_gets_out(room: int) -> None:
+    """From Python through C++ and C, where on ARM only what is compiled for that lets it through."""
+    with pytest.raises((OSError, RuntimeError)) as caught:
+        torch.save(torch.ones(10_000), FullDisk(room))
+    assert any("No space left on device" in str(fault) for fault in (caught.value, caught.value.__context__))
+
+
+@LETS_THROUGH
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.98])
+def test_what_a_file_raises_while_a_tensor_is_loaded_gets_out(kept: float) -> None:
+    whole = io.BytesIO()
+    torch.save(torch.ones(10_000), whole)
+    file = Cut(whole.getvalue())
+    file.readable_bytes = int(kept * len(whole.getvalue()))
+    with pytest.raises((OSError, RuntimeError)):
+        torch.load(file)
+    whole.seek(0)
+    assert torch.equal(torch.load(whole), torch.ones(10_000))
 
 
 @SAFE

@@ -20,7 +20,9 @@ pitorch_unless_given(CMAKE_C_COMPILER ${PITORCH_GNU}-gcc)
 pitorch_unless_given(CMAKE_CXX_COMPILER ${PITORCH_GNU}-g++)
 pitorch_unless_given(CMAKE_CXX_COMPILER_TARGET ${PITORCH_GNU})
 pitorch_unless_given(CMAKE_STRIP /usr/bin/${PITORCH_GNU}-strip)
-set(CMAKE_C_FLAGS_INIT "${PITORCH_FLAGS}")
+# C calls C++ back: miniz does, for torch.save, which writes to objects of Python's. What is raised there gets through C
+# where that has unwind tables, which on ARM compilers make only when they are told.
+set(CMAKE_C_FLAGS_INIT "${PITORCH_FLAGS} -fexceptions")
 set(CMAKE_CXX_FLAGS_INIT "${PITORCH_FLAGS}")
 
 # Programs that the build runs are this machine's.
