@@ -262,11 +262,12 @@ def test_what_a_file_raises_while_a_tensor_is_saved_gets_out(room: int) -> None:
 @LETS_THROUGH
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.98])
 def test_what_a_file_raises_while_a_tensor_is_loaded_gets_out(kept: float) -> None:
+    """SystemError is upstream's 2.6, on any machine: it calls ``read`` while what ``readinto`` raised is still set."""
     whole = io.BytesIO()
     torch.save(torch.ones(10_000), whole)
     file = Cut(whole.getvalue())
     file.readable_bytes = int(kept * len(whole.getvalue()))
-    with pytest.raises((OSError, RuntimeError)):
+    with pytest.raises((OSError, RuntimeError, SystemError)):
         torch.load(file)
     whole.seek(0)
     assert torch.equal(torch.load(whole), torch.ones(10_000))
