@@ -273,7 +273,10 @@ class Machine:
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
     def end(self, power_off: Callable[[], object] | None = None, *, polite_s: float = 30.0) -> None:
-        """End the machine: call ``power_off``, give the guest ``polite_s`` seconds, then end QEMU by its id."""
+        """End the machine: call ``power_off``, give the guest ``polite_s`` seconds, then end QEMU by its id.
+
+        It is given them too where ``power_off`` fails: a guest may be gone before it has answered.
+        """
         running = self._process
         if running is None:
             return
@@ -281,8 +284,8 @@ class Machine:
             if power_off is not None and running.poll() is None:
                 with contextlib.suppress(UserError, OSError):
                     power_off()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        running.wait(polite_s)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running.wait(polite_s)
         finally:
             if running.poll() is None:
                 process.end_group(running)
