@@ -1,7 +1,6 @@
 #include "runtime/executable.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -71,21 +70,6 @@ EmulatedWork emulatedWork() {
 }
 
 Cycles cyclesOfThread() { return ofThread; }
-
-const emu::Board& emulatedBoard() {
-  const char* const set = std::getenv("QPU_BOARD");  // NOLINT(concurrency-mt-unsafe): only read
-  if (set == nullptr || *set == '\0') return emu::kDefaultBoard;
-  const emu::Board* const board = emu::findBoard(set);
-  if (board == nullptr) {
-    std::string names;
-    for (const emu::Board* b :
-         {&emu::kPi1, &emu::kPiZero, &emu::kPi2, &emu::kPi3, &emu::kPiZero2})
-      names += (names.empty() ? "" : ", ") + std::string(b->name);
-    detail::raise<BackendError>("QPU_BOARD=" + std::string(set) +
-                                " is no board of the emulator; those are " + names);
-  }
-  return *board;
-}
 
 std::shared_ptr<const Executable::Run> Executable::lastRun() const {
   const std::lock_guard<std::mutex> lock(runMutex_);
