@@ -68,7 +68,8 @@ void requireQpus(int qpus) {
 qpu_cycles forC(const Cycles& c) {
   return {c.instructions,      c.clocks,   c.stalledOnTmu,    c.stalledOnVpm,
           c.stalledOnOther,    c.tmuBytes, c.memoryReadBytes, c.memoryWriteBytes,
-          c.seconds(),         c.board};
+          c.seconds(),         c.board,    c.launches,        c.registersLaunchSeconds,
+          c.mailboxLaunchSeconds};
 }
 
 // The words [offset, offset + bytes) of a buffer.

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -36,14 +35,15 @@ const emu::Board& load(const emu::Board& base, bool isChosen, const char* path) 
   std::unique_ptr<Loaded>& kept = all[{isChosen ? &base : nullptr, path}];
   if (kept != nullptr) return kept->board;
   std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf()))
+  std::string text;
+  for (std::string line; std::getline(file, line);) text += line + '\n';
+  if (!file.is_open() || file.bad())
     detail::raise<BackendError>("QPU_MODEL=" + std::string(path) +
                                 " cannot be read; expected fast, slow, or a file that "
                                 "qpu-calibrate wrote");
   auto made = std::make_unique<Loaded>();
   made->board = base;
-  const std::string source = emu::applyFile(text.str(), path, isChosen, made->board);
+  const std::string source = emu::applyFile(text, path, isChosen, made->board);
   made->name = std::string(made->board.name) + " by " + path + ", " +
                (source.empty() ? "source not stated" : source);
   made->board.name = made->name.c_str();
