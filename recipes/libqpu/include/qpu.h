@@ -124,6 +124,11 @@ QPU_C_API int qpu_program_cycles(const qpu_program *program, struct qpu_cycles *
  * library's too. 0, or -1 when there was none. */
 QPU_C_API int qpu_thread_cycles(struct qpu_cycles *cycles);
 
+/* The parameters of the model of a board that the emulator uses (QPU_BOARD,
+ * QPU_MODEL), as a file for QPU_MODEL, with their ranges and sources as comments.
+ * Free it with qpu_free(); NULL on failure. */
+QPU_C_API char *qpu_model_parameters(void);
+
 /* Listing; after a profiled run with its counts. Free it with qpu_free(); NULL on
  * failure. */
 QPU_C_API char *qpu_program_listing(const qpu_program *program);

@@ -52,6 +52,9 @@ const Board* findBoard(const char* name, End end);
 std::string applyFile(const std::string& text, const std::string& path, bool isChosen,
                       Board& board);
 
+// A board's parameters as such a file, with their ranges and sources as comments.
+std::string describe(const Board& board);
+
 }  // namespace qpu::emu
 
 #endif

@@ -122,4 +122,18 @@ std::string applyFile(const std::string& text, const std::string& path, bool isC
   return Reader(path, isChosen, board).read(text);
 }
 
+std::string describe(const Board& board) {
+  const std::string name = std::string(board.name).substr(0, std::string(board.name).find(' '));
+  const Board& fast = *findBoard(name.c_str(), End::Fast);
+  const Board& slow = *findBoard(name.c_str(), End::Slow);
+  std::string text = "board = " + name + "\n";
+  for (const Parameter& p : parameters()) {
+    text += "# " + std::string(p.source) + "\n" + p.name + " = " + shortly(board.*p.member) + "  # ";
+    if (fast.*p.member != slow.*p.member)
+      text += "fast " + shortly(fast.*p.member) + ", slow " + shortly(slow.*p.member) + " ";
+    text += std::string(emu::name(p.unit)) + "\n";
+  }
+  return text;
+}
+
 }  // namespace qpu::emu

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "emu/model.hpp"
 #include "error_facts.hpp"
 #include "qpu.h"
 #include "qpu/backend.h"
@@ -292,6 +293,11 @@ int qpu_thread_cycles(qpu_cycles* cycles) {
     given(cycles, "cycles") = qpu::runtime::forC(c);
     return 0;
   });
+}
+
+char* qpu_model_parameters() {
+  return guarded<char*>(
+      nullptr, [] { return copied(qpu::emu::describe(qpu::runtime::emulatedBoard())); });
 }
 
 char* qpu_program_listing(const qpu_program* program) {
