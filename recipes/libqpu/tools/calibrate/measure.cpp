@@ -18,6 +18,7 @@ constexpr double kPageLines = 64;  // a page of 4 KB
 constexpr std::uint32_t kSameBank = 32768;  // 8 banks of 4 KB
 constexpr int kAllQpus = 12;
 constexpr int kSlices = 3;
+constexpr int kQpusOfSlice = 4;
 constexpr const char* kMore = "another limit comes first";
 
 std::string line(const std::string& name, const std::string& operands) {
@@ -30,6 +31,10 @@ std::uint32_t dmaStore(std::uint32_t rows, std::uint32_t words) {
 // 16 rows or words are coded as 0; each row goes into a VPM row of its own.
 std::uint32_t dmaLoad(std::uint32_t rows, std::uint32_t words) {
   return 0x80001000U | (words % 16) << 20U | (rows % 16) << 16U;
+}
+
+void useBackend(const char* name) {
+  (void)setenv("QPU_BACKEND", name, 1);  // NOLINT(concurrency-mt-unsafe): there is one thread
 }
 
 class Measurer {
@@ -109,12 +114,12 @@ class Measurer {
         put(way.parameter, bench_.launch(way.backend).seconds * 1e6);
         continue;
       }
-      (void)setenv("QPU_BACKEND", way.backend, 1);
+      useBackend(way.backend);
       if (qpu_backend_name() == nullptr)
         putMissing(way.parameter, qpu_backend_reason());
       else
         put(way.parameter, bench_.launch(way.backend).seconds * 1e6);
-      (void)setenv("QPU_BACKEND", bench_.backend().c_str(), 1);
+      useBackend(bench_.backend().c_str());
     }
   }
 
@@ -190,7 +195,7 @@ class Measurer {
     one.repeat(3, {"mov tmu0_s, r2"});
     one.loop([](Assembly& body) { body.repeat(kRequests, {"mov tmu0_s, r2", "nop; ldtmu0"}); });
     one.repeat(3, {"nop; ldtmu0"});
-    const double atTmu = clocks(one.end(), kAllQpus, 100) / kRequests / (kAllQpus / kSlices);
+    const double atTmu = clocks(one.end(), kAllQpus, 100) / kRequests / kQpusOfSlice;
     put("tmu_request_clocks", atTmu);
 
     // Four lines for each QPU that put each other out of the L1.
