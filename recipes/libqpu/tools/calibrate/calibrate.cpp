@@ -92,7 +92,8 @@ std::string modelFile(const Provenance& from, const std::vector<Measured>& all) 
     if (m.measurement != number) {
       number = m.measurement;
       text << "\n# " << number << ": " << title(number);
-      if (m.spread > 0) text << "; repeats differ by " << std::setprecision(2) << 100 * m.spread << " %";
+      if (m.spread > 0)
+        text << "; repeats differ by " << std::setprecision(2) << 100 * m.spread << " %";
       text << "\n";
     }
     if (m.missing.empty())

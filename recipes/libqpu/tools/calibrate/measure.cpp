@@ -207,9 +207,7 @@ class Measurer {
     for (const char* const to : {"ra11", "ra12", "ra13"})
       all << "add r0, r0, r1" << line("mov", std::string(to) + ", r0");
     all << "nop";
-    const std::vector<std::string> ask = {"mov tmu0_s, ra10", "mov tmu1_s, ra12", "mov tmu0_s, ra11",
-                                          "mov tmu1_s, ra13"};
-    all.repeat(1, ask);
+    all << "mov tmu0_s, ra10" << "mov tmu1_s, ra12" << "mov tmu0_s, ra11" << "mov tmu1_s, ra13";
     all.loop([](Assembly& body) {
       for (const auto& [first, second] :
            {std::array{"ra12", "ra10"}, std::array{"ra13", "ra11"}, std::array{"ra10", "ra12"},
@@ -258,9 +256,12 @@ class Measurer {
     a.set(load ? "vpm_rd_setup" : "vpm_wr_setup", load ? 0x90000000U | 4 * words : 0xc0000000U);
     a.set("r0", load ? dmaLoad(rows, words) : dmaStore(rows, words));
     a.loop([&](Assembly& body) {
-      body.repeat(kTransfers, {load ? "mov vpm_rd_setup, r0" : "mov vpm_wr_setup, r0",
-                               std::string(load ? "mov vpm_ld_addr, " : "mov vpm_st_addr, ") + kBuffer,
-                               load ? "nop; read vpm_ld_wait" : "nop; read vpm_st_wait"});
+      if (load)
+        body.repeat(kTransfers,
+                    {"mov vpm_rd_setup, r0", "mov vpm_ld_addr, ra2", "nop; read vpm_ld_wait"});
+      else
+        body.repeat(kTransfers,
+                    {"mov vpm_wr_setup, r0", "mov vpm_st_addr, ra2", "nop; read vpm_st_wait"});
     });
     return (clocks(a.end(), 1, 20) - 5 * kInstruction) / kTransfers - 2 * kInstruction;
   }
