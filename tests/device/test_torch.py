@@ -365,6 +365,45 @@ def test_a_dlpack_tensor_begins_behind_its_data_by_its_offset(strides: tuple[int
             torch.utils.dlpack.from_dlpack(packed)
 
 
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Sequences of different lengths as one tensor; the feature is a prototype, and torch warns of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.nested.nested_tensor(rows)
+
+
+@pytest.mark.parametrize("shape", [(16,), (3, 16)])
+def test_layer_norm_of_a_nested_tensor_equals_that_of_its_rows(shape: tuple[int, ...]) -> None:
+    """Upstream's 2.6 computes the index -1 in 32 bits: "IndexError ... got 4294967295" (patch 0013)."""
+    torch.manual_seed(0)
+    layer = nn.LayerNorm(shape)
+    nn.init.normal_(layer.weight)
+    rows = [torch.randn(7, *shape), torch.randn(2, *shape)]
+    with torch.no_grad():
+        normalised = layer(nested(rows)).unbind()
+        for row, result in zip(rows, normalised, strict=True):
+            torch.testing.assert_close(result, layer(row))
+
+
+def test_layer_norm_refuses_an_irregular_dimension() -> None:
+    with pytest.raises(RuntimeError, match="irregular"), torch.no_grad():
+        nn.LayerNorm((7, 16))(nested([torch.ones(7, 16), torch.ones(2, 16)]))
+
+
+def test_a_transformer_encoder_ignores_padded_positions() -> None:
+    """In eval mode without gradients the encoder packs the batch into a nested tensor."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    batch = torch.randn(2, 5, 16)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = encoder(batch, src_key_padding_mask=padding)
+        torch.testing.assert_close(result[:1], encoder(batch[:1]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(result[1:, :3], encoder(batch[1:, :3]), atol=1e-5, rtol=1e-5)
+
+
 def test_it_was_built_with_what_the_recipe_asks_for() -> None:
     told = torch.__config__.show()
     asked = ["USE_OPENMP=ON"]  # of another's torch too: our extension and our tests rely on it
