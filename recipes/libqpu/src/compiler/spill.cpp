@@ -5,6 +5,7 @@
 #include "compiler/liveness.hpp"
 #include "compiler/spill_slots.hpp"
 #include "compiler/vpm_layout.hpp"
+#include "error_facts.hpp"
 
 namespace qpu::compiler {
 namespace {
@@ -101,6 +102,7 @@ class Spiller {
     const std::size_t n = f_.registers;
     recipe_.assign(n, nullptr);
     steps_.assign(n, 0);
+    leaves_.resize(n);
     recipes_.resize(n);
     std::vector<Written> written(n);
     for (std::size_t b = 0; b < f_.blocks.size(); ++b)
@@ -120,25 +122,38 @@ class Spiller {
         // A vector from the turn before is not that of this turn.
         if (live_.liveIn(b, o.target)) continue;
         std::uint32_t steps = 1;
-        bool can = true;
+        std::vector<Vreg> leaves;
         forEachRead(o, [&](Vreg u) {
-          if (recipe_[u] != nullptr)
-            steps += steps_[u];
-          else
-            can = can && outlives(written[u], u, o.target, b, i);
+          if (recipe_[u] == nullptr) {
+            leaves.push_back(u);
+            return;
+          }
+          steps += steps_[u];
+          leaves.insert(leaves.end(), leaves_[u].begin(), leaves_[u].end());
         });
-        if (!can || steps > kMostSteps) continue;
+        // An operand that is computed again needs its own leaves where this vector is used, which may be later than
+        // the operand itself is.
+        const bool can = steps <= kMostSteps && std::all_of(leaves.begin(), leaves.end(), [&](Vreg u) {
+          return outlives(written[u], u, o.target, b, i);
+        });
+        if (!can) continue;
         recipes_[o.target] = o;
         recipe_[o.target] = &recipes_[o.target];
         steps_[o.target] = steps;
+        leaves_[o.target] = std::move(leaves);
       }
   }
 
-  // `u` is the same and there wherever `v`, made of it in block b at i, is alive.
+  // `u` is not written between the operation i of block b, which makes `v` of it, and any use of `v`, and it is in its
+  // register or in memory there.
   bool outlives(const Written& u, Vreg reg, Vreg v, std::size_t b, std::size_t i) const {
-    if (u.elsewhere || (u.block != 0 && (u.block != b || u.last > i))) return false;
-    if (u.block == b && u.last > i) return false;
-    if (!live_.liveIn(b, reg) && !live_.liveOut(b, reg)) return false;
+    if (u.elsewhere || (u.block != 0 && u.block != b)) return false;
+    if (u.block == b && u.times != 0) {
+      // After its last use in the block that writes it, it is kept only for other blocks.
+      if (u.last > i || !live_.liveOut(b, reg)) return false;
+    } else if (!live_.liveIn(b, reg)) {
+      return false;
+    }
     for (std::size_t k = 0; k < f_.blocks.size(); ++k)
       if (live_.liveIn(k, v) && !live_.liveIn(k, reg)) return false;
     return true;
@@ -346,6 +361,7 @@ class Spiller {
   struct State {
     bool resident = false;
     bool stored = false;   // memory has it
+    bool written = false;  // in this block, so far
     std::size_t use = 0;   // next in uses_
   };
 
@@ -396,7 +412,7 @@ class Spiller {
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
       if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && recipe_[v] == nullptr) {
-        if (!state_[v].resident) return false;
+        if (!state_[v].resident) failWithoutContent(v);
         store(out_, v);
       }
     }
@@ -467,6 +483,7 @@ class Spiller {
         }
         state_[v].stored = false;
       }
+      state_[v].written = true;
       out_.push_back(o);
       if (!isPinned(block_, v) && nextUse(block_, v, i + 1) == kNever) leave(v);
       return true;
@@ -484,18 +501,25 @@ class Spiller {
     residents_.erase(std::find(residents_.begin(), residents_.end(), v));
   }
 
+  [[noreturn]] void failWithoutContent(Vreg v) const {
+    detail::raise<CompileError>("kernel '" + f_.name + "': internal compiler error: vector " + std::to_string(v) +
+                                    " is needed in block " + std::to_string(block_) +
+                                    ", where neither a register nor memory holds it. Please report this with the "
+                                    "kernel's source",
+                                {f_.name, "", -1, 0});
+  }
+
   bool bringIn(Vreg v, std::uint32_t i) {
-    if (isPinned(block_, v) || state_[v].resident) return true;
-    if (recipe_[v] != nullptr) return repeat(v, i);
-    if (noReload_[i] != 0) return false;
-    if (!state_[v].stored) {
-      // Never written: any content will do.
-      if (!makeRoom(i)) return false;
-      enter(v);
-      loadWord(out_, v, 0);
-      return true;
+    if (isPinned(block_, v)) {
+      // A vector that leaves the block has its register before the block has written it, too.
+      if (v == base_ || v == row_ || live_.liveIn(block_, v) || state_[v].written) return true;
+      if (recipe_[v] == nullptr) failWithoutContent(v);
+      return repeat(v, i);
     }
-    if (!makeRoom(i)) return false;
+    if (state_[v].resident) return true;
+    if (recipe_[v] != nullptr) return repeat(v, i);
+    if (!state_[v].stored) failWithoutContent(v);
+    if (noReload_[i] != 0 || !makeRoom(i)) return false;
     reload(out_, v);
     enter(v);
     return true;
@@ -510,9 +534,14 @@ class Spiller {
       can = can && bringIn(u, i);
       busy_.push_back(u);
     });
-    if (!can || !makeRoom(i)) return false;
+    if (!can) return false;
+    if (isPinned(block_, v)) {
+      state_[v].written = true;
+    } else {
+      if (!makeRoom(i)) return false;
+      enter(v);
+    }
     out_.push_back(o);
-    enter(v);
     busy_.resize(before);
     return true;
   }
@@ -601,6 +630,7 @@ class Spiller {
   std::vector<const Operation*> recipe_;    // what makes a vector again
   std::vector<Operation> recipes_;
   std::vector<std::uint32_t> steps_;        // operations that this takes
+  std::vector<std::vector<Vreg>> leaves_;   // vectors that this starts from
   std::vector<char> inMemory_;              // between blocks
   std::vector<SlotAccess> accesses_;
   Vreg base_ = Operation::kNone, row_ = Operation::kNone;
