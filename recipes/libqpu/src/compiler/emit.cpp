@@ -80,11 +80,12 @@ void straighten(Function& function) {
 
 [[noreturn]] void failRegisters(const Function& f, std::uint32_t needed, std::uint32_t registers) {
   detail::raise<CompileError>(
-      "kernel '" + f.name + "' needs " + std::to_string(needed) + " vectors at once where " +
-          std::to_string(registers) + " registers are" +
-          (f.usesVpmByHand ? "; they cannot be kept in memory because the kernel sets up the VPM "
+      "kernel '" + f.name + "' does not fit into " + std::to_string(registers) + " registers: up to " +
+          std::to_string(needed) + " vectors are alive at once, and single instructions need copies of some" +
+          (f.usesVpmByHand ? "; vectors cannot be kept in memory because the kernel sets up the VPM "
                              "or its DMA itself"
-                           : ""),
+                           : "") +
+          ". Keep fewer variables alive at once",
       {f.name, "", -1, 0});
 }
 

@@ -728,8 +728,9 @@ class Scheduler {
   std::uint8_t choices(const Plan& plan, const Free& f) const {
     if (!plan.choosesPlace) return plan.files;
     const Place home = openHome(plan);
-    if (home != kNowhere && !plan.wantsAccumulator && freeRegisters() < kPlenty)
-      return static_cast<std::uint8_t>(fileOf(home) & (plan.files == 0 ? 7U : plan.files));
+    // A copy for an operation that cannot read the home goes elsewhere.
+    const bool mayGoHome = home != kNowhere && (plan.files == 0 || (plan.files & fileOf(home)) != 0);
+    if (mayGoHome && !plan.wantsAccumulator && freeRegisters() < kPlenty) return fileOf(home);
     const auto open = static_cast<std::uint8_t>((f.a != 0 ? kToA : 0) | (f.b != 0 ? kToB : 0) |
                                                 (f.accumulators != 0 ? kToNeither : 0) |
                                                 (home != kNowhere ? fileOf(home) : 0));
@@ -946,9 +947,20 @@ class Scheduler {
       if (v != kNone && !isPinned(v) && planCopy(v, true, kToA | kToB | kToNeither, kNone, 0, plan))
         addPlan(plan);
     }
+    takeFirst(bundle);
+    if (bundle.count != 0) return bundle;
+    // Vectors that leave the block for their homes, where they take nobody's room.
+    plans_.clear();
+    for (const std::uint32_t n : ready_) {
+      Plan plan;
+      if (graph_.nodes[n].homecoming && nodes_[n].earliest <= cycle_ && planNode(n, plan)) addPlan(plan);
+    }
+    takeFirst(bundle);
+    return bundle;
+  }
+  void takeFirst(Bundle& bundle) const {
     for (std::size_t k = 0; k < plans_.size() && bundle.count == 0; ++k)
       if (fits(bundle, plans_[k])) add(bundle, plans_[k]);
-    return bundle;
   }
 
   // Results

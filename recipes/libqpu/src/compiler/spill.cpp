@@ -212,8 +212,10 @@ class Spiller {
         const bool passes = (live_.in[b].has(g) || live_.out[b].has(g)) && !referenced[b].has(g);
         if (passes && maySpill(g) && cost[g] <= std::uint64_t{weightOf(f_.blocks[b])} * 40) drop(g);
       }
-      if (most <= room) continue;
-      const std::uint32_t least = room >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
+      // A vector that stays has its register for the whole block, so those that enter it and those that leave it may be
+      // too many together where the pressure is not.
+      if (most <= room && resident + kLeastLocals <= room) continue;
+      const std::uint32_t least = most > room && room >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
       for (const std::uint32_t g : byCost) {
         if (resident + least <= room) break;
         if ((live_.in[b].has(g) || live_.out[b].has(g)) && maySpill(g)) drop(g);
@@ -268,6 +270,7 @@ class Spiller {
     ready_ = at + code.size();
     inMemory_.resize(f_.registers, 0);
     recipe_.resize(f_.registers, nullptr);
+    leaves_.resize(f_.registers);
     live_.indexOf.resize(f_.registers, Liveness::kLocal);
   }
 
@@ -397,6 +400,7 @@ class Spiller {
     touched_.clear();
     findUses(operations);
     residents_.clear();
+    runEnd_ = 0;
     std::uint32_t pinned = memory_ ? 2 : 0;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
       if (!isSpilled(g) && (live_.in[b].has(g) || live_.out[b].has(g))) ++pinned;
@@ -458,9 +462,10 @@ class Spiller {
   bool step(std::uint32_t i, const Operation& o, const std::vector<Operation>& operations) {
     if (noStore_[i] == 0 && i + 1 < noStore_.size() && noStore_[i + 1] != 0)
       storeAhead(i, operations);
-    if (noReload_[i] == 0 && i + 1 < noReload_.size() && noReload_[i + 1] != 0 &&
-        !reloadAhead(i, operations))
-      return false;
+    if (noReload_[i] == 0) {
+      runEnd_ = i;
+      if (i + 1 < noReload_.size() && noReload_[i + 1] != 0 && !reloadAhead(i, operations)) return false;
+    }
     // The vectors that are read, those of this operation not evicted for each other.
     std::array<Vreg, 3> reads{};
     unsigned count = 0;
@@ -553,6 +558,7 @@ class Spiller {
       std::uint64_t best = 0;
       for (const Vreg v : residents_) {
         if (std::find(busy_.begin(), busy_.end(), v) != busy_.end()) continue;
+        if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
         const bool free = state_[v].stored || recipe_[v] != nullptr;
         if (!free && (noStore_[i] != 0 || !memory_)) continue;
         // The farthest next use; a store weighs as much as some distance.
@@ -609,18 +615,26 @@ class Spiller {
     }
   }
 
-  // Within a run of VPM reads nothing can be reloaded.
+  // Within a run of VPM reads nothing can be reloaded: what it reads from memory, or computes again from there, is in
+  // registers before it and stays there until it is read.
   bool reloadAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     busy_.clear();
-    std::vector<Vreg> wanted;
-    for (std::uint32_t k = i; k < operations.size() && (k == i || noReload_[k] != 0); ++k)
-      forEachRead(operations[k], [&](Vreg v) {
-        if (!isPinned(block_, v) && recipe_[v] == nullptr && state_[v].stored) wanted.push_back(v);
+    std::vector<Vreg> made;
+    for (runEnd_ = i; runEnd_ < operations.size() && (runEnd_ == i || noReload_[runEnd_] != 0); ++runEnd_) {
+      const Operation& o = operations[runEnd_];
+      forEachRead(o, [&](Vreg v) {
+        if (!isPinned(block_, v) && needsMemory(v) && std::find(made.begin(), made.end(), v) == made.end())
+          busy_.push_back(v);
       });
-    return std::all_of(wanted.begin(), wanted.end(), [&](Vreg v) {
-      busy_.push_back(v);
-      return bringIn(v, i);
-    });
+      if (o.target != Operation::kNone) made.push_back(o.target);
+    }
+    const std::vector<Vreg> wanted = busy_;
+    return std::all_of(wanted.begin(), wanted.end(), [&](Vreg v) { return bringIn(v, i); });
+  }
+  // Whether it takes a reload to have the vector in a register, once it is in none.
+  bool needsMemory(Vreg v) const {
+    if (recipe_[v] == nullptr) return true;
+    return std::any_of(leaves_[v].begin(), leaves_[v].end(), [this](Vreg u) { return inMemory_[u] != 0; });
   }
 
   Function& f_;
@@ -639,7 +653,9 @@ class Spiller {
   std::uint32_t room_ = 0;                  // registers for vectors that are not pinned
   std::vector<Operation> out_;
   std::vector<std::vector<std::uint32_t>> uses_;
-  std::vector<Vreg> touched_, residents_, busy_;
+  std::vector<Vreg> touched_, residents_;
+  std::vector<Vreg> busy_;                  // not to be evicted for each other
+  std::uint32_t runEnd_ = 0;                // of the run of VPM reads, if there is one
   std::vector<State> state_;
   std::vector<char> noStore_, noReload_;
 };
