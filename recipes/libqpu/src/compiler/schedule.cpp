@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "isa/access.hpp"
+
 namespace qpu::compiler {
 namespace {
 
@@ -567,8 +569,20 @@ class Scheduler {
     return 0;
   }
 
+  // Whether the operation, for which the QPU may have to wait, is put off as long as others can go.
+  bool isPutOff(std::uint32_t n) {
+    const Node::Form form = graph_.nodes[n].form;
+    if (form == Node::Form::Wait) return options_.lateWaits;
+    if (form != Node::Form::Receive || !options_.lateReceives) return false;
+    while (firstRequest_ < nodes_.size() && (nodes_[firstRequest_].done || !isRequest(firstRequest_))) ++firstRequest_;
+    return firstRequest_ < n;
+  }
+  bool isRequest(std::uint32_t n) const {
+    return graph_.nodes[n].target == kNone && isa::isTmuStart(graph_.nodes[n].address);
+  }
+
   void consider(std::uint32_t n, std::int32_t r4Waiter, std::int32_t r5Waiter) {
-    if (!mayGo(n) || nodes_[n].expected > cycle_) return;
+    if (!mayGo(n) || nodes_[n].expected > cycle_ || isPutOff(n)) return;
     Plan plan;
     if (!planNode(n, plan)) return;
     if (n != oldest_ && !isSafe(plan)) return;
@@ -1315,6 +1329,7 @@ class Scheduler {
   std::array<std::array<int, 2>, 2> toRead_{};
   Place lastRead_ = kNowhere;  // of what an I/O address gave
   std::uint32_t oldest_ = 0;
+  std::uint32_t firstRequest_ = 0;                  // that is left; an upper bound of those before it
   std::uint32_t left_ = 0;
   std::int32_t addLeft_ = 0, mulLeft_ = 0, eitherLeft_ = 0;
   std::int32_t cycle_ = 0;
