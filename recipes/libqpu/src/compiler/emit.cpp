@@ -3,6 +3,7 @@
 #include "compiler/chains.hpp"
 #include "compiler/compile.hpp"
 #include "compiler/schedule.hpp"
+#include "compiler/schedule_estimate.hpp"
 #include "compiler/spill.hpp"
 #include "error_facts.hpp"
 
@@ -80,11 +81,12 @@ void straighten(Function& function) {
 
 [[noreturn]] void failRegisters(const Function& f, std::uint32_t needed, std::uint32_t registers) {
   detail::raise<CompileError>(
-      "kernel '" + f.name + "' needs " + std::to_string(needed) + " vectors at once where " +
-          std::to_string(registers) + " registers are" +
-          (f.usesVpmByHand ? "; they cannot be kept in memory because the kernel sets up the VPM "
+      "kernel '" + f.name + "' does not fit into " + std::to_string(registers) + " registers: up to " +
+          std::to_string(needed) + " vectors are alive at once, and single instructions need copies of some" +
+          (f.usesVpmByHand ? "; vectors cannot be kept in memory because the kernel sets up the VPM "
                              "or its DMA itself"
-                           : ""),
+                           : "") +
+          ". Keep fewer variables alive at once",
       {f.name, "", -1, 0});
 }
 
@@ -206,6 +208,28 @@ class Emitter {
                          [](const Operation& o) { return o.op == Op::VpmRead; }) >= kMany;
   }
 
+  // Other orders, in which the QPU waits less for memory, where the block is slowed down by that.
+  void waitLess(const Graph& graph, ScheduleOptions so, ScheduledBlock& best, std::uint32_t b) const {
+    double least = estimate(best, fewest_[b]);
+    const auto attempt = [&](bool lateReceives, bool lateWaits, std::uint32_t window) {
+      if (least <= static_cast<double>(best.slots.size())) return;
+      so.lateReceives = lateReceives;
+      so.lateWaits = lateWaits;
+      so.window = window;
+      std::optional<ScheduledBlock> other = schedule(graph, so);
+      if (!other) return;
+      const double takes = estimate(*other, fewest_[b]);
+      if (takes >= least) return;
+      least = takes;
+      best = std::move(*other);
+    };
+    const std::uint32_t window = so.window;
+    attempt(true, false, window);
+    attempt(true, true, window);
+    attempt(false, true, window);
+    attempt(false, false, 1);  // the order of the source
+  }
+
   std::optional<ScheduledBlock> scheduleBlock(std::uint32_t b) const {
     BlockContext context;
     context.function = &function_;
@@ -234,7 +258,9 @@ class Emitter {
         so.takeTurns = true;
         std::optional<ScheduledBlock> other = schedule(graph, so);
         if (other && other->slots.size() < result->slots.size()) return other;
+        so.takeTurns = false;
       }
+      if (options_.level > 0 && function_.blocks[b].loopDepth > 0) waitLess(graph, so, *result, b);
       return result;
     }
     if (!context.fuse) return std::nullopt;
