@@ -213,6 +213,16 @@ TEST_CASE("a gather from nowhere is an error once its vector is used") {
   const Instruction get = signal(Signal::LoadTmu0);
   passes({out, tmu(), get});
   passes({out, tmu(), get, move(toA(1), r(4)), nop(), move(toB(2), ra(1))});
+  // Moved by one pipe while the other sets flags, packs or rotates something else.
+  const auto moved = mul(MulOp::V8Min, toB(2), r(4), r(4));
+  passes({out, tmu(), get, both(flags(add(AddOp::Sub, toR(1), r(0), r(0))), moved)});
+  passes({out, tmu(), get, both(packed(1, move(toA(3), r(0))), moved)});
+  passes({out, tmu(), get, nop(), both(move(toR(2), r(4)), rotated(r(0), 1))});
+  // Its own pipe's flags, pack and rotation look at it.
+  for (const Instruction& use :
+       {both(flags(move(toR(1), r(4))), mul(MulOp::V8Min, toB(2), r(0), r(0))), flags(moved),
+        packed(1, move(toA(3), r(4))), rotated(r(4), 1)})
+    says(errorOf<qpu::BoundsError>({out, tmu(), get, nop(), use}), "is used by");
   // Overwritten before it is used.
   passes({out, tmu(), get, load(toR(0), kIn), tmu(), get, add(AddOp::Add, toR(1), r(4), r(4))});
   const std::string text = errorOf<qpu::BoundsError>(

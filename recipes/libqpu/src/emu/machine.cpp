@@ -438,10 +438,16 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   const auto of = [&](std::uint16_t s) {
     return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
-  const bool plain =
-      (op.after & (need::kFlags | need::kPack | need::kRotate)) == 0 && i.form == Form::Alu;
-  const auto result = [&](bool moves, std::uint16_t a, std::uint16_t b, std::uint16_t target,
-                          std::uint8_t address) -> PoisonNumber {
+  // What changes or looks at the value, in each pipe alone: the flags are the ADD pipe's
+  // unless that does nothing, rotations are the MUL pipe's, packs of one or the other.
+  const bool alu = i.form == Form::Alu;
+  const bool flags = (op.after & need::kFlags) != 0;
+  const bool packs = (op.after & need::kPack) != 0;
+  const bool addPlain = alu && !flags && !(packs && !i.pm && addWritesA(i));
+  const bool mulPlain = alu && !(flags && op.add == 0) && !(packs && (i.pm || mulWritesA(i))) &&
+                        (op.after & need::kRotate) == 0;
+  const auto result = [&](bool moves, bool plain, std::uint16_t a, std::uint16_t b,
+                          std::uint16_t target, std::uint8_t address) -> PoisonNumber {
     const bool kept = moves && a == b && plain &&
                       (target != slot::kNowhere || address == isa::address::kNop);
     if (kept) return of(a);
@@ -464,10 +470,10 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   PoisonNumber y = 0;
   if (op.add != 0)
     x = result(add == AddOp::Or || add == AddOp::And || add == AddOp::FMin || add == AddOp::FMax,
-               op.addA, op.addB, op.addTarget, i.waddrAdd);
+               addPlain, op.addA, op.addB, op.addTarget, i.waddrAdd);
   if (op.mul != MulOp::Nop)
-    y = result(op.mul == MulOp::V8Min || op.mul == MulOp::V8Max, op.mulA, op.mulB, op.mulTarget,
-               i.waddrMul);
+    y = result(op.mul == MulOp::V8Min || op.mul == MulOp::V8Max, mulPlain, op.mulA, op.mulB,
+               op.mulTarget, i.waddrMul);
   if (op.add != 0) setPoison(q, op.addTarget, x, i.condAdd == Cond::Always);
   if (op.mul != MulOp::Nop) setPoison(q, op.mulTarget, y, i.condMul == Cond::Always);
 }
