@@ -680,11 +680,21 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
     return run(code, setting).out;
   };
   const auto in = [&](std::uint32_t n) { return setting.in[n]; };
-  // Three columns of five words, two apart.
-  Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 2)});
+  // Three memory rows of five words down one column, six VPM rows apart.
+  Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 6)});
   for (std::uint32_t row = 0; row < 3; ++row)
-    for (std::uint32_t j = 0; j < 5; ++j)
-      CHECK(out[16 * (7 + j) + 2 + 2 * row] == in(16 * row + j));
+    for (std::uint32_t j = 0; j < 5; ++j) CHECK(out[16 * (7 + 6 * row + j) + 2] == in(16 * row + j));
+  // Sixteen rows of one word are a vector that stands upright.
+  out = window({loadPitch(4), loadSetup(16, 1, 32, 0, false, 1)});
+  for (std::uint32_t row = 0; row < 16; ++row) CHECK(out[16 * (32 + row)] == in(row));
+  // Halves: three units each, the second memory row one word and a half further down.
+  out = window({loadPitch(64), loadSetup(2, 3, 20, 6, false, 3, 2)});
+  for (std::uint32_t row = 0; row < 2; ++row)
+    for (std::uint32_t j = 0; j < 3; ++j) {
+      const std::uint32_t n = 3 * row + j;
+      CHECK((out[16 * (20 + n / 2) + 6] >> 16 * (n % 2) & 0xffffU) ==
+            (in(16 * row + j / 2) >> 16 * (j % 2) & 0xffffU));
+    }
   // MPITCH: 8 * 2^3 bytes from row to row. VPITCH 0 means 16.
   out = window({loadSetup(2, 16, 3, 0, true, 0) | 3U << 24U});
   for (std::uint32_t j = 0; j < 16; ++j) {

@@ -31,16 +31,17 @@ void requireConstant(const Statement& s, const char* what, std::uint32_t express
     r.requireRange(s.site, what, static_cast<std::int32_t>(e.bits), 0, high);
 }
 
-// `s.count` rows of `s.length` words, `pitch` apart, from a place in words.
-void requireInWindow(const Statement& s, int pitch) {
+// The VPM words that a DMA set-up names, from a place in words: of loads each memory row
+// is s.pitch VPM rows after the one before, of stores along columns one column.
+void requireInWindow(const Statement& s) {
   Recorder& r = Recorder::current();
   const Expression& e = r.expression(s.address);
   if (e.op != Op::Constant) return;
   requireConstant(s, "the VPM address", s.address, kVpmRows * kVpmColumns - 1);
-  const int across = (s.count - 1) * pitch + 1;
   const bool horizontal = s.direction == Direction::Horizontal;
-  const int rows = horizontal ? across : s.length;
-  const int columns = horizontal ? s.length : across;
+  const bool sideways = !horizontal && s.kind == StatementKind::DmaWriteSetup;
+  const int rows = (sideways ? 0 : (s.count - 1) * s.pitch) + (horizontal ? 1 : s.length);
+  const int columns = sideways ? s.count : horizontal ? s.length : 1;
   const auto address = static_cast<int>(e.bits);
   if (address / kVpmColumns + rows > kVpmRows || address % kVpmColumns + columns > kVpmColumns)
     r.fail(s.site, std::to_string(rows) + " rows by " + std::to_string(columns) +
@@ -239,7 +240,7 @@ void dmaReadSetup(Direction direction, int rows, Node address, int rowLength, in
   s.length = rowLength;
   s.pitch = vpmPitch;
   s.address = r.use(address);
-  requireInWindow(s, vpmPitch);
+  requireInWindow(s);
 }
 
 void dmaReadStart(Node address, Location where) {
@@ -261,8 +262,9 @@ void dmaWriteSetup(Direction direction, int rows, Node address, int rowLength, L
   s.direction = direction;
   s.count = rows;
   s.length = rowLength;
+  s.pitch = 1;
   s.address = r.use(address);
-  requireInWindow(s, 1);
+  requireInWindow(s);
 }
 
 void dmaWriteStart(Node address, Location where) {
