@@ -95,6 +95,8 @@ def test_cycles_and_listing_of_a_run(qpu: ModuleType, axpy: Path) -> None:
     assert cycles.instructions > 20
     assert 0 < cycles.seconds < 1e-3
     assert cycles.board
+    assert cycles.launches == 1
+    assert 0 < cycles.registers_launch_seconds < cycles.mailbox_launch_seconds < 1e-3
     listing = kernel.listing()
     assert "not measured on hardware" in listing
     assert str(cycles.clocks) in listing

@@ -100,7 +100,8 @@ QPU_C_API int qpu_program_run_raw(qpu_program *program, int qpus, const uint32_t
 QPU_C_API void qpu_program_profile(qpu_program *program, int on);
 
 /* Of the last run on the emulator, by its model of a board: not measured on
- * hardware. Sums over the QPUs, but for clocks and seconds. */
+ * hardware. Sums over the QPUs, but for clocks and seconds; `seconds` is the kernel
+ * alone, and what `launches` take besides is told by backend. */
 struct qpu_cycles {
   uint64_t instructions;
   uint64_t clocks;
@@ -112,6 +113,9 @@ struct qpu_cycles {
   uint64_t memory_write_bytes;
   double seconds;
   const char *board;
+  uint64_t launches;
+  double registers_launch_seconds;
+  double mailbox_launch_seconds;
 };
 /* 0, or -1 when there was no such run. */
 QPU_C_API int qpu_program_cycles(const qpu_program *program, struct qpu_cycles *cycles);
@@ -119,6 +123,11 @@ QPU_C_API int qpu_program_cycles(const qpu_program *program, struct qpu_cycles *
 /* The same, summed over all runs on the emulator that this thread started, the kernel
  * library's too. 0, or -1 when there was none. */
 QPU_C_API int qpu_thread_cycles(struct qpu_cycles *cycles);
+
+/* The parameters of the model of a board that the emulator uses (QPU_BOARD,
+ * QPU_MODEL), as a file for QPU_MODEL, with their ranges and sources as comments.
+ * Free it with qpu_free(); NULL on failure. */
+QPU_C_API char *qpu_model_parameters(void);
 
 /* Listing; after a profiled run with its counts. Free it with qpu_free(); NULL on
  * failure. */

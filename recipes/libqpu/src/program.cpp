@@ -87,7 +87,7 @@ void releaseProgram(const Program* program) noexcept { delete program; }
 
 Cycles programCycles(const Program& program) {
   const runtime::Executable* const made = program.madeExecutable();
-  return made != nullptr ? made->cycles() : Cycles{"", 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  return made != nullptr ? made->cycles() : Cycles{"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 }
 
 char* programListing(const Program& program) {

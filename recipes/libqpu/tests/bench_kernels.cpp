@@ -74,7 +74,7 @@ EmulatedWork measured(const std::function<void()>& f) {
   return w;
 }
 
-double busClocks(double bytes) { return bytes / board().memoryBytesPerClock; }
+double busClocks(double bytes) { return bytes / board().memoryBytesPerClock(); }
 double pipeClocks(double flops) { return flops / 96; }
 
 // Between two entries of the list that --json prints.
@@ -92,7 +92,7 @@ void header() {
   (void)std::printf(
       "model of a %s: %.0f MHz, %.2f bytes a clock on the bus, %.1f GFLOPS; not measured on "
       "hardware\n%-28s %10s %9s %7s %7s %6s %6s %6s %6s %8s  %s\n",
-      board().name, board().clockHz / 1e6, board().memoryBytesPerClock, board().peakFlops() / 1e9,
+      board().name, board().clockHz / 1e6, board().memoryBytesPerClock(), board().peakFlops() / 1e9,
       "kernel", "clocks", "ms", "share", "of", "issue", "TMU", "VPM", "other", "MB", "times naive");
 }
 

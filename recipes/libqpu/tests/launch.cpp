@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <fstream>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -387,6 +388,46 @@ TEST_CASE("a lenient emulator warns of what is not sure, once, and goes on") {
                               "vpm_st_addr, r1): a DMA store is started while";
   CHECK(said.find(warning) == 0);
   CHECK(said.find(warning, 1) == std::string::npos);
+}
+
+TEST_CASE("QPU_MODEL takes an end of the ranges or a file") {
+  const Setting s("QPU_BACKEND", "emulator");
+  const auto cycles = [](const char* model) {
+    const Setting chosen("QPU_MODEL", model);
+    auto k = compile(scaled, "scaled");
+    SharedArray<float> x(64);
+    k(64, 2, &x);
+    return k.cycles();
+  };
+  const auto plain = cycles("");
+  CHECK(cycles("fast").clocks < plain.clocks);
+  CHECK(cycles("slow").clocks > plain.clocks);
+  CHECK(cycles("slow").mailboxLaunchSeconds > plain.mailboxLaunchSeconds);
+
+  const Folder folder;
+  const auto written = [&folder](const char* name, const std::string& text) {
+    const std::string path = (folder.path / name).string();
+    std::ofstream(path) << text;
+    return path;
+  };
+  const std::string path =
+      written("a", "source = emulator\nboard = zero\nstore_ns = 900000\nregisters_launch_us = 7\n");
+  const auto c = cycles(path.c_str());
+  CHECK(std::string(c.board) == "zero by " + path + ", emulator");
+  CHECK(c.seconds() > 1e-3);
+  CHECK(c.launches == 1);
+  CHECK(c.registersLaunchSeconds == doctest::Approx(7e-6));
+  CHECK(std::string(cycles(written("b", "").c_str()).board) ==
+        "pi3 by " + (folder.path / "b").string() + ", source not stated");
+  CHECK(contains(thrown<qpu::BackendError>([&] { (void)cycles("/no/such/model"); }),
+                 "QPU_MODEL=/no/such/model cannot be read"));
+  CHECK(contains(thrown<qpu::BackendError>([&] { (void)cycles(folder.path.c_str()); }),
+                 "cannot be read"));
+  CHECK(contains(thrown<qpu::BackendError>([&] { (void)cycles(written("c", "junk").c_str()); }),
+                 "line 1: expected 'name = value'"));
+  const Setting board("QPU_BOARD", "pi1");
+  CHECK(contains(thrown<qpu::BackendError>([&] { (void)cycles(path.c_str()); }),
+                 "is for board zero, and QPU_BOARD is pi1"));
 }
 
 TEST_CASE("SHA-256 of the standard's examples") {

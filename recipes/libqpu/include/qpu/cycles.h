@@ -19,7 +19,12 @@ struct Cycles {
   std::uint64_t tmuBytes;
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;
+  std::uint64_t launches;
+  // What starting and ending these launches takes besides, by backend.
+  double registersLaunchSeconds;
+  double mailboxLaunchSeconds;
 
+  // Of the kernels alone, without launches.
   double seconds() const { return clockHz > 0 ? static_cast<double>(clocks) / clockHz : 0; }
 };
 

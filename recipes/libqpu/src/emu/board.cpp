@@ -3,102 +3,158 @@
 #include <cstring>
 
 #include "emu/emulator.hpp"
+#include "emu/model.hpp"
 
 namespace qpu::emu {
 namespace {
 
-// The one table of the cycle model. Nothing in it has been measured on hardware by
-// this project; what says "guess" is not published either. Figures without a
-// board are taken to be those of the V3D, the same on all, in its own clocks;
-// what depends on memory follows its clock.
-struct Figures {
-  const char* name;
-  std::uint64_t clockHz;  // Raspberry Pi documentation, table of default v3d_freq
-  double memoryHz;        // LPDDR2 clock: 400 MHz on BCM2835, 450 MHz on BCM2836 and later
+// Default v3d_freq by the Raspberry Pi documentation, and the clock of the LPDDR2:
+// 400 MHz on BCM2835, 450 MHz on BCM2836 and later.
+struct Soc {
+  const char* board;
+  double clockHz;
+  double memoryHz;
 };
+constexpr std::array<Soc, 5> kSocs = {{{"pi1", 250e6, 400e6},
+                                       {"zero", 300e6, 400e6},
+                                       {"pi2", 250e6, 450e6},
+                                       {"pi3", 400e6, 450e6},
+                                       {"zero2", 300e6, 450e6}}};
+constexpr double kReferenceMemoryHz = 400e6;
+constexpr double kPinBytesPerClock = 8;  // 32 bits, twice a clock
 
-// VC4C issue 14: vector addition of 80..100 M elements/s on 12 QPUs, which is up
-// to 1.2 GB/s read and written. Taken as the limit at 400 MHz and scaled. Board
-// test: the same addition by 12 QPUs, 2^22 elements.
-constexpr double kMemoryBytesPerSecond = 1.2e9;
-constexpr double kMemoryHz = 400e6;
-// The emulator of VC4C counts 9, 12 and 20 instructions of 4 clocks from request
-// to data. Its memory latency is taken to be one of 250 MHz. Board test: 1000
-// dependent loads at strides within L1, within L2 and beyond, clocks by
-// performance counter 17.
-constexpr std::uint32_t kTmuL1Clocks = 36;
-constexpr std::uint32_t kTmuL2Clocks = 48;
-constexpr std::uint64_t kTmuMemoryNanoseconds = 320;  // 80 clocks
-// Guess: one element per clock, as for texels. Board test: 1000 requests to one
-// line from one and from two QPUs of a slice.
-constexpr std::uint32_t kTmuRequestClocks = 16;
-// Guess: an instruction or uniform line from the L2 costs half of a TMU load.
-// Board test: a loop of 1024 instructions, performance counters 20 and 21.
-constexpr std::uint32_t kFetchL2Clocks = 24;
-// Guess: 16 bytes per clock. Board test: 12 QPUs that read 16 KB again and again.
-constexpr double kL2BytesPerClock = 16;
-// A store of one row of 16 words. Whole programs that do nothing else at their
-// limit: QPULib's HeatMap (512 x 512, 4 QPUs, Pi 1) takes 622 ns per vector
-// stored, its Rot3D (2 QPUs, Pi 1) 667 ns, VC4CL's clpeak (112 MB/s, Pi 3) 571 ns;
-// the last two are apart as the clocks of the memories are. Against them stands
-// Sugizaki's measurement of bare transfers, 300 MB/s or 213 ns. A further row:
-// his 1.12 GB/s of 128 rows. Board test: 1000 stores of 1, 2, 4, .. rows.
-constexpr double kDmaStoreSeconds = 570e-9;
-constexpr double kDmaStoreRowSeconds = 52e-9;
-// Loads by Sugizaki's measurements alone, 200 MB/s of one row and 690 MB/s of 16
-// rows at 250 MHz: 61 clocks and 19 per row. Board test: as for stores.
-constexpr std::uint32_t kDmaLoadClocks = 61;
-constexpr std::uint32_t kDmaLoadRowClocks = 19;
-// Guess: the two instructions that must lie between hide all of it. Board test:
-// 4 QPUs of a slice that use the SFU in every third instruction.
-constexpr std::uint32_t kSfuClocks = 0;
-// Measured by one party each (vc4asm, VC4C); the L2's and the uniforms' are
-// guesses. Board test: strides, performance counters 20 to 29.
-constexpr std::uint32_t kL1Bytes = 4096;
-constexpr std::uint32_t kIcacheBytes = 4096;
-constexpr std::uint32_t kUniformCacheBytes = 4096;
-constexpr std::uint32_t kL2Bytes = 32768;
+constexpr Amount clocks(double n) { return {n, Follows::V3d}; }
+constexpr Amount ns(double n) { return {n, Follows::Time}; }
+constexpr Amount atMemory(double n) { return {n, Follows::MemoryClock}; }
+constexpr Amount pins(double n) { return {n, Follows::MemoryPins}; }
+constexpr Amount plain(double n) { return {n, Follows::Nothing}; }
 
-constexpr std::uint32_t rounded(double clocks) {
-  const auto whole = static_cast<std::uint32_t>(clocks);
-  return clocks - whole < 0.5 ? whole : whole + 1;
+// The one table of the cycle model: value, fast end, slow end. Nothing in it has
+// been measured on hardware by this project; what says "guess" is not published
+// either. Nanoseconds at a 250 MHz V3D that stand as clocks at the fast end are
+// those of an engine that runs on the V3D's clock alone.
+constexpr std::array<Parameter, kParameters> kTable = {{
+    {"clock_hz", &Board::clockHz, Unit::Hertz, {plain(0), plain(0), plain(0)}, "clock",
+     "Raspberry Pi documentation: default v3d_freq of the board"},
+    {"tmu_l1_clocks", &Board::tmuL1Clocks, Unit::Clocks, {clocks(36), clocks(24), clocks(48)},
+     "latency", "VC4C's emulator: 9 instructions"},
+    {"tmu_l2_clocks", &Board::tmuL2Clocks, Unit::Clocks, {clocks(48), clocks(36), clocks(72)},
+     "latency", "VC4C's emulator: 12 instructions"},
+    {"tmu_memory_clocks", &Board::tmuMemoryClocks, Unit::Clocks,
+     {clocks(80), clocks(60), clocks(104)}, "latency",
+     "VC4C's emulator: 20 instructions; the course project's table leaves no room for more"},
+    {"tmu_request_clocks", &Board::tmuRequestClocks, Unit::Clocks,
+     {clocks(16), clocks(4), clocks(20)}, "caches", "guess: an element per clock"},
+    {"fetch_l2_clocks", &Board::fetchL2Clocks, Unit::Clocks, {clocks(24), clocks(12), clocks(48)},
+     "caches", "guess: half of a TMU load"},
+    {"fetch_memory_clocks", &Board::fetchMemoryClocks, Unit::Clocks,
+     {clocks(80), clocks(60), clocks(128)}, "latency", "guess: as a TMU load"},
+    {"l2_bytes_per_clock", &Board::l2BytesPerClock, Unit::BytesPerClock,
+     {plain(16), plain(32), plain(8)}, "caches", "guess"},
+    {"memory_bytes_per_s", &Board::memoryBytesPerSecond, Unit::BytesPerSecond,
+     {pins(0.5), pins(0.8), pins(0.375)}, "bus",
+     "the course project's table: at least 47 % of the SDRAM's pins; "
+     "VC4C issue 14: 1.2 GB/s read and written"},
+    {"page_miss_ns", &Board::pageMissNs, Unit::Nanoseconds,
+     {atMemory(0), atMemory(0), atMemory(36)}, "pages",
+     "guess: hidden by other banks; slow: tRP + tRCD of LPDDR2"},
+    {"store_ns", &Board::storeNs, Unit::Nanoseconds, {atMemory(157), clocks(33), ns(196)}, "stores",
+     "Sugizaki at 250 MHz: 213 ns for one row of 16 words (300 MB/s)"},
+    {"store_burst_ns", &Board::storeBurstNs, Unit::Nanoseconds,
+     {atMemory(27), clocks(5.7), ns(34)}, "stores",
+     "Sugizaki: 1.12 GB/s for 128 rows; QPULib's HeatMap: 16 rows of one word in 618 ns"},
+    {"store_word_ns", &Board::storeWordNs, Unit::Nanoseconds,
+     {atMemory(1.8), clocks(0.38), ns(2.3)}, "stores", "as store_burst_ns"},
+    {"load_ns", &Board::loadNs, Unit::Nanoseconds, {atMemory(242), clocks(51), ns(302)}, "loads",
+     "Sugizaki at 250 MHz: 320 ns for one row of 16 words (200 MB/s)"},
+    {"load_burst_ns", &Board::loadBurstNs, Unit::Nanoseconds,
+     {atMemory(38), clocks(8), ns(48)}, "loads",
+     "Sugizaki: 690 MB/s for 16 rows; how much of it is per word: guess, as for stores"},
+    {"load_word_ns", &Board::loadWordNs, Unit::Nanoseconds,
+     {atMemory(2.5), clocks(0.53), ns(3.1)}, "loads", "as load_burst_ns"},
+    {"vpm_port_clocks", &Board::vpmPortClocks, Unit::Clocks, {clocks(4), clocks(1), clocks(8)},
+     "port", "guess: 4 words per clock, as all data paths of a QPU"},
+    {"vpm_setup_clocks", &Board::vpmSetupClocks, Unit::Clocks,
+     {clocks(16), clocks(12), clocks(24)}, "port",
+     "Broadcom's guide: three instructions between a read setup and the first read"},
+    {"semaphore_clocks", &Board::semaphoreClocks, Unit::Clocks,
+     {clocks(12), clocks(0), clocks(40)}, "semaphores", "guess"},
+    {"sfu_clocks", &Board::sfuClocks, Unit::Clocks, {clocks(0), clocks(0), clocks(4)}, "caches",
+     "guess: hidden by the two instructions that must lie between"},
+    {"l1_bytes", &Board::l1Bytes, Unit::Bytes, {plain(4096), plain(4096), plain(4096)}, "caches",
+     "measured by one party (vc4asm)"},
+    {"l2_bytes", &Board::l2Bytes, Unit::Bytes, {plain(32768), plain(65536), plain(16384)},
+     "caches", "guess"},
+    {"icache_bytes", &Board::icacheBytes, Unit::Bytes, {plain(4096), plain(4096), plain(4096)},
+     "caches", "measured by one party (vc4asm)"},
+    {"uniform_cache_bytes", &Board::uniformCacheBytes, Unit::Bytes,
+     {plain(4096), plain(4096), plain(2048)}, "caches", "guess"},
+    {"registers_launch_us", &Board::registersLaunchUs, Unit::Microseconds,
+     {plain(25), plain(8), plain(34)}, "launch",
+     "QPULib issue 9: 34 us in all with a small kernel; gpu_fft: 20 us in all"},
+    {"mailbox_launch_us", &Board::mailboxLaunchUs, Unit::Microseconds,
+     {plain(100), plain(76), plain(140)}, "launch",
+     "gpu_fft: about 100 us; QPULib issue 9: 76 us more than by registers"},
+}};
+
+constexpr double amountAt(const Soc& soc, Unit unit, const Amount& a) {
+  const double nsOfClock = 1e9 / soc.clockHz;
+  double inNs = 0;
+  switch (a.follows) {
+    case Follows::Nothing: return a.number;
+    case Follows::MemoryPins: return a.number * soc.memoryHz * kPinBytesPerClock;
+    case Follows::V3d: inNs = a.number * nsOfClock; break;
+    case Follows::Time: inNs = a.number; break;
+    case Follows::MemoryClock: inNs = a.number * (kReferenceMemoryHz / soc.memoryHz); break;
+  }
+  return unit == Unit::Clocks ? inNs / nsOfClock : inNs;
 }
 
-constexpr Board board(const Figures& f) {
+constexpr Board board(const Soc& soc, End end) {
   Board b;
-  b.name = f.name;
-  b.clockHz = static_cast<double>(f.clockHz);
-  b.tmuL1Clocks = kTmuL1Clocks;
-  b.tmuL2Clocks = kTmuL2Clocks;
-  b.tmuMemoryClocks = static_cast<std::uint32_t>(kTmuMemoryNanoseconds * f.clockHz / 1000000000);
-  b.tmuRequestClocks = kTmuRequestClocks;
-  b.fetchL2Clocks = kFetchL2Clocks;
-  b.fetchMemoryClocks = b.tmuMemoryClocks;
-  b.memoryBytesPerClock = kMemoryBytesPerSecond * (f.memoryHz / kMemoryHz) / b.clockHz;
-  b.l2BytesPerClock = kL2BytesPerClock;
-  const auto atMemory = [&f, &b](double seconds) {
-    return rounded(seconds * (kMemoryHz / f.memoryHz) * b.clockHz);
-  };
-  b.dmaStoreClocks = atMemory(kDmaStoreSeconds);
-  b.dmaStoreRowClocks = atMemory(kDmaStoreRowSeconds);
-  b.dmaLoadClocks = kDmaLoadClocks;
-  b.dmaLoadRowClocks = kDmaLoadRowClocks;
-  b.sfuClocks = kSfuClocks;
-  b.l1Bytes = kL1Bytes;
-  b.l2Bytes = kL2Bytes;
-  b.icacheBytes = kIcacheBytes;
-  b.uniformCacheBytes = kUniformCacheBytes;
+  for (const Parameter& p : kTable)
+    b.*p.member = amountAt(soc, p.unit, p.amounts[static_cast<std::size_t>(end)]);
+  b.name = soc.board;
+  b.clockHz = soc.clockHz;
   return b;
 }
 
+constexpr std::array<Board, kSocs.size()> boards(End end) {
+  return {board(kSocs[0], end), board(kSocs[1], end), board(kSocs[2], end), board(kSocs[3], end),
+          board(kSocs[4], end)};
+}
+constexpr std::array<std::array<Board, kSocs.size()>, 3> kBoards = {
+    boards(End::Value), boards(End::Fast), boards(End::Slow)};
+
 }  // namespace
 
-const Board kPi1 = board({"pi1", 250000000, 400e6});
-const Board kPiZero = board({"zero", 300000000, 400e6});
-const Board kPi2 = board({"pi2", 250000000, 450e6});
-const Board kPi3 = board({"pi3", 400000000, 450e6});
-const Board kPiZero2 = board({"zero2", 300000000, 450e6});
+const Board kPi1 = kBoards[0][0];
+const Board kPiZero = kBoards[0][1];
+const Board kPi2 = kBoards[0][2];
+const Board kPi3 = kBoards[0][3];
+const Board kPiZero2 = kBoards[0][4];
 const Board& kDefaultBoard = kPi3;
+
+const std::array<Parameter, kParameters>& parameters() { return kTable; }
+
+const char* name(Unit unit) {
+  switch (unit) {
+    case Unit::Hertz: return "Hz";
+    case Unit::Clocks: return "clocks";
+    case Unit::Nanoseconds: return "ns";
+    case Unit::Microseconds: return "us";
+    case Unit::BytesPerClock: return "bytes per clock";
+    case Unit::BytesPerSecond: return "bytes per second";
+    case Unit::Bytes: return "bytes";
+  }
+  return "";
+}
+
+const Board* findBoard(const char* name, End end) {
+  for (const Board& b : kBoards[static_cast<std::size_t>(end)])
+    if (std::strcmp(b.name, name) == 0) return &b;
+  return nullptr;
+}
 
 const Board* findBoard(const char* name) {
   for (const Board* b : {&kPi1, &kPiZero, &kPi2, &kPi3, &kPiZero2})

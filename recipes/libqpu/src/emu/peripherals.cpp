@@ -16,7 +16,6 @@ constexpr std::uint32_t kUniformPrefetch = 2;  // words
 constexpr std::uint32_t kUniformSpan = 1U << 14U;  // bytes between streams in their space
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kMaxPitchField = 0xffff;
-constexpr Clock kVpmSetupClocks = 16;  // manual: three instructions before the first read
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
 std::string count(std::uint32_t n, const char* what) {
@@ -76,7 +75,7 @@ void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, con
     case address::kTmu1S: request(q, at, to == address::kTmu1S ? 1 : 0, value); return;
     default:
       special(to, value, q.v[slot::kR4]);
-      stall(q, at, q.clock + timing_.board().sfuClocks, report_.stalledOnOther);
+      stall(q, at, q.clock + timing_.sfu(), report_.stalledOnOther);
       return;
   }
 }
@@ -215,7 +214,7 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
                                " of the one before " + (q.reads.left == 1 ? "is" : "are") +
                                " unread");
     setupWindow(q, at, q.reads, word);
-    q.readsReady = q.clock + kVpmSetupClocks;
+    q.readsReady = q.clock + timing_.vpmSetup();
     if (q.load.awaited) return;
     Window w = q.reads;
     for (std::uint32_t n = 0; n < w.left; ++n, w.advance())
@@ -293,6 +292,7 @@ void Machine::readVpm(Qpu& q, std::uint32_t at, Vector& v) {
   if (q.reads.left == 0)
     fail<ExecutionError>(q, at, "the VPM is read once more than the read setup announced");
   stall(q, at, q.readsReady, report_.stalledOnVpm);
+  stall(q, at, timing_.vpm(q.clock), report_.stalledOnVpm);
   vpm_.read(q.reads, v);
   q.reads.advance();
   --q.reads.left;
@@ -319,6 +319,7 @@ void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
     const Tag by = history_.tagOfQpu(q.number);
     for (std::uint32_t e = 0; e < kElements; ++e) tagVpm(q, at, q.writes.place(e).word, by);
   }
+  stall(q, at, timing_.vpm(q.clock), report_.stalledOnVpm);
   vpm_.write(q.writes, v);
   q.writes.advance();
 }
@@ -384,7 +385,7 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
   dma.running = true;
   dma.awaited = false;
   Engine& engine = load ? loads_ : stores_;
-  engine.start(q.number, t.rows, t.length * t.unitBytes, q.clock);
+  engine.start({q.number, t.rows, t.length * t.unitBytes, from, t.memoryPitch}, q.clock);
   horizon_ = std::min(horizon_, key(engine.next(), load ? kLoadEngine : kStoreEngine));
 }
 
@@ -539,7 +540,7 @@ void Machine::wake(Qpu& by, State waiting, std::uint32_t semaphore) {
   }
   if (first == nullptr) return;
   first->state = State::Ready;
-  stall(*first, first->next, by.clock, report_.stalledOnOther);
+  stall(*first, first->next, by.clock + timing_.semaphore(), report_.stalledOnOther);
   horizon_ = std::min(horizon_, key(first->clock, first->number));
 }
 

@@ -10,6 +10,12 @@ constexpr std::uint32_t kWays = 4;  // of instruction, uniform and L2 cache
 // Uses after which the count of them begins anew with the next launch.
 constexpr std::uint32_t kManyUses = 1U << 24U;
 
+Ticks ticks(double clocks) {
+  return static_cast<Ticks>(std::llround(clocks * (1U << kTickBits)));
+}
+Clock whole(double clocks) { return static_cast<Clock>(std::llround(clocks)); }
+std::uint32_t size(double bytes) { return static_cast<std::uint32_t>(bytes); }
+
 }  // namespace
 
 void Cache::reset(std::uint32_t bytes, std::uint32_t ways) {
@@ -42,23 +48,43 @@ void Cache::put(std::uint32_t line, Clock arrives) {
   *oldest = {line, ++time_, arrives};
 }
 
-std::uint64_t Channel::ticks(double clocks) {
-  return static_cast<std::uint64_t>(std::llround(clocks * (1U << kBits)));
-}
-
 void Timing::reset(const Board& board) {
-  board_ = &board;
-  for (Cache& c : code_) c.reset(board.icacheBytes, kWays);
-  for (Cache& c : uniforms_) c.reset(board.uniformCacheBytes, kWays);
-  for (Cache& c : l1_) c.reset(board.l1Bytes, 1);
-  l2_.reset(board.l2Bytes, kWays);
+  for (Cache& c : code_) c.reset(size(board.icacheBytes), kWays);
+  for (Cache& c : uniforms_) c.reset(size(board.uniformCacheBytes), kWays);
+  for (Cache& c : l1_) c.reset(size(board.l1Bytes), 1);
+  l2_.reset(size(board.l2Bytes), kWays);
   tmus_ = {};
   l2Port_ = {};
   memory_ = {};
-  l2Ticks_ = Channel::ticks(kLineBytes / board.l2BytesPerClock);
-  memoryTicks_ = Channel::ticks(kLineBytes / board.memoryBytesPerClock);
-  tmuTicks_ = Channel::ticks(board.tmuRequestClocks);
+  vpmPort_ = {};
+  pages_.fill(UINT32_MAX);
+  l2Ticks_ = ticks(kLineBytes / board.l2BytesPerClock);
+  memoryTicks_ = ticks(kLineBytes / board.memoryBytesPerClock());
+  pageTicks_ = ticks(board.clocksOfNs(board.pageMissNs));
+  tmuTicks_ = ticks(board.tmuRequestClocks);
+  vpmTicks_ = ticks(board.vpmPortClocks);
+  tmuL1_ = whole(board.tmuL1Clocks);
+  tmuL2_ = whole(board.tmuL2Clocks);
+  tmuMemory_ = whole(board.tmuMemoryClocks);
+  fetchL2_ = whole(board.fetchL2Clocks);
+  fetchMemory_ = whole(board.fetchMemoryClocks);
+  vpmSetup_ = whole(board.vpmSetupClocks);
+  semaphore_ = whole(board.semaphoreClocks);
+  sfu_ = whole(board.sfuClocks);
+  const auto ofNs = [&board](double ns) { return ticks(board.clocksOfNs(ns)); };
+  stores_ = {ofNs(board.storeNs), ofNs(board.storeBurstNs), ofNs(board.storeWordNs)};
+  loads_ = {ofNs(board.loadNs), ofNs(board.loadBurstNs), ofNs(board.loadWordNs)};
   traffic_ = {};
+}
+
+// When work of `ticks` at an address begins; `opening` is what opening its page
+// adds to it.
+Ticks Timing::takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& opening) {
+  const std::uint32_t page = address / kPageBytes;
+  std::uint32_t& open = pages_[page % kBanks];
+  opening = open == page ? 0 : pageTicks_;
+  open = page;
+  return memory_.takeTicks(now, ticks + opening);
 }
 
 // A line that the L2 fetches or has: when it arrives, `hit` or `miss` clocks
@@ -68,7 +94,9 @@ Clock Timing::l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss) {
   const Clock* const there = l2_.find(line);
   if (there != nullptr) return std::max(turn + hit, *there);
   traffic_.readBytes += kLineBytes;
-  const Clock arrives = memory_.take(turn, memoryTicks_) + miss;
+  Ticks opening = 0;
+  const Ticks begin = takeMemory(line * kLineBytes, turn << kTickBits, memoryTicks_, opening);
+  const Clock arrives = ((begin + opening) >> kTickBits) + miss;
   l2_.put(line, arrives);
   return arrives;
 }
@@ -79,7 +107,7 @@ Clock Timing::codeLine(std::uint32_t slice, std::uint32_t line) {
 }
 
 Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
-  const Clock arrives = l2Line(line, now, board_->fetchL2Clocks, board_->fetchMemoryClocks);
+  const Clock arrives = l2Line(line, now, fetchL2_, fetchMemory_);
   code_[slice].put(line, arrives);
   return arrives;
 }
@@ -87,7 +115,7 @@ Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
 Clock Timing::uniformLine(std::uint32_t slice, std::uint32_t line, Clock now) {
   const Clock* const there = uniforms_[slice].find(line);
   if (there != nullptr) return std::max(*there, now);
-  const Clock arrives = l2Line(line, now, board_->fetchL2Clocks, board_->fetchMemoryClocks);
+  const Clock arrives = l2Line(line, now, fetchL2_, fetchMemory_);
   uniforms_[slice].put(line, arrives);
   return arrives;
 }
@@ -103,9 +131,9 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
     const Clock* const there = l1_[unit].find(line);
     Clock arrives = 0;
     if (there != nullptr) {
-      arrives = std::max(turn + board_->tmuL1Clocks, *there);
+      arrives = std::max(turn + tmuL1_, *there);
     } else {
-      arrives = l2Line(line, turn, board_->tmuL2Clocks, board_->tmuMemoryClocks);
+      arrives = l2Line(line, turn, tmuL2_, tmuMemory_);
       l1_[unit].put(line, arrives);
     }
     all = std::max(all, arrives);
@@ -114,30 +142,34 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
 }
 
 // A row moves in bursts of a line; its share of the memory's time comes on top
-// when others keep that busy.
-Clock Timing::dmaRow(bool load, std::uint32_t bytes, Clock now) {
+// when others keep that busy, and each burst takes the VPM as a vector does.
+Ticks Timing::dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now) {
   const std::uint32_t bursts = (bytes + kLineBytes - 1) / kLineBytes;
-  const Clock own = Clock{bursts} * (load ? board_->dmaLoadRowClocks : board_->dmaStoreRowClocks);
+  const DmaCosts& c = costs(load);
+  const Ticks own = bursts * c.burst + (bytes + 3) / 4 * c.word;
   (load ? traffic_.readBytes : traffic_.writeBytes) += bytes;
-  const Clock begin = memory_.take(now, memoryTicks_ * bytes / kLineBytes);
-  return std::max(begin, now) + own;
+  Ticks opening = 0;
+  const Ticks begin = takeMemory(address, now, memoryTicks_ * bytes / kLineBytes, opening);
+  (void)vpmPort_.takeTicks(begin, bursts * vpmTicks_);
+  return begin + opening + own;
 }
 
-void Engine::start(std::uint32_t qpu, std::uint32_t rows, std::uint32_t rowBytes, Clock now) {
-  if (jobs_.empty()) next_ = now + timing_.dmaSetup(load_);
-  jobs_.push_back({qpu, rows, rowBytes});
+void Engine::start(const Job& job, Clock now) {
+  if (jobs_.empty()) next_ = (now << kTickBits) + timing_.dmaSetup(load_);
+  jobs_.push_back(job);
 }
 
 std::uint32_t Engine::step(Clock& ended) {
   Job& job = jobs_.front();
-  const Clock free = timing_.dmaRow(load_, job.rowBytes, next_);
+  const Ticks free = timing_.dmaRow(load_, job.address, job.rowBytes, next_);
   if (--job.rows != 0) {
+    job.address += job.pitch;
     next_ = free;
     return kNone;
   }
   const std::uint32_t qpu = job.qpu;
   jobs_.pop_front();
-  ended = free;
+  ended = (free + (1U << kTickBits) - 1) >> kTickBits;
   next_ = jobs_.empty() ? kNever : free + timing_.dmaSetup(load_);
   return qpu;
 }

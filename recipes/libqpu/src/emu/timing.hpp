@@ -15,6 +15,9 @@ namespace qpu::emu {
 
 using Clock = std::uint64_t;
 constexpr Clock kNever = UINT64_MAX;
+// Parts of clocks, for what takes no whole number of them.
+using Ticks = std::uint64_t;
+constexpr unsigned kTickBits = 8;
 constexpr std::uint32_t kLineBytes = 64;
 
 // What is fetched, in one space of line numbers.
@@ -51,19 +54,16 @@ class Cache {
 // Something that takes one piece of work at a time.
 class Channel {
  public:
-  // When work of `ticks` (1/256 clocks) that is there at `now` begins.
-  Clock take(Clock now, std::uint64_t ticks) {
-    const std::uint64_t from = now << kBits;
-    const std::uint64_t begin = from > free_ ? from : free_;
+  // When work of `ticks` that is there at `now` begins.
+  Clock take(Clock now, Ticks ticks) { return takeTicks(now << kTickBits, ticks) >> kTickBits; }
+  Ticks takeTicks(Ticks now, Ticks ticks) {
+    const Ticks begin = now > free_ ? now : free_;
     free_ = begin + ticks;
-    return begin >> kBits;
+    return begin;
   }
-  Clock free() const { return free_ >> kBits; }
-  static std::uint64_t ticks(double clocks);
 
  private:
-  static constexpr unsigned kBits = 8;
-  std::uint64_t free_ = 0;
+  Ticks free_ = 0;
 };
 
 struct Traffic {
@@ -73,7 +73,7 @@ struct Traffic {
 
 class Timing {
  public:
-  // As after power up. The board must outlive what comes.
+  // As after power up.
   void reset(const Board& board);
 
   // Instruction lines of a slice. When it has arrived, or kNever if it is not in
@@ -87,27 +87,42 @@ class Timing {
   Clock tmu(std::uint32_t unit, Clock now, const Vector& addresses);
 
   // One row of a transfer that is ready at `now`; when the engine is free again.
-  Clock dmaRow(bool load, std::uint32_t bytes, Clock now);
-  Clock dmaSetup(bool load) const {
-    return load ? board_->dmaLoadClocks : board_->dmaStoreClocks;
-  }
+  Ticks dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now);
+  Ticks dmaSetup(bool load) const { return costs(load).setup; }
+
+  // When the VPM takes or gives a vector.
+  Clock vpm(Clock now) { return vpmPort_.take(now, vpmTicks_); }
+  Clock vpmSetup() const { return vpmSetup_; }
+  Clock semaphore() const { return semaphore_; }
+  Clock sfu() const { return sfu_; }
 
   const Traffic& traffic() const { return traffic_; }
-  const Board& board() const { return *board_; }
 
  private:
+  struct DmaCosts {
+    Ticks setup = 0, burst = 0, word = 0;
+  };
+  const DmaCosts& costs(bool load) const { return load ? loads_ : stores_; }
   Clock l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss);
+  Ticks takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& opening);
 
   static constexpr std::uint32_t kSlices = 3;
   static constexpr std::uint32_t kTmus = 6;
 
-  const Board* board_ = nullptr;
+  // Pages that the banks of the SDRAM have open: 8 banks in turn, of 4 KB each.
+  static constexpr std::uint32_t kBanks = 8;
+  static constexpr std::uint32_t kPageBytes = 4096;
+
   std::array<Cache, kSlices> code_, uniforms_;
   std::array<Cache, kTmus> l1_;
   std::array<Channel, kTmus> tmus_;
   Cache l2_;
-  Channel l2Port_, memory_;
-  std::uint64_t l2Ticks_ = 0, memoryTicks_ = 0, tmuTicks_ = 0;
+  Channel l2Port_, memory_, vpmPort_;
+  std::array<std::uint32_t, kBanks> pages_{};
+  Ticks l2Ticks_ = 0, memoryTicks_ = 0, tmuTicks_ = 0, vpmTicks_ = 0, pageTicks_ = 0;
+  Clock tmuL1_ = 0, tmuL2_ = 0, tmuMemory_ = 0, fetchL2_ = 0, fetchMemory_ = 0;
+  Clock vpmSetup_ = 0, semaphore_ = 0, sfu_ = 0;
+  DmaCosts loads_, stores_;
   Traffic traffic_;
 };
 
@@ -121,23 +136,26 @@ class Engine {
     next_ = kNever;
   }
 
-  void start(std::uint32_t qpu, std::uint32_t rows, std::uint32_t rowBytes, Clock now);
+  // Rows of memory from `address` on, `pitch` bytes apart.
+  struct Job {
+    std::uint32_t qpu;
+    std::uint32_t rows;
+    std::uint32_t rowBytes;
+    std::uint32_t address;
+    std::uint32_t pitch;
+  };
+  void start(const Job& job, Clock now);
   // The clock of its next row, kNever when idle.
-  Clock next() const { return next_; }
+  Clock next() const { return next_ == kNever ? kNever : next_ >> kTickBits; }
   // Moves one row. The QPU whose transfer that was the end of, else kNone.
   static constexpr std::uint32_t kNone = UINT32_MAX;
   std::uint32_t step(Clock& ended);
 
  private:
-  struct Job {
-    std::uint32_t qpu;
-    std::uint32_t rows;
-    std::uint32_t rowBytes;
-  };
   Timing& timing_;
   bool load_;
   std::deque<Job> jobs_;
-  Clock next_ = kNever;
+  Ticks next_ = kNever;
 };
 
 }  // namespace qpu::emu

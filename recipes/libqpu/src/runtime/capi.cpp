@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "emu/model.hpp"
 #include "error_facts.hpp"
 #include "qpu.h"
 #include "qpu/backend.h"
@@ -68,7 +69,8 @@ void requireQpus(int qpus) {
 qpu_cycles forC(const Cycles& c) {
   return {c.instructions,      c.clocks,   c.stalledOnTmu,    c.stalledOnVpm,
           c.stalledOnOther,    c.tmuBytes, c.memoryReadBytes, c.memoryWriteBytes,
-          c.seconds(),         c.board};
+          c.seconds(),         c.board,    c.launches,        c.registersLaunchSeconds,
+          c.mailboxLaunchSeconds};
 }
 
 // The words [offset, offset + bytes) of a buffer.
@@ -291,6 +293,11 @@ int qpu_thread_cycles(qpu_cycles* cycles) {
     given(cycles, "cycles") = qpu::runtime::forC(c);
     return 0;
   });
+}
+
+char* qpu_model_parameters() {
+  return guarded<char*>(
+      nullptr, [] { return copied(qpu::emu::describe(qpu::runtime::emulatedBoard())); });
 }
 
 char* qpu_program_listing(const qpu_program* program) {

@@ -34,10 +34,9 @@ Total& total() {
   return t;
 }
 
-thread_local Cycles ofThread{"", 0, 0, 0, 0, 0, 0, 0, 0, 0};
+thread_local Cycles ofThread{"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
-void addToThread(const emu::Report& r, const emu::Board& board) {
-  Cycles& c = ofThread;
+void add(Cycles& c, const emu::Report& r, const emu::Board& board) {
   c.board = board.name;
   c.clockHz = board.clockHz;
   c.instructions += r.instructions;
@@ -48,6 +47,9 @@ void addToThread(const emu::Report& r, const emu::Board& board) {
   c.tmuBytes += r.tmuBytes;
   c.memoryReadBytes += r.memoryReadBytes;
   c.memoryWriteBytes += r.memoryWriteBytes;
+  ++c.launches;
+  c.registersLaunchSeconds += 1e-6 * board.registersLaunchUs;
+  c.mailboxLaunchSeconds += 1e-6 * board.mailboxLaunchUs;
 }
 
 void addToTotal(const emu::Report& r, std::size_t qpus) {
@@ -74,21 +76,6 @@ EmulatedWork emulatedWork() {
 
 Cycles cyclesOfThread() { return ofThread; }
 
-const emu::Board& emulatedBoard() {
-  const char* const set = std::getenv("QPU_BOARD");  // NOLINT(concurrency-mt-unsafe): only read
-  if (set == nullptr || *set == '\0') return emu::kDefaultBoard;
-  const emu::Board* const board = emu::findBoard(set);
-  if (board == nullptr) {
-    std::string names;
-    for (const emu::Board* b :
-         {&emu::kPi1, &emu::kPiZero, &emu::kPi2, &emu::kPi3, &emu::kPiZero2})
-      names += (names.empty() ? "" : ", ") + std::string(b->name);
-    detail::raise<BackendError>("QPU_BOARD=" + std::string(set) +
-                                " is no board of the emulator; those are " + names);
-  }
-  return *board;
-}
-
 bool emulatesLeniently() {
   const char* const set = std::getenv("QPU_EMULATOR");  // NOLINT(concurrency-mt-unsafe)
   const std::string mode = set != nullptr ? set : "";
@@ -104,19 +91,8 @@ std::shared_ptr<const Executable::Run> Executable::lastRun() const {
 
 Cycles Executable::cycles() const {
   const auto last = lastRun();
-  Cycles c{"", 0, 0, 0, 0, 0, 0, 0, 0, 0};
-  if (!last) return c;
-  const emu::Report& r = last->report;
-  c.board = last->board->name;
-  c.clockHz = last->board->clockHz;
-  c.instructions = r.instructions;
-  c.clocks = r.clocks;
-  c.stalledOnTmu = r.stalledOnTmu;
-  c.stalledOnVpm = r.stalledOnVpm;
-  c.stalledOnOther = r.stalledOnOther;
-  c.tmuBytes = r.tmuBytes;
-  c.memoryReadBytes = r.memoryReadBytes;
-  c.memoryWriteBytes = r.memoryWriteBytes;
+  Cycles c{"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  if (last) add(c, last->report, *last->board);
   return c;
 }
 
@@ -131,7 +107,7 @@ std::string Executable::listing() const {
   const Cycles c = cycles();
   return code::listing(*object_, &profile) + "model of " + c.board + ": " +
          std::to_string(c.clocks) + " clocks, " + std::to_string(c.seconds() * 1e6) +
-         " us; stalled on TMU " + std::to_string(c.stalledOnTmu) + ", VPM " +
+         " us without the launch; stalled on TMU " + std::to_string(c.stalledOnTmu) + ", VPM " +
          std::to_string(c.stalledOnVpm) + ", other " + std::to_string(c.stalledOnOther) +
          "; bytes read " + std::to_string(c.memoryReadBytes) + ", written " +
          std::to_string(c.memoryWriteBytes) + " (not measured on hardware)\n";
@@ -197,7 +173,7 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
       std::chrono::duration<double>(launchLimit()).count() * launch.board->clockHz);
   auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});
   addToTotal(run->report, launch.uniforms.size());
-  addToThread(run->report, *launch.board);
+  add(ofThread, run->report, *launch.board);
   const std::lock_guard<std::mutex> lock(runMutex_);
   warn(run->report.warnings);
   run_ = std::move(run);

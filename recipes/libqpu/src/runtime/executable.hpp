@@ -21,7 +21,8 @@ namespace qpu::runtime {
 constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
-// The emulated board: QPU_BOARD, else a Pi 3. Throws BackendError.
+// The emulated board: QPU_BOARD, else a Pi 3, with the parameters of QPU_MODEL:
+// "fast" or "slow" for an end of their ranges, or a file. Throws BackendError.
 const emu::Board& emulatedBoard();
 
 // QPU_EMULATOR: lenient, or strict as without it. Throws BackendError.

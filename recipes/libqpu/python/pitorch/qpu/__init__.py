@@ -61,7 +61,8 @@ class Backend(NamedTuple):
 class Cycles(NamedTuple):
     """What a run on the emulator took, by its model of a board: not measured on hardware.
 
-    Sums over the QPUs, but for clocks and seconds.
+    Sums over the QPUs, but for clocks and seconds. ``seconds`` is the kernel alone; what ``launches`` take besides is
+    told for the two ways of starting one on the QPUs.
     """
 
     instructions: int
@@ -74,6 +75,9 @@ class Cycles(NamedTuple):
     memory_write_bytes: int
     seconds: float
     board: str
+    launches: int
+    registers_launch_seconds: float
+    mailbox_launch_seconds: float
 
 
 class _Cycles(ctypes.Structure):
@@ -81,6 +85,9 @@ class _Cycles(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in Cycles._fields[:8]),
         ("seconds", ctypes.c_double),
         ("board", ctypes.c_char_p),
+        ("launches", ctypes.c_uint64),
+        ("registers_launch_seconds", ctypes.c_double),
+        ("mailbox_launch_seconds", ctypes.c_double),
     )
 
 

@@ -1,0 +1,132 @@
+#include "tools/calibrate/calibrate.hpp"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
+#include <memory>
+#include <ostream>
+#include <sstream>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+
+namespace qpu::calibrate {
+namespace {
+
+constexpr const char* kHelp =
+    "usage: qpu-calibrate [--output FILE]\n"
+    "       qpu-calibrate --parameters\n"
+    "\n"
+    "Run the ten measurements that determine the parameters of the emulator's cycle\n"
+    "model on this Raspberry Pi's QPUs, and write them as a file for QPU_MODEL. With\n"
+    "QPU_BACKEND=emulator they read the model's own parameters back; the file says\n"
+    "so, and is not a measurement on hardware.\n"
+    "\n"
+    "  --output FILE  write the file there instead of to standard output\n"
+    "  --parameters   print the model in force (QPU_BOARD, QPU_MODEL): each parameter\n"
+    "                 with its range and source\n"
+    "  --version      version of libqpu\n"
+    "  --help         this text\n";
+
+constexpr const char* kDeviceTree = "/proc/device-tree";
+
+int wrongUse(const Streams& s, const std::string& what) {
+  s.errors << "qpu-calibrate: " << what << "; see qpu-calibrate --help\n";
+  return 2;
+}
+
+int print(const Streams& s, const std::string& text) {
+  s.out << text << std::flush;
+  if (s.out) return 0;
+  s.errors << "qpu-calibrate: cannot write to standard output\n";
+  return 1;
+}
+
+// Written aside and renamed: there is the whole file, or the one of before.
+void write(const std::string& path, const std::string& text) {
+  const std::string aside = path + ".new";
+  std::error_code error;
+  {
+    std::ofstream file(aside);
+    file << text << std::flush;
+    if (!file) error = std::make_error_code(std::errc::io_error);
+  }
+  if (!error) std::filesystem::rename(aside, path, error);
+  if (!error) return;
+  std::error_code none;
+  std::filesystem::remove(aside, none);
+  throw std::runtime_error("cannot write " + path +
+                           "; expected a folder that exists and has room, and may be written to");
+}
+
+std::string parameters() {
+  const std::unique_ptr<char, void (*)(void*)> text(qpu_model_parameters(), qpu_free);
+  if (!text) throw std::runtime_error(qpu_last_error());
+  return text.get();
+}
+
+int calibrate(const Streams& s, const std::string& output) {
+  Bench bench;
+  const Provenance from = provenance(bench.backend(), kDeviceTree);
+  s.errors << "qpu-calibrate: " << from.text << "\n";
+  const std::vector<Measured> all = measureAll(bench, [&s](int number) {
+    s.errors << number << " of " << kMeasurements << ": " << title(number) << "\n" << std::flush;
+  });
+  const std::string file = modelFile(from, all);
+  if (output.empty()) return print(s, file);
+  write(output, file);
+  s.errors << "wrote " << output << "; QPU_MODEL=" << output << " makes the emulator use it\n";
+  return 0;
+}
+
+}  // namespace
+
+std::string modelFile(const Provenance& from, const std::vector<Measured>& all) {
+  std::ostringstream text;
+  text << "# Parameters of the emulator's cycle model, for QPU_MODEL; by qpu-calibrate of libqpu "
+       << qpu_version() << ".\nsource = " << from.text << "\n";
+  if (!from.board.empty()) text << "board = " << from.board << "\n";
+  int number = 0;
+  for (const Measured& m : all) {
+    if (m.measurement != number) {
+      number = m.measurement;
+      text << "\n# " << number << ": " << title(number);
+      if (m.spread > 0) text << "; repeats differ by " << std::setprecision(2) << 100 * m.spread << " %";
+      text << "\n";
+    }
+    if (m.missing.empty())
+      text << m.parameter << " = " << std::setprecision(6) << m.value << "\n";
+    else
+      text << "# " << m.parameter << " not determined: " << m.missing << "\n";
+  }
+  return text.str();
+}
+
+int run(const std::vector<std::string>& arguments, const Streams& s) {
+  std::string output;
+  bool list = false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& a = arguments[i];
+    if (a == "--help") return print(s, kHelp);
+    if (a == "--version") return print(s, std::string(qpu_version()) + "\n");
+    if (a == "--parameters") {
+      list = true;
+    } else if (a == "--output") {
+      if (++i == arguments.size() || arguments[i].empty())
+        return wrongUse(s, "--output needs a file");
+      output = arguments[i];
+    } else {
+      return wrongUse(s, "unknown argument '" + a + "'");
+    }
+  }
+  if (list && !output.empty()) return wrongUse(s, "--parameters prints, and takes no --output");
+  try {
+    return list ? print(s, parameters()) : calibrate(s, output);
+  } catch (const std::exception& e) {
+    s.errors << "qpu-calibrate: " << e.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace qpu::calibrate

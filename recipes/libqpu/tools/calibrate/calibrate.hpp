@@ -1,0 +1,27 @@
+// qpu-calibrate without its main(), for tests.
+#ifndef QPU_TOOLS_CALIBRATE_CALIBRATE_HPP
+#define QPU_TOOLS_CALIBRATE_CALIBRATE_HPP
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "tools/calibrate/measure.hpp"
+#include "tools/calibrate/provenance.hpp"
+
+namespace qpu::calibrate {
+
+struct Streams {
+  std::ostream& out;
+  std::ostream& errors;
+};
+
+// The file for QPU_MODEL.
+std::string modelFile(const Provenance& from, const std::vector<Measured>& all);
+
+// The program. Exit codes: 0 done, 1 failed, 2 wrong use.
+int run(const std::vector<std::string>& arguments, const Streams& streams);
+
+}  // namespace qpu::calibrate
+
+#endif
