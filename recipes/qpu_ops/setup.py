@@ -181,6 +181,7 @@ setup(
             "memory.cpp",
             "module.cpp",
             "profiler.cpp",
+            "recurrent.cpp",
             "trace.cpp",
         ),
     ],

@@ -13,6 +13,8 @@
 #include <QPULib.h>
 #include <qpu/stream.h>
 
+#include "ieee.h"
+
 namespace torch_qpu {
 namespace {
 
@@ -98,20 +100,20 @@ FloatExpr evaluated(Step step, const std::vector<const Float*>& x) {
     case Step::add: return a + *x[1];
     case Step::sub: return a - *x[1];
     case Step::mul: return a * *x[1];
-    case Step::div: return qpu::div(a, *x[1]);
-    case Step::max: return qpu::max(a, *x[1]);
-    case Step::min: return qpu::min(a, *x[1]);
-    case Step::neg: return FloatExpr(0) - a;
+    case Step::div: return ieee::div(a, *x[1]);
+    case Step::max: return ieee::max(a, *x[1]);
+    case Step::min: return ieee::min(a, *x[1]);
+    case Step::neg: return ieee::negative(a);
     case Step::abs: return qpu::abs(a);
-    case Step::exp: return qpu::exp(a);
-    case Step::log: return qpu::log(a);
-    case Step::sqrt: return qpu::sqrt(a);
-    case Step::rsqrt: return qpu::reciprocalSqrt(a);
-    case Step::recip: return qpu::reciprocal(a);
-    case Step::sigmoid: return qpu::sigmoid(a);
-    case Step::tanh: return qpu::tanh(a);
-    case Step::relu: return qpu::max(a, 0);
-    case Step::gt: return qpu::select(a > *x[1], *x[2], *x[3]);
+    case Step::exp: return ieee::exp(a);
+    case Step::log: return ieee::log(a);
+    case Step::sqrt: return ieee::sqrt(a);
+    case Step::rsqrt: return ieee::reciprocalSqrt(a);
+    case Step::recip: return ieee::reciprocal(a);
+    case Step::sigmoid: return ieee::sigmoid(a);
+    case Step::tanh: return ieee::tanh(a);
+    case Step::relu: return ieee::keepNan(a, qpu::max(a, 0));
+    case Step::gt: return qpu::select(ieee::isNan(a) || a > *x[1], *x[2], *x[3]);
   }
   throw std::logic_error("a step without a meaning");
 }

@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -15,6 +16,7 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -189,6 +191,9 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     TORCH_CHECK(owns(memory), "the address is in no qpu tensor");
     return kOnly;
   }
+  // Copies between CPU and QPUs gain nothing from locked pages: "pinned" memory is the CPU's own.
+  bool isPinnedPtr(const void* /*data*/) const override { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     resize_storage(*storage.unsafeGetStorageImpl(), bytes);
   }
@@ -220,6 +225,19 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
   return at::detail::empty_strided_generic(size, stride, &allocator(),
                                            DispatchKeySet(DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(dtype));
+}
+
+// Zeros without memory: forward-mode differentiation makes them.
+Tensor zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                   std::optional<at::Layout> layout, std::optional<at::Device> device,
+                   std::optional<bool> /*pinned*/) {
+  TORCH_CHECK(c10::layout_or_default(layout) == at::kStrided, "qpu tensors are dense");
+  if (device.has_value()) require_only(*device);
+  at::native::ZeroTensorAllocator without_memory(kOnly);
+  return at::detail::empty_generic(
+      size, &without_memory,
+      DispatchKeySet(DispatchKey::PrivateUse1) | DispatchKeySet(DispatchKey::ZeroTensor),
+      c10::dtype_or_default(dtype), std::nullopt);
 }
 
 // Bytes from a storage's start to the end of the elements.
@@ -294,6 +312,9 @@ void write_back(const Tensor& t, const Tensor& cpu) {
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   if (self.is_same(source) || self.numel() == 0) return self;
+  TORCH_CHECK(!self._is_zerotensor(),
+              "ZeroTensors are immutable; clone() one for a tensor that can be written");
+  if (source._is_zerotensor()) return self.zero_();
   const Span span(Kind::copy,
                   on_device(self) ? on_device(source) ? "qpu to qpu" : "cpu to qpu" : "qpu to cpu",
                   self.nbytes());
@@ -360,6 +381,7 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 class Views {
  public:
   Tensor of(const Tensor& t) {
+    if (t._is_zerotensor()) return at::zeros(t.sizes(), t.scalar_type());
     const c10::StorageImpl* const storage = t.storage().unsafeGetStorageImpl();
     for (const auto& [device, cpu] : seen_)
       if (device.unsafeGetStorageImpl() == storage) return over(t, cpu);
@@ -415,12 +437,9 @@ class Views {
   std::vector<std::pair<c10::Storage, c10::Storage>> seen_;
 };
 
-// Whether tensors of the device and the CPU may meet in an operator.
-bool may_mix(const std::string& name) {
-  const auto parts = {"index", "copy", "pack_pad", "repeat_interleave", "bincount"};
-  return std::any_of(parts.begin(), parts.end(), [&](const char* const part) {
-    return name.find(part) != std::string::npos;
-  });
+std::string name_of(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  return schema.name() + (schema.overload_name().empty() ? "" : ".") + schema.overload_name();
 }
 
 // Brings what a CPU kernel did to an argument back, where the argument is not its memory.
@@ -456,21 +475,36 @@ at::Tensor to_device(const at::Tensor& t) {
   return made;
 }
 
-void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const c10::FunctionSchema& schema = op.schema();
-  const std::string name = schema.name() + (schema.overload_name().empty() ? "" : ".") +
-                           schema.overload_name();
-  const Span span(Kind::fallback, name);
-  const std::size_t count = schema.arguments().size();
-  const std::size_t first = stack->size() - count;
-  Views views;
-  std::vector<Argument> written;
+void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  // The lengths of sequences stay on the CPU, as with every device.
+  if (op.schema().name() == "aten::_pack_padded_sequence") return;
+  const auto first = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   bool any_device = false;
   std::optional<c10::Device> stranger;
   const auto meet = [&](const Tensor& t) {
     any_device = any_device || on_device(t);
     if (t.defined() && !on_device(t) && t.dim() > 0) stranger = t.device();
   };
+  for (auto value = first; value != stack.end(); ++value) {
+    if (value->isTensor()) meet(value->toTensor());
+    else if (value->isTensorList())
+      for (const Tensor& t : value->toTensorVector()) meet(t);
+  }
+  TORCH_CHECK(!any_device || !stranger.has_value(),
+              "Expected all tensors to be on the same device, but ", name_of(op),
+              " was given tensors on qpu:0 and on ", stranger.value_or(kOnly),
+              "; move them with .to('qpu')");
+}
+
+void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  require_one_device(op, *stack);
+  const std::string name = name_of(op);
+  const Span span(Kind::fallback, name);
+  const std::size_t count = schema.arguments().size();
+  const std::size_t first = stack->size() - count;
+  Views views;
+  std::vector<Argument> written;
   const torch::jit::Stack before(stack->begin() + static_cast<std::ptrdiff_t>(first),
                                  stack->end());
 
@@ -480,7 +514,6 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     if (value.isTensor()) {
       const Tensor& t = before[i].toTensor();
-      meet(t);
       if (!on_device(t)) continue;
       Tensor cpu = views.of(t);
       if (writes) written.push_back({i, t, cpu});
@@ -488,7 +521,6 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     } else if (value.isTensorList()) {
       c10::List<Tensor> all;
       for (const Tensor& t : value.toTensorVector()) {
-        meet(t);
         all.push_back(on_device(t) ? views.of(t) : t);
         if (writes && on_device(t)) written.push_back({count, t, all[all.size() - 1]});
       }
@@ -496,7 +528,6 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> all;
       for (const std::optional<Tensor>& t : value.toOptionalTensorVector()) {
-        any_device = any_device || (t.has_value() && on_device(*t));
         all.push_back(t.has_value() && on_device(*t) ? std::optional<Tensor>(views.of(*t)) : t);
       }
       value = std::move(all);
@@ -509,10 +540,6 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         value = static_cast<const Generator*>(generator.unsafeGetGeneratorImpl())->cpu();
     }
   }
-  TORCH_CHECK(!stranger.has_value() || !any_device || may_mix(name),
-              "Expected all tensors to be on the same device, but ", name,
-              " was given tensors on qpu:0 and on ", stranger.value_or(kOnly),
-              "; move them with .to('qpu')");
 
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
 
@@ -587,6 +614,7 @@ TORCH_LIBRARY_IMPL(torch_qpu, PrivateUse1, m) { m.impl("cpu_view", &cpu_view); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
+  m.impl("_efficientzerotensor", &zero_tensor);
   m.impl("resize_", &resize_);
   m.impl("set_.source_Storage_storage_offset", &set_storage_strided);
   m.impl("set_.source_Storage", &set_storage);

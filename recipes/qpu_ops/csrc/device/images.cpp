@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
@@ -35,6 +36,7 @@ Geometry geometry(const Call& call, std::size_t first) {
           call[first + 4].toIntVector(), call[first + 5].toInt()};
 }
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kMostSize = (1 << 15) - 1;
 constexpr std::int64_t kMostWords = std::int64_t{1} << 28;
 
@@ -425,6 +427,15 @@ std::vector<float> numbers(const Tensor& t) {
   return {from, from + t.numel()};
 }
 
+// Makes the channels NaN for which one of some numbers is: the QPUs would compute with it.
+void spread_nan(const Tensor& out, at::ArrayRef<std::optional<Tensor>> numbers) {
+  for (std::int64_t c = 0; c < out.size(1); ++c)
+    if (std::any_of(numbers.begin(), numbers.end(), [&](const std::optional<Tensor>& t) {
+          return t.has_value() && std::isnan(t->const_data_ptr<float>()[c]);
+        }))
+      out.select(1, c).fill_(kNan);
+}
+
 // (from - mean) / sqrt(variance + epsilon) * weight + bias.
 Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance,
                   const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
@@ -437,6 +448,7 @@ Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance
                        bias.has_value() ? at(*bias) : Floats(nullptr),
                        static_cast<float>(epsilon), s.batch, s.channels, s.size, qpus());
   });
+  spread_nan(out, {mean, variance, weight, bias});
   return out;
 }
 
@@ -453,13 +465,18 @@ Statistics statistics(const Tensor& from) {
     const auto* const x = from.const_data_ptr<float>();
     found.mean = learning::moments(x, x, {}, {}, s, qpus()).sum;
     for (double& mean : found.mean) mean /= count;
+    // A sum is Inf where an element was Inf or NaN, and the variance is NaN then.
+    for (double& mean : found.mean)
+      if (!std::isfinite(mean)) mean = kNan;
     const std::vector<float> middle(found.mean.begin(), found.mean.end());
     const learning::Moments m = learning::moments(x, x, middle, middle, s, qpus());
     for (std::size_t c = 0; c < middle.size(); ++c) {
       // What rounding left of the mean.
       const double rest = m.sum[c] / count;
       found.mean[c] = middle[c] + rest;
-      found.variance.push_back(std::max(m.product[c] / count - rest * rest, 0.0));
+      found.variance.push_back(std::isnan(middle[c])
+                                   ? kNan
+                                   : std::max(m.product[c] / count - rest * rest, 0.0));
     }
   });
   return found;
@@ -559,6 +576,13 @@ bool batch_norm_backward(Call& call) {
       learning::blend(of_input.mutable_data_ptr<float>(), g.const_data_ptr<float>(),
                       x.const_data_ptr<float>(), channels, s, qpus());
     });
+    for (std::size_t c = 0; c < channels.size(); ++c) {
+      const learning::Blend& blend = channels[c];
+      if (std::isfinite(blend.factor_a) && std::isfinite(blend.factor_b) &&
+          std::isfinite(blend.middle_a) && std::isfinite(blend.middle_b))
+        continue;
+      of_input.select(1, static_cast<std::int64_t>(c)).fill_(kNan);
+    }
   }
   if (wanted[1]) {
     std::vector<double> values = m.product;

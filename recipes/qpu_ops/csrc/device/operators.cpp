@@ -14,6 +14,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/mv.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <algorithm>
 #include <array>
@@ -41,7 +42,10 @@ void set_qpus(int count) {
 }
 int qpus() { return qpu_count; }
 void set_finite_only(bool on) { finite_only = on; }
-bool is_finite_only() { return finite_only; }
+bool is_finite_only() {
+  using torch::autograd::AnomalyMode;
+  return finite_only || (AnomalyMode::is_enabled() && AnomalyMode::should_check_nan());
+}
 
 bool is_finite(const at::Tensor& t) {
   constexpr std::uint32_t exponent = 0x7f800000;
@@ -59,7 +63,8 @@ using kernels::Floats;
 
 // --- element by element --------------------------------------------------------
 
-// A kernel of the library for a chain whose inputs are as it needs them.
+// A kernel of the library for a chain whose inputs are as it needs them. Only where it
+// keeps NaN no worse than the chain does.
 using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
 
 struct Elementwise {
@@ -91,11 +96,14 @@ bool is_number(const Tensor& t) {
 bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
              const std::vector<float>& numbers, const Tensor& out) {
   bool any = false, any_shape = false, plain_numbers = true;
+  for (const float number : numbers)
+    if (std::isnan(number)) return false;
   for (const Tensor& t : inputs) {
     if (usable(t)) {
       any = true;
       any_shape = any_shape || t.dim() > 0;
     } else if (is_number(t)) {
+      if (!std::isfinite(t.item<float>())) return false;
       plain_numbers = plain_numbers && t.unsafeGetTensorImpl()->is_wrapped_number();
     } else {
       return false;
@@ -174,13 +182,6 @@ bool elementwise(Call& call) {
   return compute(what, in, more, call.out());
 }
 
-template <void (*kernel)(Floats, Floats, int, int)>
-bool one(const std::vector<Operand>& in, float* out, int n) {
-  if (!all_arrays(in, 1)) return false;
-  kernel(at(out), at(in[0].data), n, qpu_count);
-  return true;
-}
-
 bool direct_add(const std::vector<Operand>& in, float* out, int n) {
   if (!all_arrays(in, 2)) return false;
   if (in[2].value == 1) kernels::add(at(out), at(in[0].data), at(in[1].data), n, qpu_count);
@@ -206,12 +207,6 @@ bool direct_addcmul(const std::vector<Operand>& in, float* out, int n) {
   kernels::fma(at(out), at(in[1].data), at(in[2].data), at(in[0].data), n, qpu_count);
   return true;
 }
-bool direct_clamp(const std::vector<Operand>& in, float* out, int n) {
-  if (!all_arrays(in, 1)) return false;
-  kernels::clamp(at(out), at(in[0].data), in[1].value, in[2].value, n, qpu_count);
-  return true;
-}
-
 constexpr Elementwise kAdd{"add", "mul 1 2;add 0 3>4", direct_add};
 constexpr Elementwise kSub{"sub", "mul 1 2;sub 0 3>4", direct_sub};
 constexpr Elementwise kMul{"mul", "mul 0 1>2", direct_mul};
@@ -221,18 +216,18 @@ constexpr Elementwise kMinimum{"minimum", "min 0 1>2"};
 constexpr Elementwise kAddcmul{"addcmul", "mul 1 2;mul 4 3;add 0 5>6", direct_addcmul};
 constexpr Elementwise kAddcdiv{"addcdiv", "div 1 2;mul 4 3;add 0 5>6"};
 constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
-constexpr Elementwise kExp{"exp", "exp 0>1", one<kernels::exp>};
+constexpr Elementwise kExp{"exp", "exp 0>1"};
 constexpr Elementwise kLog{"log", "log 0>1"};
-constexpr Elementwise kSqrt{"sqrt", "sqrt 0>1", one<kernels::sqrt>};
+constexpr Elementwise kSqrt{"sqrt", "sqrt 0>1"};
 constexpr Elementwise kRsqrt{"rsqrt", "rsqrt 0>1"};
 constexpr Elementwise kReciprocal{"reciprocal", "recip 0>1"};
 constexpr Elementwise kNeg{"neg", "neg 0>1"};
 constexpr Elementwise kAbs{"abs", "abs 0>1"};
-constexpr Elementwise kSigmoid{"sigmoid", "sigmoid 0>1", one<kernels::sigmoid>};
-constexpr Elementwise kTanh{"tanh", "tanh 0>1", one<kernels::tanh>};
-constexpr Elementwise kRelu{"relu", "relu 0>1", one<kernels::relu>};
+constexpr Elementwise kSigmoid{"sigmoid", "sigmoid 0>1"};
+constexpr Elementwise kTanh{"tanh", "tanh 0>1"};
+constexpr Elementwise kRelu{"relu", "relu 0>1"};
 constexpr Elementwise kSilu{"silu", "sigmoid 0;mul 0 1>2"};
-constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4", direct_clamp};
+constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4"};
 constexpr Elementwise kLeakyRelu{"leaky_relu", "mul 0 1;sub 2 2;gt 0 3 0 2>4"};
 constexpr Elementwise kSquare{"pow", "mul 0 0>1"};
 constexpr Elementwise kCube{"pow", "mul 0 0;mul 0 1>2"};
@@ -469,6 +464,10 @@ void reduce_all(const char* name, const Tensor& t, const Tensor& out, Run run) {
   });
 }
 
+// Whether a reduction's result is one to be kept: the QPUs give Inf where IEEE 754 may give
+// NaN, so the CPU computes again what is not finite.
+bool is_settled(const Tensor& out) { return std::isfinite(*out.const_data_ptr<float>()); }
+
 // The dimensions of a reduction, true for those that vanish.
 std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   std::vector<bool> found(static_cast<std::size_t>(rank), false);
@@ -526,6 +525,7 @@ bool sums(Call& call, bool mean) {
   if (all_of(vanish)) {
     reduce_all<float>("sum", t, out,
                       [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
+    if (!is_settled(out)) return false;
   } else {
     if (rows > kMostFactor || columns > kMostFactor) return false;
     sum_over(t, vanish, out);
@@ -584,7 +584,7 @@ bool vector_norm(Call& call) {
     return false;
   reduce_all<float>("norm", t, out,
                     [](Floats from, int n) { return kernels::norm(from, n, qpu_count); });
-  return true;
+  return is_settled(out);
 }
 
 // --- losses --------------------------------------------------------------------
@@ -604,6 +604,7 @@ bool mse_loss(Call& call) {
   const Tensor out = at::empty({}, self.options());
   reduce_all<float>("sum", squares, out,
                     [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
+  if (!is_settled(out)) return false;
   if (reduction == at::Reduction::Mean)
     *out.mutable_data_ptr<float>() /= static_cast<float>(self.numel());
   call.finish({out});
@@ -647,7 +648,7 @@ std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
                     arrays.size(), " arrays and ", numbers.size(), " numbers");
   std::vector<Tensor> kept;
   for (const Tensor& t : arrays) {
-    TORCH_CHECK_TYPE(usable(t), "torch_qpu::chain: expected float32 on qpu, found ",
+    TORCH_CHECK_TYPE(is_float(t), "torch_qpu::chain: expected float32 on qpu, found ",
                      t.scalar_type(), " on ", t.device());
     kept.push_back(dense(t.expand(shape)));
   }

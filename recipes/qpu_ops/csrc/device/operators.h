@@ -90,6 +90,7 @@ class Call {
 // A kernel for the dispatcher: `body` is false where the QPUs may not.
 template <bool (*body)(Call&)>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  require_one_device(op, *stack);
   Call call(op, *stack);
   if (!body(call)) fall_back(op, stack);
 }

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_qpu.checked import unless_checked
+
 MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
 """What one kernel takes; chains.h states the same."""
 
@@ -226,7 +228,7 @@ def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callab
     from torch._dynamo.backends.common import aot_autograd
 
     def compile_one(graph: GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        return make_boxed_func(fuse(graph).forward)  # type: ignore[no-any-return]
+        return make_boxed_func(unless_checked(graph, fuse))  # type: ignore[no-any-return]
 
     decompositions = get_decompositions([aten.silu_backward, aten.gelu, aten.gelu_backward, aten.softplus])
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compile_one, decompositions=decompositions)(module, inputs)
