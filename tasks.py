@@ -158,8 +158,8 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
 
 @task(
     help={
-        "file": "one of upstream's test files, such as test_complex.py; may be given more than once",
-        "limit": "minutes after which a file is cut off (default: 20)",
+        "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4'; may be given more than once",
+        "limit": "minutes after which a file, or a part, is cut off (default: 20)",
     },
     iterable=["file"],
 )
