@@ -32,6 +32,7 @@ from recipes.torch import job as torch_job
 from recipes.torch import upstream
 from recipes.torch import verify as verification
 from recipes.tvm_ffi import build as tvm_ffi
+from recipes.wanted_wheel import Options
 from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
@@ -158,8 +159,8 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
 
 @task(
     help={
-        "file": "one of upstream's test files, such as test_complex.py; may be given more than once",
-        "limit": "minutes after which a file is cut off (default: 20)",
+        "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4'; may be given more than once",
+        "limit": "minutes after which a file, or a part, is cut off (default: 20)",
     },
     iterable=["file"],
 )
@@ -471,14 +472,32 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
         "from-source": "take no ready wheel of the index, build the package itself",
         "package": "a package of the distribution that its build wants, as libxml2-dev (may be given several times)",
+        "constraint": "a file of pip's constraints, for what its build requires too (may be given several times)",
+        "env": "NAME, to hand that variable on to its build, or NAME=VALUE (may be given several times)",
+        "no-build-isolation": "build with what the container has, as pip's option of that name does",
     },
-    iterable=["package"],
+    iterable=["package", "constraint", "env"],
 )
 @_reported
-def build_wheel(context: Context, what: str, package: list[str], from_source: bool = False) -> None:
+def build_wheel(
+    context: Context,
+    what: str,
+    package: list[str],
+    constraint: list[str],
+    env: list[str],
+    from_source: bool = False,
+    no_build_isolation: bool = False,
+) -> None:
     """Build any Python package's wheel for the target, in its container, and put it into the wheelhouse."""
-    here = caller.folder()
-    done = any_wheel.build_wheel(_config(context), what, folder=here, from_source=from_source, packages=package)
+    options = Options.parse(
+        folder=caller.folder(),
+        from_source=from_source,
+        packages=package,
+        isolated=not no_build_isolation,
+        constraints=constraint,
+        variables=env,
+    )
+    done = any_wheel.build_wheel(_config(context), what, folder=caller.folder(), options=options)
     progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
