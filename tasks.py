@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from invoke.collection import Collection
@@ -36,7 +37,8 @@ from recipes.wanted_wheel import Options
 from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
-from toolchain.errors import UserError
+from toolchain.errors import ConfigError, UserError
+from toolchain.files import path_fault
 from toolchain.settings import named
 from toolchain.steps import plan_table
 
@@ -61,6 +63,23 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
             raise Exit("interrupted", code=130) from None
 
     return run
+
+
+def _path(option: str, given: str) -> Path:
+    """A path of the command line, from the caller's folder. Raises ConfigError for one that cannot be used."""
+    path = caller.path(given)
+    if fault := path_fault(path):
+        raise ConfigError([f"--{option}: {fault}, found {given!r}"])
+    return path
+
+
+def _at_least(low: float, **options: float) -> None:
+    """Raise ConfigError for options whose numbers are below a limit."""
+    faults = [
+        f"--{name}: expected at least {low}, found {given}" for name, given in options.items() if not given >= low
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 _QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)"
@@ -165,8 +184,9 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
     iterable=["file"],
 )
 @_reported
-def upstream_tests(context: Context, file: list[str], limit: float = 20) -> None:
+def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> None:
     """Run upstream's own test files on the image's torch, emulated, and count."""
+    _at_least(1, limit=limit)
     done = upstream.run_tests(_config(context), file, limit_s=limit * 60)
     print(done.table())
     print(f"{done.summary()}; {done.path}")
@@ -194,7 +214,7 @@ def shell(
     config = _config(context, {"qpu.library": qpulib})
     status = main_job.open_shell(
         config,
-        caller.path(folder),
+        _path("folder", folder),
         command=command,
         native_compiler=config.build.native_compiler and not emulated_compiler,
         as_root=root,
@@ -216,8 +236,8 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
     config = _config(context)
     done = export.export(
         config,
-        destination=caller.path(folder) if folder else None,
-        tarball=caller.path(tarball) if tarball else None,
+        destination=_path("folder", folder) if folder else None,
+        tarball=_path("tarball", tarball) if tarball else None,
         mend=not untouched,
     )
     export.print_result(done, config)
@@ -233,7 +253,8 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
 @_reported
 def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: int = 0) -> None:
     """Serve the exported tree by the user-space NFS server until Ctrl-C; says what to type on the Pi."""
-    serve.serve(_config(context), nfsv3=v3, address=address or None, port=port or None)
+    config = _config(context, {"nfs.port": str(port) if port else ""})
+    serve.serve(config, nfsv3=v3, address=address or None)
 
 
 @task(help={"state": "on, off or status"})
@@ -316,7 +337,7 @@ def profile_remote(
         target=target,
         device=device,
         size=size,
-        keep=caller.path(keep) if keep else None,
+        keep=_path("keep", keep) if keep else None,
         timing=timing,
     )
     if json:
@@ -444,6 +465,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
 @_reported
 def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2, partial: bool = False) -> None:
     """Run every check, and the tests of this machine's side but a few of many minutes each (CONTRIBUTING.md)."""
+    _at_least(1, lanes=lanes)
     checks.run_tests(select=select, checks_only=checks_only, lanes=lanes, partial=partial)
 
 
@@ -508,7 +530,8 @@ def build_wheel(
 @_reported
 def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
     """Serve the wheels as a package index to the Pi's pip until Ctrl-C; says what to type there."""
-    serve_wheels.serve_wheels(_config(context), address=address or None, port=port or None)
+    config = _config(context, {"wheels.port": str(port) if port else ""})
+    serve_wheels.serve_wheels(config, address=address or None)
 
 
 @task(
@@ -555,6 +578,7 @@ def cuda_timing(
     timeline: bool = False,
 ) -> None:
     """Time a GPU operation in four ways, with and without waiting, and say which number is the kernel's."""
+    _at_least(1, runs=runs)
     done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
     print(f"{done.text}\nfiles: {done.folder}")
 

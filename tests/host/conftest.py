@@ -14,6 +14,7 @@ from typing import Any
 
 import docker
 import pytest
+from ordinary_user import open_checkout
 from xdist.scheduler import LoadScopeScheduling
 
 from images import engine
@@ -32,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # The wheel that is tested is the one that the repository keeps, whatever the caller's wheelhouse holds.
     "torch": {"wheelhouse": []},
 }
+__all__ = ["open_checkout"]
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that: tests of it need it back.

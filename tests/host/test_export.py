@@ -27,6 +27,7 @@ import jinja2
 import nasty_image
 import pytest
 from nasty_image import tree_listing
+from ordinary_user import run_python
 from spare_bridge import spare_bridge
 
 from images import engine
@@ -775,13 +776,15 @@ def test_an_image_for_another_platform(client: docker.DockerClient, tmp_path: Pa
 
 
 @needs_root
-def test_an_ordinary_user_is_told_to_use_sudo(tmp_path: Path) -> None:
-    os.seteuid(65534)
-    try:
-        with pytest.raises(RootNeeded, match="root is needed"):
-            export(load_config({}), destination=tmp_path / "nfsroot")
-    finally:
-        os.seteuid(0)
+def test_an_ordinary_user_is_told_to_use_sudo(open_checkout: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="pitorch-export-") as folder:
+        Path(folder).chmod(0o777)
+        words = ("-m", "toolchain.cli", "export-nfsroot", f"--folder={folder}/nfsroot")
+        ended = run_python(open_checkout, *words, environment={"HOME": folder})
+        assert ended.returncode == RootNeeded.exit_code, ended.stderr
+        assert "root is needed" in ended.stderr
+        assert f"sudo ./inv export-nfsroot --folder={folder}/nfsroot" in ended.stderr
+        assert list(Path(folder).iterdir()) == []
 
 
 @needs_root

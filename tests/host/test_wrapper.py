@@ -758,3 +758,13 @@ def test_an_engine_is_known_by_its_answer(checkout: Checkout, listens: bool) -> 
     else:
         assert ended.returncode == 20, ended.stderr
         assert "==> apt-get update" in ended.stderr
+
+
+def test_tasks_read_and_write_utf_8_whatever_the_locale_is(ready: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "toolchain").mkdir()
+    (tmp_path / "toolchain" / "__init__.py").touch()
+    (tmp_path / "toolchain" / "cli.py").write_text("import sys\nprint('→', open(__file__).encoding, *sys.argv[1:])\n")
+    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    process = ready.start("tâche", PYTHONPATH=str(tmp_path), **locale)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
