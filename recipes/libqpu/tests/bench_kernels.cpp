@@ -3,9 +3,13 @@
 // its bus, or the operations of its pipes. Beside them kernels as a course project
 // wrote them, compiled without optimisation and run on 4 QPUs as there.
 //
-//   bench-kernels [--quick | --tutorial] [--json]
+//   bench-kernels [--quick | --tutorial] [--json] [--ranges]
 //
-// QPU_BOARD chooses the board. Exits with 1 when a result is wrong.
+// QPU_BOARD chooses the board, QPU_MODEL the parameters of its model. With --ranges
+// each kernel also runs with the parameters at the ends of their ranges: all of
+// them, and those of each assumption alone. A share's range is over all these, and
+// the assumption named is the one that alone moves it most. Exits with 1 when a
+// result is wrong.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,8 +26,7 @@
 #include <vector>
 
 #include "qpu/kernels.h"
-#include "runtime/cache.hpp"
-#include "runtime/executable.hpp"
+#include "tests/bench_report.hpp"
 #include "tests/naive.hpp"
 #include "tutorial/add.hpp"
 #include "tutorial/product.hpp"
@@ -31,18 +34,12 @@
 namespace {
 
 namespace k = qpu::kernels;
-using qpu::emu::Board;
-using qpu::runtime::EmulatedWork;
+using namespace bench;
 using Array = SharedArray<float>;
 
 bool quick = false;
-bool json = false;
 bool wrong = false;
-bool first = true;
-
-const Board& board() { return qpu::runtime::emulatedBoard(); }
-
-std::mt19937 generator(1);
+std::mt19937 generator;
 
 Array filled(std::size_t n) {
   Array a(n);
@@ -58,78 +55,13 @@ void require(bool right, const char* what) {
 }
 bool near(float a, double b, double bound) { return std::fabs(static_cast<double>(a) - b) <= bound; }
 
-EmulatedWork measured(const std::function<void()>& f) {
-  const EmulatedWork before = qpu::runtime::emulatedWork();
-  f();
-  EmulatedWork w = qpu::runtime::emulatedWork();
-  w.runs -= before.runs;
-  w.clocks -= before.clocks;
-  w.qpuClocks -= before.qpuClocks;
-  w.instructions -= before.instructions;
-  w.stalledOnTmu -= before.stalledOnTmu;
-  w.stalledOnVpm -= before.stalledOnVpm;
-  w.stalledOnOther -= before.stalledOnOther;
-  w.memoryReadBytes -= before.memoryReadBytes;
-  w.memoryWriteBytes -= before.memoryWriteBytes;
-  return w;
-}
-
-double busClocks(double bytes) { return bytes / board().memoryBytesPerClock(); }
-double pipeClocks(double flops) { return flops / 96; }
-
-// Between two entries of the list that --json prints.
-const char* separator() {
-  const char* const text = first ? "\n  " : ",\n  ";
-  first = false;
-  return text;
-}
-
-void header() {
-  if (json) {
-    (void)std::printf("{\"board\": \"%s\", \"figures\": [", board().name);
-    return;
-  }
-  (void)std::printf(
-      "model of a %s: %.0f MHz, %.2f bytes a clock on the bus, %.1f GFLOPS; not measured on "
-      "hardware\n%-28s %10s %9s %7s %7s %6s %6s %6s %6s %8s  %s\n",
-      board().name, board().clockHz / 1e6, board().memoryBytesPerClock(), board().peakFlops() / 1e9,
-      "kernel", "clocks", "ms", "share", "of", "issue", "TMU", "VPM", "other", "MB", "times naive");
-}
-
-// Prints a line and returns the clocks. `limit` is the least number of clocks, by
-// the bus or by the pipes; `naive` what the naive kernel took, 0 for none.
-double line(const std::string& name, const EmulatedWork& w, double limit, const char* by,
-            double naive = 0) {
-  const auto clocks = static_cast<double>(w.clocks);
-  const auto of = [&w](std::uint64_t part) {
-    return 100 * static_cast<double>(part) / static_cast<double>(w.qpuClocks);
-  };
-  if (json) {
-    (void)std::printf("%s{\"kernel\": \"%s\", \"clocks\": %.0f, \"seconds\": %.6g, "
-                      "\"share\": %.4f, \"limit\": \"%s\"",
-                      separator(), name.c_str(), clocks, clocks / board().clockHz,
-                      limit / clocks, by);
-    if (naive != 0) (void)std::printf(", \"timesNaive\": %.3f", naive / clocks);
-    (void)std::printf("}");
-    return clocks;
-  }
-  (void)std::printf("%-28s %10.0f %9.3f %6.1f%% %7s %5.0f%% %5.0f%% %5.0f%% %5.0f%% %8.2f", name.c_str(),
-                    clocks, 1e3 * clocks / board().clockHz, 100 * limit / clocks, by,
-                    4 * of(w.instructions), of(w.stalledOnTmu), of(w.stalledOnVpm),
-                    of(w.stalledOnOther),
-                    1e-6 * static_cast<double>(w.memoryReadBytes + w.memoryWriteBytes));
-  if (naive != 0) (void)std::printf("  %10.2f", naive / clocks);
-  (void)std::printf("\n");
-  (void)std::fflush(stdout);
-  return clocks;
-}
-
 void elementwise() {
   const int n = quick ? 96000 : 960000;
   const auto words = static_cast<std::size_t>(n);
   // The naive ones read a block per QPU too many.
   Array a = filled(words + 192), b = filled(words + 192), c = filled(words), out(words);
   const double stream = 4.0 * n;
+  (void)setenv("QPU_OPTIMISE", "0", 1);
   auto naiveAdd = compile(naive::add, "naive-add");
   for (const int qpus : {4, 12}) {
     naiveAdd.setNumQPUs(qpus);
@@ -347,21 +279,32 @@ int main(int argc, char** argv) {
     steps |= std::strcmp(argv[i], "--tutorial") == 0;
     quick |= std::strcmp(argv[i], "--quick") == 0;
     json |= std::strcmp(argv[i], "--json") == 0;
+    ranges |= std::strcmp(argv[i], "--ranges") == 0;
+  }
+  const char* const model = std::getenv("QPU_MODEL");
+  if (ranges && model != nullptr && *model != '\0') {
+    (void)std::fprintf(stderr, "bench-kernels: --ranges are those of the default parameters; unset "
+                               "QPU_MODEL\n");
+    return 2;
   }
   (void)setenv("QPU_BACKEND", "emulator", 1);
   (void)setenv("QPU_CACHE", "off", 1);
+  const auto kernels = [steps] {
+    generator.seed(1);
+    if (steps) return tutorialSteps();
+    elementwise();
+    matrixVector();
+    matrixMatrix();
+  };
   header();
-  if (steps) {
-    tutorialSteps();
-    if (json) (void)std::printf("\n]}\n");
-    return wrong ? 1 : 0;
+  if (!steps) {
+    host();
+    if (!json) (void)std::printf("\n");
   }
-  host();
-  if (!json) (void)std::printf("\n");
-  (void)setenv("QPU_OPTIMISE", "0", 1);
-  elementwise();
-  matrixVector();
-  matrixMatrix();
+  if (ranges)
+    printRanges(kernels);
+  else
+    kernels();
   if (json) (void)std::printf("\n]}\n");
   return wrong ? 1 : 0;
 }

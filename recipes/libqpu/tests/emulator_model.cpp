@@ -283,12 +283,12 @@ TEST_CASE("opening a page of the SDRAM takes time") {
 }
 
 TEST_CASE("each parameter's value lies in its range") {
-  using qpu::emu::End;
+  using qpu::emu::Bound;
   for (const char* const name : {"pi1", "zero", "pi2", "pi3", "zero2"}) {
     INFO(name);
     const qpu::emu::Board& value = *qpu::emu::findBoard(name);
-    const qpu::emu::Board& fast = *qpu::emu::findBoard(name, End::Fast);
-    const qpu::emu::Board& slow = *qpu::emu::findBoard(name, End::Slow);
+    const qpu::emu::Board& fast = *qpu::emu::findBoard(name, Bound::Fast);
+    const qpu::emu::Board& slow = *qpu::emu::findBoard(name, Bound::Slow);
     for (const qpu::emu::Parameter& p : qpu::emu::parameters()) {
       INFO(p.name);
       CHECK(value.*p.member >= std::min(fast.*p.member, slow.*p.member));

@@ -37,18 +37,18 @@ constexpr std::array<Parameter, kParameters> kTable = {{
     {"clock_hz", &Board::clockHz, Unit::Hertz, {plain(0), plain(0), plain(0)}, "clock",
      "Raspberry Pi documentation: default v3d_freq of the board"},
     {"tmu_l1_clocks", &Board::tmuL1Clocks, Unit::Clocks, {clocks(36), clocks(24), clocks(48)},
-     "latency", "VC4C's emulator: 9 instructions"},
+     "memory latency", "VC4C's emulator: 9 instructions"},
     {"tmu_l2_clocks", &Board::tmuL2Clocks, Unit::Clocks, {clocks(48), clocks(36), clocks(72)},
-     "latency", "VC4C's emulator: 12 instructions"},
+     "memory latency", "VC4C's emulator: 12 instructions"},
     {"tmu_memory_clocks", &Board::tmuMemoryClocks, Unit::Clocks,
-     {clocks(80), clocks(60), clocks(104)}, "latency",
+     {clocks(80), clocks(60), clocks(104)}, "memory latency",
      "VC4C's emulator: 20 instructions; the course project's table leaves no room for more"},
     {"tmu_request_clocks", &Board::tmuRequestClocks, Unit::Clocks,
      {clocks(16), clocks(4), clocks(20)}, "caches", "guess: an element per clock"},
     {"fetch_l2_clocks", &Board::fetchL2Clocks, Unit::Clocks, {clocks(24), clocks(12), clocks(48)},
      "caches", "guess: half of a TMU load"},
     {"fetch_memory_clocks", &Board::fetchMemoryClocks, Unit::Clocks,
-     {clocks(80), clocks(60), clocks(128)}, "latency", "guess: as a TMU load"},
+     {clocks(80), clocks(60), clocks(128)}, "memory latency", "guess: as a TMU load"},
     {"l2_bytes_per_clock", &Board::l2BytesPerClock, Unit::BytesPerClock,
      {plain(16), plain(32), plain(8)}, "caches", "guess"},
     {"memory_bytes_per_s", &Board::memoryBytesPerSecond, Unit::BytesPerSecond,
@@ -73,9 +73,9 @@ constexpr std::array<Parameter, kParameters> kTable = {{
     {"load_word_ns", &Board::loadWordNs, Unit::Nanoseconds,
      {atMemory(2.5), clocks(0.53), ns(3.1)}, "loads", "as load_burst_ns"},
     {"vpm_port_clocks", &Board::vpmPortClocks, Unit::Clocks, {clocks(4), clocks(1), clocks(8)},
-     "port", "guess: 4 words per clock, as all data paths of a QPU"},
+     "VPM port", "guess: 4 words per clock, as all data paths of a QPU"},
     {"vpm_setup_clocks", &Board::vpmSetupClocks, Unit::Clocks,
-     {clocks(16), clocks(12), clocks(24)}, "port",
+     {clocks(16), clocks(12), clocks(24)}, "VPM port",
      "Broadcom's guide: three instructions between a read setup and the first read"},
     {"semaphore_clocks", &Board::semaphoreClocks, Unit::Clocks,
      {clocks(12), clocks(0), clocks(40)}, "semaphores", "guess"},
@@ -110,21 +110,21 @@ constexpr double amountAt(const Soc& soc, Unit unit, const Amount& a) {
   return unit == Unit::Clocks ? inNs / nsOfClock : inNs;
 }
 
-constexpr Board board(const Soc& soc, End end) {
+constexpr Board board(const Soc& soc, Bound bound) {
   Board b;
   for (const Parameter& p : kTable)
-    b.*p.member = amountAt(soc, p.unit, p.amounts[static_cast<std::size_t>(end)]);
+    b.*p.member = amountAt(soc, p.unit, p.amounts[static_cast<std::size_t>(bound)]);
   b.name = soc.board;
   b.clockHz = soc.clockHz;
   return b;
 }
 
-constexpr std::array<Board, kSocs.size()> boards(End end) {
-  return {board(kSocs[0], end), board(kSocs[1], end), board(kSocs[2], end), board(kSocs[3], end),
-          board(kSocs[4], end)};
+constexpr std::array<Board, kSocs.size()> boards(Bound bound) {
+  return {board(kSocs[0], bound), board(kSocs[1], bound), board(kSocs[2], bound), board(kSocs[3], bound),
+          board(kSocs[4], bound)};
 }
 constexpr std::array<std::array<Board, kSocs.size()>, 3> kBoards = {
-    boards(End::Value), boards(End::Fast), boards(End::Slow)};
+    boards(Bound::Value), boards(Bound::Fast), boards(Bound::Slow)};
 
 }  // namespace
 
@@ -150,8 +150,8 @@ const char* name(Unit unit) {
   return "";
 }
 
-const Board* findBoard(const char* name, End end) {
-  for (const Board& b : kBoards[static_cast<std::size_t>(end)])
+const Board* findBoard(const char* name, Bound bound) {
+  for (const Board& b : kBoards[static_cast<std::size_t>(bound)])
     if (std::strcmp(b.name, name) == 0) return &b;
   return nullptr;
 }

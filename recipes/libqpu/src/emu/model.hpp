@@ -12,7 +12,7 @@
 namespace qpu::emu {
 
 // A value, or the end of its range that makes kernels quicker or slower.
-enum class End : std::uint8_t { Value, Fast, Slow };
+enum class Bound : std::uint8_t { Value, Fast, Slow };
 
 // How a published figure is carried over to another board.
 enum class Follows : std::uint8_t {
@@ -35,7 +35,7 @@ struct Parameter {
   const char* name;  // in a file
   double Board::*member;
   Unit unit;
-  std::array<Amount, 3> amounts;  // by End
+  std::array<Amount, 3> amounts;  // by Bound
   const char* group;   // parameters that one assumption moves together
   const char* source;  // in a few words; docs/model.md has more
 };
@@ -43,7 +43,7 @@ constexpr std::size_t kParameters = 26;
 const std::array<Parameter, kParameters>& parameters();
 
 // Null for an unknown name.
-const Board* findBoard(const char* name, End end);
+const Board* findBoard(const char* name, Bound bound);
 
 // Replaces parameters of `board` by those of a file's text, lines of "name = value"
 // where '#' begins a comment. `board` is that of the line "board = ...", or as

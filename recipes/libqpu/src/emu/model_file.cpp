@@ -124,8 +124,8 @@ std::string applyFile(const std::string& text, const std::string& path, bool isC
 
 std::string describe(const Board& board) {
   const std::string name = std::string(board.name).substr(0, std::string(board.name).find(' '));
-  const Board& fast = *findBoard(name.c_str(), End::Fast);
-  const Board& slow = *findBoard(name.c_str(), End::Slow);
+  const Board& fast = *findBoard(name.c_str(), Bound::Fast);
+  const Board& slow = *findBoard(name.c_str(), Bound::Slow);
   std::string text = "board = " + name + "\n";
   for (const Parameter& p : parameters()) {
     text += "# " + std::string(p.source) + "\n" + p.name + " = " + shortly(board.*p.member) + "  # ";

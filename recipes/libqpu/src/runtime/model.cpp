@@ -63,8 +63,8 @@ const emu::Board& emulatedBoard() {
                                 "zero2");
   const char* const model = environment("QPU_MODEL");
   if (model == nullptr) return *board;
-  if (std::strcmp(model, "fast") == 0) return *emu::findBoard(board->name, emu::End::Fast);
-  if (std::strcmp(model, "slow") == 0) return *emu::findBoard(board->name, emu::End::Slow);
+  if (std::strcmp(model, "fast") == 0) return *emu::findBoard(board->name, emu::Bound::Fast);
+  if (std::strcmp(model, "slow") == 0) return *emu::findBoard(board->name, emu::Bound::Slow);
   return load(*board, named != nullptr, model);
 }
 
