@@ -11,9 +11,8 @@
 #include <utility>
 
 #include <QPULib.h>
+#include <qpu/ieee.h>
 #include <qpu/stream.h>
-
-#include "ieee.h"
 
 namespace torch_qpu {
 namespace {
@@ -100,20 +99,20 @@ FloatExpr evaluated(Step step, const std::vector<const Float*>& x) {
     case Step::add: return a + *x[1];
     case Step::sub: return a - *x[1];
     case Step::mul: return a * *x[1];
-    case Step::div: return ieee::div(a, *x[1]);
-    case Step::max: return ieee::max(a, *x[1]);
-    case Step::min: return ieee::min(a, *x[1]);
-    case Step::neg: return ieee::negative(a);
+    case Step::div: return qpu::ieee::div(a, *x[1]);
+    case Step::max: return qpu::ieee::max(a, *x[1]);
+    case Step::min: return qpu::ieee::min(a, *x[1]);
+    case Step::neg: return qpu::ieee::negative(a);
     case Step::abs: return qpu::abs(a);
-    case Step::exp: return ieee::exp(a);
-    case Step::log: return ieee::log(a);
-    case Step::sqrt: return ieee::sqrt(a);
-    case Step::rsqrt: return ieee::reciprocalSqrt(a);
-    case Step::recip: return ieee::reciprocal(a);
-    case Step::sigmoid: return ieee::sigmoid(a);
-    case Step::tanh: return ieee::tanh(a);
-    case Step::relu: return ieee::keepNan(a, qpu::max(a, 0));
-    case Step::gt: return qpu::select(ieee::isNan(a) || a > *x[1], *x[2], *x[3]);
+    case Step::exp: return qpu::ieee::exp(a);
+    case Step::log: return qpu::ieee::log(a);
+    case Step::sqrt: return qpu::ieee::sqrt(a);
+    case Step::rsqrt: return qpu::ieee::reciprocalSqrt(a);
+    case Step::recip: return qpu::ieee::reciprocal(a);
+    case Step::sigmoid: return qpu::ieee::sigmoid(a);
+    case Step::tanh: return qpu::ieee::tanh(a);
+    case Step::relu: return qpu::ieee::relu(a);
+    case Step::gt: return qpu::select(qpu::ieee::isNan(a) || a > *x[1], *x[2], *x[3]);
   }
   throw std::logic_error("a step without a meaning");
 }

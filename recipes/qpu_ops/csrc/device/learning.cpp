@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include <QPULib.h>
+#include <qpu/ieee.h>
 #include <qpu/stream.h>
 
 #include "memory.h"
@@ -272,7 +273,11 @@ void log_softmax_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a) {
     Pointers<1> from;
     from[0] = a + row * columns;
     Float most = -std::numeric_limits<float>::max();
-    const auto raise = [&](const Float& x) { most = max(most, x); };
+    Int size = 0;
+    const auto raise = [&](const Float& x) {
+      most = max(most, x);
+      size = max(size, qpu::ieee::magnitude(x));
+    };
     // Copies of the last element do not change the maximum.
     walk<1, kShort>(
         columns, from, 0, 1, [&](int /*place*/, Vectors<1>& x) { raise(x[0]); },
@@ -281,9 +286,12 @@ void log_softmax_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a) {
     Float greatest = qpu::maxOf(most);
     Float total = sum_of_row<1>(
         columns, from, [&](const Vectors<1>& x) { return qpu::exp(x[0] - greatest); });
-    Float shift = qpu::log(total);
-    store_row<1>(columns, from, out + row * columns, vpm_row,
-                 [&](const Vectors<1>& x) { return x[0] - greatest - shift; });
+    // With NaN or +Inf in the row, or -Inf alone, all is NaN.
+    Float shift = qpu::select(qpu::maxOf(size) > qpu::ieee::kInf || total == 0,
+                              qpu::ieee::nan(), qpu::log(total));
+    store_row<1>(columns, from, out + row * columns, vpm_row, [&](const Vectors<1>& x) {
+      return qpu::ieee::keepNan(shift, x[0] - greatest - shift);
+    });
   End
 }
 

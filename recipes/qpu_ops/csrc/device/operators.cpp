@@ -63,8 +63,7 @@ using kernels::Floats;
 
 // --- element by element --------------------------------------------------------
 
-// A kernel of the library for a chain whose inputs are as it needs them. Only where it
-// keeps NaN no worse than the chain does.
+// A kernel of the library for a chain whose inputs are as it needs them.
 using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
 
 struct Elementwise {
@@ -138,7 +137,9 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
     if (is_number(t)) {
       operands.push_back({nullptr, t.item<float>()});
     } else if (t.numel() == 1 && n > 1 && (any_array || i + 1 < inputs.size())) {
-      operands.push_back({nullptr, *t.const_data_ptr<float>()});
+      const float number = *t.const_data_ptr<float>();
+      if (!std::isfinite(number)) return false;
+      operands.push_back({nullptr, number});
     } else if (flat && flat_stride(place) == sizeof(float)) {
       operands.push_back({static_cast<const float*>(iterator.data_ptr(place)), 0});
       any_array = true;
@@ -182,6 +183,13 @@ bool elementwise(Call& call) {
   return compute(what, in, more, call.out());
 }
 
+template <void (*kernel)(Floats, Floats, int, int)>
+bool one(const std::vector<Operand>& in, float* out, int n) {
+  if (!all_arrays(in, 1)) return false;
+  kernel(at(out), at(in[0].data), n, qpu_count);
+  return true;
+}
+
 bool direct_add(const std::vector<Operand>& in, float* out, int n) {
   if (!all_arrays(in, 2)) return false;
   if (in[2].value == 1) kernels::add(at(out), at(in[0].data), at(in[1].data), n, qpu_count);
@@ -207,6 +215,12 @@ bool direct_addcmul(const std::vector<Operand>& in, float* out, int n) {
   kernels::fma(at(out), at(in[1].data), at(in[2].data), at(in[0].data), n, qpu_count);
   return true;
 }
+bool direct_clamp(const std::vector<Operand>& in, float* out, int n) {
+  if (!all_arrays(in, 1)) return false;
+  kernels::clamp(at(out), at(in[0].data), in[1].value, in[2].value, n, qpu_count);
+  return true;
+}
+
 constexpr Elementwise kAdd{"add", "mul 1 2;add 0 3>4", direct_add};
 constexpr Elementwise kSub{"sub", "mul 1 2;sub 0 3>4", direct_sub};
 constexpr Elementwise kMul{"mul", "mul 0 1>2", direct_mul};
@@ -216,18 +230,18 @@ constexpr Elementwise kMinimum{"minimum", "min 0 1>2"};
 constexpr Elementwise kAddcmul{"addcmul", "mul 1 2;mul 4 3;add 0 5>6", direct_addcmul};
 constexpr Elementwise kAddcdiv{"addcdiv", "div 1 2;mul 4 3;add 0 5>6"};
 constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
-constexpr Elementwise kExp{"exp", "exp 0>1"};
+constexpr Elementwise kExp{"exp", "exp 0>1", one<kernels::exp>};
 constexpr Elementwise kLog{"log", "log 0>1"};
-constexpr Elementwise kSqrt{"sqrt", "sqrt 0>1"};
+constexpr Elementwise kSqrt{"sqrt", "sqrt 0>1", one<kernels::sqrt>};
 constexpr Elementwise kRsqrt{"rsqrt", "rsqrt 0>1"};
 constexpr Elementwise kReciprocal{"reciprocal", "recip 0>1"};
 constexpr Elementwise kNeg{"neg", "neg 0>1"};
 constexpr Elementwise kAbs{"abs", "abs 0>1"};
-constexpr Elementwise kSigmoid{"sigmoid", "sigmoid 0>1"};
-constexpr Elementwise kTanh{"tanh", "tanh 0>1"};
-constexpr Elementwise kRelu{"relu", "relu 0>1"};
+constexpr Elementwise kSigmoid{"sigmoid", "sigmoid 0>1", one<kernels::sigmoid>};
+constexpr Elementwise kTanh{"tanh", "tanh 0>1", one<kernels::tanh>};
+constexpr Elementwise kRelu{"relu", "relu 0>1", one<kernels::relu>};
 constexpr Elementwise kSilu{"silu", "sigmoid 0;mul 0 1>2"};
-constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4"};
+constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4", direct_clamp};
 constexpr Elementwise kLeakyRelu{"leaky_relu", "mul 0 1;sub 2 2;gt 0 3 0 2>4"};
 constexpr Elementwise kSquare{"pow", "mul 0 0>1"};
 constexpr Elementwise kCube{"pow", "mul 0 0;mul 0 1>2"};
@@ -438,6 +452,10 @@ bool addmv(Call& call) {
   return compute(kJoin, {y, beta == 0 ? y : self}, {alpha, beta}, out);
 }
 
+// Whether a reduction's result is one to be kept: the QPUs give Inf where IEEE 754 may give
+// NaN, so the CPU computes again what is not finite.
+bool is_settled(const Tensor& out) { return std::isfinite(*out.const_data_ptr<float>()); }
+
 bool dot(Call& call) {
   const Tensor a = call.tensor(0), b = call.tensor(1);
   if (!usable(a) || !usable(b) || a.dim() != 1 || a.sizes() != b.sizes()) return false;
@@ -447,6 +465,7 @@ bool dot(Call& call) {
     *result.mutable_data_ptr<float>() =
         kernels::dot(at(x), at(y), static_cast<int>(x.numel()), qpu_count);
   });
+  if (!is_settled(result)) return false;
   call.finish({result});
   return true;
 }
@@ -463,10 +482,6 @@ void reduce_all(const char* name, const Tensor& t, const Tensor& out, Run run) {
     *out.mutable_data_ptr<Result>() = run(at(from), static_cast<int>(from.numel()));
   });
 }
-
-// Whether a reduction's result is one to be kept: the QPUs give Inf where IEEE 754 may give
-// NaN, so the CPU computes again what is not finite.
-bool is_settled(const Tensor& out) { return std::isfinite(*out.const_data_ptr<float>()); }
 
 // The dimensions of a reduction, true for those that vanish.
 std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {

@@ -4,14 +4,15 @@
 #include <cstddef>
 
 #include <QPULib.h>
+#include <qpu/ieee.h>
 #include <qpu/stream.h>
 
-#include "ieee.h"
 #include "memory.h"
 
 namespace torch_qpu::recurrent {
 namespace {
 
+namespace ieee = qpu::ieee;
 using qpu::kernels::Pointers;
 using qpu::kernels::Vectors;
 
