@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from nfsroot import private_network
 from nfsroot.addresses import server_address, subnet_of
 from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
@@ -108,10 +109,12 @@ def ganesha_configuration(
     recovery: Path,
     plugins: Path,
     major: int,
+    privileged_port: bool = True,
 ) -> str:
     """The server's configuration for these folders.
 
-    ``clients`` are addresses or subnets, ``major`` is the server's version: it refuses settings it does not know.
+    ``privileged_port`` refuses clients that connect from a port that any user of a machine may have. ``clients`` are
+    addresses or subnets, ``major`` is the server's version: it refuses settings it does not know.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
@@ -131,6 +134,7 @@ def ganesha_configuration(
         recovery=str(recovery),
         plugins=str(plugins),
         major=major,
+        privileged_port=privileged_port,
     )
 
 
@@ -147,7 +151,8 @@ def running_server(
 ) -> Iterator[NfsServer]:
     """Serve folders while the block runs; port 0 takes a free one.
 
-    ``clients`` may mount, as root, for writing: keep the list short. The server has listed every folder to a real
+    ``clients`` may mount, as root, for writing: keep the list short. They must connect from a port below 1024; from any
+    other one in a ``private_network`` alone, where nobody else is. The server has listed every folder to a real
     client when the block starts, and is gone when it ends.
 
     Raises RootNeeded, ProgramMissing, PortTaken, ArtefactMissing (no such folder), InUse (an export is replacing a
@@ -168,7 +173,7 @@ def running_server(
     _provide_mtab()
     with contextlib.ExitStack() as stack:
         for item in folders:
-            stack.enter_context(_kept_as_it_is(Layout(item)))
+            stack.enter_context(_kept_as_it_is(item))
         scratch = stack.enter_context(_scratch())
         (scratch / "recovery").mkdir()
         log = log or scratch / "ganesha.log"
@@ -187,6 +192,7 @@ def running_server(
                 recovery=scratch / "recovery",
                 plugins=plugins,
                 major=major_version(program),
+                privileged_port=not private_network.is_entered(),
             )
         )
         if nfsv3:
@@ -220,9 +226,10 @@ def _scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _kept_as_it_is(layout: Layout) -> Iterator[None]:
+def _kept_as_it_is(tree: Path) -> Iterator[None]:
     """Keep exports from replacing the tree: clients of the old one would be left with stale handles."""
-    if not layout.marker.is_file():
+    layout = Layout(tree.parent)
+    if layout.tree != tree or not layout.marker.is_file():
         yield
         return
     taken = InUse(

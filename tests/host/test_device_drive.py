@@ -69,6 +69,26 @@ def test_a_suite_that_ran_to_its_end(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in run.said
 
 
+def test_a_private_network_has_a_loopback_and_no_way_out(tmp_path: Path) -> None:
+    ours = Path("/proc/self/ns/net").readlink()
+    write_suite(
+        tmp_path / "suite",
+        a=f"""
+            import pathlib, socket
+            def test_apart(): assert str(pathlib.Path("/proc/self/ns/net").readlink()) != "{ours}"
+            def test_interfaces(): assert {{name for _, name in socket.if_nameindex()}} >= {{"lo", "pitorch"}}
+            def test_routes(): assert "00000000\t" not in pathlib.Path("/proc/self/net/route").read_text()
+            def test_loopback():
+                with socket.create_server(("127.0.0.1", 0)) as here:
+                    socket.create_connection(here.getsockname()).close()
+        """,
+    )
+    run = drive(tmp_path, private_network=True)
+    assert set(run.outcomes().values()) == {"passed"}, run.said
+    assert len(run.outcomes()) == 4
+    assert run.status == 0
+
+
 EARLY_ENDS = {
     "pytest.exit": ("import pytest\ndef test_second(): pytest.exit('enough')", "", "test_second", "status 2"),
     "pytest.exit(0)": ("import pytest\ndef test_second(): pytest.exit('enough', returncode=0)", "", "", ""),

@@ -419,7 +419,7 @@ def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, e
     in_the_place_of(layout.tree)
     assert layout.tree.stat().st_ino == number
     with pytest.raises(ForeignFolder, match="no marker of ours names"):
-        export(config, destination=layout.tree)
+        export(config, destination=layout.place)
     with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
         require_export(layout)
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
@@ -430,16 +430,16 @@ def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, e
 @pytest.mark.parametrize("inode_size", [128])
 def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, ext4: Path) -> None:
     layout = Layout(ext4 / "nfsroot")
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
     (layout.tree / "written-by-the-board").touch()
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     assert not (layout.tree / "written-by-the-board").exists(), "it is ours, and was replaced"
     number = layout.tree.stat().st_ino
     in_the_place_of(layout.tree)
     assert layout.tree.stat().st_ino == number
     with pytest.raises(ForeignFolder, match="no host key of the export"):
-        export(config, destination=layout.tree)
+        export(config, destination=layout.place)
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
 
 
@@ -448,15 +448,15 @@ def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Confi
 def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> None:
     """It had inodes alone."""
     layout = Layout(tmp_path / "nfsroot")
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
     require_export(layout)
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     assert named_trees(layout) == {identity_of(layout.tree)}
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
     layout.known_hosts.write_text("")
     with pytest.raises(ForeignFolder, match="no host key of the export"):
-        export(config, destination=layout.tree)
+        export(config, destination=layout.place)
 
 
 @pytest.mark.parametrize("said", ["", "null", "[]", '{"trees": 1}', '{"inodes": null}', "{}"])
@@ -498,12 +498,12 @@ def test_a_tree_with_something_mounted_in_it_is_not_removed(config: Config, tmp_
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "data").touch()
-    subprocess.run(["mount", "--bind", precious, tmp_path / "nfsroot" / "tmp"], check=True)
+    subprocess.run(["mount", "--bind", precious, tmp_path / "nfsroot" / "tree" / "tmp"], check=True)
     try:
         with pytest.raises(InUse, match="something is mounted there"):
             export(config, destination=tmp_path / "nfsroot")
     finally:
-        subprocess.run(["umount", tmp_path / "nfsroot" / "tmp"], check=True)
+        subprocess.run(["umount", tmp_path / "nfsroot" / "tree" / "tmp"], check=True)
     assert (precious / "data").exists()
 
 
@@ -514,9 +514,9 @@ def test_two_exports_at_once(config: Config, tmp_path: Path) -> None:
     with layout.lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(InUse, match="another run") as caught:
-            export(config, destination=layout.tree)
+            export(config, destination=layout.place)
     assert caught.value.exit_code == 29
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
 
 
 RUN = """
@@ -542,7 +542,7 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
         [sys.executable, "-c", RUN, heavy.split("/")[0], str(place)],
         cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    started = Layout(place).aside / "nfsroot"
+    started = Layout(place).aside / "tree"
     deadline = time.monotonic() + 60
     while not (started.is_dir() and any(started.iterdir())):
         assert child.poll() is None, "ended before it could be interrupted"
@@ -570,7 +570,7 @@ def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
 ) -> None:
     """As where two folders cannot be exchanged: one is away, and the next export comes to nothing either."""
     layout = Layout(tmp_path / "nfsroot")
-    before = export(config, destination=layout.tree)
+    before = export(config, destination=layout.place)
     old, marker = tree_listing(layout.tree), layout.marker.read_text()
     place: Path = getattr(layout, moved)
     layout.aside.mkdir()
@@ -581,14 +581,14 @@ def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full], check=True)
     try:
         with pytest.raises(DiskFull):
-            export(config, destination=layout.tree, tarball=full / "root.tar")
+            export(config, destination=layout.place, tarball=full / "root.tar")
     finally:
         subprocess.run(["umount", full], check=True)
     assert tree_listing(layout.tree) == old
     assert layout.marker.read_text() == marker
     assert require_export(layout).facts["image_id"] == before.image_id
     assert not layout.aside.exists()
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
 
 
 @pytest.mark.engine
@@ -885,7 +885,7 @@ def test_what_a_board_boots_by(bootable: Path, tmp_path: Path) -> None:
     folder, warnings = beside(bootable, tmp_path)
     assert (folder / "tftp/cmdline.txt").read_text() == (
         "console=serial0,115200 console=tty1 boot=nfs4 root=/dev/nfs "
-        f"nfsroot=192.168.77.1:{tmp_path}/served/nfsroot,vers=4.1 rw ip=dhcp net.ifnames=0\n"
+        f"nfsroot=192.168.77.1:{tmp_path}/served/nfsroot/tree,vers=4.1 rw ip=dhcp net.ifnames=0\n"
     )
     settings = [
         line for line in (folder / "tftp/config.txt").read_text().splitlines() if line and not line.startswith("#")
@@ -968,7 +968,7 @@ def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Pa
 def test_the_line_for_the_kernels_server(bootable: Path, tmp_path: Path) -> None:
     folder, _ = beside(bootable, tmp_path, subnet="10.1.0.0/16")
     assert (folder / "exports").read_text().splitlines()[-1] == (
-        f"{tmp_path}/served/nfsroot 10.1.0.0/16(rw,sync,no_root_squash,no_subtree_check,insecure)"
+        f"{tmp_path}/served/nfsroot/tree 10.1.0.0/16(rw,sync,no_root_squash,no_subtree_check)"
     )
 
 
@@ -977,7 +977,7 @@ def test_blanks_in_the_path_are_escaped_for_exports_and_warned_of(bootable: Path
     config = load_config({"nfs": {"address": "192.168.77.1"}})
     warnings = accompany(config, final, bootable, tmp_path / "aside")
     folder = tmp_path / "aside" / "nfsroot.files"
-    assert f"{tmp_path}/two\\040words/nfsroot 192.168.77.0/24(" in (folder / "exports").read_text()
+    assert f"{tmp_path}/two\\040words/nfsroot/tree 192.168.77.0/24(" in (folder / "exports").read_text()
     assert any("kernel command line cannot carry" in warning for warning in warnings)
 
 
