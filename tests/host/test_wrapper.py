@@ -764,7 +764,6 @@ def test_tasks_read_and_write_utf_8_whatever_the_locale_is(ready: Checkout, tmp_
     (tmp_path / "toolchain").mkdir()
     (tmp_path / "toolchain" / "__init__.py").touch()
     (tmp_path / "toolchain" / "cli.py").write_text("import sys\nprint('→', open(__file__).encoding, *sys.argv[1:])\n")
-    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    process = ready.start("tâche", PYTHONPATH=str(tmp_path), **locale)
+    process = ready.start("tâche", PYTHONPATH=str(tmp_path), LC_ALL="POSIX", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
