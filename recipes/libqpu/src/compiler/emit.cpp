@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "compiler/chains.hpp"
 #include "compiler/compile.hpp"
@@ -12,6 +13,7 @@ namespace {
 
 constexpr std::size_t kDelaySlots = 3;
 constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
+constexpr double kWorthIt = 0.95;  // of an estimate: what is less different is chance
 
 isa::BranchCond opposite(isa::BranchCond c) {
   using isa::BranchCond;
@@ -108,10 +110,18 @@ class Emitter {
     predecessors_.resize(n);
     for (std::uint32_t b = 0; b < n; ++b)
       for (const std::uint32_t s : successors(function_.blocks[b])) predecessors_[s].push_back(b);
-    for (std::uint32_t b = 0; b < n; ++b)
-      if (!emitBlock(b)) return false;
+    for (std::uint32_t b = 0; b < n; ++b) {
+      const std::size_t before = slots_.size();
+      double waits = 0;
+      if (!emitBlock(b, waits)) return false;
+      cost_ += std::pow(10, std::min(function_.blocks[b].loopDepth, 5U)) *
+               (static_cast<double>(slots_.size() - before) + waits);
+    }
     return true;
   }
+
+  // Instructions and waiting, where a loop is gone through ten times.
+  double cost() const { return cost_; }
 
   code::Object finish(std::uint32_t spillBytes) {
     code::Object object;
@@ -210,7 +220,7 @@ class Emitter {
 
   // Other orders, in which the QPU waits less for memory, where the block is slowed down by that.
   void waitLess(const Graph& graph, ScheduleOptions so, ScheduledBlock& best, std::uint32_t b) const {
-    double least = estimate(best, fewest_[b]);
+    double least = estimate(best, fewest_[b], true);
     const auto attempt = [&](bool lateReceives, bool lateWaits, std::uint32_t window) {
       if (least <= static_cast<double>(best.slots.size())) return;
       so.lateReceives = lateReceives;
@@ -218,13 +228,15 @@ class Emitter {
       so.window = window;
       std::optional<ScheduledBlock> other = schedule(graph, so);
       if (!other) return;
-      const double takes = estimate(*other, fewest_[b]);
+      const double takes = estimate(*other, fewest_[b], true);
       if (takes >= least) return;
       least = takes;
       best = std::move(*other);
     };
     const std::uint32_t window = so.window;
     attempt(true, false, window);
+    const Successors next = successors(function_.blocks[b]);
+    if (std::find(next.begin(), next.end(), b) == next.end()) return;
     attempt(true, true, window);
     attempt(false, true, window);
     attempt(false, false, 1);  // the order of the source
@@ -285,11 +297,12 @@ class Emitter {
     push(slot);
   }
 
-  bool emitBlock(std::uint32_t b) {
+  bool emitBlock(std::uint32_t b, double& waits) {
     const Block& block = function_.blocks[b];
     std::optional<ScheduledBlock> scheduled = scheduleBlock(b);
     if (!scheduled) return false;
     ScheduledBlock& code = *scheduled;
+    waits = estimate(code, fewest_[b], block.loopDepth > 0) - static_cast<double>(code.slots.size());
     isDone_[b] = 1;
     lastWritten_[b] = code.lastWritten;
     if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);
@@ -360,18 +373,26 @@ class Emitter {
   std::vector<char> isDone_;
   std::vector<Branch> branches_;
   std::vector<Slot> slots_;
+  double cost_ = 0;
+};
+
+struct Emitted {
+  code::Object object;
+  double cost = 0;
 };
 
 }  // namespace
 
-code::Object emit(Function function, const Options& options) {
+namespace {
+
+Emitted emitWithCost(Function function, const Options& options) {
   straighten(function);
   joinChains(function);
   const std::uint32_t registers = 2 * static_cast<std::uint32_t>(options.fileRegisters);
   const std::uint32_t most = pressure(function);
   if (most <= registers) {
     Emitter emitter(function, options);
-    if (emitter.run()) return emitter.finish(0);
+    if (emitter.run()) return {emitter.finish(0), emitter.cost()};
   }
   // Computing vectors again costs less than memory, and is always possible. Every
   // limit that leaves the scheduler more room costs more of either.
@@ -384,22 +405,39 @@ code::Object emit(Function function, const Options& options) {
       std::uint32_t bytes = 0;
       if (!spill(smaller, registers - spared, memory, bytes)) continue;
       Emitter emitter(std::move(smaller), options);
-      if (emitter.run()) return emitter.finish(bytes);
+      if (emitter.run()) return {emitter.finish(bytes), emitter.cost()};
     }
   }
   failRegisters(function, most, registers);
 }
 
-code::Object compile(const detail::Source& source, const Options& options) {
-  Function function = select(source, options);
+// `front` is the level of the front half.
+Emitted compileAt(const detail::Source& source, const Options& options, int front) {
+  Options selecting = options;
+  selecting.level = front;
   try {
-    return emit(std::move(function), options);
+    return emitWithCost(select(source, selecting), options);
   } catch (const SpillsNeeded&) {
-    Options spilling = options;
-    spilling.keepWriteWindow = false;
-    spilling.mergeStores = false;
-    return compile(source, spilling);
+    selecting.keepWriteWindow = false;
+    selecting.mergeStores = false;
+    return emitWithCost(select(source, selecting), options);
   }
+}
+
+}  // namespace
+
+code::Object emit(Function function, const Options& options) {
+  return emitWithCost(std::move(function), options).object;
+}
+
+code::Object compile(const detail::Source& source, const Options& options) {
+  Emitted best = compileAt(source, options, options.level);
+  // What the front half does for speed takes registers, and with those the back half may lose more.
+  for (int front = options.level - 1; front >= 1; --front) {
+    Emitted other = compileAt(source, options, front);
+    if (other.cost < kWorthIt * best.cost) best = std::move(other);
+  }
+  return std::move(best.object);
 }
 
 }  // namespace qpu::compiler

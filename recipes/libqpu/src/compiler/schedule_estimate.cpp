@@ -14,7 +14,7 @@ constexpr int kRequestTakes = 48;
 constexpr int kRequestEvery = 4;   // of one TMU: 16 words, one a clock
 constexpr int kStoreTakes = 57;
 constexpr int kLoadTakes = 20;
-constexpr int kRuns = 12;          // of which the first half is not counted
+constexpr int kRuns = 12;          // of what repeats; the first half is not counted
 
 struct Event {
   enum class Kind : std::uint8_t { Request, Receive, StoreStart, StoreWait, LoadStart, LoadWait };
@@ -45,7 +45,7 @@ std::vector<Event> eventsOf(const ScheduledBlock& block) {
 
 }  // namespace
 
-double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>& inFlight) {
+double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>& inFlight, bool repeats) {
   const std::vector<Event> events = eventsOf(block);
   const int size = static_cast<int>(block.slots.size());
   if (events.empty()) return size;
@@ -56,8 +56,9 @@ double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>&
   int loaded = 0;
   int waited = 0;  // so far
   int half = 0;
-  for (int run = 0; run < kRuns; ++run) {
-    if (run == kRuns / 2) half = waited;
+  const int runs = repeats ? kRuns : 1;
+  for (int run = 0; run < runs; ++run) {
+    if (run == runs / 2) half = waited;
     for (const Event& e : events) {
       int now = run * size + e.at + waited;
       const auto waitFor = [&](int until) {
@@ -81,7 +82,7 @@ double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>&
       }
     }
   }
-  return size + static_cast<double>(waited - half) / (kRuns - kRuns / 2);
+  return size + static_cast<double>(waited - half) / (runs - runs / 2);
 }
 
 }  // namespace qpu::compiler

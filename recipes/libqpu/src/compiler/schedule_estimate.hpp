@@ -1,5 +1,5 @@
-// How long a scheduled block takes when it is run again and again, with what it waits for: results of the TMUs and the
-// DMA. A guess for choosing between schedules; only their order counts.
+// How long a scheduled block takes, with what it waits for: results of the TMUs and the DMA. A guess for choosing
+// between schedules; only their order counts.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 
@@ -10,8 +10,9 @@
 
 namespace qpu::compiler {
 
-// Of one run, in instructions. `inFlight` are the requests of each TMU that are outstanding before the block.
-double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>& inFlight);
+// Of one run, in instructions; with `repeats` of one among many that follow each other. `inFlight` are the requests of
+// each TMU that are outstanding before the block.
+double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>& inFlight, bool repeats);
 
 }  // namespace qpu::compiler
 
