@@ -25,7 +25,7 @@ enum class Op : std::uint8_t {
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
-  // Float, by the special function unit: about 12 bits
+  // Float, by the special function unit: to about 3e-5
   Recip, RecipSqrt, Exp2, Log2,
   // any; Broadcast: element b (a Constant, 0..15) of a in all elements
   Rotate, Broadcast, Load,
