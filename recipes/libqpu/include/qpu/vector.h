@@ -322,6 +322,9 @@ class Int : public IntExpr {
   Int& operator&=(const IntExpr& b) { return *this = *this & b; }
   Int& operator|=(const IntExpr& b) { return *this = *this | b; }
   Int& operator^=(const IntExpr& b) { return *this = *this ^ b; }
+  Int& operator++() { return *this = *this + 1; }
+  // A statement: the old value is gone.
+  void operator++(int) { ++*this; }
 
  private:
   static detail::FromNode fresh(Location where) {
