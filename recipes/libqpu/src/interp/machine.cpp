@@ -288,18 +288,22 @@ class Machine {
               [](auto a, auto b) { return mask(asSigned(a) >= asSigned(b)); });
           break;
         case Opcode::FEq:
-          compareFloat(v[in.target], v[in.a], v[in.b], [](auto d) { return d == 0; });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a == b; });
           break;
         case Opcode::FNe:
-          compareFloat(v[in.target], v[in.a], v[in.b], [](auto d) { return d != 0; });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a != b; });
           break;
-        case Opcode::FLt: compareFloat(v[in.target], v[in.a], v[in.b], isNegative); break;
+        case Opcode::FLt:
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a < b; });
+          break;
         case Opcode::FGe:
-          compareFloat(v[in.target], v[in.a], v[in.b], [](auto d) { return !isNegative(d); });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a >= b; });
           break;
-        case Opcode::FGt: compareFloat(v[in.target], v[in.b], v[in.a], isNegative); break;
+        case Opcode::FGt:
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a > b; });
+          break;
         case Opcode::FLe:
-          compareFloat(v[in.target], v[in.b], v[in.a], [](auto d) { return !isNegative(d); });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a <= b; });
           break;
         case Opcode::Any: v[in.target] = splat(mask(anySet(v[in.a]))); break;
         case Opcode::All: v[in.target] = splat(mask(allSet(v[in.a]))); break;

@@ -8,6 +8,7 @@
 
 #include "lang/fold.hpp"
 #include "lang/recorder.hpp"
+#include "lang/strides.hpp"
 
 namespace qpu::detail {
 namespace {
@@ -113,7 +114,8 @@ Node broadcast(Type type, Node a, int element, Location where) {
 }
 
 Node load(Node address, Type type) {
-  return unary(Op::Load, type, address);
+  const int stride = Recorder::current().readStride;
+  return stride == 0 ? unary(Op::Load, type, address) : loadWithStride(address, type, stride);
 }
 
 Node declare(Type type, Location /*where*/) { return Recorder::current().variable(type); }
@@ -129,6 +131,7 @@ void assign(Node variable, Node value, Location where) {
 
 void store(Node value, Node address, bool wait, Location where) {
   Recorder& r = Recorder::current();
+  if (r.writeStride != 0) return storeWithStride(value, address, wait, r.writeStride, where);
   Statement& s = r.add(StatementKind::Store, wait ? kStoreAssignment : "store", where);
   r.refuseInWhere(s.site,
                   "a store writes all 16 words; load the old ones, choose, then store after End");
@@ -143,6 +146,8 @@ void storeFirst(Node value, Node address, Node words, Location where) {
   r.refuseInWhere(s.site,
                   "a store writes consecutive words; load the old ones, choose, then store after "
                   "End");
+  if (r.writeStride != 0)
+    r.fail(s.site, "not possible with a stride: setWriteStride(0) comes before it");
   s.value = r.use(value);
   s.address = r.use(address);
   s.limit = r.use(words);
