@@ -392,17 +392,31 @@ def test_the_plain_export_keeps_owners_and_capabilities() -> None:
 
 
 def test_the_kernels_promises_are_read_from_what_the_program_prints() -> None:
+    ends = {"shareLow": 0.25, "shareHigh": 0.985, "secondsLow": 0.004, "secondsHigh": 0.05, "movedBy": "stores"}
     lines: list[dict[str, Any]] = [
         {"kernel": "add", "compileMs": 1.0},
         {"kernel": "matmul", "compileMs": 6.5},
         {"kernel": "relu", "callUs": 9.0},
-        {"kernel": "add, 6 QPUs", "share": 0.93, "seconds": 0.009, "limit": "bus", "timesNaive": 1.5},
-        {"kernel": "matvec 100 x 100000, 12 QPUs", "share": 0.98, "seconds": 0.03, "limit": "bus"},
-        {"kernel": "matmul 512^3, 12 QPUs", "share": 0.4, "seconds": 0.01, "limit": "pipes"},
-        {"kernel": "exp", "share": 0.8, "seconds": 0.01, "limit": "bus"},
+        {"kernel": "naive add, QPULib's stores", "clocks": 900, "share": 0.2, "seconds": 0.01, "limit": "bus", **ends},
+        {
+            "kernel": "add, 6 QPUs",
+            "clocks": 300,
+            "share": 0.93,
+            "seconds": 0.009,
+            "limit": "bus",
+            "timesNaive": 1.5,
+            **ends,
+        },
+        {"kernel": "matvec 100 x 100000, 12 QPUs", "share": 0.98, "seconds": 0.03, "limit": "bus", **ends},
+        {"kernel": "matmul 512^3, 12 QPUs", "share": 0.4, "seconds": 0.01, "limit": "pipes", **ends},
+        {"kernel": "exp", "share": 0.8, "seconds": 0.01, "limit": "bus", **ends},
     ]
     found = {figure.name: figure for figure in kernels.figures(lines)}
     assert found["elementwise add, share of the bus"].value == pytest.approx(93)
+    assert found["elementwise add, share of the bus"].note == (
+        "model: 25.0 to 98.5 %, most by stores; 9.00 ms, 4.00 to 50.00 ms"
+    )
+    assert found[kernels.QPULIB_ADD].value == pytest.approx(3)
     assert found["matrix-vector 100 x 10^5, share of the bus"].met is True
     assert found["matrix-matrix 512^3, share of the pipes"].met is False
     assert found[kernels.NAIVE_ADD].met is False

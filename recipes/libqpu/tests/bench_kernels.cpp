@@ -28,6 +28,7 @@
 #include "qpu/kernels.h"
 #include "tests/bench_report.hpp"
 #include "tests/naive.hpp"
+#include "tests/published.hpp"
 #include "tutorial/add.hpp"
 #include "tutorial/product.hpp"
 
@@ -69,6 +70,11 @@ void elementwise() {
     require(near(out[n - 1], static_cast<double>(a[n - 1] + b[n - 1]), 1e-6), "naive add");
     line("naive add, " + std::to_string(qpus) + " QPUs", w, busClocks(3 * stream), "bus");
   }
+  auto qpulibAdd = compile(published::add, "naive-add");
+  qpulibAdd.setNumQPUs(4);
+  const EmulatedWork asQpulib = measured([&] { qpulibAdd(n, &out, &a, &b); });
+  require(near(out[n - 1], static_cast<double>(a[n - 1] + b[n - 1]), 1e-6), "QPULib's add");
+  line("naive add, QPULib's stores", asQpulib, busClocks(3 * stream), "bus");
   naiveAdd.setNumQPUs(4);
   const auto naive = static_cast<double>(measured([&] { naiveAdd(n, &out, &a, &b); }).clocks);
   (void)unsetenv("QPU_OPTIMISE");

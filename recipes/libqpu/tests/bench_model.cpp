@@ -1,0 +1,25 @@
+// How the emulator's cycle model compares with published measurements of programs on
+// a Raspberry Pi's QPUs: time by the model over time measured, with its range when all
+// parameters are at an end of theirs. Model; none of it was measured by this project.
+#include <cstdio>
+
+#include "tests/published.hpp"
+
+int main() {
+  (void)setenv("QPU_CACHE", "off", 1);
+  (void)std::printf("| program | board | measured, ms | model, ms | model / measured | range | "
+                    "source |\n|---|---|---|---|---|---|---|\n");
+  for (const published::Row& row : published::rows()) {
+    const published::Compared c = published::compare(row);
+    const char* const note = row.kind == published::Kind::Fitted  ? " (a)"
+                             : row.kind == published::Kind::Other ? " (b)"
+                                                                  : "";
+    (void)std::printf("| %s%s | %s | %.3f | %.3f | %.2f | %.2f to %.2f | %s |\n", row.name.c_str(),
+                      note, row.board, 1e3 * row.measured, 1e3 * c.value, c.value / row.measured,
+                      c.low / row.measured, c.high / row.measured, row.source);
+    (void)std::fflush(stdout);
+  }
+  (void)std::printf("\nModel. (a) A parameter was fitted to this line. (b) Another program that computes "
+                    "the same:\nthe ratio compares our kernel in the model with that one as measured.\n");
+  return 0;
+}
