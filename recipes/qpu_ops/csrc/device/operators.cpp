@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "chains.h"
+#include "batches.h"
 
 namespace torch_qpu {
 
@@ -63,15 +63,6 @@ using kernels::Floats;
 
 // --- element by element --------------------------------------------------------
 
-// A kernel of the library for a chain whose inputs are as it needs them.
-using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
-
-struct Elementwise {
-  const char* name;
-  const char* steps;
-  Direct direct = nullptr;
-};
-
 bool all_arrays(const std::vector<Operand>& in, std::size_t count) {
   return std::all_of(in.begin(), in.begin() + static_cast<std::ptrdiff_t>(count),
                      [](const Operand& o) { return o.data != nullptr; });
@@ -91,6 +82,8 @@ void run(const Elementwise& what, const std::vector<Operand>& in, float* out, st
 bool is_number(const Tensor& t) {
   return t.defined() && t.device().is_cpu() && t.dim() == 0 && !t.is_complex();
 }
+
+}  // namespace
 
 bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
              const std::vector<float>& numbers, const Tensor& out) {
@@ -170,6 +163,8 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
   return true;
 }
 
+namespace {
+
 // `inputs` tensors, then `numbers` numbers, then out.
 template <const Elementwise& what, std::size_t inputs, std::size_t numbers = 0>
 bool elementwise(Call& call) {
@@ -229,7 +224,6 @@ constexpr Elementwise kMaximum{"maximum", "max 0 1>2"};
 constexpr Elementwise kMinimum{"minimum", "min 0 1>2"};
 constexpr Elementwise kAddcmul{"addcmul", "mul 1 2;mul 4 3;add 0 5>6", direct_addcmul};
 constexpr Elementwise kAddcdiv{"addcdiv", "div 1 2;mul 4 3;add 0 5>6"};
-constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 constexpr Elementwise kExp{"exp", "exp 0>1", one<kernels::exp>};
 constexpr Elementwise kLog{"log", "log 0>1"};
 constexpr Elementwise kSqrt{"sqrt", "sqrt 0>1", one<kernels::sqrt>};
@@ -245,17 +239,13 @@ constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4", direct_clamp};
 constexpr Elementwise kLeakyRelu{"leaky_relu", "mul 0 1;sub 2 2;gt 0 3 0 2>4"};
 constexpr Elementwise kSquare{"pow", "mul 0 0>1"};
 constexpr Elementwise kCube{"pow", "mul 0 0;mul 0 1>2"};
+constexpr Elementwise kSame{"pow", "mul 0 1>2"};
 constexpr Elementwise kThresholdBackward{"threshold_backward", "gt 1 2 0 3>4"};
 constexpr Elementwise kSigmoidBackward{"sigmoid_backward", "sub 2 1;mul 0 3;mul 4 1>5"};
 constexpr Elementwise kTanhBackward{"tanh_backward", "mul 1 1;sub 2 3;mul 0 4>5"};
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool lerp(Call& call) {
-  // From the other end on torch computes otherwise.
-  if (!call.is_real(2) || !(std::abs(call.number(2)) < 0.5F)) return false;
-  return compute(kLerp, {call.tensor(0), call.tensor(1)}, {call.number(2)}, call.out());
-}
 bool clamp(Call& call) {
   const auto bound = [&](std::size_t i, float none) {
     return call[i].isNone() ? none : call.number(i);
@@ -286,8 +276,15 @@ bool power(Call& call) {
                                   : exponent == 3   ? &kCube
                                   : exponent == 0.5 ? &kSqrt
                                   : exponent == -1  ? &kReciprocal
+                                  : exponent == 1   ? &kSame
                                                     : nullptr;
-  return what != nullptr && compute(*what, {call.tensor(0)}, {}, call.out());
+  if (exponent == 0 && usable(call.tensor(0))) {
+    call.out().fill_(1);
+    return true;
+  }
+  if (what == nullptr) return false;
+  const std::vector<float> one = exponent == 1 ? std::vector<float>{1} : std::vector<float>{};
+  return compute(*what, {call.tensor(0)}, one, call.out());
 }
 bool threshold_backward(Call& call) {
   return call.is_real(2) && compute(kThresholdBackward, {call.tensor(0), call.tensor(1)},
@@ -398,7 +395,38 @@ bool addmm(Call& call) {
   return true;
 }
 
+// Up to so many products of two numbers in each, a batch is one launch; larger matrices are
+// worth one each.
+constexpr std::int64_t kMostInBatch = std::int64_t{64} * 64 * 64;
+
+bool is_small_batch(const Tensor& out, const Tensor& a, const Tensor& b) {
+  return out.size(0) > 1 && out.numel() > 0 && a.size(2) > 0 && out.is_contiguous() &&
+         out.size(1) * out.size(2) * a.size(2) <= kMostInBatch && out.numel() < (1 << 28) &&
+         out.size(0) * out.size(1) <= kMostFactor && !out.is_alias_of(a) && !out.is_alias_of(b);
+}
+
+learning::Batch batch_of(const Tensor& t) {
+  // A stride over one element says nothing.
+  const auto step = [&](std::int64_t d) {
+    return t.size(d) == 1 ? 0 : static_cast<int>(t.stride(d));
+  };
+  return {t.const_data_ptr<float>(), step(0), step(1), step(2)};
+}
+
 void multiply_batch(const Tensor& out, const Tensor& a, const Tensor& b, float alpha, float beta) {
+  if (a.size(2) == 0) {  // nothing to sum
+    beta == 0 ? out.zero_() : out.mul_(beta);
+    return;
+  }
+  if (beta == 0 && is_small_batch(out, a, b)) {
+    launch("bmm", (a.numel() + b.numel() + out.numel()) * sizeof(float), [&] {
+      learning::multiply(out.mutable_data_ptr<float>(), batch_of(a), batch_of(b),
+                         static_cast<int>(out.size(0)), static_cast<int>(out.size(1)),
+                         static_cast<int>(out.size(2)), static_cast<int>(a.size(2)), alpha,
+                         qpu_count);
+    });
+    return;
+  }
   for (std::int64_t i = 0; i < out.size(0); ++i)
     product(out.select(0, i), a.select(0, i), b.select(0, i), alpha, beta);
 }
@@ -571,14 +599,16 @@ bool amax(Call& call) {
   if (!usable(t) || t.numel() == 0) return false;
   const std::vector<bool> vanish = reduced(call[1], t.dim());
   const Tensor out = call.out();
-  if (!all_of(vanish) || !has_shape(out, t, vanish, call[2].toBool())) return false;
+  if (!has_shape(out, t, vanish, call[2].toBool())) return false;
+  if (!all_of(vanish)) return extreme_of(call, false);
   reduce_all<float>("max", t, out, greatest);
   return true;
 }
 bool argmax(Call& call) {
   const Tensor t = call.tensor(0);
   const Tensor out = call.out();
-  if (!usable(t) || t.numel() == 0 || !call[1].isNone() || out.scalar_type() != at::kLong ||
+  if (!call[1].isNone()) return place_of_extreme(call, false);
+  if (!usable(t) || t.numel() == 0 || out.scalar_type() != at::kLong ||
       !has_shape(out, t, reduced(call[1], t.dim()), call[2].toBool()))
     return false;
   const Tensor from = dense(t);
@@ -740,7 +770,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("minimum.out", out_kernel<elementwise<kMinimum, 2>>());
   m.impl("addcmul.out", out_kernel<elementwise<kAddcmul, 3, 1>>());
   m.impl("addcdiv.out", out_kernel<elementwise<kAddcdiv, 3, 1>>());
-  m.impl("lerp.Scalar_out", out_kernel<lerp>());
   m.impl("exp.out", out_kernel<elementwise<kExp, 1>>());
   m.impl("log.out", out_kernel<elementwise<kLog, 1>>());
   m.impl("sqrt.out", out_kernel<elementwise<kSqrt, 1>>());
