@@ -230,6 +230,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
     # The end of the name tells tar how to compress.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
+        aside.touch(mode=0o600)  # it has the board's private host keys
         with progress.step(f"pack {tarball.name}"):
             process.run(
                 [
@@ -360,7 +361,11 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
-    """Put the finished parts in place."""
+    """Put the finished parts in place. All is written before the first of them is: a full disk leaves the old ones."""
+    written = beside.with_name(final.manifest.name)
+    manifest.write(written)
+    holder = beside.with_name(f"{final.place.name}.new")
+    holder.mkdir(mode=0o700)
     with swapping():
         trees: frozenset[str] = frozenset()
         if tree is not None:
@@ -370,11 +375,12 @@ def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest)
                 write_marker(final, named_trees(final) | trees)
         (beside / MARKER).write_text(marker_of(trees))
         if tree is not None:
-            final.place.mkdir(mode=0o700, exist_ok=True)
+            if not final.place.exists():
+                holder.rename(final.place)
             keep_private(final)
             _exchange(tree, final.tree)
         _exchange(beside, final.folder)
-        manifest.write(final.manifest)
+        os.replace(written, final.manifest)
 
 
 def _exchange(new: Path, place: Path) -> None:

@@ -40,13 +40,21 @@ class Run:
         return {case.get("name") for case in ElementTree.parse(self.junit).iter("testcase") if len(case)}  # noqa: S314
 
 
-def drive(folder: Path, *, user: str = "root", keyword: str = "", **options: Any) -> Run:
-    """Run the suite in ``folder``/suite by labgrid and ``device.drive``, in a process of its own."""
+def drive(
+    folder: Path, *, user: str = "root", keyword: str = "", served: tuple[Path, int] | None = None, **options: Any
+) -> Run:
+    """Run the suite in ``folder``/suite by labgrid and ``device.drive``, in a process of its own.
+
+    ``served`` is a tree that is offered over NFS meanwhile, and the port.
+    """
     options |= {"suite": str(folder / "suite"), "record": str(folder / "record"), "log": str(folder / "log")}
-    target = {
-        "resources": {"NetworkService": {"address": "here", "username": user}},
-        "drivers": {"HereDriver": {}, "BoardStrategy": {}},
-    }
+    resources: dict[str, Any] = {"NetworkService": {"address": "here", "username": user}}
+    drivers: dict[str, Any] = {}
+    if served is not None:
+        resources["ExportedTree"] = {"folder": str(served[0])}
+        drivers["TreeServerDriver"] = {"port": served[1]}
+    drivers |= {"HereDriver": {}, "BoardStrategy": {}}  # last: the strategy takes the drivers that are there
+    target = {"resources": resources, "drivers": drivers}
     imports = ["device.target", "device.strategy", here_board.__file__]
     environment = folder / "environment.yaml"
     environment.write_text(json.dumps({"imports": imports, "targets": {"main": target}, "options": options}))

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
@@ -213,8 +214,8 @@ def test_the_hash_is_the_same_every_time_and_the_mends_are_the_only_difference(c
     assert raw.rootfs_sha256 == raw.image_tree_sha256 == mended.image_tree_sha256
     assert raw.findings == ()
     assert mended.rootfs_sha256 != mended.image_tree_sha256
-    assert mended.rootfs_sha256 == TreeHash.of(tmp_path / "mended").sha256, "kept up to date entry by entry"
-    before, after = tree_listing(tmp_path / "raw"), tree_listing(tmp_path / "mended")
+    assert mended.rootfs_sha256 == TreeHash.of(tmp_path / "mended" / "tree").sha256, "kept up to date entry by entry"
+    before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "mended" / "tree")
 
     def untimed(facts: tuple[object, ...] | None) -> tuple[object, ...] | None:
         return facts if facts is None else facts[:4] + facts[5:]
@@ -239,6 +240,7 @@ def test_a_tarball_holds_the_same_tree(config: Config, tmp_path: Path) -> None:
     assert first.tarball is not None
     assert second.tarball is not None
     first.tarball.verify()
+    assert stat.S_IMODE(first.tarball.path.stat().st_mode) == 0o600, "it has the board's private keys"
     (tmp_path / "unpacked").mkdir()
     subprocess.run(
         ["tar", "-C", tmp_path / "unpacked", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xpf",
@@ -266,6 +268,8 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
         ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
     ]  # fmt: skip
     assert layout.client_key.stat().st_mode & 0o777 == 0o600
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700, "no other user reaches the tree"
+    assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755
     keys = [line.removeprefix("* ") for line in layout.known_hosts.read_text().splitlines()]
     assert keys == [
         (layout.tree / f"etc/ssh/ssh_host_{kind}_key.pub").read_text().strip() for kind in ("ecdsa", "ed25519")
@@ -536,7 +540,7 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
 ) -> None:
     place = tmp_path / "nfsroot"
     before = export(config, destination=place)
-    old = tree_listing(place)
+    old = tree_listing(place / "tree")
     login = Layout(place).known_hosts.read_text()
     child = subprocess.Popen(
         [sys.executable, "-c", RUN, heavy.split("/")[0], str(place)],
@@ -551,14 +555,14 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
     child.send_signal(number)
     child.wait(30)
     assert child.returncode != 0
-    assert tree_listing(place) == old
+    assert tree_listing(place / "tree") == old
     assert Layout(place).known_hosts.read_text() == login
     assert require_export(Layout(place)).facts["image_id"] == before.image_id
     if number == signal.SIGINT:
         assert not Layout(place).aside.exists(), "Ctrl-C cleans up"
     again = export(config_for(heavy), destination=place)
     assert again.counts["files"] >= 240
-    assert (place / "file239").stat().st_size == 1 << 20
+    assert (place / "tree" / "file239").stat().st_size == 1 << 20
     assert not Layout(place).aside.exists(), "the next export clears away what was left"
 
 

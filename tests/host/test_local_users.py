@@ -10,11 +10,14 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from device_parts import write_suite
+from test_device_drive import drive
 from test_serve import in_foreground, marked
 
 from device import evidence
@@ -106,6 +109,34 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
             network = Path(f"/proc/{server.pid}/ns/net").readlink()
             assert network != outside.submit(Path("/proc/thread-self/ns/net").readlink).result()
         assert outside.submit(intrude, open_folder, server.port, tree).result() == NOTHING
+
+
+@marked()
+def test_an_ordinary_user_cannot_reach_the_server_of_test_on_pi(open_folder: Path, tmp_path: Path) -> None:
+    """It runs with all its parts but the virtual machine, whose place this machine takes."""
+    tree, port = open_folder / "tree", free_port()
+    fill(tree)
+    up, go = tmp_path / "up", tmp_path / "go"
+    write_suite(
+        tmp_path / "suite",
+        a=f"""
+            import pathlib, socket, time
+            def test_reached_from_inside():
+                socket.create_connection(("127.0.0.1", {port})).close()
+                pathlib.Path("{up}").touch()
+                deadline = time.monotonic() + 120
+                while not pathlib.Path("{go}").exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+        """,
+    )
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(drive, tmp_path, served=(tree, port), private_network=True)
+        while not up.exists() and not run.done():
+            time.sleep(0.05)
+        assert not run.done(), run.result().said
+        assert intrude(open_folder, port, tree) == NOTHING
+        go.touch()
+        assert run.result().outcomes() == {"test_reached_from_inside": "passed"}
 
 
 @marked()
