@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import docker
@@ -15,8 +16,8 @@ from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 from images.containers import run_in
 from images.flavour import load_suite
 from nfsroot.serve_wheels import Offer, running_index, what_to_type, wheels_in
-from recipes import any_wheel, main_job, pip_settings
-from recipes.any_wheel import Wanted
+from recipes import any_wheel, main_job, pip_settings, wheel_faults
+from recipes.wanted_wheel import Options, Wanted
 from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
@@ -235,7 +236,7 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
 
 
 def meaning(output: str, wanted: Wanted) -> UserError:
-    fault = any_wheel.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
+    fault = wheel_faults.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
     assert isinstance(fault, UserError)
     return fault
 
@@ -342,7 +343,7 @@ APT_SAYS = {
 def test_what_apt_says_of_packages_is_not_told_as_the_projects_own_fault(tmp_path: Path, name: str) -> None:
     said, kind, summary = APT_SAYS[name]
     config = load_config({"build": {"folder": str(tmp_path)}})
-    fault = any_wheel.explain_apt(CommandFailed("a container failed", returncode=83, tail=said), said, config)
+    fault = wheel_faults.explain_apt(CommandFailed("a container failed", returncode=83, tail=said), said, config)
     assert type(fault) is kind
     assert summary in fault.summary
     assert fault.mend
@@ -434,13 +435,16 @@ def test_libraries_that_are_not_in_the_wheel_are_named(tmp_path: Path) -> None:
     assert any_wheel.libraries_of_the_board(make_wheel(tmp_path / "c", {"a.py": "x = 1\n"})) == []
 
 
+def options_of(folder: Path, **given: Sequence[str]) -> Options:
+    """Options as the task has them, with nothing given but these."""
+    usual: dict[str, Sequence[str]] = {"packages": (), "constraints": (), "variables": ()}
+    return Options.parse(folder=folder, from_source=False, isolated=True, **{**usual, **given})
+
+
 @pytest.mark.parametrize("name", ["libfoo; rm -rf /", "-y", "", "Lib", "a$(b)"])
 def test_a_packages_name_is_checked_before_anything_runs(tmp_path: Path, name: str) -> None:
-    project(tmp_path / "here")
-    config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(SourceUnavailable, match="names of Debian packages"):
-        any_wheel.build_wheel(config, "./here", folder=tmp_path, packages=["libyaml-dev", name])
-    assert not config.build_root.exists()
+        options_of(tmp_path, packages=["libyaml-dev", name])
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------
@@ -519,10 +523,11 @@ def test_a_projects_libraries_come_from_the_lists_that_the_image_was_made_by(
         ),
         pyproject_toml='[build-system]\nrequires = ["setuptools"]\n',
     )
-    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, packages=["libyaml-dev"])
-    assert any("libyaml-0.so.2" in warning for warning in done.warnings), "it is of the board, and named"
+    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=Options(packages=["libyaml-dev"]))
+    assert any("apt-get install libyaml-0-2 (for libyaml-0.so.2)" in warning for warning in done.warnings)
+    options = Options(packages=["libyaml-dev", "libnosuch-dev"])
     with pytest.raises(SourceUnavailable, match="trixie has no package libnosuch-dev") as caught:
-        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, packages=["libyaml-dev", "libnosuch-dev"])
+        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=options)
     assert "Unable to locate package" in caught.value.found
 
 
