@@ -1,8 +1,8 @@
 """Which package of the distribution has a file that a build did not find: by the archive's Contents indices.
 
-An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is fetched when a build first misses a file, and kept until
-the mirror is asked anew. It only serves to name a package in a message; what is installed comes by
-the verified lists.
+An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is fetched when a build first misses a file, and kept
+until the mirror is asked anew. It only serves to name a package in a message; what is installed comes by the verified
+lists.
 """
 
 from __future__ import annotations
