@@ -6,6 +6,7 @@ are mounted over the emulated ones, as the compiler is.
 
 Programs whose answers depend on the machine they are compiled for stay emulated: ``uname``, ``arch``, dpkg, perl, bash
 (``MACHTYPE``), and whatever prints words of the machine's width. CMake asks ``uname``, so it sees the target.
+pkg-config gets the target's paths from the environment; only its variable ``pc_path`` still has those of this PC.
 
 pip, Meson and Cython are Python programs, the latter two of the project's own choice. In the place of the target's
 Python lies a small program (``stand_in/python.c``) that runs these three by a native Python which describes itself as

@@ -1,8 +1,8 @@
 """Which package of the distribution has a file that a build did not find: by the archive's Contents indices.
 
-An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``, 10 to 15 MB) is fetched when a build first misses a
-file, and kept until the mirror is asked anew. It only serves to name a package in a message; what is installed comes by
-the verified lists.
+An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is fetched when a build first misses a file, and kept
+until the mirror is asked anew. It only serves to name a package in a message; what is installed comes by the verified
+lists.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from toolchain.config import Config
 from toolchain.manifest import Manifest
 
 _LIMIT_S = 60.0
+_GNU = r"(?:[\w-]+-linux-\w+/)?"
 _MOST = 3
 """So many missing files are looked up: those that the output names last."""
 _MISSING = re.compile(
@@ -35,10 +36,12 @@ _MISSING = re.compile(
 
 @dataclass(frozen=True)
 class Missing:
-    """A file that a build did not find: what the output calls it, and a pattern for its path in the root."""
+    """A file that a build did not find: its name, and patterns of its path in a root."""
 
     name: str
     pattern: str
+    near: str
+    """Where a compiler finds it without being told."""
 
 
 def missing_in(output: str) -> list[Missing]:
@@ -46,12 +49,14 @@ def missing_in(output: str) -> list[Missing]:
     found: dict[Missing, None] = {}
     for line in _MISSING.finditer(output):
         if name := line["header"]:
-            item = Missing(name, rf"usr/include/(?:\S+/)?{re.escape(name)}")
+            item = Missing(name, rf"usr/include/(?:\S+/)?{re.escape(name)}", rf"usr/include/{_GNU}{re.escape(name)}")
         elif name := line["library"]:
-            item = Missing(f"lib{name}.so", rf"usr/lib/(?:[\w-]+/)?lib{re.escape(name)}\.(?:so|a)")
+            pattern = rf"usr/lib/{_GNU}lib{re.escape(name)}\.(?:so|a)"
+            item = Missing(f"lib{name}.so", pattern, pattern)
         else:
             name = line["described"] or line["dependency"]
-            item = Missing(f"{name}.pc", rf"usr/(?:lib|share)/(?:[\w-]+/)?pkgconfig/{re.escape(name)}\.pc")
+            pattern = rf"usr/(?:lib|share)/{_GNU}pkgconfig/{re.escape(name)}\.pc"
+            item = Missing(f"{name}.pc", pattern, pattern)
         found.pop(item, None)
         found[item] = None
     return list(found)[-_MOST:]
@@ -62,36 +67,41 @@ def advice(output: str, config: Config) -> str:
     wanted = missing_in(output)
     if not wanted:
         return ""
-    indices = list(_indices(config))
-    owners = owners_in(indices, wanted)
-    return "\n".join(_line(item, owners[item], searched=bool(indices)) for item in wanted)
+    owners: dict[Missing, list[str]] = {}
+    searched = False
+    for index in _indices(config):
+        searched = True
+        owners |= owners_in(index, [item for item in wanted if item not in owners])
+        if len(owners) == len(wanted):
+            break
+    return "\n".join(_line(item, owners.get(item, []), searched=searched) for item in wanted)
 
 
-def owners_in(indices: Sequence[Path], wanted: Sequence[Missing]) -> dict[Missing, list[str]]:
-    """The packages that have each file; those where a compiler finds it by itself, if there are any."""
-    near: dict[Missing, set[str]] = {item: set() for item in wanted}
-    far: dict[Missing, set[str]] = {item: set() for item in wanted}
+def owners_in(index: Path, wanted: Sequence[Missing]) -> dict[Missing, list[str]]:
+    """The packages that have each file, of those files that the index has.
+
+    Where a header lies in a folder that a compiler searches by itself, packages that have it elsewhere are left out.
+    """
+    near: dict[Missing, set[str]] = {}
+    far: dict[Missing, set[str]] = {}
     pattern = re.compile("|".join(rf"(?:{item.pattern})" for item in wanted).encode())
-    for path in indices:
-        # A damaged index is as good as none.
-        with contextlib.suppress(OSError, EOFError), gzip.open(path) as stream:
-            for line in stream:
-                if not pattern.match(line):
-                    continue
-                name, _, where = line.decode(errors="replace").rpartition(" ")
-                packages = {item.rpartition("/")[2] for item in where.strip().split(",")}
-                for item in wanted:
-                    if re.fullmatch(item.pattern, name.strip()):
-                        direct = rf"usr/include/(?:[\w-]+-linux-\w+/)?{re.escape(item.name)}"
-                        is_near = not item.pattern.startswith("usr/include") or re.fullmatch(direct, name.strip())
-                        (near if is_near else far)[item] |= packages
-    return {item: sorted(near[item] or far[item]) for item in wanted}
+    # A damaged index is as good as none.
+    with contextlib.suppress(OSError, EOFError), gzip.open(index) as stream:
+        for line in filter(pattern.match, stream):
+            path, _, where = line.decode(errors="replace").rpartition(" ")
+            packages = {name.rpartition("/")[2] for name in where.strip().split(",")}
+            for item in wanted:
+                if re.fullmatch(item.pattern, path.strip()):
+                    is_near = re.fullmatch(item.near, path.strip()) is not None
+                    (near if is_near else far).setdefault(item, set()).update(packages)
+    return {item: sorted(found) for item, found in {**far, **near}.items()}
 
 
 def _line(item: Missing, packages: Sequence[str], *, searched: bool) -> str:
     if not packages:
-        why = "no package of the distribution has it" if searched else "the distribution's index of files was not read"
-        return f"{item.name} is missing; {why}. --package=NAME installs the package that has it, for this build."
+        if searched:
+            return f"{item.name} is missing, and no package of the distribution has a file of that name."
+        return f"{item.name} is missing. --package=NAME installs a package of the distribution for this build."
     options = " or ".join(f"--package={name}" for name in packages[:4])
     return f"{item.name} is missing. The distribution has it: add {options}"
 

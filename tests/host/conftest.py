@@ -49,7 +49,7 @@ def needs_the_machine() -> None:
 
 # Tests that change what the build left, or share a port that is fixed: one process runs them, before any others.
 _OF_THE_BUILD = (
-    *("test_any_wheel.py", "test_deploy.py", "test_device_on_board.py", "test_main_job.py"),
+    *("test_any_wheel.py", "test_build_tools.py", "test_deploy.py", "test_device_on_board.py", "test_main_job.py"),
     *("test_qemu.py", "test_qpu_ops_incremental.py", "test_serve.py", "test_whole_images.py"),
 )
 # The long ones of the others come first, so that no process waits for one of them at the end; then those that want the
