@@ -20,8 +20,8 @@ from device import deploy as deployment
 from device import suite
 from device.remote import profiling
 from device.remote.loader_session import Timing
+from images import credentials, engine, local_registry, mirrors
 from images import doctor as examination
-from images import engine, local_registry, mirrors
 from images import registry as registry_client
 from nfsroot import export, serve, serve_wheels
 from nfsroot import share_internet as sharing
@@ -43,6 +43,7 @@ from toolchain.settings import named
 from toolchain.steps import plan_table
 
 _VARIABLES = take_variables(os.environ)
+credentials.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -318,3 +319,27 @@ def test_settings_of_the_user_that_cannot_be_read_are_reported(tmp_path: Path) -
     done = run("--list", HOME=str(tmp_path))
     assert f"{tmp_path}/.invoke.yaml: Is a directory" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+
+
+# ------------------------------------------------------------------------------------------ passwords
+
+
+def test_no_program_of_a_task_has_the_registry_password(tmp_path: Path) -> None:
+    real = shutil.which("apt-get")
+    if real is None:
+        pytest.skip("apt-get is not installed")
+    seen = tmp_path / "seen"
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\ncat /proc/self/environ >>{seen}\nexec {real} "$@"\n')
+    (tmp_path / "apt-get").chmod(0o755)
+    done = run(
+        "build-image",
+        "--plan",
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        PITORCH_REGISTRY_PASSWORD="a secret",
+        INVOKE_BUILD_FOLDER=str(tmp_path / "build"),
+    )
+    assert done.returncode == 0, done.stderr
+    environment = seen.read_bytes()
+    assert b"INVOKE_" not in environment
+    assert b"PATH=" in environment
+    assert b"a secret" not in environment

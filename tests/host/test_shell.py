@@ -167,3 +167,23 @@ def test_a_terminal_is_given_back_as_it_was(client: docker.DockerClient, image: 
         os.close(ours)
         os.close(theirs)
     assert none_is_left(client, image)
+
+
+def test_a_proxys_password_is_on_no_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    """Every user can read those; the container has it in its environment."""
+    proxy = "http://someone:hidden-4711@127.0.0.1:9"
+    argv = [sys.executable, "-c", CALL, image, str(tmp_path), 'echo "$http_proxy $HTTP_PROXY $HOME"; sleep 600']
+    environment = {**os.environ, "http_proxy": proxy}
+    said = tmp_path / "said"
+    with said.open("wb") as out:
+        task = subprocess.Popen(argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: said.read_text().endswith("/root\n"), task)
+        assert said.read_text() == f"{proxy} {proxy} /root\n"
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    finally:
+        task.terminate()
+        task.wait(60)
+    assert any(b"run" in line and image.encode() in line for line in lines), "the program that opens the shell runs"
+    assert not any(b"hidden-4711" in line for line in lines)
+    assert none_is_left(client, image)
