@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "compiler/chains.hpp"
 #include "compiler/compile.hpp"
@@ -81,15 +82,21 @@ void straighten(Function& function) {
   blocks = std::move(kept);
 }
 
-[[noreturn]] void failRegisters(const Function& f, std::uint32_t needed, std::uint32_t registers) {
+// What is thrown when there are too few registers, whatever goes to memory.
+struct NoRoom {
+  std::string kernel;
+  bool usesVpmByHand;
+  std::uint32_t needed, registers;
+};
+[[noreturn]] void fail(const NoRoom& e) {
   detail::raise<CompileError>(
-      "kernel '" + f.name + "' does not fit into " + std::to_string(registers) + " registers: up to " +
-          std::to_string(needed) + " vectors are alive at once, and single instructions need copies of some" +
-          (f.usesVpmByHand ? "; vectors cannot be kept in memory because the kernel sets up the VPM "
+      "kernel '" + e.kernel + "' does not fit into " + std::to_string(e.registers) + " registers: up to " +
+          std::to_string(e.needed) + " vectors are alive at once, and single instructions need copies of some" +
+          (e.usesVpmByHand ? "; vectors cannot be kept in memory because the kernel sets up the VPM "
                              "or its DMA itself"
                            : "") +
           ". Keep fewer variables alive at once",
-      {f.name, "", -1, 0});
+      {e.kernel, "", -1, 0});
 }
 
 class Emitter {
@@ -379,6 +386,7 @@ class Emitter {
 struct Emitted {
   code::Object object;
   double cost = 0;
+  bool hasSpilled = false;  // or computes vectors again
 };
 
 }  // namespace
@@ -392,7 +400,7 @@ Emitted emitWithCost(Function function, const Options& options) {
   const std::uint32_t most = pressure(function);
   if (most <= registers) {
     Emitter emitter(function, options);
-    if (emitter.run()) return {emitter.finish(0), emitter.cost()};
+    if (emitter.run()) return {emitter.finish(0), emitter.cost(), false};
   }
   // Computing vectors again costs less than memory, and is always possible. Every
   // limit that leaves the scheduler more room costs more of either.
@@ -405,10 +413,10 @@ Emitted emitWithCost(Function function, const Options& options) {
       std::uint32_t bytes = 0;
       if (!spill(smaller, registers - spared, memory, bytes)) continue;
       Emitter emitter(std::move(smaller), options);
-      if (emitter.run()) return {emitter.finish(bytes), emitter.cost()};
+      if (emitter.run()) return {emitter.finish(bytes), emitter.cost(), true};
     }
   }
-  failRegisters(function, most, registers);
+  throw NoRoom{function.name, function.usesVpmByHand, most, registers};
 }
 
 // `front` is the level of the front half.
@@ -427,17 +435,27 @@ Emitted compileAt(const detail::Source& source, const Options& options, int fron
 }  // namespace
 
 code::Object emit(Function function, const Options& options) {
-  return emitWithCost(std::move(function), options).object;
+  try {
+    return emitWithCost(std::move(function), options).object;
+  } catch (const NoRoom& e) {
+    fail(e);
+  }
 }
 
 code::Object compile(const detail::Source& source, const Options& options) {
-  Emitted best = compileAt(source, options, options.level);
-  // What the front half does for speed takes registers, and with those the back half may lose more.
-  for (int front = options.level - 1; front >= 1; --front) {
-    Emitted other = compileAt(source, options, front);
-    if (other.cost < kWorthIt * best.cost) best = std::move(other);
+  std::optional<Emitted> best;
+  std::optional<NoRoom> failure;
+  // What the front half does for speed takes registers; where they do not suffice, that may cost more than it gains.
+  for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
+    try {
+      Emitted other = compileAt(source, options, front);
+      if (!best || other.cost < kWorthIt * best->cost) best = std::move(other);
+    } catch (const NoRoom& e) {
+      if (!failure) failure = e;
+    }
   }
-  return std::move(best.object);
+  if (!best) fail(*failure);
+  return std::move(best->object);
 }
 
 }  // namespace qpu::compiler

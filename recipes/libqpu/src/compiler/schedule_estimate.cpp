@@ -9,8 +9,8 @@
 namespace qpu::compiler {
 namespace {
 
-// In instructions of 4 clocks. A word from memory takes about 32 where nobody else asks for one, and several QPUs ask.
-constexpr int kRequestTakes = 48;
+// In instructions of 4 clocks, as the emulator's model has them for a QPU that has memory and DMA for itself.
+constexpr int kRequestTakes = 36;
 constexpr int kRequestEvery = 4;   // of one TMU: 16 words, one a clock
 constexpr int kStoreTakes = 57;
 constexpr int kLoadTakes = 20;
