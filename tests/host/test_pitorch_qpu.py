@@ -146,7 +146,7 @@ def test_paths_in_another_encoding_are_told(qpu: ModuleType, axpy: Path) -> None
     words = os.fsencode(axpy.parent) + b"/M\xfcller.bin"
     Path(os.fsdecode(words)).write_bytes(qpu.assemble("nop\n").tobytes())
     assert "\ufffdller.bin: 1 instruction" in qpu.Program.open(os.fsdecode(words)).listing()
-    with pytest.raises(qpu.QpuError, match="cannot open .*\ufffdller.none"):
+    with pytest.raises(qpu.QpuError, match=r"cannot open .*ller\.none"):
         qpu.Program.open(os.fsdecode(words[:-3] + b"none"))
 
 
