@@ -117,6 +117,10 @@ def test_words_go_there_and_back(qpu: ModuleType, tmp_path: Path) -> None:
     lines = qpu.disassemble(words).splitlines()
     assert len(lines) == 15
     assert (qpu.assemble("\n".join(line.split(maxsplit=2)[2] for line in lines)) == words).all()
+    odd = numpy.array([0x10024821019E7293, 0x100009E7000C3000, 2**64 - 1], dtype=numpy.uint64)
+    lines = qpu.disassemble(odd).splitlines()
+    assert "nop; with raddr_a=3, raddr_b=3" in lines[1]
+    assert (qpu.assemble("\n".join(line.split(maxsplit=2)[2] for line in lines)) == odd).all()
     program = qpu.Program.from_words(words)
     program.save(tmp_path / "rows")
     assert (qpu.Program.open(tmp_path / "rows").words == words).all()
@@ -149,7 +153,7 @@ def test_paths_in_another_encoding_are_told(qpu: ModuleType, axpy: Path) -> None
     words = os.fsencode(axpy.parent) + b"/M\xfcller.bin"
     Path(os.fsdecode(words)).write_bytes(qpu.assemble("nop\n").tobytes())
     assert "\ufffdller.bin: 1 instruction" in qpu.Program.open(os.fsdecode(words)).listing()
-    with pytest.raises(qpu.QpuError, match="cannot open .*\ufffdller.none"):
+    with pytest.raises(qpu.QpuError, match=r"cannot open .*ller\.none"):
         qpu.Program.open(os.fsdecode(words[:-3] + b"none"))
 
 

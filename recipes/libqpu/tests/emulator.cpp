@@ -690,6 +690,18 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
   // Sixteen rows of one word are a vector that stands upright.
   out = window({loadPitch(4), loadSetup(16, 1, 32, 0, false, 1)});
   for (std::uint32_t row = 0; row < 16; ++row) CHECK(out[16 * (32 + row)] == in(row));
+  // Read and stored upright again, each word as a row of its own.
+  {
+    Code code;
+    code.set(toA(address::kVpmSetup), loadPitch(4)).dmaLoad(loadSetup(16, 1, 16, 3, false, 1), kIn);
+    code.set(toA(address::kVpmSetup), 0x200U | 1U << 20U | 1U << 12U | 16U | 3U).nops(3);
+    code << add(AddOp::Add, toR(0), ra(address::kVpm), ra(address::kVpm));
+    code.set(toB(address::kVpmSetup), 0x200U | 1U << 12U | 32U | 5U) << move(to(address::kVpm), r(0));
+    code.set(toB(address::kVpmSetup), storeStride(0, true));
+    code.dmaStore(storeSetup(16, 1, 32, 5, false), kOut).end();
+    const Words doubled = run(code, setting).out;
+    for (std::uint32_t e = 0; e < 16; ++e) CHECK(doubled[e] == 2 * in(e));
+  }
   // Halves: three units each, the second memory row one word and a half further down.
   out = window({loadPitch(64), loadSetup(2, 3, 20, 6, false, 3, 2)});
   for (std::uint32_t row = 0; row < 2; ++row)

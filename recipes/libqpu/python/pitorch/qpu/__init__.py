@@ -204,7 +204,7 @@ def assemble(text: str) -> numpy.typing.NDArray[numpy.uint64]:
 
 
 def disassemble(words: numpy.typing.ArrayLike) -> str:
-    """One line per word: number, word, text."""
+    """One line per word: number, word, and text that ``assemble`` makes that word of."""
     code = _words64(words)
     return _text(_library().qpu_disassemble(code.ctypes.data_as(_WORDS64), code.size))
 
