@@ -174,35 +174,69 @@ void matrixMatrix() {
        busClocks(5.0 * w.channels * w.height * w.width), "bus");
 }
 
+// Scales so many vectors in a turn, whose stores become one transfer.
+template <int kVectors>
+void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
+  For (Int i = me() * (16 * kVectors), i < n, i = i + numQPUs() * (16 * kVectors))
+    for (int v = 0; v < kVectors; ++v) gather(in + i + 16 * v + index());
+    std::array<Float, kVectors> x;
+    for (Float& each : x) receive(each);
+    for (int v = 0; v < kVectors; ++v)
+      store(x[static_cast<std::size_t>(v)] * factor, out + i + 16 * v);
+  End
+}
+
+// What docs/kernels.md tells of the tutorial's kernels.
 void tutorialSteps() {
-  const int n = 96000;
-  Array a = filled(n), b = filled(n), out(n);
-  const auto sums = [&](auto kernel, const char* name, int qpus) {
-    kernel.setNumQPUs(qpus);
-    const EmulatedWork w = measured([&] { kernel(n, &out, &a, &b); });
-    require(out[n - 1] == a[n - 1] + b[n - 1] ||
-                near(out[n - 1], static_cast<double>(a[n - 1] + b[n - 1]), 1e-6),
-            name);
-    line(std::string(name) + ", " + std::to_string(qpus) + " QPUs", w, busClocks(12.0 * n), "bus");
+  const auto qpusOf = [](const char* name, int qpus) {
+    return std::string(name) + ", " + std::to_string(qpus) + (qpus == 1 ? " QPU" : " QPUs");
   };
-  for (const int qpus : {1, 12}) {
-    sums(compile(tutorial::addWaiting, "addWaiting"), "addWaiting", qpus);
-    sums(compile(tutorial::addAhead, "addAhead"), "addAhead", qpus);
-    sums(compile(tutorial::addBursts, "addBursts"), "addBursts", qpus);
-  }
-  const int size = 192;
+  const int n = 65536;
+  Array a = filled(n), b = filled(n), out(n);
+  const auto sums = [&](auto kernel, const char* name) {
+    for (const int qpus : {1, 4, 12}) {
+      kernel.setNumQPUs(qpus);
+      const EmulatedWork w = measured([&] { kernel(n, &out, &a, &b); });
+      require(near(out[n - 1], static_cast<double>(a[n - 1] + b[n - 1]), 1e-6), name);
+      line(qpusOf(name, qpus), w, busClocks(12.0 * n), "bus");
+    }
+  };
+  sums(compile(tutorial::addWaiting, "addWaiting"), "addWaiting");
+  sums(compile(tutorial::addAhead, "addAhead"), "addAhead");
+  sums(compile(tutorial::addBursts, "addBursts"), "addBursts");
+  const int many = 262144;
+  Array from = filled(many), to(many);
+  const auto scales = [&](auto kernel, const char* name) {
+    kernel.setNumQPUs(12);
+    const EmulatedWork w = measured([&] { kernel(many, 2.0F, &to, &from); });
+    require(to[many - 1] == 2 * from[many - 1], name);
+    line(qpusOf(name, 12), w, busClocks(8.0 * many), "bus");
+  };
+  scales(compile(scaleTogether<1>, "scaleTogether"), "scale, 1 vector a turn");
+  scales(compile(scaleTogether<2>, "scaleTogether"), "scale, 2 vectors a turn");
+  scales(compile(scaleTogether<4>, "scaleTogether"), "scale, 4 vectors a turn");
+  const int size = 96;
+  const double flops = 2.0 * size * size * size;
   Array x = filled(size * size), y = filled(size * size), c(size * size);
   const auto products = [&](auto kernel, const char* name) {
-    kernel.setNumQPUs(12);
-    const EmulatedWork w = measured([&] { kernel(size, size, size, &c, &x, &y); });
-    line(std::string(name) + " 192^3", w, pipeClocks(2.0 * size * size * size), "pipes");
+    for (const int qpus : {1, 4, 12}) {
+      kernel.setNumQPUs(qpus);
+      const EmulatedWork w = measured([&] { kernel(size, size, size, &c, &x, &y); });
+      line(qpusOf(name, qpus), w, pipeClocks(flops) * 12 / qpus, "pipes");
+    }
   };
-  products(compile(tutorial::productPlain, "productPlain"), "productPlain");
-  products(compile(tutorial::productTiled, "productTiled"), "productTiled");
-  line("matmul 192^3", measured([&] {
-         k::matmul(k::Matrix(c, size), k::Matrix(x, size), k::Matrix(y, size), size, size, size);
-       }),
-       pipeClocks(2.0 * size * size * size), "pipes");
+  products(compile(tutorial::productPlain, "productPlain"), "productPlain 96^3");
+  products(compile(tutorial::productTiled, "productTiled"), "productTiled 96^3");
+}
+
+// The profile that docs/kernels.md shows.
+void tutorialListing() {
+  const int n = 65536;
+  Array a = filled(n), b = filled(n), out(n);
+  auto kernel = compile(tutorial::addAhead, "addAhead");
+  kernel.setProfiling(true);
+  kernel(n, &out, &a, &b);
+  (void)std::printf("\n%s", kernel.listing().c_str());
 }
 
 // Milliseconds of f, one call that computes next to nothing, in a fresh process
@@ -312,5 +346,6 @@ int main(int argc, char** argv) {
   else
     kernels();
   if (json) (void)std::printf("\n]}\n");
+  if (steps && !json && !ranges) tutorialListing();
   return wrong ? 1 : 0;
 }

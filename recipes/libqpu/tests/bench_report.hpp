@@ -90,7 +90,7 @@ inline void header() {
   }
   (void)std::printf(
       "model of a %s: %.0f MHz, %.2f bytes a clock on the bus, %.1f GFLOPS; not measured on "
-      "hardware\n%-28s %10s %9s %7s %7s",
+      "hardware\n%-34s %10s %9s %7s %7s",
       board().name, board().clockHz / 1e6, board().memoryBytesPerClock(), board().peakFlops() / 1e9,
       "kernel", "clocks", "ms", "share", "of");
   if (ranges)
@@ -119,7 +119,7 @@ inline void print(const Line& l, const Range* range) {
     (void)std::printf("}");
     return;
   }
-  (void)std::printf("%-28s %10.0f %9.3f %6.1f%% %7s", l.name.c_str(), clocks, 1e3 * l.seconds(),
+  (void)std::printf("%-34s %10.0f %9.3f %6.1f%% %7s", l.name.c_str(), clocks, 1e3 * l.seconds(),
                     100 * l.share, l.by);
   if (range != nullptr) {
     (void)std::printf("  %5.1f to %5.1f%%  %8.3f to %8.3f  %s\n", 100 * range->low,
