@@ -24,7 +24,7 @@ class Stream(metaclass=_OfTheDevice):
 
     kind: ClassVar[type[Any]] = torch.Stream
 
-    def __new__(cls, device: Any = None, priority: int = 0) -> torch.Stream:  # type: ignore[misc]
+    def __new__(cls, device: Any = None, priority: int = 0) -> torch.Stream:
         """``priority`` is for the code of other devices: one stream has none to yield to."""
         require_qpu(device)
         return torch.Stream(QPU, priority=priority)
@@ -38,9 +38,7 @@ class Event(metaclass=_OfTheDevice):
 
     kind: ClassVar[type[Any]] = torch.Event
 
-    def __new__(  # type: ignore[misc]
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> torch.Event:
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
         """As ``torch.cuda.Event``."""
         if interprocess:
             raise RuntimeError("torch.qpu.Event: events are not shared between processes; leave interprocess=False")
