@@ -172,7 +172,7 @@ bool elementwise(Call& call) {
   for (std::size_t i = 0; i < inputs; ++i) in.push_back(call.tensor(i));
   std::vector<float> more;
   for (std::size_t i = inputs; i < inputs + numbers; ++i) {
-    if (!call.is_real(i)) return false;
+    if (!call.is_real(i) || !std::isfinite(call.number(i))) return false;
     more.push_back(call.number(i));
   }
   return compute(what, in, more, call.out());
@@ -312,7 +312,8 @@ bool relu_(Call& call) {
 // other - alpha * self.
 bool rsub(Call& call) {
   const Tensor self = call.tensor(0), other = call.tensor(1);
-  if (!usable(self) || !usable(other) || !call.is_real(2)) return false;
+  if (!usable(self) || !usable(other) || !call.is_real(2) || !std::isfinite(call.number(2)))
+    return false;
   const Tensor out = at::empty({0}, self.options());
   if (!compute(kSub, {other, self}, {call.number(2)}, out)) return false;
   call.finish({out});

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <initializer_list>
 
 #include <QPULib.h>
 #include <qpu/ieee.h>
@@ -77,6 +78,23 @@ void over_vectors(const Int& rows, const Int& columns, Body body) {
   End
 }
 
+// The sum of numbers that may be NaN, of which an addition would make Inf, and the gate's
+// function then 1.
+Float summed(std::initializer_list<const Float*> parts) {
+  Float sum = 0;
+  Int most = 0;
+  for (const Float* const part : parts) {
+    sum = sum + *part;
+    most = max(most, ieee::magnitude(*part));
+  }
+  return qpu::select(most > ieee::kInf, ieee::nan(), sum);
+}
+
+// The result of a and b, or the one of them that is NaN.
+Float keep_nan(const Float& a, const Float& b, const FloatExpr& result) {
+  return ieee::keepNan(a, ieee::keepNan(b, result));
+}
+
 // The four parts of a gate's sum.
 Vectors<4> parts(const Ptr<Float>& input, const Ptr<Float>& hidden, const Ptr<Float>& input_bias,
                  const Ptr<Float>& hidden_bias, const Int& of_row, const Int& of_bias) {
@@ -100,7 +118,7 @@ void lstm_rows(Int rows, Int columns, Ptr<Float> input, Ptr<Float> hidden, Ptr<F
       const Vectors<4> part =
           parts(input, hidden, input_bias, hidden_bias, before + (place + lane),
                 (place + lane) & bias);
-      Float sum = (part[0] + part[2]) + (part[1] + part[3]);
+      Float sum = summed({&part[0], &part[2], &part[1], &part[3]});
       gate[static_cast<std::size_t>(i)] = i == 2 ? ieee::tanh(sum) : ieee::sigmoid(sum);
       place = place + columns;
     }
@@ -113,9 +131,12 @@ void lstm_rows(Int rows, Int columns, Ptr<Float> input, Ptr<Float> hidden, Ptr<F
     Pointers<1> old;
     old[0] = cx + (start + lane);
     Vectors<1> c = read<1>(old);
-    Float state = gate[1] * c[0] + gate[0] * gate[2];
+    Float kept_state = keep_nan(c[0], gate[1], gate[1] * c[0]);
+    Float new_state = keep_nan(gate[0], gate[2], gate[0] * gate[2]);
+    Float state = summed({&kept_state, &new_state});
+    Float shown = ieee::tanh(state);
     store(state, cy + (start + first), count);
-    store(gate[3] * ieee::tanh(state), hy + (start + first), count);
+    store(keep_nan(gate[3], shown, gate[3] * shown), hy + (start + first), count);
   });
 }
 
@@ -162,11 +183,12 @@ void gru_rows(Int rows, Int columns, Ptr<Float> input, Ptr<Float> hidden, Ptr<Fl
       const Vectors<4> part =
           parts(input, hidden, input_bias, hidden_bias, before + (place + lane),
                 (place + lane) & bias);
-      Float of_input = part[0] + part[2], of_hidden = part[1] + part[3];
+      Float of_input = summed({&part[0], &part[2]}), of_hidden = summed({&part[1], &part[3]});
       if (i < 2) {
-        keep[i] = ieee::sigmoid(of_input + of_hidden);
+        keep[i] = ieee::sigmoid(summed({&of_input, &of_hidden}));
       } else {
-        keep[2] = ieee::tanh(of_input + keep[0] * of_hidden);
+        Float shown = keep_nan(keep[0], of_hidden, keep[0] * of_hidden);
+        keep[2] = ieee::tanh(summed({&of_input, &shown}));
         keep[4] = of_hidden;
       }
       place = place + columns;
@@ -179,7 +201,9 @@ void gru_rows(Int rows, Int columns, Ptr<Float> input, Ptr<Float> hidden, Ptr<Fl
       store(v, to, count);
       to = to + columns;
     }
-    store(keep[2] + keep[1] * (keep[3] - keep[2]), hy + (start + first), count);
+    Float mixed = keep[2] + keep[1] * (keep[3] - keep[2]);
+    mixed = keep_nan(keep[1], keep[3], mixed);
+    store(ieee::keepNan(keep[2], mixed), hy + (start + first), count);
   });
 }
 

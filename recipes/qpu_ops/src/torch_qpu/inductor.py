@@ -12,7 +12,7 @@ from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
 
 
-class Refusal(Wrapper):
+class Refusal(Wrapper):  # type: ignore[misc]
     """In the place of each of Inductor's generators of code."""
 
     def __init__(self, *_: Any, **__: Any) -> None:  # Inductor makes some by their constructor

@@ -13,18 +13,18 @@ QPU = torch.device("qpu", 0)
 class _OfTheDevice(type):
     """Makes ``isinstance`` hold for PyTorch's own objects of the device: they cannot be subclassed (elapsed_time)."""
 
-    kind: type
+    kind: type[Any]
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.kind) and getattr(instance, "device", None) == QPU
+        return isinstance(instance, cls.kind) and instance.device.type == "qpu"
 
 
 class Stream(metaclass=_OfTheDevice):
     """The one stream, as a ``torch.Stream``. Raises RuntimeError for another device than ``qpu:0``."""
 
-    kind: ClassVar[type] = torch.Stream
+    kind: ClassVar[type[Any]] = torch.Stream
 
-    def __new__(cls, device: Any = None, priority: int = 0) -> torch.Stream:  # type: ignore[misc]
+    def __new__(cls, device: Any = None, priority: int = 0) -> torch.Stream:
         """``priority`` is for the code of other devices: one stream has none to yield to."""
         require_qpu(device)
         return torch.Stream(QPU, priority=priority)
@@ -36,11 +36,9 @@ class Event(metaclass=_OfTheDevice):
     ``elapsed_time`` needs ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
     """
 
-    kind: ClassVar[type] = torch.Event
+    kind: ClassVar[type[Any]] = torch.Event
 
-    def __new__(  # type: ignore[misc]
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> torch.Event:
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
         """As ``torch.cuda.Event``."""
         if interprocess:
             raise RuntimeError("torch.qpu.Event: events are not shared between processes; leave interprocess=False")

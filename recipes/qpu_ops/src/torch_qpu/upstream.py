@@ -19,7 +19,7 @@ def install() -> None:
     """Install all of them."""
     for kind in (torch.Tensor, nn.Parameter):
         ForkingPickler.register(kind, _reduced)
-    nn.DataParallel.__init__ = _parallel_or_refused(nn.DataParallel.__init__)  # type: ignore[method-assign]
+    nn.DataParallel.__init__ = _parallel_or_refused(nn.DataParallel.__init__)
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
