@@ -44,6 +44,7 @@ SUITE = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
 BREADTH = (
     "test_qpu_compiled.py",
     "test_qpu_learning.py",
+    "test_qpu_networks.py",
     "test_qpu_operators.py",
     "test_qpu_processes.py",
     "test_qpu_profiler.py",
