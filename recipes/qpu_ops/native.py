@@ -45,6 +45,7 @@ BREADTH = (
     "test_qpu_compiled.py",
     "test_qpu_learning.py",
     "test_qpu_nan.py",
+    "test_qpu_networks.py",
     "test_qpu_operators.py",
     "test_qpu_processes.py",
     "test_qpu_profiler.py",

@@ -225,13 +225,14 @@ bool compare_number(Call& call) {
 }
 
 bool store_choice(const Tensor& condition, const learning::Compared& a,
-                  const learning::Compared& b, const Tensor& out) {
+                  const learning::Compared& b, const Tensor& out, const char* name = "where",
+                  float factor = 1) {
   if (out.numel() == 0) return true;
   Tensor flags = dense(condition.expand(out.sizes()));
   if (!is_aligned(flags.const_data_ptr())) flags = flags.clone();
   const Tensor to = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
-  launch("where", 3 * out.nbytes() + flags.nbytes(), [&] {
-    learning::choose(to.mutable_data_ptr<float>(), flags.const_data_ptr(), a, b,
+  launch(name, 3 * out.nbytes() + flags.nbytes(), [&] {
+    learning::choose(to.mutable_data_ptr<float>(), flags.const_data_ptr(), a, factor, b,
                      static_cast<int>(out.numel()), qpus());
   });
   if (!to.is_same(out)) out.copy_(to);
@@ -292,6 +293,41 @@ bool masked_fill_(Call& call) {
   return true;
 }
 
+// --- dropout -------------------------------------------------------------------
+
+// out = input times the factor where the mask is set, else 0.
+bool drop(const Tensor& input, const Tensor& mask, double factor, const Tensor& out) {
+  Operands in(input.sizes(), input);
+  return in.add(input) && in.add(0.0F) &&
+         store_choice(mask, in[0], in[1], out, "dropout", static_cast<float>(factor));
+}
+
+// input, p, train?. The CPU makes the mask, as all random numbers.
+bool native_dropout(Call& call) {
+  const Tensor input = call.tensor(0);
+  const double p = call[1].toDouble();
+  if (!usable(input) || input.numel() < 2 || !(p > 0 && p < 1) ||
+      !(call[2].isNone() || call[2].toBool()))
+    return false;
+  const Tensor mask = to_device(
+      at::empty(input.sizes(), at::TensorOptions().dtype(at::kBool)).bernoulli_(1 - p));
+  const Tensor out = at::empty(input.sizes(), input.options());
+  drop(input, mask, 1 / (1 - p), out);
+  call.finish({out, mask});
+  return true;
+}
+// gradient, mask, scale.
+bool native_dropout_backward(Call& call) {
+  const Tensor gradient = call.tensor(0), mask = call.tensor(1);
+  if (!usable(gradient) || gradient.numel() < 2 || !is_bool(mask) ||
+      mask.sizes() != gradient.sizes())
+    return false;
+  const Tensor out = at::empty(gradient.sizes(), gradient.options());
+  drop(gradient, mask, call[2].toDouble(), out);
+  call.finish({out});
+  return true;
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using learning::Comparison;
   m.impl("cat.out", out_kernel<cat>());
@@ -315,6 +351,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("where.self_out", out_kernel<where_out>());
   m.impl("masked_fill_.Scalar", kernel<masked_fill_<false>>());
   m.impl("masked_fill_.Tensor", kernel<masked_fill_<true>>());
+  m.impl("native_dropout", kernel<native_dropout>());
+  m.impl("native_dropout_backward", kernel<native_dropout_backward>());
 }
 
 }  // namespace

@@ -98,8 +98,8 @@ void compare_each(Int count, Int n, Ptr<Float> out, Ptr<Float> a, Int mask_a, Pt
   });
 }
 
-void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int mask_a, Ptr<Float> b,
-                 Int mask_b) {
+void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int mask_a, Float factor,
+                 Ptr<Float> b, Int mask_b) {
   overPlanes<kShort>(1, n, out, [&](const Int& /*plane*/, const IntExpr& first) {
     Int place = min(first + index(), n - 1);
     Int flags, unused;
@@ -112,7 +112,7 @@ void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int ma
     receive(unused);
     receive(x);
     receive(y);
-    return qpu::select(((flags >> ((place & 3) << 3)) & 255) != 0, x, y);
+    return qpu::select(((flags >> ((place & 3) << 3)) & 255) != 0, x * factor, y);
   });
 }
 
@@ -176,13 +176,13 @@ void compare(Comparison what, void* out, const Compared& a, const Compared& b, i
   }
 }
 
-void choose(float* out, const void* condition, const Compared& a, const Compared& b, int n,
-            int qpus) {
+void choose(float* out, const void* condition, const Compared& a, float factor, const Compared& b,
+            int n, int qpus) {
   if (n == 0) return;
   static const auto kernel = compile(choose_each, "where");
   run(kernel, qpus, n, at(out),
       qpu::BusPointer<int>(static_cast<int*>(const_cast<void*>(condition))), at(a.data), mask(a),
-      at(b.data), mask(b));
+      factor, at(b.data), mask(b));
 }
 
 }  // namespace torch_qpu::learning

@@ -34,10 +34,10 @@ struct Compared {
 // and whole words of it are written.
 void compare(Comparison what, void* out, const Compared& a, const Compared& b, int n, int qpus);
 
-// out[i] = condition[i] ? a[i] : b[i], of bytes. `condition` is a multiple of 4, and whole
-// words of it are read.
-void choose(float* out, const void* condition, const Compared& a, const Compared& b, int n,
-            int qpus);
+// out[i] = condition[i] ? a[i] factor : b[i], of bytes. `condition` is a multiple of 4, and
+// whole words of it are read.
+void choose(float* out, const void* condition, const Compared& a, float factor, const Compared& b,
+            int n, int qpus);
 
 }  // namespace torch_qpu::learning
 

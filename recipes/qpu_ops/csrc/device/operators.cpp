@@ -309,6 +309,27 @@ bool relu_(Call& call) {
   call.finish({self});
   return true;
 }
+// A whole number of one element, such as batch norm's counter of batches: the CPU adds to it
+// where it lies, as it fills. A launch for one number would cost more than all else of it.
+bool count_up(Call& call) {
+  const Tensor &self = call.tensor(0), &other = call.tensor(1);
+  const Tensor out = call.out();
+  const auto is_count = [](const Tensor& t) {
+    return on_device(t) && t.scalar_type() == at::kLong && t.numel() == 1;
+  };
+  if (!is_count(self) || !is_count(out) || self.sizes() != out.sizes() || !is_number(other) ||
+      other.scalar_type() != at::kLong || !call[2].toScalar().isIntegral(/*includeBool=*/false))
+    return false;
+  const Span span(Kind::copy, "counter", sizeof(std::int64_t));
+  std::int64_t count = 0;
+  copy_words(&count, self.const_data_ptr(), sizeof count);
+  count += call[2].toScalar().toLong() * other.item<std::int64_t>();
+  copy_words(out.mutable_data_ptr(), &count, sizeof count);
+  call.finish({out});
+  return true;
+}
+bool add(Call& call) { return count_up(call) || with_out<elementwise<kAdd, 2, 1>>(call); }
+
 // other - alpha * self.
 bool rsub(Call& call) {
   const Tensor self = call.tensor(0), other = call.tensor(1);
@@ -763,7 +784,7 @@ TORCH_LIBRARY_IMPL(torch_qpu, AutogradPrivateUse1, m) {
 
 // Of an operator with an out= form, that is its in-place and functional form too.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("add.out", out_kernel<elementwise<kAdd, 2, 1>>());
+  m.impl("add.out", kernel<add>());
   m.impl("sub.out", out_kernel<elementwise<kSub, 2, 1>>());
   m.impl("mul.out", out_kernel<elementwise<kMul, 2>>());
   m.impl("div.out", out_kernel<elementwise<kDiv, 2>>());
