@@ -216,13 +216,19 @@ def running_server(
 def _scratch() -> Iterator[Path]:
     """A folder for a server's own files. What servers left that were killed is removed: nobody holds its lock."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError), (left / "lock").open("r+") as lock:
-            if time.time() - left.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if left.lstat().st_uid == os.geteuid():  # another user's may hold a link to anything
+                _remove_unheld(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, (Path(folder) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(folder)
+
+
+def _remove_unheld(folder: Path) -> None:
+    with (folder / "lock").open("r+") as lock:
+        if time.time() - folder.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import json
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -21,11 +23,13 @@ from test_device_drive import drive
 from test_serve import in_foreground, marked
 
 from device import evidence
+from device.remote import loader_session
+from images import engine
 from nfsroot import serve
 from nfsroot.layout import Layout, identity_of, require_export, write_marker
 from nfsroot.private_network import private_network
 from toolchain.config import Config, load_config
-from toolchain.errors import ArtefactMissing, InUse
+from toolchain.errors import ArtefactMissing, EngineUnavailable, InUse
 from toolchain.manifest import Manifest
 from toolchain.ports import free_port
 
@@ -70,7 +74,7 @@ def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
     return {what: found[what] for what in EVERYTHING}
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_the_attack_works_where_nothing_is_closed(open_folder: Path) -> None:
     """Else the tests below would prove nothing."""
     tree = open_folder / "tree"
@@ -95,7 +99,7 @@ def test_serve_nfsroot_refuses_an_ordinary_user(exported: Config, open_folder: P
         assert intrude(open_folder, exported.nfs.port, Layout.of(exported).tree) == NOTHING
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> None:
     tree = open_folder / "tree"
     fill(tree)
@@ -111,7 +115,7 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
         assert outside.submit(intrude, open_folder, server.port, tree).result() == NOTHING
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_an_ordinary_user_cannot_reach_the_server_of_test_on_pi(open_folder: Path, tmp_path: Path) -> None:
     """It runs with all its parts but the virtual machine, whose place this machine takes."""
     tree, port = open_folder / "tree", free_port()
@@ -139,7 +143,7 @@ def test_an_ordinary_user_cannot_reach_the_server_of_test_on_pi(open_folder: Pat
         assert run.result().outcomes() == {"test_reached_from_inside": "passed"}
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_what_a_client_makes_setuid_cannot_be_executed(exported: Config, open_folder: Path) -> None:
     """Whoever gets through to the server all the same: the folder that holds the tree is root's alone."""
     layout = Layout.of(exported)
@@ -217,10 +221,10 @@ def test_a_folder_of_somebody_else_is_neither_moved_nor_closed(earlier: Config) 
 
 
 @contextlib.contextmanager
-def as_an_ordinary_user() -> Iterator[None]:
+def as_an_ordinary_user(number: int = 65534) -> Iterator[None]:
     """This process, without root's rights; what it has imported stays at hand, wherever the checkout lies."""
-    os.setegid(65534)
-    os.seteuid(65534)
+    os.setegid(number)
+    os.seteuid(number)
     try:
         yield
     finally:
@@ -249,3 +253,40 @@ def test_a_report_by_an_ordinary_user_says_what_it_cannot_read(exported: Config)
         (link,) = evidence.links(exported, record, None, [], source={})
     assert link["holds"] is None
     assert link["expected"] == f"{layout.tree / PROGRAM}, which only root can read"
+
+
+@marked()
+def test_dockerds_socket_is_for_a_group_that_nobody_else_is_in() -> None:
+    assert engine.socket_group() == 0
+    user = next(entry for entry in pwd.getpwall() if entry.pw_uid == entry.pw_gid == 1)
+    assert grp.getgrgid(1).gr_name == user.pw_name, "as Debian's daemon"
+    with as_an_ordinary_user(1):
+        assert engine.socket_group() == 1
+
+
+@marked()
+def test_dockerd_is_not_started_for_a_shared_group() -> None:
+    """Its members could become root; nobody's group, nogroup, is one."""
+    with as_an_ordinary_user(), pytest.raises(EngineUnavailable, match="every member of your group") as caught:
+        engine.socket_group()
+    assert "nogroup" in caught.value.found
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_a_loader_on_a_board_writes_through_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
+    """Its lock has one name for all users, so another user may have put a link there."""
+    precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
+    precious.write_text("years of work")
+    if kind == "symbolic":
+        lock.symlink_to(precious)
+    else:
+        lock.hardlink_to(precious)
+    words = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-o", loader]
+    subprocess.run([*words, loader_session.SOURCE / "loader.cpp", "-ldl"], check=True)
+    done = subprocess.run(
+        [loader, lock, "1", "5"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert os.fsencode(lock) in done.stdout
+    assert precious.read_text() == "years of work"
