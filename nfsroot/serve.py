@@ -41,6 +41,8 @@ from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, 
 _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
 _PORTMAPPER = 111
+_RESERVED = 1024
+"""NFS-Ganesha's PrivilegedPort takes ports below."""
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
@@ -287,6 +289,11 @@ def serve(
             clients=tuple(clients),
             log=layout.folder / "ganesha.log",
         ) as server:
+            if (first := unprivileged_port_start()) < _RESERVED:
+                progress.warn(
+                    f"every user of this PC may use ports from {first} on, so the server cannot tell them from root: "
+                    f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
+                )
             for line in _what_to_type(server, str(subnet)):
                 progress.say(line)
             while not stop.wait(0.5):
@@ -296,6 +303,14 @@ def serve(
             source = server.source()
     ended_by = signal.Signals(received[0]).name if received else "request"
     return ServeResult(source=source, seconds=time.monotonic() - began, ended_by=ended_by)
+
+
+def unprivileged_port_start() -> int:
+    """The first port that every user of this machine may use (ip(7)); 1024 unless the machine was told otherwise."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    except FileNotFoundError:
+        return _RESERVED
 
 
 def require_free(address: str, port: int, *, server: str = "the NFS server", section: str = "nfs") -> None:

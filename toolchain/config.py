@@ -236,7 +236,11 @@ class RegistryConfig:
 class NfsConfig:
     """The exported root filesystem and its server: section ``nfs``."""
 
-    folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder", is_path=True)
+    folder: str = _setting(
+        "",
+        "holds the exported tree, tree/, for root alone; empty: nfsroot/ in the build folder",
+        is_path=True,
+    )
     address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import fcntl
 import grp
@@ -12,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +30,7 @@ from images import engine
 from nfsroot import serve
 from nfsroot.layout import Layout, identity_of, require_export, write_marker
 from nfsroot.private_network import private_network
-from toolchain.config import Config, load_config
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, EngineUnavailable, InUse
 from toolchain.manifest import Manifest
 from toolchain.ports import free_port
@@ -91,6 +93,23 @@ def test_the_server_refuses_unprivileged_ports(open_folder: Path) -> None:
         assert intrude(open_folder, server.port, tree) == NOTHING
         assert serve.probe(server, tree) == "", "root connects from a reserved port"
     assert [path.name for path in tree.iterdir()] == ["bin"]
+
+
+UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+
+
+@marked(pytest.mark.network_namespaces)
+def test_a_warning_where_all_users_may_use_reserved_ports(exported: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = threading.Event()
+    stop.set()
+    with private_network():
+        serve.serve(exported, stop=stop)
+        assert "every user of this PC" not in capsys.readouterr().err
+        UNPRIVILEGED.write_text("80")
+        serve.serve(exported, stop=stop)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "every user of this PC may use ports from 80 on" in said
+    assert "ip_unprivileged_port_start=1024" in said
 
 
 @marked()
@@ -290,3 +309,12 @@ def test_a_loader_on_a_board_writes_through_no_link_in_tmp(tmp_path: Path, kind:
     assert done.returncode == 1
     assert os.fsencode(lock) in done.stdout
     assert precious.read_text() == "years of work"
+
+
+def test_a_boards_rpc_service_does_not_run_as_root() -> None:
+    """Whoever reaches its port runs code there, and with the default address that is every user of the board."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "recipes/tvm_server/files/etc/systemd/system/pitorch-rpc-server.service")
+    assert unit["Service"]["DynamicUser"] == "yes"
+    assert "User" not in unit["Service"]
