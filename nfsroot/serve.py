@@ -41,6 +41,8 @@ from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, 
 _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
 _PORTMAPPER = 111
+_RESERVED = 1024
+"""NFS-Ganesha's PrivilegedPort takes ports below."""
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
@@ -216,13 +218,19 @@ def running_server(
 def _scratch() -> Iterator[Path]:
     """A folder for a server's own files. What servers left that were killed is removed: nobody holds its lock."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError), (left / "lock").open("r+") as lock:
-            if time.time() - left.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if left.lstat().st_uid == os.geteuid():  # another user's may hold a link to anything
+                _remove_unheld(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, (Path(folder) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(folder)
+
+
+def _remove_unheld(folder: Path) -> None:
+    with (folder / "lock").open("r+") as lock:
+        if time.time() - folder.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -281,6 +289,11 @@ def serve(
             clients=tuple(clients),
             log=layout.folder / "ganesha.log",
         ) as server:
+            if (first := unprivileged_port_start()) < _RESERVED:
+                progress.warn(
+                    f"every user of this PC may use ports from {first} on, so the server cannot tell them from root: "
+                    f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
+                )
             for line in _what_to_type(server, str(subnet)):
                 progress.say(line)
             while not stop.wait(0.5):
@@ -290,6 +303,14 @@ def serve(
             source = server.source()
     ended_by = signal.Signals(received[0]).name if received else "request"
     return ServeResult(source=source, seconds=time.monotonic() - began, ended_by=ended_by)
+
+
+def unprivileged_port_start() -> int:
+    """The first port that every user of this machine may use (ip(7)); 1024 unless the machine was told otherwise."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    except FileNotFoundError:
+        return _RESERVED
 
 
 def require_free(address: str, port: int, *, server: str = "the NFS server", section: str = "nfs") -> None:

@@ -257,7 +257,10 @@ class NfsConfig:
     """The exported root filesystem and its server: section ``nfs``."""
 
     folder: str = _setting(
-        "", "where the tree is exported to; empty: nfsroot/ in the build folder", _tree, is_folder=True
+        "",
+        "holds the exported tree, tree/, for root alone; empty: nfsroot/ in the build folder",
+        _tree,
+        is_folder=True,
     )
     address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))

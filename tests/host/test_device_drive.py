@@ -77,6 +77,8 @@ def test_a_suite_that_ran_to_its_end(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in run.said
 
 
+@pytest.mark.network_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces")
 def test_a_private_network_has_a_loopback_and_no_way_out(tmp_path: Path) -> None:
     ours = Path("/proc/self/ns/net").readlink()
     write_suite(

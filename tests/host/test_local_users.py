@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import fcntl
+import grp
 import json
 import os
+import pwd
 import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +25,13 @@ from test_device_drive import drive
 from test_serve import in_foreground, marked
 
 from device import evidence
+from device.remote import loader_session
+from images import engine
 from nfsroot import serve
 from nfsroot.layout import Layout, identity_of, require_export, write_marker
 from nfsroot.private_network import private_network
-from toolchain.config import Config, load_config
-from toolchain.errors import ArtefactMissing, InUse
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactMissing, EngineUnavailable, InUse
 from toolchain.manifest import Manifest
 from toolchain.ports import free_port
 
@@ -70,7 +76,7 @@ def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
     return {what: found[what] for what in EVERYTHING}
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_the_attack_works_where_nothing_is_closed(open_folder: Path) -> None:
     """Else the tests below would prove nothing."""
     tree = open_folder / "tree"
@@ -89,13 +95,30 @@ def test_the_server_refuses_unprivileged_ports(open_folder: Path) -> None:
     assert [path.name for path in tree.iterdir()] == ["bin"]
 
 
+UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+
+
+@marked(pytest.mark.network_namespaces)
+def test_a_warning_where_all_users_may_use_reserved_ports(exported: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = threading.Event()
+    stop.set()
+    with private_network():
+        serve.serve(exported, stop=stop)
+        assert "every user of this PC" not in capsys.readouterr().err
+        UNPRIVILEGED.write_text("80")
+        serve.serve(exported, stop=stop)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "every user of this PC may use ports from 80 on" in said
+    assert "ip_unprivileged_port_start=1024" in said
+
+
 @marked()
 def test_serve_nfsroot_refuses_an_ordinary_user(exported: Config, open_folder: Path) -> None:
     with in_foreground(exported):
         assert intrude(open_folder, exported.nfs.port, Layout.of(exported).tree) == NOTHING
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> None:
     tree = open_folder / "tree"
     fill(tree)
@@ -111,7 +134,7 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
         assert outside.submit(intrude, open_folder, server.port, tree).result() == NOTHING
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_an_ordinary_user_cannot_reach_the_server_of_test_on_pi(open_folder: Path, tmp_path: Path) -> None:
     """It runs with all its parts but the virtual machine, whose place this machine takes."""
     tree, port = open_folder / "tree", free_port()
@@ -139,7 +162,7 @@ def test_an_ordinary_user_cannot_reach_the_server_of_test_on_pi(open_folder: Pat
         assert run.result().outcomes() == {"test_reached_from_inside": "passed"}
 
 
-@marked()
+@marked(pytest.mark.network_namespaces)
 def test_what_a_client_makes_setuid_cannot_be_executed(exported: Config, open_folder: Path) -> None:
     """Whoever gets through to the server all the same: the folder that holds the tree is root's alone."""
     layout = Layout.of(exported)
@@ -217,10 +240,10 @@ def test_a_folder_of_somebody_else_is_neither_moved_nor_closed(earlier: Config) 
 
 
 @contextlib.contextmanager
-def as_an_ordinary_user() -> Iterator[None]:
+def as_an_ordinary_user(number: int = 65534) -> Iterator[None]:
     """This process, without root's rights; what it has imported stays at hand, wherever the checkout lies."""
-    os.setegid(65534)
-    os.seteuid(65534)
+    os.setegid(number)
+    os.seteuid(number)
     try:
         yield
     finally:
@@ -249,3 +272,49 @@ def test_a_report_by_an_ordinary_user_says_what_it_cannot_read(exported: Config)
         (link,) = evidence.links(exported, record, None, [], source={})
     assert link["holds"] is None
     assert link["expected"] == f"{layout.tree / PROGRAM}, which only root can read"
+
+
+@marked()
+def test_dockerds_socket_is_for_a_group_that_nobody_else_is_in() -> None:
+    assert engine.socket_group() == 0
+    user = next(entry for entry in pwd.getpwall() if entry.pw_uid == entry.pw_gid == 1)
+    assert grp.getgrgid(1).gr_name == user.pw_name, "as Debian's daemon"
+    with as_an_ordinary_user(1):
+        assert engine.socket_group() == 1
+
+
+@marked()
+def test_dockerd_is_not_started_for_a_shared_group() -> None:
+    """Its members could become root; nobody's group, nogroup, is one."""
+    with as_an_ordinary_user(), pytest.raises(EngineUnavailable, match="every member of your group") as caught:
+        engine.socket_group()
+    assert "nogroup" in caught.value.found
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_a_loader_on_a_board_writes_through_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
+    """Its lock has one name for all users, so another user may have put a link there."""
+    precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
+    precious.write_text("years of work")
+    if kind == "symbolic":
+        lock.symlink_to(precious)
+    else:
+        lock.hardlink_to(precious)
+    words = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-o", loader]
+    subprocess.run([*words, loader_session.SOURCE / "loader.cpp", "-ldl"], check=True)
+    done = subprocess.run(
+        [loader, lock, "1", "5"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert os.fsencode(lock) in done.stdout
+    assert precious.read_text() == "years of work"
+
+
+def test_a_boards_rpc_service_does_not_run_as_root() -> None:
+    """Whoever reaches its port runs code there, and with the default address that is every user of the board."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "recipes/tvm_server/files/etc/systemd/system/pitorch-rpc-server.service")
+    assert unit["Service"]["DynamicUser"] == "yes"
+    assert "User" not in unit["Service"]

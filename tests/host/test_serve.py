@@ -117,19 +117,21 @@ def test_what_a_killed_server_left_is_removed_and_a_live_ones_is_not(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    places = {name: tmp_path / f"pitorch-nfs.{name}" for name in ("dead", "alive", "young")}
+    places = {name: tmp_path / f"pitorch-nfs.{name}" for name in ("dead", "alive", "young", "theirs")}
     for name, place in places.items():
         place.mkdir()
         (place / "lock").touch()
         (place / "ganesha.conf").touch()
         if name != "young":
             os.utime(place, (time.time() - 3600, time.time() - 3600))
+    os.chown(places["theirs"], 65534, 65534)
+    kept = {place for name, place in places.items() if name != "dead"}
     with (places["alive"] / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with serve.running_server(folder):
-            assert {path.name for path in tmp_path.glob("pitorch-nfs.*")} > {"pitorch-nfs.alive", "pitorch-nfs.young"}
+            assert set(tmp_path.glob("pitorch-nfs.*")) > kept
             assert not places["dead"].exists()
-    assert {path.name for path in tmp_path.glob("pitorch-nfs.*")} == {"pitorch-nfs.alive", "pitorch-nfs.young"}
+    assert set(tmp_path.glob("pitorch-nfs.*")) == kept
 
 
 @marked()
@@ -345,7 +347,10 @@ from nfsroot.serve import running_server
 folder = Path(sys.argv[1])
 with running_server(folder, port=2049, nfsv3=True) as server:
     for version in (3, 4):
-        print(subprocess.run(["nfs-ls", f"nfs://127.0.0.1{folder}?version={version}"], capture_output=True, text=True))
+        words = ["nfs-ls", f"nfs://127.0.0.1{folder}?version={version}"]
+        print(subprocess.run(words, capture_output=True, text=True))
+        ordinary = ["timeout", "30", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words]
+        print("ordinary:", "for-v3" in subprocess.run(ordinary, capture_output=True, text=True).stdout)
 print("rpcbind left:", subprocess.run(["ss", "-Hltn", "sport = :111"], capture_output=True, text=True).stdout)
 """
 
@@ -368,6 +373,7 @@ def test_version_3_for_stock_initramfs_brings_its_own_portmapper(tmp_path: Path)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("for-v3-and-v4") == 2, done.stdout
+    assert done.stdout.count("ordinary: False") == 2, "from an unprivileged port nobody is let in"
     assert done.stdout.rstrip().endswith("rpcbind left:")
 
 
