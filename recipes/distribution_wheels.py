@@ -104,7 +104,7 @@ def _below(members: dict[str, tarfile.TarInfo], folder: str) -> dict[str, None]:
                 for inner in members
                 if inner.startswith(f"{target}/") and not members[inner].isdir()
             }
-        elif not member.isdir():
+        elif not member.isdir() and _resolved(members, path) in members:
             found[path] = None
     return found
 
@@ -124,8 +124,7 @@ def _resolved(members: dict[str, tarfile.TarInfo], path: str) -> str:
 
 
 def _content(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], path: str) -> bytes:
-    member = members.get(_resolved(members, path))
-    stream = archive.extractfile(member) if member is not None and (member.isfile() or member.islnk()) else None
+    stream = archive.extractfile(members[_resolved(members, path)])
     return stream.read() if stream is not None else b""
 
 

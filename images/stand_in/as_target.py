@@ -3,11 +3,13 @@
 For programs that read and write text and start others. PYTHON is the path of the target's Python as it was called.
 What describes the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) describes the target; programs that are
 started by ``sys.executable`` get the target's Python. Modules are those of the target's Python, only compiled ones of
-the standard library are native. Byte code, which is the same for all machines, is kept in a folder of its own.
+the standard library are native. Compiled modules of other packages, which are the target's, are passed over for their
+source (Cython brings both). Byte code, which is the same for all machines, is kept in a folder of its own.
 """
 
 import os
 import sys
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 
 _OWN = "/usr/libexec/pitorch/lib/"
 _native = os.uname()
@@ -28,6 +30,10 @@ def _as_target(python: str) -> None:
     target = f"/usr/lib/{compiled[0].split('/')[-2]}"
     # Without this script's own folder, which comes first.
     sys.path[:] = [path for path in sys.path[1:] if not path.startswith(_OWN)] + [target, *compiled]
+    *others, of_folders = sys.path_hooks
+    of_source = FileFinder.path_hook((SourceFileLoader, SOURCE_SUFFIXES))
+    sys.path_hooks[:] = [*others, lambda path: (of_folders if path.startswith(_OWN) else of_source)(path)]
+    sys.path_importer_cache.clear()
     import site  # after the prefixes are set, which it reads when it is imported
 
     site.main()

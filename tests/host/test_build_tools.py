@@ -17,7 +17,7 @@ from toolchain.config import Config
 
 PYPROJECT = """\
 [build-system]
-requires = ["meson-python==0.18.0", "meson==1.8.2", "Cython==3.1.2", "numpy"]
+requires = ["meson-python==0.18.0", "meson==1.8.2", "Cython==3.3.1", "numpy"]
 build-backend = "mesonpy"
 [project]
 name = "pitorch-small"
