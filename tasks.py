@@ -20,7 +20,7 @@ from device import deploy as deployment
 from device import suite
 from device.remote import profiling
 from device.remote.loader_session import Timing
-from images import credentials, engine, local_registry, mirrors
+from images import containers, credentials, engine, local_registry, mirrors
 from images import doctor as examination
 from images import registry as registry_client
 from nfsroot import export, serve, serve_wheels
@@ -49,7 +49,8 @@ credentials.take_password()
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
     """A fault that the user can mend ends the task with its text and its exit code; a bug is left to raise.
 
-    SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up.
+    SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up. Before it begins, so are the
+    containers of tasks that were killed.
     """
 
     @functools.wraps(body)
@@ -57,6 +58,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         try:
+            containers.clear_left()
             body(*args, **options)
         except UserError as fault:
             raise Exit(str(fault), code=fault.exit_code) from fault

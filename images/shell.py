@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from images.containers import calling_user
+from images.containers import calling_user, label
 from images.engine import build_environment
 from images.native import Mounts
 from toolchain.architecture import Architecture
@@ -59,6 +59,7 @@ def command_line(
     words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
     words += ["--platform", architecture.oci_platform, "--interactive", *(["--tty"] if interactive else [])]
     words += ["--volume", f"{folder}:{WORK}", "--workdir", WORK, "--env", "HOME=/root"]
+    words += [word for key, value in label().items() for word in ("--label", f"{key}={value}")]
     for bind in compiler.binds():
         words += ["--volume", bind]
     for variable in environment(compiler):

@@ -13,6 +13,8 @@ import errno
 import os
 from collections.abc import Sequence
 
+from toolchain.text import printable
+
 
 class UserError(Exception):
     """A fault the user can mend.
@@ -34,7 +36,7 @@ class UserError(Exception):
         for label, text in (("expected", self.expected), ("found", self.found), ("mend", self.mend)):
             if text:
                 lines.append(f"  {label + ':':10}{text}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ConfigError(UserError):
@@ -252,6 +254,12 @@ class RegistryBroke(RegistryFailed):
     """The registry broke off, or answered with a fault of its own: worth another try."""
 
     exit_code = 54
+
+
+class RegistryStalled(RegistryFailed):
+    """Nothing was transferred for longer than we wait; another try would wait as long."""
+
+    exit_code = 57
 
 
 class EngineConfigUnusable(UserError):
