@@ -43,7 +43,7 @@ void Machine::failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
 }
 
 void Machine::failTimeOut(const Qpu& q, std::uint32_t at) const {
-  const Board& board = *launch_->board;
+  const Board& board = launch_->board != nullptr ? *launch_->board : kDefaultBoard;
   constexpr double kMilliseconds = 1e3;
   const auto time = static_cast<std::uint64_t>(static_cast<double>(launch_->clockLimit) *
                                                kMilliseconds / board.clockHz);
