@@ -14,7 +14,9 @@ using Word = std::uint32_t;
 constexpr Word kSignBit = 1U << 31U;
 constexpr int kFractionBits = 23;
 
-inline std::int64_t number(Word x) { return x < kSignBit ? std::int64_t{x} : std::int64_t{x} - (std::int64_t{1} << 32U); }
+inline std::int64_t number(Word x) {
+  return x < kSignBit ? std::int64_t{x} : std::int64_t{x} - (std::int64_t{1} << 32U);
+}
 inline Word low(std::int64_t x) { return static_cast<Word>(static_cast<std::uint64_t>(x)); }
 
 inline Word product(Word a, Word b) {

@@ -142,9 +142,9 @@ class Generator {
   }
 
   std::uint32_t intLeaf() {
-    static constexpr std::uint32_t kConstants[] = {0,   1,    2,     3,      7,          15,         16,         31,
-                                                   100, 255,  65535, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff, 0xfffffff0,
-                                                   12345678};
+    static constexpr std::uint32_t kConstants[] = {
+        0,   1,     2,       3,          7,          15,         16,         31,      100,
+        255, 65535, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff, 0xfffffff0, 12345678};
     switch (below(10)) {
       case 0: return make(Op::Index);
       case 1: return make(oneIn(4) ? Op::NumQpus : Op::Me);

@@ -49,7 +49,8 @@ K on(int qpus, K kernel) {
 }
 
 void matrixVector(int rows, int columns, int qpus) {
-  SharedArray<float> a = filled(rows * columns + 16), x = filled(columns + 16), sums(static_cast<std::size_t>(16 * rows));
+  SharedArray<float> a = filled(rows * columns + 16), x = filled(columns + 16);
+  SharedArray<float> sums(static_cast<std::size_t>(16 * rows));
   on(qpus, compile(naive::matrixVector))(rows, columns, &a, &x, &sums);
 }
 

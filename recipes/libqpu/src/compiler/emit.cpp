@@ -227,6 +227,8 @@ class Emitter {
 
   // Other orders, in which the QPU waits less for memory, where the block is slowed down by that.
   void waitLess(const Graph& graph, ScheduleOptions so, ScheduledBlock& best, std::uint32_t b) const {
+    const Successors next = successors(function_.blocks[b]);
+    const bool repeats = std::find(next.begin(), next.end(), b) != next.end();
     double least = estimate(best, fewest_[b], true);
     const auto attempt = [&](bool lateReceives, bool lateWaits, std::uint32_t window) {
       if (least <= static_cast<double>(best.slots.size())) return;
@@ -236,14 +238,13 @@ class Emitter {
       std::optional<ScheduledBlock> other = schedule(graph, so);
       if (!other) return;
       const double takes = estimate(*other, fewest_[b], true);
-      if (takes >= least) return;
+      if (takes >= (repeats ? least : kWorthIt * least)) return;
       least = takes;
       best = std::move(*other);
     };
     const std::uint32_t window = so.window;
     attempt(true, false, window);
-    const Successors next = successors(function_.blocks[b]);
-    if (std::find(next.begin(), next.end(), b) == next.end()) return;
+    if (!repeats) return;
     attempt(true, true, window);
     attempt(false, true, window);
     attempt(false, false, 1);  // the order of the source

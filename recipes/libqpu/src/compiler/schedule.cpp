@@ -17,6 +17,7 @@ constexpr std::size_t kConsidered = 16;   // and of those that could go, how man
 constexpr std::size_t kStarts = 5;        // of these, each is tried as the first of a pair
 constexpr int kMaxIdle = 16;             // empty instructions in a row that mean no progress
 constexpr int kIdleBeforeEviction = 3;
+constexpr int kIdleBeforeReceiving = 2;  // what a register that was just written makes the requests wait
 constexpr std::uint32_t kNextTo = 2;
 constexpr unsigned kManyReads = 3;
 constexpr int kPlenty = 16;               // free registers
@@ -947,7 +948,7 @@ class Scheduler {
         const Node& node = graph_.nodes[n];
         const bool stalls = node.form == Node::Form::Receive || node.form == Node::Form::Wait;
         Plan plan;
-        if (!stalls || !mayGo(n) || !planNode(n, plan)) continue;
+        if (!stalls || !mayGo(n) || (isPutOff(n) && idle_ < kIdleBeforeReceiving) || !planNode(n, plan)) continue;
         addPlan(plan);
       }
     }
