@@ -686,7 +686,8 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
   // Three memory rows of five words down one column, six VPM rows apart.
   Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 6)});
   for (std::uint32_t row = 0; row < 3; ++row)
-    for (std::uint32_t j = 0; j < 5; ++j) CHECK(out[16 * (7 + 6 * row + j) + 2] == in(16 * row + j));
+    for (std::uint32_t j = 0; j < 5; ++j)
+      CHECK(out[16 * (7 + 6 * row + j) + 2] == in(16 * row + j));
   // Sixteen rows of one word are a vector that stands upright.
   out = window({loadPitch(4), loadSetup(16, 1, 32, 0, false, 1)});
   for (std::uint32_t row = 0; row < 16; ++row) CHECK(out[16 * (32 + row)] == in(row));
@@ -696,7 +697,8 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
     code.set(toA(address::kVpmSetup), loadPitch(4)).dmaLoad(loadSetup(16, 1, 16, 3, false, 1), kIn);
     code.set(toA(address::kVpmSetup), 0x200U | 1U << 20U | 1U << 12U | 16U | 3U).nops(3);
     code << add(AddOp::Add, toR(0), ra(address::kVpm), ra(address::kVpm));
-    code.set(toB(address::kVpmSetup), 0x200U | 1U << 12U | 32U | 5U) << move(to(address::kVpm), r(0));
+    code.set(toB(address::kVpmSetup), 0x200U | 1U << 12U | 32U | 5U);
+    code << move(to(address::kVpm), r(0));
     code.set(toB(address::kVpmSetup), storeStride(0, true));
     code.dmaStore(storeSetup(16, 1, 32, 5, false), kOut).end();
     const Words doubled = run(code, setting).out;

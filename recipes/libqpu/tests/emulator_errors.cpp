@@ -192,7 +192,8 @@ TEST_CASE("what one instruction must not do") {
                      mul(MulOp::V8Min, toR(1), r(0), r(0)))}),
        "both ALUs write the same accumulator or peripheral, and element 1 differs: 0x00000001 and "
        "0x00000000");
-  says(errorOf({both(move(to(address::kR5), r(0)), mul(MulOp::V8Min, to(address::kR5), r(0), r(0)))}),
+  const Out r5 = to(address::kR5);
+  says(errorOf({both(move(r5, r(0)), mul(MulOp::V8Min, r5, r(0), r(0)))}),
        "both ALUs write the same");
   says(errorOf({packed(4, write(address::kVpm))}), "pack of what goes to");
   says(errorOf({packed(4, move(toR(1), r(0)))}), "pack of what goes to");
@@ -284,7 +285,8 @@ TEST_CASE("lenient: what nobody is sure of is a warning") {
   const Result moved = run(pitches, far);
   CHECK(moved.out[(64 + 16384) / 4 + 5] == 4096 + 5);
   REQUIRE(moved.report.warnings.size() == 2);
-  says(moved.report.warnings[0], "a DMA load pitch of 16384 bytes, must be 0..8191; assumed: all 16");
+  says(moved.report.warnings[0],
+       "a DMA load pitch of 16384 bytes, must be 0..8191; assumed: all 16");
   says(moved.report.warnings[1], "a DMA store stride of 16384 bytes");
   says(failure(pitches, [&] { far.lenient = false; return far; }()), "a DMA load pitch of 16384");
   Code beyond;
@@ -299,8 +301,8 @@ TEST_CASE("a program that loops for ever ends at the limit of clocks") {
   setting.limit = 0;
   setting.clockLimit = 400000;
   const std::string text = failure(code, setting);
-  says(text, "kernel '', QPU 0, instruction 3 (nop): the kernel has not ended in 1 ms, 400000 clocks "
-             "of the modelled ");
+  says(text, "kernel '', QPU 0, instruction 3 (nop): the kernel has not ended in 1 ms, 400000 "
+             "clocks of the modelled ");
   says(text, ". It loops for ever, or QPU_TIMEOUT_MS is too low for it");
   setting.clockLimit = 250000;
   setting.board = &qpu::emu::kPi1;

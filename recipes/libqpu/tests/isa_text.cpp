@@ -274,7 +274,8 @@ TEST_CASE("complaints name the place and what was expected") {
       {"nop; with raddr_a 1", "column 19: expected '=', found '1'"},
       {"nop; with raddr_a=64", "column 19: expected 0..63, found '64'"},
       {"nop; with sig=15", "column 15: expected 0..13, found '15'"},
-      {"nop; with sf=1,", "column 16: expected a field of this instruction, found the end of the line"},
+      {"nop; with sf=1,",
+       "column 16: expected a field of this instruction, found the end of the line"},
       {".word 0x1 2", "column 11: expected the end of the line, found '2'"},
       {".byte 1", "column 1: expected .word, found '.byte'"},
   };

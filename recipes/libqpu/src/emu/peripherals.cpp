@@ -367,8 +367,8 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
   const Transfer t = load ? setup.load() : setup.store();
   // The stride of stores is 0 until a program sets it (qmkl, issue 27).
   if (t.rows > 1 && load && !setup.hasPitch && setup.loadUsesPitch())
-    fail<ExecutionError>(q, at,
-                         "a " + what + " of " + count(t.rows, "row") + " is started without a pitch");
+    fail<ExecutionError>(
+        q, at, "a " + what + " of " + count(t.rows, "row") + " is started without a pitch");
   dma.startedAt = at;
   dma.words.fill(0);
   history_.start(q.number, load, at);

@@ -47,7 +47,8 @@ bool mayWrite(unsigned a) {
 bool bothWriteOne(const Instruction& i) {
   if (i.form == Form::Branch) return false;
   if (i.form == Form::Alu && (i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop)) return false;
-  if (i.waddrAdd != i.waddrMul || i.waddrAdd < kFirstIo || i.waddrAdd == address::kNop) return false;
+  if (i.waddrAdd != i.waddrMul) return false;
+  if (i.waddrAdd < kFirstIo || i.waddrAdd == address::kNop) return false;
   if (i.condAdd == Cond::Never || i.condMul == Cond::Never) return false;
   // The two files have different peripherals at these addresses.
   return i.waddrAdd != address::kVpmSetup && i.waddrAdd != address::kDmaAddress;
