@@ -126,6 +126,14 @@ def test_memory_split_is_given_with_its_source() -> None:
     assert memory["mib"] is None or 16 <= memory["mib"] <= 1024
 
 
+def test_calibration_on_the_emulator_is_no_measurement_on_hardware() -> None:
+    done = run("qpu-calibrate", QPU_BACKEND="emulator")
+    assert done.returncode == 0, done.stderr
+    assert "source = emulator" in done.stdout
+    assert "measured on hardware:" not in done.stdout
+    assert "store_ns = " in done.stdout
+
+
 def test_text_and_json_name_the_same_backend() -> None:
     text = run("qpu-info").stdout
     assert qpu_info()["backend"]["name"] in text

@@ -217,7 +217,8 @@ def test_the_bench_prints_a_model_of_the_qpus_times(checks: native.NativeChecks,
     assert {row["operator"] for row in document["rows"]} == {"mv", "mm", "add", "sigmoid", "sum", "softmax", "conv2d"}
     for row in document["rows"]:
         assert row["qpu_compute_s"] > 0
-        assert 0 < row["share_of_limit"] <= 1
+        assert 0 < row["share_low"] <= row["share_of_limit"] <= row["share_high"] <= 1
+        assert row["share_low"] < row["share_high"]
         assert row["qpu_end_to_end_s"] is None
     assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 

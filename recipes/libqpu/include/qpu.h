@@ -128,6 +128,8 @@ QPU_C_API int qpu_thread_cycles(struct qpu_cycles *cycles);
  * QPU_MODEL), as a file for QPU_MODEL, with their ranges and sources as comments.
  * Free it with qpu_free(); NULL on failure. */
 QPU_C_API char *qpu_model_parameters(void);
+/* One of them, in its unit. 0, or -1 on failure. */
+QPU_C_API int qpu_model_parameter(const char *name, double *value);
 
 /* Listing; after a profiled run with its counts. Free it with qpu_free(); NULL on
  * failure. */

@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <random>
 #include <string>
@@ -311,9 +312,7 @@ void host() {
     (void)std::printf("%-28s %10.2f microseconds\n", "warm call, relu of 16", times[1000]);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   bool steps = false;
   for (int i = 1; i < argc; ++i) {
     steps |= std::strcmp(argv[i], "--tutorial") == 0;
@@ -348,4 +347,15 @@ int main(int argc, char** argv) {
   if (json) (void)std::printf("\n]}\n");
   if (steps && !json && !ranges) tutorialListing();
   return wrong ? 1 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    (void)std::fprintf(stderr, "bench-kernels: %s\n", e.what());
+    return 1;
+  }
 }

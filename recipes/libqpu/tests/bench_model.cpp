@@ -19,7 +19,8 @@ int main() {
                       c.low / row.measured, c.high / row.measured, row.source);
     (void)std::fflush(stdout);
   }
-  (void)std::printf("\nModel. (a) A parameter was fitted to this line. (b) Another program that computes "
-                    "the same:\nthe ratio compares our kernel in the model with that one as measured.\n");
+  (void)std::printf("\nModel. (a) A parameter was fitted to this line. (b) Another program that "
+                    "computes the same:\nthe ratio compares our kernel in the model with that one "
+                    "as measured.\n");
   return 0;
 }

@@ -220,7 +220,8 @@ inline std::vector<Row> rows() {
   };
   for (const Width w : {Width{1, 164e-6, Kind::Check}, Width{10, 169e-6, Kind::Check},
                         Width{100, 171e-6, Kind::Check}, Width{1000, 388e-6, Kind::Check},
-                        Width{10000, 3.079e-3, Kind::Check}, Width{100000, 29.622e-3, Kind::Fitted}})
+                        Width{10000, 3.079e-3, Kind::Check},
+                        Width{100000, 29.622e-3, Kind::Fitted}})
     all.push_back({"matrix-vector 100 x " + std::to_string(w.columns) + ", 4 QPUs", "pi3", kCourse,
                    w.kind, w.measured, [w] { return matrixVectorSeconds(w.columns); }});
   constexpr const char* kReadme = "QPULib, README: 192,000 vertices";

@@ -120,8 +120,8 @@ constexpr Board board(const Soc& soc, Bound bound) {
 }
 
 constexpr std::array<Board, kSocs.size()> boards(Bound bound) {
-  return {board(kSocs[0], bound), board(kSocs[1], bound), board(kSocs[2], bound), board(kSocs[3], bound),
-          board(kSocs[4], bound)};
+  return {board(kSocs[0], bound), board(kSocs[1], bound), board(kSocs[2], bound),
+          board(kSocs[3], bound), board(kSocs[4], bound)};
 }
 constexpr std::array<std::array<Board, kSocs.size()>, 3> kBoards = {
     boards(Bound::Value), boards(Bound::Fast), boards(Bound::Slow)};

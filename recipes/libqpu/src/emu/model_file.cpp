@@ -128,7 +128,8 @@ std::string describe(const Board& board) {
   const Board& slow = *findBoard(name.c_str(), Bound::Slow);
   std::string text = "board = " + name + "\n";
   for (const Parameter& p : parameters()) {
-    text += "# " + std::string(p.source) + "\n" + p.name + " = " + shortly(board.*p.member) + "  # ";
+    text += "# " + std::string(p.source) + "\n" + p.name + " = " + shortly(board.*p.member);
+    text += "  # ";
     if (fast.*p.member != slow.*p.member)
       text += "fast " + shortly(fast.*p.member) + ", slow " + shortly(slow.*p.member) + " ";
     text += std::string(emu::name(p.unit)) + "\n";

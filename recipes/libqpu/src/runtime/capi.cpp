@@ -300,6 +300,20 @@ char* qpu_model_parameters() {
       nullptr, [] { return copied(qpu::emu::describe(qpu::runtime::emulatedBoard())); });
 }
 
+int qpu_model_parameter(const char* name, double* value) {
+  return guarded(-1, [=] {
+    const std::string wanted = &given(name, "name");
+    for (const qpu::emu::Parameter& p : qpu::emu::parameters()) {
+      if (wanted != p.name) continue;
+      given(value, "value") = qpu::runtime::emulatedBoard().*p.member;
+      return 0;
+    }
+    qpu::detail::raise<qpu::ArgumentError>("'" + wanted +
+                                           "' is not a parameter of the model; "
+                                           "qpu_model_parameters() lists them");
+  });
+}
+
 char* qpu_program_listing(const qpu_program* program) {
   return guarded<char*>(nullptr,
                         [=] { return copied(given(program, "program").code.listing()); });

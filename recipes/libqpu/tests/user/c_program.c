@@ -139,6 +139,18 @@ static void files(const char *folder) {
   check(qpu_assemble(kText, words, 0) == 1, "without room the words are counted");
 }
 
+static void model(void) {
+  double value = 0;
+  char *text = qpu_model_parameters();
+  check(text != NULL && strstr(text, "\nmemory_bytes_per_s = ") != NULL, "the model is a text");
+  qpu_free(text);
+  check(qpu_model_parameter("memory_bytes_per_s", &value) == 0 && value > 1e9,
+        "one parameter is a number");
+  check(qpu_model_parameter("memory", &value) == -1 &&
+            strstr(qpu_last_error(), "'memory' is not a parameter") != NULL,
+        "an unknown parameter is refused");
+}
+
 int main(int argc, char **argv) {
   const char *name = qpu_backend_name();
   if (name == NULL || strcmp(name, "interpreter") != 0) {
@@ -147,6 +159,7 @@ int main(int argc, char **argv) {
   }
   check(strchr(qpu_version(), '.') != NULL, "the version has parts");
   run();
+  model();
   files(argc > 1 ? argv[1] : ".");
   char *report = qpu_machine_report("/", 1);
   check(report != NULL && report[0] == '{', "the report is an object");

@@ -152,9 +152,9 @@ Time Bench::round(const std::string& assembly, int qpus, std::uint32_t rounds) {
 
 Time Bench::launch(const std::string& backend) {
   const Program program = assemble(Assembly().end());
-  const std::uint32_t uniforms[] = {1, 0, qpu_buffer_address(buffer_.get()), 1};
+  const std::vector<std::uint32_t> uniforms = {1, 0, qpu_buffer_address(buffer_.get()), 1};
   if (isEmulator()) {
-    if (qpu_program_run_raw(program.get(), 1, uniforms, 4) != 0) failed();
+    if (qpu_program_run_raw(program.get(), 1, uniforms.data(), 4) != 0) failed();
     qpu_cycles cycles{};
     if (qpu_program_cycles(program.get(), &cycles) != 0) failed();
     return {backend == "vc4-mailbox" ? cycles.mailbox_launch_seconds
@@ -164,7 +164,7 @@ Time Bench::launch(const std::string& backend) {
   std::vector<double> all;
   for (int n = 0; n < kLaunches; ++n) {
     const double start = now();
-    if (qpu_program_run_raw(program.get(), 1, uniforms, 4) != 0) failed();
+    if (qpu_program_run_raw(program.get(), 1, uniforms.data(), 4) != 0) failed();
     all.push_back(now() - start);
   }
   std::sort(all.begin(), all.end());

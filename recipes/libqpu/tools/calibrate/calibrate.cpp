@@ -1,6 +1,6 @@
 #include "tools/calibrate/calibrate.hpp"
 
-#include <cstdio>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
@@ -60,6 +60,11 @@ void write(const std::string& path, const std::string& text) {
                            "; expected a folder that exists and has room, and may be written to");
 }
 
+std::string oneLine(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
 std::string parameters() {
   const std::unique_ptr<char, void (*)(void*)> text(qpu_model_parameters(), qpu_free);
   if (!text) throw std::runtime_error(qpu_last_error());
@@ -85,20 +90,21 @@ int calibrate(const Streams& s, const std::string& output) {
 std::string modelFile(const Provenance& from, const std::vector<Measured>& all) {
   std::ostringstream text;
   text << "# Parameters of the emulator's cycle model, for QPU_MODEL; by qpu-calibrate of libqpu "
-       << qpu_version() << ".\nsource = " << from.text << "\n";
+       << qpu_version() << ".\nsource = " << oneLine(from.text) << "\n";
   if (!from.board.empty()) text << "board = " << from.board << "\n";
   int number = 0;
   for (const Measured& m : all) {
     if (m.measurement != number) {
       number = m.measurement;
       text << "\n# " << number << ": " << title(number);
-      if (m.spread > 0) text << "; repeats differ by " << std::setprecision(2) << 100 * m.spread << " %";
+      if (m.spread > 0)
+        text << "; repeats differ by " << std::setprecision(2) << 100 * m.spread << " %";
       text << "\n";
     }
     if (m.missing.empty())
       text << m.parameter << " = " << std::setprecision(6) << m.value << "\n";
     else
-      text << "# " << m.parameter << " not determined: " << m.missing << "\n";
+      text << "# " << m.parameter << " not determined: " << oneLine(m.missing) << "\n";
   }
   return text.str();
 }

@@ -18,6 +18,7 @@ constexpr double kPageLines = 64;  // a page of 4 KB
 constexpr std::uint32_t kSameBank = 32768;  // 8 banks of 4 KB
 constexpr int kAllQpus = 12;
 constexpr int kSlices = 3;
+constexpr int kQpusOfSlice = 4;
 constexpr const char* kMore = "another limit comes first";
 
 std::string line(const std::string& name, const std::string& operands) {
@@ -30,6 +31,10 @@ std::uint32_t dmaStore(std::uint32_t rows, std::uint32_t words) {
 // 16 rows or words are coded as 0; each row goes into a VPM row of its own.
 std::uint32_t dmaLoad(std::uint32_t rows, std::uint32_t words) {
   return 0x80001000U | (words % 16) << 20U | (rows % 16) << 16U;
+}
+
+void useBackend(const char* name) {
+  (void)setenv("QPU_BACKEND", name, 1);  // NOLINT(concurrency-mt-unsafe): there is one thread
 }
 
 class Measurer {
@@ -109,12 +114,12 @@ class Measurer {
         put(way.parameter, bench_.launch(way.backend).seconds * 1e6);
         continue;
       }
-      (void)setenv("QPU_BACKEND", way.backend, 1);
+      useBackend(way.backend);
       if (qpu_backend_name() == nullptr)
         putMissing(way.parameter, qpu_backend_reason());
       else
         put(way.parameter, bench_.launch(way.backend).seconds * 1e6);
-      (void)setenv("QPU_BACKEND", bench_.backend().c_str(), 1);
+      useBackend(bench_.backend().c_str());
     }
   }
 
@@ -190,7 +195,7 @@ class Measurer {
     one.repeat(3, {"mov tmu0_s, r2"});
     one.loop([](Assembly& body) { body.repeat(kRequests, {"mov tmu0_s, r2", "nop; ldtmu0"}); });
     one.repeat(3, {"nop; ldtmu0"});
-    const double atTmu = clocks(one.end(), kAllQpus, 100) / kRequests / (kAllQpus / kSlices);
+    const double atTmu = clocks(one.end(), kAllQpus, 100) / kRequests / kQpusOfSlice;
     put("tmu_request_clocks", atTmu);
 
     // Four lines for each QPU that put each other out of the L1.
@@ -202,9 +207,7 @@ class Measurer {
     for (const char* const to : {"ra11", "ra12", "ra13"})
       all << "add r0, r0, r1" << line("mov", std::string(to) + ", r0");
     all << "nop";
-    const std::vector<std::string> ask = {"mov tmu0_s, ra10", "mov tmu1_s, ra12", "mov tmu0_s, ra11",
-                                          "mov tmu1_s, ra13"};
-    all.repeat(1, ask);
+    all << "mov tmu0_s, ra10" << "mov tmu1_s, ra12" << "mov tmu0_s, ra11" << "mov tmu1_s, ra13";
     all.loop([](Assembly& body) {
       for (const auto& [first, second] :
            {std::array{"ra12", "ra10"}, std::array{"ra13", "ra11"}, std::array{"ra10", "ra12"},
@@ -253,9 +256,12 @@ class Measurer {
     a.set(load ? "vpm_rd_setup" : "vpm_wr_setup", load ? 0x90000000U | 4 * words : 0xc0000000U);
     a.set("r0", load ? dmaLoad(rows, words) : dmaStore(rows, words));
     a.loop([&](Assembly& body) {
-      body.repeat(kTransfers, {load ? "mov vpm_rd_setup, r0" : "mov vpm_wr_setup, r0",
-                               std::string(load ? "mov vpm_ld_addr, " : "mov vpm_st_addr, ") + kBuffer,
-                               load ? "nop; read vpm_ld_wait" : "nop; read vpm_st_wait"});
+      if (load)
+        body.repeat(kTransfers,
+                    {"mov vpm_rd_setup, r0", "mov vpm_ld_addr, ra2", "nop; read vpm_ld_wait"});
+      else
+        body.repeat(kTransfers,
+                    {"mov vpm_wr_setup, r0", "mov vpm_st_addr, ra2", "nop; read vpm_st_wait"});
     });
     return (clocks(a.end(), 1, 20) - 5 * kInstruction) / kTransfers - 2 * kInstruction;
   }

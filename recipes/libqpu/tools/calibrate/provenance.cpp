@@ -1,10 +1,11 @@
 #include "tools/calibrate/provenance.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iomanip>
 #include <iterator>
+#include <sstream>
 
 namespace qpu::calibrate {
 namespace {
@@ -36,13 +37,10 @@ std::string boardOf(const std::string& model, const std::string& compatible) {
 }
 
 std::string hex(const std::string& bytes) {
-  std::string all;
-  for (const char c : bytes) {
-    char digits[3];
-    (void)std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    all += digits;
-  }
-  return all;
+  std::ostringstream all;
+  all << std::hex << std::setfill('0');
+  for (const char c : bytes) all << std::setw(2) << +static_cast<unsigned char>(c);
+  return all.str();
 }
 
 bool isBlank(const std::string& all, char zero) {
@@ -53,6 +51,7 @@ bool isBlank(const std::string& all, char zero) {
 
 Provenance provenance(const std::string& backend, const std::string& tree) {
   if (backend == "emulator") {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): only read
     const char* const board = std::getenv("QPU_BOARD");
     const std::string named = board == nullptr || *board == '\0' ? "pi3" : board;
     return {Source::Emulator, named,

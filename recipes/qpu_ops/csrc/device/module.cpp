@@ -77,11 +77,14 @@ PYBIND11_MODULE(_C, module) {
     const qpu::Backend found = qpu::backend();
     return py::make_tuple(found.name, found.reason);
   });
-  // Board and clock of the emulator's model, after a run in this thread.
+  // Board, clock and bytes per clock of memory of the emulator's model, after a run in this thread.
   module.def("model", [] {
     qpu_cycles cycles{};
     if (qpu_thread_cycles(&cycles) != 0) throw std::runtime_error(qpu_last_error());
-    return py::make_tuple(cycles.board, static_cast<double>(cycles.clocks) / cycles.seconds);
+    double memory = 0;
+    if (qpu_model_parameter("memory_bytes_per_s", &memory) != 0) throw std::runtime_error(qpu_last_error());
+    const double clock = static_cast<double>(cycles.clocks) / cycles.seconds;
+    return py::make_tuple(cycles.board, clock, memory / clock);
   });
   module.def("machine_report", [] {
     char* const text = qpu_machine_report(nullptr, 1);

@@ -8,11 +8,12 @@ matrix times vector), the CPU by torch (with its BLAS), and the QPUs, as
     compute      the kernels alone
     end to end   from CPU tensors to a CPU tensor: both copies, launches, and the kernels
 
-with GFLOPS, GB/s, and the share of the limit that binds: 96 operations on floats per clock of V3D, or 3.4 bytes of
-memory.
+with GFLOPS, GB/s, and the share of the limit that binds: 96 operations on floats per clock of V3D, or the bytes that
+memory moves per clock, by the emulator's model of the board.
 
 On QPUs all is measured. Where there are none the emulator runs the kernels and its columns are a *model* of a board
-(QPU_BOARD, else a Pi 3): kernels alone, for it models no CPU. CPU columns are always measured, on the machine that runs
+(QPU_BOARD, else a Pi 3): kernels alone, for it models no CPU. Shares are then given with their range, by QPU_MODEL=fast
+and slow, unless QPU_MODEL is set. CPU columns are always measured, on the machine that runs
 this; on a PC they say nothing about a Pi's CPU, and the document says which it was.
 """
 
@@ -37,12 +38,12 @@ import torch_qpu
 from torch_qpu import _C
 from torch_qpu.device import MODEL_BACKENDS
 
-SCHEMA = 1
+SCHEMA = 2
 REPEATS = 5
 FLOPS_PER_CLOCK = 96
 """12 QPUs, each an addition and a multiplication of 16 elements in four clocks."""
-BYTES_PER_CLOCK = 3.4
-"""Of the bus, reads and stores together: the emulator's model of a Pi 3. Not measured on hardware."""
+BYTES_PER_CLOCK = 4.5
+"""Of the bus, reads and stores together, on the QPUs: the model's of a Pi 3. Not measured on hardware."""
 CLOCK_HZ = 400e6
 """Of V3D on a Pi 3, where the emulator does not say."""
 
@@ -75,6 +76,9 @@ class Row:
     qpu_gflops: float
     qpu_gbytes_per_s: float
     share_of_limit: float
+    share_low: float
+    share_high: float
+    """Over the ends of the model's ranges; the share itself where it was measured."""
     limit: str
     """What binds: "arithmetic" or "memory"."""
     faster: str | None
@@ -127,6 +131,46 @@ def _naive(case: Case, operands: list[torch.Tensor]) -> float | None:
     return statistics.median(float(cpu_cpp.cpu_timed(*operands).compute_s) for _ in range(REPEATS))
 
 
+def _limit_s(case: Case, clock: float, bytes_per_clock: float) -> tuple[float, str]:
+    """The least seconds that a case can take, and what binds."""
+    arithmetic, memory = case.flops / (FLOPS_PER_CLOCK * clock), case.moved / (bytes_per_clock * clock)
+    return max((arithmetic, "arithmetic"), (memory, "memory"))
+
+
+def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
+    """The launches of some calls. Raises AssertionError where a part of the work was the CPU's."""
+    with torch_qpu.profile() as record:
+        for _ in range(repeats):
+            case.function(*there)
+    launches = [event for event in record.events if event.kind == "launch"]
+    if not launches or any(event.kind == "fallback" for event in record.events):
+        raise AssertionError(f"{case.operator} {case.size}: it did not run on the QPUs alone")
+    return launches
+
+
+def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]:
+    """Seconds by the model in force, the share of its limit, and what binds."""
+    launches = _launches(case, there, 1)
+    _, clock, bytes_per_clock = _C.model()
+    compute = sum(event.clocks for event in launches) / clock
+    limit, binds = _limit_s(case, clock, bytes_per_clock)
+    return compute, limit / compute, binds
+
+
+def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
+    """The shares at the ends of the model's ranges; none where QPU_MODEL chose one."""
+    if os.environ.get("QPU_MODEL"):
+        return []
+    shares = []
+    try:
+        for end in ("fast", "slow"):
+            os.environ["QPU_MODEL"] = end
+            shares.append(_modelled(case, there)[1])
+    finally:
+        os.environ.pop("QPU_MODEL", None)
+    return shares
+
+
 def measure(case: Case, *, model: bool) -> Row:
     """One row. Raises AssertionError when the QPUs' result is wrong: times of wrong results mean nothing."""
     torch.manual_seed(0)
@@ -137,20 +181,16 @@ def measure(case: Case, *, model: bool) -> Row:
     scale = max(expected.abs().max().item(), 1.0) * math.sqrt(max(map(torch.numel, operands)))
     if not torch.all((found - expected).abs() <= 1e-5 * scale):
         raise AssertionError(f"{case.operator} {case.size}: the QPUs' result is wrong")
-    with torch_qpu.profile() as record:
-        for _ in range(1 if model else REPEATS):
-            case.function(*there)
-    launches = [event for event in record.events if event.kind == "launch"]
-    if not launches or any(event.kind == "fallback" for event in record.events):
-        raise AssertionError(f"{case.operator} {case.size}: it did not run on the QPUs alone")
-    clock = _C.model()[1] if model else CLOCK_HZ
     if model:
-        compute = sum(event.clocks for event in launches) / clock
+        compute, share, binds = _modelled(case, there)
+        shares = [share, *_at_ends(case, there)]
         end_to_end = None
     else:
-        compute = sum(event.duration_ns for event in launches) / 1e9 / REPEATS
+        compute = sum(event.duration_ns for event in _launches(case, there, REPEATS)) / 1e9 / REPEATS
+        limit, binds = _limit_s(case, CLOCK_HZ, BYTES_PER_CLOCK)
+        share = limit / compute
+        shares = [share]
         end_to_end = _seconds(lambda: case.function(*(operand.to("qpu") for operand in operands)).cpu(), REPEATS)
-    arithmetic, memory = case.flops / (FLOPS_PER_CLOCK * clock), case.moved / (BYTES_PER_CLOCK * clock)
     cpu = _seconds(lambda: case.function(*operands), REPEATS)
     return Row(
         case.operator,
@@ -161,8 +201,10 @@ def measure(case: Case, *, model: bool) -> Row:
         end_to_end,
         case.flops / compute / 1e9,
         case.moved / compute / 1e9,
-        max(arithmetic, memory) / compute,
-        "arithmetic" if arithmetic > memory else "memory",
+        share,
+        min(shares),
+        max(shares),
+        binds,
         None if end_to_end is None else "cpu" if cpu < end_to_end else "qpu",
     )
 
@@ -201,7 +243,7 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
         f"QPUs: {facts['qpu_label']}",
         "",
         "microseconds; - is not measured here",
-        " ".join(f"{head:>{20 if i == 1 else 14}}" for i, head in enumerate(heads)) + f"  {'of limit':>22}  faster",
+        " ".join(f"{head:>{20 if i == 1 else 14}}" for i, head in enumerate(heads)) + f"  {'of limit':>30}  faster",
     ]
     for row in rows:
         cells = (
@@ -214,10 +256,11 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
             f"{row.qpu_gflops:.2f}",
             f"{row.qpu_gbytes_per_s:.2f}",
         )
-        share = f"{100 * row.share_of_limit:.0f} % of {row.limit}"
+        ends = f" ({100 * row.share_low:.0f} to {100 * row.share_high:.0f})" if row.share_low < row.share_high else ""
+        share = f"{100 * row.share_of_limit:.0f} %{ends} of {row.limit}"
         lines.append(
             " ".join(f"{c:>{20 if i == 1 else 14}}" for i, c in enumerate(cells))
-            + f"  {share:>22}  {row.faster or '-'}"
+            + f"  {share:>30}  {row.faster or '-'}"
         )
     if facts["model"]:
         lines.append("CPU and QPUs are of different machines here: nothing is said of which is faster on a board.")
