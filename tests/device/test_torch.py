@@ -42,6 +42,17 @@ def small_network() -> nn.Sequential:
     return network
 
 
+def test_indices_of_numpy_are_taken_once_they_are_64_bits_wide() -> None:
+    """On 32 bits numpy counts in int32, which is no type of an index or a class: docs/torch.md names the conversion."""
+    scores = numpy.array([[0.0, 2.0], [3.0, 1.0]], dtype=numpy.float32)
+    narrow = torch.from_numpy(numpy.argmax(scores, 1).astype(numpy.int32))
+    with pytest.raises((RuntimeError, IndexError), match=r"[Ll]ong|int64|Int"):
+        torch.nn.functional.cross_entropy(torch.from_numpy(scores), narrow)
+    classes = torch.from_numpy(numpy.argmax(scores, 1)).long()
+    assert torch.nn.functional.cross_entropy(torch.from_numpy(scores), classes).item() < 0.2
+    assert torch.from_numpy(scores).gather(1, classes.view(2, 1)).tolist() == [[2], [3]]
+
+
 def test_forward_and_backward_are_the_numbers_computed_by_hand() -> None:
     network = small_network()
     x = torch.tensor([1.0, 2.0], requires_grad=True)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from torch._inductor.codegen.common import register_device_op_overrides
-from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
+from torch._inductor.codegen.common import get_device_op_overrides, register_device_op_overrides
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
 
 
@@ -29,5 +28,6 @@ class Refusal(Wrapper):  # type: ignore[misc]
 
 Scheduling = PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = Refusal
 
-# Without these Inductor raises KeyError before it asks for a generator.
-register_device_op_overrides("qpu", CpuDeviceOpOverrides())
+# Without an entry of its own Inductor raises KeyError before it asks for a generator. The CPU's is asked for first:
+# an Inductor whose table is not empty does not fill it.
+register_device_op_overrides("qpu", get_device_op_overrides("cpu"))
