@@ -4,3 +4,4 @@
 #include "images.cpp"
 #include "losses.cpp"
 #include "operators.cpp"
+#include "staging.cpp"
