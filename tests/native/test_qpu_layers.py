@@ -138,7 +138,7 @@ def test_none_and_empty_tensors_are_joined() -> None:
     a = torch.ones(2, 3, device="qpu")
     assert torch.cat([torch.ones(0, device="qpu"), a, a[:0]]).tolist() == [[1, 1, 1]] * 2
     assert torch.cat([a[:, :0], a], 1).tolist() == [[1, 1, 1]] * 2
-    with pytest.raises(RuntimeError, match="[Ss]izes of tensors must match"):
+    with pytest.raises(RuntimeError, match=r"[Ss]izes of tensors must match"):
         torch.cat([a, torch.ones(2, 4, device="qpu")])
 
 

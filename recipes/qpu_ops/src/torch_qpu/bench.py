@@ -125,7 +125,7 @@ class Step:
     """Operators that went to the CPU."""
 
 
-class _Encoder(nn.Module):
+class _Encoder(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(20, 32)
