@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -90,7 +91,7 @@ class ResNet18(nn.Module):
         )
         widths = (4, 4, 6, 8, 10)
         blocks: list[nn.Module] = []
-        for i, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
             blocks += [Residual(inputs, outputs, 1 if i == 0 else 2), Residual(outputs, outputs, 1)]
         self.blocks = nn.Sequential(*blocks)
         self.pool = nn.AdaptiveAvgPool2d((1, 1))

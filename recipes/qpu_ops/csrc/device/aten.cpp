@@ -5,3 +5,4 @@
 #include "images.cpp"
 #include "losses.cpp"
 #include "operators.cpp"
+#include "staging.cpp"

@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -32,6 +33,7 @@
 
 #include "chains.h"
 #include "memory.h"
+#include "staging.h"
 #include "trace.h"
 
 namespace torch_qpu {
@@ -306,8 +308,7 @@ bool is_dense_alike(const Tensor& a, const Tensor& b) {
 
 // What the CPU did to for_cpu(t), brought to t where that is a copy.
 void write_back(const Tensor& t, const Tensor& cpu) {
-  if (on_device(t) && !is_plain_memory() && t.storage().nbytes() != 0)
-    copy_words(t.storage().mutable_data(), cpu.storage().data(), t.storage().nbytes());
+  if (on_device(t) && !is_plain_memory()) unstage(t, cpu);
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
@@ -377,26 +378,54 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 
 // --- the fallback --------------------------------------------------------------
 
-// The device's storages that a call uses, with the CPU's view of each.
+// The device's storages that a call uses, with the CPU's view of each: all of a storage where
+// the CPU works in its memory, else what the call's tensors cover of it.
 class Views {
  public:
+  // To be called for all tensors of a call before the first of().
+  void cover(const Tensor& t) {
+    if (is_plain_memory() || !on_device(t) || !t.has_storage()) return;
+    Covered& covered = covered_[t.storage().unsafeGetStorageImpl()];
+    covered.extent.include(extent_of(t));
+    if (!covered.first.defined()) covered.first = t;
+    covered.is_one = covered.is_one && is_same_view(t, covered.first);
+  }
+  void cover(const c10::IValue& value) {
+    if (value.isTensor()) cover(value.toTensor());
+    else if (value.isTensorList())
+      for (const Tensor& t : value.toTensorVector()) cover(t);
+    else if (value.isOptionalTensorList())
+      for (const std::optional<Tensor>& t : value.toOptionalTensorVector())
+        if (t.has_value()) cover(*t);
+  }
+
   Tensor of(const Tensor& t) {
     if (t._is_zerotensor()) return at::zeros(t.sizes(), t.scalar_type());
     const c10::StorageImpl* const storage = t.storage().unsafeGetStorageImpl();
-    for (const auto& [device, cpu] : seen_)
-      if (device.unsafeGetStorageImpl() == storage) return over(t, cpu);
-    seen_.emplace_back(t.storage(), for_cpu(t.storage()));
-    return over(t, seen_.back().second);
+    for (const Seen& seen : seen_)
+      if (seen.device.unsafeGetStorageImpl() == storage) return over(t, seen);
+    Covered& covered = covered_[storage];
+    if (covered.is_one && covered.first.defined() && is_spread(t)) {
+      if (!covered.few.defined()) {
+        covered.few = gathered(t);
+        if (t.is_conj()) covered.few.unsafeGetTensorImpl()->_set_conj(true);
+        if (t.is_neg()) covered.few.unsafeGetTensorImpl()->_set_neg(true);
+      }
+      return covered.few;
+    }
+    seen_.push_back({t.storage(), for_cpu(t.storage(), covered.extent),
+                     is_plain_memory() ? 0 : staged_from(covered.extent)});
+    return over(t, seen_.back());
   }
 
   // The tensor as the device's: a view where it is one of the CPU's views.
   Tensor back(const Tensor& t) const {
     if (!t.defined() || t.device().type() != c10::DeviceType::CPU) return t;
-    for (const auto& [device, cpu] : seen_) {
-      if (t.storage().unsafeGetStorageImpl() != cpu.unsafeGetStorageImpl()) continue;
-      if (t.storage().data() != device.data()) break;
+    for (const Seen& seen : seen_) {
+      if (t.storage().unsafeGetStorageImpl() != seen.cpu.unsafeGetStorageImpl()) continue;
+      if (t.storage().data() != seen.device.data()) break;
       Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-          c10::Storage(device), DispatchKeySet(DispatchKey::PrivateUse1), t.dtype());
+          c10::Storage(seen.device), DispatchKeySet(DispatchKey::PrivateUse1), t.dtype());
       view.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset());
       view.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
       return view;
@@ -405,28 +434,42 @@ class Views {
   }
 
  private:
-  static c10::Storage for_cpu(const c10::Storage& storage) {
-    const std::size_t bytes = storage.nbytes();
-    c10::DataPtr memory;
-    if (is_plain_memory()) {
-      auto* const keep = new c10::Storage(storage);
-      memory = {storage.mutable_data(), keep,
-                [](void* kept) { delete static_cast<c10::Storage*>(kept); },
-                c10::Device(c10::DeviceType::CPU)};
-    } else {
-      memory = c10::GetCPUAllocator()->allocate((bytes + 3) / 4 * 4);
-      if (bytes != 0) copy_words(memory.get(), storage.data(), bytes);
-    }
-    return {c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                  std::move(memory), c10::GetCPUAllocator(),
-                                                  storage.resizable())};
+  struct Covered {
+    Extent extent;
+    Tensor first;
+    bool is_one = true;  // all tensors are the same view
+    Tensor few;          // its elements, where they are few in what they span
+  };
+  struct Seen {
+    c10::Storage device;
+    c10::Storage cpu;
+    std::size_t first;  // the byte of the one where the other begins
+  };
+
+  static bool is_same_view(const Tensor& a, const Tensor& b) {
+    return a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+           a.strides() == b.strides() && a.scalar_type() == b.scalar_type() &&
+           a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
   }
 
-  static Tensor over(const Tensor& t, const c10::Storage& cpu) {
+  static c10::Storage for_cpu(const c10::Storage& storage, const Extent& extent) {
+    if (!is_plain_memory()) return staged(storage, extent);
+    auto* const keep = new c10::Storage(storage);
+    c10::DataPtr memory(storage.mutable_data(), keep,
+                        [](void* kept) { delete static_cast<c10::Storage*>(kept); },
+                        c10::Device(c10::DeviceType::CPU));
+    return {c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                  storage.nbytes(), std::move(memory),
+                                                  c10::GetCPUAllocator(), storage.resizable())};
+  }
+
+  static Tensor over(const Tensor& t, const Seen& seen) {
     Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(cpu), DispatchKeySet(DispatchKey::CPU), t.dtype());
+        c10::Storage(seen.cpu), DispatchKeySet(DispatchKey::CPU), t.dtype());
     c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
-    impl->set_storage_offset(t.storage_offset());
+    // No elements cover nothing, wherever they are.
+    const auto before = static_cast<std::int64_t>(seen.first / t.itemsize());
+    impl->set_storage_offset(std::max<std::int64_t>(t.storage_offset() - before, 0));
     impl->set_sizes_and_strides(t.sizes(), t.strides());
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
     if (t.is_conj()) impl->_set_conj(true);
@@ -434,7 +477,8 @@ class Views {
     return view;
   }
 
-  std::vector<std::pair<c10::Storage, c10::Storage>> seen_;
+  std::vector<Seen> seen_;
+  std::map<const c10::StorageImpl*, Covered> covered_;
 };
 
 std::string name_of(const c10::OperatorHandle& op) {
@@ -442,31 +486,49 @@ std::string name_of(const c10::OperatorHandle& op) {
   return schema.name() + (schema.overload_name().empty() ? "" : ".") + schema.overload_name();
 }
 
-// Brings what a CPU kernel did to an argument back, where the argument is not its memory.
-void bring_back(const Tensor& argument, const Tensor& cpu) {
-  const bool moved = cpu.sizes() != argument.sizes() || cpu.strides() != argument.strides() ||
-                     cpu.storage_offset() != argument.storage_offset() ||
-                     cpu.scalar_type() != argument.scalar_type();
-  if (!moved && cpu.storage().nbytes() == argument.storage().nbytes()) {
-    write_back(argument, cpu);
-    return;
+// What a CPU kernel may change of a tensor beside its elements.
+struct Shape {
+  std::vector<std::int64_t> sizes, strides;
+  std::int64_t offset;
+  std::size_t bytes;  // of the storage
+
+  explicit Shape(const Tensor& t)
+      : sizes(t.sizes().vec()),
+        strides(t.strides().vec()),
+        offset(t.storage_offset()),
+        bytes(t.storage().nbytes()) {}
+  bool is_of(const Tensor& t) const {
+    return t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides) &&
+           t.storage_offset() == offset && t.storage().nbytes() == bytes;
   }
-  if (cpu.sizes() != argument.sizes()) argument.resize_(cpu.sizes());
-  Tensor target = argument;
-  copy_(target, cpu, false);
-}
+};
 
 struct Argument {
   std::size_t place;
   Tensor device;
   Tensor cpu;
+  Shape made = Shape(cpu);
 };
+
+// Brings what a CPU kernel did to an argument back, where the argument is not its memory.
+void bring_back(const Argument& argument) {
+  const Tensor& cpu = argument.cpu;
+  if (argument.made.is_of(cpu) && cpu.scalar_type() == argument.device.scalar_type()) {
+    write_back(argument.device, cpu);
+    return;
+  }
+  if (cpu.sizes() != argument.device.sizes()) argument.device.resize_(cpu.sizes());
+  Tensor target = argument.device;
+  copy_(target, cpu, false);
+}
 
 }  // namespace
 
 at::Tensor for_cpu(const at::Tensor& t) {
   if (!on_device(t)) return t;
-  return Views().of(t);
+  Views views;
+  views.cover(t);
+  return views.of(t);
 }
 
 at::Tensor to_device(const at::Tensor& t) {
@@ -508,6 +570,7 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const torch::jit::Stack before(stack->begin() + static_cast<std::ptrdiff_t>(first),
                                  stack->end());
 
+  for (const c10::IValue& value : before) views.cover(value);
   for (std::size_t i = 0; i < count; ++i) {
     c10::IValue& value = (*stack)[first + i];
     const auto& argument = schema.arguments()[i];
@@ -543,7 +606,7 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
 
-  for (const Argument& argument : written) bring_back(argument.device, argument.cpu);
+  for (const Argument& argument : written) bring_back(argument);
   const std::size_t returns = schema.returns().size();
   const std::size_t base = stack->size() - returns;
   for (std::size_t i = 0; i < returns; ++i) {
