@@ -463,6 +463,36 @@ def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> No
         export(config, destination=layout.place)
 
 
+@pytest.mark.engine
+@needs_root
+def test_a_tree_where_earlier_versions_had_it_is_replaced(config: Config, tmp_path: Path) -> None:
+    """It was the named folder itself, open to all users."""
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.place)
+    layout.tree.rename(tmp_path / "moved")
+    layout.place.rmdir()
+    (tmp_path / "moved").rename(layout.place)
+    (layout.place / "written-by-the-board").touch()
+    export(config, destination=layout.place)
+    assert list(layout.place.iterdir()) == [layout.tree]
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700
+    assert not (layout.tree / "written-by-the-board").exists()
+    assert sorted(item.name for item in tmp_path.iterdir()) == [
+        ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_with_something_beside_the_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.place)
+    (layout.place / "thesis.tex").write_text("years of work")
+    with pytest.raises(ForeignFolder, match="2 entries"):
+        export(config, destination=layout.place)
+    assert (layout.place / "thesis.tex").read_text() == "years of work"
+
+
 @pytest.mark.parametrize("said", ["", "null", "[]", '{"trees": 1}', '{"inodes": null}', "{}"])
 def test_a_broken_marker_names_nothing(tmp_path: Path, said: str) -> None:
     layout = Layout(tmp_path / "nfsroot")

@@ -12,6 +12,7 @@ import pwd
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -160,6 +161,26 @@ def test_an_ordinary_user_cannot_reach_the_server_of_test_on_pi(open_folder: Pat
         assert intrude(open_folder, port, tree) == NOTHING
         go.touch()
         assert run.result().outcomes() == {"test_reached_from_inside": "passed"}
+
+
+WITHOUT_THE_RIGHT = """
+from nfsroot.private_network import is_entered, private_network
+from toolchain.errors import UserError
+try:
+    with private_network(): raise AssertionError("made")
+except UserError as fault:
+    print(is_entered(), fault)
+"""
+
+
+@marked()
+def test_where_no_network_namespace_can_be_made_it_is_said() -> None:
+    """As in a container without privileges."""
+    words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", WITHOUT_THE_RIGHT]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("False no network namespace can be made"), done.stdout
+    assert "CAP_SYS_ADMIN" in done.stdout
+    assert "--privileged" in done.stdout
 
 
 @marked(pytest.mark.network_namespaces)

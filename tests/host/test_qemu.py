@@ -188,6 +188,16 @@ def test_what_the_guest_writes_is_on_the_host(board: Board) -> None:
 
 
 @pytest.mark.machine
+def test_the_kernels_nfs_client_connects_from_a_reserved_port(board: Board) -> None:
+    """serve-nfsroot refuses others. Here QEMU's user-mode network connects for the guest, from another port."""
+    connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
+    ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
+    ours = [local for local, remote in ports if remote == board.server.port]
+    assert ours
+    assert all(port < 1024 for port in ours)
+
+
+@pytest.mark.machine
 def test_other_host_key_is_refused(board: Board, tmp_path: Path) -> None:
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"])
     wrong = access.SshAccess(
