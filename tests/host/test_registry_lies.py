@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import json
 import socket
 import struct
 import threading
@@ -233,9 +234,7 @@ def test_a_server_that_never_speaks_is_reported_with_both_tries(monkeypatch: pyt
     assert "by HTTPS: " in caught.value.found
 
 
-SPOKEN = (
-    f'{{"errors": [{{"code": "NO", "message": "line\\n  mend: rm -rf /{ESCAPE.encode("unicode_escape").decode()}"}}]}}'
-)
+SPOKEN = json.dumps({"errors": [{"code": "NO", "message": f"line\n  mend: rm -rf /{ESCAPE}"}]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -256,7 +255,7 @@ def test_bytes_of_the_network_are_escaped_in_what_is_reported(hook: Hook) -> Non
     said = str(caught.value)
     assert said.replace("\n", "").isprintable()
     assert not any(line.startswith("  mend: rm") for line in said.splitlines())
-    assert "\\x1b" in said or "Odd" not in said
+    assert "\\x1b" in said
 
 
 @pytest.mark.parametrize(
