@@ -157,6 +157,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield running
 
 
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_without_a_folder_of_docker_there_are_no_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / folder))
+    credentials.require_readable()
+    assert credentials.find(Reference(host="127.0.0.1:5000", repository="a/b", tag="t")) is None
+
+
 # ------------------------------------------------------------------------------------------ the first request
 
 
