@@ -125,7 +125,7 @@ def require_readable() -> None:
             fault = f"a JSON {type(document).__name__}"
         else:
             docker.auth.load_config(config_dict=document)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a home that is a file too
         return
     except OSError as problem:
         fault = problem.strerror or str(problem)

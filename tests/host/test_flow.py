@@ -13,7 +13,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import docker
 import pytest
 from ordinary_user import run_python
 from registry_parts import small_disk
@@ -199,6 +201,27 @@ def test_a_disk_that_becomes_full_under_a_wheels_content_is_told(tmp_path: Path)
         files.pack(wheel.parent, tar, epoch=1000)
         with pytest.raises(DiskFull, match=r"no room for what large\.tar holds"):
             flow._unpack(tar, disk / "large")
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_disk_that_is_full_when_the_extension_is_built_is_told(tmp_path: Path, own: bool) -> None:
+    facts: dict[str, dict[str, Any]] = {
+        "builder": {"image": "sha256:0"},
+        "torch-site": {"version": "2.6.0"},
+        "libqpu": {"prefix": "/usr", "own": own, "library": "another one"},
+    }
+
+    def done(name: str) -> Step:
+        return Step(name=name, title=name, inputs={}, action=lambda _: Made(facts=facts[name]))
+
+    with small_disk(tmp_path / "disk", "160k") as disk, Flow(config_for(disk)) as made:
+        made._client = docker.DockerClient(base_url="unix:///nowhere", version="1.41")
+        step = next(step for step in made.pipeline().steps if step.name == "qpu-ops")
+        pipeline = Pipeline(made.root, (*map(done, facts), step))
+        with pytest.raises(DiskFull, match="no room for QPU extension wheel"):
+            pipeline.execute(pipeline.plan())
+        assert not pipeline.manifest_path("qpu-ops").exists()
+        assert list((made.root / "work").iterdir()) == [], "nothing is left half-written"
 
 
 def test_no_compiler_is_mounted_where_it_is_switched_off(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import json
 import socket
 import struct
 import threading
@@ -156,6 +157,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield running
 
 
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_without_a_folder_of_docker_there_are_no_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / folder))
+    credentials.require_readable()
+    assert credentials.find(Reference(host="127.0.0.1:5000", repository="a/b", tag="t")) is None
+
+
 # ------------------------------------------------------------------------------------------ the first request
 
 
@@ -233,9 +244,7 @@ def test_a_server_that_never_speaks_is_reported_with_both_tries(monkeypatch: pyt
     assert "by HTTPS: " in caught.value.found
 
 
-SPOKEN = (
-    f'{{"errors": [{{"code": "NO", "message": "line\\n  mend: rm -rf /{ESCAPE.encode("unicode_escape").decode()}"}}]}}'
-)
+SPOKEN = json.dumps({"errors": [{"code": "NO", "message": f"line\n  mend: rm -rf /{ESCAPE}"}]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -256,7 +265,7 @@ def test_bytes_of_the_network_are_escaped_in_what_is_reported(hook: Hook) -> Non
     said = str(caught.value)
     assert said.replace("\n", "").isprintable()
     assert not any(line.startswith("  mend: rm") for line in said.splitlines())
-    assert "\\x1b" in said or "Odd" not in said
+    assert "\\x1b" in said
 
 
 @pytest.mark.parametrize(
