@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from invoke.collection import Collection
@@ -19,8 +20,8 @@ from device import deploy as deployment
 from device import suite
 from device.remote import profiling
 from device.remote.loader_session import Timing
+from images import containers, credentials, engine, local_registry, mirrors
 from images import doctor as examination
-from images import engine, local_registry, mirrors
 from images import registry as registry_client
 from nfsroot import export, serve, serve_wheels
 from nfsroot import share_internet as sharing
@@ -32,20 +33,24 @@ from recipes.torch import job as torch_job
 from recipes.torch import upstream
 from recipes.torch import verify as verification
 from recipes.tvm_ffi import build as tvm_ffi
+from recipes.wanted_wheel import Options
 from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
-from toolchain.errors import UserError
+from toolchain.errors import ConfigError, UserError
+from toolchain.files import path_fault
 from toolchain.settings import named
 from toolchain.steps import plan_table
 
 _VARIABLES = take_variables(os.environ)
+credentials.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
     """A fault that the user can mend ends the task with its text and its exit code; a bug is left to raise.
 
-    SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up.
+    SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up. Before it begins, so are the
+    containers of tasks that were killed.
     """
 
     @functools.wraps(body)
@@ -53,6 +58,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         try:
+            containers.clear_left()
             body(*args, **options)
         except UserError as fault:
             raise Exit(str(fault), code=fault.exit_code) from fault
@@ -60,6 +66,23 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
             raise Exit("interrupted", code=130) from None
 
     return run
+
+
+def _path(option: str, given: str) -> Path:
+    """A path of the command line, from the caller's folder. Raises ConfigError for one that cannot be used."""
+    path = caller.path(given)
+    if fault := path_fault(path):
+        raise ConfigError([f"--{option}: {fault}, found {given!r}"])
+    return path
+
+
+def _at_least(low: float, **options: float) -> None:
+    """Raise ConfigError for options whose numbers are below a limit."""
+    faults = [
+        f"--{name}: expected at least {low}, found {given}" for name, given in options.items() if not given >= low
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 _QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)"
@@ -158,14 +181,15 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
 
 @task(
     help={
-        "file": "one of upstream's test files, such as test_complex.py; may be given more than once",
-        "limit": "minutes after which a file is cut off (default: 20)",
+        "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4'; may be given more than once",
+        "limit": "minutes after which a file, or a part, is cut off (default: 20)",
     },
     iterable=["file"],
 )
 @_reported
-def upstream_tests(context: Context, file: list[str], limit: float = 20) -> None:
+def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> None:
     """Run upstream's own test files on the image's torch, emulated, and count."""
+    _at_least(1, limit=limit)
     done = upstream.run_tests(_config(context), file, limit_s=limit * 60)
     print(done.table())
     print(f"{done.summary()}; {done.path}")
@@ -193,7 +217,7 @@ def shell(
     config = _config(context, {"qpu.library": qpulib})
     status = main_job.open_shell(
         config,
-        caller.path(folder),
+        _path("folder", folder),
         command=command,
         native_compiler=config.build.native_compiler and not emulated_compiler,
         as_root=root,
@@ -215,8 +239,8 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
     config = _config(context)
     done = export.export(
         config,
-        destination=caller.path(folder) if folder else None,
-        tarball=caller.path(tarball) if tarball else None,
+        destination=_path("folder", folder) if folder else None,
+        tarball=_path("tarball", tarball) if tarball else None,
         mend=not untouched,
     )
     export.print_result(done, config)
@@ -232,7 +256,8 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
 @_reported
 def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: int = 0) -> None:
     """Serve the exported tree by the user-space NFS server until Ctrl-C; says what to type on the Pi."""
-    serve.serve(_config(context), nfsv3=v3, address=address or None, port=port or None)
+    config = _config(context, {"nfs.port": str(port) if port else ""})
+    serve.serve(config, nfsv3=v3, address=address or None)
 
 
 @task(help={"state": "on, off or status"})
@@ -315,7 +340,7 @@ def profile_remote(
         target=target,
         device=device,
         size=size,
-        keep=caller.path(keep) if keep else None,
+        keep=_path("keep", keep) if keep else None,
         timing=timing,
     )
     if json:
@@ -443,6 +468,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
 @_reported
 def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2, partial: bool = False) -> None:
     """Run every check, and the tests of this machine's side but a few of many minutes each (CONTRIBUTING.md)."""
+    _at_least(1, lanes=lanes)
     checks.run_tests(select=select, checks_only=checks_only, lanes=lanes, partial=partial)
 
 
@@ -471,14 +497,32 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
         "from-source": "take no ready wheel of the index, build the package itself",
         "package": "a package of the distribution that its build wants, as libxml2-dev (may be given several times)",
+        "constraint": "a file of pip's constraints, for what its build requires too (may be given several times)",
+        "env": "NAME, to hand that variable on to its build, or NAME=VALUE (may be given several times)",
+        "no-build-isolation": "build with what the container has, as pip's option of that name does",
     },
-    iterable=["package"],
+    iterable=["package", "constraint", "env"],
 )
 @_reported
-def build_wheel(context: Context, what: str, package: list[str], from_source: bool = False) -> None:
+def build_wheel(
+    context: Context,
+    what: str,
+    package: list[str],
+    constraint: list[str],
+    env: list[str],
+    from_source: bool = False,
+    no_build_isolation: bool = False,
+) -> None:
     """Build any Python package's wheel for the target, in its container, and put it into the wheelhouse."""
-    here = caller.folder()
-    done = any_wheel.build_wheel(_config(context), what, folder=here, from_source=from_source, packages=package)
+    options = Options.parse(
+        folder=caller.folder(),
+        from_source=from_source,
+        packages=package,
+        isolated=not no_build_isolation,
+        constraints=constraint,
+        variables=env,
+    )
+    done = any_wheel.build_wheel(_config(context), what, folder=caller.folder(), options=options)
     progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
@@ -489,7 +533,8 @@ def build_wheel(context: Context, what: str, package: list[str], from_source: bo
 @_reported
 def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
     """Serve the wheels as a package index to the Pi's pip until Ctrl-C; says what to type there."""
-    serve_wheels.serve_wheels(_config(context), address=address or None, port=port or None)
+    config = _config(context, {"wheels.port": str(port) if port else ""})
+    serve_wheels.serve_wheels(config, address=address or None)
 
 
 @task(
@@ -536,6 +581,7 @@ def cuda_timing(
     timeline: bool = False,
 ) -> None:
     """Time a GPU operation in four ways, with and without waiting, and say which number is the kernel's."""
+    _at_least(1, runs=runs)
     done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
     print(f"{done.text}\nfiles: {done.folder}")
 

@@ -20,6 +20,7 @@ from benchmarks.measure import Figure, Goal, Result, median_of
 from benchmarks.workspace import Workspace
 from nfsroot import access, qemu, serve
 from nfsroot.layout import Layout
+from nfsroot.private_network import private_network
 from toolchain import files, process, progress
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed
@@ -258,6 +259,7 @@ class Rounds:
     def _boot(self, device: contextlib.ExitStack) -> access.SshAccess:
         config, logs = self._workspace.config, self._workspace.results / "logs"
         tree = self._layout.tree
+        device.enter_context(private_network())
         server = device.enter_context(serve.running_server(tree, log=logs / "nfs-server.log"))
         spec = qemu.MachineSpec(
             boot=qemu.boot_files(tree, config.image.architecture),

@@ -9,15 +9,16 @@ lines come back while it runs. Each becomes an ordinary test report, so ``-v``, 
 ever. A board that falls silent fails the test it was in; what had finished is kept. So does a suite that ends early
 (pytest's own fault, ``pytest.exit``): what it left out are errors, whatever had passed.
 
-Options of a run stand in the environment's ``options``: ``chroot`` (a source, ``ADDRESS:/path``, or the word
-``served`` with ``chroot_address`` as the server's address seen from the board; ``chroot_port``),
-``suite_limit_s``, ``timing`` and ``timing_limit_s``, ``record`` (a file that receives the
-board's lines), ``log``, and ``suite`` (another folder of tests).
+Options of a run stand in the environment's ``options``: ``private_network`` (server and virtual machine in a network
+namespace of this run), ``chroot`` (a source, ``ADDRESS:/path``, or the word ``served`` with ``chroot_address`` as the
+server's address seen from the board; ``chroot_port``), ``suite_limit_s``, ``timing`` and ``timing_limit_s``, ``record``
+(a file that receives the board's lines), ``log``, and ``suite`` (another folder of tests).
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import json
 import shlex
@@ -34,6 +35,7 @@ from labgrid.strategy import StrategyError
 
 from device import onboard
 from device.strategy import cause_of
+from nfsroot.private_network import private_network
 from toolchain.errors import CommandFailed, CommandTimedOut, DeviceTestsFailed, UserError
 
 ANNOUNCED = "tests on the board:"
@@ -100,17 +102,20 @@ class DeviceSession:
         """Boot, run, report, and put the board back."""
         signal.signal(signal.SIGTERM, _interrupt)
         strategy = self.environment.get_target("main").get_driver("Strategy", activate=False)
-        try:
-            strategy.transition("shell")
-            self._note("booted", seconds=round(time.monotonic() - self.began, 3), **self._boot_facts(strategy))
-            self._run(strategy)
-            strategy.transition("off")
-        except StrategyError as fault:
-            self._give_up(cause_of(fault))
-        except UserError as fault:
-            self._give_up(fault)
-        finally:
-            strategy.abandon()
+        with contextlib.ExitStack() as network:
+            try:
+                if self._option("private_network", False):
+                    network.enter_context(private_network())
+                strategy.transition("shell")
+                self._note("booted", seconds=round(time.monotonic() - self.began, 3), **self._boot_facts(strategy))
+                self._run(strategy)
+                strategy.transition("off")
+            except StrategyError as fault:
+                self._give_up(cause_of(fault))
+            except UserError as fault:
+                self._give_up(fault)
+            finally:
+                strategy.abandon()
         return True
 
     def pytest_unconfigure(self) -> None:

@@ -333,6 +333,7 @@ def prepare(
             "boot_timeout_s": config.device.boot_timeout_s,
             "extra_arguments": "",
         }
+        options["private_network"] = True
         user, address, port = "root", "127.0.0.1", 22
         if chroot:
             options |= {"chroot": "served", "chroot_address": HOST_SEEN_FROM_GUEST}

@@ -37,6 +37,7 @@ from toolchain.errors import (
     CommandFailed,
     CommandTimedOut,
     ConfigError,
+    DiskFull,
     MirrorPocketUnusable,
     NetworkUnreachable,
     SourceUnavailable,
@@ -44,6 +45,9 @@ from toolchain.errors import (
 from toolchain.process import output_of, run
 
 _UPDATE_LIMIT_S = 300.0
+_LISTS = "the mirror's package lists"
+_LEAST_ROOM = 1 << 16
+"""Bytes: where apt failed and less was free meanwhile, that is why, whatever it says of the file that it cut short."""
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Of an index, as Release and InRelease have them."""
 _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
@@ -298,9 +302,14 @@ def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: 
     """Update each pocket on its own; merge the lists of those that verify into ``folder``/lists.
 
     A pocket that takes longer than ``limit_s`` fails. Raises MirrorPocketUnusable when a main pocket fails, or any
-    pocket under ``strict``.
+    pocket under ``strict``; DiskFull where the lists cannot be stored.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with files.room_for(_LISTS, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return _verify(sources, folder, strict=strict, limit_s=limit_s)
+
+
+def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: float) -> Verified:
     with files.scratch_folder(folder, "pockets") as scratch:
         with concurrent.futures.ThreadPoolExecutor(len(sources)) as pool:
             numbered = list(enumerate(sources))
@@ -397,7 +406,10 @@ def _with_origin(source: Source, scratch: Path) -> Source:
 
 
 def _update(source: Source, scratch: Path, limit_s: float) -> str:
-    """Run ``apt-get update`` for one source in directories of its own; what went wrong, or an empty string."""
+    """Run ``apt-get update`` for one source in directories of its own; what went wrong, or an empty string.
+
+    Raises DiskFull.
+    """
     for name in ("lists/partial", "cache", "etc/preferences.d", "etc/apt.conf.d"):
         (scratch / name).mkdir(parents=True)
     (scratch / "status").touch()
@@ -406,15 +418,25 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
     words += ["-o", "pkgCacheFile::Generate=false"]  # nobody asks these lists for a package: others will, merged
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
-        done = run(["apt-get", "update", *words], limit_s=limit_s, env=build_environment(), check=False)
+        with files.least_room(scratch) as least:
+            done = run(["apt-get", "update", *words], limit_s=limit_s, env=build_environment(), check=False)
     except CommandTimedOut as fault:
         return f"apt-get update is {fault.found} after {limit_s:g} s"
     except CommandFailed as fault:
         return fault.found
     complaints = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]
     if done.returncode or any("Failed to fetch" in line or "not signed" in line for line in complaints):
-        first = complaints[0] if complaints else f"apt-get update ended with {done.returncode}"
-        return " ".join(first.split())
+        first = " ".join((complaints[0] if complaints else f"apt-get update ended with {done.returncode}").split())
+        if full := files.full_disk(done.output, _LISTS, scratch.parent):
+            raise full
+        if least[0] < _LEAST_ROOM:
+            raise DiskFull(
+                f"no room for {_LISTS}",
+                expected=f"free space at {scratch.parent}",
+                found=f"{least[0]} bytes free while apt-get update ran, which then said: {first}",
+                mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+            )
+        return first
     return ""
 
 

@@ -1,5 +1,7 @@
 """Run a command in a container that is gone afterwards, whatever happens.
 
+Each has a label that says which process made it. One whose process was killed is removed when the next task starts.
+
 Build containers share the host's network: a mirror or proxy on this machine is then reachable from inside by the
 name it has outside. The platform is stated at every run and was verified when the image was made.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import dataclasses
+import json
 import os
 import threading
 import time
@@ -21,13 +25,29 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 
-from images.engine import REFUSED_OR_GONE, build_environment, gone
+from images.engine import (
+    DEFAULT_HOST,
+    REFUSED_OR_GONE,
+    ProcessRecord,
+    build_environment,
+    chosen,
+    connect,
+    gone,
+)
 from toolchain import progress
 from toolchain.architecture import Architecture
-from toolchain.errors import ArtefactMissing, CommandFailed, CommandTimedOut, EngineUnavailable
+from toolchain.errors import (
+    ArtefactMissing,
+    CommandFailed,
+    CommandTimedOut,
+    EngineConfigUnusable,
+    EngineUnavailable,
+)
 from toolchain.process import explain_exit, on_interrupt, pasteable
 
 _TAIL = 4000
+_MADE_BY = "pitorch.made-by"
+_CLEAR_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,46 @@ class Ran:
 
     output: str
     seconds: float
+
+
+def label() -> dict[str, str]:
+    """The label of this process's containers: the process, and the namespace in which its number counts."""
+    own = ProcessRecord.of(os.getpid())
+    if own is None:
+        raise RuntimeError("this process is not in /proc")
+    return {_MADE_BY: json.dumps({**dataclasses.asdict(own), "namespace": _namespace()})}
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def clear_left() -> None:
+    """Remove the containers of processes that are gone, stopped or not, and say which.
+
+    Nothing is done where no engine answers at a socket of this machine: none is started for it.
+    """
+    try:
+        if not (chosen().host or DEFAULT_HOST).startswith("unix://"):
+            return
+        with contextlib.closing(connect(timeout_s=_CLEAR_LIMIT_S)) as client:
+            found = client.api.containers(all=True, filters={"label": _MADE_BY})
+            gone_ = [box for box in found if not _maker_lives(box["Labels"][_MADE_BY])]
+            for box in gone_:
+                with contextlib.suppress(docker.errors.APIError):  # another task was faster
+                    client.api.remove_container(box["Id"], force=True, v=True)
+                    progress.say(f"    what a killed task left is removed: the container {box['Names'][0].lstrip('/')}")
+    except (EngineUnavailable, EngineConfigUnusable, *REFUSED_OR_GONE):
+        return
+
+
+def _maker_lives(text: str) -> bool:
+    """Whether a container's process may still run; of one in another namespace that is not known here."""
+    try:
+        made_by = json.loads(text)
+        return made_by.pop("namespace") != _namespace() or ProcessRecord(**made_by).alive()
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return True
 
 
 @contextlib.contextmanager
@@ -60,6 +120,7 @@ def container(
             image,
             list(argv),
             name=f"pitorch-{uuid.uuid4().hex[:12]}",
+            labels=label(),
             platform=architecture.oci_platform,
             volumes=list(binds),
             environment={**build_environment(), **(environment or {})},

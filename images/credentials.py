@@ -8,7 +8,8 @@ A password is taken from the first of these that has one, and from nowhere else:
    ``auths``, as ``docker login`` left them;
 3. a prompt, where there is a terminal.
 
-It is never an argument of a command, never logged, and never part of an object's ``repr``.
+It is never an argument of a command, never logged, and never part of an object's ``repr``. It is taken out of the
+environment before any program is started, so that none inherits it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ from toolchain import progress
 from toolchain.errors import RegistryRefused
 
 PASSWORD_VARIABLE = "PITORCH_REGISTRY_PASSWORD"  # noqa: S105  (the name of a variable)
+
+_taken = ""
+
+
+def take_password() -> str:
+    """The password that the environment has, or had: it is taken out of it, and kept here."""
+    global _taken
+    _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
+    return _taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +73,7 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
     RegistryRefused when the store names a helper that is missing or fails.
     """
     stored = _stored(reference.host)
-    if password := os.environ.get(PASSWORD_VARIABLE, ""):
+    if password := take_password():
         name = user or (stored.user if stored else "")
         if not name:
             raise RegistryRefused(
@@ -115,7 +125,7 @@ def require_readable() -> None:
             fault = f"a JSON {type(document).__name__}"
         else:
             docker.auth.load_config(config_dict=document)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a home that is a file too
         return
     except OSError as problem:
         fault = problem.strerror or str(problem)

@@ -18,13 +18,14 @@ import json
 import re
 import socket
 import ssl
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import requests
 import requests.adapters
@@ -43,16 +44,25 @@ from toolchain.errors import (
     RegistryFull,
     RegistryHostUnknown,
     RegistryRefused,
+    RegistryStalled,
     RegistryUnreachable,
     RegistryUntrusted,
     UserError,
 )
+from toolchain.text import one_line
 
 CERTIFICATES = Path("/etc/docker/certs.d")
 """The engine's folder of certificates by registry (Docker: "Verify repository client with certificates")."""
 
 _CONNECT_S = 10.0
 _READ_S = 60.0
+_FIRST_READ_S = 15.0
+"""For the small requests before anything is transferred."""
+STALL_S = 90.0
+"""A transfer that has not got any further for so long is given up."""
+PATIENCE_S = 50.0
+"""A registry that breaks off is tried again as long as transfers got further within so many seconds."""
+_STEP = 1 << 16
 
 _MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -72,6 +82,29 @@ class Body(Protocol):
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes, at most ``size`` of them."""
+
+
+class Advance:
+    """When transfers to or from a registry last got further than ever before."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self.at = time.monotonic()
+
+    def saw(self, name: str, amount: float) -> None:
+        """``amount`` bytes of a part have been moved in this try. What was moved before in vain does not count."""
+        if amount >= self._best.get(name, 0) + _STEP:
+            self._best[name] = amount
+            self.begin()
+
+    @property
+    def standing_s(self) -> float:
+        """Seconds since then."""
+        return time.monotonic() - self.at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +137,7 @@ class Distribution:
     def __init__(self, reference: Reference, *, insecure: bool, actions: str) -> None:
         """``actions`` is the scope asked for, ``pull`` or ``pull,push``; ``insecure`` as the engine sees the host."""
         self.reference = reference
+        self.advance = Advance()
         self._scope = f"repository:{reference.repository}:{actions}"
         self._insecure = insecure
         self._credentials: Credentials | None = None
@@ -129,16 +163,29 @@ class Distribution:
 
         Raises RegistryUnreachable, RegistryUntrusted or RegistryFailed.
         """
-        try:
-            answer = self._send("GET", f"{self._base}/v2/")
-        except (RegistryUntrusted, RegistryUnreachable):
-            if not self._insecure:
-                raise
-            self._base = f"http://{self.reference.api_host}"
-            answer = self._send("GET", f"{self._base}/v2/")
+        answer = self._first_answer()
+        if answer.status_code == 403:
+            raise self._refused(answer)
         if answer.status_code not in (200, 401):
             raise self._unexpected(answer, "GET /v2/")
         return answer.status_code == 401
+
+    def _first_answer(self) -> requests.Response:
+        """The answer to GET /v2/, by HTTPS or, where the engine would do that too, by plain HTTP."""
+        try:
+            return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
+        except (RegistryUntrusted, RegistryUnreachable, RegistryBroke) as fault:
+            if not self._insecure or self._base.startswith("http:"):
+                raise
+            by_tls = fault
+        # Out of that block: a fault that is met now is none that comes from the other (see _causes).
+        secure, self._base = self._base, f"http://{self.reference.api_host}"
+        try:
+            return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
+        except UserError as fault:
+            self._base = secure
+            fault.found = f"by HTTP: {fault.found}; by HTTPS: {by_tls.found}"
+            raise
 
     def login(self, credentials: Credentials | None) -> None:
         """Prove who we are, or that nobody needs to be known. Raises RegistryRefused."""
@@ -157,20 +204,21 @@ class Distribution:
         if body.get("mediaType") in _INDEX_TYPES or "manifests" in body:
             body, _ = self._manifest(_choose(body, platform, self.reference))
         try:
-            config = Blob(digest=body["config"]["digest"], size=body["config"]["size"])
-            layers = tuple(Blob(digest=item["digest"], size=item["size"]) for item in body["layers"])
-        except (KeyError, TypeError) as fault:
+            config, *layers = (
+                Blob(digest=str(item["digest"]), size=int(item["size"])) for item in (body["config"], *body["layers"])
+            )
+        except (KeyError, TypeError, ValueError) as fault:
             raise RegistryFailed(
                 f"{self.reference} is not an image that can be used here",
                 expected="a manifest with a configuration and layers (schema 2 or OCI)",
-                found=str(body.get("mediaType") or f"schema {body.get('schemaVersion')}"),
+                found=one_line(str(body.get("mediaType") or f"schema {body.get('schemaVersion')}")),
                 mend="push it anew",
             ) from fault
         for blob in (config, *layers):
             self._check_blob(blob)
         settings = self._configuration(config)
         parts = [str(settings.get(name, "")) for name in ("os", "architecture", "variant")]
-        found = "/".join(part for part in parts if part)
+        found = one_line("/".join(part for part in parts if part))
         if found != platform:
             raise PlatformMismatch(
                 f"{self.reference} is for another platform",
@@ -178,7 +226,7 @@ class Distribution:
                 found=found or "none stated",
                 mend="give another --tag, or push the right image there",
             )
-        return RemoteImage(digest=digest, platform=found, config=config, layers=layers)
+        return RemoteImage(digest=digest, platform=found, config=config, layers=tuple(layers))
 
     def require_room(self) -> None:
         """Open an upload and cancel it. Raises RegistryFull when the registry says that its storage is full.
@@ -188,9 +236,9 @@ class Distribution:
         answer = self._request("POST", f"/v2/{self.reference.repository}/blobs/uploads/")
         if answer.status_code == 202:
             with contextlib.suppress(UserError):
-                target = urljoin(self._base, answer.headers.get("Location", ""))
-                if urlsplit(target).netloc == urlsplit(self._base).netloc:
-                    self._send("DELETE", target)
+                target = split(answer.headers.get("Location", ""), self._base)
+                if target.netloc == urlsplit(self._base).netloc:
+                    self._send("DELETE", target.geturl())
             return
         if answer.status_code == 507 or _tells_of_no_room(answer.text, self.reference.repository):
             raise RegistryFull(
@@ -205,8 +253,8 @@ class Distribution:
         answer = self._request("GET", f"/v2/{self.reference.repository}/tags/list")
         if answer.status_code != 200:
             return []
-        with contextlib.suppress(ValueError, AttributeError):
-            return sorted(str(tag) for tag in answer.json().get("tags") or [])
+        with contextlib.suppress(ValueError, AttributeError, TypeError):
+            return sorted(one_line(str(tag)) for tag in answer.json().get("tags") or [])
         return []
 
     def _manifest(self, name: str) -> tuple[dict[str, Any], str]:
@@ -234,7 +282,7 @@ class Distribution:
             raise RegistryFailed(
                 f"the manifest of {self.reference} cannot be read",
                 expected="a JSON object",
-                found=answer.text[:80],
+                found=one_line(answer.text[:80]),
                 mend="look at that registry's log",
             )
         return body, digest
@@ -253,8 +301,8 @@ class Distribution:
         path = f"/v2/{self.reference.repository}/blobs/{blob.digest}"
         answer = self._request("HEAD", path)
         size = answer.headers.get("Content-Length", "")
-        if answer.status_code != 200 or (size and int(size) != blob.size):
-            found = f"HTTP {answer.status_code}" if answer.status_code != 200 else f"{size} bytes"
+        if answer.status_code != 200 or size not in ("", str(blob.size)):
+            found = f"HTTP {answer.status_code}" if answer.status_code != 200 else f"{one_line(size)} bytes"
             raise RegistryBroke(
                 f"a part of {self.reference} is missing in the registry",
                 expected=f"{blob.size} bytes of {blob.digest}",
@@ -311,18 +359,18 @@ class Distribution:
         raise RegistryFailed(
             f"{self.reference.host} asks for a proof that is not known here",
             expected="the challenge Basic or Bearer",
-            found=kind or "none",
+            found=one_line(kind) or "none",
             mend="check --registry",
         )
 
     def _token(self, challenge: Mapping[str, str]) -> str:
         realm = challenge.get("realm") or ""
-        target = urlsplit(realm)
+        target = split(realm)
         if target.scheme not in ("http", "https") or (target.scheme == "http" and self._base.startswith("https:")):
             raise RegistryUntrusted(
                 f"{self.reference.host} sends us to a token server that is not secure",
                 expected="an https:// address",
-                found=realm or "none",
+                found=one_line(realm) or "none",
                 mend="tell the registry's keeper",
             )
         asked = {"service": challenge.get("service") or "", "scope": challenge.get("scope") or self._scope}
@@ -359,6 +407,7 @@ class Distribution:
         data: Mapping[str, str] | Body | None = None,
         known: bool = True,
         stream: bool = False,
+        read_s: float = 0.0,
     ) -> requests.Response:
         """One request; with ``known`` it carries what we are known by. No status is an error here."""
         proof = {"Authorization": self._authorization} if known and self._authorization else {}
@@ -373,14 +422,15 @@ class Distribution:
                     params=params,
                     data=data,
                     stream=stream,
-                    timeout=(_CONNECT_S, _READ_S),
+                    timeout=(_CONNECT_S, min(read_s or _READ_S, _READ_S)),
                     verify=not self._insecure,
                 )
         except requests.RequestException as fault:
             raise explain(fault, host) from None
 
     def _refused(self, answer: requests.Response) -> RegistryRefused:
-        return refused(self.reference, self._credentials, _complaint(answer) or f"HTTP {answer.status_code}")
+        found = " ".join(f"HTTP {answer.status_code} {_complaint(answer)}".split())
+        return (denied if answer.status_code == 403 else refused)(self.reference, self._credentials, found)
 
     def _unexpected(self, answer: requests.Response, what: str) -> RegistryFailed:
         kind = RegistryBroke if answer.status_code >= 500 or answer.status_code == 429 else RegistryFailed
@@ -407,6 +457,27 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
         expected="a user that may do that, and the right password",
         found=f"{found} (as {who})",
         mend=f"check the password and the rights of that user; docker login {reference.host} replaces what is stored",
+    )
+
+
+def denied(reference: Reference, credentials: Credentials | None, found: str) -> RegistryRefused:
+    """The error for a registry that knows who we are, or does not care, and forbids it."""
+    who = f"{credentials.user or 'an identity token'}, from {credentials.source}" if credentials else "nobody"
+    return RegistryRefused(
+        f"access denied: {reference.host} does not allow that at {reference.repository}",
+        expected="the right to read or write there",
+        found=f"{found} (as {who})",
+        mend="check the namespace (--registry), or ask whoever runs the registry for that right",
+    )
+
+
+def stalled(host: str, found: str = "") -> RegistryStalled:
+    """Nothing moves."""
+    return RegistryStalled(
+        f"the transfer with {host} stalled",
+        expected=f"progress within {STALL_S:.0f} s",
+        found=found or "none",
+        mend="check the network and that registry's log, then run the task again: what arrived is not sent twice",
     )
 
 
@@ -509,14 +580,17 @@ def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:
 def _choose(index: Mapping[str, Any], platform: str, reference: Reference) -> str:
     """The digest that an index (a manifest list) has for a platform."""
     found: dict[str, str] = {}
-    for entry in index.get("manifests") or []:
-        parts = [str((entry.get("platform") or {}).get(name, "")) for name in ("os", "architecture", "variant")]
+    entries = index.get("manifests")
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("platform"), dict):
+            continue
+        parts = [str(entry["platform"].get(name, "")) for name in ("os", "architecture", "variant")]
         found.setdefault("/".join(part for part in parts if part), str(entry.get("digest", "")))
     if platform not in found:
         raise PlatformMismatch(
             f"{reference} has no image for {platform}",
             expected=platform,
-            found=", ".join(sorted(found)) or "an empty index",
+            found=one_line(", ".join(sorted(found))) or "an empty index",
             mend="give another --tag, or push the right image there",
         )
     return found[platform]
@@ -529,6 +603,14 @@ def _tells_of_no_room(said: str, repository: str) -> bool:
     return re.search(r'"Err": ?28\b|no space left|quota|insufficient', said, re.IGNORECASE) is not None
 
 
+def split(url: str, base: str = "") -> SplitResult:
+    """The parts of an address that a registry gave, from ``base``; all are empty where it is none."""
+    try:
+        return urlsplit(urljoin(base, url))
+    except ValueError:
+        return urlsplit("")
+
+
 def _challenge(text: str) -> dict[str, str]:
     """The parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
     return {name.lower(): value for name, value in re.findall(r'([A-Za-z_]+)="([^"]*)"', text)}
@@ -538,7 +620,7 @@ def _complaint(answer: requests.Response) -> str:
     """What the registry itself says is wrong (``errors`` of the distribution API), in one line."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         errors = answer.json().get("errors") or []
-        return "; ".join(f"{item.get('code', '')}: {item.get('message', '')}" for item in errors)[:300]
+        return one_line("; ".join(f"{item.get('code', '')}: {item.get('message', '')}" for item in errors))[:300]
     return ""
 
 
@@ -558,9 +640,8 @@ def _causes(fault: BaseException) -> Iterator[BaseException]:
 def _innermost_words(chain: list[BaseException]) -> str:
     for item in reversed(chain):
         if isinstance(item, OSError) and item.strerror:
-            return item.strerror.lower() if not isinstance(item, ssl.SSLError) else str(item.args[-1])[:200]
-    text = str(chain[-1]) or type(chain[-1]).__name__
-    return " ".join(text.split())[:200]
+            return item.strerror.lower() if not isinstance(item, ssl.SSLError) else one_line(str(item.args[-1]))[:200]
+    return one_line(str(chain[-1]) or type(chain[-1]).__name__)[:200]
 
 
 def _bare(host: str) -> str:

@@ -19,9 +19,11 @@ does, in the way of the cgroupfs-mount package: the unified hierarchy unless con
 from __future__ import annotations
 
 import contextlib
+import grp
 import http.client
 import json
 import os
+import pwd
 import re
 import signal
 import socket
@@ -584,7 +586,7 @@ def _start(daemon: Daemon) -> EngineInfo:
         f"--host={daemon.host}",
         f"--exec-root={daemon.exec_root}",
         f"--pidfile={daemon.folder / 'docker.pid'}",
-        f"--group={os.getgid()}",
+        f"--group={socket_group()}",
         *daemon.options,
     ]
     (daemon.folder / "docker.pid").unlink(missing_ok=True)
@@ -613,6 +615,30 @@ def _start(daemon: Daemon) -> EngineInfo:
                 pass
             daemon.state.unlink(missing_ok=True)
             raise
+
+
+def socket_group() -> int:
+    """The group that may use the socket of a ``dockerd`` that is started here; its members can become root by it.
+
+    Root's where root starts it, else the caller's own one. Raises EngineUnavailable where others are in that too, and
+    the caller is not in the group docker.
+    """
+    if os.geteuid() == 0:
+        return 0
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    group = grp.getgrgid(os.getegid())
+    if group.gr_name == user and not set(group.gr_mem) - {user}:
+        return group.gr_gid
+    with contextlib.suppress(KeyError):
+        docker = grp.getgrnam("docker").gr_gid
+        if docker in os.getgroups():
+            return docker
+    raise EngineUnavailable(
+        "dockerd is not started: every member of your group could become root by its socket",
+        expected=f"a primary group named {user} that nobody else is in, or that you are in the group docker",
+        found=f"the primary group {group.gr_name}",
+        mend="sudo groupadd --force docker && sudo usermod -aG docker $USER, then log in again",
+    )
 
 
 def _refuse_second(daemon: Daemon) -> None:

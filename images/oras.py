@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import requests
 import urllib3.exceptions
 
 from images import credentials, engine, registry
-from images.distribution import Blob, Distribution, explain, is_insecure
+from images.distribution import STALL_S, Blob, Distribution, explain, is_insecure, split, stalled
 from images.reference import Reference
 from toolchain import progress
 from toolchain.errors import (
@@ -37,6 +37,7 @@ from toolchain.errors import (
     RegistryUntrusted,
 )
 from toolchain.files import room_for, sha256_of
+from toolchain.text import one_line
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _EMPTY = b"{}"
@@ -120,7 +121,7 @@ def connect(reference: Reference, *, actions: str, user: str) -> Iterator[Store]
     """
     credentials.require_readable()
     with Store(reference, insecure=is_insecure(reference.host, _engine_info()), actions=actions) as remote:
-        remote.login(registry.introduce(remote, actions=actions, user=user))
+        registry.log_in(remote, actions=actions, user=user)
         yield remote
 
 
@@ -179,7 +180,12 @@ class Store(Distribution):
         sent = 0
         for path, item in zip(paths, found, strict=True):
             with progress.bar(f"  {item.name}", total=item.size, in_bytes=True) as bar, path.open("rb") as stream:
-                sent += self._upload(item, lambda stream=stream, bar=bar: _Reader(stream, bar.update))  # type: ignore[misc]
+
+                def tell(size: float, bar: progress.Bar = bar, digest: str = item.digest) -> None:
+                    bar.update(size)
+                    self.advance.saw(digest, size)
+
+                sent += self._upload(item, lambda stream=stream, tell=tell: _Reader(stream, tell))  # type: ignore[misc]
         empty = Blob(digest=f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}", size=len(_EMPTY))
         self._upload(empty, lambda: _Reader(io.BytesIO(_EMPTY)))
         document = manifest(kind, found, annotations)
@@ -245,8 +251,11 @@ class Store(Distribution):
                 raise self._unexpected(answer, f"GET {path}")
             try:
                 with room_for(item.name, to.parent), aside.open("wb") as stream:
-                    for block in answer.iter_content(_BLOCK):
+                    while block := answer.raw.read1(_BLOCK):
                         size += len(block)
+                        self.advance.saw(item.digest, size)
+                        if self.advance.standing_s > STALL_S:
+                            raise stalled(self.reference.host, f"{size} of {item.size} bytes of {item.name}")
                         if size > item.size:
                             raise self._damaged(item, "more than that")
                         digest.update(block)
@@ -268,7 +277,7 @@ class Store(Distribution):
 
     def _holds(self, blob: Blob) -> bool:
         answer = self._request("HEAD", f"/v2/{self.reference.repository}/blobs/{blob.digest}")
-        return answer.status_code == 200 and int(answer.headers.get("Content-Length", "-1")) == blob.size
+        return answer.status_code == 200 and answer.headers.get("Content-Length") == str(blob.size)
 
     def _upload(self, blob: Blob, body: Callable[[], _Reader]) -> bool:
         """Send a blob in one piece unless it is there; whether it was sent (distribution API, "monolithic")."""
@@ -288,13 +297,12 @@ class Store(Distribution):
 
     def _target(self, answer: requests.Response) -> str:
         """Where an upload goes, below this registry's address: what we are known by is sent nowhere else."""
-        given = urljoin(self._base, answer.headers.get("Location", ""))
-        parts = urlsplit(given)
+        parts = split(answer.headers.get("Location", ""), self._base)
         if parts.netloc != urlsplit(self._base).netloc:
             raise RegistryUntrusted(
                 f"{self.reference.host} sends uploads elsewhere",
                 expected=f"an address at {self.reference.host}",
-                found=parts.netloc or "none",
+                found=one_line(parts.netloc) or "none",
                 mend="tell the registry's keeper",
             )
         return f"{parts.path}{'?' + parts.query if parts.query else ''}"
@@ -313,7 +321,7 @@ class Store(Distribution):
         return RegistryFailed(
             f"{self.reference} is no artefact that can be used here",
             expected="an OCI manifest whose layers are files with plain names",
-            found=found,
+            found=one_line(found),
             mend="check --registry and registry.artefacts",
         )
 

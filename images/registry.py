@@ -26,7 +26,7 @@ import urllib3.exceptions
 from images import credentials as stored
 from images import engine, transfer
 from images.credentials import Credentials
-from images.distribution import Distribution, RemoteImage, is_insecure
+from images.distribution import PATIENCE_S, Distribution, RemoteImage, is_insecure, stalled
 from images.reference import Reference, resolve
 from toolchain import progress
 from toolchain.config import Config
@@ -34,8 +34,10 @@ from toolchain.errors import (
     PlatformMismatch,
     ReferenceNotFound,
     RegistryBroke,
+    RegistryConnectionRefused,
     RegistryFailed,
     RegistryFull,
+    RegistryHostUnknown,
     RegistryRefused,
     RegistryUnreachable,
     UserError,
@@ -44,7 +46,7 @@ from toolchain.errors import (
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
 """Waits between attempts after a registry broke off."""
 
-_STALL_S = 600.0
+_ENGINE_LIMIT_S = 600.0
 _ROLE = "system"
 
 Result = TypeVar("Result")
@@ -107,8 +109,9 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
             )
         _require_platform(image, name, platform)
         with _session(client, reference, actions="pull,push", user=_user(config, user)) as (remote, known):
-            remote.login(known)
-            shown = transfer.Transfer(str(reference), lambda: _before_the_engine_waits(remote, reference))
+            shown = transfer.Transfer(
+                str(reference), lambda: _before_the_engine_waits(remote, reference), remote.advance
+            )
 
             def attempt() -> RemoteImage:
                 with _name_for_now(client, name, reference):
@@ -150,8 +153,7 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
         _session(client, reference, actions="pull", user=_user(config, user)) as (remote, known),
         _digests_for_now(client) as pulled,
     ):
-        remote.login(known)
-        shown = transfer.Transfer(str(reference))
+        shown = transfer.Transfer(str(reference), advance=remote.advance)
 
         def attempt() -> tuple[RemoteImage, Mapping[str, Any]]:
             held = remote.image(platform)
@@ -197,7 +199,7 @@ def _user(config: Config, user: str | None) -> str:
 @contextlib.contextmanager
 def _engine(doing: str) -> Iterator[docker.DockerClient]:
     stored.require_readable()
-    client = engine.connect(timeout_s=_STALL_S)
+    client = engine.connect(timeout_s=_ENGINE_LIMIT_S)
     try:
         yield client
     except (requests.ConnectionError, urllib3.exceptions.HTTPError) as fault:
@@ -213,16 +215,20 @@ def _session(
     """The registry, spoken to once, and what we are known by there (None where nobody needs to be)."""
     insecure = is_insecure(reference.host, client.api.info())
     with Distribution(reference, insecure=insecure, actions=actions) as remote:
-        yield remote, introduce(remote, actions=actions, user=user)
+        yield remote, log_in(remote, actions=actions, user=user)
 
 
-def introduce(remote: Distribution, *, actions: str, user: str) -> Credentials | None:
-    """What we are known by at a registry, which is asked whether anybody needs to be; None where not."""
-    if not remote.ping():
-        return None
-    known = stored.find(remote.reference, user=user)
-    if known is None and not _anonymous(remote, actions):
-        known = stored.ask(remote.reference, user=user)
+def log_in(remote: Distribution, *, actions: str, user: str) -> Credentials | None:
+    """Log in where the registry wants that, and return what we are known by; None where it does not.
+
+    A fault of the registry's, a cut or a slow answer is tried again, as in transfers; nobody at the address is not.
+    """
+    wanted, _ = with_retries(remote.ping, remote, at_first=True)
+    known = stored.find(remote.reference, user=user) if wanted else None
+    if wanted and known is None:
+        anonymous, _ = with_retries(lambda: _anonymous(remote, actions), remote, at_first=True)
+        known = None if anonymous else stored.ask(remote.reference, user=user)
+    with_retries(lambda: remote.login(known), remote, at_first=True)
     return known
 
 
@@ -308,6 +314,14 @@ def _transfer(
             shown.follow(stream)
     except transfer.EngineReported as fault:
         raise transfer.explain(str(fault), reference, known) from None
+    except transfer.Stalled as fault:
+        if str(fault):
+            raise transfer.broke(reference, str(fault)) from None
+        raise stalled(reference.host) from None
+    except requests.RequestException as fault:
+        if not isinstance(fault, requests.Timeout) and "timed out" not in str(fault):
+            raise
+        raise stalled(reference.host, "not a word from the engine") from None
 
 
 def _give_up_if_full(remote: Distribution) -> None:
@@ -346,19 +360,26 @@ def _compare(reference: Reference, stated: str, held: RemoteImage, image: Mappin
         )
 
 
-def with_retries(attempt: Callable[[], Result], remote: Distribution) -> tuple[Result, int]:
-    """Run ``attempt`` until it succeeds or fails for good; returns its result and the number of attempts."""
+def with_retries(attempt: Callable[[], Result], remote: Distribution, *, at_first: bool = False) -> tuple[Result, int]:
+    """Run ``attempt`` until it succeeds or fails for good; returns its result and the number of attempts.
+
+    It is not tried again when nothing has moved for ``PATIENCE_S`` seconds; nor, ``at_first``, where there is no such
+    host, or no registry at it.
+    """
     delays = iter(RETRY_DELAYS_S)
     number = 0
+    remote.advance.begin()
     while True:
         number += 1
         try:
-            if number > 1:
+            if number > 1 and not at_first:
                 remote.ping()
             return attempt(), number
         except (RegistryBroke, RegistryUnreachable) as failure:
             delay_s = next(delays, None)
-            if delay_s is None:
+            if delay_s is None or remote.advance.standing_s + delay_s > PATIENCE_S:
+                raise
+            if at_first and isinstance(failure, (RegistryHostUnknown, RegistryConnectionRefused)):
                 raise
             progress.warn(f"{failure.summary} ({failure.found}); attempt {number + 1} in {delay_s:.0f} s")
         time.sleep(delay_s)

@@ -7,6 +7,7 @@ called: the container starts as root, gives the caller's ids a name, and goes on
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from images.containers import calling_user
+from images.containers import calling_user, label
 from images.engine import build_environment
 from images.native import Mounts
 from toolchain.architecture import Architecture
@@ -50,16 +51,25 @@ def command_line(
     user: tuple[int, int],
     name: str = "",
 ) -> list[str]:
-    """The engine's command line that opens the shell, in a container of that name."""
+    """The engine's command line that opens the shell, in a container of that name.
+
+    Variables are named alone, as every user of the machine can read it; their values are those of ``environment``.
+    """
     docker = str(require_program("docker", "to open a shell in a container"))
     words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
     words += ["--platform", architecture.oci_platform, "--interactive", *(["--tty"] if interactive else [])]
     words += ["--volume", f"{folder}:{WORK}", "--workdir", WORK, "--env", "HOME=/root"]
+    words += [word for key, value in label().items() for word in ("--label", f"{key}={value}")]
     for bind in compiler.binds():
         words += ["--volume", bind]
-    for variable, value in {**build_environment(), **compiler.environment}.items():
-        words += ["--env", f"{variable}={value}"]
+    for variable in environment(compiler):
+        words += ["--env", variable]
     return [*words, image, "sh", "-euc", _AS_CALLER, "sh", str(user[0]), str(user[1]), *command]
+
+
+def environment(compiler: Mounts) -> dict[str, str]:
+    """The variables that ``command_line`` names. A proxy's address may hold a password."""
+    return {**build_environment(), **compiler.environment}
 
 
 def open_shell(
@@ -86,7 +96,8 @@ def open_shell(
     started: list[subprocess.Popen[bytes]] = []
     try:
         with signals_put_off():
-            started.append(subprocess.Popen(argv, stdin=None if interactive or not command else subprocess.DEVNULL))
+            stdin = None if interactive or not command else subprocess.DEVNULL
+            started.append(subprocess.Popen(argv, stdin=stdin, env={**os.environ, **environment(compiler)}))
         return started[0].wait()
     finally:
         with signals_put_off():

@@ -19,7 +19,17 @@ import docker.auth
 import requests
 
 from images.credentials import Credentials
-from images.distribution import closed, refused, unknown_host, unreachable, untrusted
+from images.distribution import (
+    PATIENCE_S,
+    STALL_S,
+    Advance,
+    closed,
+    denied,
+    refused,
+    unknown_host,
+    unreachable,
+    untrusted,
+)
 from images.reference import Reference
 from toolchain import progress
 from toolchain.errors import (
@@ -32,9 +42,8 @@ from toolchain.errors import (
     RegistryFull,
     UserError,
 )
+from toolchain.text import one_line
 
-_STALL_S = 600.0
-"""Nothing moved for so long: the engine is given up."""
 _LONGEST = 300
 _MOVING = ("Pushing", "Downloading")
 _HERE_ALREADY = ("Layer already exists", "Mounted from", "Already exists")
@@ -50,6 +59,10 @@ _ADDRESSES = re.compile(
 
 class EngineReported(Exception):
     """A fault that the engine reported in its stream; ``explain`` finds the error that fits."""
+
+
+class Stalled(Exception):
+    """The engine reports no progress; the text says what it reports instead, if anything."""
 
 
 class _Layer:
@@ -69,6 +82,10 @@ class _Layer:
         elif self.done:
             self.total = max(self.total, self.current)
             self.current = self.total
+
+    @property
+    def moving(self) -> bool:
+        return self.status in _MOVING
 
     @property
     def waiting(self) -> bool:
@@ -94,7 +111,7 @@ def events(
         params=params,
         headers={"X-Registry-Auth": docker.auth.encode_header(dict(auth)).decode()},
         stream=True,
-        timeout=_STALL_S,
+        timeout=STALL_S,
     )
     with contextlib.closing(answer):
         if answer.status_code >= 400:
@@ -115,18 +132,20 @@ class Transfer:
     ``digest`` is the manifest's, as the engine states it; empty until it does.
     """
 
-    def __init__(self, title: str, on_retry: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, title: str, on_retry: Callable[[], None] = lambda: None, advance: Advance | None = None) -> None:
         """``on_retry`` is called when the engine begins to wait before it tries a layer again; it may raise."""
         self._title = title
+        self._advance = advance or Advance()
         self._on_retry = on_retry
         self.moved: set[str] = set()
+        self._done: set[str] = set()
         self.digest = ""
 
     def follow(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Show an attempt's progress until its stream ends.
 
         On a terminal each layer has a bar of its own below the bar of the whole; in a log there is the whole's line
-        alone. Raises EngineReported at an in-band error.
+        alone. Raises EngineReported at an in-band error, Stalled where no layer gets any further.
         """
         layers: dict[str, _Layer] = {}
         bars: dict[str, progress.Bar] = {}
@@ -147,6 +166,7 @@ class Transfer:
                 layer = layers[name]
                 waited = layer.waiting
                 layer.take(event)
+                self._watch(name, layer, event)
                 if layer.waiting and not waited:
                     self._on_retry()
                 if layer.done and not status.startswith(_HERE_ALREADY):
@@ -159,6 +179,21 @@ class Transfer:
                     total=sum(item.total for item in layers.values()) or None,
                     note=status if layer.waiting else f"{finished} of {len(layers)} layers",
                 )
+
+    def _watch(self, name: str, layer: _Layer, event: Mapping[str, Any]) -> None:
+        """Note how far a layer is; raise Stalled where one goes on without getting any further than ever before."""
+        detail = event.get("progressDetail") or {}
+        if layer.done and name not in self._done:
+            self._done.add(name)
+            self._advance.begin()
+        elif layer.moving:
+            self._advance.saw(name, layer.current)
+        elif not layer.waiting:  # extracted, say
+            self._advance.saw(f"{name} {layer.status}", float(detail.get("current") or 0))
+        if layer.waiting and self._advance.standing_s > PATIENCE_S:
+            raise Stalled("the registry breaks off again and again")
+        if layer.moving and self._advance.standing_s > STALL_S:
+            raise Stalled
 
 
 def _digest_in(event: Mapping[str, Any], status: str) -> str:
@@ -205,8 +240,12 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         )
     if says("no space left", "insufficient storage", "disk full", "quota", "upper limit", "exceeds the limit"):
         return full(reference, found)
-    if says("unauthorized", "no basic auth credentials", "denied", "403 forbidden", "authentication required"):
+    if says("unauthorized", "no basic auth credentials", "authentication required"):
         return refused(reference, credentials, found)
+    if says("403 forbidden"):
+        return denied(reference, credentials, found)
+    if says("denied"):  # some registries say so to whoever is not logged in
+        return (denied if credentials else refused)(reference, credentials, found)
     if re.search(r"\b401\b", text):
         return refused(reference, credentials, found)
     if says("manifest unknown", "name unknown", "manifest for", "repository name not known", "not found: "):
@@ -256,7 +295,7 @@ def _without_names(message: str, reference: Reference) -> str:
 
 def _shortened(message: str) -> str:
     """In one line, without the state in upload addresses; the cause stands at the end, so the middle goes."""
-    line = re.sub(r"[?&]_state=[^\s\":&]+", "", " ".join(message.split()))
+    line = re.sub(r"[?&]_state=[^\s\":&]+", "", one_line(message))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
 
 

@@ -124,7 +124,7 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
     if ipaddress.IPv4Address(address) not in subnet:
         warnings.append(f"boards must be in nfs.subnet ({subnet}) to mount, and this PC's address {address} is not")
     parts = boot_parts(tree)
-    place = Layout(folder / final.tree.name)
+    place = Layout(folder / final.place.name)
     beside = folder / final.folder.name
     path = str(final.tree)
     if re.search(r"[\s,:\"'\\]", path):

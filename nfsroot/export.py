@@ -28,7 +28,17 @@ from images.system import LEFT_OUT
 from nfsroot import unpack
 from nfsroot.accompany import accompany
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
-from nfsroot.layout import Layout, identity_of, is_named, is_ours, marker_of, named_trees, write_marker
+from nfsroot.layout import (
+    Layout,
+    identity_of,
+    is_named,
+    is_ours,
+    keep_private,
+    marker_of,
+    move_in,
+    named_trees,
+    write_marker,
+)
 from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
@@ -84,19 +94,26 @@ def export(
     process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
     final = Layout(absolute(destination or (tarball or config.nfsroot)))
+    if not final.tree.name:
+        raise ForeignFolder(
+            "an export cannot replace this machine's own root",
+            expected="a folder or a file below /",
+            found=str(final.tree),
+            mend="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
+        )
     as_folder = destination is not None or tarball is None
     tarball = absolute(tarball) if tarball is not None else None
     purpose = f"the export of {config.image_reference(role)}"
     client = engine.connect()
     source = unpack.find_image(client, config.image_reference(role), config.image.target)
-    with locked(final), _room_for(purpose, final.tree.parent):
+    with locked(final), _room_for(purpose, final.place.parent):
         _put_back(final)
         if tarball is not None:
             _require_place_of(tarball)
         if as_folder:
             _refuse_foreign(final)
         needed = (source.size >> 20) * (1 if source.layers else 2) + 64
-        require_space(final.tree.parent, needed, purpose)
+        require_space(final.place.parent, needed, purpose)
         with _aside(final) as aside:
             tree = aside / final.tree.name
             with progress.step(f"copy {source.reference}"):
@@ -213,6 +230,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
     # The end of the name tells tar how to compress.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
+        aside.touch(mode=0o600)  # it has the board's private host keys
         with progress.step(f"pack {tarball.name}"):
             process.run(
                 [
@@ -245,7 +263,7 @@ def locked(final: Layout) -> Iterator[None]:
         mend="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
     )
     with contextlib.ExitStack() as stack:
-        with _writable(final.tree.parent):
+        with _writable(final.place.parent):
             final.lock.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(final.lock, exported))
             stack.enter_context(held(final.served, served))
@@ -292,20 +310,22 @@ def _require_place_of(tarball: Path) -> None:
 
 
 def _refuse_foreign(final: Layout) -> None:
-    if final.tree.is_symlink() or (final.tree.exists() and not final.tree.is_dir()):
+    if final.place.is_symlink() or (final.place.exists() and not final.place.is_dir()):
         raise ForeignFolder(
-            f"{final.tree} would be replaced, but it is not a folder",
+            f"{final.place} would be replaced, but it is not a folder",
             expected="a folder of ours, or nothing",
-            found="a link" if final.tree.is_symlink() else "a file",
+            found="a link" if final.place.is_symlink() else "a file",
             mend="name another folder",
         )
-    if final.tree.exists() and any(final.tree.iterdir()) and not is_ours(final):
+    move_in(final)
+    entries = list(final.place.iterdir()) if final.place.exists() else []
+    if entries and not (entries == [final.tree] and final.tree.is_dir() and is_ours(final)):
         named = "whose inode alone the marker names, and that has no host key of the export"
+        inode_alone = final.tree.is_dir() and is_named(final)
         raise ForeignFolder(
-            f"{final.tree} would be replaced, but it is not ours",
-            expected=f"an absent or empty folder, or the one that {final.marker} names",
-            found=f"a folder with {sum(1 for _ in final.tree.iterdir())} entries "
-            + (named if is_named(final) else "that no marker of ours names"),
+            f"{final.place} would be replaced, but it is not ours",
+            expected=f"an absent or empty folder, or one with the tree that {final.marker} names",
+            found=f"a folder with {len(entries)} entries " + (named if inode_alone else "that no marker of ours names"),
             mend="name another folder, or empty this one yourself",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
@@ -341,7 +361,11 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
-    """Put the finished parts in place."""
+    """Put the finished parts in place. All is written before the first of them is: a full disk leaves the old ones."""
+    written = beside.with_name(final.manifest.name)
+    manifest.write(written)
+    holder = beside.with_name(f"{final.place.name}.new")
+    holder.mkdir(mode=0o700)
     with swapping():
         trees: frozenset[str] = frozenset()
         if tree is not None:
@@ -351,9 +375,12 @@ def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest)
                 write_marker(final, named_trees(final) | trees)
         (beside / MARKER).write_text(marker_of(trees))
         if tree is not None:
+            if not final.place.exists():
+                holder.rename(final.place)
+            keep_private(final)
             _exchange(tree, final.tree)
         _exchange(beside, final.folder)
-        manifest.write(final.manifest)
+        os.replace(written, final.manifest)
 
 
 def _exchange(new: Path, place: Path) -> None:
@@ -401,8 +428,8 @@ def print_result(result: ExportResult, config: Config) -> None:
     if result.findings:
         progress.console.print(table(result.findings))
     progress.summary(f"exported {result.image}", rows, warnings=result.warnings)
-    if result.layout is not None and result.layout.tree != config.nfsroot:
+    if result.layout is not None and result.layout.place != config.nfsroot:
         progress.say(
             "serve-nfsroot, test-on-pi and deploy take the tree that nfs.folder names; for this one, each with:"
         )
-        progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.tree))} ./inv serve-nfsroot")
+        progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.place))} ./inv serve-nfsroot")

@@ -1,9 +1,10 @@
 """What an export consists of and where each part lies.
 
-The exported tree holds the board's files and nothing else, so everything about it lies beside it. For a tree at
+The exported tree holds the board's files and nothing else, so everything about it lies beside it. For an export to
 ``…/nfsroot``::
 
-    nfsroot/                 the root filesystem, owners and modes as on the board
+    nfsroot/                 root's alone (mode 0700): no other user of the PC reaches what a board writes
+    nfsroot/tree/            the root filesystem, owners and modes as on the board
     nfsroot.manifest.json    image, hashes, counts, what the audit found and mended
     nfsroot.files/           the marker that makes the tree ours, keys, and the files rendered from templates
     .nfsroot.lock            held by an export, so that there is one at a time
@@ -12,21 +13,28 @@ The exported tree holds the board's files and nothing else, so everything about 
 
 The marker names the trees it stands for by inode and time of birth: another folder under the same name is not ours,
 even where the file system gave it the inode of a tree that was removed.
+
+A board writes as root, setuid programs too. In a folder that others can enter, a program that is setuid root makes
+every user of the PC root, hence mode 0700. The mode cannot be the tree's own: on the board, it is that of ``/``.
+Earlier versions had the tree at ``nfsroot/`` itself; ``move_in`` moves such a one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import stat
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nfsroot.tree import follow
-from toolchain import files, manifest
+from nfsroot.tree import follow, require_unmounted
+from toolchain import caller, files, manifest, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing
+from toolchain.errors import ArtefactMissing, InUse
 from toolchain.manifest import Manifest
 
 _AT_FDCWD = -100
@@ -35,9 +43,9 @@ _STATX_BTIME = 0x800
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of one export; ``tree`` is the root filesystem (or the tarball)."""
+    """The paths of one export; ``place`` is the folder (or the tarball) that the user names."""
 
-    tree: Path
+    place: Path
 
     @classmethod
     def of(cls, config: Config) -> Layout:
@@ -45,29 +53,39 @@ class Layout:
         return cls(config.nfsroot)
 
     @property
+    def tree(self) -> Path:
+        """The root filesystem."""
+        return self.place / "tree"
+
+    @property
     def manifest(self) -> Path:
         """What was exported."""
-        return self.tree.with_name(f"{self.tree.name}.manifest.json")
+        return self.place.with_name(f"{self.place.name}.manifest.json")
 
     @property
     def folder(self) -> Path:
         """Everything that accompanies the tree."""
-        return self.tree.with_name(f"{self.tree.name}.files")
+        return self.place.with_name(f"{self.place.name}.files")
 
     @property
     def lock(self) -> Path:
         """Held while an export runs."""
-        return self.tree.with_name(f".{self.tree.name}.lock")
+        return self.place.with_name(f".{self.place.name}.lock")
 
     @property
     def served(self) -> Path:
         """Held, shared, while servers serve the tree, and alone while an export replaces it."""
-        return self.tree.with_name(f".{self.tree.name}.served")
+        return self.place.with_name(f".{self.place.name}.served")
 
     @property
     def aside(self) -> Path:
         """Where the next export is prepared; on the same file system as the tree."""
-        return self.tree.with_name(f".{self.tree.name}.export")
+        return self.place.with_name(f".{self.place.name}.export")
+
+    @property
+    def moving(self) -> Path:
+        """The next ``place``, while a tree of an earlier version is moved into it."""
+        return self.place.with_name(f".{self.place.name}.moving")
 
     @property
     def client_key(self) -> Path:
@@ -147,7 +165,11 @@ def named_trees(layout: Layout) -> frozenset[str]:
 
 def is_named(layout: Layout) -> bool:
     """Whether the folder at the tree's place is one that the marker stands for, by its inode at least."""
-    found = identity_of(layout.tree)
+    return _named(layout, layout.tree)
+
+
+def _named(layout: Layout, folder: Path) -> bool:
+    found = identity_of(folder)
     return not named_trees(layout).isdisjoint({found, found.partition("@")[0]})
 
 
@@ -156,16 +178,20 @@ def is_ours(layout: Layout) -> bool:
 
     Where all that is known is an inode, the folder must also have a host key that the export noted: no other one does.
     """
-    found = identity_of(layout.tree)
+    return _ours(layout, layout.tree)
+
+
+def _ours(layout: Layout, folder: Path) -> bool:
+    found = identity_of(folder)
     if "@" in found and found in named_trees(layout):
         return True
-    return is_named(layout) and _has_our_key(layout)
+    return _named(layout, folder) and _has_our_key(layout, folder)
 
 
-def _has_our_key(layout: Layout) -> bool:
+def _has_our_key(layout: Layout, tree: Path) -> bool:
     try:
         known = layout.known_hosts.read_bytes().split(b"\n")
-        keys = follow(layout.tree, "etc/ssh").glob("ssh_host_*_key.pub")
+        keys = follow(tree, "etc/ssh").glob("ssh_host_*_key.pub")
         return any(b"* " + key.read_bytes().strip() in known for key in keys)
     except OSError:
         return False
@@ -182,16 +208,82 @@ def marker_of(trees: frozenset[str]) -> str:
 
 
 def require_export(layout: Layout) -> Manifest:
-    """The manifest of an export that is whole.
+    """The manifest of an export that is whole. As root, the folder that holds the tree is made private.
 
-    Raises ArtefactMissing when there is none, or when the folder at its place is another one.
+    An ordinary user cannot look into that folder, and gets the manifest alone. Raises ArtefactMissing when there is no
+    export, or when the folder at its place is another one; InUse when a tree of an earlier version is to be moved and
+    is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
-    if not layout.tree.is_dir() or not is_named(layout):
+    is_root = os.geteuid() == 0
+    if is_root and (_is_bare(layout) or layout.moving.is_dir()):
+        with _unused(layout):
+            move_in(layout)
+    try:
+        there = stat.S_ISDIR(layout.tree.stat().st_mode)
+        whole = there and is_named(layout)
+    except PermissionError:
+        return found
+    except (FileNotFoundError, NotADirectoryError):
+        there = whole = False
+    if not whole:
+        bare = _is_bare(layout)
         raise ArtefactMissing(
             f"{layout.tree} is not the tree that was exported",
             expected=f"the folder that {layout.marker} names",
-            found="another folder" if layout.tree.is_dir() else "no folder",
-            mend="run ./inv export-nfsroot",
+            found=f"a tree at {layout.place}, open to all users"
+            if bare
+            else "another folder"
+            if there
+            else "no folder",
+            mend=f"as root, which moves it: {caller.as_root('./inv export-nfsroot')}"
+            if bare
+            else "run ./inv export-nfsroot",
         )
+    if is_root:
+        keep_private(layout)
     return found
+
+
+def keep_private(layout: Layout) -> None:
+    """Let root alone into the folder that holds the tree. The caller is root."""
+    os.chown(layout.place, 0, 0, follow_symlinks=False)
+    layout.place.chmod(0o700)
+
+
+def move_in(layout: Layout) -> None:
+    """Move a tree of an earlier version, which is open to all users, into a folder that only root can enter.
+
+    The caller is root and holds the locks. Raises InUse where something is mounted in it.
+    """
+    if layout.moving.is_dir() and not os.path.lexists(layout.place):
+        layout.moving.rename(layout.place)  # left by a run that was killed between the two renames below
+    if not _is_bare(layout):
+        return
+    require_unmounted(layout.place, "moved")
+    files.remove(layout.moving)
+    layout.moving.mkdir(mode=0o700)
+    with files.swapping():
+        layout.place.rename(layout.moving / layout.tree.name)
+        layout.moving.rename(layout.place)
+    progress.warn(
+        f"the exported tree is now {layout.tree}, in a folder that only root can enter: "
+        "run ./inv export-nfsroot, and give boards that name the old path the new command line"
+    )
+
+
+def _is_bare(layout: Layout) -> bool:
+    """Whether the tree is where earlier versions had it: it is the named folder itself."""
+    return layout.place.is_dir() and not layout.place.is_symlink() and _ours(layout, layout.place)
+
+
+@contextlib.contextmanager
+def _unused(layout: Layout) -> Iterator[None]:
+    refusal = InUse(
+        f"{layout.place} must be moved into a folder that only root can enter, and is in use",
+        expected=f"nobody holds {layout.lock} or {layout.served}",
+        found="a lock",
+        mend="end the export, ./inv serve-nfsroot or the test that uses it, then try again",
+    )
+    with files.held(layout.lock, refusal), files.held(layout.served, refusal):
+        yield

@@ -44,5 +44,5 @@ def ready(config: Config) -> Layout:
             return layout
         why = f"{image.reference} is another"
     progress.say(f"    system that enters the tree: runs ({why})")
-    export(config, destination=layout.tree, role=_ROLE)
+    export(config, destination=layout.place, role=_ROLE)
     return layout

@@ -1,8 +1,9 @@
 """A virtual machine that boots an exported tree over NFS, the stand-in for a board.
 
 QEMU's ``virt`` machine with the kernel and the initramfs from the tree's own /boot. The network is QEMU's user mode:
-nothing of the host's network is changed, the guest reaches the host's loopback as 10.0.2.2 (where the NFS server
-listens), and a free port of the host's loopback is forwarded to the guest's SSH. The kernel command line is
+the guest reaches the loopback interface that QEMU sees as 10.0.2.2 (where the NFS server listens), and a free port
+there is forwarded to the guest's SSH. Run machine and server in a ``private_network``: the server for it takes
+unprivileged ports, and nobody else is there. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 

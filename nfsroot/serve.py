@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from nfsroot import private_network
 from nfsroot.addresses import server_address, subnet_of
 from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
@@ -40,6 +41,8 @@ from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, 
 _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
 _PORTMAPPER = 111
+_RESERVED = 1024
+"""NFS-Ganesha's PrivilegedPort takes ports below."""
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
@@ -108,10 +111,12 @@ def ganesha_configuration(
     recovery: Path,
     plugins: Path,
     major: int,
+    privileged_port: bool = True,
 ) -> str:
     """The server's configuration for these folders.
 
-    ``clients`` are addresses or subnets, ``major`` is the server's version: it refuses settings it does not know.
+    ``privileged_port`` refuses clients that connect from a port that any user of a machine may have. ``clients`` are
+    addresses or subnets, ``major`` is the server's version: it refuses settings it does not know.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
@@ -131,6 +136,7 @@ def ganesha_configuration(
         recovery=str(recovery),
         plugins=str(plugins),
         major=major,
+        privileged_port=privileged_port,
     )
 
 
@@ -147,7 +153,8 @@ def running_server(
 ) -> Iterator[NfsServer]:
     """Serve folders while the block runs; port 0 takes a free one.
 
-    ``clients`` may mount, as root, for writing: keep the list short. The server has listed every folder to a real
+    ``clients`` may mount, as root, for writing: keep the list short. They must connect from a port below 1024; from any
+    other one in a ``private_network`` alone, where nobody else is. The server has listed every folder to a real
     client when the block starts, and is gone when it ends.
 
     Raises RootNeeded, ProgramMissing, PortTaken, ArtefactMissing (no such folder), InUse (an export is replacing a
@@ -168,7 +175,7 @@ def running_server(
     _provide_mtab()
     with contextlib.ExitStack() as stack:
         for item in folders:
-            stack.enter_context(_kept_as_it_is(Layout(item)))
+            stack.enter_context(_kept_as_it_is(item))
         scratch = stack.enter_context(_scratch())
         (scratch / "recovery").mkdir()
         log = log or scratch / "ganesha.log"
@@ -187,6 +194,7 @@ def running_server(
                 recovery=scratch / "recovery",
                 plugins=plugins,
                 major=major_version(program),
+                privileged_port=not private_network.is_entered(),
             )
         )
         if nfsv3:
@@ -210,19 +218,26 @@ def running_server(
 def _scratch() -> Iterator[Path]:
     """A folder for a server's own files. What servers left that were killed is removed: nobody holds its lock."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError), (left / "lock").open("r+") as lock:
-            if time.time() - left.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if left.lstat().st_uid == os.geteuid():  # another user's may hold a link to anything
+                _remove_unheld(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, (Path(folder) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(folder)
 
 
+def _remove_unheld(folder: Path) -> None:
+    with (folder / "lock").open("r+") as lock:
+        if time.time() - folder.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _kept_as_it_is(layout: Layout) -> Iterator[None]:
+def _kept_as_it_is(tree: Path) -> Iterator[None]:
     """Keep exports from replacing the tree: clients of the old one would be left with stale handles."""
-    if not layout.marker.is_file():
+    layout = Layout(tree.parent)
+    if layout.tree != tree or not layout.marker.is_file():
         yield
         return
     taken = InUse(
@@ -274,6 +289,11 @@ def serve(
             clients=tuple(clients),
             log=layout.folder / "ganesha.log",
         ) as server:
+            if (first := unprivileged_port_start()) < _RESERVED:
+                progress.warn(
+                    f"every user of this PC may use ports from {first} on, so the server cannot tell them from root: "
+                    f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
+                )
             for line in _what_to_type(server, str(subnet)):
                 progress.say(line)
             while not stop.wait(0.5):
@@ -283,6 +303,14 @@ def serve(
             source = server.source()
     ended_by = signal.Signals(received[0]).name if received else "request"
     return ServeResult(source=source, seconds=time.monotonic() - began, ended_by=ended_by)
+
+
+def unprivileged_port_start() -> int:
+    """The first port that every user of this machine may use (ip(7)); 1024 unless the machine was told otherwise."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    except FileNotFoundError:
+        return _RESERVED
 
 
 def require_free(address: str, port: int, *, server: str = "the NFS server", section: str = "nfs") -> None:

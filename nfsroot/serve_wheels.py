@@ -390,7 +390,11 @@ def _of_torch(offer: Offer) -> list[str]:
 
 
 def what_to_type(url: str, names: Sequence[str]) -> list[str]:
-    """The wheels that there are, and the board's commands."""
+    """The wheels that there are, and the board's commands.
+
+    pip treats all indices as one and takes the newest version, so it would compile newer source of the usual index on
+    the board. With ``--prefer-binary`` it takes a wheel that fits, however old, if the requirement allows that.
+    """
     host = url.split("/")[2].rpartition(":")[0]
     wanted = "torch" if any(name.startswith("torch-") for name in names) else names[0].partition("-")[0]
     here = f"--index-url {url} --trusted-host {host}"
@@ -401,8 +405,8 @@ def what_to_type(url: str, names: Sequence[str]) -> list[str]:
         "    python3 -m venv --system-site-packages --without-pip ~/venv",
         # Our image has a torch of its own, which pip would take for what is wanted.
         f"    ~/venv/bin/python -m pip install {here} --no-deps --ignore-installed {wanted}",
-        "or with what it needs from the board's usual index:",
-        f"    ~/venv/bin/python -m pip install {here.replace('--index-url', '--extra-index-url')} {wanted}",
+        "or with what it needs from the board's usual index, wheels before newer source:",
+        f"    ~/venv/bin/python -m pip install --extra-index-url {url} --trusted-host {host} --prefer-binary {wanted}",
     ]
 
 

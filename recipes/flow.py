@@ -541,7 +541,7 @@ class Flow:
                     reuse=self.reuse,
                 )
             except CommandFailed as fault:
-                if needs["libqpu"].facts["own"]:
+                if needs["libqpu"].facts["own"] or files.NO_ROOM.search(fault.tail):
                     raise
                 library = needs["libqpu"].facts["library"]
                 warning = (

@@ -21,9 +21,9 @@ from toolchain import process
 _OF_INDICES = (
     # Not retries: it is by pip's words about them that an absent network is told from an absent package.
     *("index-url", "extra-index-url", "find-links", "no-index", "trusted-host"),
-    *("cert", "client-cert", "proxy", "timeout", "default-timeout"),
+    *("cert", "client-cert", "proxy", "timeout", "default-timeout", "constraint", "build-constraint"),
 )
-_LISTS = ("extra-index-url", "find-links", "trusted-host")
+_LISTS = ("extra-index-url", "find-links", "trusted-host", "constraint", "build-constraint")
 _SECTIONS = ("global", "download", "wheel", ":env:")
 """Sections that count for ``pip wheel``, the later wins."""
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
@@ -41,10 +41,17 @@ class PipSettings:
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 
-def of_this_pc(find_links: Sequence[str] = ()) -> PipSettings:
-    """What pip on this PC goes by. ``find_links`` are further folders of wheels in the container."""
+def of_this_pc(find_links: Sequence[str] = (), constraints: Sequence[str] = ()) -> PipSettings:
+    """What pip on this PC goes by.
+
+    ``find_links`` are further folders of wheels in the container, ``constraints`` further files on this PC (absolute
+    paths), or addresses.
+    """
     told = process.run([sys.executable, "-m", "pip", "config", "list"], merge_stderr=False, limit_s=60).output
-    return carried(parse(told), os.environ, find_links)
+    settings = parse(told)
+    if constraints:
+        settings["constraint"] = " ".join([*settings.get("constraint", "").split(), *constraints])
+    return carried(settings, os.environ, find_links)
 
 
 def parse(told: str) -> dict[str, str]:

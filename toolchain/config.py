@@ -23,10 +23,12 @@ from typing import Any
 from toolchain import caller
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.errors import ConfigError
-from toolchain.files import absolute
+from toolchain.files import absolute, path_fault
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""
+
+_SHOWN = 160
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
 """What other build tools take their time stamps from (https://reproducible-builds.org/specs/source-date-epoch/)."""
@@ -35,8 +37,10 @@ Check = Callable[[Any], str]
 """Returns what is wrong with a value, or an empty string."""
 
 
-def _setting(default: Any, help_text: str, check: Check | None = None, *, is_path: bool = False) -> Any:
-    metadata = {"help": help_text, "check": check, "is_path": is_path}
+def _setting(
+    default: Any, help_text: str, check: Check | None = None, *, is_path: bool = False, is_folder: bool = False
+) -> Any:
+    metadata = {"help": help_text, "check": check, "is_path": is_path or is_folder, "is_folder": is_folder}
     if isinstance(default, list):
         return field(default_factory=lambda: tuple(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -84,6 +88,20 @@ def _subnet(value: Any) -> str:
 
 def _folder(value: Any) -> str:
     return "" if value.parts else "expected the name of a folder"
+
+
+def _tree(value: Any) -> str:
+    return "expected a folder below /, found / itself" if value and absolute(ROOT / value) == Path("/") else ""
+
+
+def _place(value: str | Path, *, is_folder: bool) -> str:
+    """What is wrong with a path, which counts from the checkout; nothing is wrong with none."""
+    if value in ("", Path()):
+        return ""
+    path = ROOT / value
+    if fault := path_fault(path):
+        return fault
+    return "expected a folder" if is_folder and os.path.lexists(path) and not os.path.isdir(path) else ""  # noqa: PTH112 (Path's raises where it may not look)
 
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -184,7 +202,9 @@ class ImageConfig:
 class BuildConfig:
     """Where and how things are built: section ``build``."""
 
-    folder: Path = _setting(Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_path=True)
+    folder: Path = _setting(
+        Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_folder=True
+    )
     jobs: int = _setting(
         0, "compiler processes at once; 0: by cores and free memory, cgroups counted", _between(0, 1024)
     )
@@ -196,7 +216,7 @@ class BuildConfig:
 class TorchConfig:
     """Where the torch wheel comes from: section ``torch``."""
 
-    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order", is_path=True)
+    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order", is_folder=True)
     required: bool = _setting(False, "no torch wheel is an error, not a warning")
     from_source: bool = _setting(False, "build the wheel from source first, and take that")
     source: str = _setting(
@@ -216,7 +236,7 @@ class QpuConfig:
     upstream_mode: str = _setting("emulation", "how upstream is compiled", _one_of("emulation", "qpu"))
     upstream_debug: bool = _setting(False, "compile upstream with its own DEBUG option")
     upstream_source: str = _setting(
-        "", "upstream's checkout; empty: sources/qpulib in the build folder, fetched", is_path=True
+        "", "upstream's checkout; empty: sources/qpulib in the build folder, fetched", is_folder=True
     )
 
 
@@ -236,7 +256,12 @@ class RegistryConfig:
 class NfsConfig:
     """The exported root filesystem and its server: section ``nfs``."""
 
-    folder: str = _setting("", "where the tree is exported to; empty: nfsroot/ in the build folder", is_path=True)
+    folder: str = _setting(
+        "",
+        "holds the exported tree, tree/, for root alone; empty: nfsroot/ in the build folder",
+        _tree,
+        is_folder=True,
+    )
     address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
@@ -468,16 +493,25 @@ def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: lis
         try:
             value = _convert(raw, hints[key])
         except ValueError as fault:
-            faults.append(f"{name}.{key}: {fault}, found {raw!r}")
+            faults.append(f"{name}.{key}: {fault}, found {_shortened(raw)}")
             continue
-        if fields[key].metadata["is_path"]:
+        metadata = fields[key].metadata
+        wrong = ""
+        if metadata["is_path"]:
             value = _expanded(value)
-        check = fields[key].metadata["check"]
-        if check is not None and (wrong := check(value)):
-            faults.append(f"{name}.{key}: {wrong}, found {raw!r}")
+            places = value if isinstance(value, tuple) else (value,)
+            wrong = next(filter(None, (_place(item, is_folder=metadata["is_folder"]) for item in places)), "")
+        if wrong := wrong or (metadata["check"](value) if metadata["check"] is not None else ""):
+            faults.append(f"{name}.{key}: {wrong}, found {_shortened(raw)}")
             continue
         values[key] = value
     return section(**values)
+
+
+def _shortened(raw: Any) -> str:
+    """A value as Python writes it, at most a line of it."""
+    text = repr(raw)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]} ({len(text)} characters)"
 
 
 def _expanded(value: Any) -> Any:

@@ -46,7 +46,8 @@ environment variable is written with commas. Relative paths in settings start at
 sudo too; FILE is from the folder that you are in.
 
 Everything is checked before a task begins. An unknown section or key is refused with the nearest valid name, and all
-faults are reported at once (exit code 11).
+faults are reported at once (exit code 11). A path must be one that can exist: no part over 255 bytes, below a folder and
+not below a file, outside `/proc` and `/sys`.
 """
 
 _NOTES = {
@@ -78,7 +79,8 @@ PySocks in `.venv` |
 Builds want one of this machine, whose folders they mount |
 | `PITORCH_SKIP_APT=1` | `./inv` installs no host packages as long as it is set: they are someone else's care |
 | `PITORCH_PYTHON` | the Python that `./inv` makes `.venv` with, instead of `/usr/bin/python3` |
-| `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the tasks of artefacts; never on the command line |
+| `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the tasks of artefacts; never on a command line, nor \
+in another program's environment |
 
 *Written by `python -m toolchain.config_docs`; change the help texts in `toolchain/config.py`, not this page.*
 """

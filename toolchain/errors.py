@@ -1,14 +1,19 @@
 """Every fault that a user can put right, each with its own exit code.
 
-An error says what was expected, what was found and the mend. Only the outermost layer (``tasks.py``)
-turns one into an exit code; a bug is not a ``UserError`` and is left to raise.
+An error says what was expected, what was found and the mend. Only the outermost layer (``tasks.py``,
+``toolchain/cli.py``) turns one into an exit code. There an ``OSError`` that nobody expected becomes a user error too,
+with its path; a bug is not a ``UserError`` and is left to raise.
 
 Exit codes 1 and 2 stay with Invoke (a failed task body, a command line that does not parse), 130 is Ctrl-C.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
+
+from toolchain.text import printable
 
 
 class UserError(Exception):
@@ -31,7 +36,7 @@ class UserError(Exception):
         for label, text in (("expected", self.expected), ("found", self.found), ("mend", self.mend)):
             if text:
                 lines.append(f"  {label + ':':10}{text}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ConfigError(UserError):
@@ -117,6 +122,12 @@ class DiskFull(UserError):
     """Not enough room where a step has to write."""
 
     exit_code = 21
+
+
+class SystemRefused(UserError):
+    """The operating system refused to read or write something, where no other error says more."""
+
+    exit_code = 56
 
 
 class MemoryExhausted(UserError):
@@ -245,6 +256,12 @@ class RegistryBroke(RegistryFailed):
     exit_code = 54
 
 
+class RegistryStalled(RegistryFailed):
+    """Nothing was transferred for longer than we wait; another try would wait as long."""
+
+    exit_code = 57
+
+
 class EngineConfigUnusable(UserError):
     """The engine's daemon.json is broken, may not be changed, or is not what the engine goes by."""
 
@@ -345,3 +362,32 @@ class KernelUnusable(UserError):
     """A kernel's file is missing, does not hold a kernel, does not compile, or the kernel itself fails."""
 
     exit_code = 65
+
+
+_WAYS_OUT = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or have your quota raised",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f unlimited), or use a file system that takes larger files",
+    errno.EACCES: "run the task as a user who may do that, or name another place",
+    errno.EPERM: "run the task as a user who may do that, or name another place",
+    errno.EROFS: "name a place that can be written to",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENOMEM: "free some memory",
+    errno.EIO: "check the disk: dmesg says what it reported",
+}
+
+
+def of_system(fault: OSError) -> UserError:
+    """The user error for what the operating system refused: a full disk, or another fault with the path it names."""
+    names = [
+        os.fsdecode(name) for name in (fault.filename, fault.filename2) if isinstance(name, (str, bytes, os.PathLike))
+    ]
+    full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
+    place = " and ".join(names)
+    return (DiskFull if full else SystemRefused)(
+        f"{place or 'an operation'}: {fault.strerror}",
+        expected="room on the disk" if full else "a file or folder that can be used",
+        found=f"{fault.strerror} (errno {fault.errno})",
+        mend=_WAYS_OUT.get(fault.errno or 0, "check that path" if place else "check what the task was given"),
+    )

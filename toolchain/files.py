@@ -34,6 +34,37 @@ def absolute(path: Path) -> Path:
     return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
 
 
+_LONGEST_NAME = 255
+_LONGEST_PATH = 4095
+_VIRTUAL = ("/proc", "/sys")
+"""Where the kernel shows its own state: nobody can make a file or folder there."""
+
+
+def path_fault(path: Path) -> str:
+    """Why a path can name no file or folder that is read or made here; empty where it can.
+
+    Limits are those of limits.h (NAME_MAX, PATH_MAX). Nothing is made, and what may not be looked at is let pass.
+    """
+    name = os.fspath(path)
+    if "\0" in name:
+        return "expected a path without a NUL character"
+    try:
+        encoded = os.fsencode(absolute(path))
+    except (OSError, RuntimeError, UnicodeEncodeError) as fault:  # RuntimeError: a loop of links
+        return f"expected a path that can be followed ({getattr(fault, 'strerror', None) or fault})"
+    if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
+        return f"expected a path whose parts have at most {_LONGEST_NAME} bytes each"
+    if len(encoded) > _LONGEST_PATH:
+        return f"expected a path of at most {_LONGEST_PATH} bytes"
+    place = Path(os.fsdecode(encoded))
+    if any(place.is_relative_to(virtual) for virtual in _VIRTUAL):
+        return f"expected a path outside {' and '.join(_VIRTUAL)}, where nothing can be made"
+    above = next((parent for parent in place.parents if os.path.lexists(parent)), Path("/"))
+    if not os.path.isdir(above):  # noqa: PTH112 (Path's raises where it may not look)
+        return f"expected a path below a folder, and {above} is none"
+    return ""
+
+
 def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's content."""
     digest = hashlib.sha256()

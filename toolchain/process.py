@@ -1,12 +1,14 @@
 """Subprocesses: argument lists only, echoed so that they can be pasted, with a deadline and a clean end.
 
-The child gets a process group of its own. Whatever goes wrong here, Ctrl-C included, ends the whole group:
-politely first, then by SIGKILL. Exit codes are translated: 127 and ENOENT to the missing program, 137 to the
-kernel's out-of-memory killer, negative ones to the signal's name.
+The child gets a session and a process group of its own. Whatever goes wrong here, Ctrl-C included, ends the whole
+group: politely first, then by SIGKILL. Where this process is killed itself, a reaper does that (toolchain.reaper).
+Exit codes are translated: 127 and ENOENT to the missing program, 137 to the kernel's out-of-memory killer, negative
+ones to the signal's name.
 """
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import errno
@@ -16,6 +18,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +27,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from toolchain import caller
+from toolchain import caller, reaper
 from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ProgramMissing, RootNeeded, UserError
 
 DEFAULT_LIMIT_S = 3600.0
@@ -131,6 +134,55 @@ def interrupt_all() -> None:
             end()
 
 
+class _Reaper:
+    """The process of toolchain.reaper, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def tell(self, line: str) -> None:
+        """Write a line to it. One that was killed is replaced, and knows what comes from then on."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", reaper.__file__],
+                    cwd="/",
+                    env={},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            if self._process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.write(line.encode())
+                    self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Let it end."""
+        with self._lock:
+            if self._process is not None and self._process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.close()
+                self._process.wait()
+                self._process = None
+
+
+_reaper = _Reaper()
+atexit.register(_reaper.close)
+
+
+@contextlib.contextmanager
+def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """While the block runs: the session that ``process`` leads is ended should this process be killed."""
+    _reaper.tell(f"+{process.pid}\n")
+    try:
+        yield
+    finally:
+        _reaper.tell(f"-{process.pid}\n")
+
+
 def end_group(process: subprocess.Popen[bytes], *, polite_s: float = _POLITE_S) -> None:
     """End the process group that ``process`` leads: SIGTERM, a wait, then SIGKILL.
 
@@ -198,6 +250,7 @@ def run(
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(_log_sink(log))
         sink(f"$ {pasteable(words, cwd)}\n".encode())
+        watch = stack.enter_context(contextlib.ExitStack())
         started: list[subprocess.Popen[bytes]] = []
         stack.callback(_close_pipes, started)
 
@@ -226,6 +279,7 @@ def run(
                         start_new_session=True,
                     )
                 )
+                watch.enter_context(reaped(started[0]))
         except OSError as fault:
             if cwd is not None and not cwd.is_dir():
                 raise

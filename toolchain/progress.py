@@ -32,6 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolchain.manifest import Artefact
+from toolchain.text import printable
 
 
 def make_console(**options: Any) -> Console:
@@ -150,7 +151,7 @@ def step(title: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A plain line, never broken by us: commands in it can be pasted."""
-    console.print(text, soft_wrap=True)
+    console.print(printable(text), soft_wrap=True)
 
 
 def warn(text: str) -> None:
@@ -159,7 +160,7 @@ def warn(text: str) -> None:
 
 
 def _warn(out: Console, text: str) -> None:
-    out.print(Text.assemble(("WARNING", "bold yellow"), " ", (text, "yellow")), soft_wrap=True)
+    out.print(Text.assemble(("WARNING", "bold yellow"), " ", (printable(text), "yellow")), soft_wrap=True)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ An empty section counts for nothing.
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from invoke import config, exceptions
-from invoke.util import yaml  # type: ignore[attr-defined]
 
 from toolchain import caller
 from toolchain.config import SECTIONS
@@ -55,9 +54,15 @@ def named(settings: Any) -> Mapping[str, Any]:
 def _read(path: Any, form: str, load: Callable[[Any], Any]) -> dict[str, Any]:
     try:
         document = load(path)
-    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as fault:
+        found, faults = checked(document)
+    except OSError as fault:
+        if fault.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise FileNotFoundError(errno.ENOENT, fault.strerror, path) from fault  # Invoke goes on to the next
+        raise _refusal([f"{path}: {fault.strerror}"]) from fault
+    except RecursionError as fault:
+        raise _refusal([f"{path}: expected sections with settings, found {form} that is nested too deeply"]) from fault
+    except Exception as fault:  # Invoke's YAML reader raises errors of many classes at damaged tags, dates and numbers
         raise _refusal([f"{path}: not {form}: {' '.join(str(fault).split())}"]) from fault
-    found, faults = checked(document)
     if faults:
         raise _refusal([f"{path}: {fault}" for fault in faults])
     return found
@@ -77,14 +82,36 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
             faults.append(f"{name!r}: expected the name of a section; YAML reads it as {type(name).__name__}")
         elif isinstance(of_invoke.get(name), Mapping) and not isinstance(section, Mapping):
             faults.append(f"{name}: expected Invoke's own settings of that name, found {section!r}")
+        elif name in of_invoke:
+            faults += [
+                f"{name}.{key}: {wrong}"
+                for key, value in section.items()
+                if (wrong := _not_of_invoke(name, key, value))
+            ]
+            found[name] = section
         elif name not in SECTIONS:
-            found[name] = section  # Invoke's own, or refused where settings are read
+            found[name] = None  # refused by its name where settings are read
         elif isinstance(section, Mapping):
             faults += [f"{name}.{key}: {wrong}" for key, value in section.items() if (wrong := _wrong(key, value))]
             found[name] = section
         elif section is not None:
             faults.append(f"{name}: expected a section with keys, found {section!r}")
     return found, faults
+
+
+def _not_of_invoke(section: str, key: Any, value: Any) -> str:
+    """What is wrong with one of Invoke's own settings, of which tasks here use none."""
+    usual = config.Config.global_defaults()[section]
+    if key not in usual:
+        return f"no such setting of Invoke; valid: {', '.join(usual)}"
+    if section == "runners" or key == "executor_class":
+        return f"a class cannot be set here, found {value!r}"
+    if isinstance(value, Mapping):
+        return "" if all(isinstance(item, str) for item in (*value, *value.values())) else "expected texts by name"
+    expected = type(usual[key])
+    if usual[key] is not None and not isinstance(value, expected):
+        return f"expected a value such as {usual[key]!r}, found {value!r}"
+    return ""
 
 
 def _wrong(key: Any, value: Any) -> str:

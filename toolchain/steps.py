@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import checkout, files, process, progress
+from toolchain.errors import CommandFailed
 from toolchain.manifest import Artefact, Manifest
 
 MANIFEST_SUFFIX = ".manifest.json"
@@ -171,6 +172,18 @@ class Pipeline:
         if self.folder.exists() and not os.access(self.folder, os.W_OK, effective_ids=True):
             raise files.belongs_to_another(self.folder, f"it may not be written to, and {step.title} has to be made")
         progress.say(f"    {step.title}: runs ({decision.reason})")
+        try:
+            with files.room_for(step.title, self.folder):
+                return self._act(decision, done, source, began)
+        except CommandFailed as fault:
+            if full := files.full_disk(fault.tail, step.title, self.folder):
+                raise full from fault
+            raise
+
+    def _act(
+        self, decision: Decision, done: Mapping[str, Manifest], source: Mapping[str, Any], began: float
+    ) -> Manifest:
+        step = decision.step
         self.manifest_path(step.name).unlink(missing_ok=True)
         needs = {name: done[name] for name in step.needs}
         with progress.step(step.title):

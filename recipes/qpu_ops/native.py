@@ -43,10 +43,15 @@ TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0"
 SUITE = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
 BREADTH = (
     "test_qpu_compiled.py",
+    "test_qpu_layers.py",
     "test_qpu_learning.py",
+    "test_qpu_nan.py",
+    "test_qpu_networks.py",
     "test_qpu_operators.py",
     "test_qpu_processes.py",
     "test_qpu_profiler.py",
+    "test_qpu_pytorch.py",
+    "test_qpu_recurrent.py",
     "test_qpu_training.py",
 )
 _SOURCES = ("setup.py", "backend/*.py", "pyproject.toml", "csrc/**/*", "src/**/*.py*", "src/**/py.typed")

@@ -3,6 +3,13 @@
 The files come from the source package that the recipe pins. A failure is *explained* where ``upstream.toml`` gives the
 reason for it, and else a fault. What it says is *left out* is not run, and counted as that. A file that takes longer
 than the limit is cut off and counted as far as it came.
+
+pytest's own exit status does not show that a file was run to its end: a process that a test forked may write one too,
+and the one that is waited for may be killed. So the tests that pytest collected are compared with those that were torn
+down; the difference is *not run*.
+
+A file that needs more than the limit is run in parts: ``test_nn.py 2/4`` is every fourth of its tests, in the order of
+their names, from the second on.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import fnmatch
 import json
+import re
 import shutil
 import time
 import tomllib
@@ -38,7 +46,8 @@ _LEFT_TO_END_S = 120.0
 _MOUNTED = "/usr/src/upstream"
 LIST = HERE / "torch" / "upstream.toml"
 _PLUGIN = HERE / "torch" / "upstream_plugin.py"
-_KINDS = ("passed", "explained", "failed", "skipped", "left out")
+_KINDS = ("passed", "explained", "failed", "skipped", "left out", "not run")
+_NAME = re.compile(r"(?P<file>\S+\.py)(?: (?P<part>[1-9]\d*)/(?P<parts>[1-9]\d*))?")
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,41 @@ class Reasons:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A test file of upstream's, or one of ``parts`` equal parts of it; the first part is number 1."""
+
+    file: str
+    part: int = 1
+    parts: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """FILE or "FILE PART/PARTS". Raises ArtefactMissing for anything else."""
+        found = _NAME.fullmatch(text.strip())
+        if found is None or not (part := int(found["part"] or 1)) <= (parts := int(found["parts"] or 1)):
+            raise ArtefactMissing(
+                f"{text!r} names no test file of upstream's, nor a part of one",
+                expected="a name such as test_nn.py, or a part such as 'test_nn.py 2/4'",
+                found=repr(text),
+                mend="put a part into quotes; it counts from 1 to the number of parts",
+            )
+        return cls(found["file"], part, parts)
+
+    def __str__(self) -> str:
+        return self.file if self.parts == 1 else f"{self.file} {self.part}/{self.parts}"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Names of tests as the plugin wrote them: all of the file, and those of the part that was to run."""
+
+    whole: Sequence[str]
+    part: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Told:
-    """One file's result.
+    """One file's result, or that of a part of it.
 
     ``failures`` maps a test's name to its last line, ``explained`` and ``left_out`` to our reason.
     """
@@ -118,17 +160,17 @@ def run_tests(
 ) -> Outcome:
     """Run upstream's files (``names``, else those that the recipe lists) and write the counts beside the wheel.
 
-    ``limit_s`` is per file, in seconds; ``tests`` another folder of test files. Warns of patterns in ``upstream.toml``
-    that meet no test of their file. Raises ChecksFailed with the failures that nothing explains, ArtefactMissing for a
-    name that is no file of upstream's, or without an image with torch, and what ``fetch_packages`` and ``unpack``
-    raise.
+    A name is a file's, or that of a part (``Part``). ``limit_s`` is per file or part, in seconds; ``tests`` another
+    folder of test files. Warns of patterns in ``upstream.toml`` that meet no test of their file. Raises ChecksFailed
+    with the failures that nothing explains, ArtefactMissing for a name that is no file of upstream's, or without an
+    image with torch, and what ``fetch_packages`` and ``unpack`` raise.
     """
     data = tomllib.loads(LIST.read_text())
+    wanted = [Part.parse(name) for name in names or data["files"]]
     ensure_running(config)
     with flow.alone(config.target_root), job.TorchFlow(config) as made:
         folder = tests or _unpacked(made)
-        wanted = list(names) or data["files"]
-        if absent := [name for name in wanted if not (folder / name).is_file()]:
+        if absent := [str(item) for item in wanted if not (folder / item.file).is_file()]:
             raise ArtefactMissing(
                 f"upstream has no test file {absent[0]}",
                 expected=f"names like {', '.join(data['files'][:3])}",
@@ -145,7 +187,7 @@ def run_tests(
     outcome.path.parent.mkdir(parents=True, exist_ok=True)
     document = {"emulated": config.image.target != made.native, "files": [item.record() for item in told]}
     files.write_text_atomically(outcome.path, json.dumps(document, indent=2) + "\n")
-    for pattern in [pattern for item in told for pattern in item.unmet]:
+    for pattern in dict.fromkeys(pattern for item in told for pattern in item.unmet):
         progress.warn(f"recipes/torch/upstream.toml names {pattern}, and upstream has no such test")
     if outcome.total("failed"):
         found = [f"{name}: {line}" for item in told for name, line in item.failures.items()]
@@ -223,30 +265,30 @@ def _run_all(
     folder: Path,
     packages: Path,
     out: Path,
-    names: Sequence[str],
+    wanted: Sequence[Part],
     reasons: Reasons,
     limit_s: float,
 ) -> list[Told]:
     client, done = made.client, 0
-    told: dict[str, Told] = {}
+    told: dict[Part, Told] = {}
     with (
-        progress.bar("upstream's tests: files", total=len(names)) as bar,
+        progress.bar("upstream's tests: files", total=len(wanted)) as bar,
         concurrent.futures.ThreadPoolExecutor(compile_jobs(made.config.build)) as pool,
     ):
         waiting = {
-            pool.submit(_run_one, client, made, folder, packages, out, name, reasons, limit_s): name for name in names
+            pool.submit(_run_one, client, made, folder, packages, out, item, reasons, limit_s): item for item in wanted
         }
         try:
             for future in concurrent.futures.as_completed(waiting):
-                name = waiting[future]
-                told[name] = future.result()
+                item = waiting[future]
+                told[item] = future.result()
                 done += 1
-                bar.update(done, note=name)
+                bar.update(done, note=str(item))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             process.interrupt_all()  # or the files that run would be waited for
             raise
-    return [told[name] for name in names]
+    return [told[item] for item in wanted]
 
 
 def _run_one(
@@ -255,17 +297,17 @@ def _run_one(
     folder: Path,
     packages: Path,
     out: Path,
-    name: str,
+    item: Part,
     reasons: Reasons,
     limit_s: float,
 ) -> Told:
-    stem = name.replace("/", "--")
+    stem = str(item).replace("/", "--").replace(" ", "-")
     log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
     pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     # Names of tests begin at the folder, also for files in a folder of it.
     options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
-    plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}"]
-    plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == name]
+    plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
+    plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
     began, hung = time.monotonic(), False
     try:
         run_in(
@@ -274,7 +316,7 @@ def _run_one(
             # Ended from inside, so that a file that is cut off still tells what it saw.
             [
                 *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
-                *(*pytest, *options, *plugin, name),
+                *(*pytest, *options, *plugin, item.file),
             ],
             architecture=made.target,
             binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
@@ -296,15 +338,15 @@ def _run_one(
     except CommandTimedOut:
         hung = True
     lines = log.read_text().splitlines() if log.is_file() else []
-    tests = json.loads(collected.read_text()) if collected.is_file() else None
-    return tally(name, lines, reasons, tests, seconds=time.monotonic() - began, limit_s=limit_s, hung=hung)
+    tests = Collected(**json.loads(collected.read_text())) if collected.is_file() else None
+    return tally(item, lines, reasons, tests, seconds=time.monotonic() - began, limit_s=limit_s, hung=hung)
 
 
 def tally(
-    name: str,
+    item: Part,
     lines: Sequence[str],
     reasons: Reasons,
-    tests: Sequence[str] | None = None,
+    tests: Collected | None,
     *,
     seconds: float,
     limit_s: float,
@@ -312,10 +354,12 @@ def tally(
 ) -> Told:
     """One file's result out of pytest-reportlog's lines (JSON, one a report); ``hung`` where no signal ended it.
 
-    ``tests`` are the names of all tests that pytest found in the file, where it came so far as to tell them.
+    ``tests`` is None where pytest ended before it had collected them: such a file counts as failed, whatever status
+    pytest ended with.
     """
     outcomes: dict[str, str] = {}
     said: dict[str, str] = {}
+    torn_down: set[str] = set()
     status: int | None = None
     for line in lines:
         try:
@@ -329,6 +373,8 @@ def tally(
             outcomes[report["nodeid"]], said[report["nodeid"]] = "failed", _last_line(report)
         elif kind == "TestReport":
             test, outcome = report["nodeid"], report["outcome"]
+            if report["when"] == "teardown":
+                torn_down.add(test)
             if outcome == "failed" or (outcome == "skipped" and report["when"] != "teardown"):
                 outcomes[test] = outcome if outcomes.get(test) != "failed" else "failed"
                 said.setdefault(test, _last_line(report))
@@ -340,28 +386,40 @@ def tally(
     counts = Counter(
         "explained" if outcome == "failed" and why[test] else outcome for test, outcome in outcomes.items()
     )
-    left_out = {test: reason for test in tests or () if (reason := _reason(test, reasons.left_out))}
+    part = tests.part if tests else ()
+    left_out = {test: reason for test in part if (reason := _reason(test, reasons.left_out))}
+    to_run = {*part} - {*left_out}
     counts["left out"] = len(left_out)
-    ended = ""
-    if status is None or status == 2:
-        ended = f"cut off after {limit_s:.0f} s" if seconds >= limit_s else "ended by itself"
-        ended = "hung, and no signal ended it" if hung else ended
-    elif status not in (0, 1, 5):
-        ended = f"pytest ended with status {status}"
-    if ended and not ended.startswith("cut off"):
+    counts["not run"] = len(to_run - torn_down)
+    cut_off = f"cut off after {limit_s:.0f} s" if seconds >= limit_s else ""
+    ended = _ended(status, tests, counts["not run"], hung=hung, cut_off=cut_off)
+    if ended and ended != cut_off:
         counts["failed"] += 1
-        said[name] = ended
-        why[name] = ""
+        said[str(item)] = ended
+        why[str(item)] = ""
+    if ended and counts["not run"]:
+        ended += f": {len(to_run & torn_down)} of {len(to_run)} tests were run"
     return Told(
-        name,
+        str(item),
         counts,
         {test: said.get(test, "") for test, reason in why.items() if not reason},
         {test: reason for test, reason in why.items() if reason},
         ended,
         seconds,
         left_out,
-        [] if tests is None else _unmet(name, reasons, {*tests, *outcomes}),
+        _unmet(item.file, reasons, {*tests.whole, *outcomes}) if tests else [],
     )
+
+
+def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
+    """Why a file did not run to its end, or empty. ``status`` is pytest's own word, None where it said none."""
+    if hung:
+        return "hung, and no signal ended it"
+    if status not in (None, 0, 1, 2, 5):
+        return f"pytest ended with status {status}"
+    if status in (0, 1, 5) and tests is not None and not not_run:
+        return ""
+    return cut_off or "ended by itself"
 
 
 def _file_of(pattern: str) -> str:

@@ -1,4 +1,4 @@
-"""A plugin of pytest, loaded in the target's container: leaves tests out, and tells which there are."""
+"""A plugin of pytest, loaded in the target's container: leaves tests out, and writes down which there are."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the two options."""
+    """Add the three options."""
     group = parser.getgroup("upstream")
     group.addoption(
         "--leave-out", action="append", default=[], metavar="PATTERN", help="tests that are not run (fnmatch)"
     )
-    group.addoption("--tell-collected", metavar="FILE", help="JSON: the names of all tests")
+    group.addoption("--part", default="1/1", metavar="K/N", help="of the names in order, every Nth from the Kth on")
+    group.addoption("--tell-collected", metavar="FILE", help="JSON: the names of all tests, and of the part's")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take the named tests out of those that are to run, and write all names down."""
+    """Keep the part's tests without those that are left out, and write the names down."""
     patterns: list[str] = config.getoption("--leave-out")
-    names = [item.nodeid for item in items]
-    left_out = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
-    items[:] = [item for item in items if item.nodeid not in left_out]
+    part, parts = map(int, config.getoption("--part").split("/"))
+    whole = sorted(item.nodeid for item in items)
+    mine = whole[part - 1 :: parts]
+    wanted = {name for name in mine if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
+    items[:] = [item for item in items if item.nodeid in wanted]
     if place := config.getoption("--tell-collected"):
-        Path(place).write_text(json.dumps(names))
+        Path(place).write_text(json.dumps({"whole": whole, "part": mine}))

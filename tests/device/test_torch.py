@@ -42,6 +42,17 @@ def small_network() -> nn.Sequential:
     return network
 
 
+def test_indices_of_numpy_are_taken_once_they_are_64_bits_wide() -> None:
+    """On 32 bits numpy counts in int32, which is no type of an index or a class: docs/torch.md names the conversion."""
+    scores = numpy.array([[0.0, 2.0], [3.0, 1.0]], dtype=numpy.float32)
+    narrow = torch.from_numpy(numpy.argmax(scores, 1).astype(numpy.int32))
+    with pytest.raises((RuntimeError, IndexError), match=r"[Ll]ong|int64|Int"):
+        torch.nn.functional.cross_entropy(torch.from_numpy(scores), narrow)
+    classes = torch.from_numpy(numpy.argmax(scores, 1)).long()
+    assert torch.nn.functional.cross_entropy(torch.from_numpy(scores), classes).item() < 0.2
+    assert torch.from_numpy(scores).gather(1, classes.view(2, 1)).tolist() == [[2], [3]]
+
+
 def test_forward_and_backward_are_the_numbers_computed_by_hand() -> None:
     network = small_network()
     x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -363,6 +374,45 @@ def test_a_dlpack_tensor_begins_behind_its_data_by_its_offset(strides: tuple[int
     else:
         with pytest.raises(ValueError, match="byte_offset"):
             torch.utils.dlpack.from_dlpack(packed)
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Sequences of different lengths as one tensor; the feature is a prototype, and torch warns of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.nested.nested_tensor(rows)
+
+
+@pytest.mark.parametrize("shape", [(16,), (3, 16)])
+def test_layer_norm_of_a_nested_tensor_equals_that_of_its_rows(shape: tuple[int, ...]) -> None:
+    """Upstream's 2.6 computes the index -1 in 32 bits: "IndexError ... got 4294967295" (patch 0013)."""
+    torch.manual_seed(0)
+    layer = nn.LayerNorm(shape)
+    nn.init.normal_(layer.weight)
+    rows = [torch.randn(7, *shape), torch.randn(2, *shape)]
+    with torch.no_grad():
+        normalised = layer(nested(rows)).unbind()
+        for row, result in zip(rows, normalised, strict=True):
+            torch.testing.assert_close(result, layer(row))
+
+
+def test_layer_norm_refuses_an_irregular_dimension() -> None:
+    with pytest.raises(RuntimeError, match="irregular"), torch.no_grad():
+        nn.LayerNorm((7, 16))(nested([torch.ones(7, 16), torch.ones(2, 16)]))
+
+
+def test_a_transformer_encoder_ignores_padded_positions() -> None:
+    """In eval mode without gradients the encoder packs the batch into a nested tensor."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    batch = torch.randn(2, 5, 16)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = encoder(batch, src_key_padding_mask=padding)
+        torch.testing.assert_close(result[:1], encoder(batch[:1]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(result[1:, :3], encoder(batch[1:, :3]), atol=1e-5, rtol=1e-5)
 
 
 def test_it_was_built_with_what_the_recipe_asks_for() -> None:

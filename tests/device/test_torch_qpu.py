@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +166,33 @@ def test_events_and_streams_say_that_all_is_done() -> None:
     end.synchronize()
     assert end.query()
     assert begin.elapsed_time(end) > 0
+    assert isinstance(torch.qpu.Stream(), torch.Stream)
+    with torch.qpu.stream(torch.qpu.Stream()):
+        assert torch.qpu.Event().query()
+    assert "reserved" in torch.qpu.memory_summary()
+
+
+def test_loaders_may_ask_for_pinned_memory() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
+    assert [batch.tolist() for (batch,) in loader] == [[0, 1], [2, 3]]
+
+
+def test_several_devices_are_refused_at_once() -> None:
+    with pytest.raises(RuntimeError, match="there is one qpu"):
+        nn.DataParallel(nn.Linear(2, 2).to("qpu"))
+    x = torch.ones(1, 2)
+    module = nn.Linear(2, 2)
+    assert torch.equal(nn.DataParallel(module)(x), module(x))
+
+
+def test_operators_for_cpu_tensors_need_no_import() -> None:
+    words = [
+        sys.executable,
+        "-c",
+        "import torch; print(torch.ops.qpu.mm(torch.ones(2, 3), torch.ones(3, 1)).sum().item())",
+    ]
+    assert subprocess.run(words, capture_output=True, text=True, timeout=600, check=True).stdout == "6.0\n"
 
 
 # --- operators -------------------------------------------------------------------------------------------------------
@@ -285,6 +314,79 @@ def test_inf_and_nan_are_computed_by_the_cpu_where_asked() -> None:
     assert found[0] == 0
     assert all(value != value for value in found[1:3])
     assert torch_qpu.fallbacks() == {"aten::mul.out": 1}
+
+
+def test_nan_stays_nan_where_it_costs_little() -> None:
+    nan, inf = float("nan"), float("inf")
+    a = torch.tensor([nan, -nan, inf, -inf, -2.0, 0.0, 3.0])
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.sigmoid,
+        torch.tanh,
+        torch.exp,
+        torch.log,
+        torch.sqrt,
+        torch.relu,
+        torch.neg,
+        lambda x: x.clamp(-1, 1),
+        lambda x: x / x,
+        lambda x: x.softmax(0),
+        lambda x: x.log_softmax(0),
+        lambda x: nn.functional.layer_norm(x, (7,)),
+        lambda x: nn.functional.batch_norm(x.view(7, 1), None, None, training=True),
+        torch.sum,
+    ]
+    for function in functions:
+        there = a.to("qpu")
+        torch_qpu.reset_counters()
+        found = function(there)
+        assert torch_qpu.launches(), "on the QPUs"
+        torch.testing.assert_close(found.cpu(), function(a), rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert torch.isinf(a.to("qpu") + 1)[:2].all(), "sums and products make Inf of NaN"
+
+
+def test_anomaly_mode_checks_operands() -> None:
+    a = torch.tensor([float("inf"), 1.0], device="qpu")
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        assert torch.isnan(a * 0)[0]
+    assert (a * 0).tolist() == [0, 0]
+
+
+def test_tensors_of_two_devices_do_not_meet_in_an_operator() -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        nn.Conv2d(1, 1, 2)(torch.ones(1, 1, 3, 3, device="qpu"))
+    with pytest.raises(RuntimeError, match="same device"):
+        nn.Embedding(3, 2)(torch.tensor([1], device="qpu"))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_derivatives() -> None:
+    zeros = torch._efficientzerotensor((3,), device="qpu")
+    assert (zeros + 1).tolist() == [1, 1, 1]
+    x = torch.tensor([1.0, -2.0, 3.0])
+
+    def cubes(t: torch.Tensor) -> torch.Tensor:
+        return (t * t * t).sum()
+
+    ones = torch.ones(3)
+    found = torch.func.jvp(torch.func.grad(cubes), (x.to("qpu"),), (ones.to("qpu"),))[1]
+    assert torch.equal(found.cpu(), 6 * x)
+
+
+def test_recurrent_cells_and_their_gradients() -> None:
+    for kind, cell in ((nn.LSTM, "lstm"), (nn.GRU, "gru")):
+        made = []
+        for device in ("cpu", "qpu"):
+            torch.manual_seed(3)
+            network = kind(3, 5).to(device)
+            x = torch.linspace(-1, 1, 12).view(2, 2, 3).to(device).requires_grad_()
+            torch_qpu.reset_counters()
+            result = network(x)[0]
+            result.square().sum().backward()
+            made.append([t.detach().cpu() for t in (result, x.grad, *(p.grad for p in network.parameters()))])
+        for theirs, ours in zip(*made, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        assert torch_qpu.launches()[f"{cell}_cell"].calls == 2
+        assert torch_qpu.launches()[f"{cell}_cell_backward"].calls == 2
 
 
 def test_gradients_are_those_of_the_cpu() -> None:

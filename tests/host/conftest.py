@@ -14,6 +14,7 @@ from typing import Any
 
 import docker
 import pytest
+from ordinary_user import open_checkout
 from xdist.scheduler import LoadScopeScheduling
 
 from images import engine
@@ -32,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # The wheel that is tested is the one that the repository keeps, whatever the caller's wheelhouse holds.
     "torch": {"wheelhouse": []},
 }
+__all__ = ["open_checkout"]
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that: tests of it need it back.
@@ -47,7 +49,7 @@ def needs_the_machine() -> None:
 
 # Tests that change what the build left, or share a port that is fixed: one process runs them, before any others.
 _OF_THE_BUILD = (
-    *("test_any_wheel.py", "test_deploy.py", "test_device_on_board.py", "test_main_job.py"),
+    *("test_any_wheel.py", "test_build_tools.py", "test_deploy.py", "test_device_on_board.py", "test_main_job.py"),
     *("test_qemu.py", "test_qpu_ops_incremental.py", "test_serve.py", "test_whole_images.py"),
 )
 # The long ones of the others come first, so that no process waits for one of them at the end; then those that want the

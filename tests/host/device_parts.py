@@ -12,6 +12,7 @@ import pytest
 
 from nfsroot import access, qemu, serve
 from nfsroot.layout import Layout, require_export
+from nfsroot.private_network import private_network
 from toolchain import process
 from toolchain.config import Config
 from toolchain.errors import UserError
@@ -53,7 +54,7 @@ def bootable(config: Config) -> Config:
         except UserError as fault:
             pytest.skip(str(fault))
     require_export(Layout.of(config))
-    qemu.boot_files(config.nfsroot, config.image.architecture)
+    qemu.boot_files(Layout.of(config).tree, config.image.architecture)
     return config
 
 
@@ -95,7 +96,7 @@ class Board:
 def booted(config: Config, folder: Path, *, init: str = "lean") -> Iterator[Board]:
     """Serve and boot the exported tree."""
     layout = Layout.of(config)
-    with serve.running_server(layout.tree, log=folder / "nfs.log") as server:
+    with private_network(), serve.running_server(layout.tree, log=folder / "nfs.log") as server:
         spec = qemu.MachineSpec(
             boot=qemu.boot_files(layout.tree, config.image.architecture),
             nfs_path=str(layout.tree),

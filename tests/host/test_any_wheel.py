@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
+import http.server
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import docker
@@ -12,11 +17,12 @@ import pytest
 from registry_parts import small_disk
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
+from images.apt import Source
 from images.containers import run_in
-from images.flavour import load_suite
+from images.flavour import Pocket, load_suite
 from nfsroot.serve_wheels import Offer, running_index, what_to_type, wheels_in
-from recipes import any_wheel, main_job, pip_settings
-from recipes.any_wheel import Wanted
+from recipes import any_wheel, flow, main_job, pip_settings, wheel_faults
+from recipes.wanted_wheel import Options, Wanted
 from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
@@ -28,6 +34,7 @@ from toolchain.errors import (
     UserError,
     WheelUnusable,
 )
+from toolchain.manifest import Manifest
 from toolchain.ports import free_port
 
 SETUP = """\
@@ -235,7 +242,7 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
 
 
 def meaning(output: str, wanted: Wanted) -> UserError:
-    fault = any_wheel.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
+    fault = wheel_faults.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
     assert isinstance(fault, UserError)
     return fault
 
@@ -268,6 +275,37 @@ def test_an_unknown_package_and_an_unknown_version(tmp_path: Path, monkeypatch: 
         fault = meaning(output, Wanted(project=needy))
         assert isinstance(fault, SourceUnavailable), output
         assert "needs nosuch>=3 to be built" in fault.summary
+
+
+def test_a_package_without_source_for_the_target_is_reported_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "say", lambda _: None)
+    for name, version, tag in (
+        ("seeing", "1.0", "cp313-cp313-manylinux_2_17_x86_64"),
+        ("seeing", "1.0", "cp312-cp312-linux_armv7l"),
+        ("seeing", "1.1", "cp313-cp313-win_amd64"),
+        ("torch", "2.6.0", "cp313-cp313-manylinux_2_28_aarch64"),
+    ):
+        make_wheel(tmp_path / "house", name=name, version=version, tag=tag)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("NO_PROXY", "*")
+    with running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _):
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        fault = meaning(pip_wheel(tmp_path, url, "seeing==1.0"), Wanted(name="seeing", version="1.0"))
+        assert isinstance(fault, SourceUnavailable)
+        assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels")
+        assert fault.found.startswith("2 wheels for others, such as seeing-1.0-")
+        assert "docs/wheels.md" in fault.mend
+        fault = meaning(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
+        assert fault.mend == "./inv build-torch builds it"
+        needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["seeing==1.1"]\n')
+        fault = meaning(pip_wheel(tmp_path, url, str(needy)), Wanted(project=needy))
+        assert f"seeing==1.1, which {needy} needs" in fault.summary
+        fault = meaning(pip_wheel(tmp_path, url, "seeing==3"), Wanted(name="seeing", version="3"))
+        assert "does not have seeing==3" in fault.summary, "no file at all is another matter"
 
 
 def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> None:
@@ -342,10 +380,58 @@ APT_SAYS = {
 def test_what_apt_says_of_packages_is_not_told_as_the_projects_own_fault(tmp_path: Path, name: str) -> None:
     said, kind, summary = APT_SAYS[name]
     config = load_config({"build": {"folder": str(tmp_path)}})
-    fault = any_wheel.explain_apt(CommandFailed("a container failed", returncode=83, tail=said), said, config)
+    fault = wheel_faults.explain_apt(CommandFailed("a container failed", returncode=83, tail=said), said, config)
     assert type(fault) is kind
     assert summary in fault.summary
     assert fault.mend
+
+
+def test_packages_of_missing_files_are_at_the_end_of_the_output(tmp_path: Path) -> None:
+    """By the Contents indices of the mirror that the image was made from."""
+    lists = {
+        "armhf": "usr/include/jpeglib.h libdevel/libjpeg62-turbo-dev\n"
+        "usr/include/arm-linux-gnueabihf/jpeglib.h libdevel/libother-dev\n"
+        "usr/include/old/jpeglib.h libdevel/libold-dev\n"
+        "usr/lib/arm-linux-gnueabihf/libxslt.so libdevel/libxslt1-dev\n",
+        "all": "usr/share/pkgconfig/some-thing.pc x11/some-dev,x11/other-dev\n",
+    }
+    folder = tmp_path / "mirror" / "dists" / "trixie" / "main"
+    folder.mkdir(parents=True)
+    for name, text in lists.items():
+        (folder / f"Contents-{name}.gz").write_bytes(gzip.compress(text.encode()))
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "mirror")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        pocket = Pocket(name="main", suite="trixie", mirror="main")
+        uri = f"http://127.0.0.1:{server.server_port}"
+        source = Source(pocket, uri, ("main",), tmp_path / "key", ("armhf", "amd64"))
+        facts = {"sources": [flow._source_record(source)]}
+        Manifest(step="mirror", key="", inputs={}, facts=facts).write(config.target_root / "mirror.manifest.json")
+        said = (
+            "a.c:1:10: fatal error: jpeglib.h: No such file or directory\n"
+            "/usr/bin/ld: cannot find -lxslt: No such file or directory\n"
+            "Package 'some-thing', required by 'virtual:world', not found\n"
+            "error: subprocess-exited-with-error\n"
+        )
+        fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)
+        server.shutdown()
+    assert str(fault).splitlines()[-3:] == [
+        "jpeglib.h is missing. The distribution has it: add --package=libjpeg62-turbo-dev or --package=libother-dev",
+        "libxslt.so is missing. The distribution has it: add --package=libxslt1-dev",
+        "some-thing.pc is missing. The distribution has it: add --package=other-dev or --package=some-dev",
+    ]
+    # What was fetched is kept; of a file that is nowhere, that is said.
+    said = said.replace("jpeglib.h", "nosuch.h")
+    fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)
+    assert "nosuch.h is missing, and no package of the distribution has a file of that name." in str(fault)
+
+
+def test_without_the_mirror_a_missing_header_is_named_all_the_same(tmp_path: Path) -> None:
+    said = "a.cpp:3:10: fatal error: 'boost/any.hpp' file not found\nerror: subprocess-exited-with-error\n"
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)
+    assert str(fault).splitlines()[-1].startswith("boost/any.hpp is missing. --package=NAME installs")
 
 
 # --- what gets into the wheelhouse ----------------------------------------------------------------------------------
@@ -434,13 +520,89 @@ def test_libraries_that_are_not_in_the_wheel_are_named(tmp_path: Path) -> None:
     assert any_wheel.libraries_of_the_board(make_wheel(tmp_path / "c", {"a.py": "x = 1\n"})) == []
 
 
+def options_of(folder: Path, **given: Sequence[str]) -> Options:
+    """Options as the task has them, with nothing given but these."""
+    usual: dict[str, Sequence[str]] = {"packages": (), "constraints": (), "variables": ()}
+    return Options.parse(folder=folder, from_source=False, isolated=True, **{**usual, **given})
+
+
+def test_a_boards_libraries_are_named_by_their_packages(tmp_path: Path) -> None:
+    listing = tmp_path / "libraries"
+    listing.write_text(
+        "/var/lib/dpkg/info/libjpeg62-turbo:armhf.list:/usr/lib/arm-linux-gnueabihf/libjpeg.so.62\n"
+        "/var/lib/dpkg/info/libxml2.list:/usr/lib/arm-linux-gnueabihf/libxml2.so.2\n"
+    )
+    sonames = ["libjpeg.so.62", "libown.so.1", "libxml2.so.2"]
+    owners = any_wheel.packages_of(sonames, listing)
+    assert owners == {"libjpeg.so.62": "libjpeg62-turbo", "libxml2.so.2": "libxml2"}
+    assert any_wheel._to_install(sonames, owners) == (
+        "apt-get install libjpeg62-turbo libxml2 (for libjpeg.so.62, libxml2.so.2); "
+        "libown.so.1, of no package of the build"
+    )
+    assert any_wheel.packages_of(sonames, tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "label"),
+    [
+        (Wanted(name="Foo_Bar", version="1.0+local"), "foo-bar-1.0+local"),
+        (Wanted(project=Path("/a/my project-1.0.tar.gz")), "my-project-1.0.tar.gz"),
+    ],
+)
+def test_each_package_has_a_log_of_its_own(wanted: Wanted, label: str) -> None:
+    assert wanted.label == label
+
+
+def test_constraints_and_variables_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "limits.txt").write_text("cython<3\n")
+    monkeypatch.setenv("TOKEN", "secret")
+    address = "https://example.invalid/limits.txt"
+    options = options_of(
+        tmp_path, constraints=["limits.txt", address], variables=["TOKEN", "CFLAGS=-O3 -DX=1", "EMPTY="]
+    )
+    assert options.environment == {"TOKEN": "secret", "CFLAGS": "-O3 -DX=1", "EMPTY": ""}
+    (tmp_path / "pip.conf").write_text(f"[global]\nconstraint = {tmp_path}/mine.txt\n")
+    (tmp_path / "mine.txt").write_text("")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.delenv("PIP_CONSTRAINT", raising=False)
+    found = pip_settings.of_this_pc((), options.constraints)
+    assert found.environment["PIP_CONSTRAINT"] == f"{tmp_path}/mine.txt {tmp_path}/limits.txt {address}"
+    assert set(found.paths) >= {f"{tmp_path}/mine.txt", f"{tmp_path}/limits.txt"}
+    argv = any_wheel._command("x==1", Wanted(name="x", version="1"), tmp_path, options)
+    assert not any("secret" in word for word in argv), "the engine is told the value, and no command line"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"constraints": ["none.txt"]}, "no file of constraints at"),
+        ({"constraints": ["."]}, "no file of constraints at"),
+        ({"variables": ["NOT_SET_ANYWHERE"]}, "a variable that is not set here"),
+        ({"variables": ["a b=c"]}, "names no variable"),
+        ({"variables": ["=c"]}, "names no variable"),
+    ],
+)
+def test_what_cannot_be_handed_on_is_refused(tmp_path: Path, given: dict[str, Sequence[str]], told: str) -> None:
+    with pytest.raises(SourceUnavailable, match=told) as caught:
+        options_of(tmp_path, **given)
+    assert caught.value.mend
+
+
+def test_wheels_for_a_build_are_offered_but_not_its_own(tmp_path: Path) -> None:
+    mine = make_wheel(tmp_path / "house", name="numpy", version="2.3")
+    torch = make_wheel(tmp_path / "kept", name="torch", version="2.6.0")
+    same = make_wheel(tmp_path / "distribution", name="numpy", version="2.3")
+    found = [mine, torch, same, tmp_path / "gone-1.0-py3-none-any.whl"]
+    place = "/usr/src/wheelhouse"
+    binds = any_wheel._built_before(found, Wanted(name="other", version="1"))
+    assert sorted(binds) == sorted([f"{mine}:{place}/{mine.name}:ro", f"{torch}:{place}/{torch.name}:ro"])
+    assert any_wheel._built_before(found, Wanted(name="NumPy", version="2.3")) == [f"{torch}:{place}/{torch.name}:ro"]
+
+
 @pytest.mark.parametrize("name", ["libfoo; rm -rf /", "-y", "", "Lib", "a$(b)"])
 def test_a_packages_name_is_checked_before_anything_runs(tmp_path: Path, name: str) -> None:
-    project(tmp_path / "here")
-    config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(SourceUnavailable, match="names of Debian packages"):
-        any_wheel.build_wheel(config, "./here", folder=tmp_path, packages=["libyaml-dev", name])
-    assert not config.build_root.exists()
+        options_of(tmp_path, packages=["libyaml-dev", name])
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------
@@ -519,11 +681,40 @@ def test_a_projects_libraries_come_from_the_lists_that_the_image_was_made_by(
         ),
         pyproject_toml='[build-system]\nrequires = ["setuptools"]\n',
     )
-    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, packages=["libyaml-dev"])
-    assert any("libyaml-0.so.2" in warning for warning in done.warnings), "it is of the board, and named"
+    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=Options(packages=["libyaml-dev"]))
+    assert any("apt-get install libyaml-0-2 (for libyaml-0.so.2)" in warning for warning in done.warnings)
+    options = Options(packages=["libyaml-dev", "libnosuch-dev"])
     with pytest.raises(SourceUnavailable, match="trixie has no package libnosuch-dev") as caught:
-        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, packages=["libyaml-dev", "libnosuch-dev"])
+        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=options)
     assert "Unable to locate package" in caught.value.found
+
+
+NEEDS_TORCH = """\
+import torch
+from setuptools import setup
+setup(name="needs-torch", version=f"1.0+{torch.ones(3).sum().item():.0f}", py_modules=[])
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("no_other_build")
+def test_a_project_that_needs_torch_to_build_gets_the_images(
+    built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
+) -> None:
+    """In pip's isolated environment, and without one; variables of the caller reach the build."""
+    assert built.manifests
+    isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
+    project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)
+    done = any_wheel.build_wheel(own_wheelhouse, "./first", folder=tmp_path)
+    assert done.wheel.path.name == "needs_torch-1.0+3-py3-none-any.whl"
+    project(tmp_path / "second", setup_py=NEEDS_TORCH.replace("1.0+", "{__import__('os').environ['MINE']}+"))
+    options = Options(isolated=False, environment={"MINE": "2.0"})
+    done = any_wheel.build_wheel(own_wheelhouse, "./second", folder=tmp_path, options=options)
+    assert done.wheel.path.name == "needs_torch-2.0+3-py3-none-any.whl"
+    logs = {path.name for path in (own_wheelhouse.target_root / "logs").glob("build-wheel-*.log")}
+    assert {"build-wheel-first.log", "build-wheel-second.log"} <= logs
 
 
 GREETING = "import struct\nprint(__file__, 8 * struct.calcsize('P'))\n"

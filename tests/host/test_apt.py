@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import apt_parts
 import pytest
 from apt_parts import Archive, Proxy, served, sources
+from registry_parts import small_disk
 
 from images import apt, engine, rootfs
 from images.flavour import SigningKey, load_flavour, load_suite, packages_for, target_flavour
@@ -73,6 +76,22 @@ def test_the_main_pocket_cannot_be_left_out(archive: Archive, tmp_path: Path) ->
             apt.verify(sources(archive, uri), tmp_path, strict=False)
     finally:
         archive.publish("stone")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """For lack of space apt says that the index cannot be fetched or verified."""
+    noise = "".join(f" {os.urandom(32).hex()}\n" for _ in range(40_000))
+    monkeypatch.setattr(apt_parts, "PACKAGES", apt_parts.PACKAGES.rstrip("\n") + "\n" + noise + "\n")
+    archive.publish("large")
+    with served(archive.folder) as uri, small_disk(tmp_path / "disk", "1m") as disk:
+        wanted = (archive.source("stone", uri, "main"), archive.source("large", uri, "updates"))
+        with pytest.raises(DiskFull, match="no room for the mirror's package lists") as caught:
+            apt.verify(wanted, disk / "mirror", strict=strict)
+        assert [path.name for path in (disk / "mirror").iterdir()] == [], "nothing is left"
+    assert "build.folder" in caught.value.mend
 
 
 def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from registry_parts import (
 )
 from test_artefacts import KEY, OTHER_KEY, products
 
-from images import local_registry, oras, registry
+from images import credentials, local_registry, oras, registry
 from images.credentials import PASSWORD_VARIABLE
 from images.local_registry import Registry, Settings
 from recipes import any_wheel, artefacts, share
@@ -87,6 +87,7 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
     return folder
 
 

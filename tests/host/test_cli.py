@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -37,9 +40,19 @@ def test_what_is_typed_is_spelt_out_for_invoke(typed: list[str], understood: lis
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_with(words, variables)
+
+
+def run_with(
+    words: tuple[str, ...],
+    variables: Mapping[str, str],
+    *,
+    stdout: int | IO[str] = subprocess.PIPE,
+    stderr: int | IO[str] = subprocess.PIPE,
+) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "toolchain.cli", *words]
     env = {**os.environ, **variables}
-    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(argv, cwd=ROOT, env=env, stdout=stdout, stderr=stderr, text=True, check=False, timeout=120)
 
 
 def test_every_task_has_help_with_its_options() -> None:
@@ -86,6 +99,16 @@ def test_a_broken_configuration_is_reported_whole(monkeypatch: pytest.MonkeyPatc
         ("image:\n  on: trixie\n", "image.True: expected the name of a setting; YAML reads it as bool"),
         ("image:\n  suite: {name: trixie}\n", "image.suite: expected a value, found {'name': 'trixie'}"),
         ("run: 5\n", "run: expected Invoke's own settings"),
+        ("tasks: {executor: my.Executor}\n", "tasks.executor: no such setting of Invoke; valid: "),
+        ("tasks: {executor_class: my.Executor}\n", "tasks.executor_class: a class cannot be set here"),
+        ("tasks: {dedupe: maybe}\n", "tasks.dedupe: expected a value such as True, found 'maybe'"),
+        ("runners: {local: my.Runner}\n", "runners.local: a class cannot be set here"),
+        ("run: &a {env: *a}\n", "run.env: expected texts by name"),
+        ("image: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("image: " + "{a: " * 3000 + "}" * 3000, "nested too deeply"),
+        ("image: {suite: 2024-13-45}\n", "not YAML: month must be in 1..12"),
+        ("image: !!timestamp soon\n", "not YAML: "),
+        ("nfs: {port: " + "9" * 5000 + "}\n", "not YAML: "),
     ],
 )
 def test_a_settings_file_of_another_form_is_refused_without_a_traceback(tmp_path: Path, text: str, said: str) -> None:
@@ -165,3 +188,158 @@ def test_a_file_that_cannot_be_taken_is_refused_with_its_name(tmp_path: Path, na
 
 def test_without_a_file_nothing_is_read() -> None:
     assert run("completion", "bash", INVOKE_RUNTIME_CONFIG="").returncode == 0
+
+
+# ------------------------------------------------------------------------------- what is no number, and no path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("verify", "torch", "--sample=x"), "--sample: expected a number, found 'x'"),
+        (("upstream-tests", "--limit=x"), "--limit: expected a number, found 'x'"),
+        (("serve-nfsroot", "--port=2049.5"), "--port: expected a number, found '2049.5'"),
+        (("serve-wheels", "--port", "http"), "--port: expected a number, found 'http'"),
+        (("test", "--lanes=two"), "--lanes: expected a number, found 'two'"),
+        (("-T", "soon", "down"), "--command-timeout: expected a number, found 'soon'"),
+        (("--list-depth=x", "--list"), "--list-depth: expected a number, found 'x'"),
+        (("serve-nfsroot", "--port=70000"), "nfs.port: expected 1 to 65535, found '70000'"),
+        (("serve-wheels", "--port=-1"), "wheels.port: expected 1 to 65535, found '-1'"),
+        (("upstream-tests", "--limit=0"), "--limit: expected at least 1, found 0"),
+        (("test", "--lanes=0"), "--lanes: expected at least 1, found 0"),
+    ],
+)
+def test_an_option_that_is_no_usable_number_is_refused(words: tuple[str, ...], said: str) -> None:
+    done = run(*words)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (1, 11), "as Invoke ends at a command line that it does not understand, or as ours"
+
+
+LONG = "n" * 256
+
+
+def test_settings_that_can_be_no_path_are_refused_together(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    given = {
+        "BUILD_FOLDER": "/dev/null",
+        "TORCH_WHEELHOUSE": LONG,
+        "NFS_FOLDER": "~/tree",
+        "REMOTE_LINKER": "/proc/x/g++",
+    }
+    variables = {f"INVOKE_{name}": path for name, path in given.items()}
+    done = run("build-image", "--plan", HOME=str(file), SUDO_UID="", **variables)
+    assert "build.folder: expected a folder, found '/dev/null'" in done.stderr
+    assert "torch.wheelhouse: expected a path whose parts have at most 255 bytes each" in done.stderr
+    assert f"nfs.folder: expected a path below a folder, and {file} is none, found '~/tree'" in done.stderr
+    assert "remote.linker: expected a path outside /proc and /sys" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+
+
+def test_a_path_with_a_nul_is_refused(tmp_path: Path) -> None:
+    settings = tmp_path / "mine.yaml"
+    settings.write_text('build: {folder: "a\\0b"}\n')
+    done = run(f"--config={settings}", "build-image", "--plan")
+    assert "build.folder: expected a path without a NUL character" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+
+
+@pytest.mark.parametrize("option", ["--folder", "--tarball"])
+def test_a_path_of_the_command_line_is_checked_too(option: str) -> None:
+    done = run("export-nfsroot", f"{option}=/tmp/{LONG}")
+    assert f"{option}: expected a path whose parts have at most 255 bytes each" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an export needs root")
+@pytest.mark.parametrize("option", ["--folder=/", "--folder=/usr/..", "--tarball=/"])
+def test_an_export_over_the_root_of_this_machine_is_refused(option: str) -> None:
+    done = run("export-nfsroot", option)
+    assert "an export cannot replace this machine's own root" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (24, False)
+
+
+# ---------------------------------------------------------------------- what the operating system refuses
+
+
+@pytest.mark.parametrize("words", [("--list",), ("build-image", "--plan")])
+def test_standard_output_on_a_full_disk_is_reported(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = run_with(words, {"INVOKE_BUILD_FOLDER": str(tmp_path)}, stdout=full)
+    assert "standard output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode == 21
+
+
+def test_both_standard_streams_on_a_full_disk_end_with_its_code() -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        assert run_with(("--list",), {}, stdout=full, stderr=full).returncode == 21
+
+
+def test_a_reader_that_has_gone_ends_the_program_silently() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run_with(("--list",), {}, stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_limit_of_file_sizes_is_reported_with_the_file(tmp_path: Path) -> None:
+    keep = tmp_path / "plan"
+    limited = f'ulimit -f 0; exec "$0" -m toolchain.cli completion bash >{keep}'
+    done = subprocess.run(
+        ["sh", "-c", limited, sys.executable], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "standard output: File too large" in done.stderr
+    assert "ulimit -f" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (56, False)
+
+
+def test_a_file_that_the_system_refuses_is_named(tmp_path: Path) -> None:
+    """A folder stands where the task keeps a file of its own."""
+    (tmp_path / "trixie-armhf" / "mirror.manifest.json").mkdir(parents=True)
+    done = run("build-image", "--plan", INVOKE_BUILD_FOLDER=str(tmp_path))
+    assert f"{tmp_path}/trixie-armhf/mirror.manifest.json: Is a directory" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (56, False)
+
+
+def test_a_home_that_is_a_file_has_no_settings(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.touch()
+    done = run("build-image", "--plan", HOME=str(home), SUDO_UID="", INVOKE_BUILD_FOLDER=str(tmp_path / "build"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_settings_of_the_user_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
+    (tmp_path / ".invoke.yaml").mkdir()
+    done = run("--list", HOME=str(tmp_path))
+    assert f"{tmp_path}/.invoke.yaml: Is a directory" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+
+
+# ------------------------------------------------------------------------------------------ passwords
+
+
+def test_no_program_of_a_task_has_the_registry_password(tmp_path: Path) -> None:
+    real = shutil.which("apt-get")
+    if real is None:
+        pytest.skip("apt-get is not installed")
+    seen = tmp_path / "seen"
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\ncat /proc/self/environ >>{seen}\nexec {real} "$@"\n')
+    (tmp_path / "apt-get").chmod(0o755)
+    done = run(
+        "build-image",
+        "--plan",
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        PITORCH_REGISTRY_PASSWORD="a secret",
+        INVOKE_BUILD_FOLDER=str(tmp_path / "build"),
+    )
+    assert done.returncode == 0, done.stderr
+    environment = seen.read_bytes()
+    assert b"INVOKE_" not in environment
+    assert b"PATH=" in environment
+    assert b"a secret" not in environment

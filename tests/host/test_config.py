@@ -430,3 +430,71 @@ def test_faults_of_file_and_variables_end_the_task_with_their_own_exit_code_and_
         "'Not A Package': expected a Debian package name",
     ):
         assert words in done.stderr
+
+
+# ------------------------------------------------------------------------------------------ what can be no path
+
+PATHS = ["build.folder", "torch.wheelhouse", "qpu.upstream_source", "nfs.folder", "remote.linker", "cuda.toolkit"]
+FOLDERS = ["build.folder", "torch.wheelhouse", "qpu.upstream_source", "nfs.folder"]
+
+
+def path_fault_of(name: str, path: str) -> str:
+    """What is said of a path that is given to a setting; nothing where it is taken."""
+    section, _, key = name.partition(".")
+    try:
+        load_config({section: {key: [path] if key == "wheelhouse" else path}})
+    except ConfigError as refused:
+        (fault,) = refused.faults
+        return fault.removeprefix(f"{name}: ")
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("n" * 256, "expected a path whose parts have at most 255 bytes each"),
+        ("folder/" + "é" * 128, "expected a path whose parts have at most 255 bytes each"),
+        ("/".join(["folder"] * 700), "expected a path of at most 4095 bytes"),
+        ("a\0b", "expected a path without a NUL character"),
+        ("/dev/null/below", "expected a path below a folder, and /dev/null is none"),
+        ("FOLDER/file/below/it", "expected a path below a folder, and FOLDER/file is none"),
+        ("FOLDER/link/below", "expected a path below a folder, and FOLDER/file is none"),
+        ("FOLDER/loop/below", "expected a path that can be followed"),
+        ("/proc/nothing/here", "expected a path outside /proc and /sys"),
+        ("/sys/../sys/nothing", "expected a path outside /proc and /sys"),
+    ],
+)
+@pytest.mark.parametrize("name", PATHS)
+def test_what_can_be_no_path_is_refused(tmp_path: Path, name: str, path: str, said: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    folder = str(tmp_path)
+    assert path_fault_of(name, path.replace("FOLDER", folder)).startswith(said.replace("FOLDER", folder))
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "FOLDER/file", "FOLDER/dangling"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_no_folder_is_refused_where_one_is_wanted(tmp_path: Path, name: str, path: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nothing")
+    given = path.replace("FOLDER", str(tmp_path))
+    assert path_fault_of(name, given) in (
+        f"expected a folder, found {given!r}",
+        f"expected a folder, found {[given]!r}",
+    )
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_paths_of_the_greatest_length_and_new_ones_are_taken(tmp_path: Path, name: str) -> None:
+    for path in ("n" * 255, str(tmp_path / "new" / "folder"), "", str(tmp_path), "../beside"):
+        assert path_fault_of(name, path) == "" or (name, path) == ("build.folder", "")
+
+
+def test_a_tree_that_is_the_root_of_this_machine_is_refused() -> None:
+    for path in ("/", "/usr/..", "//"):
+        assert path_fault_of("nfs.folder", path).startswith("expected a folder below /, found / itself")
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    assert len(path_fault_of("build.folder", "n" * 100_000)) < 300

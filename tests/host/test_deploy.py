@@ -359,7 +359,7 @@ def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: M
 def test_it_is_refused_before_anything_is_built(tmp_path: Path, choice: list[str], content: Mapping[str, str]) -> None:
     layout = exported_tree(tmp_path, content)
     variables = {
-        "INVOKE_NFS_FOLDER": str(layout.tree),
+        "INVOKE_NFS_FOLDER": str(layout.place),
         "INVOKE_BUILD_FOLDER": str(tmp_path / "build"),
         "DOCKER_HOST": f"unix://{tmp_path}/none",  # no build starts here, come what may
     }
@@ -394,14 +394,14 @@ def test_a_board_that_is_up_sees_what_was_deployed(exported_config: Config, tmp_
     config = bootable(exported_config)
     source = Layout.of(config)
     copy = Layout(tmp_path / "nfsroot")
-    process.run(["cp", "-a", "--reflink=auto", source.tree, copy.tree], limit_s=600)
+    process.run(["cp", "-a", "--reflink=auto", source.place, copy.place], limit_s=600)
     process.run(["cp", "-a", source.folder, copy.folder], limit_s=60)
     write_marker(copy, frozenset({identity_of(copy.tree)}))
     manifest = Manifest.read(source.manifest)
     assert manifest is not None
     manifest.write(copy.manifest)
     there = elsewhere(config, tmp_path)
-    there = replace(there, nfs=replace(there.nfs, folder=str(copy.tree)))
+    there = replace(there, nfs=replace(there.nfs, folder=str(copy.place)))
 
     def version(number: int) -> Artefact:
         module = {f"{SITE}/deployed_here.py": f"NUMBER = {number}\n"}

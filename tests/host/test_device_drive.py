@@ -40,13 +40,21 @@ class Run:
         return {case.get("name") for case in ElementTree.parse(self.junit).iter("testcase") if len(case)}  # noqa: S314
 
 
-def drive(folder: Path, *, user: str = "root", keyword: str = "", **options: Any) -> Run:
-    """Run the suite in ``folder``/suite by labgrid and ``device.drive``, in a process of its own."""
+def drive(
+    folder: Path, *, user: str = "root", keyword: str = "", served: tuple[Path, int] | None = None, **options: Any
+) -> Run:
+    """Run the suite in ``folder``/suite by labgrid and ``device.drive``, in a process of its own.
+
+    ``served`` is a tree that is offered over NFS meanwhile, and the port.
+    """
     options |= {"suite": str(folder / "suite"), "record": str(folder / "record"), "log": str(folder / "log")}
-    target = {
-        "resources": {"NetworkService": {"address": "here", "username": user}},
-        "drivers": {"HereDriver": {}, "BoardStrategy": {}},
-    }
+    resources: dict[str, Any] = {"NetworkService": {"address": "here", "username": user}}
+    drivers: dict[str, Any] = {}
+    if served is not None:
+        resources["ExportedTree"] = {"folder": str(served[0])}
+        drivers["TreeServerDriver"] = {"port": served[1]}
+    drivers |= {"HereDriver": {}, "BoardStrategy": {}}  # last: the strategy takes the drivers that are there
+    target = {"resources": resources, "drivers": drivers}
     imports = ["device.target", "device.strategy", here_board.__file__]
     environment = folder / "environment.yaml"
     environment.write_text(json.dumps({"imports": imports, "targets": {"main": target}, "options": options}))
@@ -67,6 +75,28 @@ def test_a_suite_that_ran_to_its_end(tmp_path: Path) -> None:
     assert run.outcomes() == {"test_good": "passed", "test_bad": "failed"}
     assert run.junit_failures() == {"test_bad"}
     assert "1 failed, 1 passed" in run.said
+
+
+@pytest.mark.network_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces")
+def test_a_private_network_has_a_loopback_and_no_way_out(tmp_path: Path) -> None:
+    ours = Path("/proc/self/ns/net").readlink()
+    write_suite(
+        tmp_path / "suite",
+        a=f"""
+            import pathlib, socket
+            def test_apart(): assert str(pathlib.Path("/proc/self/ns/net").readlink()) != "{ours}"
+            def test_interfaces(): assert {{name for _, name in socket.if_nameindex()}} >= {{"lo", "pitorch"}}
+            def test_routes(): assert "00000000\t" not in pathlib.Path("/proc/self/net/route").read_text()
+            def test_loopback():
+                with socket.create_server(("127.0.0.1", 0)) as here:
+                    socket.create_connection(here.getsockname()).close()
+        """,
+    )
+    run = drive(tmp_path, private_network=True)
+    assert set(run.outcomes().values()) == {"passed"}, run.said
+    assert len(run.outcomes()) == 4
+    assert run.status == 0
 
 
 EARLY_ENDS = {

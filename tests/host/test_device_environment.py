@@ -34,7 +34,7 @@ def exported_in(folder: Path) -> Config:
         {"nfs": {"folder": str(folder / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(folder / "b")}}
     )
     layout = Layout.of(made)
-    layout.tree.mkdir()
+    layout.tree.mkdir(parents=True)
     layout.folder.mkdir()
     layout.known_hosts.write_text(f"* {HOST_KEY}\n")
     layout.client_key.write_text("a key\n")
@@ -50,10 +50,12 @@ def environment(config: Config, **how: Any) -> Any:
 
 
 def test_virtual_board_has_tree_server_machine_and_pinned_ssh(config: Config) -> None:
-    strategy = environment(config).get_target("main").get_driver("Strategy", activate=False)
+    made = environment(config)
+    assert made.config.data["options"]["private_network"] is True
+    strategy = made.get_target("main").get_driver("Strategy", activate=False)
     assert isinstance(strategy, BoardStrategy)
     assert strategy.status is Status.off
-    assert strategy.server.tree.folder == str(config.nfsroot)
+    assert strategy.server.tree.folder == str(Layout.of(config).tree)
     assert strategy.board.init == "lean"
     pinned = Path(strategy.ssh.access.known_hosts)
     assert pinned.read_text() == f"{access.ALIAS} {HOST_KEY}\n"

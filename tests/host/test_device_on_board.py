@@ -62,13 +62,14 @@ def impostor(config: Config, folder: Path) -> Config:
     """An export of the same tree whose host key and login key are others."""
     real, false = Layout.of(config), Layout(folder / "nfsroot")
     folder.mkdir()
+    false.place.mkdir()
     false.tree.symlink_to(real.tree)
     false.folder.mkdir()
     for path in (real.marker, real.known_hosts, real.client_key):
         (false.folder / path.name).write_bytes(path.read_bytes())
     false.client_key.chmod(0o600)
     false.manifest.write_bytes(real.manifest.read_bytes())
-    return replace(config, nfs=replace(config.nfs, folder=str(false.tree)))
+    return replace(config, nfs=replace(config.nfs, folder=str(false.place)))
 
 
 def new_key(path: Path) -> Path:
@@ -218,7 +219,7 @@ def test_suite_runs_through_enter_nfsroot_and_leaves_nothing(board: Board, confi
         """,
     )
     before = board.run("cat", "/proc/mounts")
-    said = enter(board, config, f"10.0.2.2:{config.nfsroot}", tests)
+    said = enter(board, config, f"10.0.2.2:{Layout.of(config).tree}", tests)
     assert "3 passed" in said, said
     assert board.run("cat", "/proc/mounts") == before
     assert board.run("sh", "-c", "ls /tmp/enter-nfsroot.* 2>/dev/null || echo none") == "none"
@@ -407,7 +408,7 @@ def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.Comp
 
 
 def test_the_root_is_entered_over_nfs(board: Board) -> None:
-    source = f"10.0.2.2:{board.config.nfsroot}"
+    source = f"10.0.2.2:{Layout.of(board.config).tree}"
     entering = f"enter-nfsroot -o port={board.server.port} {source} --"
     inside = (
         'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; '
@@ -439,7 +440,7 @@ def refusals(board: Board) -> dict[str, str]:
     """What each of the commands above says and returns; over one connection, for each costs seconds."""
     script = ""
     for name, (words, _) in REFUSALS.items():
-        command = words.replace("PORT", str(board.server.port)).replace("TREE", str(board.config.nfsroot))
+        command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))
         script += f"echo '==={name}'; enter-nfsroot {command} 2>&1; echo rc=$?; "
     done = on_board(board, script + "echo '===mounts'; grep -c /mnt /proc/mounts")
     return dict(part.split("\n", 1) for part in done.stdout.split("===")[1:])
@@ -456,7 +457,7 @@ def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> No
 @pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
 def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
     # Without exec a shell is between, which Ctrl-C ends as well: ssh would tell that.
-    entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{board.config.nfsroot}"
+    entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{Layout.of(board.config).tree}"
     words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
     words.insert(1, "-tt")
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:

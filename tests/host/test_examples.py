@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from remote_kernels import out_of_reach
 
 from device.remote import environment, servers
 from device.remote.environment import TvmEnvironment
@@ -16,8 +18,10 @@ from toolchain.config import ROOT, Config
 
 
 @pytest.fixture(scope="module")
-def tvm(product_config: Config) -> TvmEnvironment:
-    return environment.ready(product_config)
+def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
+    installed = environment.ready(product_config)
+    with out_of_reach():
+        yield installed
 
 
 def run(tvm: TvmEnvironment, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

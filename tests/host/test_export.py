@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
@@ -27,6 +28,7 @@ import jinja2
 import nasty_image
 import pytest
 from nasty_image import tree_listing
+from ordinary_user import run_python
 from spare_bridge import spare_bridge
 
 from images import engine
@@ -212,8 +214,8 @@ def test_the_hash_is_the_same_every_time_and_the_mends_are_the_only_difference(c
     assert raw.rootfs_sha256 == raw.image_tree_sha256 == mended.image_tree_sha256
     assert raw.findings == ()
     assert mended.rootfs_sha256 != mended.image_tree_sha256
-    assert mended.rootfs_sha256 == TreeHash.of(tmp_path / "mended").sha256, "kept up to date entry by entry"
-    before, after = tree_listing(tmp_path / "raw"), tree_listing(tmp_path / "mended")
+    assert mended.rootfs_sha256 == TreeHash.of(tmp_path / "mended" / "tree").sha256, "kept up to date entry by entry"
+    before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "mended" / "tree")
 
     def untimed(facts: tuple[object, ...] | None) -> tuple[object, ...] | None:
         return facts if facts is None else facts[:4] + facts[5:]
@@ -238,6 +240,7 @@ def test_a_tarball_holds_the_same_tree(config: Config, tmp_path: Path) -> None:
     assert first.tarball is not None
     assert second.tarball is not None
     first.tarball.verify()
+    assert stat.S_IMODE(first.tarball.path.stat().st_mode) == 0o600, "it has the board's private keys"
     (tmp_path / "unpacked").mkdir()
     subprocess.run(
         ["tar", "-C", tmp_path / "unpacked", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xpf",
@@ -265,6 +268,8 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
         ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
     ]  # fmt: skip
     assert layout.client_key.stat().st_mode & 0o777 == 0o600
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700, "no other user reaches the tree"
+    assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755
     keys = [line.removeprefix("* ") for line in layout.known_hosts.read_text().splitlines()]
     assert keys == [
         (layout.tree / f"etc/ssh/ssh_host_{kind}_key.pub").read_text().strip() for kind in ("ecdsa", "ed25519")
@@ -418,7 +423,7 @@ def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, e
     in_the_place_of(layout.tree)
     assert layout.tree.stat().st_ino == number
     with pytest.raises(ForeignFolder, match="no marker of ours names"):
-        export(config, destination=layout.tree)
+        export(config, destination=layout.place)
     with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
         require_export(layout)
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
@@ -429,16 +434,16 @@ def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, e
 @pytest.mark.parametrize("inode_size", [128])
 def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, ext4: Path) -> None:
     layout = Layout(ext4 / "nfsroot")
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
     (layout.tree / "written-by-the-board").touch()
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     assert not (layout.tree / "written-by-the-board").exists(), "it is ours, and was replaced"
     number = layout.tree.stat().st_ino
     in_the_place_of(layout.tree)
     assert layout.tree.stat().st_ino == number
     with pytest.raises(ForeignFolder, match="no host key of the export"):
-        export(config, destination=layout.tree)
+        export(config, destination=layout.place)
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
 
 
@@ -447,15 +452,45 @@ def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Confi
 def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> None:
     """It had inodes alone."""
     layout = Layout(tmp_path / "nfsroot")
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
     require_export(layout)
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
     assert named_trees(layout) == {identity_of(layout.tree)}
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
     layout.known_hosts.write_text("")
     with pytest.raises(ForeignFolder, match="no host key of the export"):
-        export(config, destination=layout.tree)
+        export(config, destination=layout.place)
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tree_where_earlier_versions_had_it_is_replaced(config: Config, tmp_path: Path) -> None:
+    """It was the named folder itself, open to all users."""
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.place)
+    layout.tree.rename(tmp_path / "moved")
+    layout.place.rmdir()
+    (tmp_path / "moved").rename(layout.place)
+    (layout.place / "written-by-the-board").touch()
+    export(config, destination=layout.place)
+    assert list(layout.place.iterdir()) == [layout.tree]
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700
+    assert not (layout.tree / "written-by-the-board").exists()
+    assert sorted(item.name for item in tmp_path.iterdir()) == [
+        ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_with_something_beside_the_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.place)
+    (layout.place / "thesis.tex").write_text("years of work")
+    with pytest.raises(ForeignFolder, match="2 entries"):
+        export(config, destination=layout.place)
+    assert (layout.place / "thesis.tex").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("said", ["", "null", "[]", '{"trees": 1}', '{"inodes": null}', "{}"])
@@ -497,12 +532,12 @@ def test_a_tree_with_something_mounted_in_it_is_not_removed(config: Config, tmp_
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "data").touch()
-    subprocess.run(["mount", "--bind", precious, tmp_path / "nfsroot" / "tmp"], check=True)
+    subprocess.run(["mount", "--bind", precious, tmp_path / "nfsroot" / "tree" / "tmp"], check=True)
     try:
         with pytest.raises(InUse, match="something is mounted there"):
             export(config, destination=tmp_path / "nfsroot")
     finally:
-        subprocess.run(["umount", tmp_path / "nfsroot" / "tmp"], check=True)
+        subprocess.run(["umount", tmp_path / "nfsroot" / "tree" / "tmp"], check=True)
     assert (precious / "data").exists()
 
 
@@ -513,9 +548,9 @@ def test_two_exports_at_once(config: Config, tmp_path: Path) -> None:
     with layout.lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(InUse, match="another run") as caught:
-            export(config, destination=layout.tree)
+            export(config, destination=layout.place)
     assert caught.value.exit_code == 29
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
 
 
 RUN = """
@@ -535,13 +570,13 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
 ) -> None:
     place = tmp_path / "nfsroot"
     before = export(config, destination=place)
-    old = tree_listing(place)
+    old = tree_listing(place / "tree")
     login = Layout(place).known_hosts.read_text()
     child = subprocess.Popen(
         [sys.executable, "-c", RUN, heavy.split("/")[0], str(place)],
         cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    started = Layout(place).aside / "nfsroot"
+    started = Layout(place).aside / "tree"
     deadline = time.monotonic() + 60
     while not (started.is_dir() and any(started.iterdir())):
         assert child.poll() is None, "ended before it could be interrupted"
@@ -550,14 +585,14 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
     child.send_signal(number)
     child.wait(30)
     assert child.returncode != 0
-    assert tree_listing(place) == old
+    assert tree_listing(place / "tree") == old
     assert Layout(place).known_hosts.read_text() == login
     assert require_export(Layout(place)).facts["image_id"] == before.image_id
     if number == signal.SIGINT:
         assert not Layout(place).aside.exists(), "Ctrl-C cleans up"
     again = export(config_for(heavy), destination=place)
     assert again.counts["files"] >= 240
-    assert (place / "file239").stat().st_size == 1 << 20
+    assert (place / "tree" / "file239").stat().st_size == 1 << 20
     assert not Layout(place).aside.exists(), "the next export clears away what was left"
 
 
@@ -569,7 +604,7 @@ def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
 ) -> None:
     """As where two folders cannot be exchanged: one is away, and the next export comes to nothing either."""
     layout = Layout(tmp_path / "nfsroot")
-    before = export(config, destination=layout.tree)
+    before = export(config, destination=layout.place)
     old, marker = tree_listing(layout.tree), layout.marker.read_text()
     place: Path = getattr(layout, moved)
     layout.aside.mkdir()
@@ -580,14 +615,14 @@ def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full], check=True)
     try:
         with pytest.raises(DiskFull):
-            export(config, destination=layout.tree, tarball=full / "root.tar")
+            export(config, destination=layout.place, tarball=full / "root.tar")
     finally:
         subprocess.run(["umount", full], check=True)
     assert tree_listing(layout.tree) == old
     assert layout.marker.read_text() == marker
     assert require_export(layout).facts["image_id"] == before.image_id
     assert not layout.aside.exists()
-    export(config, destination=layout.tree)
+    export(config, destination=layout.place)
 
 
 @pytest.mark.engine
@@ -775,13 +810,15 @@ def test_an_image_for_another_platform(client: docker.DockerClient, tmp_path: Pa
 
 
 @needs_root
-def test_an_ordinary_user_is_told_to_use_sudo(tmp_path: Path) -> None:
-    os.seteuid(65534)
-    try:
-        with pytest.raises(RootNeeded, match="root is needed"):
-            export(load_config({}), destination=tmp_path / "nfsroot")
-    finally:
-        os.seteuid(0)
+def test_an_ordinary_user_is_told_to_use_sudo(open_checkout: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="pitorch-export-") as folder:
+        Path(folder).chmod(0o777)
+        words = ("-m", "toolchain.cli", "export-nfsroot", f"--folder={folder}/nfsroot")
+        ended = run_python(open_checkout, *words, environment={"HOME": folder})
+        assert ended.returncode == RootNeeded.exit_code, ended.stderr
+        assert "root is needed" in ended.stderr
+        assert f"sudo ./inv export-nfsroot --folder={folder}/nfsroot" in ended.stderr
+        assert list(Path(folder).iterdir()) == []
 
 
 @needs_root
@@ -882,7 +919,7 @@ def test_what_a_board_boots_by(bootable: Path, tmp_path: Path) -> None:
     folder, warnings = beside(bootable, tmp_path)
     assert (folder / "tftp/cmdline.txt").read_text() == (
         "console=serial0,115200 console=tty1 boot=nfs4 root=/dev/nfs "
-        f"nfsroot=192.168.77.1:{tmp_path}/served/nfsroot,vers=4.1 rw ip=dhcp net.ifnames=0\n"
+        f"nfsroot=192.168.77.1:{tmp_path}/served/nfsroot/tree,vers=4.1 rw ip=dhcp net.ifnames=0\n"
     )
     settings = [
         line for line in (folder / "tftp/config.txt").read_text().splitlines() if line and not line.startswith("#")
@@ -965,7 +1002,7 @@ def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Pa
 def test_the_line_for_the_kernels_server(bootable: Path, tmp_path: Path) -> None:
     folder, _ = beside(bootable, tmp_path, subnet="10.1.0.0/16")
     assert (folder / "exports").read_text().splitlines()[-1] == (
-        f"{tmp_path}/served/nfsroot 10.1.0.0/16(rw,sync,no_root_squash,no_subtree_check,insecure)"
+        f"{tmp_path}/served/nfsroot/tree 10.1.0.0/16(rw,sync,no_root_squash,no_subtree_check)"
     )
 
 
@@ -974,7 +1011,7 @@ def test_blanks_in_the_path_are_escaped_for_exports_and_warned_of(bootable: Path
     config = load_config({"nfs": {"address": "192.168.77.1"}})
     warnings = accompany(config, final, bootable, tmp_path / "aside")
     folder = tmp_path / "aside" / "nfsroot.files"
-    assert f"{tmp_path}/two\\040words/nfsroot 192.168.77.0/24(" in (folder / "exports").read_text()
+    assert f"{tmp_path}/two\\040words/nfsroot/tree 192.168.77.0/24(" in (folder / "exports").read_text()
     assert any("kernel command line cannot carry" in warning for warning in warnings)
 
 

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import docker
 import pytest
+from ordinary_user import run_python
 from registry_parts import small_disk
 from wheel_parts import make_wheel
 
@@ -25,7 +28,7 @@ from recipes.torch import job as torch_job
 from toolchain import files
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ConfigError, DiskFull, ImageBuildFailed, RootNeeded, ServerFailed
+from toolchain.errors import ConfigError, DiskFull, ImageBuildFailed, RootNeeded
 from toolchain.manifest import Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step
 
@@ -200,6 +203,27 @@ def test_a_disk_that_becomes_full_under_a_wheels_content_is_told(tmp_path: Path)
             flow._unpack(tar, disk / "large")
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_disk_that_is_full_when_the_extension_is_built_is_told(tmp_path: Path, own: bool) -> None:
+    facts: dict[str, dict[str, Any]] = {
+        "builder": {"image": "sha256:0"},
+        "torch-site": {"version": "2.6.0"},
+        "libqpu": {"prefix": "/usr", "own": own, "library": "another one"},
+    }
+
+    def done(name: str) -> Step:
+        return Step(name=name, title=name, inputs={}, action=lambda _: Made(facts=facts[name]))
+
+    with small_disk(tmp_path / "disk", "160k") as disk, Flow(config_for(disk)) as made:
+        made._client = docker.DockerClient(base_url="unix:///nowhere", version="1.41")
+        step = next(step for step in made.pipeline().steps if step.name == "qpu-ops")
+        pipeline = Pipeline(made.root, (*map(done, facts), step))
+        with pytest.raises(DiskFull, match="no room for QPU extension wheel"):
+            pipeline.execute(pipeline.plan())
+        assert not pipeline.manifest_path("qpu-ops").exists()
+        assert list((made.root / "work").iterdir()) == [], "nothing is left half-written"
+
+
 def test_no_compiler_is_mounted_where_it_is_switched_off(tmp_path: Path) -> None:
     assert Flow(config_for(tmp_path, native_compiler=False)).compiler().binds() == []
 
@@ -275,30 +299,14 @@ def public() -> Iterator[Path]:
         yield Path(name)
 
 
-def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def as_nobody(checkout: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """``./inv`` with these words for an ordinary user, when the machine is ready."""
-    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv (util-linux) is not installed")
-    reachable: list[str | Path] = [*drop, "sh", "-c", 'test -r "$0" && test -x "$1"', ROOT / "tasks.py", sys.executable]
-    if subprocess.run(reachable, check=False).returncode:
-        pytest.skip("this checkout, or its Python, is closed to other users")
-    return subprocess.run(
-        [*drop, sys.executable, "-m", "toolchain.cli", *words],
-        cwd=ROOT,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder),
-            "LC_ALL": "C.UTF-8",
-            "DOCKER_HOST": os.environ["DOCKER_HOST"],
-            "INVOKE_BUILD_FOLDER": str(folder / "build"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    environment = {
+        "HOME": str(folder),
+        "DOCKER_HOST": os.environ["DOCKER_HOST"],
+        "INVOKE_BUILD_FOLDER": str(folder / "build"),
+    }
+    return run_python(checkout, "-m", "toolchain.cli", *words, environment=environment)
 
 
 @needs_root
@@ -315,9 +323,9 @@ def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_an_ordinary_user_is_told_to_use_sudo_before_anything_is_done(
-    public: Path, words: list[str], titles: str, mend: str
+    open_checkout: Path, public: Path, words: list[str], titles: str, mend: str
 ) -> None:
-    ended = as_nobody(*words, folder=public)
+    ended = as_nobody(open_checkout, *words, folder=public)
     assert ended.returncode == 28, ended.stderr
     assert f"root is needed to give files to their owners {titles}" in ended.stderr
     assert "found:    user id 65534" in ended.stderr
@@ -328,8 +336,8 @@ def test_an_ordinary_user_is_told_to_use_sudo_before_anything_is_done(
 
 
 @needs_root
-def test_an_ordinary_user_may_look_at_the_plan(public: Path) -> None:
-    ended = as_nobody("build-image", "--plan", folder=public)
+def test_an_ordinary_user_may_look_at_the_plan(open_checkout: Path, public: Path) -> None:
+    ended = as_nobody(open_checkout, "build-image", "--plan", folder=public)
     assert ended.returncode == 0, ended.stderr
     assert "root filesystem" in ended.stdout
 
@@ -347,35 +355,44 @@ def test_a_build_folder_of_another_user_is_told(tmp_path: Path, public: Path) ->
     assert "build.folder" in caught.value.mend
 
 
+BRING_UP_TO_DATE = """
+import sys
+from pathlib import Path
+from recipes.flow import alone
+from toolchain.steps import Made, Pipeline, Step
+
+def action(_):
+    print("ran")
+    return Made()
+
+folder, version = Path(sys.argv[1]), sys.argv[2]
+with alone(folder):
+    if version == "twice":
+        with alone(folder):
+            print("both")
+    pipeline = Pipeline(folder, (Step(name="image", title="image", inputs={"version": version}, action=action),))
+    pipeline.execute(pipeline.plan())
+"""
+
+
 @needs_root
-def test_what_root_built_may_be_used_by_others_and_not_be_built_on(public: Path) -> None:
+def test_what_root_built_may_be_used_by_others_and_not_be_built_on(open_checkout: Path, public: Path) -> None:
     """As ``shell`` does after ``sudo ./inv build-image``."""
     theirs = public / "theirs"
-    runs: list[str] = []
 
-    def bring_up_to_date(version: str) -> None:
-        def action(_: Mapping[str, Manifest]) -> Made:
-            runs.append(version)
-            return Made()
+    def as_user(version: str) -> subprocess.CompletedProcess[str]:
+        words = ("-c", BRING_UP_TO_DATE, str(theirs), version)
+        return run_python(open_checkout, *words, environment={"HOME": str(public)})
 
-        step = Step(name="image", title="image", inputs={"version": version}, action=action)
-        with alone(theirs):
-            pipeline = Pipeline(theirs, (step,))
-            pipeline.execute(pipeline.plan())
-
-    bring_up_to_date("1")
-    os.seteuid(65534)
-    try:
-        bring_up_to_date("1")
-        with pytest.raises(RootNeeded, match="belongs to another user") as caught:
-            bring_up_to_date("2")
-        with alone(theirs), pytest.raises(ServerFailed, match="another build works"), alone(theirs):
-            raise AssertionError("must not go on")
-    finally:
-        os.seteuid(0)
-    assert caught.value.found == "it may not be written to, and image has to be made"
-    assert "sudo" in caught.value.mend
-    assert runs == ["1"]
+    subprocess.run([sys.executable, "-c", BRING_UP_TO_DATE, theirs, "1"], cwd=ROOT, check=True)
+    used = as_user("1")
+    assert (used.returncode, used.stdout) == (0, ""), used.stderr
+    refused = as_user("2").stderr
+    assert "RootNeeded: " in refused
+    assert "belongs to another user" in refused
+    assert "it may not be written to, and image has to be made" in refused
+    assert "sudo" in refused
+    assert "ServerFailed: another build works" in as_user("twice").stderr
 
 
 @needs_root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,21 @@ def test_the_tests_in_cpp_pass(tree: Path) -> None:
     done = run(["ctest", "--test-dir", tree, "--output-on-failure", "--no-tests=error"], limit_s=1000)
     assert "100% tests passed" in done.output
     assert "0 tests failed" in done.output
+
+
+@pytest.mark.expensive
+@pytest.mark.timeout(7200)
+def test_ten_thousand_kernels_with_many_live_vectors(tree: Path) -> None:
+    at_once = 500
+
+    def check(first: int) -> str:
+        variables = {"QPU_FUZZ_FIRST": str(first), "QPU_FUZZ_KERNELS": str(at_once), "QPU_CACHE": "off"}
+        done = run([tree / "tests" / "test-pressure"], env=variables, check=False, limit_s=3600)
+        return "" if done.returncode == 0 and f"{at_once} kernels" in done.output else done.output
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [output for output in pool.map(check, range(0, 10_000, at_once)) if output]
+    assert found == []
 
 
 @pytest.mark.timeout(1800)

@@ -117,9 +117,44 @@ def test_words_go_there_and_back(qpu: ModuleType, tmp_path: Path) -> None:
     lines = qpu.disassemble(words).splitlines()
     assert len(lines) == 15
     assert (qpu.assemble("\n".join(line.split(maxsplit=2)[2] for line in lines)) == words).all()
+    odd = numpy.array([0x10024821019E7293, 0x100009E7000C3000, 2**64 - 1], dtype=numpy.uint64)
+    lines = qpu.disassemble(odd).splitlines()
+    assert "nop; with raddr_a=3, raddr_b=3" in lines[1]
+    assert (qpu.assemble("\n".join(line.split(maxsplit=2)[2] for line in lines)) == odd).all()
     program = qpu.Program.from_words(words)
     program.save(tmp_path / "rows")
     assert (qpu.Program.open(tmp_path / "rows").words == words).all()
+
+
+def _checksum(data: bytes) -> int:
+    """FNV-1a of 64 bits, as src/code/serialise.hpp has it for saved kernels."""
+    value = 0xCBF29CE484222325
+    for byte in data[:16] + data[24:]:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def test_a_damaged_kernel_is_refused(qpu: ModuleType, axpy: Path) -> None:
+    saved = axpy.read_bytes()
+    at = saved.index(b"axpy")
+    for name in (b"axp\x00", b"axp\xff"):  # the second with a checksum that fits
+        damaged = bytearray(saved[:at] + name + saved[at + 4 :])
+        if name.endswith(b"\xff"):
+            damaged[16:24] = _checksum(bytes(damaged)).to_bytes(8, "little")
+        axpy.write_bytes(damaged)
+        with pytest.raises(qpu.QpuError, match="is damaged, or of another version of libqpu") as fault:
+            qpu.Program.open(axpy)
+        assert fault.value.kind == "ArgumentError"
+    axpy.write_bytes(saved)
+    assert "axpy" in qpu.Program.open(axpy).listing()
+
+
+def test_paths_in_another_encoding_are_told(qpu: ModuleType, axpy: Path) -> None:
+    words = os.fsencode(axpy.parent) + b"/M\xfcller.bin"
+    Path(os.fsdecode(words)).write_bytes(qpu.assemble("nop\n").tobytes())
+    assert "\ufffdller.bin: 1 instruction" in qpu.Program.open(os.fsdecode(words)).listing()
+    with pytest.raises(qpu.QpuError, match=r"cannot open .*ller\.none"):
+        qpu.Program.open(os.fsdecode(words[:-3] + b"none"))
 
 
 def test_views_outlive_their_buffer(qpu: ModuleType) -> None:

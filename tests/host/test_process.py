@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -344,8 +344,9 @@ from toolchain import process
 class Hasty(subprocess.Popen):
     def __init__(self, *words, **options):
         super().__init__(*words, **options)
-        print(self.pid, flush=True)
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        if words[0][0] == "sleep":
+            print(self.pid, flush=True)
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
 
 subprocess.Popen = Hasty
 signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -365,3 +366,64 @@ def test_a_signal_in_the_moment_of_the_childs_birth_does_not_lose_it(name: str) 
         assert said == "interrupted"
         assert done.returncode == 0, done.stderr
         assert not alive(int(pid))
+
+
+# ------------------------------------------------------------------------------------------ a task that is killed
+
+KILLED = """
+import sys, threading
+from pathlib import Path
+from toolchain import process
+
+folder = Path(sys.argv[1])
+# Of its grandchildren one has a process group of its own, and one ignores SIGTERM.
+script = 'timeout 600 sh -c "echo \\\\$\\\\$ >$0.group; sleep 600" & (trap "" TERM; sh -c "echo \\\\$\\\\$ >$0.deaf; ' \
+    'while :; do sleep 1; done") & sleep 600 & echo $! >$0.plain; wait'
+threads = [threading.Thread(target=process.run, args=(["sh", "-c", script, folder / name],)) for name in ("one", "two")]
+for thread in threads:
+    thread.start()
+process.run(["true"])
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_what_a_killed_task_started_ends_with_it(tmp_path: Path, kill: Callable[[int, int], None]) -> None:
+    task = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    names = [f"{name}.{kind}" for name in ("one", "two") for kind in ("group", "deaf", "plain")]
+    try:
+        started = [int(wait_for(tmp_path / name)) for name in names]
+    finally:
+        kill(task.pid, signal.SIGKILL)
+        task.wait()
+    with killed_at_the_end(*started):
+        assert all(wait_until_gone(pid, limit_s=60) for pid in started)
+
+
+def test_what_runs_elsewhere_is_left_alone_where_a_task_is_killed(tmp_path: Path) -> None:
+    """A program that has ended is not looked for again: its number may be another's by then."""
+    code = (
+        "import os, signal, sys; from toolchain import process; "
+        'process.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $! >" + sys.argv[1]]); '
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path / "daemon")]
+    assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    daemon = int((tmp_path / "daemon").read_text())
+    with killed_at_the_end(daemon):
+        time.sleep(1)  # the reaper has ended by then
+        assert alive(daemon)
+
+
+def test_the_reaper_ends_with_the_task_and_holds_none_of_its_files(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from toolchain import process; process.run(['true']); "
+        "pid = process._reaper._process.pid; print(pid, Path(f'/proc/{pid}/cwd').readlink(), flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    pid, place = done.stdout.split()
+    assert (place, done.stderr) == ("/", "")
+    assert not alive(int(pid))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_kernels import CRASHING, RIGHT, write
+from remote_kernels import CRASHING, RIGHT, out_of_reach, write
 
 from device.remote import environment, profiling, servers
 from device.remote.environment import TvmEnvironment
@@ -40,9 +40,11 @@ ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
 
 
 @pytest.fixture(scope="module")
-def tvm(product_config: Config) -> TvmEnvironment:
+def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
     """TVM, installed as the task does."""
-    return environment.ready(product_config)
+    installed = environment.ready(product_config)
+    with out_of_reach():
+        yield installed
 
 
 @pytest.fixture(scope="module")

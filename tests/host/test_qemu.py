@@ -15,6 +15,8 @@ import pytest
 from device_parts import BOOT_LIMIT_S, Board, bootable, booted
 
 from nfsroot import access, qemu, serve
+from nfsroot.layout import Layout
+from nfsroot.private_network import private_network
 from toolchain import process
 from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactMissing, BoardSilent, BoardUntrusted, CommandFailed, UserError
@@ -169,20 +171,30 @@ def test_exported_tree_boots_over_nfs_and_lets_us_in(board: Board) -> None:
     assert 1 < board.machine.boot_seconds < BOOT_LIMIT_S
     assert board.run("uname", "-m").startswith("armv")
     root = board.run("sh", "-c", "grep ' / ' /proc/mounts | tail -n 1").split()
-    assert root[0] == f"10.0.2.2:{board.config.nfsroot}"
+    assert root[0] == f"10.0.2.2:{Layout.of(board.config).tree}"
     assert root[2] == "nfs4"
 
 
 @pytest.mark.machine
 def test_what_the_guest_writes_is_on_the_host(board: Board) -> None:
     name = f"/root/.from-guest-{socket.gethostname()}-{board.machine.pid}"
-    path = board.config.nfsroot / name.lstrip("/")
+    path = Layout.of(board.config).tree / name.lstrip("/")
     try:
         board.run("sh", "-c", f"echo pi > {name}; chown 1000:1001 {name}; sync")
         assert path.read_text() == "pi\n"
         assert (path.stat().st_uid, path.stat().st_gid) == (1000, 1001)
     finally:
         path.unlink(missing_ok=True)
+
+
+@pytest.mark.machine
+def test_the_kernels_nfs_client_connects_from_a_reserved_port(board: Board) -> None:
+    """serve-nfsroot refuses others. Here QEMU's user-mode network connects for the guest, from another port."""
+    connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
+    ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
+    ours = [local for local, remote in ports if remote == board.server.port]
+    assert ours
+    assert all(port < 1024 for port in ours)
 
 
 @pytest.mark.machine
@@ -213,10 +225,10 @@ def test_failed_boot_is_told_at_once(
 ) -> None:
     """Long before the deadline, with the end of the console."""
     config = bootable(exported_config)
-    with serve.running_server(config.nfsroot) as server:
+    with private_network(), serve.running_server(Layout.of(config).tree) as server:
         spec = qemu.MachineSpec(
-            boot=qemu.boot_files(config.nfsroot, "armhf"),
-            nfs_path=path or str(config.nfsroot),
+            boot=qemu.boot_files(Layout.of(config).tree, "armhf"),
+            nfs_path=path or str(Layout.of(config).tree),
             nfs_port=server.port,
             init="systemd",
             extra_arguments=extra,

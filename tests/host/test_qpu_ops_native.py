@@ -220,6 +220,12 @@ def test_the_bench_prints_a_model_of_the_qpus_times(checks: native.NativeChecks,
         assert 0 < row["share_low"] <= row["share_of_limit"] <= row["share_high"] <= 1
         assert row["share_low"] < row["share_high"]
         assert row["qpu_end_to_end_s"] is None
+    steps = document["steps"]
+    assert {row["optimizer"] for row in steps} == {"SGD", "Adam", "Adam(fused=True)", "AdamW"}
+    for row in steps:
+        assert row["fallbacks"] == 0
+        assert 0 < row["of_optimizer"] < 10 < row["launches"] < 120
+    assert "launches of a step of training" in done.stdout
     assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 
 

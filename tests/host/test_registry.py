@@ -41,7 +41,7 @@ from registry_parts import (
 )
 from rich.console import Console
 
-from images import local_registry, registry
+from images import credentials, local_registry, registry
 from images.credentials import PASSWORD_VARIABLE
 from images.local_registry import Registry, Settings, TokenService
 from images.reference import resolve
@@ -83,6 +83,7 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
     return folder
 
 

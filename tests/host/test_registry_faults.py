@@ -37,7 +37,7 @@ from registry_parts import (
     tags_of,
 )
 
-from images import distribution, local_registry, registry, transfer
+from images import credentials, distribution, local_registry, registry, transfer
 from images.credentials import PASSWORD_VARIABLE
 from images.local_registry import Registry, Settings
 from images.reference import Reference, resolve
@@ -74,6 +74,7 @@ def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("docker-registry")
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
 
 
 @pytest.fixture

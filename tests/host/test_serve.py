@@ -58,13 +58,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def exported(tmp_path: Path) -> Config:
     """A configuration whose folder looks like an export."""
-    tree = tmp_path / "nfsroot"
+    layout = Layout(tmp_path / "nfsroot")
+    tree = layout.tree
     (tree / "etc").mkdir(parents=True)
-    layout = Layout(tree)
     layout.folder.mkdir()
     write_marker(layout, frozenset({identity_of(tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
-    return load_config({"nfs": {"folder": str(tree), "address": "127.0.0.1", "port": free_port()}})
+    return load_config({"nfs": {"folder": str(layout.place), "address": "127.0.0.1", "port": free_port()}})
 
 
 def listing(server: serve.NfsServer, path: Path) -> str:
@@ -117,19 +117,21 @@ def test_what_a_killed_server_left_is_removed_and_a_live_ones_is_not(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    places = {name: tmp_path / f"pitorch-nfs.{name}" for name in ("dead", "alive", "young")}
+    places = {name: tmp_path / f"pitorch-nfs.{name}" for name in ("dead", "alive", "young", "theirs")}
     for name, place in places.items():
         place.mkdir()
         (place / "lock").touch()
         (place / "ganesha.conf").touch()
         if name != "young":
             os.utime(place, (time.time() - 3600, time.time() - 3600))
+    os.chown(places["theirs"], 65534, 65534)
+    kept = {place for name, place in places.items() if name != "dead"}
     with (places["alive"] / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with serve.running_server(folder):
-            assert {path.name for path in tmp_path.glob("pitorch-nfs.*")} > {"pitorch-nfs.alive", "pitorch-nfs.young"}
+            assert set(tmp_path.glob("pitorch-nfs.*")) > kept
             assert not places["dead"].exists()
-    assert {path.name for path in tmp_path.glob("pitorch-nfs.*")} == {"pitorch-nfs.alive", "pitorch-nfs.young"}
+    assert set(tmp_path.glob("pitorch-nfs.*")) == kept
 
 
 @marked()
@@ -257,7 +259,7 @@ def test_serving_stops_when_asked_and_says_how_long(exported: Config) -> None:
     made = serve.serve(exported, stop=stop)
     assert made.ended_by == "request"
     assert made.seconds >= 1
-    assert made.source == f"127.0.0.1:{exported.nfsroot}"
+    assert made.source == f"127.0.0.1:{Layout.of(exported).tree}"
 
 
 @marked()
@@ -280,7 +282,7 @@ def test_nothing_exported_yet_names_the_task(tmp_path: Path) -> None:
 
 @marked()
 def test_a_folder_that_is_not_the_exported_one_is_not_served(exported: Config) -> None:
-    tree = exported.nfsroot
+    tree = Layout.of(exported).tree
     tree.rename(tree.with_name("moved"))
     tree.mkdir()
     with pytest.raises(ArtefactMissing, match="is not the tree that was exported"):
@@ -321,7 +323,7 @@ def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_sigterm_and_a_dropped_terminal_stop_all(exported: Config, number: signal.Signals) -> None:
     with in_foreground(exported) as (child, server, said):
-        assert f"enter-nfsroot -o port={exported.nfs.port} 127.0.0.1:{exported.nfsroot}" in said
+        assert f"enter-nfsroot -o port={exported.nfs.port} 127.0.0.1:{Layout.of(exported).tree}" in said
         child.send_signal(number)
         output, _ = child.communicate(timeout=30)
     assert output.strip() == f"ended by {number.name}"
@@ -345,7 +347,10 @@ from nfsroot.serve import running_server
 folder = Path(sys.argv[1])
 with running_server(folder, port=2049, nfsv3=True) as server:
     for version in (3, 4):
-        print(subprocess.run(["nfs-ls", f"nfs://127.0.0.1{folder}?version={version}"], capture_output=True, text=True))
+        words = ["nfs-ls", f"nfs://127.0.0.1{folder}?version={version}"]
+        print(subprocess.run(words, capture_output=True, text=True))
+        ordinary = ["timeout", "30", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words]
+        print("ordinary:", "for-v3" in subprocess.run(ordinary, capture_output=True, text=True).stdout)
 print("rpcbind left:", subprocess.run(["ss", "-Hltn", "sport = :111"], capture_output=True, text=True).stdout)
 """
 
@@ -368,6 +373,7 @@ def test_version_3_for_stock_initramfs_brings_its_own_portmapper(tmp_path: Path)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("for-v3-and-v4") == 2, done.stdout
+    assert done.stdout.count("ordinary: False") == 2, "from an unprivileged port nobody is let in"
     assert done.stdout.rstrip().endswith("rpcbind left:")
 
 
@@ -382,7 +388,9 @@ def test_the_configuration_of_the_server() -> None:
         recovery="/r",
         plugins="/p",
         major=4,
+        privileged_port=True,
     )
+    assert made.count("PrivilegedPort = true;") == 2, "clients do not take it over from the defaults"
     settings = dict(re.findall(r"^\s+(\w+) = (.+);$", made, re.MULTILINE))
     assert settings["Minor_Versions"] == "0, 1", "2 gives EIO to Linux 6 clients"
     assert settings["Graceless"] == "true"
@@ -405,6 +413,7 @@ def test_version_3_adds_what_the_portmapper_needs() -> None:
         "recovery": "/r",
         "plugins": "/p",
         "major": 4,
+        "privileged_port": True,
     }
     made = render("ganesha.conf", nfsv3=True, **values)
     assert "Protocols = 3,4;" in made
@@ -415,7 +424,10 @@ def test_version_3_adds_what_the_portmapper_needs() -> None:
 
 
 def test_version_6_is_allowed_to_run_in_a_container() -> None:
-    values = {"folders": ["/t"], "address": "127.0.0.1", "port": 1, "clients": ["*"], "recovery": "/r", "plugins": "/p"}
+    values: dict[str, object] = {
+        "folders": ["/t"], "address": "127.0.0.1", "port": 1, "clients": ["*"], "recovery": "/r", "plugins": "/p",
+        "privileged_port": True,
+    }  # fmt: skip
     assert "Allow_Set_Io_Flusher_Fail = true;" in render("ganesha.conf", nfsv3=False, major=6, **values)
     # Version 4 ends at a setting it does not know.
     assert "Flusher" not in render("ganesha.conf", nfsv3=False, major=4, **values)

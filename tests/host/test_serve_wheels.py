@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import http.server
 import io
 import os
 import re
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -572,7 +574,55 @@ def test_what_to_type_names_the_index_and_the_wheels() -> None:
         "--index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 --no-deps --ignore-installed torch"
         in typed[0]
     )
-    assert "--extra-index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 torch" in typed[1]
+    assert "--extra-index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1" in typed[1]
+    assert typed[1].endswith(" torch")
+
+
+@pytest.fixture
+def usual_index(tmp_path: Path) -> Iterator[str]:
+    """The index that the board's pip uses anyway: it has newer source of two packages, which cannot be built here."""
+    for name in ("thing", "needy"):
+        source = tmp_path / "public" / f"{name}-2.0"
+        source.mkdir(parents=True)
+        (source / "setup.py").write_text("raise SystemExit('compiled on the board')\n")
+        (source / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
+        folder = tmp_path / "public" / "simple" / name
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / f"{name}-2.0.tar.gz", "w:gz") as archive:
+            archive.add(source, source.name)
+        (folder / "index.html").write_text(f'<!DOCTYPE html><a href="{name}-2.0.tar.gz">{name}-2.0.tar.gz</a>')
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "public")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_printed_line_prefers_our_wheels_to_newer_source(tmp_path: Path, usual_index: str, said: list[str]) -> None:
+    """Of what is asked for, and of what that requires."""
+    house = tmp_path / "house"
+    make_wheel(house, {"thing.py": "version = 1\n"}, tag="py3-none-any", purelib=True)
+    contents = {"needy.py": "import thing\n"}
+    needy = make_wheel(house, contents, name="needy", tag="py3-none-any", purelib=True, requires="thing")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": usual_index, "NO_PROXY": "*", "no_proxy": "*"}
+    with serve_wheels.running_index(those_in(house)) as (url, _):
+        line = serve_wheels.what_to_type(url, [needy.name])[-1].split()
+        assert line[0] == "~/venv/bin/python"
+        argv = [sys.executable, *line[1:], f"--target={tmp_path / 'installed'}"]
+        without = [word for word in argv if word != "--prefer-binary"]
+        done = [
+            subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
+            for words in (without, argv)
+        ]
+    assert done[0].returncode != 0
+    assert "compiled on the board" in done[0].stdout + done[0].stderr, "what pip does by itself"
+    assert done[1].returncode == 0, done[1].stdout + done[1].stderr
+    assert "Successfully installed needy-1.0 thing-1.0" in done[1].stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

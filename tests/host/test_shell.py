@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -20,6 +21,7 @@ import docker
 import pytest
 from registry_parts import engine_client, need
 
+from images import containers
 from toolchain.config import ROOT
 
 pytestmark = pytest.mark.engine
@@ -167,3 +169,100 @@ def test_a_terminal_is_given_back_as_it_was(client: docker.DockerClient, image: 
         os.close(ours)
         os.close(theirs)
     assert none_is_left(client, image)
+
+
+def test_a_proxys_password_is_on_no_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    """Every user can read those; the container has it in its environment."""
+    proxy = "http://someone:hidden-4711@127.0.0.1:9"
+    argv = [sys.executable, "-c", CALL, image, str(tmp_path), 'echo "$http_proxy $HTTP_PROXY $HOME"; sleep 600']
+    environment = {**os.environ, "http_proxy": proxy}
+    said = tmp_path / "said"
+    with said.open("wb") as out:
+        task = subprocess.Popen(argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: said.read_text().endswith("/root\n"), task)
+        assert said.read_text() == f"{proxy} {proxy} /root\n"
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    finally:
+        task.terminate()
+        task.wait(60)
+    assert any(b"run" in line and image.encode() in line for line in lines), "the program that opens the shell runs"
+    assert not any(b"hidden-4711" in line for line in lines)
+    assert none_is_left(client, image)
+
+
+# ------------------------------------------------------------------------------------------ a task that is killed
+
+STEP = """
+import sys
+from images.containers import run_in
+from images.engine import connect
+from toolchain.architecture import ARCHITECTURES
+architecture = next(row for row in ARCHITECTURES.values() if row.debian == "amd64")
+run_in(connect(), sys.argv[1], ["bash", "-c", sys.argv[2]], architecture=architecture)
+"""
+
+
+def next_task() -> str:
+    """Run a task that needs no engine; what it says beside its result."""
+    argv = [sys.executable, "-m", "toolchain.cli", "completion", "bash"]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stderr
+
+
+@contextlib.contextmanager
+def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own group, that is over at the end of the block."""
+    argv = [sys.executable, "-c", code, image, *words]
+    quiet = subprocess.DEVNULL
+    task = subprocess.Popen(argv, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        yield task
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(task.pid, signal.SIGKILL)
+        task.wait()
+
+
+@pytest.mark.parametrize(("code", "words"), [(STEP, ()), (CALL, ("/",))])
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_next_task_removes_what_a_killed_one_left(
+    client: docker.DockerClient, image: str, tmp_path: Path, code: str, words: tuple[str, ...], stopped: bool
+) -> None:
+    """Running or stopped; the engine itself removes the stopped ones of the docker program."""
+    command = "sleep 3" if stopped else "sleep 600"
+    with task_in(image, code, *words, command) as task:
+        wait_until(lambda: containers_of(client, image) == ["running"], task)
+    if stopped:
+        deadline = time.monotonic() + 60
+        while "running" in containers_of(client, image):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert stopped or containers_of(client, image) == ["running"]
+    said = next_task()
+    assert none_is_left(client, image)
+    if not stopped:
+        assert "what a killed task left is removed: the container pitorch-" in said
+    assert "the container" not in next_task()
+
+
+def test_the_container_of_a_task_that_runs_stays(client: docker.DockerClient, image: str) -> None:
+    with task_in(image, STEP, "sleep 600") as task:
+        wait_until(lambda: containers_of(client, image) == ["running"], task)
+        next_task()
+        assert containers_of(client, image) == ["running"]
+    next_task()
+    assert none_is_left(client, image)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"namespace": "pid:[1]", "pid": 1}', "ours and damaged"])
+def test_containers_whose_maker_is_not_known_here_stay(client: docker.DockerClient, image: str, text: str) -> None:
+    box = client.containers.create(image, ["sleep", "1"], labels={containers._MADE_BY: text})
+    next_task()
+    assert containers_of(client, image) == ["created"]
+    box.remove()
+
+
+@pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:9", "nonsense"])
+def test_a_task_without_an_engine_is_not_held_up(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert next_task() == ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registry_parts import small_disk
 
+from toolchain import process
 from toolchain.config import ROOT
-from toolchain.errors import UserError
+from toolchain.errors import DiskFull, UserError
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Decision, Made, Pipeline, Step, key_of, plan_table
 
@@ -460,3 +464,40 @@ def test_ctrl_c_ends_what_running_steps_started_and_leaves_no_manifest(tmp_path:
     for pid in pids.read_text().split():  # some were ended before they could say theirs
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+# ------------------------------------------------------------------------------------------ a full disk
+
+
+def fill(folder: Path) -> None:
+    shutil.copytree(folder.parent / "large", folder / "copy")
+
+
+def fill_by_a_program(folder: Path) -> None:
+    process.run(["cp", "-r", folder.parent / "large", folder / "copy"])
+
+
+@pytest.mark.parametrize("act", [fill, fill_by_a_program])
+def test_a_disk_that_becomes_full_in_a_step_is_reported_as_full(tmp_path: Path, act: Callable[[Path], None]) -> None:
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "file").write_bytes(os.urandom(1 << 20))
+
+    with small_disk(tmp_path / "disk", "128k") as disk:
+
+        def action(_: Mapping[str, Manifest]) -> Made:
+            act(disk)
+            return Made()
+
+        with pytest.raises(DiskFull, match="no room for the wheel") as caught:
+            execute(disk, Step(name="wheel", title="the wheel", inputs={}, action=action))
+        assert str(disk) in caught.value.expected
+        assert not (disk / "wheel.manifest.json").exists()
+
+
+def test_a_manifest_that_does_not_fit_is_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        facts = {"log": os.urandom(100_000).hex()}
+        step = Step(name="wheel", title="the wheel", inputs={}, action=lambda _: Made(facts=facts))
+        with pytest.raises(DiskFull, match="no room for the wheel"):
+            execute(disk, step)
+        assert list(disk.iterdir()) == [], "no half of it"

@@ -41,7 +41,7 @@ def config(tmp_path: Path) -> Config:
     """An export, as far as a board that is up needs one."""
     made = load_config(settings(tmp_path))
     layout = Layout.of(made)
-    layout.tree.mkdir()
+    layout.tree.mkdir(parents=True)
     layout.folder.mkdir()
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", layout.client_key])
     layout.known_hosts.write_text(f"* {layout.client_key.with_suffix('.pub').read_text()}")

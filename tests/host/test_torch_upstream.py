@@ -17,7 +17,7 @@ from wheel_parts import make_wheel
 
 from recipes import recipe
 from recipes.torch import upstream
-from toolchain.errors import DiskFull, NetworkUnreachable, SourceUnavailable
+from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, SourceUnavailable
 
 
 @pytest.fixture
@@ -66,24 +66,26 @@ def test_of_the_content_store_the_four_tests_that_compile_are_explained_and_no_o
     four = ["basic", "load_tensor", "repeated_hash", "scalar"]
     failed = [f"test_content_store.py::TestContentStoreCPU::test_{name}_cpu" for name in (*four, "other")]
     lines = [
-        json.dumps({"nodeid": name, "when": "call", "outcome": "failed", "$report_type": "TestReport"})
+        json.dumps({"nodeid": name, "when": when, "outcome": outcome, "$report_type": "TestReport"})
         for name in failed
+        for when, outcome in (("call", "failed"), ("teardown", "passed"))
     ]
     end = json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})
-    told = upstream.tally("test_content_store.py", [*lines, end], upstream.Reasons(explained), seconds=9, limit_s=60)
+    file = upstream.Part("test_content_store.py")
+    told = upstream.tally(
+        file, [*lines, end], upstream.Reasons(explained), upstream.Collected(failed, failed), seconds=9, limit_s=60
+    )
     assert list(told.explained) == failed[:4]
     assert list(told.failures) == failed[4:]
 
 
-def run_with_the_plugin(folder: Path, file: str, *options: str) -> list[str]:
-    """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin tells."""
+def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
+    """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin writes down."""
     shutil.copy(Path(upstream.__file__).with_name("upstream_plugin.py"), folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
     subprocess.run(argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=60)
-    told = json.loads((folder / "collected.json").read_text())
-    assert isinstance(told, list)
-    return told
+    return upstream.Collected(**json.loads((folder / "collected.json").read_text()))
 
 
 def test_what_is_left_out_is_not_run_and_is_counted(tmp_path: Path) -> None:
@@ -94,14 +96,19 @@ def test_what_is_left_out_is_not_run_and_is_counted(tmp_path: Path) -> None:
         "def test_leftover(): Path('ran').write_text('')\n"
     )
     tests = run_with_the_plugin(tmp_path, "deep/test_a.py", "--leave-out=deep/test_a.py::test_left")
-    assert tests == ["deep/test_a.py::test_left", "deep/test_a.py::test_leftover"]
+    left, leftover = tests.whole
+    assert (left, leftover) == ("deep/test_a.py::test_left", "deep/test_a.py::test_leftover")
+    assert tests.part == tests.whole
     assert (tmp_path / "ran").exists()
-    lines = [json.dumps({"nodeid": tests[1], "when": "call", "outcome": "passed", "$report_type": "TestReport"})]
+    lines = [
+        json.dumps({"nodeid": leftover, "when": when, "outcome": "passed", "$report_type": "TestReport"})
+        for when in ("call", "teardown")
+    ]
     lines += [json.dumps({"exitstatus": 0, "$report_type": "SessionFinish"})]
-    reasons = upstream.Reasons({}, {tests[0]: "too long"})
-    told = upstream.tally("deep/test_a.py", lines, reasons, tests, seconds=9, limit_s=60)
-    assert (told.counts["passed"], told.counts["left out"]) == (1, 1)
-    assert (told.record()["left_out"], told.record()["omissions"]) == (1, {tests[0]: "too long"})
+    reasons = upstream.Reasons({}, {left: "too long"})
+    told = upstream.tally(upstream.Part("deep/test_a.py"), lines, reasons, tests, seconds=9, limit_s=60)
+    assert (told.counts["passed"], told.counts["left out"], told.ended) == (1, 1, "")
+    assert (told.record()["left_out"], told.record()["omissions"]) == (1, {left: "too long"})
     outcome = upstream.Outcome([told], tmp_path)
     assert outcome.summary() == "1 of upstream's test files: 1 passed, 1 left out"
     assert "left out" in outcome.table().splitlines()[0]
@@ -113,18 +120,52 @@ def test_a_pattern_that_meets_no_test_of_its_file_is_told() -> None:
     )
     collection = {"nodeid": "t.py::B", "outcome": "failed", "$report_type": "CollectReport"}
     lines = [json.dumps(collection), json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})]
-    told = upstream.tally("t.py", lines, reasons, ["t.py::A::test_b"], seconds=9, limit_s=60)
-    assert told.unmet == ["t.py::A::tset_b", "t.py::C::*"]
-    assert upstream.tally("t.py", lines, reasons, None, seconds=9, limit_s=60).unmet == []
+    file, tests = upstream.Part("t.py", 2, 2), upstream.Collected(["t.py::A::test_b"], [])
+    told = upstream.tally(file, lines, reasons, tests, seconds=9, limit_s=60)
+    assert told.unmet == ["t.py::A::tset_b", "t.py::C::*"], "what is in another part is there"
+    assert upstream.tally(file, lines, reasons, None, seconds=9, limit_s=60).unmet == []
+
+
+def test_parts_of_a_file_are_disjoint_and_cover_it(tmp_path: Path) -> None:
+    body = "from pathlib import Path\n" + "".join(
+        f"def test_{name}(): Path('ran').open('a').write('{name}')\n" for name in "dacbe"
+    )
+    (tmp_path / "test_a.py").write_text(body)
+    parts = [run_with_the_plugin(tmp_path, "test_a.py", f"--part={part}/3") for part in (1, 2, 3)]
+    names = [f"test_a.py::test_{name}" for name in "abcde"]
+    assert all(found.whole == names for found in parts)
+    assert [[*found.part] for found in parts] == [names[0::3], names[1::3], names[2::3]]
+    assert (tmp_path / "ran").read_text() == "da" + "be" + "c", "each once, in the file's order"
+
+
+@pytest.mark.parametrize("text", ["test_nn.py 2/4", "nn/test_pooling.py", "test_nn.py 1/1"])
+def test_a_file_or_a_part_of_it_is_named(text: str) -> None:
+    assert str(upstream.Part.parse(text)) == text.removesuffix(" 1/1")
+
+
+@pytest.mark.parametrize("text", ["", "test_nn", "test_nn.py 0/4", "test_nn.py 5/4", "test_nn.py 2", "test_nn.py 2/0"])
+def test_what_is_no_part_of_a_file_is_refused(text: str) -> None:
+    with pytest.raises(ArtefactMissing, match="names no test file") as caught:
+        upstream.Part.parse(text)
+    assert "'test_nn.py 2/4'" in caught.value.expected
 
 
 def test_each_pattern_is_of_a_listed_file_and_has_a_reason() -> None:
     data = tomllib.loads(upstream.LIST.read_text())
     tables = {**data["explained"], **data["left_out"]}
     assert len(tables) == len(data["explained"]) + len(data["left_out"])
-    assert {pattern.partition("::")[0] for pattern in tables} <= set(data["files"])
+    parts = [upstream.Part.parse(name) for name in data["files"]]
+    assert {pattern.partition("::")[0] for pattern in tables} <= {item.file for item in parts}
     assert all("::" in pattern and reason for pattern, reason in tables.items())
-    assert len(data["files"]) == len(set(data["files"]))
+    assert len(data["files"]) == len(set(parts))
+
+
+def test_of_each_listed_file_all_parts_are_listed() -> None:
+    parts = [upstream.Part.parse(name) for name in tomllib.loads(upstream.LIST.read_text())["files"]]
+    for item in parts:
+        mine = [other for other in parts if other.file == item.file]
+        assert [other.part for other in mine] == [*range(1, item.parts + 1)], str(item)
+        assert {other.parts for other in mine} == {item.parts}, str(item)
 
 
 @pytest.fixture

@@ -874,6 +874,22 @@ def test_short():
     pass
 """
 
+LOST = """
+import os
+def test_a():
+    pass
+def test_b():
+    if os.fork() == 0:
+        raise SystemExit(0)
+    os.wait()
+    os._exit(0)
+def test_c():
+    pass
+"""
+
+
+T = upstream.Part("t.py")
+
 
 def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
     """Lines as pytest-reportlog writes them: of tests (name, when, outcome), and of the end."""
@@ -892,27 +908,50 @@ def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
         *(("d", "setup", "passed"), ("d", "call", "passed"), ("d", "teardown", "failed")),
         status=1,
     )
-    told = upstream.tally("t.py", lines, upstream.Reasons({"b*": "32 bits"}), seconds=9, limit_s=60)
-    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0}
+    tests = upstream.Collected([*"abcd"], [*"abcd"])
+    told = upstream.tally(T, lines, upstream.Reasons({"b*": "32 bits"}), tests, seconds=9, limit_s=60)
+    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0, "not run": 0}
     assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
 
 
 def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
-    begun = reports(("a", "setup", "passed"), ("a", "call", "passed"), status=None)
-    told = upstream.tally("t.py", [*begun, '{"nodeid": "b", "wh'], upstream.Reasons({}), seconds=61, limit_s=60)
-    assert (told.counts, told.ended, told.failures) == ({"passed": 1, "left out": 0}, "cut off after 60 s", {})
-    crashed = upstream.tally("t.py", begun, upstream.Reasons({}), seconds=3, limit_s=60)
+    none, tests = upstream.Reasons({}), upstream.Collected([*"abc"], [*"abc"])
+    begun = reports(*(("a", when, "passed") for when in ("setup", "call", "teardown")), status=None)
+    told = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
+    assert (told.counts, told.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
+    assert told.ended == "cut off after 60 s: 1 of 3 tests were run"
+    crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
     assert crashed.failures == {"t.py": "ended by itself"}
-    hung = upstream.tally("t.py", begun, upstream.Reasons({}), seconds=181, limit_s=60, hung=True)
-    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it")
+    hung = upstream.tally(T, begun, none, tests, seconds=181, limit_s=60, hung=True)
+    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests were run")
+
+
+@pytest.mark.parametrize("status", [0, 1, 5])
+def test_an_exit_status_alone_makes_no_file_complete(status: int) -> None:
+    """A process that a test forked writes one too, while the one that is waited for is killed."""
+    none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
+    lines = reports(
+        *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status
+    )
+    told = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
+    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests were run", 2)
+    assert told.record()["not_run"] == 2
+    crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
+    assert (crashed.ended, crashed.counts["failed"]) == ("ended by itself: 1 of 3 tests were run", 1)
+    uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
+    assert (uncollected.ended, uncollected.counts["failed"]) == ("ended by itself", 1)
+    outcome = upstream.Outcome([told, crashed], Path("none"))
+    assert outcome.summary().endswith("4 not run; 2 not run to the end")
 
 
 def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def run(client: object, made: object, folder: object, packages: object, out: object, name: str, *_: object) -> None:
-        if name == "first.py":
+    def run(
+        client: object, made: object, folder: object, packages: object, out: object, item: object, *_: object
+    ) -> None:
+        if str(item) == "first.py":
             began.wait(20)
             raise KeyboardInterrupt
         with process.on_interrupt(ended.set):
@@ -923,8 +962,9 @@ def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(upstream, "compile_jobs", lambda _: 2)
     made = job.TorchFlow(config())
     monkeypatch.setattr(job.TorchFlow, "client", None)
+    wanted = [upstream.Part("first.py"), upstream.Part("second.py")]
     with pytest.raises(KeyboardInterrupt):
-        upstream._run_all(made, tmp_path, tmp_path, tmp_path, ["first.py", "second.py"], upstream.Reasons({}), 60)
+        upstream._run_all(made, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60)
     assert ended.is_set()
 
 
@@ -942,6 +982,7 @@ def test_upstreams_tests_run_in_the_image(
     (tmp_path / "test_some.py").write_text(UPSTREAM)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "test_some.py").write_text(ENDLESS)
+    (tmp_path / "test_lost.py").write_text(LOST)
     tables = tomllib.loads(upstream.LIST.read_text())
     pins = json.dumps(tables["packages"])
     (tmp_path / "upstream.toml").write_text(
@@ -960,17 +1001,20 @@ files = ["test_some.py"]
     )
     with pytest.raises(ArtefactMissing, match=r"no test file test_none\.py"):
         upstream.run_tests(mine, ["test_none.py"], tests=tmp_path)
-    with pytest.raises(ChecksFailed, match="2 of upstream's tests fail, and nothing explains it") as caught:
-        upstream.run_tests(mine, ["test_some.py", "deep/test_some.py"], tests=tmp_path, limit_s=300)
+    names = ["test_some.py", "deep/test_some.py", "test_lost.py", "test_lost.py 3/3"]
+    with pytest.raises(ChecksFailed, match="3 of upstream's tests fail, and nothing explains it") as caught:
+        upstream.run_tests(mine, names, tests=tmp_path, limit_s=300)
     assert "test_broken" in caught.value.found
     assert "upstream.toml names test_some.py::*::test_unkown, and upstream has no such test" in capsys.readouterr().err
     told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
-    file, deep = told["files"]
+    file, deep, lost, part = told["files"]
     assert told["emulated"]
     assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
     assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")
     assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
+    assert (lost["ended"], lost["not_run"]) == ("ended by itself: 1 of 3 tests were run", 2)
+    assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
 
 
 def test_the_plan_says_what_would_run() -> None:

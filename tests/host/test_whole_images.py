@@ -19,6 +19,7 @@ from device import suite
 from images import engine
 from images.containers import run_in
 from nfsroot.export import export
+from nfsroot.layout import Layout
 from recipes import main_job
 from toolchain import process
 from toolchain.config import Config
@@ -84,7 +85,7 @@ def test_a_raspbian_image_is_built_whole_exported_and_boots(
     with contextlib.closing(engine.connect()) as client:
         try:
             export(config)
-            tree = config.nfsroot
+            tree = Layout.of(config).tree
             assert "/usr/share/keyrings/raspbian-archive-keyring.gpg" in (tree / "etc/apt/sources.list").read_text()
             versions = process.output_of(["dpkg-query", f"--root={tree}", "--show"]).splitlines()
             others = {line.partition("\t")[0] for line in versions if not line.endswith("+rpi1")}

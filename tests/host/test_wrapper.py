@@ -758,3 +758,35 @@ def test_an_engine_is_known_by_its_answer(checkout: Checkout, listens: bool) -> 
     else:
         assert ended.returncode == 20, ended.stderr
         assert "==> apt-get update" in ended.stderr
+
+
+def test_tasks_read_and_write_utf_8_whatever_the_locale_is(ready: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "toolchain").mkdir()
+    (tmp_path / "toolchain" / "__init__.py").touch()
+    (tmp_path / "toolchain" / "cli.py").write_text("import sys\nprint('→', open(__file__).encoding, *sys.argv[1:])\n")
+    process = ready.start("tâche", PYTHONPATH=str(tmp_path), LC_ALL="POSIX", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
+
+
+def test_the_registry_password_reaches_the_task_alone(checkout: Checkout, tmp_path: Path) -> None:
+    """Every program that ./inv starts on its way is watched, the set-up's too."""
+    programs, seen = tmp_path / "programs", tmp_path / "seen"
+    programs.mkdir()
+    seen.mkdir()
+    for name in ("id", "uname", "cat", "readlink", "sha256sum", "cut", "mkdir", "flock", "dpkg-query"):
+        real = shutil.which(name)
+        assert real is not None
+        (programs / name).write_text(f'#!/bin/sh\n/bin/cat /proc/self/environ >{seen}/{name}.$$\nexec {real} "$@"\n')
+        (programs / name).chmod(0o755)
+    (tmp_path / "toolchain").mkdir()
+    (tmp_path / "toolchain" / "__init__.py").touch()
+    module = "import os\nprint(os.environ.get('PITORCH_REGISTRY_PASSWORD', 'none'))\n"
+    (tmp_path / "toolchain" / "cli.py").write_text(module)
+    path, tasks = f"{programs}:{os.environ['PATH']}", str(tmp_path)
+    for password in ("a secret 'with' $signs", ""):
+        ended = checkout.run("task", PATH=path, PYTHONPATH=tasks, PITORCH_REGISTRY_PASSWORD=password)
+        assert (ended.returncode, ended.stdout) == (0, f"{password or 'none'}\n"), ended.stderr
+    environments = [file.read_bytes() for file in seen.iterdir()]
+    assert len(environments) > 5
+    assert not any(b"PITORCH_REGISTRY_PASSWORD" in text or b"a secret" in text for text in environments)

@@ -57,13 +57,15 @@ def make_wheel(
     tag: str = "cp313-cp313-linux_armv7l",
     record: Callable[[str], str] = lambda text: text,
     purelib: bool = False,
+    requires: str = "",
 ) -> Path:
     """A wheel with a right RECORD, which ``record`` may spoil."""
     info = f"{name}-{version}.dist-info"
     files: dict[str, bytes] = {
         key: value.encode() if isinstance(value, str) else value for key, value in (contents or {}).items()
     }
-    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    needs = f"Requires-Dist: {requires}\n" if requires else ""
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}".encode()
     files[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: {str(purelib).lower()}\nTag: {tag}\n".encode()
     )

@@ -230,3 +230,40 @@ def test_the_limits_are_those_of_the_kernels() -> None:
         torch.ops.torch_qpu.chain([a] * 5, [], "aaaaa", "add 0 1>5")
     with pytest.raises((RuntimeError, ValueError), match="more than 4 arrays or 6 numbers"):
         torch.ops.torch_qpu.chain([a], [1.0] * 7, "annnnnnn", "add 0 1>8")
+
+
+def test_chains_stay_one_kernel_when_the_batch_size_changes() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.relu(x * 2 + y) - 0.5) * x
+
+    compiled = torch.compile(function, backend=fusion.compile_graph)
+    for rows in (32, 17, 32, 1, 5):
+        a, b = torch.randn(rows, 50).to("qpu"), torch.randn(rows, 50).to("qpu")
+        torch_qpu.reset_counters()
+        result = compiled(a, b)
+        assert {name: count.calls for name, count in torch_qpu.launches().items()} == {"chain": 1}, rows
+        torch.testing.assert_close(result.cpu(), function(a.cpu(), b.cpu()), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_stay_fused_where_a_size_is_a_number_of_the_chain() -> None:
+    compiled = torch.compile(lambda x: (torch.tanh(x * x + 1) * 0.5).mean(), backend=fusion.compile_graph)
+    counts = []
+    for rows in (32, 17, 32):
+        leaf = torch.randn(rows, 50).to("qpu").requires_grad_()
+        torch_qpu.reset_counters()
+        compiled(leaf).backward()
+        counts.append(sum(count.calls for count in torch_qpu.launches().values()))
+        exact = leaf.detach().cpu().requires_grad_()
+        (torch.tanh(exact * exact + 1) * 0.5).mean().backward()
+        torch.testing.assert_close(leaf.grad.cpu(), exact.grad, rtol=1e-4, atol=1e-7)
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_tensors_of_other_sizes_are_in_chains_of_their_own() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.relu(x * 2 + 1)).sum() + torch.relu(y * 3 + 1).sum()
+
+    compiled = torch.compile(function, backend=fusion.compile_graph, dynamic=True)
+    for rows in (8, 8, 9):
+        a, b = torch.randn(rows, 3).to("qpu"), torch.randn(rows + 1, 3).to("qpu")
+        torch.testing.assert_close(compiled(a, b).cpu(), function(a.cpu(), b.cpu()), rtol=1e-5, atol=1e-5)

@@ -75,6 +75,8 @@ class Bound:
     ulps: float
     sums: bool = False
     """Whether the magnitude is that of the terms: the operator applied to the arguments' absolute values."""
+    inputs: bool = False
+    """Whether the magnitude is that of the result and of the input."""
     minus: bool = False
     """Of the terms: the operator subtracts, so their magnitudes are added by hand."""
 
@@ -121,6 +123,28 @@ BOUNDS = {
     "nn.functional.conv2d": Bound(64, sums=True),
     "nn.functional.max_pool2d": Bound(0),
     "linalg.vector_norm": Bound(8),
+    "expm1": Bound(8),
+    "nn.functional.gelu": Bound(12, inputs=True),
+    "nn.functional.hardtanh": Bound(0),
+    "nn.functional.relu6": Bound(0),
+    "nn.functional.hardsigmoid": Bound(8, inputs=True),
+    "nn.functional.hardswish": Bound(8, inputs=True),
+    "nn.functional.elu": Bound(12),
+    "nn.functional.softplus": Bound(16),
+    "nn.functional.layer_norm": Bound(512),
+    "nn.functional.embedding": Bound(4),
+    "nn.functional.conv_transpose2d": Bound(64, sums=True),
+    "nn.functional.adaptive_avg_pool2d": Bound(8, sums=True),
+    "nn.functional.adaptive_max_pool2d": Bound(0),
+    "nn.functional.avg_pool2d": Bound(8, sums=True),
+    "lerp": Bound(32, minus=True),
+    "cat": Bound(0),
+    "index_select": Bound(0),
+    "where": Bound(0),
+    "masked_fill": Bound(0),
+    "amin": Bound(0),
+    "argmin": Bound(0),
+    **dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le"), Bound(0)),
 }
 INFOS = {
     info.name: info for info in op_db if info.name in BOUNDS and info.variant_test_name in ("", "no_rounding_mode")
@@ -144,7 +168,7 @@ def magnitude(name: str, call: Callable[..., Any], sample: Any, result: torch.Te
         other = sample.args[0]
         other = exact(other).abs() if isinstance(other, torch.Tensor) else abs(other)
         return exact(sample.input).abs() + abs(sample.kwargs.get("alpha", 1)) * other + torch.zeros_like(result)
-    return result.abs()
+    return result.abs() + exact(sample.input).abs() if bound.inputs else result.abs()
 
 
 def assert_within(name: str, call: Callable[..., Any], sample: Any, found: torch.Tensor) -> None:

@@ -187,3 +187,42 @@ def test_kept_memory_is_given_back_before_memory_is_said_to_be_out() -> None:
         assert torch.qpu.memory_stats()["retries"] == retries + 1
     finally:
         torch.qpu.set_memory_limit(0)
+
+
+def test_the_cpu_copies_what_a_view_covers_and_no_more() -> None:
+    script = """
+def staged(function):
+    torch_qpu.reset_counters()
+    function()
+    copies = torch_qpu.copies()
+    return [copies[name].bytes if name in copies else 0 for name in ("staged to cpu", "staged to qpu")]
+
+x = torch.linspace(-1, 1, 1 << 20).to("qpu")
+whole = x.cpu()
+print(staged(lambda: x[:16].erf()), torch.equal(x[:16].erf().cpu(), whole[:16].erf()))
+print(staged(lambda: x[7].item()))
+part = x[100:120]
+print(staged(lambda: part.erf_()), torch.equal(x[100:120].cpu(), whole[100:120].erf()))
+column = x.view(1 << 10, 1 << 10)[:, 3]
+print(staged(lambda: column.erf()), staged(lambda: column.erf_()))
+whole[100:120].erf_()
+whole.view(1 << 10, 1 << 10)[:, 3].erf_()
+print(torch.equal(x.cpu(), whole))
+y = torch.zeros(1 << 20, dtype=torch.float64, device="qpu")
+print(staged(lambda: y[10:14].copy_(x[20:24])), torch.equal(y[10:14].cpu(), whole[20:24].double()), y[14:].any().item())
+z = torch.arange(1 << 12).to("qpu")
+print(staged(lambda: torch.add(z[:8], z[4:12], out=z[100:108])), z[100:108].tolist())
+flags = torch.zeros(1 << 16, dtype=torch.bool, device="qpu")
+flags[3:5].logical_not_()
+print(flags.nonzero().flatten().tolist())
+"""
+    assert fine(script, QPU_TORCH_COPY="1").splitlines() == [
+        "[128, 64] True",  # a new result is staged too
+        "[16, 0]",
+        "[80, 80] True",
+        "[8192, 4096] [4096, 4096]",
+        "True",
+        "[48, 32] True False",
+        "[864, 64] [4, 6, 8, 10, 12, 14, 16, 18]",
+        "[3, 4]",
+    ]

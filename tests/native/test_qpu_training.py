@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 from digits import EPOCHS, MARGIN, compared
 
-LEFT_TO_THE_CPU = {"aten::argmax.out"}
-"""Of the evaluation: no part of a network or of its gradients."""
-
 
 @pytest.mark.parametrize("name", sorted(EPOCHS))
 def test_a_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
@@ -21,7 +18,7 @@ def test_a_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
     assert found["launches"] > 0
     assert found["cpu"] > 0.8
     assert found["qpu"] > found["cpu"] - MARGIN, found
-    assert set(found["fallbacks"]) <= LEFT_TO_THE_CPU, "forward, backward and optimiser run on the QPUs"
+    assert found["fallbacks"] == {}, "forward, backward, optimiser and evaluation run on the QPUs"
 
 
 @pytest.mark.parametrize("name", sorted(EPOCHS))

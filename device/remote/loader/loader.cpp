@@ -26,6 +26,7 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -481,9 +482,15 @@ class Session {
 
 // Waits for the lock; the one who holds it has written its process id there.
 bool locked(const char *path, double queueSeconds) {
-  const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  // Not by a link: in /tmp anybody may have made one to a file of the user whose session this is.
+  const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (file < 0) {
     complain("load", std::string(path) + ": " + std::strerror(errno));
+    return false;
+  }
+  struct stat found = {};
+  if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode) || found.st_nlink != 1) {
+    complain("load", std::string(path) + " is not a file of its own: remove it");
     return false;
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(queueSeconds);

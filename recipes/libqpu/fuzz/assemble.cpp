@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string line(data, data + size);
   try {
     const qpu::isa::Word word = qpu::isa::assemble(line);
-    check(qpu::isa::assemble(qpu::isa::disassemble(word)) == word);
+    check(qpu::isa::assemble(qpu::isa::disassemble(word, qpu::isa::Fields::All)) == word);
   } catch (const std::invalid_argument& e) {
     check(std::string(e.what()).rfind("column ", 0) == 0);
   }

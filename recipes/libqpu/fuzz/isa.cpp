@@ -1,6 +1,7 @@
 // Any words: decoding, listing and verifying do no harm, and give the words back.
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "fuzz/check.hpp"
@@ -16,7 +17,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       check(qpu::isa::encode(*instruction) == word);
       check(qpu::isa::decode(qpu::isa::encode(*instruction)) == instruction);
     }
-    check(qpu::isa::assemble(qpu::isa::disassemble(word)) == word);
+    check(qpu::isa::assemble(qpu::isa::disassemble(word, qpu::isa::Fields::All)) == word);
+    const std::string line = qpu::isa::disassemble(word);
+    check((line.rfind(".word", 0) == 0) != qpu::isa::decode(word).has_value());
+    check(qpu::isa::disassemble(qpu::isa::assemble(line)) == line);
   }
   std::size_t before = 0;
   for (const qpu::isa::Fault& f : qpu::isa::verify(program)) {

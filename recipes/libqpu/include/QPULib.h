@@ -42,6 +42,8 @@ using qpu::rotate;
 using qpu::rsqrt;
 using qpu::semaDec;
 using qpu::semaInc;
+using qpu::setReadStride;
+using qpu::setWriteStride;
 using qpu::shr;
 using qpu::store;
 using qpu::toFloat;

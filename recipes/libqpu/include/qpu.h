@@ -135,7 +135,8 @@ QPU_C_API int qpu_model_parameter(const char *name, double *value);
  * failure. */
 QPU_C_API char *qpu_program_listing(const qpu_program *program);
 
-/* One line per word. Free it with qpu_free(); NULL on failure. */
+/* One line per word: number, word, and text that qpu_assemble() makes that word of. Free
+ * it with qpu_free(); NULL on failure. */
 QPU_C_API char *qpu_disassemble(const uint64_t *words, size_t count);
 /* Words of lines as above without number and word; '#' begins a comment. Writes at
  * most `room` of them and returns how many there are; -1 on failure. */

@@ -183,7 +183,7 @@ TEST_CASE("sums and products are rounded toward zero, as the host does when told
   CHECK(wrong == 0);
 }
 
-TEST_CASE("floats are compared by their difference") {
+TEST_CASE("floats are compared by sign and magnitude of their bits") {
   const auto truth = [](std::uint32_t a, std::uint32_t b) {
     int bits = 0;
     const auto one = [&](auto compare) {
@@ -208,9 +208,19 @@ TEST_CASE("floats are compared by their difference") {
   CHECK(truth(bitsOf(2.0F), bitsOf(1.0F)) == 0b000111);
   CHECK(truth(bitsOf(-1.5F), bitsOf(-1.5F)) == 0b011010);
   CHECK(truth(0x80000000, 0x00000000) == 0b011010);  // -0 and +0
-  CHECK(truth(0x00000001, 0x00000000) == 0b011010);  // a denormal is zero
-  CHECK(truth(0x00800001, 0x00800000) == 0b011010);  // so is their difference
-  CHECK(truth(0x7f800000, 0x7f800000) == 0b100101);  // Inf - Inf is -Inf both ways
+  CHECK(truth(0x00000001, 0x00000000) == 0b000111);  // a denormal is not zero
+  CHECK(truth(0x00800001, 0x00800000) == 0b000111);  // though their difference is
+  CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // and theirs Inf
+  // An infinity equals itself, on either side of all finite floats.
+  CHECK(truth(0x7f800000, 0x7f800000) == 0b011010);
+  CHECK(truth(0xff800000, 0xff800000) == 0b011010);
+  CHECK(truth(0xff800000, 0x7f800000) == 0b110100);
+  CHECK(truth(0x7f800000, 0x7f7fffff) == 0b000111);
+  CHECK(truth(0xff800000, 0xff7fffff) == 0b110100);
+  // NaN lies beyond the infinity of its sign and equals the same bits.
+  CHECK(truth(0x7fc00000, 0x7f800000) == 0b000111);
+  CHECK(truth(0xffc00000, 0xff800000) == 0b110100);
+  CHECK(truth(0x7fc00000, 0x7fc00000) == 0b011010);
 }
 
 TEST_CASE("integers wrap, products take 24 bits, shifts 5") {

@@ -90,6 +90,33 @@ TEST_CASE("spills between stores") {
   }
 }
 
+TEST_CASE("a vector is computed again only from operands that still exist") {
+  constexpr int live = 34;
+  constexpr int spread = 2048;
+  SharedArray<int> in = cases::ints(1024), out(3 * spread);
+  // The last use of x lies in the loop; `half` is needed after it.
+  const auto f = [](Int n, Float x, Ptr<Int> p, Ptr<Int> q) {
+    std::vector<Int> v;
+    v.reserve(live);
+    Ptr<Int> to = q + me() * spread;
+    for (int i = 0; i < live; ++i) v.emplace_back(p[me() * 5 + i * 16]);
+    Float half = FloatExpr(0) + x * 0.5F, size;
+    Int count = n;
+    While (qpu::any(count > 0))
+      count = count - 1;
+      size = abs(x);
+    End
+    for (int i = 0; i < live; ++i) store(v[static_cast<std::size_t>(i)], to + 16 * i);
+    store(asInt(half), to + 16 * live);
+    store(asInt(size), to + 16 * (live + 1));
+  };
+  cases::sameOn({1, 3}, out, f, 3, -8.0F, &in, &out);
+  const qpu::detail::Source source = test::trace(f);
+  execute(source, {}, 1, {3, cases::word(-8.0F), cases::word(&in), cases::word(&out)});
+  CHECK(out[16 * live] == static_cast<int>(cases::word(-4.0F)));
+  CHECK(out[16 * (live + 1)] == static_cast<int>(cases::word(8.0F)));
+}
+
 // Turns of a kernel that each want more vectors than there are registers.
 TEST_CASE("spilled vectors that are not wanted at once share their memory") {
   constexpr int count = 120;

@@ -732,7 +732,7 @@ TEST_CASE("the VPM by hand, with the compiler's own stores and loads between") {
         store(index() * 9, r + 208);
         dmaStartWrite(r + 224);
         dmaWaitWrite();
-        dmaSetupRead(VERT, 16, 0, 16);
+        dmaSetupRead(VERT, 16, 3, 16);
         x = r[224];  // through the VPM: two stores came before
         store(x, r + 272);
         dmaSetReadPitch(64);

@@ -189,8 +189,8 @@ TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error"
   } catch (const qpu::CompileError& e) {
     text = e.what();
   }
-  CHECK(text.find("kernel 'crowded' needs 9") == 0);
-  CHECK(text.find("64 registers") != std::string::npos);
+  CHECK(text.find("kernel 'crowded' does not fit into 64 registers: up to 9") == 0);
+  CHECK(text.find("because the kernel sets up the VPM") != std::string::npos);
 }
 
 TEST_CASE("branches over more code than the instruction cache holds") {

@@ -350,10 +350,13 @@ TEST_CASE("special functions arrive in r4 for the third instruction") {
   }
   code.end();
   const Result result = run(code);
-  CHECK(result.vector(0)[2] == 0x3e800000);  // 1/4
-  CHECK(result.vector(1)[2] == 0x3f000000);  // 1/2
-  CHECK(result.vector(2)[2] == 0x41800000);  // 16
-  CHECK(result.vector(3)[2] == 0x40000000);  // 2
+  const std::array<double, 4> exact{0.25, 0.5, 16, 2};
+  for (int n = 0; n < 4; ++n) {
+    float found = 0;
+    std::memcpy(&found, &result.vector(n)[2], 4);
+    CHECK(static_cast<double>(found) ==
+          doctest::Approx(exact[static_cast<std::size_t>(n)]).epsilon(1e-4));
+  }
 }
 
 TEST_CASE("DMA moves blocks both ways") {
@@ -680,11 +683,35 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
     return run(code, setting).out;
   };
   const auto in = [&](std::uint32_t n) { return setting.in[n]; };
-  // Three columns of five words, two apart.
-  Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 2)});
+  // Three memory rows of five words down one column, six VPM rows apart.
+  Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 6)});
   for (std::uint32_t row = 0; row < 3; ++row)
     for (std::uint32_t j = 0; j < 5; ++j)
-      CHECK(out[16 * (7 + j) + 2 + 2 * row] == in(16 * row + j));
+      CHECK(out[16 * (7 + 6 * row + j) + 2] == in(16 * row + j));
+  // Sixteen rows of one word are a vector that stands upright.
+  out = window({loadPitch(4), loadSetup(16, 1, 32, 0, false, 1)});
+  for (std::uint32_t row = 0; row < 16; ++row) CHECK(out[16 * (32 + row)] == in(row));
+  // Read and stored upright again, each word as a row of its own.
+  {
+    Code code;
+    code.set(toA(address::kVpmSetup), loadPitch(4)).dmaLoad(loadSetup(16, 1, 16, 3, false, 1), kIn);
+    code.set(toA(address::kVpmSetup), 0x200U | 1U << 20U | 1U << 12U | 16U | 3U).nops(3);
+    code << add(AddOp::Add, toR(0), ra(address::kVpm), ra(address::kVpm));
+    code.set(toB(address::kVpmSetup), 0x200U | 1U << 12U | 32U | 5U);
+    code << move(to(address::kVpm), r(0));
+    code.set(toB(address::kVpmSetup), storeStride(0, true));
+    code.dmaStore(storeSetup(16, 1, 32, 5, false), kOut).end();
+    const Words doubled = run(code, setting).out;
+    for (std::uint32_t e = 0; e < 16; ++e) CHECK(doubled[e] == 2 * in(e));
+  }
+  // Halves: three units each, the second memory row one word and a half further down.
+  out = window({loadPitch(64), loadSetup(2, 3, 20, 6, false, 3, 2)});
+  for (std::uint32_t row = 0; row < 2; ++row)
+    for (std::uint32_t j = 0; j < 3; ++j) {
+      const std::uint32_t n = 3 * row + j;
+      CHECK((out[16 * (20 + n / 2) + 6] >> 16 * (n % 2) & 0xffffU) ==
+            (in(16 * row + j / 2) >> 16 * (j % 2) & 0xffffU));
+    }
   // MPITCH: 8 * 2^3 bytes from row to row. VPITCH 0 means 16.
   out = window({loadSetup(2, 16, 3, 0, true, 0) | 3U << 24U});
   for (std::uint32_t j = 0; j < 16; ++j) {

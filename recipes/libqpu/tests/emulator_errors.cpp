@@ -95,9 +95,34 @@ TEST_CASE("r4 belongs to the SFU for two instructions") {
 
 TEST_CASE("rotations come two instructions after what they rotate and by") {
   says(errorOf({move(toR(0), r(1)), rotated(r(0), 1)}), "an accumulator is rotated");
-  says(errorOf({move(to(address::kR5), r(1)), rotated(r(0), 0)}), "a rotation by r5");
+  says(errorOf({move(to(address::kR5), r(0)), rotated(r(0), 0)}), "a rotation by r5");
   passes({move(toR(0), r(1)), nop(), rotated(r(0), 1)});
   passes({move(to(address::kR5), r(1)), rotated(r(0), 1)});
+}
+
+TEST_CASE("rotating what the instruction before left as it was is no fault") {
+  const Instruction two = load(toR(2), 2);
+  passes({move(toR(0), r(0)), rotated(r(0), 1)});
+  passes({two, flags(move(to(address::kNop), r(2))), move(toR(0), r(2), Cond::ZSet),
+          rotated(r(0), 1)});
+  says(errorOf({two, flags(move(to(address::kNop), r(2))), move(toR(0), r(2), Cond::ZClear),
+                rotated(r(0), 1)}),
+       "an accumulator is rotated in the instruction after the one that changes it; before it: "
+       "instruction 6");
+  // By r5, whose low four bits count.
+  const Instruction to5 = load(toB(address::kR5), 0x12);
+  passes({to5, nop(), load(toB(address::kR5), 0x22), rotated(r(0), 0)});
+  says(errorOf({to5, nop(), load(toB(address::kR5), 0x13), rotated(r(0), 0)}),
+       "a rotation by r5 is in the instruction after the one that changes r5");
+  // Over a jump.
+  const auto jump = [](std::uint32_t value) {
+    Code code;
+    code.set(toR(0), 5) << branch(8) << nop() << nop() << load(toR(0), value);
+    code << nop() << rotated(r(0), 1);
+    return code.end();
+  };
+  CHECK(run(jump(5)).report.instructions == 9);
+  says(failure(jump(6)), "it was jumped to from instruction 1");
 }
 
 TEST_CASE("TMU_NOSWAP and UNIFORMS_ADDRESS take two instructions") {
@@ -163,7 +188,12 @@ TEST_CASE("what one instruction must not do") {
   says(errorOf({move(to(address::kTmu0S), r(0), Cond::ZSet)}), "written under a condition");
   says(errorOf({move(to(address::kVpm), r(0), Cond::NClear)}), "written under a condition");
   passes({move(to(address::kHostInterrupt), r(0), Cond::ZSet)});
-  says(errorOf({both(move(toR(1), r(0)), mul(MulOp::V8Min, toR(1), r(0), r(0)))}),
+  says(errorOf({both(move(toR(1), ra(address::kElementNumber)),
+                     mul(MulOp::V8Min, toR(1), r(0), r(0)))}),
+       "both ALUs write the same accumulator or peripheral, and element 1 differs: 0x00000001 and "
+       "0x00000000");
+  const Out r5 = to(address::kR5);
+  says(errorOf({both(move(r5, r(0)), mul(MulOp::V8Min, r5, r(0), r(0)))}),
        "both ALUs write the same");
   says(errorOf({packed(4, write(address::kVpm))}), "pack of what goes to");
   says(errorOf({packed(4, move(toR(1), r(0)))}), "pack of what goes to");
@@ -173,7 +203,110 @@ TEST_CASE("what one instruction must not do") {
   says(errorOf({move(toR(1), ra(35))}), "a read address that user programs do not have");
   says(errorOf({write(44)}), "a write address that user programs do not have");
   says(errorOf({write(address::kTmu0S + 1)}), "one for a texture");
-  says(errorOf({move(toR(1), ra(address::kNop))}), "file A is read by an ALU, but no address");
+}
+
+TEST_CASE("what published programs do and hardware runs is accepted") {
+  // Equal values from both ALUs, to an accumulator and to a peripheral.
+  passes({both(move(toR(1), r(0)), mul(MulOp::V8Min, toR(1), r(0), r(0)))});
+  Instruction interrupt = load(to(address::kHostInterrupt), 1);
+  interrupt.waddrMul = address::kHostInterrupt;
+  interrupt.condMul = Cond::Always;
+  Code code;
+  code << interrupt;
+  CHECK(run(code.end()).report.hostInterrupt);
+  const Instruction release =
+      both(write(address::kMutex), mul(MulOp::V8Min, to(address::kMutex), r(0), r(0)));
+  passes({readA(address::kMutex), release});
+  // Different values where only one is written are not known to work.
+  const In number = ra(address::kElementNumber);
+  says(errorOf({flags(move(to(address::kNop), number)),
+                both(move(toR(1), r(0), Cond::ZSet),
+                     mul(MulOp::V8Min, toR(1), number, number, Cond::ZClear))}),
+       "both ALUs write the same");
+  // Reading no address.
+  passes({move(to(address::kNop), ra(address::kNop)), move(toR(1), rb(address::kNop))});
+  // Rows that follow each other in memory, without a stride: it is 0.
+  Code rows;
+  rows.set(toB(address::kVpmSetup), rows32(0));
+  for (std::uint32_t n = 0; n < 3; ++n) rows.set(to(address::kVpm), 100 + n);
+  rows.dmaStore(storeSetup(3, 16, 0), kOut).end();
+  const Result result = run(rows);
+  for (int n = 0; n < 3; ++n) CHECK(result.vector(n)[15] == static_cast<std::uint32_t>(100 + n));
+}
+
+TEST_CASE("lenient: what nobody is sure of is a warning") {
+  Setting lenient;
+  lenient.lenient = true;
+  for (std::uint32_t n = 0; n < 1024; ++n) lenient.in[n] = n;
+  // Two stores and two loads, each with one wait at the end.
+  Code code;
+  const auto twice = [&](Out setup, Out address, std::uint32_t word, std::uint32_t to,
+                         std::uint32_t next) {
+    code.set(setup, word).set(address, to).set(address, to + next);
+  };
+  twice(toA(address::kVpmSetup), toA(address::kDmaAddress), loadSetup(1, 16, 0), kIn, 64);
+  code << readA(address::kDmaWait);
+  twice(toB(address::kVpmSetup), toB(address::kDmaAddress), storeSetup(1, 16, 0), kOut, 64);
+  code << readB(address::kDmaWait);
+  code.end();
+  says(failure(code), "a DMA load is started while the one before has not been waited for, started "
+                      "by instruction 1 (ldi vpm_ld_addr, 0x40000000). With QPU_EMULATOR=lenient "
+                      "this is a warning");
+  const Result result = run(code, lenient);
+  CHECK(result.vector(0)[3] == 19);
+  CHECK(result.vector(1)[3] == 19);
+  REQUIRE(result.report.warnings.size() == 2);
+  says(result.report.warnings[0],
+       "kernel '', QPU 0, instruction 2 (ldi vpm_ld_addr, 0x40000040): a DMA load is started while "
+       "the one before has not been waited for, started by instruction 1 (ldi vpm_ld_addr, "
+       "0x40000000); assumed: the QPU waits until that is done");
+  says(result.report.warnings[1], "a DMA store is started while");
+
+  // The second transfer waits for the first: it takes longer than with a wait of its own.
+  Code waits = code;
+  waits.instructions.insert(waits.instructions.begin() + 2, readA(address::kDmaWait));
+  const Result waited = run(waits, lenient);
+  CHECK(waited.report.warnings.size() == 1);
+  CHECK(result.report.clocks + 4 >= waited.report.clocks);
+
+  // A pitch and a stride of more than 13 bits; each instruction is told of once.
+  Setting far = lenient;
+  far.in.resize(16384);
+  far.outWords = 16384;
+  for (std::uint32_t n = 0; n < 16384; ++n) far.in[n] = n;
+  far.uniforms = {{}, {}};
+  Code pitches;
+  pitches.set(toA(address::kVpmSetup), loadPitch(16384));
+  pitches << flags(move(to(address::kNop), rb(address::kQpuNumber)));
+  pitches.branchTo(pitches.size() + 11, BranchCond::AllZClear);
+  pitches.dmaLoad(loadSetup(2, 16, 0), kIn);
+  pitches.set(toB(address::kVpmSetup), storeStride(16384));
+  pitches.dmaStore(storeSetup(2, 16, 0), kOut).end();
+  const Result moved = run(pitches, far);
+  CHECK(moved.out[(64 + 16384) / 4 + 5] == 4096 + 5);
+  REQUIRE(moved.report.warnings.size() == 2);
+  says(moved.report.warnings[0],
+       "a DMA load pitch of 16384 bytes, must be 0..8191; assumed: all 16");
+  says(moved.report.warnings[1], "a DMA store stride of 16384 bytes");
+  says(failure(pitches, [&] { far.lenient = false; return far; }()), "a DMA load pitch of 16384");
+  Code beyond;
+  beyond.set(toA(address::kVpmSetup), loadPitch(65536)).end();
+  says(failure(beyond, lenient), "a DMA load pitch of 65536 bytes, must be 0..8191");
+}
+
+TEST_CASE("a program that loops for ever ends at the limit of clocks") {
+  Code code;
+  code.branchTo(0).end();
+  Setting setting;
+  setting.limit = 0;
+  setting.clockLimit = 400000;
+  const std::string text = failure(code, setting);
+  says(text, "kernel '', QPU 0, instruction 3 (nop): the kernel has not ended in 1 ms, 400000 "
+             "clocks of the modelled ");
+  says(text, ". It loops for ever, or QPU_TIMEOUT_MS is too low for it");
+  setting.clockLimit = 250000;
+  setting.board = &qpu::emu::kPi1;
+  says(failure(code, setting), "has not ended in 1 ms, 250000 clocks of the modelled ");
 }
 
 TEST_CASE("words that are no instructions") {
@@ -213,6 +346,16 @@ TEST_CASE("a gather from nowhere is an error once its vector is used") {
   const Instruction get = signal(Signal::LoadTmu0);
   passes({out, tmu(), get});
   passes({out, tmu(), get, move(toA(1), r(4)), nop(), move(toB(2), ra(1))});
+  // Moved by one pipe while the other sets flags, packs or rotates something else.
+  const auto moved = mul(MulOp::V8Min, toB(2), r(4), r(4));
+  passes({out, tmu(), get, both(flags(add(AddOp::Sub, toR(1), r(0), r(0))), moved)});
+  passes({out, tmu(), get, both(packed(1, move(toA(3), r(0))), moved)});
+  passes({out, tmu(), get, nop(), both(move(toR(2), r(4)), rotated(r(0), 1))});
+  // Its own pipe's flags, pack and rotation look at it.
+  for (const Instruction& use :
+       {both(flags(move(toR(1), r(4))), mul(MulOp::V8Min, toB(2), r(0), r(0))), flags(moved),
+        packed(1, move(toA(3), r(4))), rotated(r(4), 1)})
+    says(errorOf<qpu::BoundsError>({out, tmu(), get, nop(), use}), "is used by");
   // Overwritten before it is used.
   passes({out, tmu(), get, load(toR(0), kIn), tmu(), get, add(AddOp::Add, toR(1), r(4), r(4))});
   const std::string text = errorOf<qpu::BoundsError>(
@@ -259,7 +402,6 @@ TEST_CASE("limits of DMA") {
        "writing 16 words from 0x40103fc4 on by DMA reaches bus address 0x40104000, outside of "
        "every SharedArray; nearest is");
   says(errorOf<qpu::BoundsError>(fetch(loadSetup(1, 16, 0), kIn - 64)), "reading 16 words from");
-  says(errorOf(store(storeSetup(2, 16, 0), kOut)), "a DMA store of 2 rows is started without a stride");
   says(errorOf(fetch(loadSetup(2, 16, 0), kIn)), "a DMA load of 2 rows is started without a pitch");
   says(errorOf(store(storeSetup(1, 16, 0, 1), kOut)), "leaves the VPM's 64 rows by 16 columns");
   says(errorOf(fetch(loadSetup(1, 16, 60, 0, false), kIn)), "leaves the VPM's 64 rows");

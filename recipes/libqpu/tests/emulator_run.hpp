@@ -112,6 +112,8 @@ struct Setting {
   const qpu::emu::Board* board = nullptr;
   const qpu::code::Object* object = nullptr;
   std::uint64_t limit = 1000000;
+  std::uint64_t clockLimit = 0;
+  bool lenient = false;
   bool profile = false;
   std::uint32_t codeAddress = 0x50000000;
 };
@@ -133,6 +135,8 @@ inline Result run(const Code& code, Setting setting = {}) {
   launch.board = setting.board;
   launch.object = setting.object;
   launch.limit = setting.limit;
+  launch.clockLimit = setting.clockLimit;
+  launch.lenient = setting.lenient;
   launch.profile = setting.profile;
   result.report = qpu::emu::run(launch);
   return result;

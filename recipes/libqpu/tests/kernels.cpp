@@ -89,7 +89,9 @@ void elementwise(Call call, Expected expected, double ulps = 0) {
     for (int i = 0; i < n; ++i) {
       const auto e = static_cast<double>(expected(a[i], b[i], c[i]));
       INFO("n " << n << ", element " << i << ", QPUs " << qpus);
-      if (ulps == 0)
+      if (std::isnan(e))
+        REQUIRE(std::isnan(out[i]));
+      else if (ulps == 0)
         REQUIRE(out[i] == static_cast<float>(e));
       else
         REQUIRE(std::fabs(static_cast<double>(out[i]) - e) <= ulps * ulpOf(e));
@@ -128,13 +130,39 @@ TEST_CASE("exp, sqrt, sigmoid, tanh keep their bounds") {
   elementwise([](F o, A a, A, A, int n, int q) { k::exp(o, a, n, q); },
               [](float a, float, float) { return std::exp(static_cast<double>(a)); }, 4);
   elementwise([](F o, A a, A, A, int n, int q) { k::sqrt(o, a, n, q); },
-              [](float a, float, float) { return a > 0 ? std::sqrt(static_cast<double>(a)) : 0; },
-              4);
+              [](float a, float, float) { return std::sqrt(static_cast<double>(a)); }, 4);
   elementwise([](F o, A a, A, A, int n, int q) { k::sigmoid(o, a, n, q); },
               [](float a, float, float) { return 1 / (1 + std::exp(-static_cast<double>(a))); },
               8);
   elementwise([](F o, A a, A, A, int n, int q) { k::tanh(o, a, n, q); },
               [](float a, float, float) { return std::tanh(static_cast<double>(a)); }, 8);
+}
+
+TEST_CASE("NaN and Inf of relu, clamp, exp, sqrt, sigmoid and tanh are those of IEEE 754") {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> special = {nan, -nan, kInf, -kInf, -2, 0, 3};
+  const auto n = static_cast<int>(special.size());
+  const auto check = [&](const char* name, auto call, auto expected) {
+    SharedArray<float> a(special.size()), out(special.size());
+    for (std::size_t i = 0; i < special.size(); ++i) a[i] = special[i];
+    call(out, a);
+    for (std::size_t i = 0; i < special.size(); ++i) {
+      const float e = expected(special[i]);
+      INFO(name << " of " << special[i] << " gives " << out[i]);
+      CHECK(std::isnan(out[i]) == std::isnan(e));
+      CHECK(std::isinf(out[i]) == std::isinf(e));
+      if (std::isfinite(e)) CHECK(out[i] == doctest::Approx(e));
+    }
+  };
+  check("relu", [n](F o, A a) { k::relu(o, a, n); },
+        [](float x) { return std::isnan(x) ? x : std::max(x, 0.0F); });
+  check("clamp", [n](F o, A a) { k::clamp(o, a, -1, 2, n); },
+        [](float x) { return std::isnan(x) ? x : std::min(std::max(x, -1.0F), 2.0F); });
+  check("exp", [n](F o, A a) { k::exp(o, a, n); }, [](float x) { return std::exp(x); });
+  check("sqrt", [n](F o, A a) { k::sqrt(o, a, n); }, [](float x) { return std::sqrt(x); });
+  check("sigmoid", [n](F o, A a) { k::sigmoid(o, a, n); },
+        [](float x) { return 1 / (1 + std::exp(-x)); });
+  check("tanh", [n](F o, A a) { k::tanh(o, a, n); }, [](float x) { return std::tanh(x); });
 }
 
 TEST_CASE("elementwise kernels work in place and on parts of arrays") {
@@ -523,6 +551,27 @@ TEST_CASE("softmax of any shape") {
   k::softmax(out, a, 1, 70, 70);
   CHECK(out[3] == 0);
   CHECK(out[69] == doctest::Approx(1.0 / 69));
+}
+
+TEST_CASE("softmax of a row with NaN or +Inf, or of -Inf alone, is NaN, and other rows are not") {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const int columns : {1, 20, 64, 65, 200}) {
+    for (const float special : {nan, -nan, kInf, -kInf}) {
+      const auto size = static_cast<std::size_t>(2 * columns);
+      SharedArray<float> a(size), out(size);
+      for (float& x : a) x = uniform(-4, 4);
+      const int first = special == -kInf ? 0 : columns - 1;
+      for (int i = first; i < columns; ++i) a[static_cast<std::size_t>(i)] = special;
+      k::softmax(out, a, 2, columns, columns);
+      INFO(special << " among " << columns);
+      double sum = 0;
+      for (int i = 0; i < columns; ++i) {
+        CHECK(std::isnan(out[static_cast<std::size_t>(i)]));
+        sum += static_cast<double>(out[static_cast<std::size_t>(columns + i)]);
+      }
+      CHECK(sum == doctest::Approx(1));
+    }
+  }
 }
 
 TEST_CASE("conv2d of any shape") {

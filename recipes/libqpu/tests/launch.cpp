@@ -1,5 +1,6 @@
 // Kernels on the hardware's backends, with a Raspberry Pi that is a test double
 // and hands what is launched to the emulator.
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include "code/serialise.hpp"
 #include "runtime/backends.hpp"
 #include "runtime/cache.hpp"
+#include "runtime/executable.hpp"
 #include "runtime/machine.hpp"
 #include "runtime/object_file.hpp"
 #include "runtime/sha256.hpp"
@@ -63,6 +65,25 @@ struct Folder {
   }
   std::filesystem::path path;
 };
+
+// What `f` writes to the process's standard error.
+template <typename F>
+std::string standardErrorOf(F f) {
+  std::FILE* const file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  (void)std::fflush(stderr);
+  const int before = dup(STDERR_FILENO);
+  REQUIRE(dup2(fileno(file), STDERR_FILENO) >= 0);
+  f();
+  (void)std::fflush(stderr);
+  REQUIRE(dup2(before, STDERR_FILENO) >= 0);
+  (void)close(before);
+  std::string text(static_cast<std::size_t>(std::ftell(file)), '\0');
+  std::rewind(file);
+  CHECK(std::fread(text.data(), 1, text.size(), file) == text.size());
+  (void)std::fclose(file);
+  return text;
+}
 
 void scaled(Int n, Float factor, Ptr<Float> x) {
   For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
@@ -308,8 +329,65 @@ TEST_CASE("settings of compiler and emulator are checked") {
     const Setting level("QPU_OPTIMISE", "0");
     checkScaled(2);
   }
+  {
+    const Setting mode("QPU_EMULATOR", "loose");
+    CHECK(contains(thrown<qpu::BackendError>([] { checkScaled(1); }),
+                   "QPU_EMULATOR=loose: expected strict or lenient"));
+  }
+  {
+    const Setting mode("QPU_EMULATOR", "strict");
+    checkScaled(1);
+  }
+  {
+    const Setting limit("QPU_TIMEOUT_MS", "soon");
+    CHECK(contains(thrown<qpu::BackendError>([] { checkScaled(1); }), "QPU_TIMEOUT_MS=soon"));
+  }
   const Setting board("QPU_BOARD", "Pi 9");
   CHECK(contains(thrown<qpu::BackendError>([] { checkScaled(1); }), "QPU_BOARD=Pi 9"));
+}
+
+TEST_CASE("a kernel that loops for ever ends by QPU_TIMEOUT_MS on the emulator") {
+  const Setting s("QPU_BACKEND", "emulator");
+  const Setting limit("QPU_TIMEOUT_MS", "3");
+  auto k = compile([](Ptr<Int> p) {
+    Int x = 1;
+    While (any(x != 0))
+      x = x | 1;
+    End
+    *p = x;
+  }, "endless");
+  k.setNumQPUs(12);
+  SharedArray<int> out(16);
+  const std::string text = thrown<qpu::ExecutionError>([&] { k(&out); });
+  CHECK(contains(text, "kernel 'endless', QPU "));
+  CHECK(contains(text, "has not ended in 3 ms, 1200000 clocks of the modelled pi3. It loops"));
+  // Its machine and the next kernel are none the worse.
+  checkScaled(1);
+}
+
+TEST_CASE("a lenient emulator warns of what is not sure, once, and goes on") {
+  // Two stores with one wait.
+  const std::string text =
+      "ldi vpm_wr_setup, 0x1a00\nldi vpm, 7\nldi vpm_wr_setup, 0x80904000\nmov r1, uniform\n"
+      "mov vpm_st_addr, r1\nmov vpm_st_addr, r1\nnop; read vpm_st_wait\nnop; thrend\nnop\nnop\n";
+  const auto words = qpu::runtime::assembleLines(text);
+  qpu::runtime::Executable program(std::make_shared<const qpu::code::Object>(
+      qpu::runtime::objectOf(words.data(), words.size(), "twice")));
+  SharedArray<int> out(16);
+  const auto go = [&] {
+    program.runStreams(qpu::runtime::Kind::Emulator, {{out.getAddress()}}, false);
+  };
+  CHECK(contains(thrown<qpu::ExecutionError>(go), "With QPU_EMULATOR=lenient this is a warning"));
+  const Setting mode("QPU_EMULATOR", "lenient");
+  const std::string said = standardErrorOf([&] {
+    go();
+    go();
+  });
+  CHECK(out[15] == 7);
+  const std::string warning = "libqpu: warning: kernel 'twice', QPU 0, instruction 5 (mov "
+                              "vpm_st_addr, r1): a DMA store is started while";
+  CHECK(said.find(warning) == 0);
+  CHECK(said.find(warning, 1) == std::string::npos);
 }
 
 TEST_CASE("QPU_MODEL takes an end of the ranges or a file") {

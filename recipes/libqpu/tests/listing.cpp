@@ -77,9 +77,9 @@ TEST_CASE("listings of what is not whole") {
   Object o;
   CHECK(listing(o).find("# kernel without name: 0 instructions") == 0);
   o.words = {0};
-  CHECK(listing(o).find("0  0  0000000000000000  .word") != std::string::npos);
+  CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
   o.siteOf = {7};  // no such site
-  CHECK(listing(o).find("0  0  0000000000000000  .word") != std::string::npos);
+  CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
   const std::vector<Cycles> none;
   CHECK_THROWS_WITH_AS((void)listing(o, &none),
                        "a profile of 0 instructions for a kernel of 1", std::invalid_argument);

@@ -165,11 +165,9 @@ class MirMachine {
     for (std::uint32_t i = 0; i < rows; ++i) {
       const unsigned char* p = words(address, length);
       for (std::uint32_t j = 0; j < length; ++j) {
-        const std::uint32_t across = i * or16(w >> 12U & 15U);
         const bool vertical = (w >> 11U & 1U) != 0;
-        std::memcpy(&row((w >> 4U & 127U) + (vertical ? j : across))
-                         ->e[(w & 15U) + (vertical ? across : j)],
-                    p + 4 * j, 4);
+        const std::uint32_t y = (w >> 4U & 127U) + i * or16(w >> 12U & 15U) + (vertical ? j : 0);
+        std::memcpy(&row(y)->e[(w & 15U) + (vertical ? 0 : j)], p + 4 * j, 4);
       }
       address += pitch == 0 ? q.loadPitch : 8U << pitch;
     }

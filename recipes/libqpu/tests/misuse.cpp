@@ -255,8 +255,10 @@ TEST_CASE("constant places and distances of the VPM that are not there") {
   CHECK(contains(refused([] { dmaSetupRead(HORIZ, 2, 63 * 16); }),
                  "2 rows by 16 columns from VPM word 1008 leave the window"));
   CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
-  CHECK(contains(refused([] { dmaSetupRead(VERT, 3, 7, 16, 5); }),
-                 "16 rows by 11 columns from VPM word 7"));
+  CHECK(contains(refused([] { dmaSetupRead(VERT, 4, 7, 16, 17); }), "VPM pitch is 17"));
+  CHECK(contains(refused([] { dmaSetupRead(VERT, 5, 7, 16, 16); }),
+                 "80 rows by 1 columns from VPM word 7"));
+  CHECK_NOTHROW(compile([](Ptr<Int>) { dmaSetupRead(VERT, 3, 15, 16, 5); }));
   CHECK(contains(refused([] { dmaSetupWrite(HORIZ, 1, -1); }),
                  "the VPM address is -1, must be 0..1023"));
   CHECK(contains(refused([] { dmaSetupWrite(VERT, 16, 16, 64); }), "64 rows by 16 columns"));

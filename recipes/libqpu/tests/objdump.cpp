@@ -99,6 +99,15 @@ TEST_CASE("kernels as kept on disk are listed with their sources") {
   CHECK(r.out.find("# store at tri.cpp:7\n") != std::string::npos);
 }
 
+TEST_CASE("fields that do nothing are listed on request, and assemble") {
+  const std::string data = words("nop; fmul r0, r1, r2; with add_a=5, raddr_a=7\nnop\n");
+  const std::string brief = run({"-"}, data).out;
+  CHECK(brief.find("  nop; fmul r0, r1, r2\n") != std::string::npos);
+  const std::string all = run({"--fields", "-"}, data).out;
+  CHECK(all.find("  nop; fmul r0, r1, r2; with raddr_a=7, add_a=5\n") != std::string::npos);
+  CHECK(words("nop; fmul r0, r1, r2; with raddr_a=7, add_a=5\nnop\n") == data);
+}
+
 TEST_CASE("faults are listed, and make the exit code") {
   const Folder folder;
   const std::string file = folder.file("tri", qpu::code::save(hazard()));
@@ -172,6 +181,8 @@ TEST_CASE("wrong use says what is wrong") {
   CHECK(wrong({"--output"}).find("--output needs a file") != std::string::npos);
   CHECK(wrong({"--output", "a", "b"}).find("goes with --assemble") != std::string::npos);
   CHECK(wrong({"--assemble", "--raw", "a"}).find("neither") != std::string::npos);
+  CHECK(wrong({"--assemble", "--fields", "a"}).find("neither") != std::string::npos);
+  CHECK(wrong({"--verify", "--fields", "a"}).find("for listings") != std::string::npos);
   CHECK(run({"--", "--frob"}).errors.find("cannot open --frob") != std::string::npos);
   CHECK(run({"--help"}).out.find("usage: qpu-objdump") == 0);
 }

@@ -140,7 +140,7 @@ TEST_CASE("a masked assignment is one operation under a condition") {
     End
     *r = a;
   });
-  // Two tests with a difference each, and the test of the loop.
+  // Two tests with a maximum each, and the test of the loop.
   CHECK(inLoops(f).size() == 5);
 }
 
@@ -152,7 +152,7 @@ TEST_CASE("masks that combine in the flags need no registers") {
     End
     *r = a;
   });
-  CHECK(count(all(f), AddOp::FSub) == 2);
+  CHECK(count(all(f), AddOp::FMax) == 2);
   CHECK(count(all(f), Op::Move) == 0);
 }
 

@@ -68,6 +68,28 @@ TEST_CASE("objects come back as they were") {
   checkSame(*empty, {});
 }
 
+TEST_CASE("texts in another encoding are saved readable") {
+  Object o = example();
+  o.name = "caf\xe9 \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80";
+  o.sites[0].description = "store at M\xfcller.cpp:12";
+  const auto back = load(save(o));
+  REQUIRE(back);
+  CHECK(back->name == "caf\xef\xbf\xbd \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK(back->sites[0].description == "store at M\xef\xbf\xbdller.cpp:12");
+}
+
+TEST_CASE("a text that is not UTF-8 is damage") {
+  // In place of "rot3", the first bytes of the name.
+  CHECK(loadPatched(4, "\xe2\x82\xac" "D"));
+  for (const char* const bytes :
+       {"\xff", "\x80", "\xc0\x80", "\xc3(", "\xe0\x80\x80", "\xe2\x82" "A", "\xed\xa0\x80",
+        "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80"}) {
+    INFO(std::string(bytes));
+    CHECK_FALSE(loadPatched(4, bytes));
+  }
+  CHECK_FALSE(loadPatched(8, "\xe2"));  // cut off by the end of the name
+}
+
 TEST_CASE("the bytes are those of the format") {
   Object o;
   o.name = "ab";

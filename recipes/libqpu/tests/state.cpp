@@ -15,6 +15,7 @@
 using qpu::runtime::Process;
 using qpu::runtime::Record;
 using qpu::runtime::State;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -25,6 +26,10 @@ Record memoryOf(const Process& p, std::uint32_t handle, std::uint32_t bytes) {
   r.handle = handle;
   r.bytes = bytes;
   return r;
+}
+
+unsigned modeOf(const std::string& path) {
+  return static_cast<unsigned>(fs::status(path).permissions());
 }
 
 std::string fileOf(const test::FakeTree& tree) { return tree.state() + "/qpu.state"; }
@@ -123,6 +128,46 @@ TEST_CASE("what is no state file, or one of before a reboot, is begun anew") {
     CHECK(state.entries().empty());
     CHECK(state.damaged() == 0);
     CHECK(state.add(memoryOf(Process::current(), 1, 4096)) == 0);
+  }
+}
+
+TEST_CASE("users share the files in a folder of theirs, and no others can write") {
+  const test::FakeTree tree;
+  const State state(tree.state());
+  for (const char* name : {"/qpu.state", "/qpu.launch"})
+    CHECK(modeOf(tree.state() + name) == 0660);
+}
+
+TEST_CASE("in a folder that all may write to, the files are their owner's") {
+  const test::FakeTree tree;
+  fs::permissions(tree.state(), fs::perms::all);
+  { const State state(tree.state()); }
+  for (const char* name : {"/qpu.state", "/qpu.launch"}) {
+    const std::string path = tree.state() + name;
+    CHECK(modeOf(path) == 0600);
+    fs::permissions(path, static_cast<fs::perms>(0666));  // as earlier versions made it
+    { const State state(tree.state()); }
+    CHECK(modeOf(path) == 0600);
+  }
+}
+
+TEST_CASE("in a folder that all may write to, another user's file is refused") {
+  if (geteuid() != 0) return;  // only root can give a file away
+  const test::FakeTree tree;
+  fs::permissions(tree.state(), fs::perms::all);
+  for (const char* name : {"/qpu.state", "/qpu.launch"}) {
+    const std::string path = tree.state() + name;
+    std::ofstream(path).close();
+    REQUIRE(chown(path.c_str(), 65534, 65534) == 0);
+    std::string text;
+    try {
+      const State state(tree.state());
+    } catch (const qpu::BackendError& e) {
+      text = e.what();
+    }
+    CHECK(text.find(path + " belongs to user 65534") != std::string::npos);
+    CHECK(text.find("/run/qpu") != std::string::npos);
+    fs::remove(path);
   }
 }
 

@@ -35,19 +35,65 @@ TEST_CASE("load along rows, read along columns: a transposition") {
   for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
 }
 
-TEST_CASE("load along columns, store along rows") {
+TEST_CASE("load a column at a time, store along rows") {
   SharedArray<int> a = counting(256), out(256);
   compile([](Ptr<Int> p, Ptr<Int> q) {
-    dmaSetReadPitch(64);
-    dmaSetupRead(VERT, 16, 0);
-    dmaStartRead(p);
-    dmaWaitRead();
+    for (int column = 0; column < 16; ++column) {
+      dmaSetupRead(VERT, 1, column);
+      dmaStartRead(p + 16 * column);
+      dmaWaitRead();
+    }
     dmaSetWriteStride(0);
     dmaSetupWrite(HORIZ, 16, 0);
     dmaStartWrite(q);
     dmaWaitWrite();
   })(&a, &out);
   for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
+}
+
+TEST_CASE("the VPM pitch moves rows, also along columns") {
+  SharedArray<int> a = counting(256), out(256);
+  const auto windowAfter = [&](void (*load)(Ptr<Int>)) {
+    auto k = compile([load](Ptr<Int> p, Ptr<Int> q) {
+      load(p);
+      dmaSetWriteStride(0);
+      dmaSetupWrite(HORIZ, 16, 0);
+      dmaStartWrite(q);
+      dmaWaitWrite();
+    });
+    k(&a, &out);
+  };
+  // 16 memory rows of one word fill a column.
+  windowAfter([](Ptr<Int> p) {
+    dmaSetReadPitch(64);
+    dmaSetupRead(VERT, 16, 5, 1);
+    dmaStartRead(p);
+    dmaWaitRead();
+  });
+  for (int row = 0; row < 16; ++row) CHECK(out[16 * row + 5] == 16 * row);
+  // Three words each, four rows apart: all in column 7.
+  windowAfter([](Ptr<Int> p) {
+    dmaSetReadPitch(64);
+    dmaSetupRead(VERT, 4, 7, 3, 4);
+    dmaStartRead(p);
+    dmaWaitRead();
+  });
+  for (int row = 0; row < 4; ++row)
+    for (int i = 0; i < 3; ++i) CHECK(out[16 * (4 * row + i) + 7] == 16 * row + i);
+}
+
+TEST_CASE("columns of 16 words below each other fill a column of the VPM") {
+  SharedArray<int> a = counting(64), out(64);
+  compile([](Ptr<Int> p, Ptr<Int> q) {
+    dmaSetReadPitch(64);
+    dmaSetupRead(VERT, 4, 9, 16, 16);
+    dmaStartRead(p);
+    dmaWaitRead();
+    dmaSetupWrite(VERT, 1, 9, 64);
+    dmaStartWrite(q);
+    dmaWaitWrite();
+  })(&a, &out);
+  for (int i = 0; i < 64; ++i) CHECK(out[i] == i);
 }
 
 TEST_CASE("store along columns") {

@@ -21,7 +21,8 @@ namespace kernels {
 
 typedef BusPointer<float> Floats;
 
-// Elementwise, in place; exact as the language rounds, else with a bound.
+// Elementwise, in place; exact as the language rounds, else with a bound. NaN stays NaN
+// in relu, clamp, exp, sqrt, sigmoid and tanh; sums and products make Inf of it.
 QPU_API void add(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void sub(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void mul(Floats out, Floats a, Floats b, int n, int qpus = 0);
@@ -34,7 +35,7 @@ QPU_API void relu(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void clamp(Floats out, Floats a, float low, float high, int n, int qpus = 0);
 // To 4 ulp; results under 1.7e-38 are 0.
 QPU_API void exp(Floats out, Floats a, int n, int qpus = 0);
-// To 4 ulp; 0 for a <= 0.
+// To 4 ulp; 0 for 0 and denormals, NaN below.
 QPU_API void sqrt(Floats out, Floats a, int n, int qpus = 0);
 // To 8 ulp.
 QPU_API void sigmoid(Floats out, Floats a, int n, int qpus = 0);
@@ -67,7 +68,7 @@ QPU_API void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus = 0);
 QPU_API void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha = 1,
                     float beta = 0, int qpus = 0);
 
-// Softmax of each row, in place; rows are rowStride apart in both.
+// Softmax of each row, in place. A row with NaN or +Inf, or of -Inf alone, becomes NaN. Rows are rowStride apart in both.
 QPU_API void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpus = 0);
 
 // Geometry of a convolution or pooling over images [batch][channels][height][width].

@@ -72,6 +72,22 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
   detail::storeFirst(x.node(), p.node(), n.node(), where);
 }
 
+// In the loads *p and p[i], and in the stores *p = x, p[i] = x and store(x, p), that follow
+// in the text of the kernel, leave out `elements` (0..2047, at first 0) elements of memory
+// between two of the vector: with 1, *p is every other word. A C++ number, outside of If,
+// While, For and Where. gather() and DMA by hand take no stride, store(x, p, n) is refused
+// under one. Slower than without: a load takes up to 16 loads and 16 rotations, a store 16
+// stores of a word; for arrays that are walked, gather(p + index() * 2) is better.
+//
+// QPULib's programs use these; its documents do not define them. The count is that of
+// dmaSetWriteStride(), from the end of one piece to the start of the next, in elements.
+inline void setReadStride(int elements, Location where = QPU_HERE) {
+  detail::readStride(elements, where);
+}
+inline void setWriteStride(int elements, Location where = QPU_HERE) {
+  detail::writeStride(elements, where);
+}
+
 // Print from a kernel: text as it is, a vector as <e0,e1,..,e15> and a newline.
 // Goes to standard output; nothing on backends that cannot print.
 inline void Print(const char* text, Location where = QPU_HERE) { detail::printText(text, where); }

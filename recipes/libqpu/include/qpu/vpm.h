@@ -29,8 +29,10 @@ inline Direction direction(VPMDirection d) {
 inline void dmaSetReadPitch(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaReadPitch(bytes.node(), where);
 }
-// Read numRows (1..16) memory rows of rowLength (1..16) words; each starts
-// vpmPitch (1..16) VPM rows (HORIZ) or columns (VERT) after the one before.
+// Read numRows (1..16) memory rows of rowLength (1..16) words; each starts vpmPitch
+// (1..16) VPM rows after the one before, HORIZ and VERT. So VERT with rowLength 1 fills
+// one column with words from memory rows, and VERT with vpmPitch 16 puts columns below
+// each other. Source: Broadcom's guide, VPITCH of the DMA load set-up.
 inline void dmaSetupRead(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                          int rowLength = 16, int vpmPitch = 1, Location where = QPU_HERE) {
   detail::dmaReadSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, vpmPitch,
@@ -47,7 +49,8 @@ inline void dmaWaitRead(Location where = QPU_HERE) { detail::dmaReadWait(where);
 inline void dmaSetWriteStride(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaWriteStride(bytes.node(), where);
 }
-// Write numRows (1..64) memory rows of rowLength words (1..16 HORIZ, 1..64 VERT).
+// Write numRows (1..64 HORIZ, 1..16 VERT) memory rows of rowLength words (1..16 HORIZ,
+// 1..64 VERT), each from the VPM row (HORIZ) or column (VERT) after the one before.
 inline void dmaSetupWrite(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                           int rowLength = 16, Location where = QPU_HERE) {
   detail::dmaWriteSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, where);

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "isa/text.hpp"
 
 namespace qpu::code {
 namespace {
@@ -48,8 +47,11 @@ unsigned share(std::size_t part, std::size_t whole) {
 
 class Listing {
  public:
-  Listing(const Object& object, const std::vector<Cycles>* profile)
-      : object_(object), profile_(profile), instructionWidth_(digits(object.words.size())) {
+  Listing(const Object& object, const std::vector<Cycles>* profile, isa::Fields fields)
+      : object_(object),
+        profile_(profile),
+        fields_(fields),
+        instructionWidth_(digits(object.words.size())) {
     if (profile == nullptr) return;
     if (profile->size() != object.words.size())
       throw std::invalid_argument("a profile of " + counted(profile->size(), "instruction") +
@@ -104,7 +106,7 @@ class Listing {
       out_ += " " + inColumn((*profile_)[n].executed, executedWidth_ + 1) + " " +
               inColumn((*profile_)[n].stalled, stalledWidth_);
     out_ += format("  %016llx  ", static_cast<unsigned long long>(object_.words[n]));
-    out_ += isa::disassemble(object_.words[n]) + target(n) + "\n";
+    out_ += isa::disassemble(object_.words[n], fields_) + target(n) + "\n";
   }
 
   // Where a branch goes.
@@ -136,6 +138,7 @@ class Listing {
 
   const Object& object_;
   const std::vector<Cycles>* profile_;
+  isa::Fields fields_;
   std::size_t instructionWidth_;
   std::size_t executedWidth_ = 1, stalledWidth_ = 1;
   std::uint64_t executed_ = 0, stalled_ = 0;
@@ -144,8 +147,9 @@ class Listing {
 
 }  // namespace
 
-std::string listing(const Object& object, const std::vector<Cycles>* profile) {
-  return Listing(object, profile).run();
+std::string listing(const Object& object, const std::vector<Cycles>* profile,
+                    isa::Fields fields) {
+  return Listing(object, profile, fields).run();
 }
 
 }  // namespace qpu::code

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "code/object.hpp"
+#include "isa/text.hpp"
 
 namespace qpu::code {
 
@@ -20,8 +21,9 @@ struct Cycles {
 // One line per instruction: number, clock at which it would issue if nothing
 // stalled or branched, word, text; with `profile` (one entry per word, else
 // std::invalid_argument) also its counts. Before it the uniforms, after it sums;
-// between the lines the constructs of the source.
-std::string listing(const Object& object, const std::vector<Cycles>* profile = nullptr);
+// between the lines the constructs of the source. `fields`: of the text.
+std::string listing(const Object& object, const std::vector<Cycles>* profile = nullptr,
+                    isa::Fields fields = isa::Fields::Used);
 
 }  // namespace qpu::code
 

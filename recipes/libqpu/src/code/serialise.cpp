@@ -22,6 +22,43 @@ std::uint64_t hashOf(std::string_view header, std::string_view content) {
   return hash(content, hash(header.substr(0, kHashAt), 0xcbf29ce484222325U));
 }
 
+// Bytes of the UTF-8 sequence at the start of `s`, 0 when there is none.
+std::size_t sequence(std::string_view s) {
+  const auto byte = [&](std::size_t n) { return static_cast<unsigned char>(s[n]); };
+  if (s.empty()) return 0;
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || s.size() < length) return 0;
+  for (std::size_t n = 1; n < length; ++n)
+    if ((byte(n) & 0xc0U) != 0x80) return 0;
+  // Longer than needed, surrogates, beyond U+10FFFF.
+  const unsigned second = byte(1);
+  const bool wrong = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+                     (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
+  return wrong ? 0 : length;
+}
+
+bool isUtf8(std::string_view s) {
+  while (!s.empty()) {
+    const std::size_t length = sequence(s);
+    if (length == 0) return false;
+    s.remove_prefix(length);
+  }
+  return true;
+}
+
+// With U+FFFD for what is none: a kernel's name and paths may be in any encoding.
+std::string asUtf8(std::string_view s) {
+  std::string text;
+  while (!s.empty()) {
+    const std::size_t length = sequence(s);
+    text += length == 0 ? std::string_view("\xef\xbf\xbd") : s.substr(0, length);
+    s.remove_prefix(length == 0 ? 1 : length);
+  }
+  return text;
+}
+
 class Writer {
  public:
   template <class T>
@@ -35,8 +72,9 @@ class Writer {
     number(static_cast<std::uint32_t>(n));
   }
   void text(std::string_view s) {
-    length(s.size());
-    out_ += s;
+    const std::string utf8 = asUtf8(s);
+    length(utf8.size());
+    out_ += utf8;
   }
   std::string take() { return std::move(out_); }
 
@@ -62,7 +100,11 @@ class Reader {
       value |= std::uint64_t{static_cast<unsigned char>(bytes[n])} << (8 * n);
     return static_cast<T>(value);
   }
-  std::string text() { return std::string(take(number<std::uint32_t>())); }
+  std::string text() {
+    const std::string_view s = take(number<std::uint32_t>());
+    require(isUtf8(s));
+    return std::string(s);
+  }
 
   // Length of a list whose entries take at least `bytes` each.
   std::size_t length(std::size_t bytes) {

@@ -6,7 +6,7 @@
 //   16  8  FNV-1a (64 bit) of bytes 0..15 and of the content
 //   24     content
 //
-// Numbers are little-endian; texts and lists start with their 32-bit length.
+// Numbers are little-endian; texts, in UTF-8, and lists start with their 32-bit length.
 #ifndef QPU_SRC_CODE_SERIALISE_HPP
 #define QPU_SRC_CODE_SERIALISE_HPP
 
@@ -18,7 +18,8 @@
 
 namespace qpu::code {
 
-// Throws std::length_error for an object beyond 4 GB.
+// Bytes of a text that are no UTF-8 become U+FFFD. Throws std::length_error for an object
+// beyond 4 GB.
 std::string save(const Object& object);
 
 // Nothing for data that is torn, truncated, foreign, of another version, or no

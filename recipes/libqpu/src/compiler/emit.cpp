@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
 #include "compiler/chains.hpp"
 #include "compiler/compile.hpp"
 #include "compiler/schedule.hpp"
+#include "compiler/schedule_estimate.hpp"
 #include "compiler/spill.hpp"
 #include "error_facts.hpp"
 
@@ -11,6 +14,7 @@ namespace {
 
 constexpr std::size_t kDelaySlots = 3;
 constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
+constexpr double kWorthIt = 0.95;  // of an estimate: what is less different is chance
 
 isa::BranchCond opposite(isa::BranchCond c) {
   using isa::BranchCond;
@@ -78,14 +82,21 @@ void straighten(Function& function) {
   blocks = std::move(kept);
 }
 
-[[noreturn]] void failRegisters(const Function& f, std::uint32_t needed, std::uint32_t registers) {
+// What is thrown when there are too few registers, whatever goes to memory.
+struct NoRoom {
+  std::string kernel;
+  bool usesVpmByHand;
+  std::uint32_t needed, registers;
+};
+[[noreturn]] void fail(const NoRoom& e) {
   detail::raise<CompileError>(
-      "kernel '" + f.name + "' needs " + std::to_string(needed) + " vectors at once where " +
-          std::to_string(registers) + " registers are" +
-          (f.usesVpmByHand ? "; they cannot be kept in memory because the kernel sets up the VPM "
+      "kernel '" + e.kernel + "' does not fit into " + std::to_string(e.registers) + " registers: up to " +
+          std::to_string(e.needed) + " vectors are alive at once, and single instructions need copies of some" +
+          (e.usesVpmByHand ? "; vectors cannot be kept in memory because the kernel sets up the VPM "
                              "or its DMA itself"
-                           : ""),
-      {f.name, "", -1, 0});
+                           : "") +
+          ". Keep fewer variables alive at once",
+      {e.kernel, "", -1, 0});
 }
 
 class Emitter {
@@ -106,10 +117,18 @@ class Emitter {
     predecessors_.resize(n);
     for (std::uint32_t b = 0; b < n; ++b)
       for (const std::uint32_t s : successors(function_.blocks[b])) predecessors_[s].push_back(b);
-    for (std::uint32_t b = 0; b < n; ++b)
-      if (!emitBlock(b)) return false;
+    for (std::uint32_t b = 0; b < n; ++b) {
+      const std::size_t before = slots_.size();
+      double waits = 0;
+      if (!emitBlock(b, waits)) return false;
+      cost_ += std::pow(10, std::min(function_.blocks[b].loopDepth, 5U)) *
+               (static_cast<double>(slots_.size() - before) + waits);
+    }
     return true;
   }
+
+  // Instructions and waiting, where a loop is gone through ten times.
+  double cost() const { return cost_; }
 
   code::Object finish(std::uint32_t spillBytes) {
     code::Object object;
@@ -206,6 +225,31 @@ class Emitter {
                          [](const Operation& o) { return o.op == Op::VpmRead; }) >= kMany;
   }
 
+  // Other orders, in which the QPU waits less for memory, where the block is slowed down by that.
+  void waitLess(const Graph& graph, ScheduleOptions so, ScheduledBlock& best, std::uint32_t b) const {
+    const Successors next = successors(function_.blocks[b]);
+    const bool repeats = std::find(next.begin(), next.end(), b) != next.end();
+    double least = estimate(best, fewest_[b], true);
+    const auto attempt = [&](bool lateReceives, bool lateWaits, std::uint32_t window) {
+      if (least <= static_cast<double>(best.slots.size())) return;
+      so.lateReceives = lateReceives;
+      so.lateWaits = lateWaits;
+      so.window = window;
+      std::optional<ScheduledBlock> other = schedule(graph, so);
+      if (!other) return;
+      const double takes = estimate(*other, fewest_[b], true);
+      if (takes >= (repeats ? least : kWorthIt * least)) return;
+      least = takes;
+      best = std::move(*other);
+    };
+    const std::uint32_t window = so.window;
+    attempt(true, false, window);
+    if (!repeats) return;
+    attempt(true, true, window);
+    attempt(false, true, window);
+    attempt(false, false, 1);  // the order of the source
+  }
+
   std::optional<ScheduledBlock> scheduleBlock(std::uint32_t b) const {
     BlockContext context;
     context.function = &function_;
@@ -234,7 +278,9 @@ class Emitter {
         so.takeTurns = true;
         std::optional<ScheduledBlock> other = schedule(graph, so);
         if (other && other->slots.size() < result->slots.size()) return other;
+        so.takeTurns = false;
       }
+      if (options_.level > 0 && function_.blocks[b].loopDepth > 0) waitLess(graph, so, *result, b);
       return result;
     }
     if (!context.fuse) return std::nullopt;
@@ -259,11 +305,12 @@ class Emitter {
     push(slot);
   }
 
-  bool emitBlock(std::uint32_t b) {
+  bool emitBlock(std::uint32_t b, double& waits) {
     const Block& block = function_.blocks[b];
     std::optional<ScheduledBlock> scheduled = scheduleBlock(b);
     if (!scheduled) return false;
     ScheduledBlock& code = *scheduled;
+    waits = estimate(code, fewest_[b], block.loopDepth > 0) - static_cast<double>(code.slots.size());
     isDone_[b] = 1;
     lastWritten_[b] = code.lastWritten;
     if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);
@@ -334,18 +381,27 @@ class Emitter {
   std::vector<char> isDone_;
   std::vector<Branch> branches_;
   std::vector<Slot> slots_;
+  double cost_ = 0;
+};
+
+struct Emitted {
+  code::Object object;
+  double cost = 0;
+  bool hasSpilled = false;  // or computes vectors again
 };
 
 }  // namespace
 
-code::Object emit(Function function, const Options& options) {
+namespace {
+
+Emitted emitWithCost(Function function, const Options& options) {
   straighten(function);
   joinChains(function);
   const std::uint32_t registers = 2 * static_cast<std::uint32_t>(options.fileRegisters);
   const std::uint32_t most = pressure(function);
   if (most <= registers) {
     Emitter emitter(function, options);
-    if (emitter.run()) return emitter.finish(0);
+    if (emitter.run()) return {emitter.finish(0), emitter.cost(), false};
   }
   // Computing vectors again costs less than memory, and is always possible. Every
   // limit that leaves the scheduler more room costs more of either.
@@ -358,22 +414,49 @@ code::Object emit(Function function, const Options& options) {
       std::uint32_t bytes = 0;
       if (!spill(smaller, registers - spared, memory, bytes)) continue;
       Emitter emitter(std::move(smaller), options);
-      if (emitter.run()) return emitter.finish(bytes);
+      if (emitter.run()) return {emitter.finish(bytes), emitter.cost(), true};
     }
   }
-  failRegisters(function, most, registers);
+  throw NoRoom{function.name, function.usesVpmByHand, most, registers};
+}
+
+// `front` is the level of the front half.
+Emitted compileAt(const detail::Source& source, const Options& options, int front) {
+  Options selecting = options;
+  selecting.level = front;
+  try {
+    return emitWithCost(select(source, selecting), options);
+  } catch (const SpillsNeeded&) {
+    selecting.keepWriteWindow = false;
+    selecting.mergeStores = false;
+    return emitWithCost(select(source, selecting), options);
+  }
+}
+
+}  // namespace
+
+code::Object emit(Function function, const Options& options) {
+  try {
+    return emitWithCost(std::move(function), options).object;
+  } catch (const NoRoom& e) {
+    fail(e);
+  }
 }
 
 code::Object compile(const detail::Source& source, const Options& options) {
-  Function function = select(source, options);
-  try {
-    return emit(std::move(function), options);
-  } catch (const SpillsNeeded&) {
-    Options spilling = options;
-    spilling.keepWriteWindow = false;
-    spilling.mergeStores = false;
-    return compile(source, spilling);
+  std::optional<Emitted> best;
+  std::optional<NoRoom> failure;
+  // What the front half does for speed takes registers; where they do not suffice, that may cost more than it gains.
+  for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
+    try {
+      Emitted other = compileAt(source, options, front);
+      if (!best || other.cost < kWorthIt * best->cost) best = std::move(other);
+    } catch (const NoRoom& e) {
+      if (!failure) failure = e;
+    }
   }
+  if (!best) fail(*failure);
+  return std::move(best->object);
 }
 
 }  // namespace qpu::compiler

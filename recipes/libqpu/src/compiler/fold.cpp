@@ -12,10 +12,6 @@ bool top(std::uint32_t a, std::uint32_t b) {
   return interp::hasTopExponent(a) || interp::hasTopExponent(b);
 }
 
-std::uint32_t difference(std::uint32_t a, std::uint32_t b) {
-  return top(a, b) ? interp::faddTop(a, b ^ interp::kSign) : interp::fsub(a, b);
-}
-
 }  // namespace
 
 std::optional<std::uint32_t> fold(isa::AddOp op, std::uint32_t a, std::uint32_t b) {
@@ -34,7 +30,8 @@ std::optional<std::uint32_t> fold(isa::AddOp op, std::uint32_t a, std::uint32_t 
     case AddOp::Xor: return a ^ b;
     case AddOp::Not: return ~a;
     case AddOp::FAdd: return top(a, b) ? interp::faddTop(a, b) : interp::fadd(a, b);
-    case AddOp::FSub: return difference(a, b);
+    case AddOp::FSub:
+      return top(a, b) ? interp::faddTop(a, b ^ interp::kSign) : interp::fsub(a, b);
     case AddOp::FMin: return interp::fmin(a, b);
     case AddOp::FMax: return interp::fmax(a, b);
     case AddOp::FMaxAbs: return interp::fmaxabs(a, b);
@@ -56,8 +53,7 @@ bool fold(ir::Test test, std::uint32_t a, std::uint32_t b) {
   switch (test) {
     case ir::Test::Equal: return a == b;
     case ir::Test::Less: return asSigned(a) < asSigned(b);
-    case ir::Test::FloatEqual: return difference(a, b) == 0;
-    case ir::Test::FloatLess: return interp::isNegative(difference(a, b));
+    case ir::Test::FloatLess: return interp::order(a) < interp::order(b);
   }
   return false;
 }

@@ -34,8 +34,9 @@ enum class Kind : std::uint8_t {
   Effect      // `op` of a, with `bits` and `unit`; kept in order
 };
 
-// Others are these with exchanged operands or under MaskNot.
-enum class Test : std::uint8_t { Equal, Less, FloatEqual, FloatLess };
+// Others are these with exchanged operands or under MaskNot. Floats are equal where neither
+// is less.
+enum class Test : std::uint8_t { Equal, Less, FloatLess };
 
 struct Instruction {
   Kind kind = Kind::Constant;

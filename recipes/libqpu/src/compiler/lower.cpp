@@ -354,6 +354,11 @@ class Lowering {
     return negate ? maker_.maskNot(mask) : mask;
   }
 
+  Value differ(const Expression& e) {
+    const Value less = compare(ir::Test::FloatLess, e, false, false);
+    return maker_.maskOr(less, compare(ir::Test::FloatLess, e, true, false));
+  }
+
   Value compute(const Expression& e) {
     using ir::Test;
     switch (e.op) {
@@ -396,8 +401,8 @@ class Lowering {
       case SourceOp::Ge: return compare(Test::Less, e, false, true);
       case SourceOp::Gt: return compare(Test::Less, e, true, false);
       case SourceOp::Le: return compare(Test::Less, e, true, true);
-      case SourceOp::FEq: return compare(Test::FloatEqual, e, false, false);
-      case SourceOp::FNe: return compare(Test::FloatEqual, e, false, true);
+      case SourceOp::FEq: return maker_.maskNot(differ(e));
+      case SourceOp::FNe: return differ(e);
       case SourceOp::FLt: return compare(Test::FloatLess, e, false, false);
       case SourceOp::FGe: return compare(Test::FloatLess, e, false, true);
       case SourceOp::FGt: return compare(Test::FloatLess, e, true, false);

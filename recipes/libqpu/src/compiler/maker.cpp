@@ -197,8 +197,7 @@ Value Maker::compare(ir::Test test, Value a, Value b) {
   if (simplify_) {
     if (of(a).kind == Kind::Constant && of(b).kind == Kind::Constant)
       return constant(fold(test, of(a).bits, of(b).bits) ? UINT32_MAX : 0);
-    if (a == b && (test == ir::Test::Equal || test == ir::Test::Less))
-      return constant(test == ir::Test::Equal ? UINT32_MAX : 0);
+    if (a == b) return constant(test == ir::Test::Equal ? UINT32_MAX : 0);
     if (test == ir::Test::Equal && (of(a).kind == Kind::Constant || a > b) &&
         of(b).kind != Kind::Constant)
       std::swap(a, b);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "isa/access.hpp"
+
 namespace qpu::compiler {
 namespace {
 
@@ -15,6 +17,7 @@ constexpr std::size_t kConsidered = 16;   // and of those that could go, how man
 constexpr std::size_t kStarts = 5;        // of these, each is tried as the first of a pair
 constexpr int kMaxIdle = 16;             // empty instructions in a row that mean no progress
 constexpr int kIdleBeforeEviction = 3;
+constexpr int kIdleBeforeReceiving = 2;  // what a register that was just written makes the requests wait
 constexpr std::uint32_t kNextTo = 2;
 constexpr unsigned kManyReads = 3;
 constexpr int kPlenty = 16;               // free registers
@@ -567,8 +570,20 @@ class Scheduler {
     return 0;
   }
 
+  // Whether the operation, for which the QPU may have to wait, is put off as long as others can go.
+  bool isPutOff(std::uint32_t n) {
+    const Node::Form form = graph_.nodes[n].form;
+    if (form == Node::Form::Wait) return options_.lateWaits;
+    if (form != Node::Form::Receive || !options_.lateReceives) return false;
+    while (firstRequest_ < nodes_.size() && (nodes_[firstRequest_].done || !isRequest(firstRequest_))) ++firstRequest_;
+    return firstRequest_ < n;
+  }
+  bool isRequest(std::uint32_t n) const {
+    return graph_.nodes[n].target == kNone && isa::isTmuStart(graph_.nodes[n].address);
+  }
+
   void consider(std::uint32_t n, std::int32_t r4Waiter, std::int32_t r5Waiter) {
-    if (!mayGo(n) || nodes_[n].expected > cycle_) return;
+    if (!mayGo(n) || nodes_[n].expected > cycle_ || isPutOff(n)) return;
     Plan plan;
     if (!planNode(n, plan)) return;
     if (n != oldest_ && !isSafe(plan)) return;
@@ -728,8 +743,9 @@ class Scheduler {
   std::uint8_t choices(const Plan& plan, const Free& f) const {
     if (!plan.choosesPlace) return plan.files;
     const Place home = openHome(plan);
-    if (home != kNowhere && !plan.wantsAccumulator && freeRegisters() < kPlenty)
-      return static_cast<std::uint8_t>(fileOf(home) & (plan.files == 0 ? 7U : plan.files));
+    // A copy for an operation that cannot read the home goes elsewhere.
+    const bool mayGoHome = home != kNowhere && (plan.files == 0 || (plan.files & fileOf(home)) != 0);
+    if (mayGoHome && !plan.wantsAccumulator && freeRegisters() < kPlenty) return fileOf(home);
     const auto open = static_cast<std::uint8_t>((f.a != 0 ? kToA : 0) | (f.b != 0 ? kToB : 0) |
                                                 (f.accumulators != 0 ? kToNeither : 0) |
                                                 (home != kNowhere ? fileOf(home) : 0));
@@ -932,7 +948,7 @@ class Scheduler {
         const Node& node = graph_.nodes[n];
         const bool stalls = node.form == Node::Form::Receive || node.form == Node::Form::Wait;
         Plan plan;
-        if (!stalls || !mayGo(n) || !planNode(n, plan)) continue;
+        if (!stalls || !mayGo(n) || (isPutOff(n) && idle_ < kIdleBeforeReceiving) || !planNode(n, plan)) continue;
         addPlan(plan);
       }
     }
@@ -946,9 +962,20 @@ class Scheduler {
       if (v != kNone && !isPinned(v) && planCopy(v, true, kToA | kToB | kToNeither, kNone, 0, plan))
         addPlan(plan);
     }
+    takeFirst(bundle);
+    if (bundle.count != 0) return bundle;
+    // Vectors that leave the block for their homes, where they take nobody's room.
+    plans_.clear();
+    for (const std::uint32_t n : ready_) {
+      Plan plan;
+      if (graph_.nodes[n].homecoming && nodes_[n].earliest <= cycle_ && planNode(n, plan)) addPlan(plan);
+    }
+    takeFirst(bundle);
+    return bundle;
+  }
+  void takeFirst(Bundle& bundle) const {
     for (std::size_t k = 0; k < plans_.size() && bundle.count == 0; ++k)
       if (fits(bundle, plans_[k])) add(bundle, plans_[k]);
-    return bundle;
   }
 
   // Results
@@ -1303,6 +1330,7 @@ class Scheduler {
   std::array<std::array<int, 2>, 2> toRead_{};
   Place lastRead_ = kNowhere;  // of what an I/O address gave
   std::uint32_t oldest_ = 0;
+  std::uint32_t firstRequest_ = 0;                  // that is left; an upper bound of those before it
   std::uint32_t left_ = 0;
   std::int32_t addLeft_ = 0, mulLeft_ = 0, eitherLeft_ = 0;
   std::int32_t cycle_ = 0;

@@ -30,6 +30,10 @@ struct ScheduleOptions {
   // Operations this far behind the oldest one that is left are not looked at.
   // With 1 the order is that of the operations.
   std::uint32_t window = 1;
+  // A result of a TMU is received after the requests that come before it in the source, so that as many stay in flight;
+  // the QPU waits for a DMA only when there is nothing else to do. Both only as long as something else can go.
+  bool lateReceives = false;
+  bool lateWaits = false;
   // Vectors that are read from the VPM go to file A and file B in turn.
   bool takeTurns = false;
   std::uint64_t occupied = 0;    // registers that hold a vector at the start

@@ -233,9 +233,8 @@ class Selection {
         switch (i.test) {
           case ir::Test::Equal: return {{kFlagsZ, kFlagsNone | kFlagsN}};
           case ir::Test::Less:
+          case ir::Test::FloatLess:
             return {{kFlagsC | kFlagsZC | kFlagsNC, kFlagsNone | kFlagsZ | kFlagsN}};
-          case ir::Test::FloatEqual: return {{kFlagsZ, kFlagsC | kFlagsN}};
-          case ir::Test::FloatLess: return {{kFlagsN, kFlagsC | kFlagsZ}};
         }
         break;
       case Kind::MaskNot: {
@@ -273,10 +272,11 @@ class Selection {
     switch (i.kind) {
       case Kind::MaskNot: setFlags(i.a, cond); return;
       case Kind::Compare: {
-        static constexpr std::array<AddOp, 4> kOps = {AddOp::Xor, AddOp::Max, AddOp::FSub,
-                                                      AddOp::FSub};
-        const bool less = i.test == ir::Test::Less;
-        const auto [a, b] = less ? operands(i.b, i.a) : operands(i.a, i.b);
+        // C of a maximum is set where the first is the greater. A difference will not do for
+        // floats: Inf - Inf is -Inf.
+        static constexpr std::array<AddOp, 3> kOps = {AddOp::Xor, AddOp::Max, AddOp::FMax};
+        const bool equal = i.test == ir::Test::Equal;
+        const auto [a, b] = equal ? operands(i.a, i.b) : operands(i.b, i.a);
         test(emitAdd(kOps[static_cast<std::size_t>(i.test)], Operation::kNone, a, b), cond);
         return;
       }

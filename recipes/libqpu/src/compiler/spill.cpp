@@ -5,6 +5,7 @@
 #include "compiler/liveness.hpp"
 #include "compiler/spill_slots.hpp"
 #include "compiler/vpm_layout.hpp"
+#include "error_facts.hpp"
 
 namespace qpu::compiler {
 namespace {
@@ -101,6 +102,7 @@ class Spiller {
     const std::size_t n = f_.registers;
     recipe_.assign(n, nullptr);
     steps_.assign(n, 0);
+    leaves_.resize(n);
     recipes_.resize(n);
     std::vector<Written> written(n);
     for (std::size_t b = 0; b < f_.blocks.size(); ++b)
@@ -120,25 +122,38 @@ class Spiller {
         // A vector from the turn before is not that of this turn.
         if (live_.liveIn(b, o.target)) continue;
         std::uint32_t steps = 1;
-        bool can = true;
+        std::vector<Vreg> leaves;
         forEachRead(o, [&](Vreg u) {
-          if (recipe_[u] != nullptr)
-            steps += steps_[u];
-          else
-            can = can && outlives(written[u], u, o.target, b, i);
+          if (recipe_[u] == nullptr) {
+            leaves.push_back(u);
+            return;
+          }
+          steps += steps_[u];
+          leaves.insert(leaves.end(), leaves_[u].begin(), leaves_[u].end());
         });
-        if (!can || steps > kMostSteps) continue;
+        // An operand that is computed again needs its own leaves where this vector is used, which may be later than
+        // the operand itself is.
+        const bool can = steps <= kMostSteps && std::all_of(leaves.begin(), leaves.end(), [&](Vreg u) {
+          return outlives(written[u], u, o.target, b, i);
+        });
+        if (!can) continue;
         recipes_[o.target] = o;
         recipe_[o.target] = &recipes_[o.target];
         steps_[o.target] = steps;
+        leaves_[o.target] = std::move(leaves);
       }
   }
 
-  // `u` is the same and there wherever `v`, made of it in block b at i, is alive.
+  // `u` is not written between the operation i of block b, which makes `v` of it, and any use of `v`, and it is in its
+  // register or in memory there.
   bool outlives(const Written& u, Vreg reg, Vreg v, std::size_t b, std::size_t i) const {
-    if (u.elsewhere || (u.block != 0 && (u.block != b || u.last > i))) return false;
-    if (u.block == b && u.last > i) return false;
-    if (!live_.liveIn(b, reg) && !live_.liveOut(b, reg)) return false;
+    if (u.elsewhere || (u.block != 0 && u.block != b)) return false;
+    if (u.block == b && u.times != 0) {
+      // After its last use in the block that writes it, it is kept only for other blocks.
+      if (u.last > i || !live_.liveOut(b, reg)) return false;
+    } else if (!live_.liveIn(b, reg)) {
+      return false;
+    }
     for (std::size_t k = 0; k < f_.blocks.size(); ++k)
       if (live_.liveIn(k, v) && !live_.liveIn(k, reg)) return false;
     return true;
@@ -197,8 +212,10 @@ class Spiller {
         const bool passes = (live_.in[b].has(g) || live_.out[b].has(g)) && !referenced[b].has(g);
         if (passes && maySpill(g) && cost[g] <= std::uint64_t{weightOf(f_.blocks[b])} * 40) drop(g);
       }
-      if (most <= room) continue;
-      const std::uint32_t least = room >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
+      // A vector that stays has its register for the whole block, so those that enter it and those that leave it may be
+      // too many together where the pressure is not.
+      if (most <= room && resident + kLeastLocals <= room) continue;
+      const std::uint32_t least = most > room && room >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
       for (const std::uint32_t g : byCost) {
         if (resident + least <= room) break;
         if ((live_.in[b].has(g) || live_.out[b].has(g)) && maySpill(g)) drop(g);
@@ -253,6 +270,7 @@ class Spiller {
     ready_ = at + code.size();
     inMemory_.resize(f_.registers, 0);
     recipe_.resize(f_.registers, nullptr);
+    leaves_.resize(f_.registers);
     live_.indexOf.resize(f_.registers, Liveness::kLocal);
   }
 
@@ -346,6 +364,7 @@ class Spiller {
   struct State {
     bool resident = false;
     bool stored = false;   // memory has it
+    bool written = false;  // in this block, so far
     std::size_t use = 0;   // next in uses_
   };
 
@@ -381,6 +400,7 @@ class Spiller {
     touched_.clear();
     findUses(operations);
     residents_.clear();
+    runEnd_ = 0;
     std::uint32_t pinned = memory_ ? 2 : 0;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
       if (!isSpilled(g) && (live_.in[b].has(g) || live_.out[b].has(g))) ++pinned;
@@ -396,7 +416,7 @@ class Spiller {
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
       if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && recipe_[v] == nullptr) {
-        if (!state_[v].resident) return false;
+        if (!state_[v].resident) failWithoutContent(v);
         store(out_, v);
       }
     }
@@ -442,9 +462,10 @@ class Spiller {
   bool step(std::uint32_t i, const Operation& o, const std::vector<Operation>& operations) {
     if (noStore_[i] == 0 && i + 1 < noStore_.size() && noStore_[i + 1] != 0)
       storeAhead(i, operations);
-    if (noReload_[i] == 0 && i + 1 < noReload_.size() && noReload_[i + 1] != 0 &&
-        !reloadAhead(i, operations))
-      return false;
+    if (noReload_[i] == 0) {
+      runEnd_ = i;
+      if (i + 1 < noReload_.size() && noReload_[i + 1] != 0 && !reloadAhead(i, operations)) return false;
+    }
     // The vectors that are read, those of this operation not evicted for each other.
     std::array<Vreg, 3> reads{};
     unsigned count = 0;
@@ -467,6 +488,7 @@ class Spiller {
         }
         state_[v].stored = false;
       }
+      state_[v].written = true;
       out_.push_back(o);
       if (!isPinned(block_, v) && nextUse(block_, v, i + 1) == kNever) leave(v);
       return true;
@@ -484,18 +506,25 @@ class Spiller {
     residents_.erase(std::find(residents_.begin(), residents_.end(), v));
   }
 
+  [[noreturn]] void failWithoutContent(Vreg v) const {
+    detail::raise<CompileError>("kernel '" + f_.name + "': internal compiler error: vector " + std::to_string(v) +
+                                    " is needed in block " + std::to_string(block_) +
+                                    ", where neither a register nor memory holds it. Please report this with the "
+                                    "kernel's source",
+                                {f_.name, "", -1, 0});
+  }
+
   bool bringIn(Vreg v, std::uint32_t i) {
-    if (isPinned(block_, v) || state_[v].resident) return true;
-    if (recipe_[v] != nullptr) return repeat(v, i);
-    if (noReload_[i] != 0) return false;
-    if (!state_[v].stored) {
-      // Never written: any content will do.
-      if (!makeRoom(i)) return false;
-      enter(v);
-      loadWord(out_, v, 0);
-      return true;
+    if (isPinned(block_, v)) {
+      // A vector that leaves the block has its register before the block has written it, too.
+      if (v == base_ || v == row_ || live_.liveIn(block_, v) || state_[v].written) return true;
+      if (recipe_[v] == nullptr) failWithoutContent(v);
+      return repeat(v, i);
     }
-    if (!makeRoom(i)) return false;
+    if (state_[v].resident) return true;
+    if (recipe_[v] != nullptr) return repeat(v, i);
+    if (!state_[v].stored) failWithoutContent(v);
+    if (noReload_[i] != 0 || !makeRoom(i)) return false;
     reload(out_, v);
     enter(v);
     return true;
@@ -510,9 +539,14 @@ class Spiller {
       can = can && bringIn(u, i);
       busy_.push_back(u);
     });
-    if (!can || !makeRoom(i)) return false;
+    if (!can) return false;
+    if (isPinned(block_, v)) {
+      state_[v].written = true;
+    } else {
+      if (!makeRoom(i)) return false;
+      enter(v);
+    }
     out_.push_back(o);
-    enter(v);
     busy_.resize(before);
     return true;
   }
@@ -524,6 +558,7 @@ class Spiller {
       std::uint64_t best = 0;
       for (const Vreg v : residents_) {
         if (std::find(busy_.begin(), busy_.end(), v) != busy_.end()) continue;
+        if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
         const bool free = state_[v].stored || recipe_[v] != nullptr;
         if (!free && (noStore_[i] != 0 || !memory_)) continue;
         // The farthest next use; a store weighs as much as some distance.
@@ -580,18 +615,26 @@ class Spiller {
     }
   }
 
-  // Within a run of VPM reads nothing can be reloaded.
+  // Within a run of VPM reads nothing can be reloaded: what it reads from memory, or computes again from there, is in
+  // registers before it and stays there until it is read.
   bool reloadAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     busy_.clear();
-    std::vector<Vreg> wanted;
-    for (std::uint32_t k = i; k < operations.size() && (k == i || noReload_[k] != 0); ++k)
-      forEachRead(operations[k], [&](Vreg v) {
-        if (!isPinned(block_, v) && recipe_[v] == nullptr && state_[v].stored) wanted.push_back(v);
+    std::vector<Vreg> made;
+    for (runEnd_ = i; runEnd_ < operations.size() && (runEnd_ == i || noReload_[runEnd_] != 0); ++runEnd_) {
+      const Operation& o = operations[runEnd_];
+      forEachRead(o, [&](Vreg v) {
+        if (!isPinned(block_, v) && needsMemory(v) && std::find(made.begin(), made.end(), v) == made.end())
+          busy_.push_back(v);
       });
-    return std::all_of(wanted.begin(), wanted.end(), [&](Vreg v) {
-      busy_.push_back(v);
-      return bringIn(v, i);
-    });
+      if (o.target != Operation::kNone) made.push_back(o.target);
+    }
+    const std::vector<Vreg> wanted = busy_;
+    return std::all_of(wanted.begin(), wanted.end(), [&](Vreg v) { return bringIn(v, i); });
+  }
+  // Whether it takes a reload to have the vector in a register, once it is in none.
+  bool needsMemory(Vreg v) const {
+    if (recipe_[v] == nullptr) return true;
+    return std::any_of(leaves_[v].begin(), leaves_[v].end(), [this](Vreg u) { return inMemory_[u] != 0; });
   }
 
   Function& f_;
@@ -601,6 +644,7 @@ class Spiller {
   std::vector<const Operation*> recipe_;    // what makes a vector again
   std::vector<Operation> recipes_;
   std::vector<std::uint32_t> steps_;        // operations that this takes
+  std::vector<std::vector<Vreg>> leaves_;   // vectors that this starts from
   std::vector<char> inMemory_;              // between blocks
   std::vector<SlotAccess> accesses_;
   Vreg base_ = Operation::kNone, row_ = Operation::kNone;
@@ -609,7 +653,9 @@ class Spiller {
   std::uint32_t room_ = 0;                  // registers for vectors that are not pinned
   std::vector<Operation> out_;
   std::vector<std::vector<std::uint32_t>> uses_;
-  std::vector<Vreg> touched_, residents_, busy_;
+  std::vector<Vreg> touched_, residents_;
+  std::vector<Vreg> busy_;                  // not to be evicted for each other
+  std::uint32_t runEnd_ = 0;                // of the run of VPM reads, if there is one
   std::vector<State> state_;
   std::vector<char> noStore_, noReload_;
 };

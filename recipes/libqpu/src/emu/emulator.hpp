@@ -44,6 +44,11 @@ struct Launch {
   bool profile = false;          // fill Report::instructions
   // More instructions than this on one QPU is an error ("does not end"); 0: no limit.
   std::uint64_t limit = 0;
+  // The same for clocks of the model.
+  std::uint64_t clockLimit = 0;
+  // What published programs do and hardware may take, but no document promises, is a
+  // warning of the report and not an error.
+  bool lenient = false;
 };
 
 // Counters are of all QPUs together; clocks are the model's.
@@ -63,6 +68,7 @@ struct Report {
   std::uint64_t memoryWriteBytes = 0;
   bool hostInterrupt = false;
   std::vector<InstructionProfile> perInstruction;  // with Launch::profile
+  std::vector<std::string> warnings;               // with Launch::lenient; one per instruction
 
   double seconds(const Board& board) const;  // model
 };

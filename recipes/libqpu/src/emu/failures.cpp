@@ -1,4 +1,6 @@
 // The texts of errors.
+#include <algorithm>
+
 #include "emu/failure.hpp"
 #include "isa/text.hpp"
 
@@ -38,6 +40,26 @@ void Machine::failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
                     what + " bus address " + detail::hex(address) +
                         ", outside of every SharedArray; " + memory_.nearest(address),
                     address);
+}
+
+void Machine::failTimeOut(const Qpu& q, std::uint32_t at) const {
+  const Board& board = launch_->board != nullptr ? *launch_->board : kDefaultBoard;
+  constexpr double kMilliseconds = 1e3;
+  const auto time = static_cast<std::uint64_t>(static_cast<double>(launch_->clockLimit) *
+                                               kMilliseconds / board.clockHz);
+  fail<ExecutionError>(q, at,
+                       "the kernel has not ended in " + std::to_string(time) + " ms, " +
+                           std::to_string(launch_->clockLimit) + " clocks of the modelled " +
+                           board.name + ". It loops for ever, or QPU_TIMEOUT_MS is too low for it");
+}
+
+void Machine::doubt(const Qpu& q, std::uint32_t at, const std::string& what,
+                    const std::string& assumed) {
+  if (!launch_->lenient)
+    fail<ExecutionError>(q, at, what + ". With QPU_EMULATOR=lenient this is a warning");
+  if (std::find(doubted_.begin(), doubted_.end(), at) != doubted_.end()) return;
+  doubted_.push_back(at);
+  report_.warnings.push_back(who(q, at) + what + "; assumed: " + assumed);
 }
 
 std::string Machine::describeWriter(Tag writer) const {

@@ -71,6 +71,7 @@ void Machine::reset(const Launch& launch, const Program& program) {
   mutexReleased_ = {};
   horizon_ = 0;
   poisons_.clear();
+  doubted_.clear();
   report_ = {};
   if (launch_->profile) report_.perInstruction.resize(launch_->count);
   const std::vector<Vector>& vectors = program_->vectors;
@@ -206,6 +207,11 @@ bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
           fault->rule + (fault->distance == 0 ? std::string()
                                               : "; before it: " + describe(at - fault->distance)));
   }
+  if ((needs & need::kRotatesNew) != 0 && at != q.flow) {
+    const char* const rule = rotatesChanged(q, at, at - 1);
+    if (rule != nullptr)
+      fail<ExecutionError>(q, at, std::string(rule) + "; before it: " + describe(at - 1));
+  }
   if ((needs & need::kOrder) != 0 && !ordered(q)) return false;
   const Instruction& i = program_->instructions[at];
   if (!mayPass(q, op, i)) return false;
@@ -223,6 +229,7 @@ bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
 
 // Whether nothing blocks the instruction.
 bool Machine::mayPass(Qpu& q, const Op& op, const Instruction& i) {
+  if (launch_->lenient && !passEarlierDma(q, op, i)) return false;
   if ((op.before & need::kSemaphore) != 0) return passSemaphore(q, i);
   const bool readsA = (op.before & need::kPortA) != 0;
   const bool readsB = (op.before & need::kPortB) != 0;
@@ -273,6 +280,8 @@ void Machine::unpackInput(Qpu& q, const Instruction& i) {
 void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y) {
   const Instruction& i = program_->instructions[at];
   const std::uint16_t needs = op.after;
+  if ((needs & need::kKeepOld) != 0)
+    std::copy_n(q.v + slot::kAccumulators, q.old.size(), q.old.begin());
   if ((needs & need::kBranch) != 0) {
     branch(q, op, at);
   } else {
@@ -288,6 +297,7 @@ void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y
       rotate(y, n, isFull(i.mulA) && isFull(i.mulB));
     }
     if ((needs & need::kFlags) != 0) setFlags(q, op, i, x, y, whereX, whereY);
+    if ((needs & need::kBothWrite) != 0) requireEqual(q, at, x, y, whereX | whereY);
     if ((needs & (need::kCondition | need::kPack | need::kWriteIo)) == 0) {
       if (op.add != 0) q.v[op.addTarget] = x;
       if (op.mul != MulOp::Nop) q.v[op.mulTarget] = y;
@@ -335,7 +345,10 @@ void Machine::writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector&
       writeIo(q, at, fileA, address, value, where);
   };
   if (adds) put(addWritesA(i), i.waddrAdd, op.addTarget, *toX, whereX);
-  if (multiplies) put(mulWritesA(i), i.waddrMul, op.mulTarget, *toY, whereY);
+  // One peripheral is written once.
+  const bool written = (op.after & need::kBothWrite) != 0 && op.mulTarget == slot::kNowhere &&
+                       i.waddrMul != isa::address::kHostInterrupt;
+  if (multiplies && !written) put(mulWritesA(i), i.waddrMul, op.mulTarget, *toY, whereY);
 }
 
 // Of the ADD ALU unless that does nothing; only where its condition holds.
@@ -386,8 +399,11 @@ void Machine::jump(Qpu& q, std::uint32_t at) {
                          "the program does not end: this QPU has run " +
                              std::to_string(q.executed) + " instructions, the limit is " +
                              std::to_string(launch_->limit));
-  std::uint32_t broken = 0;
-  const char* rule = program_->faultOfJump(q.jumpedAt, q.jump, broken);
+  if (launch_->clockLimit != 0 && q.clock > launch_->clockLimit) failTimeOut(q, at);
+  std::uint32_t broken = q.jump;
+  const bool kept = (program_->ops[at].after & need::kKeepOld) != 0;
+  const char* rule = kept ? rotatesChanged(q, q.jump, at) : nullptr;
+  if (rule == nullptr) rule = program_->faultOfJump(q.jumpedAt, q.jump, broken);
   if (rule != nullptr)
     fail<ExecutionError>(q, broken,
                          std::string(rule) + "; it was jumped to from " + describe(q.jumpedAt));
@@ -429,56 +445,6 @@ void Machine::stall(Qpu& q, std::uint32_t at, Clock until, std::uint64_t& counte
   q.clock = until;
   counter += clocks;
   if (launch_->profile) report_.perInstruction[at].stalled += clocks;
-}
-
-// A register's value is poisoned by a load and by moves from there; any other
-// use of it is an error.
-void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
-  const Instruction& i = program_->instructions[at];
-  const auto of = [&](std::uint16_t s) {
-    return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
-  };
-  const bool plain =
-      (op.after & (need::kFlags | need::kPack | need::kRotate)) == 0 && i.form == Form::Alu;
-  const auto result = [&](bool moves, std::uint16_t a, std::uint16_t b, std::uint16_t target,
-                          std::uint8_t address) -> PoisonNumber {
-    const bool kept = moves && a == b && plain &&
-                      (target != slot::kNowhere || address == isa::address::kNop);
-    if (kept) return of(a);
-    for (const std::uint16_t s : {a, b})
-      if (of(s) != 0) failPoisoned(q, at, of(s));
-    return 0;
-  };
-  if (i.form == Form::Branch) {
-    if (i.branchRegister && of(slot::kFileA + i.branchRegisterA) != 0)
-      failPoisoned(q, at, of(slot::kFileA + i.branchRegisterA));
-    return;
-  }
-  if ((op.before & need::kUnpack) != 0) {
-    const auto from =
-        static_cast<std::uint16_t>(i.pm ? slot::kR4 : slot::kFileA + i.raddrA);
-    if (of(from) != 0) failPoisoned(q, at, of(from));
-  }
-  const auto add = static_cast<AddOp>(op.add);
-  PoisonNumber x = 0;
-  PoisonNumber y = 0;
-  if (op.add != 0)
-    x = result(add == AddOp::Or || add == AddOp::And || add == AddOp::FMin || add == AddOp::FMax,
-               op.addA, op.addB, op.addTarget, i.waddrAdd);
-  if (op.mul != MulOp::Nop)
-    y = result(op.mul == MulOp::V8Min || op.mul == MulOp::V8Max, op.mulA, op.mulB, op.mulTarget,
-               i.waddrMul);
-  if (op.add != 0) setPoison(q, op.addTarget, x, i.condAdd == Cond::Always);
-  if (op.mul != MulOp::Nop) setPoison(q, op.mulTarget, y, i.condMul == Cond::Always);
-}
-
-// `whole`: all of the old value is gone.
-void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole) {
-  if (target >= slot::kRegisters) return;
-  PoisonNumber& p = q.poison[target];
-  if (poison == 0 && !whole) return;
-  q.poisoned += (poison != 0 ? 1U : 0U) - (p != 0 ? 1U : 0U);
-  p = poison;
 }
 
 std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count,

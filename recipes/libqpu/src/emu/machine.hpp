@@ -109,6 +109,7 @@ struct Qpu {
   UniformStream uniforms;
   Dma load;
   Dma store;
+  std::array<Vector, 6> old{};      // accumulators before need::kKeepOld
   std::array<PoisonNumber, slot::kRegisters> poison{};
   std::uint32_t poisoned = 0;       // registers
   std::array<RequestQueue, 2> tmu;
@@ -129,6 +130,7 @@ class Machine {
   bool passSemaphore(Qpu& q, const isa::Instruction& i);
   bool passMutex(Qpu& q);
   bool passDma(Qpu& q, Dma& dma, State waiting);
+  bool passEarlierDma(Qpu& q, const Op& op, const isa::Instruction& i);
   void awaited(Qpu& q, Dma& dma);
   void readPort(Qpu& q, std::uint8_t from, bool fileA, std::uint32_t at);
   static void unpackInput(Qpu& q, const isa::Instruction& i);
@@ -137,6 +139,9 @@ class Machine {
                     Mask whereX, Mask whereY);
   static void setFlags(Qpu& q, const Op& op, const isa::Instruction& i, const Vector& x,
                        const Vector& y, Mask whereX, Mask whereY);
+  void requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, const Vector& y,
+                    Mask where) const;
+  const char* rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_t before) const;
   void branch(Qpu& q, const Op& op, std::uint32_t at);
   void jump(Qpu& q, std::uint32_t at);
   void end(Qpu& q, std::uint32_t at);
@@ -157,6 +162,8 @@ class Machine {
   void setupReads(Qpu& q, std::uint32_t at, std::uint32_t word);
   void setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word);
   void setupWindow(Qpu& q, std::uint32_t at, Window& window, std::uint32_t word);
+  void requirePitch(const Qpu& q, std::uint32_t at, const char* what, std::uint32_t bytes);
+  std::string earlierDma(const Dma& dma) const;
   void setupLoadPitch(Qpu& q, std::uint32_t at, std::uint32_t word);
   void readVpm(Qpu& q, std::uint32_t at, Vector& v);
   void writeVpm(Qpu& q, std::uint32_t at, const Vector& v);
@@ -172,6 +179,7 @@ class Machine {
 
   void followPoison(Qpu& q, const Op& op, std::uint32_t at);
   static void setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole);
+  [[noreturn]] void failTimeOut(const Qpu& q, std::uint32_t at) const;
   [[noreturn]] void failPoisoned(const Qpu& q, std::uint32_t at, PoisonNumber number) const;
 
   bool ordered(const Qpu& q) const { return key(q.clock, q.number) <= horizon_; }
@@ -190,6 +198,9 @@ class Machine {
   template <typename E>  // failure.hpp
   [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
                          std::uint32_t address = 0) const;
+  // What hardware may take, but nobody is sure of: an error, or a warning where the launch
+  // is lenient.
+  void doubt(const Qpu& q, std::uint32_t at, const std::string& what, const std::string& assumed);
   [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
                                 const std::string& what) const;
   [[noreturn]] void deadlock() const;
@@ -211,6 +222,7 @@ class Machine {
   History::Times mutexReleased_{};
   std::uint64_t horizon_ = 0;
   std::vector<Poison> poisons_;
+  std::vector<std::uint32_t> doubted_;  // instructions
   Report report_;
 };
 

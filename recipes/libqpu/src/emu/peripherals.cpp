@@ -15,6 +15,7 @@ constexpr std::uint32_t kAcquire = 16;         // bit of a semaphore instruction
 constexpr std::uint32_t kUniformPrefetch = 2;  // words
 constexpr std::uint32_t kUniformSpan = 1U << 14U;  // bytes between streams in their space
 constexpr std::uint32_t kMaxPitch = 8191;
+constexpr std::uint32_t kMaxPitchField = 0xffff;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
 std::string count(std::uint32_t n, const char* what) {
@@ -235,12 +236,19 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
   }
 }
 
+// Broadcom's guide has 13 bits for it, others have found 16.
+void Machine::requirePitch(const Qpu& q, std::uint32_t at, const char* what,
+                           std::uint32_t bytes) {
+  if (bytes <= kMaxPitch) return;
+  const std::string text = what + std::to_string(bytes) + " bytes, must be 0..";
+  if (bytes > kMaxPitchField)
+    fail<ExecutionError>(q, at, text + std::to_string(kMaxPitch));
+  doubt(q, at, text + std::to_string(kMaxPitch), "all 16 bits count");
+}
+
 void Machine::setupLoadPitch(Qpu& q, std::uint32_t at, std::uint32_t word) {
   const std::uint32_t pitch = word & 0xfffffffU;
-  if (pitch > kMaxPitch)
-    fail<ExecutionError>(q, at,
-                         "a DMA load pitch of " + std::to_string(pitch) + " bytes, must be 0.." +
-                             std::to_string(kMaxPitch));
+  requirePitch(q, at, "a DMA load pitch of ", pitch);
   q.load.setup.hasPitch = true;
   q.load.setup.pitch = pitch;
 }
@@ -258,11 +266,8 @@ void Machine::setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word) {
       return;
     }
     case 3: {
-      const std::uint32_t stride = word & 0xffffU;
-      if (stride > kMaxPitch)
-        fail<ExecutionError>(q, at,
-                             "a DMA store stride of " + std::to_string(stride) +
-                                 " bytes, must be 0.." + std::to_string(kMaxPitch));
+      const std::uint32_t stride = word & kMaxPitchField;
+      requirePitch(q, at, "a DMA store stride of ", stride);
       setup.hasPitch = true;
       setup.pitch = stride;
       setup.packed = (word >> 16U & 1U) != 0;
@@ -357,15 +362,13 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
   const std::string what = load ? "DMA load" : "DMA store";
   const DmaSetup& setup = dma.setup;
   if (!setup.ready) fail<ExecutionError>(q, at, "a " + what + " is started without a setup");
-  if (!dma.awaited)
-    fail<ExecutionError>(q, at,
-                         "a " + what + " is started while the one before has not been waited for, " +
-                             "started by " + describe(dma.startedAt));
+  if (!dma.awaited)  // not where the launch is lenient
+    doubt(q, at, "a " + what + earlierDma(dma), "");
   const Transfer t = load ? setup.load() : setup.store();
-  if (t.rows > 1 && !setup.hasPitch && (!load || setup.loadUsesPitch()))
-    fail<ExecutionError>(q, at,
-                         "a " + what + " of " + count(t.rows, "row") + " is started without " +
-                             (load ? "a pitch" : "a stride"));
+  // The stride of stores is 0 until a program sets it (qmkl, issue 27).
+  if (t.rows > 1 && load && !setup.hasPitch && setup.loadUsesPitch())
+    fail<ExecutionError>(
+        q, at, "a " + what + " of " + count(t.rows, "row") + " is started without a pitch");
   dma.startedAt = at;
   dma.words.fill(0);
   history_.start(q.number, load, at);
@@ -450,6 +453,28 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
         byte = static_cast<unsigned char>(word >> place & mask);
     }
   }
+}
+
+std::string Machine::earlierDma(const Dma& dma) const {
+  return " is started while the one before has not been waited for, started by " +
+         describe(dma.startedAt);
+}
+
+// Where the launch is lenient: the address that starts a transfer is written when the one
+// before is done.
+bool Machine::passEarlierDma(Qpu& q, const Op& op, const isa::Instruction& i) {
+  for (const bool load : {true, false}) {
+    const bool starts = (op.add != 0 && i.waddrAdd == address::kDmaAddress &&
+                         addWritesA(i) == load) ||
+                        (op.mul != isa::MulOp::Nop && i.waddrMul == address::kDmaAddress &&
+                         mulWritesA(i) == load);
+    Dma& dma = load ? q.load : q.store;
+    if (!starts || dma.awaited) continue;
+    doubt(q, q.next, std::string(load ? "a DMA load" : "a DMA store") + earlierDma(dma),
+          "the QPU waits until that is done");
+    if (!passDma(q, dma, load ? State::AtLoadWait : State::AtStoreWait)) return false;
+  }
+  return true;
 }
 
 bool Machine::passDma(Qpu& q, Dma& dma, State waiting) {

@@ -43,6 +43,17 @@ bool mayWrite(unsigned a) {
   return (a >= address::kTmuNoSwap && a <= address::kUniformsAddress) || a >= address::kVpm;
 }
 
+// Both pipes write one accumulator or peripheral.
+bool bothWriteOne(const Instruction& i) {
+  if (i.form == Form::Branch) return false;
+  if (i.form == Form::Alu && (i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop)) return false;
+  if (i.waddrAdd != i.waddrMul) return false;
+  if (i.waddrAdd < kFirstIo || i.waddrAdd == address::kNop) return false;
+  if (i.condAdd == Cond::Never || i.condMul == Cond::Never) return false;
+  // The two files have different peripherals at these addresses.
+  return i.waddrAdd != address::kVpmSetup && i.waddrAdd != address::kDmaAddress;
+}
+
 struct Reads {
   bool a = false, b = false;
   std::uint32_t accumulators = 0;
@@ -122,10 +133,8 @@ class Inspector {
     const Reads mul = mulReads(i_);
     const bool immediate = i_.signal == Signal::SmallImmediate;
     t_.accumulatorsRead = add.accumulators | mul.accumulators;
-    port(i_.raddrA, add.a || mul.a, t_.readsA, "file A is read by an ALU, but no address is given");
-    if (!immediate)
-      port(i_.raddrB, add.b || mul.b, t_.readsB,
-           "file B is read by an ALU, but no address is given");
+    port(i_.raddrA, add.a || mul.a, t_.readsA);
+    if (!immediate) port(i_.raddrB, add.b || mul.b, t_.readsB);
     if (!immediate && i_.raddrA == i_.raddrB &&
         (i_.raddrA == address::kUniform || i_.raddrA == address::kVpm ||
          i_.raddrA == address::kMutex))
@@ -150,16 +159,14 @@ class Inspector {
     }
   }
 
-  void port(std::uint8_t a, bool consumed, std::uint32_t& registers, const char* nothing) {
+  void port(std::uint8_t a, bool consumed, std::uint32_t& registers) {
     if (a < kFirstIo) {
       if (consumed) registers |= 1U << a;
       return;
     }
     switch (a) {
-      case address::kNop:
-        if (consumed) fault(nothing);
-        return;
       case address::kUniform: t_.readsUniform = true; return;
+      case address::kNop:  // gives nothing that is known
       case address::kElementNumber: return;
       case address::kVpm:
         ++vpmReads_;
@@ -188,13 +195,8 @@ class Inspector {
     if (!alu || i_.opMul != MulOp::Nop)
       result(mulWritesA(i_), i_.waddrMul, i_.condMul,
              i_.pack != 0 && (i_.pm || mulWritesA(i_)));
-    const bool bothWrite = (!alu || (i_.opAdd != AddOp::Nop && i_.opMul != MulOp::Nop)) &&
-                           i_.waddrAdd == i_.waddrMul && i_.waddrAdd >= kFirstIo &&
-                           i_.waddrAdd != address::kNop;
-    const bool oneNever = i_.condAdd == Cond::Never || i_.condMul == Cond::Never;
-    // The two files have different peripherals at these addresses.
-    const bool differs = i_.waddrAdd == address::kVpmSetup || i_.waddrAdd == address::kDmaAddress;
-    if (bothWrite && !oneNever && !differs)
+    // Equal values do no harm, but these may differ in any case.
+    if (bothWriteOne(i_) && (i_.waddrAdd == address::kR5 || i_.pack != 0))
       fault("both ALUs write the same accumulator or peripheral");
   }
 
@@ -246,10 +248,6 @@ const char* broken(const Traits& earlier, const Traits& later, std::uint32_t dis
   if (distance == 1) {
     if ((earlier.writesA & later.readsA) != 0 || (earlier.writesB & later.readsB) != 0)
       return "a register of file A or B is read in the instruction after the one that writes it";
-    if ((earlier.accumulatorsWritten & later.rotated) != 0)
-      return "an accumulator is rotated in the instruction after the one that writes it";
-    if (later.rotatesByR5 && (earlier.accumulatorsWritten >> 5U & 1U) != 0)
-      return "a rotation by r5 is in the instruction after the one that writes r5";
   }
   if (distance <= 2) {
     if (earlier.writesSfu) {
@@ -306,6 +304,8 @@ class Preparation {
         default: immediate(i, op); break;
       }
       results(i, op);
+      if (bothWriteOne(i)) op.after |= need::kBothWrite;
+      rotations(i, at);
       if (i.form == Form::Semaphore) op.before |= need::kSemaphore | need::kOrder;
       if (i.form == Form::Branch)
         mark(at, 3, need::kSlot);
@@ -333,7 +333,24 @@ class Preparation {
     if (at + distance < program_.count()) program_.ops[at + distance].after |= what;
   }
 
+  // What this instruction or a jump from it may bring too soon before a rotation.
+  void rotations(const Instruction& i, std::uint32_t at) {
+    const std::vector<Traits>& traits = program_.traits;
+    if (at > 0 && rotatedTooSoon(traits[at - 1], traits[at]) != 0) {
+      program_.ops[at - 1].after |= need::kKeepOld;
+      program_.ops[at].before |= need::kRotatesNew;
+    }
+    const std::uint32_t last = at + 3;  // delay slot
+    if (i.form == Form::Branch && last < program_.count() &&
+        traits[last].accumulatorsWritten != 0)
+      program_.ops[last].after |= need::kKeepOld;
+  }
+
   std::uint16_t operand(const Instruction& i, Mux mux) {
+    const std::uint8_t from = mux == Mux::A ? i.raddrA : i.raddrB;
+    const bool immediate = mux == Mux::B && i.signal == Signal::SmallImmediate;
+    if (mux >= Mux::A && from == address::kNop && !immediate)
+      return constant(interp::splat(kUndefined));
     switch (mux) {
       case Mux::A:
         if (i.unpack != 0 && !i.pm) return slot::kPortA;
@@ -456,6 +473,10 @@ class Preparation {
 };
 
 }  // namespace
+
+std::uint32_t rotatedTooSoon(const Traits& earlier, const Traits& later) {
+  return earlier.accumulatorsWritten & (later.rotated | (later.rotatesByR5 ? 1U << 5U : 0U));
+}
 
 bool isFloat(AddOp op) { return op >= AddOp::FAdd && op <= AddOp::FtoI; }
 bool givesFloat(AddOp op) { return isFloat(op) ? op != AddOp::FtoI : op == AddOp::ItoF; }

@@ -41,6 +41,7 @@ constexpr std::uint16_t kUnpack = 1U << 5U;
 constexpr std::uint16_t kSemaphore = 1U << 6U;
 constexpr std::uint16_t kTmuLoad = 1U << 7U;
 constexpr std::uint16_t kOffEnd = 1U << 8U;
+constexpr std::uint16_t kRotatesNew = 1U << 9U;  // what the instruction before may change
 
 constexpr std::uint16_t kCondition = 1U << 0U;  // one is not Always
 constexpr std::uint16_t kFlags = 1U << 1U;
@@ -52,6 +53,8 @@ constexpr std::uint16_t kBranch = 1U << 6U;
 constexpr std::uint16_t kEnd = 1U << 7U;
 constexpr std::uint16_t kSlot = 1U << 8U;       // a branch was three before
 constexpr std::uint16_t kLast = 1U << 9U;       // a program end was two before
+constexpr std::uint16_t kBothWrite = 1U << 10U;  // both ALUs the same; values must be equal
+constexpr std::uint16_t kKeepOld = 1U << 11U;   // accumulators, for a rotation that may follow
 }  // namespace need
 
 struct Op {
@@ -108,6 +111,10 @@ struct Program {
   // say where, and break none.
   std::vector<std::uint32_t> goodTargets;
 };
+
+// Accumulators, a bit each, that `earlier` writes and `later`, next after it, rotates or
+// (r5) rotates by: hardware may take the values from before.
+std::uint32_t rotatedTooSoon(const Traits& earlier, const Traits& later);
 
 // File of an ALU's target: true for file A.
 inline bool addWritesA(const isa::Instruction& i) { return !i.swap; }

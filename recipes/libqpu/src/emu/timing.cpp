@@ -141,17 +141,19 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
   return all;
 }
 
-// A row moves in bursts of a line; its share of the memory's time comes on top
-// when others keep that busy, and each burst takes the VPM as a vector does.
+// A row moves in bursts of a line. It takes its share of the memory's time before
+// the lines that the L2 waits for: behind their queue, an engine would wait for each
+// row anew, and more loads in flight would make stores slower. Which of them the SDRAM
+// controller prefers is not published. Each burst takes the VPM as a vector does.
 Ticks Timing::dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now) {
   const std::uint32_t bursts = (bytes + kLineBytes - 1) / kLineBytes;
   const DmaCosts& c = costs(load);
   const Ticks own = bursts * c.burst + (bytes + 3) / 4 * c.word;
   (load ? traffic_.readBytes : traffic_.writeBytes) += bytes;
   Ticks opening = 0;
-  const Ticks begin = takeMemory(address, now, memoryTicks_ * bytes / kLineBytes, opening);
-  (void)vpmPort_.takeTicks(begin, bursts * vpmTicks_);
-  return begin + opening + own;
+  (void)takeMemory(address, now, memoryTicks_ * bytes / kLineBytes, opening);
+  (void)vpmPort_.takeTicks(now, bursts * vpmTicks_);
+  return now + opening + own;
 }
 
 void Engine::start(const Job& job, Clock now) {

@@ -50,8 +50,14 @@ Window::Place Window::place(std::uint32_t e) const {
   return {kVpmColumns * row + (at & 15U), bits * within};
 }
 
+// Of the first unit of memory row i, in units from the first row or column on.
 std::uint32_t Transfer::position(std::uint32_t i) const {
-  return (horizontal ? row : column) * perWord() + part + i * vpmPitch;
+  return (sideways ? column : row) * perWord() + part + i * vpmPitch;
+}
+
+// Unit j's distance from the beginning of its line of words, in units.
+std::uint32_t Transfer::within(std::uint32_t i, std::uint32_t j) const {
+  return position(i) % perWord() + j;
 }
 
 std::uint32_t Transfer::word(std::uint32_t i, std::uint32_t j) const {
@@ -64,15 +70,14 @@ std::uint32_t Transfer::word(std::uint32_t i, std::uint32_t j) const {
     return horizontal ? n : kVpmColumns * (n % kVpmRows) + n / kVpmRows;
   }
   const std::uint32_t line = position(i) / perWord();
-  const std::uint32_t along =
-      (horizontal ? column : row) + (position(i) % perWord() + j) / perWord();
-  const std::uint32_t r = horizontal ? line : along;
-  const std::uint32_t c = horizontal ? along : line;
+  const std::uint32_t along = within(i, j) / perWord();
+  const std::uint32_t r = (sideways ? row : line) + (horizontal ? 0 : along);
+  const std::uint32_t c = (sideways ? line : column) + (horizontal ? along : 0);
   return r < kVpmRows && c < kVpmColumns ? kVpmColumns * r + c : kOutside;
 }
 
 std::uint32_t Transfer::shift(std::uint32_t i, std::uint32_t j) const {
-  const std::uint32_t units = packed ? part + i * length + j : position(i) % perWord() + j;
+  const std::uint32_t units = packed ? part + i * length + j : within(i, j);
   return 8 * unitBytes * (units % perWord());
 }
 
@@ -100,6 +105,7 @@ Transfer DmaSetup::store() const {
   t.row = field(basic, 7, 7);
   t.column = field(basic, 3, 4);
   t.packed = packed;
+  t.sideways = !t.horizontal;
   t.vpmPitch = t.unitBytes == 4 ? 1 : 4 / t.unitBytes;
   t.memoryPitch = t.length * t.unitBytes + pitch;
   return t;

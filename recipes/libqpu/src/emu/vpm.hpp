@@ -18,12 +18,12 @@ constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 // 16- and 8-bit reads are zero-extended: write 0xffffffff, read laned bytes.
 // 16- and 8-bit DMA fills consecutive halves or bytes of the words from X on,
 // beginning with the half or byte of MODEW: load 64 counting bytes with MODEW 5.
-// VPITCH carries into the upper bits of Y, and moves columns when VERT: load 4
-// rows from Y = 14, and 4 columns.
+// VPITCH carries into the upper bits of Y: load 4 rows from Y = 14.
 // A row of a transfer does not run on into the next row of the VPM, which is
 // made an error: store one row of 32 words.
 // BLOCKMODE with columns goes on at the top of the next column: store 2 rows of
-// 48 words.
+// 48 words. With DEPTH 1 each row is one unit further down the column: store 16
+// rows of 1 halfword.
 
 // Accesses of one QPU to vectors; setup words of the manual's table of
 // "VPM generic block".
@@ -55,13 +55,17 @@ struct Window {
 struct Transfer {
   bool horizontal = true;       // memory rows lie along VPM rows
   bool packed = false;          // BLOCKMODE: they follow each other in the VPM
+  bool sideways = false;        // columns: each memory row is one column further
   std::uint32_t rows = 1;
   std::uint32_t length = 1;     // units of a memory row
   std::uint32_t unitBytes = 4;
   std::uint32_t row = 0;        // of the first word
   std::uint32_t column = 0;
   std::uint32_t part = 0;       // of that word, in units
-  std::uint32_t vpmPitch = 1;   // loads only; in units when these are parts of words
+  // From memory row to memory row: added to the VPM row, horizontal or not (Broadcom's
+  // guide: VPITCH is added to Y in both modes), in units when these are parts of words;
+  // to the column when `sideways`.
+  std::uint32_t vpmPitch = 1;
   std::uint32_t memoryPitch = 0;  // start to start
 
   static constexpr std::uint32_t kOutside = UINT32_MAX;
@@ -78,6 +82,7 @@ struct Transfer {
  private:
   std::uint32_t perWord() const { return 4 / unitBytes; }
   std::uint32_t position(std::uint32_t i) const;
+  std::uint32_t within(std::uint32_t i, std::uint32_t j) const;
 };
 
 // What a QPU has set up for one direction.

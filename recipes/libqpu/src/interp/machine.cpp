@@ -288,18 +288,22 @@ class Machine {
               [](auto a, auto b) { return mask(asSigned(a) >= asSigned(b)); });
           break;
         case Opcode::FEq:
-          compareFloat(v[in.target], v[in.a], v[in.b], [](auto d) { return d == 0; });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a == b; });
           break;
         case Opcode::FNe:
-          compareFloat(v[in.target], v[in.a], v[in.b], [](auto d) { return d != 0; });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a != b; });
           break;
-        case Opcode::FLt: compareFloat(v[in.target], v[in.a], v[in.b], isNegative); break;
+        case Opcode::FLt:
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a < b; });
+          break;
         case Opcode::FGe:
-          compareFloat(v[in.target], v[in.a], v[in.b], [](auto d) { return !isNegative(d); });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a >= b; });
           break;
-        case Opcode::FGt: compareFloat(v[in.target], v[in.b], v[in.a], isNegative); break;
+        case Opcode::FGt:
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a > b; });
+          break;
         case Opcode::FLe:
-          compareFloat(v[in.target], v[in.b], v[in.a], [](auto d) { return !isNegative(d); });
+          compareFloat(v[in.target], v[in.a], v[in.b], [](auto a, auto b) { return a <= b; });
           break;
         case Opcode::Any: v[in.target] = splat(mask(anySet(v[in.a]))); break;
         case Opcode::All: v[in.target] = splat(mask(allSet(v[in.a]))); break;
@@ -419,8 +423,10 @@ class Machine {
       case Opcode::PrintVector: print(d.element, a); break;
       case Opcode::DmaReadPitch: pitch(q, in, q.load, a.e[0]); break;
       case Opcode::DmaWriteStride: pitch(q, in, q.store, a.e[0]); break;
-      case Opcode::DmaReadSetup: setup(q, in, q.load, d, a.e[0]); break;
-      case Opcode::DmaWriteSetup: setup(q, in, q.store, d, a.e[0]); break;
+      case Opcode::DmaReadSetup: setup(q, in, q.load, d, a.e[0], false); break;
+      case Opcode::DmaWriteSetup:
+        setup(q, in, q.store, d, a.e[0], d.direction == Direction::Vertical);
+        break;
       case Opcode::DmaReadStart: transfer(q, in, q.load, a.e[0], true); break;
       case Opcode::DmaWriteStart: transfer(q, in, q.store, a.e[0], false); break;
       case Opcode::DmaReadWait: q.load.running = false; break;
@@ -478,19 +484,21 @@ class Machine {
     dma.hasPitch = true;
   }
 
+  // `sideways`: each memory row is one VPM column further, not rows.
   void setup(const Qpu& q, const Instruction& in, Dma& dma, const Detail& d,
-             std::uint32_t address) const {
+             std::uint32_t address, bool sideways) const {
     dma.ready = true;
     dma.direction = d.direction;
     dma.rows = static_cast<std::uint32_t>(d.count);
     dma.length = static_cast<std::uint32_t>(d.length);
-    dma.vpmPitch = d.pitch == 0 ? 1 : static_cast<std::uint32_t>(d.pitch);
+    dma.rowsApart = sideways ? 0 : static_cast<std::uint32_t>(d.pitch);
+    dma.columnsApart = sideways ? 1 : 0;
     dma.row = address / kVpmColumns;
     dma.column = address % kVpmColumns;
-    const std::uint32_t across = (dma.rows - 1) * dma.vpmPitch + 1;
     const bool horizontal = d.direction == Direction::Horizontal;
-    const std::uint32_t rows = horizontal ? across : dma.length;
-    const std::uint32_t columns = horizontal ? dma.length : across;
+    const std::uint32_t last = dma.rows - 1;
+    const std::uint32_t rows = last * dma.rowsApart + (horizontal ? 1 : dma.length);
+    const std::uint32_t columns = last * dma.columnsApart + (horizontal ? dma.length : 1);
     if (address >= kVpmRows * kVpmColumns || dma.row + rows > kVpmRows ||
         dma.column + columns > kVpmColumns)
       fail<ExecutionError>(q, in.site,
@@ -513,9 +521,9 @@ class Machine {
       unsigned char* host = words(q, index(in), address, bytes, load ? "reading" : "writing");
       for (std::uint32_t j = 0; j < dma.length; ++j, host += 4) {
         const bool horizontal = dma.direction == Direction::Horizontal;
-        const std::uint32_t across = i * dma.vpmPitch;
-        std::uint32_t& word = horizontal ? vpm_.word(dma.row + across, dma.column + j)
-                                         : vpm_.word(dma.row + j, dma.column + across);
+        std::uint32_t& word =
+            vpm_.word(dma.row + i * dma.rowsApart + (horizontal ? 0 : j),
+                      dma.column + i * dma.columnsApart + (horizontal ? j : 0));
         if (load)
           std::memcpy(&word, host, 4);
         else

@@ -66,12 +66,10 @@ inline void vectorFmul(Vector& target, const Vector& a, const Vector& b) {
   mapFloat(target, a, b, fmul, fmulTop);
 }
 
-// Comparisons of floats look at sign and zero of a difference.
+// Floats are compared as min and max order them.
 template <typename F>
 inline void compareFloat(Vector& target, const Vector& a, const Vector& b, F f) {
-  Vector difference;
-  vectorFsub(difference, a, b);
-  map(target, difference, [f](std::uint32_t d) { return mask(f(d)); });
+  map(target, a, b, [f](std::uint32_t x, std::uint32_t y) { return mask(f(order(x), order(y))); });
 }
 
 inline bool isNegative(std::uint32_t x) { return (x & kSign) != 0; }

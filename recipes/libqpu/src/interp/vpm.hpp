@@ -55,7 +55,8 @@ struct Dma {
   std::uint32_t column = 0;
   std::uint32_t rows = 0;
   std::uint32_t length = 0;  // words of a memory row
-  std::uint32_t vpmPitch = 1;
+  std::uint32_t rowsApart = 1;     // in the VPM, from memory row to memory row
+  std::uint32_t columnsApart = 0;
 };
 
 }  // namespace qpu::interp

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <stdexcept>
 
 #include "isa/access.hpp"
+#include "isa/fields.hpp"
 #include "isa/names.hpp"
 #include "isa/text.hpp"
 
@@ -104,7 +106,7 @@ class Parser {
       part();
     } while (in_.acceptSpaced(';'));
     if (!in_.ended()) in_.fail("expected ';' or the end of the line");
-    return encode(finish());
+    return (encode(finish()) & ~withMask_) | with_;
   }
 
  private:
@@ -135,7 +137,7 @@ class Parser {
       next_ = Next::Others;
       return;
     }
-    if (next_ == Next::Others) in_.fail("expected a signal, read, link or ws", from);
+    if (next_ == Next::Others) in_.fail("expected a signal, read, link, ws or with", from);
     const Pipe pipe = next_ == Next::Add ? Pipe::Add : Pipe::Mul;
     next_ = pipe == Pipe::Add ? Next::Mul : Next::Others;
     if (name == "nop") return nop(pipe, from);
@@ -182,9 +184,37 @@ class Parser {
       if (in_.acceptSpaced(',')) target(Pipe::Mul);
       return true;
     }
+    if (name == names::kWith) {
+      do {
+        in_.space();
+        field();
+      } while (in_.acceptSpaced(','));
+      return true;
+    }
     if (name != names::kSwap) return false;
     setSwap(true, from);
     return true;
+  }
+
+  // name=value, a field of the word as it is to be.
+  void field() {
+    const std::size_t from = in_.at();
+    const std::string_view name = in_.word();
+    const auto* const f =
+        std::find_if(kNamedFields.begin(), kNamedFields.end(), [&](const NamedField& named) {
+          return named.name == name && named.isIn(i_.form);
+        });
+    if (f == kNamedFields.end()) in_.fail("expected a field of this instruction", from);
+    in_.expect('=');
+    const std::size_t at = in_.at();
+    constexpr Word kMost = 0xffffffffU;
+    const Word value = in_.integer(kMost);
+    // Others than these are other forms.
+    constexpr Word kLastSignal = static_cast<Word>(Signal::SmallImmediate);
+    const Word most = f->name == "sig" ? kLastSignal : f->mask() >> f->low;
+    if (value > most) in_.fail("expected 0.." + std::to_string(most), at);
+    with_ = (with_ & ~f->mask()) | value << f->low;
+    withMask_ |= f->mask();
   }
 
   // .zs, .sf, .rot3 in any order.
@@ -463,6 +493,7 @@ class Parser {
   Instruction i_;
   Next next_ = Next::Add;
   bool linked_ = false;
+  Word with_ = 0, withMask_ = 0;  // bits that stand after "with"
   std::optional<bool> swap_;
   std::optional<bool> pm_;
   std::optional<std::uint8_t> raddrA_, raddrB_, rotation_, unpackA_, unpackR4_;

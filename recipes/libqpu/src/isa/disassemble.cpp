@@ -1,5 +1,6 @@
 #include <cstdio>
 
+#include "isa/fields.hpp"
 #include "isa/names.hpp"
 #include "isa/text.hpp"
 
@@ -24,8 +25,8 @@ std::string_view in(const std::array<std::string_view, N>& table, T index) {
   return table.at(static_cast<std::size_t>(index));
 }
 
-// Writes a line and, into `shown_`, the fields that this line stands for. Where
-// they are not all of the instruction's, the line will not do.
+// Writes a line and, into `shown_`, the fields that this line stands for: those of the
+// instruction but for what does nothing in it.
 class Writer {
  public:
   explicit Writer(const Instruction& i) : i_(i) { shown_.form = i.form; }
@@ -104,10 +105,10 @@ class Writer {
       return names::readName(File::A, i_.raddrA) + (i_.pm ? std::string() : unpack());
     }
     if (mux == Mux::B && i_.signal == Signal::SmallImmediate) {
-      if (i_.raddrB < 48) {
-        shown_.raddrB = i_.raddrB;
-        shown_.signal = i_.signal;
-      }
+      // The code of a rotation without a MUL operation is one of several for its value.
+      shown_.raddrB =
+          rotates() ? i_.raddrB : *smallImmediateCode(smallImmediate(i_.raddrB));
+      shown_.signal = i_.signal;
       return names::immediate(i_.raddrB);
     }
     if (mux == Mux::B) {
@@ -165,12 +166,14 @@ class Writer {
     else
       part("nop" + flags(!mul));
     if (mul) mulPart(!add);
-    // Reads that no ALU takes still happen.
-    if (i_.raddrA != shown_.raddrA) {
+    // Reads that no ALU takes still happen; those of registers do nothing.
+    constexpr std::uint8_t firstIo = 32;
+    if (i_.raddrA != shown_.raddrA && i_.raddrA >= firstIo) {
       shown_.raddrA = i_.raddrA;
       part(std::string(names::kRead) + " " + names::readName(File::A, i_.raddrA));
     }
-    if (i_.raddrB != shown_.raddrB && i_.signal != Signal::SmallImmediate) {
+    if (i_.raddrB != shown_.raddrB && i_.raddrB >= firstIo &&
+        i_.signal != Signal::SmallImmediate) {
       shown_.raddrB = i_.raddrB;
       part(std::string(names::kRead) + " " + names::readName(File::B, i_.raddrB));
     }
@@ -249,15 +252,26 @@ class Writer {
   std::string out_;
 };
 
+// The fields of `word` that are not as in `shown`.
+std::string with(Word word, Word shown, Form form) {
+  std::string text;
+  for (const NamedField& f : kNamedFields) {
+    if (!f.isIn(form) || ((word ^ shown) & f.mask()) == 0) continue;
+    text += text.empty() ? "; " + std::string(names::kWith) + " " : ", ";
+    text += std::string(f.name) + "=" + std::to_string((word & f.mask()) >> f.low);
+  }
+  return text;
+}
+
 }  // namespace
 
-std::string disassemble(Word word) {
-  if (const auto i = decode(word)) {
-    Writer writer(*i);
-    std::string line = writer.line();
-    if (writer.shown() == *i && encode(*i) == word) return line;
-  }
-  return std::string(names::kWord) + " " + hex(word, 16);
+std::string disassemble(Word word, Fields fields) {
+  const auto i = decode(word);
+  if (!i) return std::string(names::kWord) + " " + hex(word, 16);
+  Writer writer(*i);
+  const std::string line = writer.line();
+  const bool all = fields == Fields::All || i->form == Form::Semaphore;
+  return all ? line + with(word, encode(writer.shown()), i->form) : line;
 }
 
 }  // namespace qpu::isa

@@ -55,7 +55,8 @@ constexpr std::string_view kRotate = "rot";        // then 1..15 or the next
 constexpr std::string_view kRotateByR5 = "r5";
 constexpr std::string_view kRelative = "brr", kAbsolute = "bra";
 constexpr std::string_view kAcquire = "sacq", kRelease = "srel";
-constexpr std::string_view kRead = "read", kLink = "link", kSwap = "ws", kWord = ".word";
+constexpr std::string_view kRead = "read", kLink = "link", kSwap = "ws", kWith = "with",
+                           kWord = ".word";
 constexpr std::string_view kNowhere = "-";
 
 enum class File : std::uint8_t { A, B };

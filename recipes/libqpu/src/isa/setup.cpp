@@ -84,7 +84,7 @@ VpmWords loadWords(std::uint32_t dmaLoadSetup) {
   const std::uint32_t y = field(dmaLoadSetup, 10, 4);
   const std::uint32_t x = field(dmaLoadSetup, 3, 0);
   if (y >= kRows) return words;
-  // How rows wrap, and where columns go, is left to the emulator.
+  // How rows wrap, and the columns after the first, are left to the emulator.
   const bool wraps = y % 16 + (rows - 1) * pitch >= 16;
   const std::uint32_t known = vertical || wraps ? 1 : rows;
   for (std::uint32_t r = 0; r < known; ++r) {

@@ -27,12 +27,20 @@ namespace qpu::isa {
 //   brr.anyzc -64; link ra9     bytes after the delay slots; bra: absolute
 //   sacq 3                      semaphore, srel to release
 //
-// Words that decode() refuses, and those with bits that no such line would carry
-// (the sources of a nop), are listed as ".word 0x...".
-std::string disassemble(Word word);
+// Fields that do nothing in an instruction (the sources of a nop, the address of a
+// register that is not read) may have any value. Assembled from its line, such a word
+// has the values that assemble() gives those fields. With Fields::All the line says
+// what they are, field by field:
+//
+//   nop; fmul r0, r1, r2; with cond_add=1, raddr_a=3
+//
+// A semaphore's always stand there, for they make it write registers. Words that
+// decode() refuses are listed as ".word 0x...".
+enum class Fields : std::uint8_t { Used, All };
+std::string disassemble(Word word, Fields fields = Fields::Used);
 
-// The word of one such line; assemble(disassemble(w)) == w for every w. Throws
-// std::invalid_argument with the place and what was expected.
+// The word of one such line; assemble(disassemble(w, Fields::All)) == w for every w.
+// Throws std::invalid_argument with the place and what was expected.
 Word assemble(std::string_view line);
 
 }  // namespace qpu::isa

@@ -28,6 +28,15 @@ bool isSided(std::uint8_t a) {
   return a == address::kVpmSetup || a == address::kDmaAddress || a == 41 || a == kMsFlags;
 }
 
+// Both pipes have the same result, whatever the registers hold: an immediate, or two moves
+// of one source.
+bool givesOneValue(const Instruction& i) {
+  if (i.form != Form::Alu) return i.form != Form::Branch;
+  const bool rotates = i.signal == Signal::SmallImmediate && i.raddrB >= 48;
+  return i.opAdd == AddOp::Or && i.opMul == MulOp::V8Min && i.addA == i.addB &&
+         i.mulA == i.mulB && i.addA == i.mulA && !rotates;
+}
+
 class Verifier {
  public:
   explicit Verifier(const std::vector<Word>& program) : program_(program) {
@@ -113,7 +122,8 @@ class Verifier {
       const Write& w = a.write[0];
       const bool same = w.address == a.write[1].address && w.address >= 32 && !isSided(w.address);
       const bool bothWrite = w.isIo() || (!w.never && !a.write[1].never);
-      if (same && bothWrite) say(RuleId::SameDestination);
+      const bool equal = givesOneValue(i) && i.pack == 0 && w.address != address::kR5;
+      if (same && bothWrite && !equal) say(RuleId::SameDestination);
     }
     for (const std::uint8_t io : {address::kUniform, kVarying, address::kVpm})
       if (a.portA == io && a.portB == io) say(RuleId::IoReadTwice);

@@ -1,4 +1,5 @@
 #include "kernels/host.hpp"
+#include "qpu/ieee.h"
 #include "qpu/stream.h"
 
 namespace qpu::kernels {
@@ -113,24 +114,24 @@ void scale(Floats out, float factor, Floats a, int n, int qpus) {
   runOne([](Float& x, Float& u, Float&) { return x * u; }, "scale", out, a, factor, 0, n, qpus);
 }
 void clamp(Floats out, Floats a, float low, float high, int n, int qpus) {
-  runOne([](Float& x, Float& u, Float& v) { return min(max(x, u), v); }, "clamp", out, a, low,
+  runOne([](Float& x, Float& u, Float& v) { return ieee::min(ieee::max(x, u), v); }, "clamp", out, a, low,
          high, n, qpus);
 }
 void relu(Floats out, Floats a, int n, int qpus) {
-  runOne([](Float& x, Float&, Float&) { return qpu::max(x, 0); }, "relu", out, a, 0, 0, n, qpus);
+  runOne([](Float& x, Float&, Float&) { return ieee::relu(x); }, "relu", out, a, 0, 0, n, qpus);
 }
 void exp(Floats out, Floats a, int n, int qpus) {
-  runOne([](Float& x, Float&, Float&) { return qpu::exp(x); }, "exp", out, a, 0, 0, n, qpus);
+  runOne([](Float& x, Float&, Float&) { return ieee::exp(x); }, "exp", out, a, 0, 0, n, qpus);
 }
 void sqrt(Floats out, Floats a, int n, int qpus) {
-  runOne([](Float& x, Float&, Float&) { return qpu::sqrt(x); }, "sqrt", out, a, 0, 0, n, qpus);
+  runOne([](Float& x, Float&, Float&) { return ieee::sqrt(x); }, "sqrt", out, a, 0, 0, n, qpus);
 }
 void sigmoid(Floats out, Floats a, int n, int qpus) {
-  runOne([](Float& x, Float&, Float&) { return qpu::sigmoid(x); }, "sigmoid", out, a, 0, 0, n,
+  runOne([](Float& x, Float&, Float&) { return ieee::sigmoid(x); }, "sigmoid", out, a, 0, 0, n,
          qpus);
 }
 void tanh(Floats out, Floats a, int n, int qpus) {
-  runOne([](Float& x, Float&, Float&) { return qpu::tanh(x); }, "tanh", out, a, 0, 0, n, qpus);
+  runOne([](Float& x, Float&, Float&) { return ieee::tanh(x); }, "tanh", out, a, 0, 0, n, qpus);
 }
 
 }  // namespace qpu::kernels

@@ -4,10 +4,23 @@
 #include <limits>
 
 #include "kernels/host.hpp"
+#include "qpu/ieee.h"
 #include "qpu/stream.h"
 
 namespace qpu::kernels {
 namespace {
+
+// Of a row, in all elements: 1 / the sum of its powers; NaN where an element is NaN or +Inf,
+// or all are -Inf. `size` is the greatest magnitude of the elements, as bits.
+Float factorOf(const FloatExpr& total, const Int& size) {
+  Float sum = sumOf(total);
+  return select(maxOf(size) > ieee::kInf || sum == 0 || asInt(sum) == ieee::kInf, ieee::nan(),
+                reciprocal(sum));
+}
+// NaN times a number would be Inf.
+Float scaled(const FloatExpr& x, const Float& factor) {
+  return ieee::keepNan(factor, x * factor);
+}
 
 void shortRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride) {
   std::array<Int, kShort> lane;
@@ -20,13 +33,16 @@ void shortRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStrid
     for (Float& v : x) receive(v);
     // Copies of the last element do not change the maximum.
     Float most = maxOf(max(max(x[0], x[1]), max(x[2], x[3])));
+    Int size = 0;
+    for (const Float& v : x) size = max(size, ieee::magnitude(v));
     int j = 0;
     for (Float& v : x) v = select(index() + 16 * j++ < columns, exp(v - most), 0);
-    Float factor = reciprocal(sumOf((x[0] + x[1]) + (x[2] + x[3])));
+    Float factor = factorOf((x[0] + x[1]) + (x[2] + x[3]), size);
     Ptr<Float> to = out + row * rowStride;
     for (j = 0; j < kShort; ++j) {
       If (columns > 16 * j)
-        store(x[static_cast<std::size_t>(j)] * factor, to + 16 * j, min(columns - 16 * j, 16));
+        store(scaled(x[static_cast<std::size_t>(j)], factor), to + 16 * j,
+              min(columns - 16 * j, 16));
       End
     }
   End
@@ -42,6 +58,7 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
     // Elements of -Inf stay below the start, and their powers are 0.
     Float most = -std::numeric_limits<float>::max();
     Sum sum;
+    Int size = 0;
     const auto raise = [&](const FloatExpr& to) {
       Float raised = max(most, to);
       If (any(raised > most))
@@ -58,27 +75,31 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
         [&](int j, Vectors<1>& v) { x[static_cast<std::size_t>(j)] = v[0]; },
         [&](const IntExpr&) {
           raise(max(max(x[0], x[1]), max(x[2], x[3])));
-          for (Float& v : x) v = exp(v - most);
+          for (Float& v : x) {
+            size = max(size, ieee::magnitude(v));
+            v = exp(v - most);
+          }
           sum.add((x[0] + x[1]) + (x[2] + x[3]));
         },
         [&](Vectors<1>& v, const Int&, const Int& count) {
           raise(v[0]);
+          size = max(size, ieee::magnitude(v[0]));
           sum.add(select(index() < count, exp(v[0] - most), 0));
         });
     Float all = maxOf(most);
-    Float factor = reciprocal(sumOf((sum.total - sum.lost) * exp(most - all)));
+    Float factor = factorOf((sum.total - sum.lost) * exp(most - all), size);
 
     Ptr<Float> to = out + row * rowStride;
     std::array<Float, Length> result;
     walk<1, Length>(
         columns, from, 0, 1,
         [&](int j, Vectors<1>& v) {
-          result[static_cast<std::size_t>(j)] = exp(v[0] - all) * factor;
+          result[static_cast<std::size_t>(j)] = scaled(exp(v[0] - all), factor);
         },
         [&](const IntExpr& first) { burst(result, to + first, vpmRow); },
         [&](Vectors<1>& v, const Int& first, const Int& count) {
           finishBursts();
-          store(exp(v[0] - all) * factor, to + first, count);
+          store(scaled(exp(v[0] - all), factor), to + first, count);
         });
     finishBursts();
   End

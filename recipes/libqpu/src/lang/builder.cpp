@@ -8,6 +8,7 @@
 
 #include "lang/fold.hpp"
 #include "lang/recorder.hpp"
+#include "lang/strides.hpp"
 
 namespace qpu::detail {
 namespace {
@@ -31,16 +32,17 @@ void requireConstant(const Statement& s, const char* what, std::uint32_t express
     r.requireRange(s.site, what, static_cast<std::int32_t>(e.bits), 0, high);
 }
 
-// `s.count` rows of `s.length` words, `pitch` apart, from a place in words.
-void requireInWindow(const Statement& s, int pitch) {
+// The VPM words that a DMA set-up names, from a place in words: of loads each memory row
+// is s.pitch VPM rows after the one before, of stores along columns one column.
+void requireInWindow(const Statement& s) {
   Recorder& r = Recorder::current();
   const Expression& e = r.expression(s.address);
   if (e.op != Op::Constant) return;
   requireConstant(s, "the VPM address", s.address, kVpmRows * kVpmColumns - 1);
-  const int across = (s.count - 1) * pitch + 1;
   const bool horizontal = s.direction == Direction::Horizontal;
-  const int rows = horizontal ? across : s.length;
-  const int columns = horizontal ? s.length : across;
+  const bool sideways = !horizontal && s.kind == StatementKind::DmaWriteSetup;
+  const int rows = (sideways ? 0 : (s.count - 1) * s.pitch) + (horizontal ? 1 : s.length);
+  const int columns = sideways ? s.count : horizontal ? s.length : 1;
   const auto address = static_cast<int>(e.bits);
   if (address / kVpmColumns + rows > kVpmRows || address % kVpmColumns + columns > kVpmColumns)
     r.fail(s.site, std::to_string(rows) + " rows by " + std::to_string(columns) +
@@ -112,7 +114,8 @@ Node broadcast(Type type, Node a, int element, Location where) {
 }
 
 Node load(Node address, Type type) {
-  return unary(Op::Load, type, address);
+  const int stride = Recorder::current().readStride;
+  return stride == 0 ? unary(Op::Load, type, address) : loadWithStride(address, type, stride);
 }
 
 Node declare(Type type, Location /*where*/) { return Recorder::current().variable(type); }
@@ -128,6 +131,7 @@ void assign(Node variable, Node value, Location where) {
 
 void store(Node value, Node address, bool wait, Location where) {
   Recorder& r = Recorder::current();
+  if (r.writeStride != 0) return storeWithStride(value, address, wait, r.writeStride, where);
   Statement& s = r.add(StatementKind::Store, wait ? kStoreAssignment : "store", where);
   r.refuseInWhere(s.site,
                   "a store writes all 16 words; load the old ones, choose, then store after End");
@@ -142,6 +146,8 @@ void storeFirst(Node value, Node address, Node words, Location where) {
   r.refuseInWhere(s.site,
                   "a store writes consecutive words; load the old ones, choose, then store after "
                   "End");
+  if (r.writeStride != 0)
+    r.fail(s.site, "not possible with a stride: setWriteStride(0) comes before it");
   s.value = r.use(value);
   s.address = r.use(address);
   s.limit = r.use(words);
@@ -239,7 +245,7 @@ void dmaReadSetup(Direction direction, int rows, Node address, int rowLength, in
   s.length = rowLength;
   s.pitch = vpmPitch;
   s.address = r.use(address);
-  requireInWindow(s, vpmPitch);
+  requireInWindow(s);
 }
 
 void dmaReadStart(Node address, Location where) {
@@ -261,8 +267,9 @@ void dmaWriteSetup(Direction direction, int rows, Node address, int rowLength, L
   s.direction = direction;
   s.count = rows;
   s.length = rowLength;
+  s.pitch = 1;
   s.address = r.use(address);
-  requireInWindow(s, 1);
+  requireInWindow(s);
 }
 
 void dmaWriteStart(Node address, Location where) {

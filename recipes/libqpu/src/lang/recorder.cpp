@@ -158,6 +158,11 @@ void Recorder::refuseInWhere(const Site& site, const char* why) {
       fail(site, std::string("not possible inside Where: ") + why);
 }
 
+void Recorder::requireOutermost(const Site& site, const char* why) {
+  if (!open_.empty())
+    fail(site, "not possible inside " + source_.describe(open_.back().statement.site) + ": " + why);
+}
+
 void Recorder::requireRange(const Site& site, const char* what, int value, int low, int high) {
   if (value < low || value > high)
     fail(site, std::string(what) + " is " + std::to_string(value) + ", must be " +

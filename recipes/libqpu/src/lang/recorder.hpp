@@ -31,6 +31,8 @@ class Recorder {
   Node parameter(std::size_t position) const;
   const Expression& expression(std::uint32_t id) const { return source_.expressions[id]; }
 
+  // The place of a construct that is no statement, for errors.
+  Site site(const char* construct, Location where);
   // Append a statement to the innermost open block.
   Statement& add(StatementKind kind, const char* construct, Location where);
   void begin(StatementKind kind, const char* construct, Node condition, Location where);
@@ -42,7 +44,12 @@ class Recorder {
   // For what is wrong with an expression, which is no statement of its own.
   [[noreturn]] void failHere(const char* construct, Location where, const std::string& what);
   void refuseInWhere(const Site& site, const char* why);
+  void requireOutermost(const Site& site, const char* why);
   void requireRange(const Site& site, const char* what, int value, int low, int high);
+
+  // Elements left out between two of a vector, for what is recorded next.
+  int readStride = 0;
+  int writeStride = 0;
 
  private:
   enum class Part : std::uint8_t { Body, Else, Step };
@@ -59,8 +66,6 @@ class Recorder {
 
   [[noreturn]] void raiseFailure() const;
   std::vector<Statement>& block();
-  Site site(const char* construct, Location where);
-
   Source source_;
   std::uint32_t serial_;
   std::vector<Open> open_;

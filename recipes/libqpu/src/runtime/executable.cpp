@@ -1,6 +1,9 @@
 #include "runtime/executable.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -72,6 +75,14 @@ EmulatedWork emulatedWork() {
 }
 
 Cycles cyclesOfThread() { return ofThread; }
+
+bool emulatesLeniently() {
+  const char* const set = std::getenv("QPU_EMULATOR");  // NOLINT(concurrency-mt-unsafe)
+  const std::string mode = set != nullptr ? set : "";
+  if (mode == "lenient") return true;
+  if (mode.empty() || mode == "strict") return false;
+  detail::raise<BackendError>("QPU_EMULATOR=" + mode + ": expected strict or lenient");
+}
 
 std::shared_ptr<const Executable::Run> Executable::lastRun() const {
   const std::lock_guard<std::mutex> lock(runMutex_);
@@ -156,11 +167,22 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.object = object_.get();
   launch.board = &emulatedBoard();
   launch.profile = profile;
+  launch.lenient = emulatesLeniently();
+  // As on hardware, in the time that the model gives the board.
+  launch.clockLimit = static_cast<std::uint64_t>(
+      std::chrono::duration<double>(launchLimit()).count() * launch.board->clockHz);
   auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});
   addToTotal(run->report, launch.uniforms.size());
   add(ofThread, run->report, *launch.board);
   const std::lock_guard<std::mutex> lock(runMutex_);
+  warn(run->report.warnings);
   run_ = std::move(run);
+}
+
+// On standard error, each once for this program.
+void Executable::warn(const std::vector<std::string>& warnings) {
+  for (const std::string& w : warnings)
+    if (warned_.insert(w).second) (void)std::fprintf(stderr, "libqpu: warning: %s\n", w.c_str());
 }
 
 // Room for `words` uniforms per QPU. The caller holds the mutex.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 // The emulated board: QPU_BOARD, else a Pi 3, with the parameters of QPU_MODEL:
 // "fast" or "slow" for an end of their ranges, or a file. Throws BackendError.
 const emu::Board& emulatedBoard();
+
+// QPU_EMULATOR: lenient, or strict as without it. Throws BackendError.
+bool emulatesLeniently();
 
 // What all runs on the emulator in this process came to.
 struct EmulatedWork {
@@ -72,6 +76,7 @@ class Executable {
 
   void emulate(std::vector<std::vector<std::uint32_t>> streams, unsigned char* spill,
                bool profile);
+  void warn(const std::vector<std::string>& warnings);
   void requireImage(std::size_t words);
   void start(Kind kind, const std::vector<std::vector<std::uint32_t>>& streams);
 
@@ -82,6 +87,7 @@ class Executable {
   Image image_;
   mutable std::mutex runMutex_;
   std::shared_ptr<const Run> run_;
+  std::set<std::string> warned_;  // with runMutex_
 };
 
 }  // namespace qpu::runtime

@@ -91,7 +91,7 @@ std::string disassembleWords(const isa::Word* words, std::size_t count) {
     std::array<char, 48> head{};
     (void)std::snprintf(head.data(), head.size(), "%5zu  %016llx  ", i,
                         static_cast<unsigned long long>(words[i]));
-    text += head.data() + isa::disassemble(words[i]) + "\n";
+    text += head.data() + isa::disassemble(words[i], isa::Fields::All) + "\n";
   }
   return text;
 }

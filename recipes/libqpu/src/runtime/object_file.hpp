@@ -26,7 +26,7 @@ code::Object objectOf(const isa::Word* words, std::size_t count, const std::stri
 // Lines of assembly with comments from '#' on and blank lines. Throws ArgumentError
 // with the number of the line.
 std::vector<isa::Word> assembleLines(std::string_view text);
-// One line per word: number, word, text.
+// One line per word: number, word, text that assembles to the word.
 std::string disassembleWords(const isa::Word* words, std::size_t count);
 
 }  // namespace qpu::runtime

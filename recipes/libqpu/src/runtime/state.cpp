@@ -123,14 +123,40 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   return true;
 }
 
-int openShared(const std::string& path) {
+// Who can write the file can have GPU memory freed that is in use. In a folder
+// that every user may write to, such as /dev/shm, it is its owner's alone.
+bool isOpenToAll(const std::string& folder) noexcept {
+  struct stat s {};
+  return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;
+}
+
+// A file in a folder that is open to all: another user may have made it. Closes
+// it where that is so.
+void requireOwn(int fd, const std::string& path) {
+  struct stat s {};
+  const uid_t self = geteuid();
+  if (fstat(fd, &s) == 0 && s.st_uid == self && S_ISREG(s.st_mode) && s.st_nlink == 1 &&
+      fchmod(fd, 0600) == 0)
+    return;
+  (void)close(fd);
+  detail::raise<BackendError>(path + " belongs to user " + std::to_string(s.st_uid) +
+                              ", expected user " + std::to_string(self) +
+                              ": in this folder every user may make it; remove it, or let users of "
+                              "the QPUs share /run/qpu: install -d -m 2770 -g video /run/qpu");
+}
+
+int openShared(const std::string& folder, const char* name) {
+  const std::string path = folder + name;
+  const bool openToAll = isOpenToAll(folder);
+  const mode_t mode = openToAll ? 0600 : 0660;
   // Not by O_CREAT at once: in a sticky folder the kernel refuses that for a
   // file of another user.
   for (const int flags : {O_RDWR, O_RDWR | O_CREAT | O_EXCL, O_RDWR}) {
-    const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, mode);
     if (fd >= 0) {
-      // In spite of the umask: root and users in group video share it.
-      if ((flags & O_CREAT) != 0) (void)fchmod(fd, 0666);
+      // In spite of the umask: root and the folder's group share it.
+      if ((flags & O_CREAT) != 0) (void)fchmod(fd, mode);
+      if (openToAll) requireOwn(fd, path);
       return fd;
     }
     if (errno != ENOENT && errno != EEXIST) break;
@@ -175,9 +201,9 @@ std::string stateFolder() {
 }
 
 State::State(const std::string& folder)
-    : path_(folder + "/qpu.state"), file_(openShared(path_)) {
+    : path_(folder + "/qpu.state"), file_(openShared(folder, "/qpu.state")) {
   try {
-    launch_ = openShared(folder + "/qpu.launch");
+    launch_ = openShared(folder, "/qpu.launch");
     const Lock lock(*this);
     initialise();
   } catch (...) {

@@ -114,6 +114,17 @@ static void files(const char *folder) {
   program = qpu_program_open(path);
   check(program != NULL && strcmp(qpu_program_name(program), "rows") == 0, "and opened");
   qpu_program_delete(program);
+  /* One byte of its name is another. */
+  FILE *file = fopen(path, "r+b");
+  check(file != NULL && fseek(file, 28, SEEK_SET) == 0 && fputc(0xff, file) == 0xff,
+        "a byte is damaged");
+  if (file != NULL) fclose(file);
+  program = qpu_program_open(path);
+  check(program == NULL && strstr(qpu_last_error(), "is damaged") != NULL &&
+            strcmp(qpu_last_error_class(), "ArgumentError") == 0,
+        "a damaged kernel is refused");
+  check(qpu_program_listing(program) == NULL && strstr(qpu_last_error(), "NULL") != NULL,
+        "and has no listing");
   remove(path);
   check(qpu_program_open(path) == NULL && strstr(qpu_last_error(), path) != NULL,
         "a missing file is told");

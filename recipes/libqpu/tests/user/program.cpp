@@ -40,7 +40,7 @@ void combine(Int n, Float scale, Ptr<Float> p, Ptr<Ptr<Float> > rows, Ptr<Int> c
     Else
       p[i] = sum;
     End
-    done = done + 1;
+    done++;
   End
   While (any(done < 4) || all(done == 0))
     done = min(done + 1, 4) | ((done & ~done) ^ 0);

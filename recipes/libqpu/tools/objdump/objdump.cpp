@@ -18,13 +18,15 @@ namespace qpu::objdump {
 namespace {
 
 constexpr const char* kHelp =
-    "usage: qpu-objdump [--raw] [--verify] FILE\n"
+    "usage: qpu-objdump [--raw] [--fields | --verify] FILE\n"
     "       qpu-objdump --assemble [--output FILE] FILE\n"
     "\n"
     "List the instructions of a compiled QPU program: a kernel as libqpu keeps it\n"
     "on disk, or bare 64-bit little-endian words. FILE - is standard input.\n"
     "\n"
     "  --raw          bare words, whatever FILE starts with\n"
+    "  --fields       say the values of fields that do nothing, so that the text\n"
+    "                 assembles to the same words: nop; with raddr_a=3\n"
     "  --verify       no listing: the rules of the hardware that the program breaks;\n"
     "                 exit code 1 if there are any\n"
     "  --assemble     FILE is text, one instruction per line as listed, # starts a\n"
@@ -48,6 +50,7 @@ struct Options {
   bool help = false;
   bool version = false;
   bool raw = false;
+  bool fields = false;
   bool verify = false;
   bool assemble = false;
   std::optional<std::string> output;
@@ -71,6 +74,8 @@ Options parse(const std::vector<std::string>& arguments) {
       o.version = true;
     } else if (a == "--raw") {
       o.raw = true;
+    } else if (a == "--fields") {
+      o.fields = true;
     } else if (a == "--verify") {
       o.verify = true;
     } else if (a == "--assemble") {
@@ -86,8 +91,9 @@ Options parse(const std::vector<std::string>& arguments) {
   }
   if (o.help || o.version) return o;
   if (!o.file) throw WrongUse("no file given");
-  if (o.assemble && (o.raw || o.verify))
-    throw WrongUse("--assemble goes with neither --raw nor --verify");
+  if (o.assemble && (o.raw || o.verify || o.fields))
+    throw WrongUse("--assemble goes with neither --raw nor --fields nor --verify");
+  if (o.fields && o.verify) throw WrongUse("--fields is for listings, not for --verify");
   if (o.output && !o.assemble) throw WrongUse("--output goes with --assemble");
   return o;
 }
@@ -205,7 +211,8 @@ int dispatch(const Options& options, const Streams& streams) {
   if (options.assemble) return assembleFile(options, streams);
   const code::Object object = readProgram(options, streams.in);
   if (options.verify) return verify(object, nameOf(*options.file), streams.out);
-  streams.out << code::listing(object);
+  streams.out << code::listing(object, nullptr,
+                               options.fields ? isa::Fields::All : isa::Fields::Used);
   return 0;
 }
 

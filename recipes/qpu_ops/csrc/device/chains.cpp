@@ -1,6 +1,5 @@
 #include "chains.h"
 
-#include <algorithm>
 #include <array>
 #include <deque>
 #include <map>
@@ -10,8 +9,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include <QPULib.h>
-#include <qpu/stream.h>
+#include <qpu/ieee.h>
+
+#include "kernel_parts.h"
 
 namespace torch_qpu {
 namespace {
@@ -21,7 +21,7 @@ using qpu::kernels::kShort;
 enum class Step : std::uint8_t {
   add, sub, mul, div, max, min,
   neg, abs, exp, log, sqrt, rsqrt, recip, sigmoid, tanh, relu,
-  gt
+  gt, expm1, log1p, cdf
 };
 
 struct Known {
@@ -36,7 +36,8 @@ const std::map<std::string, Known>& steps() {
       {"neg", {Step::neg, 1}},     {"abs", {Step::abs, 1}},   {"exp", {Step::exp, 1}},
       {"log", {Step::log, 1}},     {"sqrt", {Step::sqrt, 1}}, {"rsqrt", {Step::rsqrt, 1}},
       {"recip", {Step::recip, 1}}, {"sigmoid", {Step::sigmoid, 1}},
-      {"tanh", {Step::tanh, 1}},   {"relu", {Step::relu, 1}}, {"gt", {Step::gt, 4}}};
+      {"tanh", {Step::tanh, 1}},   {"relu", {Step::relu, 1}}, {"gt", {Step::gt, 4}},
+      {"expm1", {Step::expm1, 1}}, {"log1p", {Step::log1p, 1}}, {"cdf", {Step::cdf, 1}}};
   return *all;
 }
 
@@ -92,26 +93,63 @@ Chain parsed(const std::string& text, std::vector<bool> is_array) {
   return chain;
 }
 
+// exp(x) - 1 without the difference where the result is near 0: x = n ln 2 + f, and
+// (exp(f) - 1) 2^n + (2^n - 1).
+FloatExpr expm1(const FloatExpr& x) {
+  Float v = qpu::min(qpu::max(x, -30.0F), 89.4F);
+  // To the nearest, positive before the conversion, which truncates.
+  Int n = toInt(v * 1.44269504F + 64.5F) - 64;
+  Float f = v - toFloat(n) * 0.693359375F + toFloat(n) * 2.12194440e-4F;
+  static const std::array<float, 7> c = {{1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24,
+                                          1.0F / 6, 0.5F, 1.0F}};
+  Float p = qpu::detail::polynomial(f, c.data(), 7) * f;
+  // In two factors, for 2^128 is none.
+  Float half = asFloat((n + 126) << 23);
+  Float whole = half + half;
+  return p * whole + (whole - 1);
+}
+
+// log(1 + x) for x >= 0: what rounding lost of 1 + x is added again.
+FloatExpr log1p(const FloatExpr& x) {
+  Float u = x + 1;
+  return qpu::log(u) + (x - (u - 1)) * qpu::reciprocal(u);
+}
+
+// The normal distribution's, by Abramowitz and Stegun, Handbook of Mathematical
+// Functions, 7.1.26: to 1.5e-7.
+FloatExpr cdf(const FloatExpr& x) {
+  static const std::array<float, 5> c = {{0.5F * 1.061405429F, 0.5F * -1.453152027F,
+                                          0.5F * 1.421413741F, 0.5F * -0.284496736F,
+                                          0.5F * 0.254829592F}};
+  Float size = qpu::min(qpu::abs(x), 20.0F);
+  Float t = qpu::reciprocal(size * (0.3275911F * 0.70710678F) + 1);
+  Float tail = qpu::detail::polynomial(t, c.data(), 5) * t * qpu::exp(size * size * -0.5F);
+  return qpu::select(x > 0, FloatExpr(1) - tail, tail);
+}
+
 FloatExpr evaluated(Step step, const std::vector<const Float*>& x) {
   const Float& a = *x[0];
   switch (step) {
     case Step::add: return a + *x[1];
     case Step::sub: return a - *x[1];
     case Step::mul: return a * *x[1];
-    case Step::div: return qpu::div(a, *x[1]);
-    case Step::max: return qpu::max(a, *x[1]);
-    case Step::min: return qpu::min(a, *x[1]);
-    case Step::neg: return FloatExpr(0) - a;
+    case Step::div: return qpu::ieee::div(a, *x[1]);
+    case Step::max: return qpu::ieee::max(a, *x[1]);
+    case Step::min: return qpu::ieee::min(a, *x[1]);
+    case Step::neg: return qpu::ieee::negative(a);
     case Step::abs: return qpu::abs(a);
-    case Step::exp: return qpu::exp(a);
-    case Step::log: return qpu::log(a);
-    case Step::sqrt: return qpu::sqrt(a);
-    case Step::rsqrt: return qpu::reciprocalSqrt(a);
-    case Step::recip: return qpu::reciprocal(a);
-    case Step::sigmoid: return qpu::sigmoid(a);
-    case Step::tanh: return qpu::tanh(a);
-    case Step::relu: return qpu::max(a, 0);
-    case Step::gt: return qpu::select(a > *x[1], *x[2], *x[3]);
+    case Step::exp: return qpu::ieee::exp(a);
+    case Step::log: return qpu::ieee::log(a);
+    case Step::sqrt: return qpu::ieee::sqrt(a);
+    case Step::rsqrt: return qpu::ieee::reciprocalSqrt(a);
+    case Step::recip: return qpu::ieee::reciprocal(a);
+    case Step::sigmoid: return qpu::ieee::sigmoid(a);
+    case Step::tanh: return qpu::ieee::tanh(a);
+    case Step::relu: return qpu::ieee::relu(a);
+    case Step::gt: return qpu::select(qpu::ieee::isNan(a) || a > *x[1], *x[2], *x[3]);
+    case Step::expm1: return qpu::ieee::keepNan(a, expm1(a));
+    case Step::log1p: return qpu::ieee::keepNan(a, log1p(a));
+    case Step::cdf: return qpu::ieee::keepNan(a, cdf(a));
   }
   throw std::logic_error("a step without a meaning");
 }
@@ -142,12 +180,12 @@ std::vector<FloatExpr> values(const Chain& chain, const qpu::kernels::Vectors<N>
 
 template <std::size_t N>
 void record(const Chain& chain, const Int& n, const Outputs& out,
-            const qpu::kernels::Pointers<N>& in, const Numbers& numbers) {
+            const qpu::kernels::Pointers<N>& in, const Numbers& numbers, const IntExpr& worker) {
   const std::size_t outputs = chain.stored.size();
   std::vector<std::array<Float, kShort>> result(outputs);
   Int vpmRow = qpu::kernels::firstVpmRow<kShort>();
   qpu::kernels::walk<N, kShort>(
-      n, in, me(), numQPUs(),
+      n, in, worker, numQPUs(),
       [&](int j, qpu::kernels::Vectors<N>& x) {
         const auto stored = values<N>(chain, x, numbers);
         for (std::size_t o = 0; o < outputs; ++o)
@@ -165,6 +203,17 @@ void record(const Chain& chain, const Int& n, const Outputs& out,
   qpu::kernels::finishBursts();
 }
 
+void record_any(const Chain& chain, std::size_t arrays, const Int& n, const Outputs& out,
+                const qpu::kernels::Pointers<kMostArrays>& in, const Numbers& numbers,
+                const IntExpr& worker) {
+  switch (arrays) {
+    case 1: return record<1>(chain, n, out, {in[0]}, numbers, worker);
+    case 2: return record<2>(chain, n, out, {in[0], in[1]}, numbers, worker);
+    case 3: return record<3>(chain, n, out, {in[0], in[1], in[2]}, numbers, worker);
+    default: return record<4>(chain, n, out, in, numbers, worker);
+  }
+}
+
 using Floats = Ptr<Float>;
 using Compiled =
     Kernel<Int, Floats, Floats, Floats, Floats, Floats, Floats, Floats, Float, Float, Float, Float,
@@ -176,84 +225,151 @@ Compiled compiled(const Chain& chain, std::size_t arrays, const std::string& nam
           Float s1, Float s2, Float s3, Float s4, Float s5) {
         const Outputs out{o0, o1, o2};
         const Numbers numbers{s0, s1, s2, s3, s4, s5};
-        switch (arrays) {
-          case 1: return record<1>(chain, n, out, {a}, numbers);
-          case 2: return record<2>(chain, n, out, {a, b}, numbers);
-          case 3: return record<3>(chain, n, out, {a, b, c}, numbers);
-          default: return record<4>(chain, n, out, {a, b, c, d}, numbers);
-        }
+        record_any(chain, arrays, n, out, {a, b, c, d}, numbers, me());
       },
       name.c_str());
   return kernel;
 }
 
+// A part of a list in memory: how many elements, the addresses of the outputs and of the
+// arrays, and the numbers.
+constexpr std::size_t kEntry = 16;
+constexpr int kOutputsAt = 1, kArraysAt = kOutputsAt + static_cast<int>(kMostOutputs),
+              kNumbersAt = kArraysAt + static_cast<int>(kMostArrays);
+static_assert(kNumbersAt + kMostNumbers <= kEntry);
+
+using CompiledList = Kernel<Int, Ptr<Int>>;
+
+CompiledList compiled_list(const Chain& chain, std::size_t arrays, const std::string& name) {
+  CompiledList kernel = compile(
+      [&](Int parts, Ptr<Int> table) {
+        // The first block of each part goes to another QPU.
+        Int worker = me();
+        For (Int part = 0, part < parts, part = part + 1)
+          Int entry;
+          learning::read(entry, table + ((part << 4) + index()));
+          const auto pointer = [&](int place) {
+            return PtrExpr<Float>(qpu::detail::FromNode(broadcast(entry, place).node()));
+          };
+          Outputs out;
+          for (std::size_t i = 0; i < chain.stored.size(); ++i)
+            out.at(i) = pointer(kOutputsAt + static_cast<int>(i));
+          qpu::kernels::Pointers<kMostArrays> in;
+          for (std::size_t i = 0; i < arrays; ++i)
+            in.at(i) = pointer(kArraysAt + static_cast<int>(i));
+          Numbers numbers;
+          const auto used = static_cast<std::size_t>(
+              std::count(chain.is_array.begin(), chain.is_array.end(), false));
+          for (std::size_t i = 0; i < used; ++i)
+            numbers.at(i) = asFloat(broadcast(entry, kNumbersAt + static_cast<int>(i)));
+          Int n = broadcast(entry, 0);
+          record_any(chain, arrays, n, out, in, numbers, worker);
+          worker = worker + 1;
+          If (worker >= numQPUs())
+            worker = 0;
+          End
+        End
+      },
+      name.c_str());
+  return kernel;
+}
+
+template <typename K>
 struct Cache {
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<const Compiled>> kernels;
+  std::map<std::string, std::shared_ptr<const K>> kernels;
 
   static Cache& instance() {
     static auto* const cache = new Cache;
     return *cache;
   }
+
+  std::size_t size() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return kernels.size();
+  }
 };
+
+// The kernel of a chain, made by `make` when it is first needed.
+template <typename K>
+K kernel_of(const std::string& text, const std::vector<Operand>& inputs, std::size_t outputs,
+            K (*make)(const Chain&, std::size_t, const std::string&)) {
+  std::vector<bool> is_array;
+  std::string key;
+  for (const Operand& input : inputs) {
+    is_array.push_back(input.data != nullptr);
+    key += is_array.back() ? 'a' : 'n';
+  }
+  const auto arrays =
+      static_cast<std::size_t>(std::count(is_array.begin(), is_array.end(), true));
+  if (arrays > kMostArrays || inputs.size() - arrays > kMostNumbers)
+    refuse(text, "it has more than " + std::to_string(kMostArrays) + " arrays or " +
+                     std::to_string(kMostNumbers) + " numbers");
+  if (arrays == 0) refuse(text, "it has no array");
+  key += ':' + text;
+  Cache<K>& cache = Cache<K>::instance();
+  const std::lock_guard<std::mutex> lock(cache.mutex);
+  auto& known = cache.kernels[key];
+  if (!known) {
+    const Chain chain = parsed(text, is_array);
+    if (chain.stored.empty() || chain.stored.size() > kMostOutputs)
+      refuse(text, "it stores " + std::to_string(chain.stored.size()) + " values, not 1 to " +
+                       std::to_string(kMostOutputs));
+    known = std::make_shared<const K>(make(chain, arrays, key));
+  }
+  const auto stored = static_cast<std::size_t>(std::count(
+      text.begin() + static_cast<std::ptrdiff_t>(text.find('>')), text.end(), ','));
+  if (outputs != stored + 1) refuse(text, std::to_string(outputs) + " outputs are given");
+  return *known;
+}
 
 }  // namespace
 
 void run_chain(const std::string& text, const std::vector<Operand>& inputs,
                const std::vector<float*>& outputs, int n, int qpus) {
-  std::vector<bool> is_array;
-  std::array<const float*, kMostArrays> arrays{};
+  const Compiled kernel = kernel_of<Compiled>(text, inputs, outputs.size(), compiled);
+  if (n <= 0) return;
+  std::vector<const float*> arrays;
   std::array<float, kMostNumbers> numbers{};
-  std::size_t array = 0, number = 0;
-  std::string key;
+  std::size_t number = 0;
   for (const Operand& input : inputs) {
-    const bool has_data = input.data != nullptr;
-    key += has_data ? 'a' : 'n';
-    is_array.push_back(has_data);
-    if (has_data ? array == kMostArrays : number == kMostNumbers)
-      refuse(text, "it has more than " + std::to_string(kMostArrays) + " arrays or " +
-                       std::to_string(kMostNumbers) + " numbers");
-    if (has_data) arrays.at(array++) = input.data;
+    if (input.data != nullptr) arrays.push_back(input.data);
     else numbers.at(number++) = input.value;
   }
-  if (array == 0) refuse(text, "it has no array");
-  key += ':' + text;
-
-  std::shared_ptr<const Compiled> kernel;
-  {
-    Cache& cache = Cache::instance();
-    const std::lock_guard<std::mutex> lock(cache.mutex);
-    auto& known = cache.kernels[key];
-    if (!known) {
-      const Chain chain = parsed(text, is_array);
-      if (chain.stored.empty() || chain.stored.size() > kMostOutputs)
-        refuse(text, "it stores " + std::to_string(chain.stored.size()) + " values, not 1 to " +
-                         std::to_string(kMostOutputs));
-      Compiled made = compiled(chain, array, key);
-      known = std::make_shared<const Compiled>(std::move(made));
-    }
-    kernel = known;
-  }
-  if (outputs.size() != static_cast<std::size_t>(
-                            std::count(text.begin() + static_cast<long>(text.find('>')),
-                                       text.end(), ',')) + 1)
-    refuse(text, std::to_string(outputs.size()) + " outputs are given");
-  if (n <= 0) return;
-  const auto at = [](const float* p) {
-    return qpu::BusPointer<float>(const_cast<float*>(p));  // kernels read and write alike
+  const auto input = [&](std::size_t i) { return learning::at(arrays[i < arrays.size() ? i : 0]); };
+  const auto output = [&](std::size_t i) {
+    return learning::at(outputs[i < outputs.size() ? i : 0]);
   };
-  const auto input = [&](std::size_t i) { return at(arrays.at(i < array ? i : 0)); };
-  const auto output = [&](std::size_t i) { return at(outputs.at(i < outputs.size() ? i : 0)); };
-  Compiled own = *kernel;  // the QPU count is the copy's
-  own.setNumQPUs(qpus == 0 ? 12 : qpus);
-  own(n, output(0), output(1), output(2), input(0), input(1), input(2), input(3), numbers[0],
-      numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]);
+  learning::run(kernel, qpus, n, output(0), output(1), output(2), input(0), input(1), input(2),
+                input(3), numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]);
+}
+
+void run_chains(const std::string& text, const std::vector<Part>& parts, int qpus) {
+  std::vector<int> entries;
+  for (const Part& part : parts) {
+    if (part.n <= 0) continue;
+    std::array<int, kEntry> entry{};
+    entry[0] = part.n;
+    const auto put = [&](std::size_t place, const float* p) {
+      entry.at(place) = static_cast<int>(learning::at(p).address());
+    };
+    for (std::size_t i = 0; i < part.outputs.size(); ++i) put(kOutputsAt + i, part.outputs[i]);
+    std::size_t array = kArraysAt, number = kNumbersAt;
+    for (const Operand& input : part.inputs) {
+      if (input.data != nullptr) put(array++, input.data);
+      else std::memcpy(&entry.at(number++), &input.value, sizeof(float));
+    }
+    entries.insert(entries.end(), entry.begin(), entry.end());
+  }
+  if (entries.empty()) return;
+  const CompiledList kernel =
+      kernel_of<CompiledList>(text, parts[0].inputs, parts[0].outputs.size(), compiled_list);
+  const learning::Table<int> table(entries);
+  learning::run(kernel, qpus, static_cast<int>(entries.size() / kEntry), table.place());
 }
 
 std::size_t compiled_chains() {
-  Cache& cache = Cache::instance();
-  const std::lock_guard<std::mutex> lock(cache.mutex);
-  return cache.kernels.size();
+  return Cache<Compiled>::instance().size() + Cache<CompiledList>::instance().size();
 }
 
 }  // namespace torch_qpu

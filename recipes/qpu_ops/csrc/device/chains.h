@@ -26,6 +26,7 @@ constexpr std::size_t kMostOutputs = 3;
 //
 //   add sub mul div max min    of two values
 //   neg abs exp log sqrt rsqrt recip sigmoid tanh relu    of one
+//   expm1 log1p cdf    of one: exp(x) - 1, log(1 + x) for x >= 0, the normal distribution's
 //   gt    of four: the third where the first is greater than the second, else the fourth
 //
 // Computes n elements of each output. Arrays are in shared memory; outputs may be
@@ -33,6 +34,16 @@ constexpr std::size_t kMostOutputs = 3;
 // no chain or does not fit the inputs, and qpu::Error.
 void run_chain(const std::string& text, const std::vector<Operand>& inputs,
                const std::vector<float*>& outputs, int n, int qpus);
+
+// One of the arrays of a list that a chain runs over.
+struct Part {
+  std::vector<Operand> inputs;  // arrays and numbers in the same places in all parts
+  std::vector<float*> outputs;
+  int n = 0;
+};
+
+// The chain over all parts, in one launch. Parts must not write what others read.
+void run_chains(const std::string& text, const std::vector<Part>& parts, int qpus);
 
 // How many different chains have been compiled in this process.
 std::size_t compiled_chains();

@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -15,6 +16,7 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -23,6 +25,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +33,7 @@
 
 #include "chains.h"
 #include "memory.h"
+#include "staging.h"
 #include "trace.h"
 
 namespace torch_qpu {
@@ -189,6 +193,9 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     TORCH_CHECK(owns(memory), "the address is in no qpu tensor");
     return kOnly;
   }
+  // Copies between CPU and QPUs gain nothing from locked pages: "pinned" memory is the CPU's own.
+  bool isPinnedPtr(const void* /*data*/) const override { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     resize_storage(*storage.unsafeGetStorageImpl(), bytes);
   }
@@ -220,6 +227,19 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
   return at::detail::empty_strided_generic(size, stride, &allocator(),
                                            DispatchKeySet(DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(dtype));
+}
+
+// Zeros without memory: forward-mode differentiation makes them.
+Tensor zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                   std::optional<at::Layout> layout, std::optional<at::Device> device,
+                   std::optional<bool> /*pinned*/) {
+  TORCH_CHECK(c10::layout_or_default(layout) == at::kStrided, "qpu tensors are dense");
+  if (device.has_value()) require_only(*device);
+  at::native::ZeroTensorAllocator without_memory(kOnly);
+  return at::detail::empty_generic(
+      size, &without_memory,
+      DispatchKeySet(DispatchKey::PrivateUse1) | DispatchKeySet(DispatchKey::ZeroTensor),
+      c10::dtype_or_default(dtype), std::nullopt);
 }
 
 // Bytes from a storage's start to the end of the elements.
@@ -288,12 +308,14 @@ bool is_dense_alike(const Tensor& a, const Tensor& b) {
 
 // What the CPU did to for_cpu(t), brought to t where that is a copy.
 void write_back(const Tensor& t, const Tensor& cpu) {
-  if (on_device(t) && !is_plain_memory() && t.storage().nbytes() != 0)
-    copy_words(t.storage().mutable_data(), cpu.storage().data(), t.storage().nbytes());
+  if (on_device(t) && !is_plain_memory()) unstage(t, cpu);
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   if (self.is_same(source) || self.numel() == 0) return self;
+  TORCH_CHECK(!self._is_zerotensor(),
+              "ZeroTensors are immutable; clone() one for a tensor that can be written");
+  if (source._is_zerotensor()) return self.zero_();
   const Span span(Kind::copy,
                   on_device(self) ? on_device(source) ? "qpu to qpu" : "cpu to qpu" : "qpu to cpu",
                   self.nbytes());
@@ -356,25 +378,54 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 
 // --- the fallback --------------------------------------------------------------
 
-// The device's storages that a call uses, with the CPU's view of each.
+// The device's storages that a call uses, with the CPU's view of each: all of a storage where
+// the CPU works in its memory, else what the call's tensors cover of it.
 class Views {
  public:
+  // To be called for all tensors of a call before the first of().
+  void cover(const Tensor& t) {
+    if (is_plain_memory() || !on_device(t) || !t.has_storage()) return;
+    Covered& covered = covered_[t.storage().unsafeGetStorageImpl()];
+    covered.extent.include(extent_of(t));
+    if (!covered.first.defined()) covered.first = t;
+    covered.is_one = covered.is_one && is_same_view(t, covered.first);
+  }
+  void cover(const c10::IValue& value) {
+    if (value.isTensor()) cover(value.toTensor());
+    else if (value.isTensorList())
+      for (const Tensor& t : value.toTensorVector()) cover(t);
+    else if (value.isOptionalTensorList())
+      for (const std::optional<Tensor>& t : value.toOptionalTensorVector())
+        if (t.has_value()) cover(*t);
+  }
+
   Tensor of(const Tensor& t) {
+    if (t._is_zerotensor()) return at::zeros(t.sizes(), t.scalar_type());
     const c10::StorageImpl* const storage = t.storage().unsafeGetStorageImpl();
-    for (const auto& [device, cpu] : seen_)
-      if (device.unsafeGetStorageImpl() == storage) return over(t, cpu);
-    seen_.emplace_back(t.storage(), for_cpu(t.storage()));
-    return over(t, seen_.back().second);
+    for (const Seen& seen : seen_)
+      if (seen.device.unsafeGetStorageImpl() == storage) return over(t, seen);
+    Covered& covered = covered_[storage];
+    if (covered.is_one && covered.first.defined() && is_spread(t)) {
+      if (!covered.few.defined()) {
+        covered.few = gathered(t);
+        if (t.is_conj()) covered.few.unsafeGetTensorImpl()->_set_conj(true);
+        if (t.is_neg()) covered.few.unsafeGetTensorImpl()->_set_neg(true);
+      }
+      return covered.few;
+    }
+    seen_.push_back({t.storage(), for_cpu(t.storage(), covered.extent),
+                     is_plain_memory() ? 0 : staged_from(covered.extent)});
+    return over(t, seen_.back());
   }
 
   // The tensor as the device's: a view where it is one of the CPU's views.
   Tensor back(const Tensor& t) const {
     if (!t.defined() || t.device().type() != c10::DeviceType::CPU) return t;
-    for (const auto& [device, cpu] : seen_) {
-      if (t.storage().unsafeGetStorageImpl() != cpu.unsafeGetStorageImpl()) continue;
-      if (t.storage().data() != device.data()) break;
+    for (const Seen& seen : seen_) {
+      if (t.storage().unsafeGetStorageImpl() != seen.cpu.unsafeGetStorageImpl()) continue;
+      if (t.storage().data() != seen.device.data()) break;
       Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-          c10::Storage(device), DispatchKeySet(DispatchKey::PrivateUse1), t.dtype());
+          c10::Storage(seen.device), DispatchKeySet(DispatchKey::PrivateUse1), t.dtype());
       view.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset());
       view.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
       return view;
@@ -383,28 +434,42 @@ class Views {
   }
 
  private:
-  static c10::Storage for_cpu(const c10::Storage& storage) {
-    const std::size_t bytes = storage.nbytes();
-    c10::DataPtr memory;
-    if (is_plain_memory()) {
-      auto* const keep = new c10::Storage(storage);
-      memory = {storage.mutable_data(), keep,
-                [](void* kept) { delete static_cast<c10::Storage*>(kept); },
-                c10::Device(c10::DeviceType::CPU)};
-    } else {
-      memory = c10::GetCPUAllocator()->allocate((bytes + 3) / 4 * 4);
-      if (bytes != 0) copy_words(memory.get(), storage.data(), bytes);
-    }
-    return {c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                  std::move(memory), c10::GetCPUAllocator(),
-                                                  storage.resizable())};
+  struct Covered {
+    Extent extent;
+    Tensor first;
+    bool is_one = true;  // all tensors are the same view
+    Tensor few;          // its elements, where they are few in what they span
+  };
+  struct Seen {
+    c10::Storage device;
+    c10::Storage cpu;
+    std::size_t first;  // the byte of the one where the other begins
+  };
+
+  static bool is_same_view(const Tensor& a, const Tensor& b) {
+    return a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+           a.strides() == b.strides() && a.scalar_type() == b.scalar_type() &&
+           a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
   }
 
-  static Tensor over(const Tensor& t, const c10::Storage& cpu) {
+  static c10::Storage for_cpu(const c10::Storage& storage, const Extent& extent) {
+    if (!is_plain_memory()) return staged(storage, extent);
+    auto* const keep = new c10::Storage(storage);
+    c10::DataPtr memory(storage.mutable_data(), keep,
+                        [](void* kept) { delete static_cast<c10::Storage*>(kept); },
+                        c10::Device(c10::DeviceType::CPU));
+    return {c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                  storage.nbytes(), std::move(memory),
+                                                  c10::GetCPUAllocator(), storage.resizable())};
+  }
+
+  static Tensor over(const Tensor& t, const Seen& seen) {
     Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(cpu), DispatchKeySet(DispatchKey::CPU), t.dtype());
+        c10::Storage(seen.cpu), DispatchKeySet(DispatchKey::CPU), t.dtype());
     c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
-    impl->set_storage_offset(t.storage_offset());
+    // No elements cover nothing, wherever they are.
+    const auto before = static_cast<std::int64_t>(seen.first / t.itemsize());
+    impl->set_storage_offset(std::max<std::int64_t>(t.storage_offset() - before, 0));
     impl->set_sizes_and_strides(t.sizes(), t.strides());
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
     if (t.is_conj()) impl->_set_conj(true);
@@ -412,42 +477,58 @@ class Views {
     return view;
   }
 
-  std::vector<std::pair<c10::Storage, c10::Storage>> seen_;
+  std::vector<Seen> seen_;
+  std::map<const c10::StorageImpl*, Covered> covered_;
 };
 
-// Whether tensors of the device and the CPU may meet in an operator.
-bool may_mix(const std::string& name) {
-  const auto parts = {"index", "copy", "pack_pad", "repeat_interleave", "bincount"};
-  return std::any_of(parts.begin(), parts.end(), [&](const char* const part) {
-    return name.find(part) != std::string::npos;
-  });
+std::string name_of(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  return schema.name() + (schema.overload_name().empty() ? "" : ".") + schema.overload_name();
 }
 
-// Brings what a CPU kernel did to an argument back, where the argument is not its memory.
-void bring_back(const Tensor& argument, const Tensor& cpu) {
-  const bool moved = cpu.sizes() != argument.sizes() || cpu.strides() != argument.strides() ||
-                     cpu.storage_offset() != argument.storage_offset() ||
-                     cpu.scalar_type() != argument.scalar_type();
-  if (!moved && cpu.storage().nbytes() == argument.storage().nbytes()) {
-    write_back(argument, cpu);
-    return;
+// What a CPU kernel may change of a tensor beside its elements.
+struct Shape {
+  std::vector<std::int64_t> sizes, strides;
+  std::int64_t offset;
+  std::size_t bytes;  // of the storage
+
+  explicit Shape(const Tensor& t)
+      : sizes(t.sizes().vec()),
+        strides(t.strides().vec()),
+        offset(t.storage_offset()),
+        bytes(t.storage().nbytes()) {}
+  bool is_of(const Tensor& t) const {
+    return t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides) &&
+           t.storage_offset() == offset && t.storage().nbytes() == bytes;
   }
-  if (cpu.sizes() != argument.sizes()) argument.resize_(cpu.sizes());
-  Tensor target = argument;
-  copy_(target, cpu, false);
-}
+};
 
 struct Argument {
   std::size_t place;
   Tensor device;
   Tensor cpu;
+  Shape made = Shape(cpu);
 };
+
+// Brings what a CPU kernel did to an argument back, where the argument is not its memory.
+void bring_back(const Argument& argument) {
+  const Tensor& cpu = argument.cpu;
+  if (argument.made.is_of(cpu) && cpu.scalar_type() == argument.device.scalar_type()) {
+    write_back(argument.device, cpu);
+    return;
+  }
+  if (cpu.sizes() != argument.device.sizes()) argument.device.resize_(cpu.sizes());
+  Tensor target = argument.device;
+  copy_(target, cpu, false);
+}
 
 }  // namespace
 
 at::Tensor for_cpu(const at::Tensor& t) {
   if (!on_device(t)) return t;
-  return Views().of(t);
+  Views views;
+  views.cover(t);
+  return views.of(t);
 }
 
 at::Tensor to_device(const at::Tensor& t) {
@@ -456,31 +537,46 @@ at::Tensor to_device(const at::Tensor& t) {
   return made;
 }
 
-void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const c10::FunctionSchema& schema = op.schema();
-  const std::string name = schema.name() + (schema.overload_name().empty() ? "" : ".") +
-                           schema.overload_name();
-  const Span span(Kind::fallback, name);
-  const std::size_t count = schema.arguments().size();
-  const std::size_t first = stack->size() - count;
-  Views views;
-  std::vector<Argument> written;
+void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  // The lengths of sequences stay on the CPU, as with every device.
+  if (op.schema().name() == "aten::_pack_padded_sequence") return;
+  const auto first = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   bool any_device = false;
   std::optional<c10::Device> stranger;
   const auto meet = [&](const Tensor& t) {
     any_device = any_device || on_device(t);
     if (t.defined() && !on_device(t) && t.dim() > 0) stranger = t.device();
   };
+  for (auto value = first; value != stack.end(); ++value) {
+    if (value->isTensor()) meet(value->toTensor());
+    else if (value->isTensorList())
+      for (const Tensor& t : value->toTensorVector()) meet(t);
+  }
+  TORCH_CHECK(!any_device || !stranger.has_value(),
+              "Expected all tensors to be on the same device, but ", name_of(op),
+              " was given tensors on qpu:0 and on ", stranger.value_or(kOnly),
+              "; move them with .to('qpu')");
+}
+
+void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  require_one_device(op, *stack);
+  const std::string name = name_of(op);
+  const Span span(Kind::fallback, name);
+  const std::size_t count = schema.arguments().size();
+  const std::size_t first = stack->size() - count;
+  Views views;
+  std::vector<Argument> written;
   const torch::jit::Stack before(stack->begin() + static_cast<std::ptrdiff_t>(first),
                                  stack->end());
 
+  for (const c10::IValue& value : before) views.cover(value);
   for (std::size_t i = 0; i < count; ++i) {
     c10::IValue& value = (*stack)[first + i];
     const auto& argument = schema.arguments()[i];
     const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     if (value.isTensor()) {
       const Tensor& t = before[i].toTensor();
-      meet(t);
       if (!on_device(t)) continue;
       Tensor cpu = views.of(t);
       if (writes) written.push_back({i, t, cpu});
@@ -488,7 +584,6 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     } else if (value.isTensorList()) {
       c10::List<Tensor> all;
       for (const Tensor& t : value.toTensorVector()) {
-        meet(t);
         all.push_back(on_device(t) ? views.of(t) : t);
         if (writes && on_device(t)) written.push_back({count, t, all[all.size() - 1]});
       }
@@ -496,7 +591,6 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> all;
       for (const std::optional<Tensor>& t : value.toOptionalTensorVector()) {
-        any_device = any_device || (t.has_value() && on_device(*t));
         all.push_back(t.has_value() && on_device(*t) ? std::optional<Tensor>(views.of(*t)) : t);
       }
       value = std::move(all);
@@ -509,14 +603,10 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         value = static_cast<const Generator*>(generator.unsafeGetGeneratorImpl())->cpu();
     }
   }
-  TORCH_CHECK(!stranger.has_value() || !any_device || may_mix(name),
-              "Expected all tensors to be on the same device, but ", name,
-              " was given tensors on qpu:0 and on ", stranger.value_or(kOnly),
-              "; move them with .to('qpu')");
 
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
 
-  for (const Argument& argument : written) bring_back(argument.device, argument.cpu);
+  for (const Argument& argument : written) bring_back(argument);
   const std::size_t returns = schema.returns().size();
   const std::size_t base = stack->size() - returns;
   for (std::size_t i = 0; i < returns; ++i) {
@@ -587,6 +677,7 @@ TORCH_LIBRARY_IMPL(torch_qpu, PrivateUse1, m) { m.impl("cpu_view", &cpu_view); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
+  m.impl("_efficientzerotensor", &zero_tensor);
   m.impl("resize_", &resize_);
   m.impl("set_.source_Storage_storage_offset", &set_storage_strided);
   m.impl("set_.source_Storage", &set_storage);

@@ -20,6 +20,10 @@ at::Tensor for_cpu(const at::Tensor& t);
 // A tensor of the device with the elements of a CPU tensor.
 at::Tensor to_device(const at::Tensor& t);
 
+// Throws c10::Error where tensors of the device and of another one, with dimensions, are
+// among an operator's arguments.
+void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
 // Runs the operator's CPU kernel on CPU views of its arguments, and counts that.
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 

@@ -10,9 +10,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
+#include "depthwise.h"
 #include "learning.h"
 
 namespace torch_qpu {
@@ -35,6 +37,7 @@ Geometry geometry(const Call& call, std::size_t first) {
           call[first + 4].toIntVector(), call[first + 5].toInt()};
 }
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kMostSize = (1 << 15) - 1;
 constexpr std::int64_t kMostWords = std::int64_t{1} << 28;
 
@@ -44,10 +47,10 @@ bool is_plain_image(std::int64_t planes, std::int64_t height, std::int64_t width
          planes * height <= kMostFactor && planes * height * width < kMostWords;
 }
 
-// Whether the kernels take images and windows of this kind.
-bool is_plain_window(const Tensor& input, const Tensor& weight, const Geometry& g) {
-  if (!usable(input) || !usable(weight) || g.transposed || input.dim() != 4 || weight.dim() != 4 ||
-      g.stride.size() != 2 || g.padding.size() != 2 || g.dilation.size() != 2)
+// Whether the kernels take images and windows of these sizes.
+bool is_plain_geometry(const Tensor& input, const Tensor& weight, const Geometry& g) {
+  if (g.transposed || input.dim() != 4 || weight.dim() != 4 || g.stride.size() != 2 ||
+      g.padding.size() != 2 || g.dilation.size() != 2)
     return false;
   for (std::size_t d = 0; d < 2; ++d) {
     const std::int64_t size = input.size(static_cast<std::int64_t>(d) + 2);
@@ -59,6 +62,10 @@ bool is_plain_window(const Tensor& input, const Tensor& weight, const Geometry& 
   return input.numel() > 0 && weight.numel() > 0 &&
          is_plain_image(input.size(0) * input.size(1), input.size(2) + 2 * g.padding[0],
                         input.size(3) + 2 * g.padding[1]);
+}
+
+bool is_plain_window(const Tensor& input, const Tensor& weight, const Geometry& g) {
+  return usable(input) && usable(weight) && is_plain_geometry(input, weight, g);
 }
 
 kernels::Window window(const Tensor& input, IntArrayRef kernel, IntArrayRef stride,
@@ -85,8 +92,8 @@ Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<T
                 const Geometry& g) {
   const Tensor from = dense(input), weights = dense(weight);
   const Tensor biases = bias.has_value() ? dense(*bias) : Tensor();
-  const kernels::Window w =
-      window(from, weights.sizes().slice(2), g.stride, g.padding, g.dilation);
+  kernels::Window w = window(from, weights.sizes().slice(2), g.stride, g.padding, g.dilation);
+  w.groups = static_cast<int>(g.groups);
   Tensor out =
       at::empty({from.size(0), weights.size(0), w.outHeight(), w.outWidth()}, from.options());
   launch("conv2d", (from.numel() + weights.numel() + out.numel()) * sizeof(float), [&] {
@@ -96,40 +103,57 @@ Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<T
   return out;
 }
 
+// Whether each channel has kernels of its own, which go over all planes in one launch.
+bool is_depthwise(const Tensor& input, const Tensor& weight, const Geometry& g) {
+  return g.groups > 1 && g.groups == input.size(1) && weight.size(1) == 1 &&
+         weight.size(0) % g.groups == 0 && input.size(0) * weight.size(0) <= kMostFactor;
+}
+
+// Of images of `height` x `width` that give images of `out_height` x `out_width`.
+learning::Depthwise depthwise_of(const Tensor& images, const Tensor& results, const Tensor& weight,
+                                 const Geometry& g) {
+  learning::Depthwise shape;
+  const kernels::Window w =
+      window(images, weight.sizes().slice(2), g.stride, g.padding, g.dilation);
+  shape.window.height = w.height;
+  shape.window.width = w.width;
+  shape.window.out_height = static_cast<int>(results.size(2));
+  shape.window.out_width = static_cast<int>(results.size(3));
+  shape.window.kernel_height = w.kernelHeight;
+  shape.window.kernel_width = w.kernelWidth;
+  shape.window.stride_y = w.strideY;
+  shape.window.stride_x = w.strideX;
+  shape.window.padding_y = w.paddingY;
+  shape.window.padding_x = w.paddingX;
+  shape.window.dilation_y = w.dilationY;
+  shape.window.dilation_x = w.dilationX;
+  shape.batch = w.batch;
+  shape.channels = w.channels;
+  shape.outputs = static_cast<int>(weight.size(0) / w.channels);
+  return shape;
+}
+
+Tensor convolve_depthwise(const Tensor& input, const Tensor& weight,
+                          const std::optional<Tensor>& bias, const Geometry& g) {
+  const Tensor from = dense(input), weights = dense(weight);
+  const Tensor biases = bias.has_value() ? dense(*bias) : Tensor();
+  const kernels::Window w =
+      window(from, weights.sizes().slice(2), g.stride, g.padding, g.dilation);
+  const Tensor out =
+      at::empty({from.size(0), weights.size(0), w.outHeight(), w.outWidth()}, from.options());
+  launch("conv2d", (from.numel() + weights.numel() + out.numel()) * sizeof(float), [&] {
+    learning::depthwise(out.mutable_data_ptr<float>(), from.const_data_ptr<float>(),
+                        weights.const_data_ptr<float>(),
+                        biases.defined() ? biases.const_data_ptr<float>() : nullptr,
+                        depthwise_of(from, out, weights, g), qpus());
+  });
+  return out;
+}
+
 // Channels [i, i + 1) of `groups` equal parts.
 Tensor part(const Tensor& t, std::int64_t dim, std::int64_t i, std::int64_t groups) {
   const std::int64_t size = t.size(dim) / groups;
   return t.narrow(dim, i * size, size);
-}
-
-bool convolution(Call& call) {
-  const Tensor input = call.tensor(0), weight = call.tensor(1);
-  const std::optional<Tensor> bias = optional(call[2]);
-  const Geometry g = geometry(call, 3);
-  if (!is_plain_window(input, weight, g) || (bias.has_value() && !usable(*bias))) {
-    const Span span(Kind::fallback, "aten::convolution");
-    const Tensor result = at::convolution(
-        for_cpu(input), for_cpu(weight), bias.has_value() ? std::optional(for_cpu(*bias)) : bias,
-        g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups);
-    call.finish({to_device(result)});
-    return true;
-  }
-  if (g.groups == 1) {
-    call.finish({convolve(input, weight, bias, g)});
-    return true;
-  }
-  Tensor out;
-  for (std::int64_t i = 0; i < g.groups; ++i) {
-    const Tensor found = convolve(
-        part(input, 1, i, g.groups), part(weight, 0, i, g.groups),
-        bias.has_value() ? std::optional(part(*bias, 0, i, g.groups)) : bias, g);
-    if (!out.defined())
-      out = at::empty({found.size(0), weight.size(0), found.size(2), found.size(3)},
-                      found.options());
-    part(out, 1, i, g.groups).copy_(found);
-  }
-  call.finish({out});
-  return true;
 }
 
 // Elements of `from`, which is dense, in another order: see learning::take.
@@ -160,6 +184,8 @@ Tensor exchanged(const Tensor& t) {
 struct Backward {
   Tensor gradient, input, weight;
   const Geometry& g;
+  std::optional<Tensor> bias = std::nullopt;  // of the gradient of the input
+  bool depthwise = false;  // all groups at once, of one channel each
 
   std::int64_t height() const { return input.size(2) + g.dilation[0] * (weight.size(2) - 1); }
   std::int64_t width() const { return input.size(3) + g.dilation[1] * (weight.size(3) - 1); }
@@ -194,20 +220,32 @@ Tensor gradient_of_input(const Backward& b) {
   const Tensor spread = taken(b.gradient, {batch, outputs, tall, wide}, firsts, places);
 
   const auto size = static_cast<int>(b.weight.size(2) * b.weight.size(3));
+  const Geometry plain{{1, 1}, {0, 0}, b.g.dilation, false, {}, b.depthwise ? channels : 1};
   firsts.clear();
+  const std::int64_t seen = b.depthwise ? 1 : outputs;  // by each channel
   for (std::int64_t c = 0; c < channels; ++c)
-    for (std::int64_t o = 0; o < outputs; ++o)
-      firsts.push_back(static_cast<int>(o * channels + c) * size);
+    for (std::int64_t o = 0; o < seen; ++o)
+      firsts.push_back(static_cast<int>(b.depthwise ? c : o * channels + c) * size);
   places.resize(static_cast<std::size_t>(size));
   std::iota(places.rbegin(), places.rend(), 0);
-  const Tensor turned = taken(
-      b.weight, {channels, outputs, b.weight.size(2), b.weight.size(3)}, firsts, places);
-  return convolve(spread, turned, std::nullopt, {{1, 1}, {0, 0}, b.g.dilation, false, {}, 1});
+  const Tensor turned =
+      taken(b.weight, {channels, seen, b.weight.size(2), b.weight.size(3)}, firsts, places);
+  if (b.depthwise) return convolve_depthwise(spread, turned, b.bias, plain);
+  return convolve(spread, turned, b.bias, plain);
 }
 
 // A convolution of the input with the output's gradient as its kernels, over the batch:
 // stride and dilation change places.
 Tensor gradient_of_weight(const Backward& b) {
+  if (b.depthwise) {
+    Tensor out = at::empty(b.weight.sizes(), b.weight.options());
+    launch("conv2d", (b.input.numel() + b.gradient.numel() + out.numel()) * sizeof(float), [&] {
+      learning::depthwise_weights(out.mutable_data_ptr<float>(), b.input.const_data_ptr<float>(),
+                                  b.gradient.const_data_ptr<float>(),
+                                  depthwise_of(b.input, b.gradient, b.weight, b.g), qpus());
+    });
+    return out;
+  }
   const Tensor found =
       convolve(exchanged(b.input), exchanged(b.gradient), std::nullopt,
                {b.g.dilation, b.g.padding, b.g.stride, false, {}, 1});
@@ -245,39 +283,129 @@ Tensor gradient_of_bias(const Tensor& gradient) {
   return per_channel(sums, gradient);
 }
 
+// The parts of a convolution by group: one for all where each channel is a group. Nothing
+// where the kernels do not take what is made on the way. `gradient` is of the output.
+std::vector<Backward> by_group(const Tensor& gradient, const Tensor& input, const Tensor& weight,
+                               const Geometry& g, const std::optional<Tensor>& bias) {
+  std::vector<Backward> groups;
+  const bool at_once =
+      is_depthwise(input, weight, g) && weight.size(0) == input.size(1);
+  const auto add = [&](std::int64_t i, std::int64_t count) {
+    const auto own = [&](const Tensor& t, std::int64_t dim) {
+      return t.is_meta() ? part(t, dim, i, count) : dense(part(t, dim, i, count));
+    };
+    groups.push_back({own(gradient, 1), own(input, 1), own(weight, 0), g,
+                      bias.has_value() ? std::optional(own(*bias, 0)) : std::nullopt, at_once});
+    return groups.back().is_plain();
+  };
+  const std::int64_t count = at_once ? 1 : g.groups;
+  for (std::int64_t i = 0; i < count; ++i)
+    if (!add(i, count)) return {};
+  return groups;
+}
+
+// Of all groups, each at its part of dimension `dim` of a tensor of these sizes.
+Tensor joined(const std::vector<Backward>& groups, Tensor (*made)(const Backward&),
+              IntArrayRef sizes, std::int64_t dim) {
+  if (groups.size() == 1) return made(groups[0]);
+  Tensor all = at::empty(sizes, groups[0].gradient.options());
+  const auto count = static_cast<std::int64_t>(groups.size());
+  for (std::int64_t i = 0; i < count; ++i)
+    part(all, dim, i, count).copy_(made(groups[static_cast<std::size_t>(i)]));
+  return all;
+}
+
+// A transposed convolution is the gradient of the input of one that is not. Nothing where
+// the kernels do not take it.
+Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                  Geometry g) {
+  g.transposed = false;
+  if (input.dim() != 4 || weight.dim() != 4 || g.stride.size() != 2 ||
+      g.output_padding.size() != 2 || input.size(1) != weight.size(0))
+    return {};
+  std::vector<std::int64_t> sizes{input.size(0), weight.size(1) * g.groups, 0, 0};
+  for (std::size_t d = 0; d < 2; ++d) {
+    const auto axis = static_cast<std::int64_t>(d) + 2;
+    sizes[d + 2] = (input.size(axis) - 1) * g.stride[d] - 2 * g.padding[d] +
+                   g.dilation[d] * (weight.size(axis) - 1) + g.output_padding[d] + 1;
+  }
+  // Its sizes are what is needed.
+  const Tensor out = at::empty(sizes, input.options().device(at::kMeta));
+  if (!is_plain_geometry(out, weight, g) || !usable(input) || !usable(weight) ||
+      input.numel() == 0)
+    return {};
+  const std::vector<Backward> groups = by_group(input, out, weight, g, bias);
+  if (groups.empty()) return {};
+  return joined(groups, gradient_of_input, sizes, 1);
+}
+
+bool convolution(Call& call) {
+  const Tensor input = call.tensor(0), weight = call.tensor(1);
+  const std::optional<Tensor> bias = optional(call[2]);
+  const Geometry g = geometry(call, 3);
+  const bool usable_bias = !bias.has_value() || usable(*bias);
+  if (usable_bias && g.transposed) {
+    const Tensor out = transposed(input, weight, bias, g);
+    if (out.defined()) {
+      call.finish({out});
+      return true;
+    }
+  }
+  if (!is_plain_window(input, weight, g) || !usable_bias) {
+    const Span span(Kind::fallback, "aten::convolution");
+    const Tensor result = at::convolution(
+        for_cpu(input), for_cpu(weight), bias.has_value() ? std::optional(for_cpu(*bias)) : bias,
+        g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups);
+    call.finish({to_device(result)});
+    return true;
+  }
+  call.finish({is_depthwise(input, weight, g) ? convolve_depthwise(input, weight, bias, g)
+                                              : convolve(input, weight, bias, g)});
+  return true;
+}
+
+// Whether a convolution of `image` would give `result`, by its sizes.
+bool gives(const Tensor& image, const Tensor& result, const Tensor& weight, const Geometry& g) {
+  for (std::size_t d = 0; d < 2; ++d) {
+    const auto axis = static_cast<std::int64_t>(d) + 2;
+    const std::int64_t reach =
+        image.size(axis) + 2 * g.padding[d] - g.dilation[d] * (weight.size(axis) - 1) - 1;
+    if (reach < 0 || reach / g.stride[d] + 1 != result.size(axis)) return false;
+  }
+  return true;
+}
+
 bool convolution_backward(Call& call) {
   const Tensor gradient = call.tensor(0), input = call.tensor(1), weight = call.tensor(2);
-  const Geometry g = geometry(call, 3);
+  const Geometry given = geometry(call, 3);
   const std::vector<bool> flags = call[9].toBoolList().vec();
   const std::array<bool, 3> wanted = {flags[0], flags[1], flags[2]};
+  Geometry g = given;
+  g.transposed = false;
+  // What a convolution that is not transposed has as its input, and as its result.
+  const Tensor &image = given.transposed ? gradient : input,
+               &result = given.transposed ? input : gradient;
   std::vector<Backward> groups;
-  bool plain = is_plain_window(input, weight, g) && usable(gradient) && gradient.numel() > 0;
-  for (std::int64_t i = 0; plain && i < g.groups; ++i) {
-    groups.push_back({dense(part(gradient, 1, i, g.groups)), dense(part(input, 1, i, g.groups)),
-                      dense(part(weight, 0, i, g.groups)), g});
-    plain = groups.back().is_plain();
-  }
-  if (!plain) {
+  if (is_plain_window(image, weight, g) && usable(result) && result.numel() > 0 &&
+      gives(image, result, weight, g))
+    groups = by_group(result, image, weight, g, std::nullopt);
+  if (groups.empty()) {
     const Span span(Kind::fallback, "aten::convolution_backward");
+    const std::int64_t channels = given.transposed ? weight.size(1) * g.groups : weight.size(0);
     auto [a, b, c] = at::convolution_backward(
-        for_cpu(gradient), for_cpu(input), for_cpu(weight), IntArrayRef{weight.size(0)}, g.stride,
-        g.padding, g.dilation, g.transposed, g.output_padding, g.groups, wanted);
+        for_cpu(gradient), for_cpu(input), for_cpu(weight), IntArrayRef{channels}, g.stride,
+        g.padding, g.dilation, given.transposed, g.output_padding, g.groups, wanted);
     const auto back = [](const Tensor& t) { return t.defined() ? to_device(t) : t; };
     call.finish({back(a), back(b), back(c)});
     return true;
   }
-  // Of all groups, each at its part of dimension `dim`.
-  const auto joined = [&](bool want, Tensor (*made)(const Backward&), const Tensor& like,
-                          std::int64_t dim) {
-    if (!want) return Tensor();
-    if (g.groups == 1) return made(groups[0]);
-    Tensor all = at::empty(like.sizes(), like.options());
-    for (std::int64_t i = 0; i < g.groups; ++i)
-      part(all, dim, i, g.groups).copy_(made(groups[static_cast<std::size_t>(i)]));
-    return all;
-  };
-  const Tensor of_input = joined(wanted[0], gradient_of_input, input, 1);
-  const Tensor of_weight = joined(wanted[1], gradient_of_weight, weight, 0);
+  Tensor of_input, of_weight;
+  if (wanted[0] && given.transposed)
+    of_input = is_depthwise(image, weight, g) ? convolve_depthwise(image, weight, std::nullopt, g)
+                                              : convolve(image, weight, std::nullopt, g);
+  else if (wanted[0])
+    of_input = joined(groups, gradient_of_input, image.sizes(), 1);
+  if (wanted[1]) of_weight = joined(groups, gradient_of_weight, weight.sizes(), 0);
   call.finish({of_input, of_weight, wanted[2] ? gradient_of_bias(dense(gradient)) : Tensor()});
   return true;
 }
@@ -425,6 +553,15 @@ std::vector<float> numbers(const Tensor& t) {
   return {from, from + t.numel()};
 }
 
+// Makes the channels NaN for which one of some numbers is: the QPUs would compute with it.
+void spread_nan(const Tensor& out, at::ArrayRef<std::optional<Tensor>> numbers) {
+  for (std::int64_t c = 0; c < out.size(1); ++c)
+    if (std::any_of(numbers.begin(), numbers.end(), [&](const std::optional<Tensor>& t) {
+          return t.has_value() && std::isnan(t->const_data_ptr<float>()[c]);
+        }))
+      out.select(1, c).fill_(kNan);
+}
+
 // (from - mean) / sqrt(variance + epsilon) * weight + bias.
 Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance,
                   const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
@@ -437,6 +574,7 @@ Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance
                        bias.has_value() ? at(*bias) : Floats(nullptr),
                        static_cast<float>(epsilon), s.batch, s.channels, s.size, qpus());
   });
+  spread_nan(out, {mean, variance, weight, bias});
   return out;
 }
 
@@ -453,13 +591,18 @@ Statistics statistics(const Tensor& from) {
     const auto* const x = from.const_data_ptr<float>();
     found.mean = learning::moments(x, x, {}, {}, s, qpus()).sum;
     for (double& mean : found.mean) mean /= count;
+    // A sum is Inf where an element was Inf or NaN, and the variance is NaN then.
+    for (double& mean : found.mean)
+      if (!std::isfinite(mean)) mean = kNan;
     const std::vector<float> middle(found.mean.begin(), found.mean.end());
     const learning::Moments m = learning::moments(x, x, middle, middle, s, qpus());
     for (std::size_t c = 0; c < middle.size(); ++c) {
       // What rounding left of the mean.
       const double rest = m.sum[c] / count;
       found.mean[c] = middle[c] + rest;
-      found.variance.push_back(std::max(m.product[c] / count - rest * rest, 0.0));
+      found.variance.push_back(std::isnan(middle[c])
+                                   ? kNan
+                                   : std::max(m.product[c] / count - rest * rest, 0.0));
     }
   });
   return found;
@@ -559,6 +702,13 @@ bool batch_norm_backward(Call& call) {
       learning::blend(of_input.mutable_data_ptr<float>(), g.const_data_ptr<float>(),
                       x.const_data_ptr<float>(), channels, s, qpus());
     });
+    for (std::size_t c = 0; c < channels.size(); ++c) {
+      const learning::Blend& blend = channels[c];
+      if (std::isfinite(blend.factor_a) && std::isfinite(blend.factor_b) &&
+          std::isfinite(blend.middle_a) && std::isfinite(blend.middle_b))
+        continue;
+      of_input.select(1, static_cast<std::int64_t>(c)).fill_(kNan);
+    }
   }
   if (wanted[1]) {
     std::vector<double> values = m.product;

@@ -14,6 +14,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/mv.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <algorithm>
 #include <array>
@@ -25,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "chains.h"
+#include "batches.h"
 
 namespace torch_qpu {
 
@@ -41,7 +42,10 @@ void set_qpus(int count) {
 }
 int qpus() { return qpu_count; }
 void set_finite_only(bool on) { finite_only = on; }
-bool is_finite_only() { return finite_only; }
+bool is_finite_only() {
+  using torch::autograd::AnomalyMode;
+  return finite_only || (AnomalyMode::is_enabled() && AnomalyMode::should_check_nan());
+}
 
 bool is_finite(const at::Tensor& t) {
   constexpr std::uint32_t exponent = 0x7f800000;
@@ -58,15 +62,6 @@ using at::Tensor;
 using kernels::Floats;
 
 // --- element by element --------------------------------------------------------
-
-// A kernel of the library for a chain whose inputs are as it needs them.
-using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
-
-struct Elementwise {
-  const char* name;
-  const char* steps;
-  Direct direct = nullptr;
-};
 
 bool all_arrays(const std::vector<Operand>& in, std::size_t count) {
   return std::all_of(in.begin(), in.begin() + static_cast<std::ptrdiff_t>(count),
@@ -88,14 +83,19 @@ bool is_number(const Tensor& t) {
   return t.defined() && t.device().is_cpu() && t.dim() == 0 && !t.is_complex();
 }
 
+}  // namespace
+
 bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
              const std::vector<float>& numbers, const Tensor& out) {
   bool any = false, any_shape = false, plain_numbers = true;
+  for (const float number : numbers)
+    if (std::isnan(number)) return false;
   for (const Tensor& t : inputs) {
     if (usable(t)) {
       any = true;
       any_shape = any_shape || t.dim() > 0;
     } else if (is_number(t)) {
+      if (!std::isfinite(t.item<float>())) return false;
       plain_numbers = plain_numbers && t.unsafeGetTensorImpl()->is_wrapped_number();
     } else {
       return false;
@@ -130,7 +130,9 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
     if (is_number(t)) {
       operands.push_back({nullptr, t.item<float>()});
     } else if (t.numel() == 1 && n > 1 && (any_array || i + 1 < inputs.size())) {
-      operands.push_back({nullptr, *t.const_data_ptr<float>()});
+      const float number = *t.const_data_ptr<float>();
+      if (!std::isfinite(number)) return false;
+      operands.push_back({nullptr, number});
     } else if (flat && flat_stride(place) == sizeof(float)) {
       operands.push_back({static_cast<const float*>(iterator.data_ptr(place)), 0});
       any_array = true;
@@ -161,6 +163,8 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
   return true;
 }
 
+namespace {
+
 // `inputs` tensors, then `numbers` numbers, then out.
 template <const Elementwise& what, std::size_t inputs, std::size_t numbers = 0>
 bool elementwise(Call& call) {
@@ -168,7 +172,7 @@ bool elementwise(Call& call) {
   for (std::size_t i = 0; i < inputs; ++i) in.push_back(call.tensor(i));
   std::vector<float> more;
   for (std::size_t i = inputs; i < inputs + numbers; ++i) {
-    if (!call.is_real(i)) return false;
+    if (!call.is_real(i) || !std::isfinite(call.number(i))) return false;
     more.push_back(call.number(i));
   }
   return compute(what, in, more, call.out());
@@ -220,7 +224,6 @@ constexpr Elementwise kMaximum{"maximum", "max 0 1>2"};
 constexpr Elementwise kMinimum{"minimum", "min 0 1>2"};
 constexpr Elementwise kAddcmul{"addcmul", "mul 1 2;mul 4 3;add 0 5>6", direct_addcmul};
 constexpr Elementwise kAddcdiv{"addcdiv", "div 1 2;mul 4 3;add 0 5>6"};
-constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 constexpr Elementwise kExp{"exp", "exp 0>1", one<kernels::exp>};
 constexpr Elementwise kLog{"log", "log 0>1"};
 constexpr Elementwise kSqrt{"sqrt", "sqrt 0>1", one<kernels::sqrt>};
@@ -236,17 +239,13 @@ constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4", direct_clamp};
 constexpr Elementwise kLeakyRelu{"leaky_relu", "mul 0 1;sub 2 2;gt 0 3 0 2>4"};
 constexpr Elementwise kSquare{"pow", "mul 0 0>1"};
 constexpr Elementwise kCube{"pow", "mul 0 0;mul 0 1>2"};
+constexpr Elementwise kSame{"pow", "mul 0 1>2"};
 constexpr Elementwise kThresholdBackward{"threshold_backward", "gt 1 2 0 3>4"};
 constexpr Elementwise kSigmoidBackward{"sigmoid_backward", "sub 2 1;mul 0 3;mul 4 1>5"};
 constexpr Elementwise kTanhBackward{"tanh_backward", "mul 1 1;sub 2 3;mul 0 4>5"};
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool lerp(Call& call) {
-  // From the other end on torch computes otherwise.
-  if (!call.is_real(2) || !(std::abs(call.number(2)) < 0.5F)) return false;
-  return compute(kLerp, {call.tensor(0), call.tensor(1)}, {call.number(2)}, call.out());
-}
 bool clamp(Call& call) {
   const auto bound = [&](std::size_t i, float none) {
     return call[i].isNone() ? none : call.number(i);
@@ -277,8 +276,15 @@ bool power(Call& call) {
                                   : exponent == 3   ? &kCube
                                   : exponent == 0.5 ? &kSqrt
                                   : exponent == -1  ? &kReciprocal
+                                  : exponent == 1   ? &kSame
                                                     : nullptr;
-  return what != nullptr && compute(*what, {call.tensor(0)}, {}, call.out());
+  if (exponent == 0 && usable(call.tensor(0))) {
+    call.out().fill_(1);
+    return true;
+  }
+  if (what == nullptr) return false;
+  const std::vector<float> one = exponent == 1 ? std::vector<float>{1} : std::vector<float>{};
+  return compute(*what, {call.tensor(0)}, one, call.out());
 }
 bool threshold_backward(Call& call) {
   return call.is_real(2) && compute(kThresholdBackward, {call.tensor(0), call.tensor(1)},
@@ -303,10 +309,32 @@ bool relu_(Call& call) {
   call.finish({self});
   return true;
 }
+// A whole number of one element, such as batch norm's counter of batches: the CPU adds to it
+// where it lies, as it fills. A launch for one number would cost more than all else of it.
+bool count_up(Call& call) {
+  const Tensor &self = call.tensor(0), &other = call.tensor(1);
+  const Tensor out = call.out();
+  const auto is_count = [](const Tensor& t) {
+    return on_device(t) && t.scalar_type() == at::kLong && t.numel() == 1;
+  };
+  if (!is_count(self) || !is_count(out) || self.sizes() != out.sizes() || !is_number(other) ||
+      other.scalar_type() != at::kLong || !call[2].toScalar().isIntegral(/*includeBool=*/false))
+    return false;
+  const Span span(Kind::copy, "counter", sizeof(std::int64_t));
+  std::int64_t count = 0;
+  copy_words(&count, self.const_data_ptr(), sizeof count);
+  count += call[2].toScalar().toLong() * other.item<std::int64_t>();
+  copy_words(out.mutable_data_ptr(), &count, sizeof count);
+  call.finish({out});
+  return true;
+}
+bool add(Call& call) { return count_up(call) || with_out<elementwise<kAdd, 2, 1>>(call); }
+
 // other - alpha * self.
 bool rsub(Call& call) {
   const Tensor self = call.tensor(0), other = call.tensor(1);
-  if (!usable(self) || !usable(other) || !call.is_real(2)) return false;
+  if (!usable(self) || !usable(other) || !call.is_real(2) || !std::isfinite(call.number(2)))
+    return false;
   const Tensor out = at::empty({0}, self.options());
   if (!compute(kSub, {other, self}, {call.number(2)}, out)) return false;
   call.finish({out});
@@ -389,7 +417,38 @@ bool addmm(Call& call) {
   return true;
 }
 
+// Up to so many products of two numbers in each, a batch is one launch; larger matrices are
+// worth one each.
+constexpr std::int64_t kMostInBatch = std::int64_t{64} * 64 * 64;
+
+bool is_small_batch(const Tensor& out, const Tensor& a, const Tensor& b) {
+  return out.size(0) > 1 && out.numel() > 0 && a.size(2) > 0 && out.is_contiguous() &&
+         out.size(1) * out.size(2) * a.size(2) <= kMostInBatch && out.numel() < (1 << 28) &&
+         out.size(0) * out.size(1) <= kMostFactor && !out.is_alias_of(a) && !out.is_alias_of(b);
+}
+
+learning::Batch batch_of(const Tensor& t) {
+  // A stride over one element says nothing.
+  const auto step = [&](std::int64_t d) {
+    return t.size(d) == 1 ? 0 : static_cast<int>(t.stride(d));
+  };
+  return {t.const_data_ptr<float>(), step(0), step(1), step(2)};
+}
+
 void multiply_batch(const Tensor& out, const Tensor& a, const Tensor& b, float alpha, float beta) {
+  if (a.size(2) == 0) {  // nothing to sum
+    beta == 0 ? out.zero_() : out.mul_(beta);
+    return;
+  }
+  if (beta == 0 && is_small_batch(out, a, b)) {
+    launch("bmm", (a.numel() + b.numel() + out.numel()) * sizeof(float), [&] {
+      learning::multiply(out.mutable_data_ptr<float>(), batch_of(a), batch_of(b),
+                         static_cast<int>(out.size(0)), static_cast<int>(out.size(1)),
+                         static_cast<int>(out.size(2)), static_cast<int>(a.size(2)), alpha,
+                         qpu_count);
+    });
+    return;
+  }
   for (std::int64_t i = 0; i < out.size(0); ++i)
     product(out.select(0, i), a.select(0, i), b.select(0, i), alpha, beta);
 }
@@ -443,6 +502,10 @@ bool addmv(Call& call) {
   return compute(kJoin, {y, beta == 0 ? y : self}, {alpha, beta}, out);
 }
 
+// Whether a reduction's result is one to be kept: the QPUs give Inf where IEEE 754 may give
+// NaN, so the CPU computes again what is not finite.
+bool is_settled(const Tensor& out) { return std::isfinite(*out.const_data_ptr<float>()); }
+
 bool dot(Call& call) {
   const Tensor a = call.tensor(0), b = call.tensor(1);
   if (!usable(a) || !usable(b) || a.dim() != 1 || a.sizes() != b.sizes()) return false;
@@ -452,6 +515,7 @@ bool dot(Call& call) {
     *result.mutable_data_ptr<float>() =
         kernels::dot(at(x), at(y), static_cast<int>(x.numel()), qpu_count);
   });
+  if (!is_settled(result)) return false;
   call.finish({result});
   return true;
 }
@@ -526,6 +590,7 @@ bool sums(Call& call, bool mean) {
   if (all_of(vanish)) {
     reduce_all<float>("sum", t, out,
                       [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
+    if (!is_settled(out)) return false;
   } else {
     if (rows > kMostFactor || columns > kMostFactor) return false;
     sum_over(t, vanish, out);
@@ -556,14 +621,16 @@ bool amax(Call& call) {
   if (!usable(t) || t.numel() == 0) return false;
   const std::vector<bool> vanish = reduced(call[1], t.dim());
   const Tensor out = call.out();
-  if (!all_of(vanish) || !has_shape(out, t, vanish, call[2].toBool())) return false;
+  if (!has_shape(out, t, vanish, call[2].toBool())) return false;
+  if (!all_of(vanish)) return extreme_of(call, false);
   reduce_all<float>("max", t, out, greatest);
   return true;
 }
 bool argmax(Call& call) {
   const Tensor t = call.tensor(0);
   const Tensor out = call.out();
-  if (!usable(t) || t.numel() == 0 || !call[1].isNone() || out.scalar_type() != at::kLong ||
+  if (!call[1].isNone()) return place_of_extreme(call, false);
+  if (!usable(t) || t.numel() == 0 || out.scalar_type() != at::kLong ||
       !has_shape(out, t, reduced(call[1], t.dim()), call[2].toBool()))
     return false;
   const Tensor from = dense(t);
@@ -584,7 +651,7 @@ bool vector_norm(Call& call) {
     return false;
   reduce_all<float>("norm", t, out,
                     [](Floats from, int n) { return kernels::norm(from, n, qpu_count); });
-  return true;
+  return is_settled(out);
 }
 
 // --- losses --------------------------------------------------------------------
@@ -604,6 +671,7 @@ bool mse_loss(Call& call) {
   const Tensor out = at::empty({}, self.options());
   reduce_all<float>("sum", squares, out,
                     [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
+  if (!is_settled(out)) return false;
   if (reduction == at::Reduction::Mean)
     *out.mutable_data_ptr<float>() /= static_cast<float>(self.numel());
   call.finish({out});
@@ -647,7 +715,7 @@ std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
                     arrays.size(), " arrays and ", numbers.size(), " numbers");
   std::vector<Tensor> kept;
   for (const Tensor& t : arrays) {
-    TORCH_CHECK_TYPE(usable(t), "torch_qpu::chain: expected float32 on qpu, found ",
+    TORCH_CHECK_TYPE(is_float(t), "torch_qpu::chain: expected float32 on qpu, found ",
                      t.scalar_type(), " on ", t.device());
     kept.push_back(dense(t.expand(shape)));
   }
@@ -716,7 +784,7 @@ TORCH_LIBRARY_IMPL(torch_qpu, AutogradPrivateUse1, m) {
 
 // Of an operator with an out= form, that is its in-place and functional form too.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("add.out", out_kernel<elementwise<kAdd, 2, 1>>());
+  m.impl("add.out", kernel<add>());
   m.impl("sub.out", out_kernel<elementwise<kSub, 2, 1>>());
   m.impl("mul.out", out_kernel<elementwise<kMul, 2>>());
   m.impl("div.out", out_kernel<elementwise<kDiv, 2>>());
@@ -724,7 +792,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("minimum.out", out_kernel<elementwise<kMinimum, 2>>());
   m.impl("addcmul.out", out_kernel<elementwise<kAddcmul, 3, 1>>());
   m.impl("addcdiv.out", out_kernel<elementwise<kAddcdiv, 3, 1>>());
-  m.impl("lerp.Scalar_out", out_kernel<lerp>());
   m.impl("exp.out", out_kernel<elementwise<kExp, 1>>());
   m.impl("log.out", out_kernel<elementwise<kLog, 1>>());
   m.impl("sqrt.out", out_kernel<elementwise<kSqrt, 1>>());

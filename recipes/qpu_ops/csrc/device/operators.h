@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "chains.h"
 #include "device.h"
 #include "memory.h"
 #include "settings.h"
@@ -90,6 +91,7 @@ class Call {
 // A kernel for the dispatcher: `body` is false where the QPUs may not.
 template <bool (*body)(Call&)>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  require_one_device(op, *stack);
   Call call(op, *stack);
   if (!body(call)) fall_back(op, stack);
 }
@@ -110,6 +112,25 @@ template <bool (*body)(Call&)>
 torch::CppFunction out_kernel() {
   return torch::CppFunction::makeFromBoxedFunction<&boxed<&with_out<body>>>();
 }
+
+// A kernel of the library for a chain whose inputs are as it needs them.
+using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
+
+// A chain of operations on the same elements.
+struct Elementwise {
+  const char* name;
+  const char* steps;
+  Direct direct = nullptr;
+};
+
+// Computes a chain of tensors, which are broadcast, and of numbers after them; false where
+// the QPUs may not. `out` is resized to the inputs' common shape where it has none.
+bool compute(const Elementwise& what, const std::vector<at::Tensor>& inputs,
+             const std::vector<float>& numbers, const at::Tensor& out);
+
+// Argument forms of argmax and amax over one dimension; layers.cpp.
+bool place_of_extreme(Call& call, bool least);
+bool extreme_of(Call& call, bool least);
 
 // Whether sizes and strides have 24 bits.
 bool is_matrix(const at::Tensor& t);

@@ -31,7 +31,9 @@ from torch_qpu import _C
 if not hasattr(torch, "qpu"):
     torch.utils.rename_privateuse1_backend("qpu")
 
-from torch_qpu import device
+import qpu_ops  # noqa: F401 (torch.ops.qpu: add, mul, mv and mm)
+
+from torch_qpu import device, upstream
 from torch_qpu.counters import Profile, copies, fallbacks, launches, profile, report, reset_counters
 from torch_qpu.device import synchronize
 
@@ -70,7 +72,8 @@ def set_qpus(count: int) -> None:
 def check_finite(on: bool) -> None:
     """Whether operators with an Inf or NaN in an operand go to the CPU, since QPUs do not treat them as IEEE 754 does.
 
-    Off unless set: every operand has to be read for it.
+    Off unless set: every operand has to be read for it, and fused kernels run as single operators. On as long as
+    ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` looks for NaN.
     """
     _C.set_finite_only(on)
 
@@ -83,6 +86,7 @@ def _register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    upstream.install()
 
 
 def _let_backward_threads_rest() -> None:

@@ -11,6 +11,9 @@ matrix times vector), the CPU by torch (with its BLAS), and the QPUs, as
 with GFLOPS, GB/s, and the share of the limit that binds: 96 operations on floats per clock of V3D, or the bytes that
 memory moves per clock, by the emulator's model of the board.
 
+A second table counts the launches of a step of training, for small networks and optimisers. A launch takes about 0.1 ms
+on a board, whatever it computes.
+
 On QPUs all is measured. Where there are none the emulator runs the kernels and its columns are a *model* of a board
 (QPU_BOARD, else a Pi 3): kernels alone, for it models no CPU. Shares are then given with their range, by QPU_MODEL=fast
 and slow, unless QPU_MODEL is set. CPU columns are always measured, on the machine that runs
@@ -33,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import torch_qpu
 from torch_qpu import _C
@@ -110,6 +114,81 @@ def cases(quick: bool) -> list[Case]:
         )
     )
     return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of training does: forward, loss, backward, and the optimiser's update."""
+
+    network: str
+    optimizer: str
+    launches: int
+    of_optimizer: int
+    """Launches of the update alone."""
+    fallbacks: int
+    """Operators that went to the CPU."""
+
+
+class _Encoder(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, activation="gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.classes = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.classes(self.layers(self.words(x)).mean(1))
+        return found
+
+
+def _convolutional() -> nn.Module:
+    layers = (nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(64, 4))
+
+
+def steps() -> list[Step]:
+    """The counts of the second step, for the first one makes the optimiser's state."""
+    networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+        "convolution and batch norm": (_convolutional, torch.randn(4, 1, 8, 8)),
+        "transformer encoder, 2 layers": (_Encoder, torch.randint(0, 20, (4, 12))),
+    }
+    optimizers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+        "Adam": lambda p: torch.optim.Adam(p, lr=0.001),
+        "Adam(fused=True)": lambda p: torch.optim.Adam(p, lr=0.001, fused=True),
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.001),
+    }
+    found = []
+    for network, (make, x) in networks.items():
+        for name, optimizer in optimizers.items():
+            model, there, y = make().to("qpu"), x.to("qpu"), torch.tensor([0, 1, 2, 3]).to("qpu")
+            chosen = optimizer(model.parameters())
+            for _ in range(2):
+                torch_qpu.reset_counters()
+                chosen.zero_grad()
+                nn.functional.cross_entropy(model(there), y).backward()
+                before = _launched()
+                chosen.step()
+            found.append(Step(network, name, _launched(), _launched() - before, sum(torch_qpu.fallbacks().values())))
+    return found
+
+
+def _launched() -> int:
+    return sum(count.calls for count in torch_qpu.launches().values())
+
+
+def table_of_steps(rows: list[Step]) -> str:
+    """For people."""
+    lines = [
+        "launches of a step of training",
+        f"{'network':>32} {'optimiser':>18} {'launches':>9} {'update':>7} {'CPU':>4}",
+    ]
+    lines += [
+        f"{row.network:>32} {row.optimizer:>18} {row.launches:>9} {row.of_optimizer:>7} {row.fallbacks:>4}"
+        for row in rows
+    ]
+    return "\n".join(lines)
 
 
 def _seconds(work: Callable[[], Any], repeats: int) -> float:
@@ -329,8 +408,14 @@ def main(words: list[str] | None = None) -> int:
         return 2
     rows = [measure(case, model=model) for case in cases(options.quick)]
     facts = machine(model)
-    print(table(rows, facts))
-    document = {"schema": SCHEMA, "machine": facts, "rows": [asdict(row) for row in rows]}
+    trained = steps()
+    print(table(rows, facts), table_of_steps(trained), sep="\n\n")
+    document = {
+        "schema": SCHEMA,
+        "machine": facts,
+        "rows": [asdict(row) for row in rows],
+        "steps": [asdict(row) for row in trained],
+    }
     if options.output is not None:
         _write(options.output, json.dumps(document, indent=1))
     if options.plot is not None:

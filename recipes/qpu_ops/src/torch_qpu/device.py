@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from torch_qpu import _C
+from torch_qpu.streams import Event, Stream, StreamContext, require_qpu
 
+__all__ = ["Event", "Stream", "StreamContext"]  # PyTorch looks for the rest by name
 MODEL_BACKENDS = ("interpreter", "emulator")
 """Backends of libqpu that are no QPUs: their times are those of a model."""
 
@@ -71,9 +73,7 @@ def current_device() -> int:
 
 
 def _index(device: Any) -> int:
-    index = device if isinstance(device, int) else torch.device("qpu" if device is None else device).index or 0
-    if index not in (0, -1):
-        raise RuntimeError(f"there is one qpu, qpu:0, and no qpu:{index}")
+    require_qpu(device)
     return 0
 
 
@@ -126,10 +126,16 @@ def synchronize(device: Any = None) -> None:
 
 def current_stream(device: Any = None) -> torch.Stream:
     """The one stream."""
-    return torch.Stream(f"qpu:{_index(device)}")
+    return Stream(device)
 
 
 default_stream = current_stream
+stream = StreamContext
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Check that it is the one stream. Raises RuntimeError."""
+    StreamContext(stream)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -139,6 +145,29 @@ def memory_stats(device: Any = None) -> dict[str, int]:
     """Bytes and numbers of the allocator: allocated by tensors, reserved from libqpu, segments, retries, failures."""
     _index(device)
     return dict(_C.memory_statistics())
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """The statistics as a table for people; ``abbreviated`` leaves the numbers of segments and blocks out."""
+    stats = memory_stats(device)
+    limit = stats["limit_bytes"]
+    lines = [
+        f"{get_device_name(device)}: memory",
+        f"{'':12}{'now':>12}{'at most':>12}",
+        *(
+            f"{name:12}{stats[f'{name}_bytes.current'] / 2**20:8.1f} MiB{stats[f'{name}_bytes.peak'] / 2**20:8.1f} MiB"
+            for name in ("allocated", "reserved")
+        ),
+        f"limit: {f'{limit / 2**20:.1f} MiB' if limit else 'none set'}",
+        f"out of memory {stats['out_of_memory']} times, after {stats['retries']} retries",
+    ]
+    if not abbreviated:
+        lines += [
+            f"{stats['segments.current']} segments of {stats['segments.allocated']} that were taken,"
+            f" {stats['blocks.free']} free blocks",
+            f"{stats['allocations']} allocations, {stats['frees']} given back",
+        ]
+    return "\n".join(lines)
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -222,3 +251,15 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """Float32 alone is computed by the QPUs, so autocast changes nothing on them."""
     return [torch.float32]
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+def __getattr__(name: str) -> Any:
+    """Inductor's classes, which importing costs seconds: only where Inductor asks."""
+    if name in ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen"):
+        from torch_qpu import inductor
+
+        return getattr(inductor, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,9 @@ as it does without torch.compile. Gradients are traced too (AOTAutograd), so bac
 How chains are found: nodes are visited in order; one joins the groups of its operands where the shape is the same, no
 operator between them needs the group's results, and a kernel takes the inputs (at most 4 arrays and 6 numbers) and
 outputs (at most 3). A group of two or more becomes one call of ``torch_qpu::chain``.
+
+Sizes may be symbols, as they are from the second batch size on: two shapes are the same where their expressions are.
+Numbers may be computed from sizes, such as the count that a mean divides by.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+
+from torch_qpu.checked import unless_checked
 
 MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
 """What one kernel takes; chains.h states the same."""
@@ -111,14 +116,14 @@ class Group:
         own = set(self.nodes)
         return [node for node in self.nodes if any(user not in own for user in node.users)]
 
-    def written(self) -> tuple[list[Node], list[float], str, str]:
-        """Arrays, numbers, kinds of the inputs, and text of the chain."""
+    def written(self) -> tuple[list[Node], list[float | Node], str, str]:
+        """Arrays, numbers (nodes where sizes give them), kinds of the inputs, and text of the chain."""
         write = Writer()
         values: dict[Node, Any] = {}
 
         def value(argument: Any) -> Any:
             if isinstance(argument, Node):
-                return values.get(argument, ("a", argument))
+                return ("n", argument) if _is_size(argument) else values.get(argument, ("a", argument))
             return None if argument is None else _number(argument)
 
         for node in self.nodes:
@@ -152,22 +157,42 @@ def _on_qpu(node: Any) -> bool:
     return isinstance(found, torch.Tensor) and found.device.type == "qpu" and found.dtype == torch.float32
 
 
+def _is_size(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat)
+
+
+def _key(size: Any) -> Any:
+    """What is equal for equal sizes: the number, or the expression of a symbol."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _keys(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(map(_key, sizes))
+
+
+def _is_contiguous(found: torch.Tensor) -> bool:
+    expected: Any = 1
+    for size, stride in zip(reversed(found.shape), reversed(found.stride()), strict=True):
+        if _key(size) == 1:
+            continue  # a stride over one element says nothing
+        if _key(stride) != _key(expected):
+            return False
+        expected = expected * size
+    return True
+
+
 def _is_fusible(node: Node) -> bool:
     if node.op != "call_function" or node.target not in RULES or not _on_qpu(node):
         return False
-    if not node.meta["val"].is_contiguous() or node.meta["val"].numel() == 0:
+    if not _is_contiguous(node.meta["val"]) or 0 in _keys(node.meta["val"].shape):
         return False
     for argument in (*node.args, *node.kwargs.values()):
         if isinstance(argument, Node):
-            if not _on_qpu(argument):
+            if not _on_qpu(argument) and not _is_size(argument):
                 return False
         elif isinstance(argument, bool) or not (argument is None or isinstance(argument, int | float)):
             return False
     return RULES[node.target] is not _power or node.args[1] in (2, 3)
-
-
-def _concrete(shape: Sequence[Any]) -> tuple[int, ...] | None:
-    return tuple(shape) if all(isinstance(size, int) for size in shape) else None
 
 
 def groups_of(graph: torch.fx.Graph) -> list[Group]:
@@ -175,13 +200,13 @@ def groups_of(graph: torch.fx.Graph) -> list[Group]:
     found: dict[Node, Group] = {}
     place = {node: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        shape = _concrete(node.meta["val"].shape) if _is_fusible(node) else None
-        if shape is None:
+        if not _is_fusible(node):
             continue
+        shape = _keys(node.meta["val"].shape)
         near = []
         for operand in node.all_input_nodes:
             group = found.get(operand)
-            if group is not None and group not in near and _concrete(operand.meta["val"].shape) == shape:
+            if group is not None and group not in near and _keys(operand.meta["val"].shape) == shape:
                 near.append(group)
         for join in (near, *([group] for group in near), []):
             nodes = sorted({n for group in join for n in group.nodes}, key=place.__getitem__)
@@ -203,6 +228,8 @@ def fuse(module: GraphModule) -> GraphModule:
     for group in groups_of(graph):
         arrays, numbers, kinds, steps = group.written()
         outputs = group.outputs()
+        with graph.inserting_before(group.nodes[-1]):
+            numbers = [graph.call_function(torch.sym_float, (n,)) if isinstance(n, Node) else n for n in numbers]
         with graph.inserting_after(group.nodes[-1]):
             call = graph.call_function(torch.ops.torch_qpu.chain.default, (arrays, numbers, kinds, steps))
         last = call
@@ -226,7 +253,7 @@ def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callab
     from torch._dynamo.backends.common import aot_autograd
 
     def compile_one(graph: GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        return make_boxed_func(fuse(graph).forward)  # type: ignore[no-any-return]
+        return make_boxed_func(unless_checked(graph, fuse))  # type: ignore[no-any-return]
 
     decompositions = get_decompositions([aten.silu_backward, aten.gelu, aten.gelu_backward, aten.softplus])
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compile_one, decompositions=decompositions)(module, inputs)

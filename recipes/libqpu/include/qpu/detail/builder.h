@@ -25,7 +25,7 @@ enum class Op : std::uint8_t {
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
-  // Float, by the special function unit: about 12 bits
+  // Float, by the special function unit: to about 3e-5
   Recip, RecipSqrt, Exp2, Log2,
   // any; Broadcast: element b (a Constant, 0..15) of a in all elements
   Rotate, Broadcast, Load,
@@ -61,6 +61,9 @@ QPU_API Node parameter(std::size_t position);
 QPU_API void assign(Node variable, Node value, Location where);
 // `wait`: the QPU goes on only when the words are in memory.
 QPU_API void store(Node value, Node address, bool wait, Location where);
+// Elements that later loads and stores of this kernel leave out between two of theirs.
+QPU_API void readStride(int elements, Location where);
+QPU_API void writeStride(int elements, Location where);
 // The first `words` words only, without waiting.
 QPU_API void storeFirst(Node value, Node address, Node words, Location where);
 QPU_API void gather(Node address, Type element, Location where);

@@ -142,9 +142,14 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def _decoded(text: bytes) -> str:
+    """A text of the library, which may hold a path or name in any encoding."""
+    return text.decode(errors="replace")
+
+
 def _failed() -> QpuError:
     library = _library()
-    return QpuError(library.qpu_last_error().decode(), library.qpu_last_error_class().decode())
+    return QpuError(_decoded(library.qpu_last_error()), _decoded(library.qpu_last_error_class()))
 
 
 def _require(outcome: int) -> None:
@@ -157,7 +162,7 @@ def _text(pointer: int | None) -> str:
     if not pointer:
         raise _failed()
     try:
-        return ctypes.string_at(pointer).decode()
+        return _decoded(ctypes.string_at(pointer))
     finally:
         _library().qpu_free(pointer)
 
@@ -175,7 +180,7 @@ def backend() -> Backend:
     """What runs kernels now, and why. Raises QpuError when QPU_BACKEND cannot be served."""
     library = _library()
     name = library.qpu_backend_name()
-    reason = library.qpu_backend_reason().decode()
+    reason = _decoded(library.qpu_backend_reason())
     if name is None:
         raise QpuError(reason, "BackendError")
     return Backend(name.decode(), reason)
@@ -199,7 +204,7 @@ def assemble(text: str) -> numpy.typing.NDArray[numpy.uint64]:
 
 
 def disassemble(words: numpy.typing.ArrayLike) -> str:
-    """One line per word: number, word, text."""
+    """One line per word: number, word, and text that ``assemble`` makes that word of."""
     code = _words64(words)
     return _text(_library().qpu_disassemble(code.ctypes.data_as(_WORDS64), code.size))
 
@@ -312,7 +317,7 @@ class Program:
     @property
     def name(self) -> str:
         """Of the kernel."""
-        return str(_library().qpu_program_name(self._handle).decode())
+        return _decoded(_library().qpu_program_name(self._handle))
 
     @property
     def words(self) -> numpy.typing.NDArray[numpy.uint64]:

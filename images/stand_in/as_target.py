@@ -1,0 +1,57 @@
+"""Run a Python program natively, as the target's Python would run it: ``as_target.py PYTHON (SCRIPT | -m MODULE) …``.
+
+For programs that read and write text and start others. PYTHON is the path of the target's Python as it was called.
+What describes the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) describes the target; programs that are
+started by ``sys.executable`` get the target's Python. Modules are those of the target's Python, only compiled ones of
+the standard library are native. Compiled modules of other packages, which are the target's, are passed over for their
+source (Cython brings both). Byte code, which is the same for all machines, is kept in a folder of its own.
+"""
+
+import os
+import sys
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
+
+_OWN = "/usr/libexec/pitorch/lib/"
+_native = os.uname()
+
+
+def _uname() -> os.uname_result:
+    return os.uname_result((*_native[:4], os.environ["PITORCH_MACHINE"]))
+
+
+def _as_target(python: str) -> None:
+    sys.dont_write_bytecode = False
+    os.uname = _uname
+    sys.maxsize = 2 ** (int(os.environ["PITORCH_BITS"]) - 1) - 1
+    sys.implementation._multiarch = os.environ["PITORCH_MULTIARCH"]  # type: ignore[attr-defined]
+    sys.executable = sys._base_executable = python  # type: ignore[attr-defined]
+    sys.prefix = sys.base_prefix = sys.exec_prefix = sys.base_exec_prefix = "/usr"
+    compiled = [path for path in sys.path if path.startswith(_OWN) and path.endswith("/lib-dynload")]
+    target = f"/usr/lib/{compiled[0].split('/')[-2]}"
+    # Without this script's own folder, which comes first.
+    sys.path[:] = [path for path in sys.path[1:] if not path.startswith(_OWN)] + [target, *compiled]
+    *others, of_folders = sys.path_hooks
+    of_source = FileFinder.path_hook((SourceFileLoader, SOURCE_SUFFIXES))
+    sys.path_hooks[:] = [*others, lambda path: (of_folders if path.startswith(_OWN) else of_source)(path)]
+    sys.path_importer_cache.clear()
+    import site  # after the prefixes are set, which it reads when it is imported
+
+    site.main()
+
+
+def _main() -> None:
+    _, python, word, *rest = sys.argv
+    _as_target(python)
+    import runpy
+
+    if word == "-m":
+        sys.argv = [python, *rest[1:]]
+        sys.path.insert(0, "")
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [word, *rest]
+        sys.path.insert(0, os.path.realpath(word).rpartition("/")[0])
+        runpy.run_path(word, run_name="__main__")
+
+
+_main()

@@ -1,0 +1,179 @@
+// One kernel with many vectors alive: made of bytes, compiled at every level, run on the emulator and on the
+// interpreter, and held against plain C++.
+#ifndef QPU_FUZZ_PRESSURE_HPP
+#define QPU_FUZZ_PRESSURE_HPP
+
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "compiler/compile.hpp"
+#include "emu/emulator.hpp"
+#include "fuzz/pressure_evaluate.hpp"
+#include "fuzz/pressure_record.hpp"
+#include "interp/machine.hpp"
+#include "isa/text.hpp"
+#include "isa/verify.hpp"
+#include "lang/gathers.hpp"
+#include "lang/recorder.hpp"
+#include "mem/heap.hpp"
+
+namespace fuzz::pressure {
+
+struct Outcome {
+  std::string fault;  // what is wrong; empty: nothing
+  std::array<std::uint64_t, 3> clocks{};  // of the emulator's model, by level
+  std::array<std::uint32_t, 3> spillBytes{};
+};
+
+// The arrays that kernels run on.
+class Arrays {
+ public:
+  Arrays() {
+    std::uint32_t x = 12345;
+    for (std::uint32_t i = 0; i < kInputWords; ++i) {
+      x = x * 1664525U + 1013904223U;
+      startInts.push_back((x >> 28U) < 4 ? x >> 20U : x ^ x >> 13U);
+      // Of 2^-12 to 2^19, both signs.
+      const std::uint32_t exponent = 115 + (x >> 11U) % 32;
+      startFloats.push_back((x & 0x80000000U) | exponent << 23U | (x >> 5U) % (1U << 23U));
+    }
+    std::memcpy(ints.data(), startInts.data(), 4 * startInts.size());
+    std::memcpy(floats.data(), startFloats.data(), 4 * startFloats.size());
+    reset();
+  }
+  void reset() {
+    for (std::uint32_t i = 0; i < kMostQpus * kAreaWords; ++i) out[static_cast<int>(i)] = static_cast<int>(i * 7);
+  }
+  Words area(std::uint32_t qpu) const {
+    Words words(kAreaWords);
+    std::memcpy(words.data(), out.data() + std::size_t{qpu} * kAreaWords, 4 * words.size());
+    return words;
+  }
+
+  qpu::SharedArray<int> ints{kInputWords};
+  qpu::SharedArray<float> floats{kInputWords};
+  qpu::SharedArray<int> out{kMostQpus * kAreaWords};
+  Words startInts, startFloats;
+};
+
+constexpr std::uint32_t kN = 5, kX = 0xc1040000U;  // the parameters; x is -8.25
+
+inline qpu::detail::Source record(const Program& program) {
+  using qpu::detail::Type;
+  const auto function = [&program](qpu::Int n, qpu::Float x, qpu::Ptr<qpu::Int> in, qpu::Ptr<qpu::Float> inFloat,
+                                   qpu::Ptr<qpu::Int> out) { Record(program, n, x, in, inFloat, out).run(); };
+  qpu::detail::Recorder recorder("pressure", {Type::Int, Type::Float, Type::Address, Type::Address, Type::Address});
+  qpu::detail::Call<decltype(function), qpu::Int, qpu::Float, qpu::Ptr<qpu::Int>, qpu::Ptr<qpu::Float>,
+                    qpu::Ptr<qpu::Int>>::run(function, qpu::detail::MakeIndices<5>::type());
+  qpu::detail::Source source = recorder.finish();
+  qpu::detail::checkGathers(source);
+  return source;
+}
+
+inline std::string listing(const qpu::code::Object& object) {
+  std::string text;
+  for (std::size_t i = 0; i < object.words.size(); ++i)
+    text += std::to_string(i) + ": " + qpu::isa::disassemble(object.words[i]) + "\n";
+  return text;
+}
+
+class Check {
+ public:
+  Check(const std::uint8_t* data, std::size_t size) : program_(Generator(data, size).make()) {}
+
+  Outcome run() {
+    const qpu::detail::Source source = record(program_);
+    const Inputs inputs{kN, kX, &arrays_.startInts, &arrays_.startFloats};
+    for (std::uint32_t q = 0; q < program_.qpus; ++q) {
+      expected_.push_back(arrays_.area(q));
+      Evaluate(program_, inputs, q, expected_.back()).run();
+    }
+    try {
+      qpu::interp::run(qpu::interp::lower(source), static_cast<int>(program_.qpus), arguments().data(),
+                       arguments().size());
+      compare("the interpreter", nullptr);
+    } catch (const qpu::Error& e) {
+      fail(std::string("the interpreter: ") + e.what());
+    }
+    for (int level = 0; level <= 2 && outcome_.fault.empty(); ++level) compiled(source, level);
+    return outcome_;
+  }
+
+ private:
+  void fail(const std::string& what) {
+    if (outcome_.fault.empty())
+      outcome_.fault = what + " (" + std::to_string(program_.results.size()) + " vectors, " +
+                       std::to_string(program_.qpus) + " QPUs)";
+  }
+  void compare(const std::string& who, const qpu::code::Object* object) {
+    for (std::uint32_t q = 0; q < program_.qpus; ++q) {
+      const Words found = arrays_.area(q);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        if (found[i] == expected_[q][i]) continue;
+        return fail(who + ": word " + std::to_string(i) + " of QPU " + std::to_string(q) + " is " +
+                    std::to_string(found[i]) + ", expected " + std::to_string(expected_[q][i]) + "\n" +
+                    (object == nullptr ? "" : listing(*object)));
+      }
+    }
+  }
+  std::vector<std::uint32_t> arguments() const {
+    return {kN, kX, arrays_.ints.getAddress(), arrays_.floats.getAddress(), arrays_.out.getAddress()};
+  }
+
+  void compiled(const qpu::detail::Source& source, int level) {
+    const std::string who = "level " + std::to_string(level);
+    qpu::compiler::Options options;
+    options.level = level;
+    try {
+      const qpu::code::Object object = qpu::compiler::compile(source, options);
+      for (const qpu::isa::Fault& f : qpu::isa::verify(object.words))
+        return fail(who + ": " + f.rule + ": " + f.text + "\n" + listing(object));
+      outcome_.spillBytes[static_cast<std::size_t>(level)] = object.spillBytes;
+      arrays_.reset();
+      const qpu::emu::Report report = emulate(object);
+      outcome_.clocks[static_cast<std::size_t>(level)] = report.clocks;
+      if (!report.hostInterrupt) return fail(who + ": ends without an interrupt");
+      compare(who, &object);
+    } catch (const qpu::Error& e) {
+      fail(who + ": " + e.what());
+    }
+  }
+
+  qpu::emu::Report emulate(const qpu::code::Object& object) const {
+    constexpr std::uint32_t spillStart = 0xf0000000U;
+    const auto table = qpu::detail::Heap::instance().table();
+    const std::vector<std::uint32_t> words = arguments();
+    Words spills(std::size_t{program_.qpus} * object.spillBytes / 4 + 1);
+    qpu::emu::Launch launch;
+    for (const auto& block : table->blocks) launch.memory.push_back({block->start, block->bytes, block->host});
+    launch.memory.push_back({spillStart, static_cast<std::uint32_t>(4 * spills.size()),
+                             reinterpret_cast<unsigned char*>(spills.data())});
+    launch.words = object.words.data();
+    launch.count = object.words.size();
+    launch.object = &object;
+    launch.limit = 5'000'000;
+    for (std::uint32_t q = 0; q < program_.qpus; ++q)
+      launch.uniforms.push_back(qpu::code::uniformStream(object, static_cast<int>(q), static_cast<int>(program_.qpus),
+                                                         words.data(), spillStart + q * object.spillBytes));
+    return qpu::emu::run(launch);
+  }
+
+  const Program program_;
+  Arrays arrays_;
+  std::vector<Words> expected_;
+  Outcome outcome_;
+};
+
+inline Outcome check(const std::uint8_t* data, std::size_t size) { return Check(data, size).run(); }
+
+// The kernel of a number.
+inline Outcome check(std::uint32_t number) {
+  std::array<std::uint8_t, 4> bytes{};
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(number >> (8 * i));
+  return check(bytes.data(), bytes.size());
+}
+
+}  // namespace fuzz::pressure
+
+#endif

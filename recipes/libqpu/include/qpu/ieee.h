@@ -1,0 +1,71 @@
+// The functions of math.h with the NaN and Inf of IEEE 754. QPUs compute with neither:
+// an addition makes Inf of NaN, and min and max take it for a number. So the bits of the
+// operands are looked at, in a few instructions more. Denormals count as 0.
+#ifndef QPU_IEEE_H
+#define QPU_IEEE_H
+
+#include "qpu/math.h"
+
+namespace qpu {
+namespace ieee {
+
+constexpr int kInf = 0x7f800000;
+constexpr int kNan = 0x7fc00000;
+constexpr int kLeastNormal = 0x00800000;
+constexpr int kSign = static_cast<int>(0x80000000U);
+
+inline IntExpr magnitude(const FloatExpr& x) { return asInt(x) & 0x7fffffff; }
+inline FloatExpr nan() { return asFloat(IntExpr(kNan)); }
+inline BoolExpr isNan(const FloatExpr& x) { return IntExpr(kInf) - magnitude(x) < 0; }
+
+// x where that is NaN, else the result.
+inline Float keepNan(const FloatExpr& x, const FloatExpr& result) {
+  return select(isNan(x), x, result);
+}
+
+inline FloatExpr exp(const FloatExpr& x) { return keepNan(x, qpu::exp(x)); }
+inline FloatExpr sigmoid(const FloatExpr& x) { return keepNan(x, qpu::sigmoid(x)); }
+inline FloatExpr tanh(const FloatExpr& x) { return keepNan(x, qpu::tanh(x)); }
+inline FloatExpr reciprocal(const FloatExpr& x) { return keepNan(x, qpu::reciprocal(x)); }
+inline FloatExpr relu(const FloatExpr& x) { return keepNan(x, qpu::max(x, 0)); }
+inline FloatExpr max(const FloatExpr& a, const FloatExpr& b) {
+  return keepNan(b, keepNan(a, qpu::max(a, b)));
+}
+inline FloatExpr min(const FloatExpr& a, const FloatExpr& b) {
+  return keepNan(b, keepNan(a, qpu::min(a, b)));
+}
+inline FloatExpr negative(const FloatExpr& x) { return asFloat(asInt(x) ^ kSign); }
+
+// `ofNumber` where x is 0 or a number above it, `ofInf` where it is Inf, else NaN.
+inline Float ofPositive(const FloatExpr& x, const FloatExpr& ofNumber, const FloatExpr& ofInf) {
+  Float r = ofNumber;
+  Where_(asInt(x) >= kInf);
+  r = ofInf;
+  End_();
+  Where_(isNan(x) || (asInt(x) < 0 && magnitude(x) >= kLeastNormal));
+  r = nan();
+  End_();
+  return r;
+}
+
+inline FloatExpr log(const FloatExpr& x) { return ofPositive(x, qpu::log(x), x); }
+inline FloatExpr sqrt(const FloatExpr& x) { return ofPositive(x, qpu::sqrt(x), x); }
+inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
+  return ofPositive(x, qpu::reciprocalSqrt(x), 0);
+}
+
+// NaN too where both are 0, or both Inf.
+inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) {
+  Int least = qpu::min(magnitude(a), magnitude(b));
+  Int greatest = qpu::max(magnitude(a), magnitude(b));
+  Float r = qpu::div(a, b);
+  Where_(greatest > kInf || least == kInf || greatest < kLeastNormal);
+  r = nan();
+  End_();
+  return r;
+}
+
+}  // namespace ieee
+}  // namespace qpu
+
+#endif

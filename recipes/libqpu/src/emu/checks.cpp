@@ -1,0 +1,93 @@
+// Rules that depend on values: they look at what an instruction reads and writes.
+#include "emu/failure.hpp"
+
+namespace qpu::emu {
+
+using isa::AddOp;
+using isa::Cond;
+using isa::Form;
+using isa::Instruction;
+using isa::MulOp;
+
+// Published programs end so: both ALUs write one value to one peripheral.
+void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, const Vector& y,
+                           Mask where) const {
+  for (std::size_t e = 0; e < kElements; ++e)
+    if ((where >> e & 1U) != 0 && x.e[e] != y.e[e])
+      fail<ExecutionError>(q, at,
+                           "both ALUs write the same accumulator or peripheral, and element " +
+                               std::to_string(e) + " differs: " + detail::hex(x.e[e]) + " and " +
+                               detail::hex(y.e[e]));
+}
+
+// A rotation takes what an accumulator held before the instruction just before, or after
+// it: no harm where the two are equal. The rule that `at` breaks, or null.
+const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_t before) const {
+  const Traits& t = program_->traits[at];
+  const std::uint32_t soon = rotatedTooSoon(program_->traits[before], t);
+  const Vector* const now = q.v + slot::kAccumulators;
+  for (std::size_t n = 0; n < q.old.size(); ++n)
+    if (((soon & t.rotated) >> n & 1U) != 0 && q.old[n].e != now[n].e)
+      return "an accumulator is rotated in the instruction after the one that changes it";
+  if (t.rotatesByR5 && soon >> 5U != 0 && ((q.old[5].e[0] ^ now[5].e[0]) & 15U) != 0)
+    return "a rotation by r5 is in the instruction after the one that changes r5";
+  return nullptr;
+}
+
+// A register's value is poisoned by a load and by moves from there; any other
+// use of it is an error.
+void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
+  const Instruction& i = program_->instructions[at];
+  const auto of = [&](std::uint16_t s) {
+    return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
+  };
+  // What changes or looks at the value, in each pipe alone: the flags are the ADD pipe's
+  // unless that does nothing, rotations are the MUL pipe's, packs of one or the other.
+  const bool alu = i.form == Form::Alu;
+  const bool flags = (op.after & need::kFlags) != 0;
+  const bool packs = (op.after & need::kPack) != 0;
+  const bool addPlain = alu && !flags && !(packs && !i.pm && addWritesA(i));
+  const bool mulPlain = alu && !(flags && op.add == 0) && !(packs && (i.pm || mulWritesA(i))) &&
+                        (op.after & need::kRotate) == 0;
+  const auto result = [&](bool moves, bool plain, std::uint16_t a, std::uint16_t b,
+                          std::uint16_t target, std::uint8_t address) -> PoisonNumber {
+    const bool kept = moves && a == b && plain &&
+                      (target != slot::kNowhere || address == isa::address::kNop);
+    if (kept) return of(a);
+    for (const std::uint16_t s : {a, b})
+      if (of(s) != 0) failPoisoned(q, at, of(s));
+    return 0;
+  };
+  if (i.form == Form::Branch) {
+    if (i.branchRegister && of(slot::kFileA + i.branchRegisterA) != 0)
+      failPoisoned(q, at, of(slot::kFileA + i.branchRegisterA));
+    return;
+  }
+  if ((op.before & need::kUnpack) != 0) {
+    const auto from =
+        static_cast<std::uint16_t>(i.pm ? slot::kR4 : slot::kFileA + i.raddrA);
+    if (of(from) != 0) failPoisoned(q, at, of(from));
+  }
+  const auto add = static_cast<AddOp>(op.add);
+  PoisonNumber x = 0;
+  PoisonNumber y = 0;
+  if (op.add != 0)
+    x = result(add == AddOp::Or || add == AddOp::And || add == AddOp::FMin || add == AddOp::FMax,
+               addPlain, op.addA, op.addB, op.addTarget, i.waddrAdd);
+  if (op.mul != MulOp::Nop)
+    y = result(op.mul == MulOp::V8Min || op.mul == MulOp::V8Max, mulPlain, op.mulA, op.mulB,
+               op.mulTarget, i.waddrMul);
+  if (op.add != 0) setPoison(q, op.addTarget, x, i.condAdd == Cond::Always);
+  if (op.mul != MulOp::Nop) setPoison(q, op.mulTarget, y, i.condMul == Cond::Always);
+}
+
+// `whole`: all of the old value is gone.
+void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole) {
+  if (target >= slot::kRegisters) return;
+  PoisonNumber& p = q.poison[target];
+  if (poison == 0 && !whole) return;
+  q.poisoned += (poison != 0 ? 1U : 0U) - (p != 0 ? 1U : 0U);
+  p = poison;
+}
+
+}  // namespace qpu::emu

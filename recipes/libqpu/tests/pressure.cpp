@@ -1,0 +1,37 @@
+// Kernels made at random that keep more vectors alive than there are registers. QPU_FUZZ_KERNELS=10000 runs so many,
+// from the number QPU_FUZZ_FIRST on.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+
+#include "fuzz/pressure.hpp"
+
+namespace {
+
+std::uint32_t setting(const char* name, std::uint32_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+}  // namespace
+
+TEST_CASE("30 to 120 live vectors: compiled code computes what C++ does") {
+  const std::uint32_t first = setting("QPU_FUZZ_FIRST", 0);
+  const std::uint32_t count = setting("QPU_FUZZ_KERNELS", 60);
+  std::uint32_t spilled = 0;
+  std::array<std::uint64_t, 3> clocks{};
+  for (std::uint32_t number = first; number < first + count; ++number) {
+    CAPTURE(number);
+    const fuzz::pressure::Outcome outcome = fuzz::pressure::check(number);
+    CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
+    spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
+    for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
+    // Which QPU finds memory and the DMA busy, and what is in the instruction cache, is chance.
+    CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 120);
+  }
+  // By the emulator's model, all kernels together.
+  CHECK(clocks[1] <= clocks[0]);
+  CHECK(clocks[2] <= clocks[1]);
+  CHECK(spilled > count / 4);  // else they do not test what they are for
+  MESSAGE(count, " kernels, ", spilled, " of them with vectors in memory at level 2");
+}

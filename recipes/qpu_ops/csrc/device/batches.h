@@ -1,0 +1,23 @@
+// Products of many small matrices in one launch. Nothing of torch here. Conditions as in
+// learning.h.
+#ifndef TORCH_QPU_BATCHES_H
+#define TORCH_QPU_BATCHES_H
+
+namespace torch_qpu::learning {
+
+// A matrix of a batch: element (i, j) of matrix b lies at data + b * batch + i * row +
+// j * column. All distances have 24 bits.
+struct Batch {
+  const float* data = nullptr;
+  int batch = 0;
+  int row = 0;
+  int column = 1;
+};
+
+// c = alpha a b for each of `count` matrices of m x k and k x n; c is dense.
+void multiply(float* c, const Batch& a, const Batch& b, int count, int m, int n, int k,
+              float alpha, int qpus);
+
+}  // namespace torch_qpu::learning
+
+#endif

@@ -1,0 +1,48 @@
+// Kernels over the rows of a matrix: layer normalisation with its gradients, and the
+// greatest element of each row. Nothing of torch here. Conditions as in learning.h.
+#ifndef TORCH_QPU_ROWS_H
+#define TORCH_QPU_ROWS_H
+
+namespace torch_qpu::learning {
+
+// out = (a - mean) spread weight + bias per row, with the row's mean and its
+// spread = 1 / sqrt(variance + epsilon), which are stored too. weight and bias have
+// one number per column, or are null for 1 and 0.
+struct LayerNorm {
+  float* out = nullptr;
+  float* mean = nullptr;
+  float* spread = nullptr;
+  const float* a = nullptr;
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+  float epsilon = 0;
+  int rows = 0;
+  int columns = 0;
+};
+void layer_norm(const LayerNorm& norm, int qpus);
+
+// The gradients of what is not null.
+struct LayerNormGradient {
+  float* of_a = nullptr;
+  float* of_weight = nullptr;
+  float* of_bias = nullptr;
+  const float* gradient = nullptr;
+  const float* a = nullptr;
+  const float* mean = nullptr;
+  const float* spread = nullptr;
+  const float* weight = nullptr;  // null for 1
+  int rows = 0;
+  int columns = 0;
+};
+// How many kernels that starts.
+int kernels_of(const LayerNormGradient& of);
+void layer_norm_backward(const LayerNormGradient& of, int qpus);
+
+// The greatest element of each row, or with `least` the least, and its column: the first
+// of equal ones. A NaN counts as greater (less) than all other numbers, -0 as +0.
+void extremes(float* values, int* columns_of, const float* a, int rows, int columns, bool least,
+              int qpus);
+
+}  // namespace torch_qpu::learning
+
+#endif

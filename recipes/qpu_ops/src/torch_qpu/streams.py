@@ -1,0 +1,69 @@
+"""``torch.qpu.Stream`` and ``Event``: there is one stream, and it is idle, since launches end before they return."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, ClassVar
+
+import torch
+
+QPU = torch.device("qpu", 0)
+
+
+class _OfTheDevice(type):
+    """Makes ``isinstance`` hold for PyTorch's own objects of the device: they cannot be subclassed (elapsed_time)."""
+
+    kind: type[Any]
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.kind) and instance.device.type == "qpu"
+
+
+class Stream(metaclass=_OfTheDevice):
+    """The one stream, as a ``torch.Stream``. Raises RuntimeError for another device than ``qpu:0``."""
+
+    kind: ClassVar[type[Any]] = torch.Stream
+
+    def __new__(cls, device: Any = None, priority: int = 0) -> torch.Stream:
+        """``priority`` is for the code of other devices: one stream has none to yield to."""
+        require_qpu(device)
+        return torch.Stream(QPU, priority=priority)
+
+
+class Event(metaclass=_OfTheDevice):
+    """A ``torch.Event`` of the device: the time at which it was recorded, with all launches before it ended.
+
+    ``elapsed_time`` needs ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
+    """
+
+    kind: ClassVar[type[Any]] = torch.Event
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
+        """As ``torch.cuda.Event``."""
+        if interprocess:
+            raise RuntimeError("torch.qpu.Event: events are not shared between processes; leave interprocess=False")
+        return torch.Event(QPU, enable_timing=enable_timing, blocking=blocking)
+
+
+class StreamContext:
+    """What ``torch.qpu.stream(s)`` gives. It changes nothing: there is one stream. None is accepted, as elsewhere."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        if stream is not None and not isinstance(stream, Stream):
+            raise RuntimeError(f"torch.qpu.stream: expected a stream of qpu:0, found {stream}")
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+def require_qpu(device: Any) -> None:
+    """Raise RuntimeError unless it is the one device, its index, or None."""
+    index = device if isinstance(device, int) else torch.device("qpu" if device is None else device).index or 0
+    if index not in (0, -1) or (not isinstance(device, int | None) and torch.device(device).type != "qpu"):
+        raise RuntimeError(f"there is one qpu, qpu:0, and no {device if index == 0 else f'qpu:{index}'}")

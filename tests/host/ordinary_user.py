@@ -1,0 +1,60 @@
+"""An ordinary user, and a copy of the checkout that every user can enter: root's own may lie below a closed folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from toolchain.config import ROOT
+
+USER = 65534
+_LEFT_OUT = {"build", "wheelhouse"}
+
+
+@pytest.fixture(scope="session")
+def open_checkout() -> Iterator[Path]:
+    """A copy of the checkout and, in its folder ``site-packages``, of what is installed for it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    for program in ("setpriv", "cp", "chmod"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    names = [path for path in ROOT.iterdir() if not path.name.startswith(".") and path.name not in _LEFT_OUT]
+    with tempfile.TemporaryDirectory(prefix="pitorch-checkout-") as folder:
+        checkout = Path(folder, "checkout")
+        checkout.mkdir()
+        subprocess.run(["cp", "-a", "--", *names, checkout], check=True)
+        subprocess.run(["cp", "-a", "--", sysconfig.get_path("purelib"), checkout / "site-packages"], check=True)
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        yield checkout
+
+
+def run_python(checkout: Path, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Python with these words as the ordinary user, in the copy; the test is skipped where Python is closed to them."""
+    drop = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+    python = Path(sys.executable).resolve()
+    if subprocess.run([*drop, "test", "-x", python], check=False).returncode:
+        pytest.skip(f"{python} is closed to other users")
+    return subprocess.run(
+        [*drop, python, *words],
+        cwd=checkout,
+        env={
+            "PATH": os.environ["PATH"],
+            "LC_ALL": "C.UTF-8",
+            "PYTHONPATH": f"{checkout}:{checkout / 'site-packages'}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
