@@ -123,7 +123,12 @@ def test_zeros_without_memory_are_zeros() -> None:
     assert torch.equal(zeros.t()[1:].cpu(), torch.zeros(2, 2))
     assert torch.ones(2, 3, device="qpu").copy_(zeros).sum().item() == 0
     assert repr(zeros).startswith("tensor([[0., 0., 0.]")
-    for change in (lambda: zeros.add_(1), lambda: zeros.copy_(torch.ones(2, 3)), lambda: zeros.fill_(1)):
+    for change in (
+        lambda: zeros.add_(1),
+        lambda: zeros.copy_(torch.ones(2, 3)),
+        lambda: zeros.fill_(1),
+        lambda: zeros.resize_(10),
+    ):
         with pytest.raises(RuntimeError, match="immutable"):
             change()
     with pytest.raises(RuntimeError, match="one qpu"):
@@ -247,6 +252,11 @@ def test_a_queue_copies_values_and_keeps_what_a_tensor_is() -> None:
     queue.put(sent[3] * 2)
     with pytest.raises(RuntimeError, match=r"send tensor\.detach\(\)"):
         queue.get(timeout=120)
+    queue.put(base.untyped_storage())
+    with pytest.raises(RuntimeError, match=r"storage of qpu.*send a tensor"):
+        queue.get(timeout=120)
+    queue.put(torch.arange(3).untyped_storage())
+    assert queue.get(timeout=120).nbytes() == 24
 
 
 # --- several devices -------------------------------------------------------------------------------------------------
@@ -259,12 +269,15 @@ def test_data_parallel_of_a_module_on_the_cpu_stays_there() -> None:
     assert torch.equal(parallel(x), module(x))
     assert parallel.module is module
     assert set(parallel.state_dict()) == {"module.weight", "module.bias"}
+    assert torch.equal(nn.parallel.data_parallel(module, x), module(x))
 
 
 @pytest.mark.parametrize("ids", [None, [0], [0, 1]])
 def test_data_parallel_on_the_device_is_refused_at_once(ids: list[int] | None) -> None:
     with pytest.raises(RuntimeError, match=r"there is one qpu.*found a module on qpu:0; use the module"):
         nn.DataParallel(nn.Linear(2, 3).to("qpu"), ids)
+    with pytest.raises(RuntimeError, match=r"there is one qpu"):
+        nn.parallel.data_parallel(nn.Linear(2, 3).to("qpu"), torch.ones(4, 2, device="qpu"), ids)
     if ids is not None:
         with pytest.raises(RuntimeError, match=r"found device_ids="):
             nn.DataParallel(nn.Linear(2, 3), device_ids=ids)
@@ -284,7 +297,7 @@ def test_streams_and_events_have_the_names_of_other_devices() -> None:
     assert isinstance(begin, torch.qpu.Event)
     with torch.qpu.stream(stream):
         begin.record()
-        torch.ones(100, device="qpu").add_(1)
+        torch.ones(100, device="qpu").add_(1).record_stream(stream)
         end.record(stream)
     stream.wait_event(end)
     stream.wait_stream(torch.qpu.current_stream())

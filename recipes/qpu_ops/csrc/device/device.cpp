@@ -242,6 +242,11 @@ Tensor zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
       c10::dtype_or_default(dtype), std::nullopt);
 }
 
+void require_mutable(const Tensor& t) {
+  TORCH_CHECK(!t._is_zerotensor(),
+              "ZeroTensors are immutable; clone() one for a tensor that can be written");
+}
+
 // Bytes from a storage's start to the end of the elements.
 std::size_t bytes_needed(at::IntArrayRef size, at::IntArrayRef stride, std::size_t item,
                          std::int64_t offset) {
@@ -256,6 +261,7 @@ void require_room(c10::StorageImpl& storage, std::size_t bytes) {
 
 const Tensor& resize_(const Tensor& self, at::IntArrayRef size,
                       std::optional<at::MemoryFormat> format) {
+  require_mutable(self);
   if (self.sizes() != size) {
     c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
     impl->set_sizes_contiguous(size);
@@ -313,8 +319,7 @@ void write_back(const Tensor& t, const Tensor& cpu) {
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   if (self.is_same(source) || self.numel() == 0) return self;
-  TORCH_CHECK(!self._is_zerotensor(),
-              "ZeroTensors are immutable; clone() one for a tensor that can be written");
+  require_mutable(self);
   if (source._is_zerotensor()) return self.zero_();
   const Span span(Kind::copy,
                   on_device(self) ? on_device(source) ? "qpu to qpu" : "cpu to qpu" : "qpu to cpu",
@@ -360,6 +365,9 @@ Tensor unfold(const Tensor& self, std::int64_t dimension, std::int64_t size, std
 }
 Tensor view_as_real(const Tensor& self) { return at::native::view_as_real(self); }
 Tensor view_as_complex(const Tensor& self) { return at::native::view_as_complex(self); }
+
+// Launches end before they return: no stream uses a tensor later.
+void record_stream(Tensor& /*self*/, at::Stream /*stream*/) {}
 
 // Fills are the CPU's: it writes words as fast as the QPUs store them.
 Tensor& fill(Tensor& self, const at::Scalar& value) {
@@ -695,6 +703,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view_as_complex", &view_as_complex);
   m.impl("fill_.Scalar", &fill);
   m.impl("zero_", &zero);
+  m.impl("record_stream", &record_stream);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

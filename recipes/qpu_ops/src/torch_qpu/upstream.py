@@ -19,7 +19,9 @@ def install() -> None:
     """Install all of them."""
     for kind in (torch.Tensor, nn.Parameter):
         ForkingPickler.register(kind, _reduced)
+    ForkingPickler.register(torch.UntypedStorage, _reduced_storage)
     nn.DataParallel.__init__ = _parallel_or_refused(nn.DataParallel.__init__)
+    nn.parallel.data_parallel = _refused_on_qpu(nn.parallel.data_parallel)
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
@@ -56,7 +58,23 @@ def _reduced(tensor: torch.Tensor) -> Any:
     return _rebuilt, (saved.getvalue(), isinstance(tensor, nn.Parameter), tensor.requires_grad)
 
 
+def _reduced_storage(storage: torch.UntypedStorage) -> Any:
+    if storage.device.type != "qpu":
+        return reductions.reduce_storage(storage)
+    return _refused, ("a storage of qpu cannot be sent to another process: send a tensor, whose values are copied",)
+
+
 # --- several devices -------------------------------------------------------------------------------------------------
+
+
+def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None:
+    where = {str(t.device) for t in (*module.parameters(), *module.buffers()) if t.device.type != "cpu"}
+    if where or device_ids is not None or output_device is not None:
+        found = f"a module on {', '.join(sorted(where))}" if where else f"device_ids={device_ids}"
+        raise RuntimeError(
+            "DataParallel splits a batch among several devices of one kind, and there is one qpu: "
+            f"expected a module on the CPU and no device_ids, found {found}; use the module without DataParallel"
+        )
 
 
 def _parallel_or_refused(original: Any) -> Any:
@@ -66,14 +84,27 @@ def _parallel_or_refused(original: Any) -> Any:
         if torch._utils._get_available_device_type() != "qpu":
             original(self, module, device_ids, output_device, dim)
             return
-        where = {str(t.device) for t in (*module.parameters(), *module.buffers()) if t.device.type != "cpu"}
-        if where or device_ids is not None or output_device is not None:
-            found = f"a module on {', '.join(sorted(where))}" if where else f"device_ids={device_ids}"
-            raise RuntimeError(
-                "DataParallel splits a batch among several devices of one kind, and there is one qpu: "
-                f"expected a module on the CPU and no device_ids, found {found}; use the module without DataParallel"
-            )
+        _require_cpu(module, device_ids, output_device)
         nn.Module.__init__(self)
         self.module, self.device_ids = module, []
 
     return init
+
+
+def _refused_on_qpu(original: Any) -> Any:
+    """The function of DataParallel, likewise."""
+
+    def data_parallel(
+        module: nn.Module,
+        inputs: Any,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        module_kwargs: Any = None,
+    ) -> Any:
+        if torch._utils._get_available_device_type() != "qpu":
+            return original(module, inputs, device_ids, output_device, dim, module_kwargs)
+        _require_cpu(module, device_ids, output_device)
+        return module(*(inputs if isinstance(inputs, tuple) else (inputs,)), **(module_kwargs or {}))
+
+    return data_parallel
