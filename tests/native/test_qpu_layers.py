@@ -260,6 +260,19 @@ def test_elements_are_chosen_by_a_mask() -> None:
     assert_alike(lambda a: a.masked_fill(mask[0].to(a.device), 2), x)
 
 
+def test_elements_are_moved_bit_by_bit() -> None:
+    x = torch.tensor([float("nan"), -0.0, 1e-40, float("-inf"), 2.0])
+    there, mask = x.to("qpu"), torch.tensor([True, True, True, False, True]).to("qpu")
+    torch_qpu.reset_counters()
+    for moved in (
+        torch.where(mask, there, there.flip(0).flip(0)),
+        torch.cat([there[:2], there[2:]]),
+        there.view(5, 1).index_select(0, torch.arange(5).to("qpu")).view(5),
+    ):
+        assert torch.equal(moved.cpu().view(torch.int32), x.view(torch.int32))
+    assert {"where", "cat", "index_select"} <= set(torch_qpu.launches())
+
+
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.9, 1.5])
 def test_interpolation_from_either_end(weight: float) -> None:
     a, b = torch.randn(7, 33), torch.randn(7, 33)

@@ -98,6 +98,8 @@ void compare_each(Int count, Int n, Ptr<Float> out, Ptr<Float> a, Int mask_a, Pt
   });
 }
 
+// A product loses NaN, so where there is no factor nothing is multiplied.
+template <bool scaled>
 void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int mask_a, Float factor,
                  Ptr<Float> b, Int mask_b) {
   overPlanes<kShort>(1, n, out, [&](const Int& /*plane*/, const IntExpr& first) {
@@ -112,7 +114,8 @@ void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int ma
     receive(unused);
     receive(x);
     receive(y);
-    return qpu::select(((flags >> ((place & 3) << 3)) & 255) != 0, x * factor, y);
+    return qpu::select(((flags >> ((place & 3) << 3)) & 255) != 0,
+                       scaled ? x * factor : FloatExpr(x), y);
   });
 }
 
@@ -179,10 +182,18 @@ void compare(Comparison what, void* out, const Compared& a, const Compared& b, i
 void choose(float* out, const void* condition, const Compared& a, float factor, const Compared& b,
             int n, int qpus) {
   if (n == 0) return;
-  static const auto kernel = compile(choose_each, "where");
-  run(kernel, qpus, n, at(out),
-      qpu::BusPointer<int>(static_cast<int*>(const_cast<void*>(condition))), at(a.data), mask(a),
-      factor, at(b.data), mask(b));
+  const auto with = [&](const auto& kernel) {
+    run(kernel, qpus, n, at(out),
+        qpu::BusPointer<int>(static_cast<int*>(const_cast<void*>(condition))), at(a.data), mask(a),
+        factor, at(b.data), mask(b));
+  };
+  if (factor == 1) {
+    static const auto kernel = compile(choose_each<false>, "where");
+    with(kernel);
+  } else {
+    static const auto kernel = compile(choose_each<true>, "dropout");
+    with(kernel);
+  }
 }
 
 }  // namespace torch_qpu::learning
