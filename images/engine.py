@@ -504,10 +504,14 @@ def _reason(fault: BaseException | None) -> str:
 
 
 def _group_of(path: Path) -> str:
+    return _group_name(path.stat().st_gid)
+
+
+def _group_name(number: int) -> str:
     try:
-        return path.group()
+        return grp.getgrgid(number).gr_name
     except KeyError:
-        return str(path.stat().st_gid)
+        return str(number)
 
 
 def _closed_to_us(address: str) -> bool:
@@ -625,18 +629,19 @@ def socket_group() -> int:
     """
     if os.geteuid() == 0:
         return 0
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    group = grp.getgrgid(os.getegid())
-    if group.gr_name == user and not set(group.gr_mem) - {user}:
-        return group.gr_gid
+    with contextlib.suppress(KeyError):  # of a number without a name nobody knows who else has it
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(os.getegid())
+        if group.gr_name == user and not set(group.gr_mem) - {user}:
+            return group.gr_gid
     with contextlib.suppress(KeyError):
         docker = grp.getgrnam("docker").gr_gid
         if docker in os.getgroups():
             return docker
     raise EngineUnavailable(
         "dockerd is not started: every member of your group could become root by its socket",
-        expected=f"a primary group named {user} that nobody else is in, or that you are in the group docker",
-        found=f"the primary group {group.gr_name}",
+        expected="a primary group with your name that nobody else is in, or that you are in the group docker",
+        found=f"the primary group {_group_name(os.getegid())}",
         mend="sudo groupadd --force docker && sudo usermod -aG docker $USER, then log in again",
     )
 
