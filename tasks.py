@@ -175,6 +175,7 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
     """Build an artefact again and compare, bit for bit."""
     if artefact != "torch":
         raise Exit(f"verify: expected torch, found {artefact!r}", code=2)
+    _at_least(1, sample=sample)
     done = verification.verify_torch(_config(context), sample=sample, full=full, seed=seed if seed >= 0 else None)
     print(f"{artefact}: {done.summary()}")
 
@@ -453,6 +454,7 @@ def completion(_: Context, shell: str) -> None:
 @_reported
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) -> None:
     """Measure what is promised in seconds and megabytes, beside the plain way of doing the same."""
+    _at_least(1, times=times)
     print(benchmarks.bench(_config(context), name, times=times, keep=keep).text())
 
 

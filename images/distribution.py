@@ -184,7 +184,8 @@ class Distribution:
             return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
         except UserError as fault:
             self._base = secure
-            fault.found = f"by HTTP: {fault.found}; by HTTPS: {by_tls.found}"
+            if fault.found != by_tls.found:
+                fault.found = f"by HTTP: {fault.found}; by HTTPS: {by_tls.found}"
             raise
 
     def login(self, credentials: Credentials | None) -> None:

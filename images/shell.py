@@ -67,6 +67,12 @@ def command_line(
     return [*words, image, "sh", "-euc", _AS_CALLER, "sh", str(user[0]), str(user[1]), *command]
 
 
+def require_folder(folder: Path) -> None:
+    """Raise ArtefactMissing where there is no such folder to mount."""
+    if not folder.is_dir():
+        raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, mend="name another")
+
+
 def environment(compiler: Mounts) -> dict[str, str]:
     """The variables that ``command_line`` names. A proxy's address may hold a password."""
     return {**build_environment(), **compiler.environment}
@@ -79,8 +85,7 @@ def open_shell(
 
     Its container is gone afterwards, also where Ctrl-C, SIGTERM or a dropped terminal ended it.
     """
-    if not folder.is_dir():
-        raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, mend="name another")
+    require_folder(folder)
     words = ["bash", "-c", command] if command else ["bash", "-l"]
     interactive = not command and sys.stdin.isatty()
     argv = command_line(

@@ -144,6 +144,7 @@ def _for_workbench(pipeline: Pipeline) -> list[Decision]:
 
 def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:
     """Open a shell in the workbench; its exit status."""
+    shell.require_folder(folder)  # before the workbench is made, which takes minutes
     ready_workbench(config)
     return shell.open_shell(
         config.image_reference("workbench"),

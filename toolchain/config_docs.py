@@ -46,8 +46,8 @@ environment variable is written with commas. Relative paths in settings start at
 sudo too; FILE is from the folder that you are in.
 
 Everything is checked before a task begins. An unknown section or key is refused with the nearest valid name, and all
-faults are reported at once (exit code 11). A path must be one that can exist: no part over 255 bytes, below a folder and
-not below a file, outside `/proc` and `/sys`.
+faults are reported at once (exit code 11). A path must be one that can exist: no part over 255 bytes, below a folder
+and not below a file, outside `/proc` and `/sys`.
 """
 
 _NOTES = {

@@ -206,6 +206,8 @@ def test_without_a_file_nothing_is_read() -> None:
         (("serve-nfsroot", "--port=70000"), "nfs.port: expected 1 to 65535, found '70000'"),
         (("serve-wheels", "--port=-1"), "wheels.port: expected 1 to 65535, found '-1'"),
         (("upstream-tests", "--limit=0"), "--limit: expected at least 1, found 0"),
+        (("verify", "torch", "--sample=0"), "--sample: expected at least 1, found 0"),
+        (("bench", "--times=-1"), "--times: expected at least 1, found -1"),
         (("test", "--lanes=0"), "--lanes: expected at least 1, found 0"),
     ],
 )
@@ -250,6 +252,14 @@ def test_a_path_of_the_command_line_is_checked_too(option: str) -> None:
     done = run("export-nfsroot", f"{option}=/tmp/{LONG}")
     assert f"{option}: expected a path whose parts have at most 255 bytes each" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+
+
+def test_a_shell_in_what_is_no_folder_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("shell", f"--folder={tmp_path}/file", INVOKE_BUILD_FOLDER=str(tmp_path / "build"))
+    assert f"{tmp_path}/file is no folder" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (25, False)
+    assert not (tmp_path / "build").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an export needs root")
