@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "compiler/liveness.hpp"
+#include "compiler/recipes.hpp"
 #include "compiler/spill_slots.hpp"
 #include "compiler/vpm_layout.hpp"
 #include "error_facts.hpp"
@@ -20,18 +21,6 @@ std::uint32_t weightOf(const Block& block) {
   for (std::uint32_t d = 0; d < std::min(block.loopDepth, 5U); ++d) weight *= 10;
   return weight;
 }
-
-// Gives the same vector whenever its operands are the same.
-bool isRepeatable(const Operation& o) {
-  if (o.setsFlags || o.cond != isa::Cond::Always || o.target == Operation::kNone) return false;
-  switch (o.op) {
-    case Op::Load: case Op::LoadPerElement: case Op::ElementNumber: case Op::Move: case Op::Add:
-    case Op::Mul: case Op::Broadcast: return true;
-    case Op::Rotate: return !o.b.isRegister();
-    default: return false;
-  }
-}
-constexpr std::uint32_t kMostSteps = 6;  // operations that computing a vector again may take
 
 bool isReadSide(Op op) {
   return op == Op::VpmReadSetup || op == Op::VpmRead || op == Op::DmaLoadStart ||
@@ -74,10 +63,10 @@ std::uint32_t pressureOf(const Function& f, const Liveness& live, std::size_t b,
 class Spiller {
  public:
   Spiller(Function& function, std::uint32_t limit, bool memory)
-      : f_(function), limit_(limit), memory_(memory), live_(findLiveness(function)) {}
+      : f_(function), limit_(limit), memory_(memory), live_(findLiveness(function)),
+        recipes_(findRecipes(function, live_)) {}
 
   bool run(std::uint32_t& bytes) {
-    findRecipes();
     inMemory_.assign(f_.registers, 0);
     if (!chooseGlobals()) return false;
     if (memory_) addPrologue();
@@ -90,75 +79,6 @@ class Spiller {
  private:
   static constexpr std::uint32_t kNever = UINT32_MAX;
 
-  struct Written {
-    std::uint32_t times = 0;
-    std::size_t block = 0;
-    std::size_t last = 0;  // position
-    bool elsewhere = false;
-  };
-
-  // Vectors that are computed once, from what is there as long as they are.
-  void findRecipes() {
-    const std::size_t n = f_.registers;
-    recipe_.assign(n, nullptr);
-    steps_.assign(n, 0);
-    leaves_.resize(n);
-    recipes_.resize(n);
-    std::vector<Written> written(n);
-    for (std::size_t b = 0; b < f_.blocks.size(); ++b)
-      for (std::size_t i = 0; i < f_.blocks[b].operations.size(); ++i) {
-        const Operation& o = f_.blocks[b].operations[i];
-        if (o.target == Operation::kNone) continue;
-        Written& w = written[o.target];
-        w.elsewhere |= w.times != 0 && w.block != b;
-        ++w.times;
-        w.block = b;
-        w.last = i;
-      }
-    for (std::size_t b = 0; b < f_.blocks.size(); ++b)
-      for (std::size_t i = 0; i < f_.blocks[b].operations.size(); ++i) {
-        const Operation& o = f_.blocks[b].operations[i];
-        if (!isRepeatable(o) || written[o.target].times != 1) continue;
-        // A vector from the turn before is not that of this turn.
-        if (live_.liveIn(b, o.target)) continue;
-        std::uint32_t steps = 1;
-        std::vector<Vreg> leaves;
-        forEachRead(o, [&](Vreg u) {
-          if (recipe_[u] == nullptr) {
-            leaves.push_back(u);
-            return;
-          }
-          steps += steps_[u];
-          leaves.insert(leaves.end(), leaves_[u].begin(), leaves_[u].end());
-        });
-        // An operand that is computed again needs its own leaves where this vector is used, which may be later than
-        // the operand itself is.
-        const bool can = steps <= kMostSteps && std::all_of(leaves.begin(), leaves.end(), [&](Vreg u) {
-          return outlives(written[u], u, o.target, b, i);
-        });
-        if (!can) continue;
-        recipes_[o.target] = o;
-        recipe_[o.target] = &recipes_[o.target];
-        steps_[o.target] = steps;
-        leaves_[o.target] = std::move(leaves);
-      }
-  }
-
-  // `u` is not written between the operation i of block b, which makes `v` of it, and any use of `v`, and it is in its
-  // register or in memory there.
-  bool outlives(const Written& u, Vreg reg, Vreg v, std::size_t b, std::size_t i) const {
-    if (u.elsewhere || (u.block != 0 && u.block != b)) return false;
-    if (u.block == b && u.times != 0) {
-      // After its last use in the block that writes it, it is kept only for other blocks.
-      if (u.last > i || !live_.liveOut(b, reg)) return false;
-    } else if (!live_.liveIn(b, reg)) {
-      return false;
-    }
-    for (std::size_t k = 0; k < f_.blocks.size(); ++k)
-      if (live_.liveIn(k, v) && !live_.liveIn(k, reg)) return false;
-    return true;
-  }
-
   // Globals that stay in memory from block to block.
   bool chooseGlobals() {
     const std::size_t n = live_.globals.size();
@@ -170,7 +90,7 @@ class Spiller {
       const auto count = [&](Vreg v) {
         const std::uint32_t g = live_.indexOf[v];
         if (g == Liveness::kLocal) return;
-        cost[g] += recipe_[v] != nullptr ? weight * steps_[v] : weight * 10;
+        cost[g] += hasRecipe(v) ? weight * recipes_[v].steps : weight * 10;
         referenced[b].set(g);
       };
       for (const Operation& o : f_.blocks[b].operations) {
@@ -225,8 +145,9 @@ class Spiller {
     return true;
   }
   bool maySpill(std::size_t g) const {
-    return !isSpilled(g) && (memory_ || recipe_[live_.globals[g]] != nullptr);
+    return !isSpilled(g) && (memory_ || hasRecipe(live_.globals[g]));
   }
+  bool hasRecipe(Vreg v) const { return recipes_[v].steps != 0; }
   bool isSpilled(std::size_t g) const { return inMemory_[live_.globals[g]] != 0; }
 
   // Reads the address of the area first of all uniforms, and finds the row as
@@ -269,8 +190,7 @@ class Spiller {
     entry.insert(entry.begin() + static_cast<std::ptrdiff_t>(at), code.begin(), code.end());
     ready_ = at + code.size();
     inMemory_.resize(f_.registers, 0);
-    recipe_.resize(f_.registers, nullptr);
-    leaves_.resize(f_.registers);
+    recipes_.resize(f_.registers);
     live_.indexOf.resize(f_.registers, Liveness::kLocal);
   }
 
@@ -408,14 +328,14 @@ class Spiller {
     room_ = limit_ - pinned;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
       if (isSpilled(g) && live_.in[b].has(g))
-        state_[live_.globals[g]].stored = recipe_[live_.globals[g]] == nullptr;
+        state_[live_.globals[g]].stored = !hasRecipe(live_.globals[g]);
     findUnits(operations);
     for (std::uint32_t i = 0; i < operations.size(); ++i)
       if (!step(i, operations[i], operations)) return false;
     // What the next blocks expect in memory.
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
-      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && recipe_[v] == nullptr) {
+      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && !hasRecipe(v)) {
         if (!state_[v].resident) failWithoutContent(v);
         store(out_, v);
       }
@@ -518,11 +438,11 @@ class Spiller {
     if (isPinned(block_, v)) {
       // A vector that leaves the block has its register before the block has written it, too.
       if (v == base_ || v == row_ || live_.liveIn(block_, v) || state_[v].written) return true;
-      if (recipe_[v] == nullptr) failWithoutContent(v);
+      if (!hasRecipe(v)) failWithoutContent(v);
       return repeat(v, i);
     }
     if (state_[v].resident) return true;
-    if (recipe_[v] != nullptr) return repeat(v, i);
+    if (hasRecipe(v)) return repeat(v, i);
     if (!state_[v].stored) failWithoutContent(v);
     if (noReload_[i] != 0 || !makeRoom(i)) return false;
     reload(out_, v);
@@ -532,7 +452,7 @@ class Spiller {
 
   // Computes v again.
   bool repeat(Vreg v, std::uint32_t i) {
-    const Operation o = *recipe_[v];
+    const Operation o = recipes_[v].operation;
     const std::size_t before = busy_.size();
     bool can = true;
     forEachRead(o, [&](Vreg u) {
@@ -559,7 +479,7 @@ class Spiller {
       for (const Vreg v : residents_) {
         if (std::find(busy_.begin(), busy_.end(), v) != busy_.end()) continue;
         if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
-        const bool free = state_[v].stored || recipe_[v] != nullptr;
+        const bool free = state_[v].stored || hasRecipe(v);
         if (!free && (noStore_[i] != 0 || !memory_)) continue;
         // The farthest next use; a store weighs as much as some distance.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
@@ -575,7 +495,7 @@ class Spiller {
     return true;
   }
   void evict(Vreg v) {
-    if (!state_[v].stored && recipe_[v] == nullptr) {
+    if (!state_[v].stored && !hasRecipe(v)) {
       store(out_, v);
       state_[v].stored = true;
     }
@@ -600,7 +520,7 @@ class Spiller {
     std::uint32_t open = room_ > residents_.size() ? room_ - static_cast<std::uint32_t>(residents_.size()) : 0;
     std::vector<std::pair<std::uint32_t, Vreg>> candidates;
     for (const Vreg v : residents_) {
-      if (state_[v].stored || recipe_[v] != nullptr)
+      if (state_[v].stored || hasRecipe(v))
         ++open;
       else
         candidates.emplace_back(nextUse(block_, v, i), v);
@@ -633,18 +553,15 @@ class Spiller {
   }
   // Whether it takes a reload to have the vector in a register, once it is in none.
   bool needsMemory(Vreg v) const {
-    if (recipe_[v] == nullptr) return true;
-    return std::any_of(leaves_[v].begin(), leaves_[v].end(), [this](Vreg u) { return inMemory_[u] != 0; });
+    if (!hasRecipe(v)) return true;
+    return std::any_of(recipes_[v].leaves.begin(), recipes_[v].leaves.end(), [this](Vreg u) { return inMemory_[u] != 0; });
   }
 
   Function& f_;
   std::uint32_t limit_;
   bool memory_;
   Liveness live_;
-  std::vector<const Operation*> recipe_;    // what makes a vector again
-  std::vector<Operation> recipes_;
-  std::vector<std::uint32_t> steps_;        // operations that this takes
-  std::vector<std::vector<Vreg>> leaves_;   // vectors that this starts from
+  std::vector<Recipe> recipes_;             // of each register
   std::vector<char> inMemory_;              // between blocks
   std::vector<SlotAccess> accesses_;
   Vreg base_ = Operation::kNone, row_ = Operation::kNone;
