@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <initializer_list>
 
 #include <QPULib.h>
@@ -80,12 +81,12 @@ void over_vectors(const Int& rows, const Int& columns, Body body) {
 
 // The sum of numbers that may be NaN, of which an addition would make Inf, and the gate's
 // function then 1.
-Float summed(std::initializer_list<const Float*> parts) {
+Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   Float sum = 0;
   Int most = 0;
-  for (const Float* const part : parts) {
-    sum = sum + *part;
-    most = max(most, ieee::magnitude(*part));
+  for (const Float& part : parts) {
+    sum = sum + part;
+    most = max(most, ieee::magnitude(part));
   }
   return qpu::select(most > ieee::kInf, ieee::nan(), sum);
 }
@@ -118,7 +119,7 @@ void lstm_rows(Int rows, Int columns, Ptr<Float> input, Ptr<Float> hidden, Ptr<F
       const Vectors<4> part =
           parts(input, hidden, input_bias, hidden_bias, before + (place + lane),
                 (place + lane) & bias);
-      Float sum = summed({&part[0], &part[2], &part[1], &part[3]});
+      Float sum = summed({part[0], part[2], part[1], part[3]});
       gate[static_cast<std::size_t>(i)] = i == 2 ? ieee::tanh(sum) : ieee::sigmoid(sum);
       place = place + columns;
     }
@@ -133,7 +134,7 @@ void lstm_rows(Int rows, Int columns, Ptr<Float> input, Ptr<Float> hidden, Ptr<F
     Vectors<1> c = read<1>(old);
     Float kept_state = keep_nan(c[0], gate[1], gate[1] * c[0]);
     Float new_state = keep_nan(gate[0], gate[2], gate[0] * gate[2]);
-    Float state = summed({&kept_state, &new_state});
+    Float state = summed({kept_state, new_state});
     Float shown = ieee::tanh(state);
     store(state, cy + (start + first), count);
     store(keep_nan(gate[3], shown, gate[3] * shown), hy + (start + first), count);
@@ -183,12 +184,12 @@ void gru_rows(Int rows, Int columns, Ptr<Float> input, Ptr<Float> hidden, Ptr<Fl
       const Vectors<4> part =
           parts(input, hidden, input_bias, hidden_bias, before + (place + lane),
                 (place + lane) & bias);
-      Float of_input = summed({&part[0], &part[2]}), of_hidden = summed({&part[1], &part[3]});
+      Float of_input = summed({part[0], part[2]}), of_hidden = summed({part[1], part[3]});
       if (i < 2) {
-        keep[i] = ieee::sigmoid(summed({&of_input, &of_hidden}));
+        keep[i] = ieee::sigmoid(summed({of_input, of_hidden}));
       } else {
         Float shown = keep_nan(keep[0], of_hidden, keep[0] * of_hidden);
-        keep[2] = ieee::tanh(summed({&of_input, &shown}));
+        keep[2] = ieee::tanh(summed({of_input, shown}));
         keep[4] = of_hidden;
       }
       place = place + columns;
