@@ -96,6 +96,14 @@ def test_layer_norm_and_its_gradients(shape: tuple[int, ...]) -> None:
     assert_alike(lambda a: functional.rms_norm(a, (width,)), x, tolerance=1e-4)
 
 
+def test_a_row_with_nan_or_inf_is_normalised_to_nan() -> None:
+    x = torch.randn(4, 70)
+    x[1, 3], x[2, 69], x[2, 0] = float("nan"), float("inf"), 0
+    found, expected = functional.layer_norm(x.to("qpu"), (70,)).cpu(), functional.layer_norm(x, (70,))
+    assert torch.equal(found.isnan(), expected.isnan())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 def test_layer_norm_over_two_dimensions() -> None:
     assert_alike(lambda a, w: functional.layer_norm(a, (5, 6), w), torch.randn(4, 5, 6), torch.randn(5, 6))
 
@@ -290,6 +298,14 @@ def test_a_batch_of_small_products_is_one_launch() -> None:
         assert torch.equal(torch.bmm(x.to("qpu"), y.to("qpu")).cpu(), torch.bmm(x, y))
         assert sum(count.calls for count in torch_qpu.launches().values()) <= 1
     assert_alike(lambda p, q: torch.bmm(p, q.transpose(1, 2)), torch.randn(5, 9, 13), torch.randn(5, 3, 13))
+
+
+def test_attention_to_nothing_gives_zeros() -> None:
+    minus = float("-inf")
+    x = torch.tensor([[minus, minus, minus], [1, minus, 1], [0, 0, 0]])
+    found = torch.ops.aten._safe_softmax(x.to("qpu"), -1).cpu()
+    torch.testing.assert_close(found, torch.ops.aten._safe_softmax(x, -1), rtol=1e-6, atol=0)
+    assert found[0].tolist() == [0, 0, 0]
 
 
 def test_attention_and_its_gradients() -> None:

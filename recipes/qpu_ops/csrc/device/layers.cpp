@@ -112,9 +112,15 @@ bool layer_norm_backward(Call& call) {
   return true;
 }
 
-// Rows of -Inf alone give 0; the QPUs' softmax has that by itself, for it has no NaN.
+// Softmax, but of rows of -Inf alone 0. Elsewhere an element of -Inf gives 0 anyway.
 Tensor safe_softmax(const Tensor& self, std::int64_t dim, std::optional<at::ScalarType> dtype) {
-  return at::_softmax(dtype.has_value() ? self.to(*dtype) : self, dim, false);
+  static constexpr Elementwise kWhereFinite{"safe_softmax", "gt 0 2 1 3>4"};
+  const Tensor from = dtype.has_value() ? self.to(*dtype) : self;
+  Tensor result = at::_softmax(from, dim, /*half_to_float=*/false);
+  constexpr float least = -std::numeric_limits<float>::infinity();
+  if (!compute(kWhereFinite, {from, result}, {least, 0}, result))
+    result.masked_fill_(from.eq(least), 0);
+  return result;
 }
 
 // --- pooling -------------------------------------------------------------------

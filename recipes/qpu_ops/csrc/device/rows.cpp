@@ -1,5 +1,7 @@
 #include "rows.h"
 
+#include <qpu/ieee.h>
+
 #include "kernel_parts.h"
 
 namespace torch_qpu::learning {
@@ -17,9 +19,13 @@ void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr
     Int start = row * columns;
     Pointers<1> own;
     own[0] = a + start;
-    Float middle =
-        sum_of_row<1>(columns, own, [](const Vectors<1>& x) -> FloatExpr { return x[0]; }) *
-        one_part;
+    // A row with Inf or NaN is NaN, which sums do not tell.
+    Int worst = 0;
+    Float middle = sum_of_row<1>(columns, own, [&](const Vectors<1>& x) -> FloatExpr {
+      worst = max(worst, qpu::ieee::magnitude(x[0]));
+      return x[0];
+    }) * one_part;
+    worst = qpu::maxOf(worst);
     // The second pass finds what rounding left of the mean, too.
     Sum rest, squares;
     walk<1, kShort>(
@@ -40,14 +46,17 @@ void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr
         qpu::max(qpu::sumOf(squares.total - squares.lost) * one_part - shift * shift, 0);
     middle = middle + shift;
     Float factor = qpu::reciprocalSqrt(variance + epsilon);
-    store(middle, mean + row, 1);
-    store(factor, spread + row, 1);
+    const auto finite = [&](const FloatExpr& x) {
+      return qpu::select(worst >= qpu::ieee::kInf, qpu::ieee::nan(), x);
+    };
+    store(finite(middle), mean + row, 1);
+    store(finite(factor), spread + row, 1);
     Pointers<3> from;
     from[0] = a + start;
     from[1] = weight + (start & keep_weight);
     from[2] = bias + (start & keep_bias);
     store_row<3>(columns, from, out + start, vpm_row, [&](const Vectors<3>& x) -> FloatExpr {
-      return (x[0] - middle) * factor * (x[1] * has_weight + no_weight) + x[2] * has_bias;
+      return finite((x[0] - middle) * factor * (x[1] * has_weight + no_weight) + x[2] * has_bias);
     });
   End
 }
@@ -88,8 +97,10 @@ void layer_norm_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradi
     Float first = qpu::sumOf(sum.total - sum.lost) * one_part;
     Float second = qpu::sumOf(product.total - product.lost) * one_part;
     store_row<3>(columns, from, out + start, vpm_row, [&](const Vectors<3>& x) -> FloatExpr {
-      return (x[0] * (x[2] * has_weight + no_weight) - first - (x[1] - middle) * factor * second) *
-             factor;
+      return qpu::ieee::keepNan(
+          factor,
+          (x[0] * (x[2] * has_weight + no_weight) - first - (x[1] - middle) * factor * second) *
+              factor);
     });
   End
 }
