@@ -299,6 +299,10 @@ def test_a_package_without_source_for_the_target_is_reported_as_that(
         assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels")
         assert fault.found.startswith("2 wheels for others, such as seeing-1.0-")
         assert "docs/wheels.md" in fault.mend
+        (tmp_path / "limits.txt").write_text("seeing<9\n")
+        output = pip_wheel(tmp_path, url, "seeing==1.0", f"--constraint={tmp_path / 'limits.txt'}")
+        fault = meaning(output, Wanted(name="seeing", version="1.0"))
+        assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels"), output
         fault = meaning(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
         assert fault.mend == "./inv build-torch builds it"
         needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["seeing==1.1"]\n')
