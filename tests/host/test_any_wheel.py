@@ -312,6 +312,22 @@ def test_a_package_without_source_for_the_target_is_reported_as_that(
         assert "does not have seeing==3" in fault.summary, "no file at all is another matter"
 
 
+def test_a_package_whose_source_a_constraint_excludes_is_not_called_sourceless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "simple" / "seeing"
+    folder.mkdir(parents=True)
+    names = ["seeing-1.0-cp313-cp313-win_amd64.whl", "seeing-1.0.tar.gz", "seeing-1.1-cp313-cp313-win_amd64.whl"]
+    (folder / "index.html").write_text("<!DOCTYPE html>" + "".join(f'<a href="{name}">{name}</a>' for name in names))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "simple").as_uri())
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    assert wheel_faults.wheels_for_others("seeing", "==1.0", config) == []
+    assert wheel_faults.wheels_for_others("seeing", "==1.1", config) == names[2:]
+
+
 def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> None:
     broken = project(tmp_path / "broken", setup_py="raise SystemExit('libfoo is needed: Connection refused')")
     output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", "--no-build-isolation", str(broken))
