@@ -277,9 +277,7 @@ def test_an_unknown_package_and_an_unknown_version(tmp_path: Path, monkeypatch: 
         assert "needs nosuch>=3 to be built" in fault.summary
 
 
-def test_a_package_without_source_for_the_target_is_reported_as_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheels_for_other_machines_alone_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "say", lambda _: None)
     for name, version, tag in (
         ("seeing", "1.0", "cp313-cp313-manylinux_2_17_x86_64"),
@@ -312,9 +310,7 @@ def test_a_package_without_source_for_the_target_is_reported_as_that(
         assert "does not have seeing==3" in fault.summary, "no file at all is another matter"
 
 
-def test_a_package_whose_source_a_constraint_excludes_is_not_called_sourceless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_with_source_is_not_called_sourceless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "simple" / "seeing"
     folder.mkdir(parents=True)
     names = ["seeing-1.0-cp313-cp313-win_amd64.whl", "seeing-1.0.tar.gz", "seeing-1.1-cp313-cp313-win_amd64.whl"]
@@ -447,7 +443,7 @@ def test_packages_of_missing_files_are_at_the_end_of_the_output(tmp_path: Path) 
     assert "nosuch.h is missing, and no package of the distribution has a file of that name." in str(fault)
 
 
-def test_without_the_mirror_a_missing_header_is_named_all_the_same(tmp_path: Path) -> None:
+def test_a_missing_header_is_named_without_the_mirror(tmp_path: Path) -> None:
     said = "a.cpp:3:10: fatal error: 'boost/any.hpp' file not found\nerror: subprocess-exited-with-error\n"
     config = load_config({"build": {"folder": str(tmp_path)}})
     fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)
