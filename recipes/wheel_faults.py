@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import InvalidVersion, Version
 
 from images import apt
@@ -32,6 +37,8 @@ _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _PASSED_OVER = re.compile(
     r"Skipping link: none of the wheel's tags \(.*\) are compatible .*?[:/]([^/\s#]+\.whl)(?:#|\s|$)"
 )
+_SOURCE = re.compile(r"Skipping link: No sources permitted for .*?[:/]([^/\s#]+\.(?:tar\.gz|zip))(?:#|\s|$)")
+_CONFLICT = "ResolutionImpossible"
 _OWN_TASKS = {"torch": "./inv build-torch", "apache-tvm-ffi": "./inv build-tvm-ffi"}
 """Packages that a recipe of this repository builds."""
 
@@ -58,6 +65,10 @@ def explain(fault: CommandFailed, wanted: Wanted, output: str, config: Config) -
             mend="mend the network, https_proxy or pip.conf, then run the task again",
         )
     if missing is None:
+        pin = f"=={wanted.version}"
+        # Where a constraint names the package, pip speaks of a conflict although the index has nothing that fits.
+        if _CONFLICT in output and wanted.name and (others := wheels_for_others(wanted.name, pin, config)):
+            return _without_source(wanted, wanted.name, pin, others)
         return _with_advice(fault, output, config)
     name, pin = missing[1], missing[2]
     shown = ", ".join(versions[-6:])
@@ -79,7 +90,7 @@ def explain(fault: CommandFailed, wanted: Wanted, output: str, config: Config) -
 
 
 def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
-    """The index's wheels of a package, of version X if ``pin`` is ``==X``, that do not fit the target.
+    """The index's wheels of a package, of version X if ``pin`` is ``==X``; none where it has source or one that fits.
 
     Asked anew, by this PC's pip: to name each of them costs the emulated one minutes.
     """
@@ -88,14 +99,20 @@ def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
         argv = [sys.executable, "-m", "pip", "download", "-vv", "--no-input", "--no-deps", f"--dest={scratch}"]
         argv += ["--only-binary=:all:", f"--platform={image.target.wheel_platform}"]
         argv += [f"--python-version={load_suite(image.suite).python}", f"{name}{pin}"]
-        said = run(argv, check=False, limit_s=_ASKING_LIMIT_S).output
-    found: dict[str, None] = {}
-    for link in _PASSED_OVER.finditer(said):
-        with contextlib.suppress(InvalidWheelFilename, InvalidVersion):
-            project, known, _, _ = parse_wheel_filename(link[1])
-            if project == canonicalize_name(name) and (not pin.startswith("==") or known == Version(pin[2:])):
-                found[link[1]] = None
-    return list(found)
+        asked = run(argv, check=False, limit_s=_ASKING_LIMIT_S)
+    if any(_is_of(link[1], name, pin) for link in _SOURCE.finditer(asked.output)):
+        return []
+    links = [link[1] for link in _PASSED_OVER.finditer(asked.output)]
+    return list(dict.fromkeys(link for link in links if _is_of(link, name, pin)))
+
+
+def _is_of(file: str, name: str, pin: str) -> bool:
+    """Whether a file of the index is one of a package, and of version X if ``pin`` is ``==X``."""
+    try:
+        project, version = (parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename)(file)[:2]
+        return project == canonicalize_name(name) and (not pin.startswith("==") or version == Version(pin[2:]))
+    except (InvalidSdistFilename, InvalidWheelFilename, InvalidVersion):
+        return False
 
 
 def _without_source(wanted: Wanted, name: str, pin: str, others: list[str]) -> SourceUnavailable:

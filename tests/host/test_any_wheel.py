@@ -277,9 +277,7 @@ def test_an_unknown_package_and_an_unknown_version(tmp_path: Path, monkeypatch: 
         assert "needs nosuch>=3 to be built" in fault.summary
 
 
-def test_a_package_without_source_for_the_target_is_reported_as_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheels_for_other_machines_alone_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "say", lambda _: None)
     for name, version, tag in (
         ("seeing", "1.0", "cp313-cp313-manylinux_2_17_x86_64"),
@@ -299,6 +297,10 @@ def test_a_package_without_source_for_the_target_is_reported_as_that(
         assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels")
         assert fault.found.startswith("2 wheels for others, such as seeing-1.0-")
         assert "docs/wheels.md" in fault.mend
+        (tmp_path / "limits.txt").write_text("seeing<9\n")
+        output = pip_wheel(tmp_path, url, "seeing==1.0", f"--constraint={tmp_path / 'limits.txt'}")
+        fault = meaning(output, Wanted(name="seeing", version="1.0"))
+        assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels"), output
         fault = meaning(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
         assert fault.mend == "./inv build-torch builds it"
         needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["seeing==1.1"]\n')
@@ -306,6 +308,20 @@ def test_a_package_without_source_for_the_target_is_reported_as_that(
         assert f"seeing==1.1, which {needy} needs" in fault.summary
         fault = meaning(pip_wheel(tmp_path, url, "seeing==3"), Wanted(name="seeing", version="3"))
         assert "does not have seeing==3" in fault.summary, "no file at all is another matter"
+
+
+def test_a_package_with_source_is_not_called_sourceless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "simple" / "seeing"
+    folder.mkdir(parents=True)
+    names = ["seeing-1.0-cp313-cp313-win_amd64.whl", "seeing-1.0.tar.gz", "seeing-1.1-cp313-cp313-win_amd64.whl"]
+    (folder / "index.html").write_text("<!DOCTYPE html>" + "".join(f'<a href="{name}">{name}</a>' for name in names))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "simple").as_uri())
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    assert wheel_faults.wheels_for_others("seeing", "==1.0", config) == []
+    assert wheel_faults.wheels_for_others("seeing", "==1.1", config) == names[2:]
 
 
 def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> None:
@@ -427,7 +443,7 @@ def test_packages_of_missing_files_are_at_the_end_of_the_output(tmp_path: Path) 
     assert "nosuch.h is missing, and no package of the distribution has a file of that name." in str(fault)
 
 
-def test_without_the_mirror_a_missing_header_is_named_all_the_same(tmp_path: Path) -> None:
+def test_a_missing_header_is_named_without_the_mirror(tmp_path: Path) -> None:
     said = "a.cpp:3:10: fatal error: 'boost/any.hpp' file not found\nerror: subprocess-exited-with-error\n"
     config = load_config({"build": {"folder": str(tmp_path)}})
     fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)

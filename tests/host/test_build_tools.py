@@ -140,7 +140,7 @@ pip debug --verbose 2>/dev/null | grep -E 'cp313-cp313|sys.executable|platform'
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_what_a_build_asks_the_machine_is_answered_as_without_native_tools(
+def test_native_tools_answer_as_the_emulated_ones(
     built: main_job.Built, client: docker.DockerClient, product_config: Config
 ) -> None:
     assert built.manifests
