@@ -85,7 +85,7 @@ def clear_left() -> None:
                 with contextlib.suppress(docker.errors.APIError):  # another task was faster
                     client.api.remove_container(box["Id"], force=True, v=True)
                     progress.say(f"    what a killed task left is removed: the container {box['Names'][0].lstrip('/')}")
-    except (EngineUnavailable, EngineConfigUnusable, *REFUSED_OR_GONE):
+    except (EngineUnavailable, EngineConfigUnusable, OSError, *REFUSED_OR_GONE):
         return
 
 
