@@ -52,7 +52,7 @@ def paths(here: Path, task: str, **options: object) -> list[str]:
         ("shell", {}, {""}),
         ("export_nfsroot", {"folder": "some/dir", "tarball": "../root.tar"}, {"some/dir", "../root.tar"}),
         ("profile_remote", {"kernel": "mine.py", "target": "armv7", "keep": "kept.so"}, {"mine.py", "kept.so"}),
-        ("build_wheel", {"what": "project", "package": []}, {""}),
+        ("build_wheel", {"what": "project", "package": [], "constraint": [], "env": []}, {""}),
     ],
 )
 def test_paths_are_from_the_callers_folder(
