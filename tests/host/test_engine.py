@@ -799,3 +799,16 @@ def test_other_tests_of_this_checkout_that_end_leave_the_engine() -> None:
     assert done.returncode == 0, done.stdout
     with contextlib.closing(engine.connect()) as client:
         assert client.ping()
+
+
+@needs_root
+def test_a_socket_in_a_folder_that_is_closed_to_us_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # mode 0700
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/docker.sock")
+        os.seteuid(65534)
+        try:
+            with pytest.raises(EngineUnavailable) as caught:
+                engine.connect()
+        finally:
+            os.seteuid(0)
+    assert "Permission denied" in caught.value.found
