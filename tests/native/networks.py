@@ -144,6 +144,21 @@ class Recurrent(nn.Module):
         return found
 
 
+class Lstm(nn.Module):
+    """The same by ``nn.LSTM``."""
+
+    def __init__(self, words: int = 20, width: int = 12, hidden: int = 16) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.cells = nn.LSTM(width, hidden, batch_first=True)
+        self.classifier = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Words [batch, length] to [batch, CLASSES]."""
+        found: torch.Tensor = self.classifier(self.cells(self.words(x))[0].mean(1))
+        return found
+
+
 @dataclass(frozen=True)
 class Trained:
     """What some steps of training gave."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch_qpu
-from networks import Encoder, MobileNetV2, Recurrent, ResNet18, Trained, images, sentences, train
+from networks import Encoder, Lstm, MobileNetV2, Recurrent, ResNet18, Trained, images, sentences, train
 from torch import nn
 
 MOST_FALLBACKS = 3
@@ -18,7 +18,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tens
     "MobileNetV2": (MobileNetV2, lambda: images(8, 16)),
     "ResNet18": (ResNet18, lambda: images(8, 32)),
     "transformer encoder": (Encoder, lambda: sentences(8, 12)),
-    "LSTM classifier": (Recurrent, lambda: sentences(8, 8)),
+    "LSTM classifier": (Lstm, lambda: sentences(8, 8)),
+    "LSTM classifier, written out": (Recurrent, lambda: sentences(8, 8)),
 }
 
 
