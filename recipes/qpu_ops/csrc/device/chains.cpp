@@ -327,7 +327,7 @@ K kernel_of(const std::string& text, const std::vector<Operand>& inputs, std::si
 
 void run_chain(const std::string& text, const std::vector<Operand>& inputs,
                const std::vector<float*>& outputs, int n, int qpus) {
-  const Compiled kernel = kernel_of<Compiled>(text, inputs, outputs.size(), compiled);
+  const auto kernel = kernel_of<Compiled>(text, inputs, outputs.size(), compiled);
   if (n <= 0) return;
   std::vector<const float*> arrays;
   std::array<float, kMostNumbers> numbers{};
@@ -362,7 +362,7 @@ void run_chains(const std::string& text, const std::vector<Part>& parts, int qpu
     entries.insert(entries.end(), entry.begin(), entry.end());
   }
   if (entries.empty()) return;
-  const CompiledList kernel =
+  const auto kernel =
       kernel_of<CompiledList>(text, parts[0].inputs, parts[0].outputs.size(), compiled_list);
   const learning::Table<int> table(entries);
   learning::run(kernel, qpus, static_cast<int>(entries.size() / kEntry), table.place());

@@ -96,7 +96,7 @@ bool index_select(Call& call) {
   sizes[0] = index.size(0);
   const Tensor out = at::empty(sizes, self.options());
   std::vector<learning::Run> runs;
-  float* to = out.mutable_data_ptr<float>();
+  auto* to = out.mutable_data_ptr<float>();
   for (const std::int64_t row : *rows) {
     runs.push_back({to, from.const_data_ptr<float>() + row * columns, static_cast<int>(columns)});
     to += columns;
