@@ -139,7 +139,7 @@ Tensor convolve_depthwise(const Tensor& input, const Tensor& weight,
   const Tensor biases = bias.has_value() ? dense(*bias) : Tensor();
   const kernels::Window w =
       window(from, weights.sizes().slice(2), g.stride, g.padding, g.dilation);
-  const Tensor out =
+  Tensor out =
       at::empty({from.size(0), weights.size(0), w.outHeight(), w.outWidth()}, from.options());
   launch("conv2d", (from.numel() + weights.numel() + out.numel()) * sizeof(float), [&] {
     learning::depthwise(out.mutable_data_ptr<float>(), from.const_data_ptr<float>(),
@@ -334,6 +334,7 @@ Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional
   if (!is_plain_geometry(out, weight, g) || !usable(input) || !usable(weight) ||
       input.numel() == 0)
     return {};
+  // NOLINTNEXTLINE(readability-suspicious-call-argument): its input is the gradient here
   const std::vector<Backward> groups = by_group(input, out, weight, g, bias);
   if (groups.empty()) return {};
   return joined(groups, gradient_of_input, sizes, 1);

@@ -103,11 +103,12 @@ bool is_spread(const Tensor& t) {
 
 Tensor gathered(const Tensor& t) {
   std::vector<std::int64_t> strides(static_cast<std::size_t>(t.dim()), 1);
-  const std::vector<std::int64_t> dims = by_stride(t);
+  std::vector<std::int64_t> dims = by_stride(t);
+  std::reverse(dims.begin(), dims.end());
   std::int64_t step = 1;
-  for (auto d = dims.rbegin(); d != dims.rend(); ++d) {
-    strides[static_cast<std::size_t>(*d)] = step;
-    step *= t.size(*d);
+  for (const std::int64_t d : dims) {
+    strides[static_cast<std::size_t>(d)] = step;
+    step *= t.size(d);
   }
   Tensor made = at::empty_strided(t.sizes(), strides,
                                   t.options().device(c10::DeviceType::CPU));
