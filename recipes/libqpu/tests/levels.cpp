@@ -282,9 +282,9 @@ TEST_CASE("the scheduler expects the latencies of the model") {
   REQUIRE(slow != nullptr);
   CHECK(c::kSlowTmuLatency == instructions(slow->tmuMemoryClocks));
   CHECK(c::kSlowTmuRequest == instructions(slow->tmuRequestClocks));
-  const auto row = [&](double transfer, double burst, double word) {
-    return instructions(board.clocksOfNs(transfer + burst + 16 * word));
-  };
-  CHECK(c::kDmaStoreLatency == row(board.storeNs, board.storeBurstNs, board.storeWordNs));
-  CHECK(c::kDmaLoadLatency == row(board.loadNs, board.loadBurstNs, board.loadWordNs));
+  const auto ofNs = [&](double ns) { return instructions(board.clocksOfNs(ns)); };
+  CHECK(c::kDmaStoreSetup == ofNs(board.storeNs));
+  CHECK(c::kDmaStoreRow == ofNs(board.storeBurstNs + 16 * board.storeWordNs));
+  CHECK(c::kDmaLoadSetup == ofNs(board.loadNs));
+  CHECK(c::kDmaLoadRow == ofNs(board.loadBurstNs + 16 * board.loadWordNs));
 }

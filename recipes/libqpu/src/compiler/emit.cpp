@@ -17,6 +17,7 @@ constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
 constexpr double kWorthIt = 0.95;  // of an estimate: what is less different is chance
 // Spread receives may take this much more by the estimate, which is for one QPU: several that share a TMU gain more.
 constexpr double kSpreadMayTake = 1.1;
+constexpr double kQpusOfSlice = 4;  // share two TMUs
 
 isa::BranchCond opposite(isa::BranchCond c) {
   using isa::BranchCond;
@@ -260,7 +261,19 @@ class Emitter {
     Graph early = graph;
     hurryRequests(early);
     attempt(early, Receives::AfterRequests, false, window);
-    attempt(early, Receives::Spread, false, window);
+    // Without waiting the QPUs of a slice would request more than its TMU serves.
+    if (least.takes - least.waits < kQpusOfSlice * kTmuRequest * static_cast<double>(requestsOf(b)))
+      attempt(early, Receives::Spread, false, window);
+  }
+
+  // Of the TMU that has more of them.
+  std::ptrdiff_t requestsOf(std::uint32_t b) const {
+    const std::vector<Operation>& all = function_.blocks[b].operations;
+    const auto of = [&](unsigned unit) {
+      return std::count_if(all.begin(), all.end(),
+                           [&](const Operation& o) { return o.op == Op::TmuRequest && (o.unit & 1U) == unit; });
+    };
+    return std::max(of(0), of(1));
   }
 
   bool isLoop(std::uint32_t b) const {

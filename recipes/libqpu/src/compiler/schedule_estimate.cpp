@@ -42,9 +42,25 @@ std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   return events;
 }
 
+// Rows of one transfer: the vectors that the block writes to or reads from the VPM, in equal parts.
+int rowsOf(const ScheduledBlock& block, isa::VpmSide vector, isa::VpmSide start) {
+  int vectors = 0;
+  int transfers = 0;
+  for (const Slot& slot : block.slots) {
+    const std::uint16_t vpm = isa::accessOf(slot.instruction).vpm;
+    vectors += (vpm & vector) != 0 ? 1 : 0;
+    transfers += (vpm & start) != 0 ? 1 : 0;
+  }
+  return transfers == 0 ? 1 : std::max(1, vectors / transfers);
+}
+
+struct Costs {
+  int request, store, load;
+};
+
 // Instructions that one run of the block waits.
 double waits(const std::vector<Event>& events, int size, const std::array<std::uint32_t, 2>& inFlight, bool repeats,
-             int requestTakes) {
+             const Costs& costs) {
   if (events.empty()) return 0;
   std::array<std::deque<int>, 2> arrives;
   std::array<int, 2> last{};
@@ -64,7 +80,7 @@ double waits(const std::vector<Event>& events, int size, const std::array<std::u
       };
       switch (e.kind) {
         case Event::Kind::Request:
-          last[e.unit] = std::max(now + requestTakes, last[e.unit] + kTmuRequest);
+          last[e.unit] = std::max(now + costs.request, last[e.unit] + kTmuRequest);
           arrives[e.unit].push_back(last[e.unit]);
           break;
         case Event::Kind::Receive:
@@ -72,9 +88,9 @@ double waits(const std::vector<Event>& events, int size, const std::array<std::u
           waitFor(arrives[e.unit].front());
           arrives[e.unit].pop_front();
           break;
-        case Event::Kind::StoreStart: stored = std::max(now, stored) + kDmaStoreLatency; break;
+        case Event::Kind::StoreStart: stored = std::max(now, stored) + costs.store; break;
         case Event::Kind::StoreWait: waitFor(stored); break;
-        case Event::Kind::LoadStart: loaded = std::max(now, loaded) + kDmaLoadLatency; break;
+        case Event::Kind::LoadStart: loaded = std::max(now, loaded) + costs.load; break;
         case Event::Kind::LoadWait: waitFor(loaded); break;
       }
     }
@@ -98,8 +114,10 @@ Estimate estimate(const ScheduledBlock& block, const Surroundings& around) {
     size = std::max(size, branch + kDelaySlots) + 1;
   }
   const std::vector<Event> events = eventsOf(block, branch);
-  const auto waitsAt = [&](int requestTakes) {
-    return waits(events, static_cast<int>(size), around.inFlight, around.repeats, requestTakes);
+  const int store = kDmaStoreSetup + rowsOf(block, isa::kVpmWrite, isa::kStoreStart) * kDmaStoreRow;
+  const int load = kDmaLoadSetup + rowsOf(block, isa::kVpmRead, isa::kLoadStart) * kDmaLoadRow;
+  const auto waitsAt = [&](int request) {
+    return waits(events, static_cast<int>(size), around.inFlight, around.repeats, {request, store, load});
   };
   const auto instructions = static_cast<double>(size);
   const double waited = waitsAt(kRequestTakes);

@@ -610,7 +610,7 @@ class Builder {
             readSide_ == kNone ? address::kNop : graph_.nodes[readSide_].address;
         edge(readSide_, i,
              o.op == Op::VpmRead && before == address::kVpmSetup         ? kVpmReadLatency
-             : o.op == Op::DmaLoadWait && before == address::kDmaAddress ? kDmaLoadLatency
+             : o.op == Op::DmaLoadWait && before == address::kDmaAddress ? kDmaLoadSetup + kDmaLoadRow
                                                                          : 1);
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
@@ -630,7 +630,7 @@ class Builder {
         edge(writeSide_, i,
              o.op == Op::DmaStoreWait && writeSide_ != kNone &&
                      graph_.nodes[writeSide_].address == address::kDmaAddress
-                 ? kDmaStoreLatency
+                 ? kDmaStoreSetup + kDmaStoreRow
                  : 1);
         edge(barrier_, i, 1);
         writeSide_ = i;

@@ -20,8 +20,10 @@ constexpr int kTmuLatency = 20;          // tmu_memory_clocks
 constexpr int kTmuRequest = 4;           // tmu_request_clocks
 constexpr int kSlowTmuLatency = 26;      // the same two at the slow end of their ranges
 constexpr int kSlowTmuRequest = 5;
-constexpr int kDmaStoreLatency = 19;     // store_ns, store_burst_ns and store_word_ns: one row of 16 words
-constexpr int kDmaLoadLatency = 28;      // load_ns, load_burst_ns and load_word_ns: one row of 16 words
+constexpr int kDmaStoreSetup = 14;       // store_ns
+constexpr int kDmaStoreRow = 5;          // store_burst_ns and store_word_ns of 16 words
+constexpr int kDmaLoadSetup = 22;        // load_ns
+constexpr int kDmaLoadRow = 7;           // load_burst_ns and load_word_ns of 16 words
 
 // Manual, hazards: instructions from one to the other.
 constexpr int kVpmReadLatency = 4;
