@@ -19,8 +19,8 @@ constexpr int kMaxIdle = 16;             // empty instructions in a row that mea
 constexpr int kIdleBeforeEviction = 3;
 constexpr int kIdleBeforeReceiving = 2;  // what a register that was just written makes the requests wait
 // Instructions from one receive to the last one of the block. QPUs of a slice that wait for the same line of memory
-// continue at the same time, and their next requests queue at the TMU. With a gap as long as a request, and the branch that
-// often falls into it, those that the other TMU served last continue later, and the requests spread.
+// continue at the same time, and their next requests queue at the TMU. With a gap as long as a request, and the branch
+// that often falls into it, those that the other TMU served last continue later, and the requests spread.
 constexpr std::int32_t kReceiveGap = kTmuRequest;
 constexpr std::uint32_t kNextTo = 2;
 constexpr unsigned kManyReads = 3;

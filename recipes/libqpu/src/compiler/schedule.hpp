@@ -31,8 +31,8 @@ struct ScheduleOptions {
   // With 1 the order is that of the operations.
   std::uint32_t window = 1;
   // AfterRequests: a result of a TMU is received after the requests that come before it in the source, so that as many
-  // stay in flight. Spread: the last receive of the block also comes after all operations that do not depend on it, with
-  // a gap to the receive before it. These are priorities: they end where no other operation can go.
+  // stay in flight. Spread: the last receive of the block comes after all operations that depend on no receive, with a
+  // gap to the receive before it. Both are priorities: they end where no other operation can go.
   enum class Receives : std::uint8_t { Soon, AfterRequests, Spread };
   Receives receives = Receives::Soon;
   // The QPU waits for a DMA only when no other operation can go.

@@ -95,7 +95,8 @@ double waits(const std::vector<Event>& events, int size, const std::array<std::u
       }
     }
   }
-  return static_cast<double>(waited - half) / (runs - runs / 2);
+  const int counted = runs - runs / 2;
+  return static_cast<double>(waited - half) / counted;
 }
 
 }  // namespace

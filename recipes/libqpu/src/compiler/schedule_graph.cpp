@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "compiler/spill.hpp"
+#include "isa/access.hpp"
 
 namespace qpu::compiler {
 namespace {
