@@ -5,11 +5,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "compiler/schedule_graph.hpp"
+#include "emu/board.hpp"
+#include "emu/model.hpp"
 #include "qpu/kernels.h"
 #include "runtime/executable.hpp"
 #include "tests/naive.hpp"
@@ -256,9 +260,31 @@ TEST_CASE("optimising slows down no kernel of the library") {
 
 TEST_CASE("requests that the source keeps in flight stay in flight") {
   // Two vectors ahead of their use, with almost nothing to compute.
-  const std::vector<Work> one = {{"matrix times vector", [] { matrixVector(96, 10'000, 4); }}};
-  const std::uint64_t none = clocksAt(0, one)[0], some = clocksAt(1, one)[0], full = clocksAt(2, one)[0];
-  CAPTURE(none);
-  CHECK(some <= none);
-  CHECK(full <= none);
+  std::vector<Work> all;
+  for (const int qpus : {1, 2, 3, 4})
+    all.push_back({"QPUs: " + std::to_string(qpus), [qpus] { matrixVector(96, 10'000, qpus); }});
+  const Clocks none = clocksAt(0, all), some = clocksAt(1, all), full = clocksAt(2, all);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    INFO(all[i].name << ": " << none[i] << ", " << some[i] << ", " << full[i] << " clocks at levels 0, 1, 2");
+    CHECK(some[i] <= none[i]);
+    CHECK(full[i] <= none[i]);
+  }
+}
+
+TEST_CASE("the scheduler expects the latencies of the model") {
+  using qpu::emu::Board;
+  namespace c = qpu::compiler;
+  const auto instructions = [](double clocks) { return std::lround(clocks / 4); };
+  const Board& board = qpu::emu::kDefaultBoard;
+  CHECK(c::kTmuLatency == instructions(board.tmuMemoryClocks));
+  CHECK(c::kTmuRequest == instructions(board.tmuRequestClocks));
+  const Board* slow = qpu::emu::findBoard(board.name, qpu::emu::Bound::Slow);
+  REQUIRE(slow != nullptr);
+  CHECK(c::kSlowTmuLatency == instructions(slow->tmuMemoryClocks));
+  CHECK(c::kSlowTmuRequest == instructions(slow->tmuRequestClocks));
+  const auto ofNs = [&](double ns) { return instructions(board.clocksOfNs(ns)); };
+  CHECK(c::kDmaStoreSetup == ofNs(board.storeNs));
+  CHECK(c::kDmaStoreRow == ofNs(board.storeBurstNs + 16 * board.storeWordNs));
+  CHECK(c::kDmaLoadSetup == ofNs(board.loadNs));
+  CHECK(c::kDmaLoadRow == ofNs(board.loadBurstNs + 16 * board.loadWordNs));
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <tuple>
 
 #include "compiler/chains.hpp"
 #include "compiler/compile.hpp"
@@ -12,9 +13,11 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::size_t kDelaySlots = 3;
 constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
 constexpr double kWorthIt = 0.95;  // of an estimate: what is less different is chance
+// Spread receives may take this much more by the estimate, which is for one QPU: several that share a TMU gain more.
+constexpr double kSpreadMayTake = 1.1;
+constexpr double kQpusOfSlice = 4;  // share two TMUs
 
 isa::BranchCond opposite(isa::BranchCond c) {
   using isa::BranchCond;
@@ -227,27 +230,58 @@ class Emitter {
 
   // Other orders, in which the QPU waits less for memory, where the block is slowed down by that.
   void waitLess(const Graph& graph, ScheduleOptions so, ScheduledBlock& best, std::uint32_t b) const {
-    const Successors next = successors(function_.blocks[b]);
-    const bool repeats = std::find(next.begin(), next.end(), b) != next.end();
-    double least = estimate(best, fewest_[b], true);
-    const auto attempt = [&](bool lateReceives, bool lateWaits, std::uint32_t window) {
-      if (least <= static_cast<double>(best.slots.size())) return;
-      so.lateReceives = lateReceives;
+    using Receives = ScheduleOptions::Receives;
+    const bool repeats = isLoop(b);
+    const Surroundings around = surroundings(b);
+    Estimate least = estimate(best, around);
+    const auto attempt = [&](const Graph& order, Receives receives, bool lateWaits, std::uint32_t window) {
+      if (least.waits <= 0 && (!repeats || least.whenSlow <= least.takes)) return;
+      so.receives = receives;
       so.lateWaits = lateWaits;
       so.window = window;
-      std::optional<ScheduledBlock> other = schedule(graph, so);
+      std::optional<ScheduledBlock> other = schedule(order, so);
       if (!other) return;
-      const double takes = estimate(*other, fewest_[b], true);
-      if (takes >= (repeats ? least : kWorthIt * least)) return;
-      least = takes;
+      const Estimate e = estimate(*other, around);
+      const bool isBetter = std::tie(e.takes, e.whenSlow) < std::tie(least.takes, least.whenSlow);
+      if (receives == Receives::Spread ? e.takes > kSpreadMayTake * least.takes
+          : repeats                    ? !isBetter
+                                       : e.takes >= kWorthIt * least.takes)
+        return;
+      least = e;
       best = std::move(*other);
     };
     const std::uint32_t window = so.window;
-    attempt(true, false, window);
+    attempt(graph, Receives::AfterRequests, false, window);
     if (!repeats) return;
-    attempt(true, true, window);
-    attempt(false, true, window);
-    attempt(false, false, 1);  // the order of the source
+    attempt(graph, Receives::AfterRequests, true, window);
+    attempt(graph, Receives::Soon, true, window);
+    attempt(graph, Receives::Soon, false, 1);  // the order of the source
+    if (fewest_[b][0] + fewest_[b][1] == 0) return;
+    // The next run of the block receives what this one requests.
+    Graph early = graph;
+    hurryRequests(early);
+    attempt(early, Receives::AfterRequests, false, window);
+    // Without waiting the QPUs of a slice would request more than its TMU serves.
+    if (least.takes - least.waits < kQpusOfSlice * kTmuRequest * static_cast<double>(requestsOf(b)))
+      attempt(early, Receives::Spread, false, window);
+  }
+
+  // Of the TMU that has more of them.
+  std::ptrdiff_t requestsOf(std::uint32_t b) const {
+    const std::vector<Operation>& all = function_.blocks[b].operations;
+    const auto of = [&](unsigned unit) {
+      return std::count_if(all.begin(), all.end(),
+                           [&](const Operation& o) { return o.op == Op::TmuRequest && (o.unit & 1U) == unit; });
+    };
+    return std::max(of(0), of(1));
+  }
+
+  bool isLoop(std::uint32_t b) const {
+    const Successors next = successors(function_.blocks[b]);
+    return std::find(next.begin(), next.end(), b) != next.end();
+  }
+  Surroundings surroundings(std::uint32_t b) const {
+    return {fewest_[b], function_.blocks[b].loopDepth > 0, isLoop(b)};
   }
 
   std::optional<ScheduledBlock> scheduleBlock(std::uint32_t b) const {
@@ -310,7 +344,7 @@ class Emitter {
     std::optional<ScheduledBlock> scheduled = scheduleBlock(b);
     if (!scheduled) return false;
     ScheduledBlock& code = *scheduled;
-    waits = estimate(code, fewest_[b], block.loopDepth > 0) - static_cast<double>(code.slots.size());
+    waits = estimate(code, surroundings(b)).waits;
     isDone_[b] = 1;
     lastWritten_[b] = code.lastWritten;
     if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);
@@ -347,9 +381,7 @@ class Emitter {
       }
     }
     const std::size_t size = code.slots.size();
-    std::size_t at = size > kDelaySlots ? size - kDelaySlots : 0;
-    if (cond != isa::BranchCond::Always)
-      at = std::max(at, static_cast<std::size_t>(code.flagsAt + 1));
+    const std::size_t at = branchAt(code, cond != isa::BranchCond::Always);
     for (std::size_t k = 0; k < at; ++k) push(code.slots[k]);
     pushBranch(cond, taken, block.site);
     for (std::size_t k = at; k < size; ++k) push(code.slots[k]);

@@ -18,6 +18,10 @@ constexpr std::size_t kStarts = 5;        // of these, each is tried as the firs
 constexpr int kMaxIdle = 16;             // empty instructions in a row that mean no progress
 constexpr int kIdleBeforeEviction = 3;
 constexpr int kIdleBeforeReceiving = 2;  // what a register that was just written makes the requests wait
+// Instructions from one receive to the last one of the block. QPUs of a slice that wait for the same line of memory
+// continue at the same time, and their next requests queue at the TMU. With a gap as long as a request, and the branch
+// that often falls into it, those that the other TMU served last continue later, and the requests spread.
+constexpr std::int32_t kReceiveGap = kTmuRequest;
 constexpr std::uint32_t kNextTo = 2;
 constexpr unsigned kManyReads = 3;
 constexpr int kPlenty = 16;               // free registers
@@ -105,6 +109,7 @@ class Scheduler {
         occupant_[value.home] = v;
       }
     }
+    findReceives();
     for (std::uint32_t n = 0; n < nodes_.size(); ++n) {
       const Node& node = graph.nodes[n];
       nodes_[n].waits = node.waitsFor;
@@ -113,6 +118,8 @@ class Scheduler {
         continue;
       }
       ++left_;
+      if (!needsReceive_[n]) ++independentLeft_;
+      if (node.form == Node::Form::Receive) ++receivesLeft_;
       count(node, 1);
       if (node.waitsFor == 0) makeReady(n);
     }
@@ -157,6 +164,17 @@ class Scheduler {
     std::uint8_t allowed;  // kToA, kToB, kToNeither: an accumulator
     std::int32_t priority;
   };
+
+  // Marks the operations that depend on a result of a TMU.
+  void findReceives() {
+    needsReceive_.assign(nodes_.size(), false);
+    for (std::uint32_t n = 0; n < nodes_.size(); ++n) {
+      if (graph_.nodes[n].form == Node::Form::Receive) needsReceive_[n] = true;
+      if (!needsReceive_[n]) continue;
+      for (std::uint32_t e = graph_.firstEdge[n]; e < graph_.firstEdge[n + 1]; ++e)
+        needsReceive_[graph_.edges[e].to] = true;
+    }
+  }
 
   void count(const Node& n, int by) {
     if (n.pipes == kAddPipe) addLeft_ += by;
@@ -574,12 +592,17 @@ class Scheduler {
   bool isPutOff(std::uint32_t n) {
     const Node::Form form = graph_.nodes[n].form;
     if (form == Node::Form::Wait) return options_.lateWaits;
-    if (form != Node::Form::Receive || !options_.lateReceives) return false;
-    while (firstRequest_ < nodes_.size() && (nodes_[firstRequest_].done || !isRequest(firstRequest_))) ++firstRequest_;
+    if (form != Node::Form::Receive) return false;
+    if (options_.receives == ScheduleOptions::Receives::Soon) return false;
+    if (options_.receives == ScheduleOptions::Receives::Spread && receivesLeft_ == 1)
+      return independentLeft_ > 0 || isInGap();
+    while (firstRequest_ < nodes_.size() && (nodes_[firstRequest_].done || !isRequest(graph_.nodes[firstRequest_])))
+      ++firstRequest_;
     return firstRequest_ < n;
   }
-  bool isRequest(std::uint32_t n) const {
-    return graph_.nodes[n].target == kNone && isa::isTmuStart(graph_.nodes[n].address);
+
+  bool isInGap() const {
+    return options_.receives == ScheduleOptions::Receives::Spread && receivesLeft_ == 1 && cycle_ < gapEnds_;
   }
 
   void consider(std::uint32_t n, std::int32_t r4Waiter, std::int32_t r5Waiter) {
@@ -948,7 +971,8 @@ class Scheduler {
         const Node& node = graph_.nodes[n];
         const bool stalls = node.form == Node::Form::Receive || node.form == Node::Form::Wait;
         Plan plan;
-        if (!stalls || !mayGo(n) || (isPutOff(n) && idle_ < kIdleBeforeReceiving) || !planNode(n, plan)) continue;
+        if (!stalls || !mayGo(n) || (isPutOff(n) && (idle_ < kIdleBeforeReceiving || isInGap())) || !planNode(n, plan))
+          continue;
         addPlan(plan);
       }
     }
@@ -1280,6 +1304,11 @@ class Scheduler {
     takeReady(n);
     nodes_[n].done = true;
     --left_;
+    if (!needsReceive_[n]) --independentLeft_;
+    if (node.form == Node::Form::Receive) {
+      --receivesLeft_;
+      gapEnds_ = cycle_ + kReceiveGap;
+    }
     count(node, -1);
     if (node.target != kNone && isCounted_[node.target] != 0 && !isUpdateOf(node) &&
         isNeeded(node.target))
@@ -1331,6 +1360,10 @@ class Scheduler {
   Place lastRead_ = kNowhere;  // of what an I/O address gave
   std::uint32_t oldest_ = 0;
   std::uint32_t firstRequest_ = 0;                  // that is left; an upper bound of those before it
+  std::vector<bool> needsReceive_;                  // by operation
+  std::uint32_t independentLeft_ = 0;               // operations that need no receive
+  std::uint32_t receivesLeft_ = 0;
+  std::int32_t gapEnds_ = 0;                        // the first instruction that the last receive may be in
   std::uint32_t left_ = 0;
   std::int32_t addLeft_ = 0, mulLeft_ = 0, eitherLeft_ = 0;
   std::int32_t cycle_ = 0;

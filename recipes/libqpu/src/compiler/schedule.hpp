@@ -30,9 +30,12 @@ struct ScheduleOptions {
   // Operations this far behind the oldest one that is left are not looked at.
   // With 1 the order is that of the operations.
   std::uint32_t window = 1;
-  // A result of a TMU is received after the requests that come before it in the source, so that as many stay in flight;
-  // the QPU waits for a DMA only when there is nothing else to do. Both only as long as something else can go.
-  bool lateReceives = false;
+  // AfterRequests: a result of a TMU is received after the requests that come before it in the source, so that as many
+  // stay in flight. Spread: the last receive of the block comes after all operations that depend on no receive, with a
+  // gap to the receive before it. Both are priorities: they end where no other operation can go.
+  enum class Receives : std::uint8_t { Soon, AfterRequests, Spread };
+  Receives receives = Receives::Soon;
+  // The QPU waits for a DMA only when no other operation can go.
   bool lateWaits = false;
   // Vectors that are read from the VPM go to file A and file B in turn.
   bool takeTurns = false;

@@ -9,12 +9,10 @@
 namespace qpu::compiler {
 namespace {
 
-// In instructions of 4 clocks, as the emulator's model has them for a QPU that has memory and DMA for itself.
-constexpr int kRequestTakes = 36;
-constexpr int kRequestEvery = 4;   // of one TMU: 16 words, one a clock
-constexpr int kStoreTakes = 57;
-constexpr int kLoadTakes = 20;
-constexpr int kRuns = 12;          // of what repeats; the first half is not counted
+// The four QPUs of a slice share its TMUs: a request is expected to wait for one of another QPU.
+constexpr int kRequestTakes = kTmuLatency + kTmuRequest;
+constexpr int kSlowRequestTakes = kSlowTmuLatency + kSlowTmuRequest;
+constexpr int kRuns = 12;  // of what repeats; the first half is not counted
 
 struct Event {
   enum class Kind : std::uint8_t { Request, Receive, StoreStart, StoreWait, LoadStart, LoadWait };
@@ -23,13 +21,14 @@ struct Event {
   int at;
 };
 
-std::vector<Event> eventsOf(const ScheduledBlock& block) {
+// `branch`: the slot that the branch is put before.
+std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   std::vector<Event> events;
   for (std::size_t i = 0; i < block.slots.size(); ++i) {
     const isa::Instruction& instruction = block.slots[i].instruction;
     const isa::Access access = isa::accessOf(instruction);
     const auto add = [&](Event::Kind kind, unsigned unit = 0) {
-      events.push_back({kind, static_cast<std::uint8_t>(unit), static_cast<int>(i)});
+      events.push_back({kind, static_cast<std::uint8_t>(unit), static_cast<int>(i) + (i >= branch ? 1 : 0)});
     };
     if ((access.vpm & isa::kStoreWait) != 0) add(Event::Kind::StoreWait);
     if ((access.vpm & isa::kLoadWait) != 0) add(Event::Kind::LoadWait);
@@ -43,12 +42,26 @@ std::vector<Event> eventsOf(const ScheduledBlock& block) {
   return events;
 }
 
-}  // namespace
+// Rows of one transfer: the vectors that the block writes to or reads from the VPM, in equal parts.
+int rowsOf(const ScheduledBlock& block, isa::VpmSide vector, isa::VpmSide start) {
+  int vectors = 0;
+  int transfers = 0;
+  for (const Slot& slot : block.slots) {
+    const std::uint16_t vpm = isa::accessOf(slot.instruction).vpm;
+    vectors += (vpm & vector) != 0 ? 1 : 0;
+    transfers += (vpm & start) != 0 ? 1 : 0;
+  }
+  return transfers == 0 ? 1 : std::max(1, vectors / transfers);
+}
 
-double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>& inFlight, bool repeats) {
-  const std::vector<Event> events = eventsOf(block);
-  const int size = static_cast<int>(block.slots.size());
-  if (events.empty()) return size;
+struct Costs {
+  int request, store, load;
+};
+
+// Instructions that one run of the block waits.
+double waits(const std::vector<Event>& events, int size, const std::array<std::uint32_t, 2>& inFlight, bool repeats,
+             const Costs& costs) {
+  if (events.empty()) return 0;
   std::array<std::deque<int>, 2> arrives;
   std::array<int, 2> last{};
   for (std::size_t u = 0; u < 2; ++u) arrives[u].assign(std::min(inFlight[u], kTmuDepth), 0);
@@ -67,7 +80,7 @@ double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>&
       };
       switch (e.kind) {
         case Event::Kind::Request:
-          last[e.unit] = std::max(now + kRequestTakes, last[e.unit] + kRequestEvery);
+          last[e.unit] = std::max(now + costs.request, last[e.unit] + kTmuRequest);
           arrives[e.unit].push_back(last[e.unit]);
           break;
         case Event::Kind::Receive:
@@ -75,14 +88,41 @@ double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>&
           waitFor(arrives[e.unit].front());
           arrives[e.unit].pop_front();
           break;
-        case Event::Kind::StoreStart: stored = std::max(now, stored) + kStoreTakes; break;
+        case Event::Kind::StoreStart: stored = std::max(now, stored) + costs.store; break;
         case Event::Kind::StoreWait: waitFor(stored); break;
-        case Event::Kind::LoadStart: loaded = std::max(now, loaded) + kLoadTakes; break;
+        case Event::Kind::LoadStart: loaded = std::max(now, loaded) + costs.load; break;
         case Event::Kind::LoadWait: waitFor(loaded); break;
       }
     }
   }
-  return size + static_cast<double>(waited - half) / (runs - runs / 2);
+  const int counted = runs - runs / 2;
+  return static_cast<double>(waited - half) / counted;
+}
+
+}  // namespace
+
+std::size_t branchAt(const ScheduledBlock& block, bool isConditional) {
+  const std::size_t size = block.slots.size();
+  const std::size_t at = size > kDelaySlots ? size - kDelaySlots : 0;
+  return isConditional ? std::max(at, static_cast<std::size_t>(block.flagsAt + 1)) : at;
+}
+
+Estimate estimate(const ScheduledBlock& block, const Surroundings& around) {
+  std::size_t size = block.slots.size();
+  std::size_t branch = size;
+  if (around.branches) {
+    branch = branchAt(block, true);
+    size = std::max(size, branch + kDelaySlots) + 1;
+  }
+  const std::vector<Event> events = eventsOf(block, branch);
+  const int store = kDmaStoreSetup + rowsOf(block, isa::kVpmWrite, isa::kStoreStart) * kDmaStoreRow;
+  const int load = kDmaLoadSetup + rowsOf(block, isa::kVpmRead, isa::kLoadStart) * kDmaLoadRow;
+  const auto waitsAt = [&](int request) {
+    return waits(events, static_cast<int>(size), around.inFlight, around.repeats, {request, store, load});
+  };
+  const auto instructions = static_cast<double>(size);
+  const double waited = waitsAt(kRequestTakes);
+  return {instructions + waited, waited, instructions + waitsAt(kSlowRequestTakes)};
 }
 
 }  // namespace qpu::compiler

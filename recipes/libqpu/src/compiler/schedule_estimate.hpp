@@ -10,9 +10,25 @@
 
 namespace qpu::compiler {
 
-// Of one run, in instructions; with `repeats` of one among many that follow each other. `inFlight` are the requests of
-// each TMU that are outstanding before the block.
-double estimate(const ScheduledBlock& block, const std::array<std::uint32_t, 2>& inFlight, bool repeats);
+constexpr std::size_t kDelaySlots = 3;
+
+// The slot that the branch at the end of a block is put before. The slots from there on fill its delay slots.
+std::size_t branchAt(const ScheduledBlock& block, bool isConditional);
+
+struct Surroundings {
+  std::array<std::uint32_t, 2> inFlight{};  // requests of each TMU that are outstanding before the block
+  bool repeats = false;                     // many runs of the block follow each other
+  bool branches = false;                    // the block ends with a conditional branch to itself
+};
+
+// Of one run of the block, in instructions.
+struct Estimate {
+  double takes = 0;     // with what it waits
+  double waits = 0;
+  double whenSlow = 0;  // as `takes`, with TMUs and memory at the slow end of their ranges
+};
+
+Estimate estimate(const ScheduledBlock& block, const Surroundings& around);
 
 }  // namespace qpu::compiler
 

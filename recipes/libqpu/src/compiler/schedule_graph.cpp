@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "compiler/spill.hpp"
+#include "isa/access.hpp"
 
 namespace qpu::compiler {
 namespace {
@@ -24,6 +25,22 @@ struct LooseEdge {
   std::int32_t latency;
 };
 
+// `ofRequest`: the least height of a request of a TMU.
+void findHeights(Graph& graph, std::int32_t ofRequest) {
+  // Nodes after the operations come last, so that a topological order is
+  // needed only where edges go back: from homecomings, which have no
+  // successors but those after the old tenant.
+  for (std::size_t i = graph.nodes.size(); i-- > 0;) {
+    Node& n = graph.nodes[i];
+    std::int32_t height = 1;
+    if (graph.branches && i == graph.lastFlags) height = 5;
+    if (isRequest(n)) height = std::max(height, ofRequest);
+    for (std::uint32_t e = graph.firstEdge[i]; e < graph.firstEdge[i + 1]; ++e)
+      height = std::max(height, graph.nodes[graph.edges[e].to].height + graph.edges[e].latency);
+    n.height = height;
+  }
+}
+
 class Builder {
  public:
   explicit Builder(const BlockContext& context)
@@ -42,7 +59,8 @@ class Builder {
     finishValues();
     if (context_.fuse) fuse();
     connect();
-    findHeights();
+    graph_.branches = block_.exit == Block::Exit::Branch;
+    findHeights(graph_, 1);
     return std::move(graph_);
   }
 
@@ -593,7 +611,7 @@ class Builder {
             readSide_ == kNone ? address::kNop : graph_.nodes[readSide_].address;
         edge(readSide_, i,
              o.op == Op::VpmRead && before == address::kVpmSetup         ? kVpmReadLatency
-             : o.op == Op::DmaLoadWait && before == address::kDmaAddress ? kDmaLatency
+             : o.op == Op::DmaLoadWait && before == address::kDmaAddress ? kDmaLoadSetup + kDmaLoadRow
                                                                          : 1);
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
@@ -613,7 +631,7 @@ class Builder {
         edge(writeSide_, i,
              o.op == Op::DmaStoreWait && writeSide_ != kNone &&
                      graph_.nodes[writeSide_].address == address::kDmaAddress
-                 ? kDmaLatency
+                 ? kDmaStoreSetup + kDmaStoreRow
                  : 1);
         edge(barrier_, i, 1);
         writeSide_ = i;
@@ -674,21 +692,6 @@ class Builder {
     }
   }
 
-  void findHeights() {
-    const bool branches = block_.exit == Block::Exit::Branch;
-    // Nodes after the operations come last, so that a topological order is
-    // needed only where edges go back: from homecomings, which have no
-    // successors but those after the old tenant.
-    for (std::size_t i = graph_.nodes.size(); i-- > 0;) {
-      Node& n = graph_.nodes[i];
-      std::int32_t height = 1;
-      if (branches && i == graph_.lastFlags) height = 5;
-      for (std::uint32_t e = graph_.firstEdge[i]; e < graph_.firstEdge[i + 1]; ++e)
-        height = std::max(height, graph_.nodes[graph_.edges[e].to].height + graph_.edges[e].latency);
-      n.height = height;
-    }
-  }
-
   const BlockContext& context_;
   const Block& block_;
   Graph graph_;
@@ -715,5 +718,9 @@ class Builder {
 }  // namespace
 
 Graph buildGraph(const BlockContext& context) { return Builder(context).build(); }
+
+bool isRequest(const Node& node) { return node.target == kNone && isa::isTmuStart(node.address); }
+
+void hurryRequests(Graph& graph) { findHeights(graph, 1 + kTmuLatency); }
 
 }  // namespace qpu::compiler

@@ -14,9 +14,16 @@ constexpr std::uint32_t kNone = UINT32_MAX;
 
 // Outstanding requests that one TMU holds safely; more were seen to fail.
 constexpr std::uint32_t kTmuDepth = 4;
-// What the scheduler expects, in instructions; a wrong guess costs time only.
-constexpr int kTmuLatency = 20;
-constexpr int kDmaLatency = 40;
+// What the scheduler expects, in instructions of 4 clocks: the defaults of the emulator's model for a Pi 3
+// (docs/model.md). Wrong values cost time only. The test `levels` compares them with the model.
+constexpr int kTmuLatency = 20;          // tmu_memory_clocks
+constexpr int kTmuRequest = 4;           // tmu_request_clocks
+constexpr int kSlowTmuLatency = 26;      // the same two at the slow end of their ranges
+constexpr int kSlowTmuRequest = 5;
+constexpr int kDmaStoreSetup = 14;       // store_ns
+constexpr int kDmaStoreRow = 5;          // store_burst_ns and store_word_ns of 16 words
+constexpr int kDmaLoadSetup = 22;        // load_ns
+constexpr int kDmaLoadRow = 7;           // load_burst_ns and load_word_ns of 16 words
 
 // Manual, hazards: instructions from one to the other.
 constexpr int kVpmReadLatency = 4;
@@ -91,6 +98,7 @@ struct Graph {
   std::vector<std::uint32_t> firstEdge;  // range of edges of each node; one more at the end
   std::vector<Edge> edges;
   std::uint32_t lastFlags = kNone;       // node that sets the flags of the block's exit
+  bool branches = false;                 // the block ends with a conditional branch
 };
 
 struct BlockContext {
@@ -105,7 +113,13 @@ struct BlockContext {
   bool setNoSwap = false;  // entry block of a kernel that names its TMUs
 };
 
+bool isRequest(const Node& node);  // of a TMU
+
 Graph buildGraph(const BlockContext& context);
+
+// Gives requests of the TMUs, and what they depend on, the priority that they would have if their results were needed
+// at the end of the block.
+void hurryRequests(Graph& graph);
 
 }  // namespace qpu::compiler
 
