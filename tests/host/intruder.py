@@ -66,7 +66,7 @@ def main(address: str, port: str, tree: str, program: str) -> None:
     """Try, and print what worked."""
     server = Server(address, port, tree)
     found: dict[str, object] = {"user": os.geteuid()}
-    said = []
+    said: list[str] = []
     for what, step in (
         ("mounted", server.mount),
         ("written", lambda: server.write("left-by-an-intruder")),

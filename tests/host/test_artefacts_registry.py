@@ -35,11 +35,12 @@ from test_artefacts import KEY, OTHER_KEY, products
 from images import credentials, local_registry, oras, registry
 from images.credentials import PASSWORD_VARIABLE
 from images.local_registry import Registry, Settings
-from recipes import any_wheel, artefacts, share
-from recipes.any_wheel import Wanted
+from recipes import artefacts, share
 from recipes.torch import provenance
 from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.wanted_wheel import Wanted
+from recipes.wheel_faults import explain
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
@@ -162,7 +163,7 @@ def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode != 0:
         wanted = Wanted(name="oras", version=ORAS.partition("==")[2])
-        fault = any_wheel.explain(CommandFailed(done.stderr), wanted, done.stdout + done.stderr, load_config({}))
+        fault = explain(CommandFailed(done.stderr), wanted, done.stdout + done.stderr, load_config({}))
         if isinstance(fault, (NetworkUnreachable, SourceUnavailable)):
             pytest.skip(f"needs {ORAS} from the package index: {fault.found}")
         raise fault

@@ -70,7 +70,15 @@ def fill(tree: Path) -> None:
 
 def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
     """What of the attack works for an ordinary user."""
-    words = [*ORDINARY, "/usr/bin/python3", folder / "intruder.py", "127.0.0.1", str(port), tree, PROGRAM]
+    words: list[str | Path] = [
+        *ORDINARY,
+        "/usr/bin/python3",
+        folder / "intruder.py",
+        "127.0.0.1",
+        str(port),
+        tree,
+        PROGRAM,
+    ]
     done = subprocess.run(words, cwd="/", capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout)
     assert found["user"] == 65534
@@ -323,7 +331,17 @@ def test_a_loader_on_a_board_writes_through_no_link_in_tmp(tmp_path: Path, kind:
         lock.symlink_to(precious)
     else:
         lock.hardlink_to(precious)
-    words = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-o", loader]
+    words: list[str | Path] = [
+        "g++",
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Wshadow",
+        "-Wconversion",
+        "-Werror",
+        "-o",
+        loader,
+    ]
     subprocess.run([*words, loader_session.SOURCE / "loader.cpp", "-ldl"], check=True)
     done = subprocess.run(
         [loader, lock, "1", "5"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False

@@ -225,7 +225,7 @@ def test_qpu_info_says_the_same(qpu: ModuleType, tree: Path) -> None:
 def test_the_documented_parameters_are_those_of_the_model(tree: Path) -> None:
     run(["cmake", "--build", tree, "--target", "qpu-calibrate"], limit_s=900)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QPU_")}
-    command = [tree / "tools" / "qpu-calibrate", "--parameters"]
+    command = [str(tree / "tools" / "qpu-calibrate"), "--parameters"]
     printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     documented = (ROOT / "docs" / "model.md").read_text().split("```text\n$ qpu-calibrate --parameters\n")[1]
     assert documented.split("```")[0] == printed
@@ -246,7 +246,7 @@ def test_the_installed_tree_serves_c_by_pkg_config_and_python(tree: Path, axpy: 
     source, made = SOURCE / "tests" / "user" / "c_program.c", tmp_path / "c_program"
     run(["gcc", "-std=c99", source, *flags, f"-Wl,-rpath,{library}", "-o", made])
     assert subprocess.run([made, tmp_path], env=environment, check=False).returncode == 0
-    tools = [[prefix / "bin" / name, "--version"] for name in ("qpu-calibrate", "qpu-info", "qpu-objdump")]
+    tools = [[str(prefix / "bin" / name), "--version"] for name in ("qpu-calibrate", "qpu-info", "qpu-objdump")]
     assert len({subprocess.run(tool, check=True, capture_output=True).stdout for tool in tools}) == 1
 
     code = f"from pitorch import qpu; print(qpu.Program.open({str(axpy)!r}).name, qpu.__file__)"

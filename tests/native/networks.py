@@ -14,7 +14,7 @@ from torch.nn import functional
 CLASSES = 4
 
 
-class Inverted(nn.Module):
+class Inverted(nn.Module):  # type: ignore[misc]
     """MobileNetV2's block: a wider layer, a convolution of each channel, a narrower layer."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, factor: int) -> None:
@@ -36,7 +36,7 @@ class Inverted(nn.Module):
         return x + found if self.adds else found
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(nn.Module):  # type: ignore[misc]
     """All kinds of blocks of it, with fewer channels and repeats."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class MobileNetV2(nn.Module):
         return found
 
 
-class Residual(nn.Module):
+class Residual(nn.Module):  # type: ignore[misc]
     """ResNet18's block."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -81,7 +81,7 @@ class Residual(nn.Module):
         return functional.relu(self.second_norm(self.second(y)) + self.short(x), inplace=True)
 
 
-class ResNet18(nn.Module):
+class ResNet18(nn.Module):  # type: ignore[misc]
     """Its eighteen layers, with fewer channels."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class ResNet18(nn.Module):
         return found
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module):  # type: ignore[misc]
     """A transformer encoder over words, with a mask of what is padding."""
 
     def __init__(self, words: int = 20, width: int = 32, heads: int = 4, layers: int = 2, length: int = 12) -> None:
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
         return found
 
 
-class Recurrent(nn.Module):
+class Recurrent(nn.Module):  # type: ignore[misc]
     """A classifier by an LSTM that is written out: the four gates, and the two states."""
 
     def __init__(self, words: int = 20, width: int = 12, hidden: int = 16) -> None:
@@ -144,7 +144,7 @@ class Recurrent(nn.Module):
         return found
 
 
-class Lstm(nn.Module):
+class Lstm(nn.Module):  # type: ignore[misc]
     """The same by ``nn.LSTM``."""
 
     def __init__(self, words: int = 20, width: int = 12, hidden: int = 16) -> None:

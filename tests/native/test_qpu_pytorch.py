@@ -52,7 +52,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-class Twice(nn.Module):
+class Twice(nn.Module):  # type: ignore[misc]
     """A module of two inputs, given one twice."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -123,12 +123,13 @@ def test_zeros_without_memory_are_zeros() -> None:
     assert torch.equal(zeros.t()[1:].cpu(), torch.zeros(2, 2))
     assert torch.ones(2, 3, device="qpu").copy_(zeros).sum().item() == 0
     assert repr(zeros).startswith("tensor([[0., 0., 0.]")
-    for change in (
+    changes: tuple[Callable[[], object], ...] = (
         lambda: zeros.add_(1),
         lambda: zeros.copy_(torch.ones(2, 3)),
         lambda: zeros.fill_(1),
         lambda: zeros.resize_(10),
-    ):
+    )
+    for change in changes:
         with pytest.raises(RuntimeError, match="immutable"):
             change()
     with pytest.raises(RuntimeError, match="one qpu"):
@@ -305,13 +306,14 @@ def test_streams_and_events_have_the_names_of_other_devices() -> None:
     end.synchronize()
     assert end.query()
     assert begin.elapsed_time(end) > 0
-    for wrong in (
+    faults: tuple[Callable[[], object], ...] = (
         lambda: torch.qpu.Stream("qpu:1"),
         lambda: torch.qpu.Stream("cpu"),
         lambda: torch.qpu.stream(torch.Stream("cpu")),
         lambda: torch.qpu.set_stream(torch.Stream("cpu")),
         lambda: torch.qpu.Event(interprocess=True),
-    ):
+    )
+    for wrong in faults:
         with pytest.raises(RuntimeError, match=r"one qpu|of qpu:0|between processes"):
             wrong()
 
