@@ -72,12 +72,33 @@ def test_nan_and_inf_are_those_of_the_cpu(name: str) -> None:
         assert same(KEPT[name](b[95:140][-9:].to("qpu")), KEPT[name](b[95:140][-9:]))
 
 
+# Of an infinity, some of these are NaN on the CPU and a number on the QPUs.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "elu": functional.elu,
+    "expm1": torch.expm1,
+    "gelu": functional.gelu,
+    "gelu by tanh": lambda a: functional.gelu(a, approximate="tanh"),
+    "hardsigmoid": functional.hardsigmoid,
+    "hardswish": functional.hardswish,
+    "hardtanh": functional.hardtanh,
+    "selu": functional.selu,
+    "silu": functional.silu,
+    "softplus": functional.softplus,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_keep_nan_of_either_sign(name: str) -> None:
+    a = torch.tensor([NAN, -NAN, 1.0, -2.0, 0.0])
+    assert same(ACTIVATIONS[name](a.to("qpu")), ACTIVATIONS[name](a))
+    assert torch_qpu.launches()
+
+
 NOT_KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "add": lambda a: a + 1,
     "sub": lambda a: 1 - a,
     "mul": lambda a: a * a,
     "addcmul": lambda a: torch.addcmul(a, a, a),
-    "silu": functional.silu,
     "square": lambda a: a**2,
     "mm": lambda a: a.view(1, -1) @ torch.ones_like(a).view(-1, 1),
     "mv": lambda a: torch.ones_like(a).view(1, -1) @ a,
@@ -107,9 +128,9 @@ VANISHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*KEPT, *NOT_KEPT, *VANISHES])
+@pytest.mark.parametrize("name", [*KEPT, *ACTIVATIONS, *NOT_KEPT, *VANISHES])
 def test_check_finite_gives_what_the_cpu_gives(name: str) -> None:
-    function = {**KEPT, **NOT_KEPT, **VANISHES}[name]
+    function = {**KEPT, **ACTIVATIONS, **NOT_KEPT, **VANISHES}[name]
     torch_qpu.check_finite(True)
     for a in (torch.tensor(VALUES), torch.tensor([1.0, -NAN, 2.0, 0, 3, 4, 5, 6, 7]), torch.arange(-4.0, 5.0)):
         assert same(function(a.to("qpu")), function(a)), a

@@ -59,10 +59,11 @@ constexpr float kCubic = 0.044715F;
 constexpr float kRootOf1Over2Pi = 0.39894228F;
 
 // x cdf(x).
-constexpr Elementwise kGelu{"gelu", "cdf 0;mul 0 1>2"};
+constexpr Elementwise kGelu{"gelu", "cdf 0;mul 0 1;keep 0 2>3"};
 // x / 2 (1 + tanh(root (x + cubic x^3))). Numbers: root, cubic, half, one.
 constexpr Elementwise kGeluTanh{
-    "gelu", "mul 0 0;mul 5 0;mul 6 2;add 0 7;mul 8 1;tanh 9;add 10 4;mul 0 3;mul 12 11>13"};
+    "gelu", "mul 0 0;mul 5 0;mul 6 2;add 0 7;mul 8 1;tanh 9;add 10 4;mul 0 3;mul 12 11;"
+            "keep 0 13>14"};
 // g (cdf(x) + x density(x)). Numbers: -half, root of 1 / 2 pi.
 constexpr Elementwise kGeluBackward{
     "gelu_backward", "cdf 1;mul 1 1;mul 5 2;exp 6;mul 7 3;mul 8 1;add 4 9;mul 0 10>11"};
@@ -96,11 +97,12 @@ constexpr Elementwise kHardtanh{"hardtanh", "max 0 1;min 3 2>4"};
 constexpr Elementwise kHardtanhBackward{"hardtanh_backward", "gt 1 2 0 4;gt 3 1 5 4>6"};
 constexpr Elementwise kLeakyReluBackward{"leaky_relu_backward", "mul 0 2;gt 1 3 0 4>5"};
 // clamp(x / 6 + 1 / 2, 0, 1). Numbers: 3, 0, 6, 1 / 6.
-constexpr Elementwise kHardsigmoid{"hardsigmoid", "add 0 1;max 5 2;min 6 3;mul 7 4>8"};
+constexpr Elementwise kHardsigmoid{"hardsigmoid", "add 0 1;max 5 2;min 6 3;mul 7 4;keep 0 8>9"};
 // Numbers: 3, -3, 0, 1 / 6.
 constexpr Elementwise kHardsigmoidBackward{"hardsigmoid_backward",
                                            "mul 0 5;gt 1 3 6 4;gt 2 1 7 4>8"};
-constexpr Elementwise kHardswish{"hardswish", "add 0 1;max 5 2;min 6 3;mul 7 4;mul 0 8>9"};
+constexpr Elementwise kHardswish{"hardswish",
+                                "add 0 1;max 5 2;min 6 3;mul 7 4;mul 0 8;keep 0 9>10"};
 // g (x / 3 + 1 / 2) between. Numbers: 3, -3, 0, 1 / 3, 1 / 2.
 constexpr Elementwise kHardswishBackward{
     "hardswish_backward", "mul 1 5;add 7 6;mul 0 8;gt 1 3 9 4;gt 2 1 10 0>11"};
@@ -135,7 +137,7 @@ bool hardswish_backward(Call& call, const Tensor& out) {
 
 constexpr Elementwise kExpm1{"expm1", "expm1 0>1"};
 // Numbers: scale, input_scale, alpha scale, 0.
-constexpr Elementwise kElu{"elu", "mul 0 2;expm1 5;mul 6 3;mul 0 1;gt 0 4 8 7>9"};
+constexpr Elementwise kElu{"elu", "mul 0 2;expm1 5;mul 6 3;mul 0 1;gt 0 4 8 7;keep 0 9>10"};
 // Of the result y: g input_scale (y + alpha scale). Numbers as above.
 constexpr Elementwise kEluBackwardOfResult{"elu_backward",
                                            "add 1 4;mul 6 3;mul 7 0;mul 0 2;gt 1 5 9 8>10"};
@@ -144,7 +146,8 @@ constexpr Elementwise kEluBackward{"elu_backward",
                                    "mul 1 3;exp 6;mul 7 3;mul 8 4;mul 9 0;mul 0 2;gt 1 5 11 10>12"};
 // max(z, 0) + log(1 + exp(-|z|)), over beta. Numbers: beta, 1 / beta, threshold.
 constexpr Elementwise kSoftplus{
-    "softplus", "mul 0 1;abs 4;neg 5;exp 6;log1p 7;relu 4;add 9 8;mul 10 2;gt 4 3 0 11>12"};
+    "softplus", "mul 0 1;abs 4;neg 5;exp 6;log1p 7;relu 4;add 9 8;mul 10 2;gt 4 3 0 11;"
+                "keep 0 12>13"};
 constexpr Elementwise kSoftplusBackward{"softplus_backward",
                                         "mul 1 2;sigmoid 4;mul 0 5;gt 4 3 0 6>7"};
 // g s (1 + x (1 - s)), s being the sigmoid.

@@ -21,7 +21,8 @@ using qpu::kernels::kShort;
 enum class Step : std::uint8_t {
   add, sub, mul, div, max, min,
   neg, abs, exp, log, sqrt, rsqrt, recip, sigmoid, tanh, relu,
-  gt, expm1, log1p, cdf
+  gt, expm1, log1p, cdf,
+  keep  // the first operand where that is NaN, else the second
 };
 
 struct Known {
@@ -37,7 +38,8 @@ const std::map<std::string, Known>& steps() {
       {"log", {Step::log, 1}},     {"sqrt", {Step::sqrt, 1}}, {"rsqrt", {Step::rsqrt, 1}},
       {"recip", {Step::recip, 1}}, {"sigmoid", {Step::sigmoid, 1}},
       {"tanh", {Step::tanh, 1}},   {"relu", {Step::relu, 1}}, {"gt", {Step::gt, 4}},
-      {"expm1", {Step::expm1, 1}}, {"log1p", {Step::log1p, 1}}, {"cdf", {Step::cdf, 1}}};
+      {"expm1", {Step::expm1, 1}}, {"log1p", {Step::log1p, 1}}, {"cdf", {Step::cdf, 1}},
+      {"keep", {Step::keep, 2}}};
   return *all;
 }
 
@@ -150,6 +152,7 @@ FloatExpr evaluated(Step step, const std::vector<const Float*>& x) {
     case Step::expm1: return qpu::ieee::keepNan(a, expm1(a));
     case Step::log1p: return qpu::ieee::keepNan(a, log1p(a));
     case Step::cdf: return qpu::ieee::keepNan(a, cdf(a));
+    case Step::keep: return qpu::ieee::keepNan(a, *x[1]);
   }
   throw std::logic_error("a step without a meaning");
 }

@@ -234,7 +234,7 @@ constexpr Elementwise kAbs{"abs", "abs 0>1"};
 constexpr Elementwise kSigmoid{"sigmoid", "sigmoid 0>1", one<kernels::sigmoid>};
 constexpr Elementwise kTanh{"tanh", "tanh 0>1", one<kernels::tanh>};
 constexpr Elementwise kRelu{"relu", "relu 0>1", one<kernels::relu>};
-constexpr Elementwise kSilu{"silu", "sigmoid 0;mul 0 1>2"};
+constexpr Elementwise kSilu{"silu", "sigmoid 0;mul 0 1;keep 0 2>3"};
 constexpr Elementwise kClamp{"clamp", "max 0 1;min 3 2>4", direct_clamp};
 constexpr Elementwise kLeakyRelu{"leaky_relu", "mul 0 1;sub 2 2;gt 0 3 0 2>4"};
 constexpr Elementwise kSquare{"pow", "mul 0 0>1"};

@@ -90,7 +90,7 @@ RULES: dict[Any, Rule] = {
     aten.sigmoid.default: lambda w, a: w("sigmoid", a),
     aten.tanh.default: lambda w, a: w("tanh", a),
     aten.relu.default: lambda w, a: w("relu", a),
-    aten.silu.default: lambda w, a: w("mul", a, w("sigmoid", a)),
+    aten.silu.default: lambda w, a: w("keep", a, w("mul", a, w("sigmoid", a))),
     aten.clamp.default: _clamp,
     aten.clamp_min.default: _clamp,
     aten.clamp_max.default: lambda w, a, high: w("min", a, high),
