@@ -94,11 +94,11 @@ def export(
     process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
     final = Layout(absolute(destination or (tarball or config.nfsroot)))
-    if not final.tree.name:
+    if not final.place.name:
         raise ForeignFolder(
             "an export cannot replace this machine's own root",
             expected="a folder or a file below /",
-            found=str(final.tree),
+            found=str(final.place),
             mend="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
         )
     as_folder = destination is not None or tarball is None
