@@ -7,6 +7,7 @@ at a time; each has a deadline here, a little longer than the board's own, so th
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import select
@@ -63,16 +64,23 @@ class Timing:
     warm_up: int
 
 
+# -rdynamic: kernels find TVMFFIErrorSetRaisedFromCStrParts in the loader itself. A 32-bit fstat() fails with EOVERFLOW
+# on an inode number of 64 bits, which NFS has.
+_OPTIONS = (
+    *("-std=c++17", "-O2", "-D_FILE_OFFSET_BITS=64", "-Wno-psabi"),
+    *("-static-libstdc++", "-static-libgcc", "-rdynamic"),
+)
+
+
 def build_loader(config: Config, target: Target) -> Path:
-    """The loader for a target, compiled; kept per source and compiler. Raises ProgramMissing, CommandFailed."""
+    """The loader for a target, compiled; kept per source and options. Raises ProgramMissing, CommandFailed."""
     compiler = process.require_program(target.linker(config.remote.linker), f"to compile for {target.title}")
-    key = files.tree_fingerprint(SOURCE, "*.cpp", "*.h")[:12]
+    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h"), *_OPTIONS))
+    key = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     program = config.build_root / "remote" / f"loader-{target.architecture.debian}-{key}"
     if not program.is_file():
-        # -rdynamic: kernels find TVMFFIErrorSetRaisedFromCStrParts in the loader itself.
-        options = ["-std=c++17", "-O2", "-Wno-psabi", "-static-libstdc++", "-static-libgcc", "-rdynamic"]
         with files.replacing(program) as aside:
-            process.run([compiler, *options, SOURCE / "loader.cpp", "-o", aside, "-ldl", "-pthread"], limit_s=600)
+            process.run([compiler, *_OPTIONS, SOURCE / "loader.cpp", "-o", aside, "-ldl", "-pthread"], limit_s=600)
     return program
 
 

@@ -22,10 +22,6 @@
 // A kernel is a library that TVM made (its C entry is __tvm_ffi_NAME, which takes DLTensors as
 // TVM's FFI passes arguments), or one that exports what kernel.h says. TVM's runtime is not needed;
 // a kernel that wants its thread pool is refused.
-
-// A 32-bit stat() fails with EOVERFLOW on an inode number of 64 bits, which NFS has.
-#define _FILE_OFFSET_BITS 64  // NOLINT(bugprone-reserved-identifier): feature_test_macros(7)
-
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
