@@ -141,6 +141,10 @@ class _Reaper:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
+    def start(self) -> None:
+        """Start it unless it runs. A program that starts after this is registered at once."""
+        self.tell("")
+
     def tell(self, line: str) -> None:
         """Write a line to it. One that was killed is replaced, and knows what comes from then on."""
         with self._lock:
@@ -267,6 +271,7 @@ def run(
         stack.push(end_on_fault)
         stack.enter_context(on_interrupt(end_all))
         try:
+            _reaper.start()
             with signals_put_off():
                 started.append(
                     subprocess.Popen(
