@@ -25,6 +25,7 @@ import pytest
 from device_parts import NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted, elsewhere, write_suite
 
 from device import suite
+from device.remote import environment
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile, profile
 from nfsroot import qemu, serve_wheels
@@ -48,6 +49,7 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    environment.ready(exported_config)  # TVM, which could not be fetched from inside the board's private network
     with booted(bootable(exported_config), tmp_path_factory.mktemp("board")) as made:
         yield made
 

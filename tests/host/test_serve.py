@@ -313,7 +313,8 @@ def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, 
             assert line, f"ended before it served: {said}"
             said += line
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-        yield child, int(children[0]), said
+        (server,) = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "ganesha.nfsd\n")
+        yield child, int(server), said
     finally:
         child.kill()
         child.communicate()

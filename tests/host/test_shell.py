@@ -241,7 +241,8 @@ def test_the_next_task_removes_what_a_killed_one_left(
     said = next_task()
     assert none_is_left(client, image)
     if not stopped:
-        assert "what a killed task left is removed: the container pitorch-" in said
+        # Another task that began meanwhile, in another of the tests' processes, may have removed it.
+        assert said == "" or "what a killed task left is removed: the container pitorch-" in said
     assert "the container" not in next_task()
 
 
