@@ -230,19 +230,19 @@ def test_the_next_task_removes_what_a_killed_one_left(
 ) -> None:
     """Running or stopped; the engine itself removes the stopped ones of the docker program."""
     command = "sleep 3" if stopped else "sleep 600"
-    with task_in(image, code, *words, command) as task:
-        wait_until(lambda: containers_of(client, image) == ["running"], task)
-    if stopped:
-        deadline = time.monotonic() + 60
-        while "running" in containers_of(client, image):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    assert stopped or containers_of(client, image) == ["running"]
-    said = next_task()
-    assert none_is_left(client, image)
-    if not stopped:
-        # Another task that began meanwhile, in another of the tests' processes, may have removed it.
-        assert said == "" or "what a killed task left is removed: the container pitorch-" in said
+    for _ in range(5):  # a task of another of the tests' processes may be faster, and then it reports the removal
+        with task_in(image, code, *words, command) as task:
+            wait_until(lambda: containers_of(client, image) == ["running"], task)
+        if stopped:
+            deadline = time.monotonic() + 60
+            while "running" in containers_of(client, image):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        said = next_task()
+        assert none_is_left(client, image)
+        if stopped or said:
+            break
+    assert stopped or "what a killed task left is removed: the container pitorch-" in said
     assert "the container" not in next_task()
 
 
