@@ -47,7 +47,7 @@ credentials.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
-    """A fault that the user can mend ends the task with its text and its exit code; a bug is left to raise.
+    """A fault that the user can fix ends the task with its text and its exit code; a bug is left to raise.
 
     SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up. Before it begins, so are the
     containers of tasks that were killed.
@@ -231,7 +231,7 @@ def shell(
     help={
         "folder": "where the tree goes (default: nfs.folder, or nfsroot in the build folder)",
         "tarball": "write the tree as a tar (alone, unless --folder is given too)",
-        "untouched": "export the image exactly, without the audit's mends (it will not boot over NFS)",
+        "untouched": "export the image exactly, without the audit's fixes (it will not boot over NFS)",
     }
 )
 @_reported
@@ -242,7 +242,7 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
         config,
         destination=_path("folder", folder) if folder else None,
         tarball=_path("tarball", tarball) if tarball else None,
-        mend=not untouched,
+        fix=not untouched,
     )
     export.print_result(done, config)
 
@@ -421,7 +421,7 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
 @task(help={"json": "for another program"})
 @_reported
 def doctor(context: Context, json: bool = False) -> None:
-    """Examine this machine by doing what a build does; each finding has its mend."""
+    """Examine this machine by doing what a build does; each finding has its fix."""
     findings = examination.examine(_config(context))
     if json:
         sys.stdout.write(examination.as_json(findings))

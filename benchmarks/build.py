@@ -89,7 +89,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
             "build-image with nothing changed ran steps",
             expected="all steps skipped",
             found=", ".join(changed),
-            mend="do not change sources while benchmarks run; else ./inv build-image --plan says what changed",
+            fix="do not change sources while benchmarks run; else ./inv build-image --plan says what changed",
         )
 
 

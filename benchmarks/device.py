@@ -161,7 +161,7 @@ def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
             "the kernel to change is not as this benchmark knows it",
             expected=f"one place that matches {pattern.pattern}",
             found=f"{count}",
-            mend="adapt the pattern in benchmarks/device.py",
+            fix="adapt the pattern in benchmarks/device.py",
         )
     return made
 

@@ -100,7 +100,7 @@ def _chosen(name: str) -> Mapping[str, Callable[[Workspace], Result]]:
             f"there is no benchmark {name!r}",
             expected=f"one of {', '.join(BENCHMARKS)}, or nothing for all",
             found=name,
-            mend=f"./inv bench --name={near[0]}" if near else "./inv bench",
+            fix=f"./inv bench --name={near[0]}" if near else "./inv bench",
         )
     return {name: BENCHMARKS[name]}
 

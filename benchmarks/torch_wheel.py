@@ -155,7 +155,7 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
             "there is no build tree of torch to take command lines from",
             expected=str(listed),
             found="no such file",
-            mend="run ./inv build-torch --again first (a kept or fetched wheel has no tree)",
+            fix="run ./inv build-torch --again first (a kept or fetched wheel has no tree)",
         )
     found = []
     for item in json.loads(listed.read_text()):

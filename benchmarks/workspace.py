@@ -85,7 +85,7 @@ class Workspace:
             f"other benchmarks run in {self.results}",
             expected="one run at a time: they would measure each other",
             found="its lock is held",
-            mend="wait for the other run, or end it",
+            fix="wait for the other run, or end it",
         )
         with files.held(self.results / "lock", taken):
             self._own()

@@ -141,7 +141,7 @@ def require_same_library(tree: Path, chosen: str) -> None:
             "the exported tree has the other QPU library",
             expected=f"{LIBRARIES[chosen][1]}, which is to be deployed (qpu.library: {chosen})",
             found=f"{LIBRARIES[found][1]} in {tree}",
-            mend=f"./inv deploy --qpulib={found}, or ./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
+            fix=f"./inv deploy --qpulib={found}, or ./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
         )
 
 
@@ -153,7 +153,7 @@ def require_same_torch(tree: Path, staged: Path) -> None:
             "the exported tree has another torch than the one that the extension was compiled against",
             expected=f"a torch whose RECORD has SHA-256 {records[staged]}",
             found=records[tree] or "no torch",
-            mend="run ./inv build-image, then ./inv export-nfsroot",
+            fix="run ./inv build-image, then ./inv export-nfsroot",
         )
 
 
@@ -243,7 +243,7 @@ def _locked(layout: Layout) -> Iterator[None]:
         f"{layout.tree} is being exported or deployed to by another run",
         expected=f"nobody holds {layout.lock}",
         found="a lock",
-        mend="wait for the other run, or end it",
+        fix="wait for the other run, or end it",
     )
     with files.held(layout.lock, taken):
         yield
@@ -266,14 +266,14 @@ def _write_aside(tree: Path, layer: Artefact, asides: contextlib.ExitStack) -> d
                     f"{layer.path.name} cannot be deployed",
                     expected="files, folders and symbolic links",
                     found=f"{path} of tar type {member.type!r}",
-                    mend="run ./inv build-image and ./inv export-nfsroot",
+                    fix="run ./inv build-image and ./inv export-nfsroot",
                 )
             if place.is_dir() and not place.is_symlink():
                 raise ArtefactDamaged(
                     f"{path} cannot be deployed",
                     expected="a file or link, or nothing, at its place in the tree",
                     found="a folder",
-                    mend="run ./inv export-nfsroot",
+                    fix="run ./inv export-nfsroot",
                 )
             aside = place.with_name(f".{place.name}.{os.getpid()}.part")
             asides.callback(files.remove, aside)
@@ -307,7 +307,7 @@ def _make_folder(place: Path, path: str, member: tarfile.TarInfo) -> bool:
         return True
     if not place.is_dir() and not place.is_symlink():
         raise ArtefactDamaged(
-            f"{path} cannot be deployed", expected="a folder", found="a file", mend="run ./inv export-nfsroot"
+            f"{path} cannot be deployed", expected="a folder", found="a file", fix="run ./inv export-nfsroot"
         )
     return False
 
@@ -342,7 +342,7 @@ def _verify(path: str, item: _Item) -> None:
             f"{path} is not what was deployed",
             expected=f"{'a link to' if stat.S_ISLNK(item.mode) else 'a file with SHA-256'} {item.content}",
             found="another file" if os.path.lexists(item.place) else "nothing",
-            mend="check the disk and whether the board writes there, then run ./inv deploy again",
+            fix="check the disk and whether the board writes there, then run ./inv deploy again",
         )
 
 

@@ -69,7 +69,7 @@ class DeviceSession:
         self.reported: set[str] = set()
         self.began = time.monotonic()
         self.status: int | None = None
-        self.fault = self.mend = ""
+        self.fault = self.fix = ""
         self.session: pytest.Session
         self.record: TextIO | None = None
 
@@ -149,7 +149,7 @@ class DeviceSession:
             self._finish(f"the board was still at it after {limit_s:.0f} s", "the board went away before")
             return
         if self.fault:
-            raise DeviceTestsFailed("the suite could not start on the board", found=self.fault, mend=self.mend)
+            raise DeviceTestsFailed("the suite could not start on the board", found=self.fault, fix=self.fix)
         if self.status is None:
             if not self.collected:
                 raise CommandFailed(
@@ -159,7 +159,7 @@ class DeviceSession:
                     + (" that can mount the exported tree (mount.nfs)" if source else ""),
                     found=f"exit status {done.returncode}",
                     tail="\n".join(self.said),
-                    mend=f"read what it printed{f', all of it in {log}' if log else ''}",
+                    fix=f"read what it printed{f', all of it in {log}' if log else ''}",
                 )
             self._finish(
                 f"the connection ended (status {done.returncode}) before the suite did", "the board went away before"
@@ -171,7 +171,7 @@ class DeviceSession:
                 expected="names of tests, and an expression for their names, as the board's pytest takes them",
                 found=next((line for line in self.said if line.startswith("ERROR: ")), f"exit status {self.status}"),
                 tail="\n".join(self.said),
-                mend="name other tests: --select takes what pytest's -k does, such as 'ops and not large'",
+                fix="name other tests: --select takes what pytest's -k does, such as 'ops and not large'",
             )
         elif self.status not in _THROUGH:
             reason = f"pytest ended early on the board: {_EARLY.get(self.status, 'asked to')} (status {self.status})"
@@ -229,7 +229,7 @@ class DeviceSession:
         elif what == "result":
             self._report(event)
         elif what == "fault":
-            self.fault, self.mend = event["summary"], event["mend"]
+            self.fault, self.fix = event["summary"], event["fix"]
         elif what == "end":
             self.status = int(event["status"])
 
@@ -273,7 +273,7 @@ class DeviceSession:
             summary=fault.summary,
             expected=fault.expected,
             found=fault.found,
-            mend=fault.mend,
+            fix=fault.fix,
             tail=fault.tail if isinstance(fault, CommandFailed) else "",
         )
         pytest.exit(f"\n{fault}", returncode=fault.exit_code)

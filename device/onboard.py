@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import pytest
     except ImportError:
-        say("fault", summary="pytest is not installed on the board", mend="put python3-pytest into the image")
+        say("fault", summary="pytest is not installed on the board", fix="put python3-pytest into the image")
         return 4
     status = run_tests(options.folder, options.targets, options.keyword, say)
     if options.timing_limit > 0:

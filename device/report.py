@@ -219,7 +219,7 @@ def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         f"{node['path']}: " + (f"{node['mode']} {node['owner']}, {_access(node)}" if node["present"] else "absent")
         for node in info.get("nodes") or ()
     ]
-    blocks = [f"{item['what']} → {item['mend']}" for item in info.get("obstacles") or ()]
+    blocks = [f"{item['what']} → {item['fix']}" for item in info.get("obstacles") or ()]
     rows: list[tuple[str, list[Any]]] = [
         ("backend", [backend.get("name"), backend.get("reason")]),
         ("backends", [f"{item['name']}: {item['reason']}" for item in info.get("backends") or ()]),

@@ -193,7 +193,7 @@ def test_on_pi(
             "a board and a virtual machine were asked for at once",
             expected="--host or --qemu",
             found=f"--host {host} --qemu",
-            mend="leave one of them out",
+            fix="leave one of them out",
         )
     host = None if qemu else host or config.device.host or None
     if keyword:
@@ -244,7 +244,7 @@ def _alone(paths: Paths) -> Iterator[None]:
         f"another run of the device suite writes to {paths.folder}",
         expected=f"nobody holds {paths.lock}",
         found="a lock",
-        mend="wait for the other run, or end it, or set build.folder to another folder",
+        fix="wait for the other run, or end it, or set build.folder to another folder",
     )
     with contextlib.ExitStack() as stack:
         try:
@@ -255,7 +255,7 @@ def _alone(paths: Paths) -> Iterator[None]:
                 f"{paths.folder} belongs to another user",
                 expected="a folder for the report that you may write to",
                 found=str(fault),
-                mend=f"as whatever tested there: {caller.as_root('./inv test-on-pi')}; "
+                fix=f"as whatever tested there: {caller.as_root('./inv test-on-pi')}; "
                 "or set build.folder to a folder of your own",
             ) from fault
         files.remove(paths.aside.folder)  # a run that was killed leaves it
@@ -430,7 +430,7 @@ class _Display:
 def _raised_again(said: Mapping[str, Any]) -> UserError:
     """The error that ended the run in the other process."""
     kind = getattr(errors, str(said["kind"]), UserError)
-    texts = {key: str(said[key]) for key in ("expected", "found", "mend")}
+    texts = {key: str(said[key]) for key in ("expected", "found", "fix")}
     if issubclass(kind, CommandFailed):
         texts["tail"] = str(said["tail"])
     made: UserError = kind(str(said["summary"]), **texts)
@@ -493,7 +493,7 @@ def _failed(result: SuiteResult, record: evidence.Record) -> UserError:
             f"{result.passed} tests passed, but not on what was built",
             expected="the board runs the exported tree, and the tree holds what was built last",
             found="; ".join(result.broken),
-            mend="run ./inv export-nfsroot (after ./inv build-image) or ./inv deploy, start the board anew, and test "
+            fix="run ./inv export-nfsroot (after ./inv build-image) or ./inv deploy, start the board anew, and test "
             f"again; {result.report} has every link",
         )
     named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
@@ -502,7 +502,7 @@ def _failed(result: SuiteResult, record: evidence.Record) -> UserError:
         "the device suite did not pass" if bad else "no test of the device suite ran",
         expected="every test passed, or skipped for a stated reason",
         found=f"{counts}" + (f": {named}" if named else ""),
-        mend=f"open {result.report}, which has each failure's text",
+        fix=f"open {result.report}, which has each failure's text",
     )
 
 
@@ -518,14 +518,14 @@ def _require_expression(keyword: str) -> None:
             f"{keyword!r} selects no tests",
             expected="words joined by and, or, not and parentheses, as pytest's -k takes them",
             found=f"at column {fault.offset}: {fault.msg}",
-            mend="for example --select='ops and not large'",
+            fix="for example --select='ops and not large'",
         ) from fault
 
 
 def _known_init(init: str) -> str:
     if init not in ("lean", "systemd"):
         raise UserError(
-            f"there is no init {init!r}", expected="lean or systemd", found=repr(init), mend="--init=lean (the default)"
+            f"there is no init {init!r}", expected="lean or systemd", found=repr(init), fix="--init=lean (the default)"
         )
     return init
 

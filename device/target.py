@@ -190,7 +190,7 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
                 f"{self.access} cannot be reached over SSH",
                 expected=f"a login within {self.connection_timeout:.0f} s",
                 found=self._last_words or "no answer",
-                mend="check that the board is on, has booted the exported tree, and that the address is right",
+                fix="check that the board is on, has booted the exported tree, and that the address is right",
             ) from fault
 
     def on_deactivate(self) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import requests
 
-from images.engine import SOCKS_MEND, SOCKS_MISSING, build_environment
+from images.engine import SOCKS_FIX, SOCKS_MISSING, build_environment
 from images.flavour import Flavour, Pocket, SigningKey, kernel_archive, load_flavour, target_flavour
 from toolchain import files
 from toolchain.architecture import host_architecture
@@ -187,13 +187,13 @@ def _mirrors(config: Config) -> dict[str, str]:
     # A slash at its end would come between the name and what is beside it.
     main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
-        mend = (
+        fix = (
             "name one in invoke.yaml, or by INVOKE_IMAGE_MIRROR=http://HOST/debian"
             if debian_target
             else "programs that run on this PC come from there: name one in /etc/apt/sources.list.d"
         )
         raise ConfigError(
-            [f"image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over; {mend}"]
+            [f"image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over; {fix}"]
         )
     beside = main + "-security" if main.endswith("/debian") else ""
     of_host = "" if debian_target and image.mirror else host.get("security", "")
@@ -261,7 +261,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
             f"the archive's signing key cannot be fetched from {key.url}",
             expected=f"the key with fingerprint {key.fingerprint}",
             found=str(fault),
-            mend=(SOCKS_MEND if SOCKS_MISSING in str(fault) else "connect to the network")
+            fix=(SOCKS_FIX if SOCKS_MISSING in str(fault) else "connect to the network")
             + f", or put the key there yourself: gpg --dearmor < KEY > {path}",
         ) from fault
     with files.replacing(path) as aside:
@@ -272,7 +272,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
                 f"{key.url} does not hold the key that is pinned",
                 expected=f"fingerprint {key.fingerprint}",
                 found=", ".join(sorted(found)) or "no key",
-                mend="do not go on before you know why; if the archive changed its key, update images/flavours/",
+                fix="do not go on before you know why; if the archive changed its key, update images/flavours/",
             )
 
 
@@ -340,7 +340,7 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
                     f"pocket {source.pocket.suite} of {source.uri} cannot be verified",
                     expected="a signed index whose files the mirror has",
                     found=fault + also_not,
-                    mend="try again when the mirror has settled, or set image.mirror"
+                    fix="try again when the mirror has settled, or set image.mirror"
                     + (_NEWER_KEY.format(source.keyring) if source.keyring_in_root else "")
                     + (" (image.strict makes this an error)" if strict else ""),
                 )
@@ -400,7 +400,7 @@ def _with_origin(source: Source, scratch: Path) -> Source:
             f"what comes from {source.uri} could not be told from other archives' packages",
             expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own does",
             found="none that does",
-            mend="take the archive itself, or a mirror that copies it as it is",
+            fix="take the archive itself, or a mirror that copies it as it is",
         )
     return dataclasses.replace(source, origin=origin)
 
@@ -434,7 +434,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
                 f"no room for {_LISTS}",
                 expected=f"free space at {scratch.parent}",
                 found=f"{least[0]} bytes free while apt-get update ran, which then said: {first}",
-                mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+                fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
             )
         return first
     return ""
@@ -570,7 +570,7 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
                 f"the source package {package} {version} cannot be fetched",
                 expected=f"it in {places}",
                 found=complaints[0] if complaints else fault.found,
-                mend="check the network and the mirror (image.mirror): it must carry source packages",
+                fix="check the network and the mirror (image.mirror): it must carry source packages",
             ) from fault
 
 

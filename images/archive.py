@@ -103,7 +103,7 @@ def load(
             f"the engine does not load {reference}",
             expected="a loaded image",
             found=" ".join(told),
-            mend="check the engine's free disk space and log: ./inv doctor",
+            fix="check the engine's free disk space and log: ./inv doctor",
         )
     return verify(client, reference, architecture, image_id=image_id)
 
@@ -131,7 +131,7 @@ def verify(
             f"the engine does not have {reference}, which it has just made",
             expected="the image",
             found=str(fault.explanation),
-            mend="does another program remove images meanwhile? Run ./inv build-image again",
+            fix="does another program remove images meanwhile? Run ./inv build-image again",
         ) from fault
     except REFUSED_OR_GONE as fault:
         raise gone(f"was asked for {reference}", fault) from fault
@@ -142,7 +142,7 @@ def verify(
             f"{reference} is not the image it should be",
             expected=f"platform {'/'.join(filter(None, wanted))}" + (f", id {image_id}" if image_id else ""),
             found=f"platform {'/'.join(filter(None, seen))}, id {found.id}",
-            mend="remove the image (docker rmi) and run ./inv build-image again",
+            fix="remove the image (docker rmi) and run ./inv build-image again",
         )
     return LoadedImage(reference, str(found.id), int(found.attrs["Size"]))
 

@@ -133,7 +133,7 @@ def container(
             f"the engine does not have the image {image}",
             expected="an image made by an earlier step",
             found="no such image",
-            mend="run ./inv build-image",
+            fix="run ./inv build-image",
         ) from fault
     except docker.errors.APIError as fault:
         found = str(fault.explanation)
@@ -189,7 +189,7 @@ def run_in(
     log: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     check: bool = True,
-    mend: str = "",
+    fix: str = "",
     patience_s: float = 0.0,
 ) -> Ran:
     """Run ``argv`` to its end in a fresh container of ``image``; its output goes to ``log`` as it comes.
@@ -224,7 +224,7 @@ def run_in(
             raise CommandFailed(
                 f"the container of {image} does not start",
                 found=str(fault.explanation),
-                mend="check that the program exists in the image and that ./inv doctor finds no fault",
+                fix="check that the program exists in the image and that ./inv doctor finds no fault",
             ) from fault
         except REFUSED_OR_GONE as fault:
             raise gone(f"started a container of {image}", fault) from fault
@@ -251,7 +251,7 @@ def run_in(
             tail=output[-_TAIL:],
             expected=f"an end within {limit_s:.0f} s",
             found="still running",
-            mend=mend,
+            fix=fix,
         )
     if status and check:
         raise CommandFailed(
@@ -259,7 +259,7 @@ def run_in(
             returncode=status,
             tail=output[-_TAIL:],
             found=explain_exit(status),
-            mend=mend,
+            fix=fix,
         )
     return Ran(output, time.monotonic() - began)
 

@@ -80,7 +80,7 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
                 f"{PASSWORD_VARIABLE} is set, but it is not said whose password that is",
                 expected="a user name",
                 found=f"none given, and none in the credential store for {reference.host}",
-                mend="give --user NAME, or set registry.user in invoke.yaml",
+                fix="give --user NAME, or set registry.user in invoke.yaml",
             )
         return Credentials(user=name, password=password, source=f"the environment ({PASSWORD_VARIABLE})")
     if stored is not None and user in ("", stored.user):
@@ -95,7 +95,7 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
             f"{reference.host} wants to know who you are",
             expected=f"a password{f' of {user}' if user else ''}",
             found=f"none in the credential store or in {PASSWORD_VARIABLE}, and no terminal to ask on",
-            mend=f"docker login {reference.host}, or set {PASSWORD_VARIABLE} and give --user NAME",
+            fix=f"docker login {reference.host}, or set {PASSWORD_VARIABLE} and give --user NAME",
         )
     if not user:
         progress.console.print(f"User at {reference.host}: ", end="", markup=False)
@@ -106,7 +106,7 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
             f"{reference.host} wants to know who you are",
             expected="a user name and a password",
             found="nothing was typed",
-            mend=f"run the task again, or docker login {reference.host}",
+            fix=f"run the task again, or docker login {reference.host}",
         )
     return Credentials(user=user, password=password, source="the prompt")
 
@@ -138,7 +138,7 @@ def require_readable() -> None:
             f"Docker's configuration {path} cannot be read",
             expected="a JSON object as docker login writes it",
             found=fault,
-            mend="mend or delete that file, then docker login again",
+            fix="fix or delete that file, then docker login again",
         )
 
 
@@ -152,7 +152,7 @@ def _stored(host: str) -> Credentials | None:
             "Docker's credential helper failed",
             expected=f"an answer of the helper that {_config_file()} names",
             found=" ".join(str(fault).split())[:200],
-            mend=f"install or unlock that helper, set {PASSWORD_VARIABLE}, or remove it from config.json",
+            fix=f"install or unlock that helper, set {PASSWORD_VARIABLE}, or remove it from config.json",
         ) from fault
     except ValueError:
         # Its text would quote what the helper printed.
@@ -160,7 +160,7 @@ def _stored(host: str) -> Credentials | None:
             "Docker's credential helper failed",
             expected="a JSON object with Username and Secret",
             found="something else",
-            mend=f"mend the helper that {_config_file()} names, or set {PASSWORD_VARIABLE}",
+            fix=f"fix the helper that {_config_file()} names, or set {PASSWORD_VARIABLE}",
         ) from None
     lowered = {name.lower(): value for name, value in (entry or {}).items() if isinstance(value, str)}
     user, password, token = (lowered.get(name, "") for name in ("username", "password", "identitytoken"))

@@ -33,7 +33,7 @@ import requests.utils
 import urllib3.exceptions
 
 from images.credentials import Credentials
-from images.engine import SOCKS_MEND, SOCKS_MISSING
+from images.engine import SOCKS_FIX, SOCKS_MISSING
 from images.reference import Reference
 from toolchain.errors import (
     PlatformMismatch,
@@ -213,7 +213,7 @@ class Distribution:
                 f"{self.reference} is not an image that can be used here",
                 expected="a manifest with a configuration and layers (schema 2 or OCI)",
                 found=one_line(str(body.get("mediaType") or f"schema {body.get('schemaVersion')}")),
-                mend="push it anew",
+                fix="push it anew",
             ) from fault
         for blob in (config, *layers):
             self._check_blob(blob)
@@ -225,7 +225,7 @@ class Distribution:
                 f"{self.reference} is for another platform",
                 expected=platform,
                 found=found or "none stated",
-                mend="give another --tag, or push the right image there",
+                fix="give another --tag, or push the right image there",
             )
         return RemoteImage(digest=digest, platform=found, config=config, layers=tuple(layers))
 
@@ -246,7 +246,7 @@ class Distribution:
                 f"{self.reference.host} has no room left",
                 expected="room for the image's layers",
                 found=f"its answer to a new upload: HTTP {answer.status_code}, storage full",
-                mend="free some space where it stores images (delete old tags, then collect its garbage)",
+                fix="free some space where it stores images (delete old tags, then collect its garbage)",
             )
 
     def tags(self) -> list[str]:
@@ -273,7 +273,7 @@ class Distribution:
                 f"the manifest of {self.reference} is damaged",
                 expected=f"{stated}, as the registry states",
                 found=f"{digest}, computed over what it sent",
-                mend="push the image anew; if it stays so, the registry's storage or a proxy before it is at fault",
+                fix="push the image anew; if it stays so, the registry's storage or a proxy before it is at fault",
             )
         try:
             body = json.loads(answer.content)
@@ -284,7 +284,7 @@ class Distribution:
                 f"the manifest of {self.reference} cannot be read",
                 expected="a JSON object",
                 found=one_line(answer.text[:80]),
-                mend="look at that registry's log",
+                fix="look at that registry's log",
             )
         return body, digest
 
@@ -295,7 +295,7 @@ class Distribution:
             f"{self.reference} is not in the registry",
             expected=f"the tag {self.reference.tag} in {self.reference.name}",
             found=f"the tags {shown}" if tags else "no such repository, or one without tags",
-            mend="give one of these with --tag" if tags else "./inv push it first, or check --registry",
+            fix="give one of these with --tag" if tags else "./inv push it first, or check --registry",
         )
 
     def _check_blob(self, blob: Blob) -> None:
@@ -308,7 +308,7 @@ class Distribution:
                 f"a part of {self.reference} is missing in the registry",
                 expected=f"{blob.size} bytes of {blob.digest}",
                 found=found,
-                mend="push the image anew",
+                fix="push the image anew",
             )
 
     def _configuration(self, blob: Blob) -> Mapping[str, Any]:
@@ -325,7 +325,7 @@ class Distribution:
                 f"the configuration of {self.reference} is damaged",
                 expected=blob.digest,
                 found=f"{digest}, {len(answer.content)} bytes",
-                mend="push the image anew",
+                fix="push the image anew",
             )
         return settings
 
@@ -361,7 +361,7 @@ class Distribution:
             f"{self.reference.host} asks for a proof that is not known here",
             expected="the challenge Basic or Bearer",
             found=one_line(kind) or "none",
-            mend="check --registry",
+            fix="check --registry",
         )
 
     def _token(self, challenge: Mapping[str, str]) -> str:
@@ -372,7 +372,7 @@ class Distribution:
                 f"{self.reference.host} sends us to a token server that is not secure",
                 expected="an https:// address",
                 found=one_line(realm) or "none",
-                mend="tell the registry's keeper",
+                fix="tell the registry's keeper",
             )
         asked = {"service": challenge.get("service") or "", "scope": challenge.get("scope") or self._scope}
         credentials = self._credentials
@@ -394,7 +394,7 @@ class Distribution:
                 f"the token server of {self.reference.host} sent no token",
                 expected="a JSON object with a token",
                 found=f"{len(answer.content)} bytes of something else",
-                mend="tell the registry's keeper",
+                fix="tell the registry's keeper",
             )
         return token
 
@@ -439,7 +439,7 @@ class Distribution:
             f"{self.reference.host} gave an answer that a registry should not give",
             expected=f"success of {what}",
             found=" ".join(f"HTTP {answer.status_code} {_complaint(answer)}".split()),
-            mend="check that --registry names a registry, then look at its log",
+            fix="check that --registry names a registry, then look at its log",
         )
 
 
@@ -450,14 +450,14 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
             f"{reference.host} wants to know who you are",
             expected="a user name and a password",
             found=f"none given ({found})",
-            mend=f"docker login {reference.host}, or set PITORCH_REGISTRY_PASSWORD and give --user NAME",
+            fix=f"docker login {reference.host}, or set PITORCH_REGISTRY_PASSWORD and give --user NAME",
         )
     who = f"{credentials.user or 'an identity token'}, from {credentials.source}"
     return RegistryRefused(
         f"{reference.host} does not let you at {reference.repository}",
         expected="a user that may do that, and the right password",
         found=f"{found} (as {who})",
-        mend=f"check the password and the rights of that user; docker login {reference.host} replaces what is stored",
+        fix=f"check the password and the rights of that user; docker login {reference.host} replaces what is stored",
     )
 
 
@@ -468,7 +468,7 @@ def denied(reference: Reference, credentials: Credentials | None, found: str) ->
         f"access denied: {reference.host} does not allow that at {reference.repository}",
         expected="the right to read or write there",
         found=f"{found} (as {who})",
-        mend="check the namespace (--registry), or ask whoever runs the registry for that right",
+        fix="check the namespace (--registry), or ask whoever runs the registry for that right",
     )
 
 
@@ -478,7 +478,7 @@ def stalled(host: str, found: str = "") -> RegistryStalled:
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
         found=found or "none",
-        mend="check the network and that registry's log, then run the task again: what arrived is not sent twice",
+        fix="check the network and that registry's log, then run the task again: what arrived is not sent twice",
     )
 
 
@@ -505,7 +505,7 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
             f"{host} cannot be asked through a SOCKS proxy",
             expected="an HTTP proxy, or the package PySocks",
             found=SOCKS_MISSING,
-            mend=f"{SOCKS_MEND}, or have {_bare(host)} in no_proxy",
+            fix=f"{SOCKS_FIX}, or have {_bare(host)} in no_proxy",
         )
     kinds = (TimeoutError, urllib3.exceptions.ConnectTimeoutError)
     if any(isinstance(item, kinds) or "Errno 113" in str(item) or "Errno 101" in str(item) for item in chain):
@@ -514,7 +514,7 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
         f"{host} broke off",
         expected="an answer",
         found=found,
-        mend="look at that registry's log, then run the task again",
+        fix="look at that registry's log, then run the task again",
     )
 
 
@@ -524,18 +524,18 @@ def unknown_host(host: str) -> RegistryHostUnknown:
         f"there is no host named {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
         found="the name servers do not know it",
-        mend="check --registry (or registry.address in invoke.yaml) for a typing error, then the name servers",
+        fix="check --registry (or registry.address in invoke.yaml) for a typing error, then the name servers",
     )
 
 
 def closed(host: str, found: str) -> RegistryConnectionRefused:
     """The host is there, the registry is not."""
-    mend = f"check --registry and its port; is a registry running there (curl -i http://{host}/v2/)?"
+    fix = f"check --registry and its port; is a registry running there (curl -i http://{host}/v2/)?"
     return RegistryConnectionRefused(
         f"no registry listens at {host}",
         expected="a registry",
         found=found,
-        mend="./inv registry up starts one on this machine" if _is_loopback(host) else mend,
+        fix="./inv registry up starts one on this machine" if _is_loopback(host) else fix,
     )
 
 
@@ -545,7 +545,7 @@ def unreachable(host: str, found: str) -> RegistryUnreachable:
         f"no registry answers at {host}",
         expected="a registry",
         found=found,
-        mend=f"check --registry, the network and no_proxy; does it answer (curl -i http://{host}/v2/)?",
+        fix=f"check --registry, the network and no_proxy; does it answer (curl -i http://{host}/v2/)?",
     )
 
 
@@ -557,7 +557,7 @@ def untrusted(host: str, found: str, *, plain: bool = False) -> RegistryUntruste
         f"{host} cannot be trusted",
         expected="TLS with a certificate that this machine trusts",
         found=found,
-        mend=f"let it speak TLS, or {listed} (anyone on the way can then read and change)" if plain else certificate,
+        fix=f"let it speak TLS, or {listed} (anyone on the way can then read and change)" if plain else certificate,
     )
 
 
@@ -592,7 +592,7 @@ def _choose(index: Mapping[str, Any], platform: str, reference: Reference) -> st
             f"{reference} has no image for {platform}",
             expected=platform,
             found=one_line(", ".join(sorted(found))) or "an empty index",
-            mend="give another --tag, or push the right image there",
+            fix="give another --tag, or push the right image there",
         )
     return found[platform]
 
@@ -666,7 +666,7 @@ def _trust(host: str, *, insecure: bool) -> ssl.SSLContext:
                 f"{certificate} cannot be used",
                 expected="a readable certificate in PEM form",
                 found=str(fault),
-                mend="replace it",
+                fix="replace it",
             ) from fault
     if insecure:
         context.check_hostname = False

@@ -1,4 +1,4 @@
-"""What this machine can and cannot do for us, found out by doing it; for each finding, the mend.
+"""What this machine can and cannot do for us, found out by doing it; for each finding, the fix.
 
 A check does what a build does, on a small scale: it executes a 32-bit ARM program, lists a folder from it, builds a
 container for the target's platform, compiles and runs a program, verifies the mirror's lists. A file that exists or
@@ -76,7 +76,7 @@ class Finding:
     verdict: Verdict
     done: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Pair:
     """A row of emulators.toml."""
 
     symptom: str
-    mend: str
+    fix: str
     guests: tuple[str, ...]
     sources: tuple[str, ...]
     qemu_from: str = ""
@@ -135,7 +135,7 @@ def require_healthy(findings: Sequence[Finding]) -> None:
     if failed:
         raise ChecksFailed(
             f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
-            mend="each finding above has its mend",
+            fix="each finding above has its fix",
         )
 
 
@@ -156,8 +156,8 @@ def print_table(findings: Sequence[Finding], *, console: Console | None = None) 
     for item in findings:
         text = Text(item.found)
         text.append(f"\n{item.done}", style="dim")
-        if item.mend:
-            text.append(f"\n→ {item.mend}", style="bold")
+        if item.fix:
+            text.append(f"\n→ {item.fix}", style="bold")
         table.add_row(Text(item.verdict.value, style=colours[item.verdict]), Text(item.check), text)
     out.print(table)
     counts = {verdict: sum(item.verdict is verdict for item in findings) for verdict in Verdict}
@@ -165,19 +165,19 @@ def print_table(findings: Sequence[Finding], *, console: Console | None = None) 
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    """A check's finding; a fault that the user can mend is a finding too, and so is a program that does not end."""
+    """A check's finding; a fault that the user can fix is a finding too, and so is a program that does not end."""
     try:
         return check()
     except UserError as fault:
         found = "; ".join(part for part in (fault.summary, fault.found) if part)
-        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, mend=fault.mend)
+        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, fix=fault.fix)
     except subprocess.TimeoutExpired as fault:
         line = process.pasteable([fault.cmd] if isinstance(fault.cmd, str | os.PathLike) else fault.cmd)
         found = f"{line} was still running after {fault.timeout:.0f} s"
-        mend = "run it by hand and see what it waits for; a foreign program hangs where its emulator does: update that"
-        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, mend=mend)
+        fix = "run it by hand and see what it waits for; a foreign program hangs where its emulator does: update that"
+        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=found, fix=fix)
     except OSError as fault:
-        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=str(fault), mend="mend what it names")
+        return Finding(check=name, verdict=Verdict.FAIL, done="tried", found=str(fault), fix="fix what it names")
 
 
 # ------------------------------------------------------------------------------------------------ the machine
@@ -206,7 +206,7 @@ def check_rights() -> Finding:
             return Finding(check=name, verdict=Verdict.OK, done=done, found="you are root, and may mount")
         found = f"you are root, but may not mount: {' '.join(ended.stderr.split())}"
         return Finding(
-            check=name, verdict=Verdict.FAIL, done=done, found=found, mend="run this container with --privileged"
+            check=name, verdict=Verdict.FAIL, done=done, found=found, fix="run this container with --privileged"
         )
     who = f"you are an ordinary user (id {os.geteuid()})"
     if shutil.which("sudo") is None:
@@ -215,7 +215,7 @@ def check_rights() -> Finding:
             verdict=Verdict.FAIL,
             done="looked for sudo",
             found=f"{who}, and there is no sudo",
-            mend="run ./inv as root, or have sudo installed and be allowed to use it",
+            fix="run ./inv as root, or have sudo installed and be allowed to use it",
         )
     done = "executed a program by sudo, without a password"
     ended = subprocess.run(
@@ -234,7 +234,7 @@ def check_rights() -> Finding:
         verdict=Verdict.WARN,
         done=done,
         found=f"{who}; {' '.join(ended.stderr.split()) or 'sudo refused'}",
-        mend="sudo --validate shows whether you may; then sudo ./inv build-image",
+        fix="sudo --validate shows whether you may; then sudo ./inv build-image",
     )
 
 
@@ -252,7 +252,7 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
             verdict=Verdict.FAIL,
             done=done,
             found=f"cannot write there: {fault.strerror}",
-            mend="free some space, or point build.folder in invoke.yaml at a larger disk",
+            fix="free some space, or point build.folder in invoke.yaml at a larger disk",
         )
     finally:
         trial.unlink(missing_ok=True)
@@ -262,7 +262,7 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
         verdict=verdict,
         done=done,
         found=f"{free_mib} MiB free; a first build takes about {needed_mib} MiB, comfortable are {wanted_mib} MiB",
-        mend="" if verdict is Verdict.OK else "free some space, or point build.folder in invoke.yaml at a larger disk",
+        fix="" if verdict is Verdict.OK else "free some space, or point build.folder in invoke.yaml at a larger disk",
     )
 
 
@@ -273,25 +273,23 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
     fitting = free_mib // build.memory_per_job_mib
     wanted = compile_jobs(build, available_mib=free_mib)
     each_mib = free_mib // wanted
-    verdict, mend = Verdict.OK, ""
+    verdict, fix = Verdict.OK, ""
     if fitting < 1:
         verdict = Verdict.FAIL
-        mend = (
-            f"free memory, or raise the cgroup's limit, until {build.memory_per_job_mib} MiB are there for a compiler"
-        )
+        fix = f"free memory, or raise the cgroup's limit, until {build.memory_per_job_mib} MiB are there for a compiler"
     elif wanted > fitting:
         verdict = Verdict.WARN
-        mend = f"set build.jobs to {fitting} (or 0) in invoke.yaml, or the kernel may kill compilers"
+        fix = f"set build.jobs to {fitting} (or 0) in invoke.yaml, or the kernel may kill compilers"
     elif wanted < cores and not build.jobs:
         verdict = Verdict.WARN
-        mend = f"memory keeps {cores - wanted} of {cores} cores idle while compiling; more would help"
+        fix = f"memory keeps {cores - wanted} of {cores} cores idle while compiling; more would help"
     return Finding(
         check="free memory",
         verdict=verdict,
         done="read MemAvailable, and the limits of the cgroups that this process is in",
         found=f"{free_mib} MiB available, {each_mib} MiB for each of {wanted} compile jobs;"
         f" one takes {build.memory_per_job_mib}",
-        mend=mend,
+        fix=fix,
     )
 
 
@@ -318,28 +316,26 @@ def check_binfmt(entry: Path) -> Finding:
     """The kernel's registration of the emulator. F fixes it, so that containers need no emulator of their own."""
     done = f"read {entry}"
     name = "binfmt flags"
-    mend = "./inv --set-up registers it (as root, in a container with --privileged)"
+    fix = "./inv --set-up registers it (as root, in a container with --privileged)"
     if platform.machine().startswith(("armv7", "armv8l")):
         return Finding(
             check=name, verdict=Verdict.OK, done="uname", found="this machine is an ARM one: no emulator needed"
         )
     if not (entry.parent / "status").exists():
         found = f"binfmt_misc is not mounted at {entry.parent}"
-        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, fix=fix)
     if not entry.exists():
         found = f"{entry.name} is not registered"
-        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, fix=fix)
     text = entry.read_text()
     fields = dict(line.partition(" ")[::2] for line in text.splitlines())
     flags = fields.get("flags:", "").strip()
     found = f"flags {flags or 'none'}, interpreter {fields.get('interpreter', 'unknown')}"
     if not text.startswith("enabled") or (entry.parent / "status").read_text().strip() != "enabled":
-        return Finding(
-            check=name, verdict=Verdict.FAIL, done=done, found=found + ", disabled", mend=f"echo 1 > {entry}"
-        )
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found + ", disabled", fix=f"echo 1 > {entry}")
     if "F" not in flags:
         found += ": without F the emulator is looked for inside each container"
-        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, fix=fix)
     return Finding(check=name, verdict=Verdict.OK, done=done, found=found)
 
 
@@ -351,10 +347,10 @@ def check_mmap_min_addr(sysctl: Path) -> Finding:
     except (FileNotFoundError, ValueError):
         # The emulator reads it too, and gives up without it: https://github.com/microsoft/WSL/issues/10049
         found = "the kernel does not tell; qemu-user cannot place the guest's memory then (seen on WSL 1)"
-        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend="use WSL 2 or a Linux kernel")
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, fix="use WSL 2 or a Linux kernel")
     if value > 0x10000:
         found = f"{value}: above 65536, where ARM programs are linked to start"
-        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend="sysctl vm.mmap_min_addr=65536")
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, fix="sysctl vm.mmap_min_addr=65536")
     return Finding(check=name, verdict=Verdict.OK, done=done, found=f"{value} (at most 65536 is right)")
 
 
@@ -376,7 +372,7 @@ def check_emulator(config: Config) -> Finding:
             verdict=Verdict.FAIL,
             done="looked for the emulator that binfmt_misc names, and on the PATH",
             found="none",
-            mend=f"./inv --set-up installs it ({_EMULATOR_PACKAGES})",
+            fix=f"./inv --set-up installs it ({_EMULATOR_PACKAGES})",
         )
     said = process.output_of([program, "--version"], limit_s=_RUN_LIMIT_S)
     version = _first_version(said)
@@ -395,7 +391,7 @@ def judge_emulator(*, guest: str, qemu: str, package: str, kernel: str, pairs: S
         verdict=Verdict.WARN if bad else Verdict.OK,
         done=f"asked both for their versions and looked among {len(rows)} known bad pairs",
         found=about + "".join(f"; {row.symptom} ({', '.join(row.sources)})" for row in bad),
-        mend="; ".join(row.mend for row in bad),
+        fix="; ".join(row.fix for row in bad),
     )
 
 
@@ -427,15 +423,15 @@ def _execution(name: str, program: Path, *, said: bytes) -> Finding:
                 f"({_EMULATOR_PACKAGES})",
             ),
         }
-        found, mend = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
-        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)
+        found, fix = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, fix=fix)
     except subprocess.TimeoutExpired:
         return Finding(
             check=name,
             verdict=Verdict.FAIL,
             done=done,
             found=f"still running after {_RUN_LIMIT_S:.0f} s",
-            mend="update the emulator",
+            fix="update the emulator",
         )
     if ended.returncode == 0 and ended.stdout == said:
         return Finding(check=name, verdict=Verdict.OK, done=done, found=said.decode().strip() or "it runs")
@@ -444,7 +440,7 @@ def _execution(name: str, program: Path, *, said: bytes) -> Finding:
         verdict=Verdict.FAIL,
         done=done,
         found=f"{process.explain_exit(ended.returncode)}: {ended.stderr.decode(errors='replace').strip()[:200]}",
-        mend="update the emulator; the findings on versions and vm.mmap_min_addr may tell more",
+        fix="update the emulator; the findings on versions and vm.mmap_min_addr may tell more",
     )
 
 
@@ -466,7 +462,7 @@ def check_listing(folder: Path) -> Finding:
             verdict=Verdict.FAIL,
             done=done,
             found=f"cannot be tried: {fault}",
-            mend="first mend the execution of 32-bit ARM programs",
+            fix="first fix the execution of 32-bit ARM programs",
         )
     if status == 0:
         return Finding(check=name, verdict=Verdict.OK, done=done, found="all entries fit 32-bit fields")
@@ -476,7 +472,7 @@ def check_listing(folder: Path) -> Finding:
             verdict=Verdict.WARN,
             done=done,
             found="EOVERFLOW: entries are numbered with 64 bits; an emulated 32-bit readdir takes folders for empty",
-            mend="our own steps avoid it; for emulated programs of yours, point build.folder at a tmpfs, xfs or btrfs,"
+            fix="our own steps avoid it; for emulated programs of yours, point build.folder at a tmpfs, xfs or btrfs,"
             " or compile them with -D_FILE_OFFSET_BITS=64",
         )
     reasons = {2: "the folder could not be opened", 3: "getdents64 failed", 4: "the listing ended early"}
@@ -485,7 +481,7 @@ def check_listing(folder: Path) -> Finding:
         verdict=Verdict.FAIL,
         done=done,
         found=reasons.get(status, process.explain_exit(status)),
-        mend="point build.folder in invoke.yaml at a tmpfs, xfs, btrfs or ext4 disk",
+        fix="point build.folder in invoke.yaml at a tmpfs, xfs, btrfs or ext4 disk",
     )
 
 
@@ -498,7 +494,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
     process.run(
         [compiler, "-static", "-o", program, source],
         limit_s=_RUN_LIMIT_S,
-        mend="apt-get install --reinstall g++-" + gnu,
+        fix="apt-get install --reinstall g++-" + gnu,
     )
     done = f"compiled a C++ program with {compiler.name}, ran it"
     status = subprocess.run([program], check=False, capture_output=True, timeout=_RUN_LIMIT_S).returncode
@@ -508,7 +504,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
             verdict=Verdict.FAIL,
             done=done,
             found=f"expected status 42, got {status}",
-            mend="see the finding on executing 32-bit ARM programs",
+            fix="see the finding on executing 32-bit ARM programs",
         )
     version = _first_version(process.output_of([compiler, "-dumpfullversion"], limit_s=_RUN_LIMIT_S))
     return Finding(
@@ -527,10 +523,8 @@ def _engine_findings(config: Config) -> list[Finding]:
         found = "; ".join(part for part in (fault.summary, fault.found) if part)
         missing = "no engine to try it with"
         return [
-            Finding(check="engine", verdict=Verdict.FAIL, done=done, found=found, mend=fault.mend),
-            Finding(
-                check="container", verdict=Verdict.FAIL, done="nothing", found=missing, mend="first mend the engine"
-            ),
+            Finding(check="engine", verdict=Verdict.FAIL, done=done, found=found, fix=fault.fix),
+            Finding(check="container", verdict=Verdict.FAIL, done="nothing", found=missing, fix="first fix the engine"),
         ]
     findings = [judge_engine(info), _guarded("container", lambda: check_container(config.image.target.oci_platform))]
     if _on_another_disk(info.data_root, config.build_root):
@@ -555,7 +549,7 @@ def check_disk_of_engine(data_root: Path) -> Finding:
         verdict=Verdict.FAIL if short else Verdict.OK,
         done=f"asked the file system of {data_root}",
         found=f"{free_mib} MiB free; images of a first build take up to {_DISK_NEEDED_MIB} MiB",
-        mend="docker system prune, or move data-root in daemon.json to a larger disk" if short else "",
+        fix="docker system prune, or move data-root in daemon.json to a larger disk" if short else "",
     )
 
 
@@ -565,16 +559,16 @@ def judge_engine(info: engine.EngineInfo) -> Finding:
     by = "started here" if info.started_here else "found running"
     layers = f"storage {info.storage_driver}, cgroup version {info.cgroup_version or 'unknown'}"
     found = f"version {info.version} at {info.address}, {by}; {layers}"
-    verdict, mend = Verdict.OK, ""
+    verdict, fix = Verdict.OK, ""
     if numbers < _OLDEST_ENGINE:
-        verdict, mend = Verdict.FAIL, "install Docker 20.10 or newer (Debian: apt-get install docker.io)"
+        verdict, fix = Verdict.FAIL, "install Docker 20.10 or newer (Debian: apt-get install docker.io)"
     elif info.storage_driver in _SLOW_DRIVERS:
         verdict = Verdict.WARN
-        mend = (
+        fix = (
             f"{info.storage_driver} copies whole layers: builds are slow and large;"
             " put the engine's data-root on ext4 or xfs, where overlay2 works (in a container: on a volume)"
         )
-    return Finding(check="engine", verdict=verdict, done="asked it for its version and storage", found=found, mend=mend)
+    return Finding(check="engine", verdict=verdict, done="asked it for its version and storage", found=found, fix=fix)
 
 
 def check_container(oci_platform: str) -> Finding:
@@ -608,13 +602,13 @@ def check_container(oci_platform: str) -> Finding:
                 verdict=Verdict.FAIL,
                 done=done,
                 found=fault or "the program in it did not print its line",
-                mend="binfmt flags must hold F (see above); in a container the engine needs --privileged",
+                fix="binfmt flags must hold F (see above); in a container the engine needs --privileged",
             )
         seen = client.images.get(tag).attrs
         is_tuple = tuple(part for part in (seen["Os"], seen["Architecture"], seen.get("Variant", "")) if part)
     except (docker.errors.DockerException, requests.RequestException) as refused:
         return Finding(
-            check=name, verdict=Verdict.FAIL, done=done, found=str(refused)[:400], mend="read the engine's log"
+            check=name, verdict=Verdict.FAIL, done=done, found=str(refused)[:400], fix="read the engine's log"
         )
     finally:
         _remove_image(client, tag)
@@ -622,7 +616,7 @@ def check_container(oci_platform: str) -> Finding:
     found = f"it ran, and is stamped {'/'.join(is_tuple)}"
     if is_tuple != wanted:
         return Finding(
-            check=name, verdict=Verdict.FAIL, done=done, found=found, mend="use an engine that honours --platform"
+            check=name, verdict=Verdict.FAIL, done=done, found=found, fix="use an engine that honours --platform"
         )
     return Finding(check=name, verdict=Verdict.OK, done=done, found=found)
 
@@ -661,15 +655,15 @@ def check_pockets(sources: tuple[apt.Source, ...], folder: Path, *, strict: bool
     """``check_mirror`` for given sources."""
     name = "apt mirror"
     done = f"fetched and verified the lists of {len(sources)} pockets"
-    mend = "set image.mirror in invoke.yaml to one that is whole, or http_proxy to a proxy that reaches it"
+    fix = "set image.mirror in invoke.yaml to one that is whole, or http_proxy to a proxy that reaches it"
     try:
         verified = apt.verify(sources, folder, strict=False, limit_s=_MIRROR_LIMIT_S)
     except MirrorPocketUnusable as fault:
         found = f"{fault.summary}: {fault.found}"
-        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, mend=mend)
+        return Finding(check=name, verdict=Verdict.FAIL, done=done, found=found, fix=fix)
     if verified.warnings:
         verdict = Verdict.FAIL if strict else Verdict.WARN
-        return Finding(check=name, verdict=verdict, done=done, found="; ".join(verified.warnings), mend=mend)
+        return Finding(check=name, verdict=verdict, done=done, found="; ".join(verified.warnings), fix=fix)
     hosts = ", ".join(dict.fromkeys(source.uri for source in sources))
     return Finding(check=name, verdict=Verdict.OK, done=done, found=f"all signed as they should be: {hosts}")
 
@@ -683,8 +677,8 @@ def check_package_index(folder: Path) -> Finding:
         process.run([sys.executable, "-m", "pip", "download", *words], limit_s=_RUN_LIMIT_S)
     except CommandFailed as fault:
         found = fault.tail.strip().splitlines()[-1:] or [fault.found]
-        mend = engine.SOCKS_MEND if engine.SOCKS_MISSING in fault.tail else "https_proxy, or pip.conf's index-url"
-        return Finding(check=name, verdict=Verdict.WARN, done=done, found=found[0], mend=mend)
+        fix = engine.SOCKS_FIX if engine.SOCKS_MISSING in fault.tail else "https_proxy, or pip.conf's index-url"
+        return Finding(check=name, verdict=Verdict.WARN, done=done, found=found[0], fix=fix)
     return Finding(check=name, verdict=Verdict.OK, done=done, found="it answers")
 
 
@@ -699,7 +693,7 @@ def check_virtual_machine() -> Finding:
     done = "asked qemu-system-arm for its machines"
     if not re.search(r"^virt\s", said, re.MULTILINE):
         return Finding(
-            check="virtual machine", verdict=Verdict.FAIL, done=done, found=f"{version} without virt", mend="update it"
+            check="virtual machine", verdict=Verdict.FAIL, done=done, found=f"{version} without virt", fix="update it"
         )
     kvm = "/dev/kvm is not needed: the guest's architecture is not this machine's"
     return Finding(check="virtual machine", verdict=Verdict.OK, done=done, found=f"version {version} has virt; {kvm}")
@@ -715,7 +709,7 @@ def check_nfs_server() -> Finding:
     if not version or not modules:
         found = f"version {version or 'unknown'}" + ("" if modules else ", and no VFS module")
         return Finding(
-            check="NFS server", verdict=Verdict.FAIL, done=done, found=found, mend="apt-get install nfs-ganesha-vfs"
+            check="NFS server", verdict=Verdict.FAIL, done=done, found=found, fix="apt-get install nfs-ganesha-vfs"
         )
     note = "" if os.geteuid() == 0 else "; it must be run as root (open_by_handle_at(2))"
     return Finding(check="NFS server", verdict=Verdict.OK, done=done, found=f"version {version} with VFS{note}")

@@ -68,7 +68,7 @@ REFUSED_OR_GONE = (
 """What docker-py raises where an engine refuses, does not answer, or ends in the middle of an answer."""
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
 """What requests and pip say when the proxy speaks SOCKS and PySocks is not installed."""
-SOCKS_MEND = "name an HTTP proxy in http_proxy and https_proxy, or install PySocks into .venv from a file"
+SOCKS_FIX = "name an HTTP proxy in http_proxy and https_proxy, or install PySocks into .venv from a file"
 
 _ABOUT_TLS = re.compile(r"HTTPS server|\bSSL|\bTLS|certificate")
 """What errors say where one side speaks TLS and the other does not, or does not let it in."""
@@ -197,7 +197,7 @@ def chosen() -> Chosen:
             f"{by} is of no use",
             expected="a context that docker context ls shows, with the address of an engine",
             found=found,
-            mend=f"{undo}, or make it: docker context create {name}",
+            fix=f"{undo}, or make it: docker context create {name}",
         )
     host = host.removeprefix("http+")  # as docker-py writes a socket's address
     return Chosen(host, by, undo, name, _tls_of(name, host, undo))
@@ -224,7 +224,7 @@ def _tls_of(name: str, host: str, undo: str) -> docker.TLSConfig | None:
             f"the TLS files of docker's context {name} are of no use",
             expected=f"cert.pem and key.pem, a pair that can be read, in {_tls_folder(name)}",
             found=found,
-            mend=f"{_tls_mend(name, host)}, or {undo}",
+            fix=f"{_tls_fix(name, host)}, or {undo}",
         )
     if not there and not unverified:
         return None
@@ -242,7 +242,7 @@ def _tls_folder(name: str) -> Path:
     return Path(get_tls_dir(name, "docker"))
 
 
-def _tls_mend(name: str, host: str) -> str:
+def _tls_fix(name: str, host: str) -> str:
     return f"docker context update {name} --docker host={host},ca=CA.pem,cert=CERT.pem,key=KEY.pem"
 
 
@@ -280,7 +280,7 @@ def ensure_daemon(daemon: Daemon, *, host: str = "") -> EngineInfo:
             f"the Docker engine that {chooser.by} names runs on another machine",
             expected="an engine of this machine: a build mounts folders of its own machine into containers",
             found=f"{name}, which is no address of this machine",
-            mend=f"{chooser.undo}, or run ./inv on that machine",
+            fix=f"{chooser.undo}, or run ./inv on that machine",
         )
     with contextlib.suppress(EngineUnavailable):
         return _describe(wanted, daemon)
@@ -423,7 +423,7 @@ def _client(address: str, timeout_s: float) -> docker.DockerClient:
             "docker's configuration file for this user cannot be read",
             expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",
             found=str(fault),
-            mend="repair or remove that file",
+            fix="repair or remove that file",
         ) from fault
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as fault:
         if chooser.context and _ABOUT_TLS.search(str(fault)):
@@ -432,7 +432,7 @@ def _client(address: str, timeout_s: float) -> docker.DockerClient:
                 expected=f"ca.pem of who signed its certificate, cert.pem and key.pem that it lets in, in "
                 f"{_tls_folder(chooser.context)}",
                 found=_reason(fault),
-                mend=f"{_tls_mend(chooser.context, address)}, or {chooser.undo}",
+                fix=f"{_tls_fix(chooser.context, address)}, or {chooser.undo}",
             ) from fault
         raise _unavailable(fault, address) from fault
 
@@ -469,20 +469,20 @@ def _unavailable(fault: BaseException | None, address: str) -> EngineUnavailable
             "the Docker engine's socket is closed to you",
             expected=expected,
             found=f"{path} belongs to group {_group_of(path)}, of which you are not a member",
-            mend=f"sudo usermod -aG {_group_of(path)} $USER, then log in again",
+            fix=f"sudo usermod -aG {_group_of(path)} $USER, then log in again",
         )
     if chooser.host and chooser.host == address != DEFAULT_HOST:
         return EngineUnavailable(
             f"the Docker engine that {chooser.by} names does not answer",
             expected=expected,
             found=_reason(fault),
-            mend=f"start that engine, or {chooser.undo} to use this machine's own",
+            fix=f"start that engine, or {chooser.undo} to use this machine's own",
         )
     return EngineUnavailable(
         "no Docker engine answers",
         expected=expected,
         found=_reason(fault),
-        mend="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to another one of this machine",
+        fix="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to another one of this machine",
     )
 
 
@@ -492,7 +492,7 @@ def gone(doing: str, fault: BaseException) -> EngineUnavailable:
         f"the Docker engine went away while it {doing}",
         expected="an engine that answers until the step is done",
         found=_reason(fault),
-        mend="its log says why it ended (./inv doctor starts it again, and examines it); then run the task again",
+        fix="its log says why it ended (./inv doctor starts it again, and examines it); then run the task again",
     )
 
 
@@ -556,14 +556,14 @@ def _start_by_systemd() -> None:
                 "systemd does not come to an end of starting the Docker engine",
                 expected="systemctl start docker.service to end",
                 found=f"it still runs after {fault.timeout:.0f} s",
-                mend="journalctl -u docker.service shows what it waits for",
+                fix="journalctl -u docker.service shows what it waits for",
             ) from fault
     if ended.returncode != 0:
         raise EngineUnavailable(
             "systemd could not start the Docker engine",
             expected="systemctl start docker.service ends with status 0",
             found=f"status {ended.returncode}: {ended.stderr.strip()[-400:]}",
-            mend="journalctl -u docker.service shows why; apt-get install docker.io where the unit is missing",
+            fix="journalctl -u docker.service shows why; apt-get install docker.io where the unit is missing",
         )
 
 
@@ -644,12 +644,12 @@ def socket_group() -> int:
         "dockerd is not started: every member of your group could become root by its socket",
         expected="a primary group with your name that nobody else is in, or that you are in the group docker",
         found=f"the primary group {_group_name(os.getegid())}",
-        mend="sudo groupadd --force docker && sudo usermod -aG docker $USER, then log in again",
+        fix="sudo groupadd --force docker && sudo usermod -aG docker $USER, then log in again",
     )
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Another dockerd on this machine's default paths that does not answer is its owner's to mend."""
+    """Another dockerd on this machine's default paths that does not answer is its owner's to fix."""
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError):
@@ -660,7 +660,7 @@ def _refuse_second(daemon: Daemon) -> None:
                 "a dockerd that was not started here runs, but does not answer",
                 expected=f"an answer at {daemon.host}",
                 found=f"pid {pid} from {_SYSTEM_PIDFILE}",
-                mend="look at its log, then stop or restart it yourself",
+                fix="look at its log, then stop or restart it yourself",
             )
 
 
@@ -689,7 +689,7 @@ def _wait_for_answer(address: str, daemon: Daemon, record: ProcessRecord | None,
                 "the Docker engine was started but does not answer",
                 expected=f"an answer at {address} within {_START_LIMIT_S:.0f} s",
                 found=f"none{tail}",
-                mend=f"read {daemon.log}" if record is not None else "journalctl -u docker.service",
+                fix=f"read {daemon.log}" if record is not None else "journalctl -u docker.service",
             )
         time.sleep(0.1)
 
@@ -700,11 +700,11 @@ def _died(daemon: Daemon, offset: int) -> ServerFailed:
         "dockerd ended while it started",
         expected="a daemon that stays",
         found=f"its last lines:\n{tail}",
-        mend=_mend_for(tail) + f"; the whole log: {daemon.log}",
+        fix=_fix_for(tail) + f"; the whole log: {daemon.log}",
     )
 
 
-def _mend_for(tail: str) -> str:
+def _fix_for(tail: str) -> str:
     """What to do about the usual reasons for which dockerd ends."""
     lowered = tail.lower()
     known = (
@@ -717,7 +717,7 @@ def _mend_for(tail: str) -> str:
         ("no sockets found", "start it without socket activation"),
         ("pid file found", "another dockerd runs: use it (DOCKER_HOST) or stop it"),
     )
-    return next((mend for words, mend in known if words in lowered), "mend what the log names")
+    return next((fix for words, fix in known if words in lowered), "fix what the log names")
 
 
 def _tail(log: Path, offset: int) -> str:
@@ -748,7 +748,7 @@ def _end(record: ProcessRecord, name: str) -> None:
         f"{name} does not end",
         expected=f"an end within {_STOP_LIMIT_S:.0f} s of SIGTERM, or by SIGKILL",
         found=f"pid {record.pid} still runs",
-        mend="a process that SIGKILL does not end waits for a disk or a file server: look at dmesg",
+        fix="a process that SIGKILL does not end waits for a disk or a file server: look at dmesg",
     )
 
 
@@ -808,7 +808,7 @@ def _locked(folder: Path) -> Iterator[None]:
             f"{folder} cannot hold the engine's record",
             expected="a folder that you may write to",
             found=str(fault),
-            mend=caller.as_root("./inv TASK") if isinstance(fault, PermissionError) else "move that file away",
+            fix=caller.as_root("./inv TASK") if isinstance(fault, PermissionError) else "move that file away",
         ) from fault
     with locked(folder):
         yield
@@ -841,4 +841,4 @@ def _mount_cgroups(sudo: Sequence[str]) -> None:
     except FileNotFoundError:
         table = ""
     for argv in cgroup_mounts(table, mounted):
-        process.run([*sudo, *argv], limit_s=30, mend="dockerd needs cgroups: run this container with --privileged")
+        process.run([*sudo, *argv], limit_s=30, fix="dockerd needs cgroups: run this container with --privileged")

@@ -242,7 +242,7 @@ def _not_up(settings: Settings, address: str, ended: int | None, offset: int) ->
         "the local registry did not come up",
         expected=f"an answer at {address}",
         found=f"{how}; its last lines:\n{tail}",
-        mend=f"read {settings.log}",
+        fix=f"read {settings.log}",
     )
 
 
@@ -310,7 +310,7 @@ def _end(settings: Settings) -> bool:
                 "the local registry does not end",
                 expected="an end after SIGTERM, or by SIGKILL",
                 found=f"pid {record.pid} still runs",
-                mend="it waits for its disk: look at dmesg",
+                fix="it waits for its disk: look at dmesg",
             )
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pid, os.WNOHANG)
@@ -330,7 +330,7 @@ def _refuse_taken(host: str, port: int) -> None:
             f"the local registry cannot listen on {host}:{port}",
             expected="a free port that this user may listen on",
             found=os.strerror(fault.errno or 0),
-            mend=f"stop what listens there (ss -ltnp 'sport = :{port}'{debian}), "
+            fix=f"stop what listens there (ss -ltnp 'sport = :{port}'{debian}), "
             "or set registry.address in invoke.yaml to another port",
         ) from fault
 

@@ -161,7 +161,7 @@ def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
     if not argv:
         how = f"kill -HUP {pid}" if pid else "kill -HUP $(pidof dockerd)"
         return replace(state, reload=f"left to you, since neither systemd nor ./inv started this engine: {how}")
-    process.run(argv, limit_s=60, mend="reload the engine by hand")
+    process.run(argv, limit_s=60, fix="reload the engine by hand")
     deadline = time.monotonic() + _RELOAD_LIMIT_S
     while True:
         state = replace(state, active=_active(), reload=process.pasteable(argv))
@@ -175,7 +175,7 @@ def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
         "the engine did not take the mirrors over",
         expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
         found="it answers no more" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
-        mend=f"its log says why: {log}; does it read {state.file} (--config-file)? A restart drops the rest",
+        fix=f"its log says why: {log}; does it read {state.file} (--config-file)? A restart drops the rest",
     )
 
 
@@ -221,7 +221,7 @@ def _refuse_elsewhere() -> None:
             "the engine runs on another machine, and so does its configuration",
             expected="an engine of this machine",
             found=f"{chosen.host}, by {chosen.by}",
-            mend=f"run this task there, or {chosen.undo}",
+            fix=f"run this task there, or {chosen.undo}",
         )
 
 
@@ -244,7 +244,7 @@ def _locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as fault:
-        raise _unusable(path, "a folder that may be written", fault.strerror or "", mend=_as_root()) from fault
+        raise _unusable(path, "a folder that may be written", fault.strerror or "", fix=_as_root()) from fault
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -278,7 +278,7 @@ def _checked(url: str) -> str:
             f"{shown!r} is not a mirror's address",
             expected="http://HOST[:PORT] or https://HOST[:PORT], and nothing behind it",
             found=fault,
-            mend=f"https://{bare[0]}"
+            fix=f"https://{bare[0]}"
             if bare and "://" not in url
             else "give the mirror's address as its keeper states it",
         )
@@ -299,7 +299,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     except UnicodeDecodeError as fault:
         raise _unusable(path, "text in UTF-8", str(fault)) from fault
     except OSError as fault:
-        raise _unusable(path, "a readable file", fault.strerror or str(fault), mend=_as_root()) from fault
+        raise _unusable(path, "a readable file", fault.strerror or str(fault), fix=_as_root()) from fault
     if not text.strip():
         return {}, text
     try:
@@ -323,12 +323,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _unusable(path: Path, expected: str, found: str, *, mend: str = "") -> EngineConfigUnusable:
+def _unusable(path: Path, expected: str, found: str, *, fix: str = "") -> EngineConfigUnusable:
     return EngineConfigUnusable(
         f"the engine's configuration {path} cannot be used",
         expected=expected,
         found=found,
-        mend=mend or f"mend {path} by hand (nothing was changed); the engine would not start with it either",
+        fix=fix or f"fix {path} by hand (nothing was changed); the engine would not start with it either",
     )
 
 
@@ -346,7 +346,7 @@ def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
                 os.chown(aside, owner.st_uid, owner.st_gid)
                 backup = _back_up(path)
     except PermissionError as fault:
-        raise _unusable(path, "a file that may be changed", "you may not", mend=_as_root()) from fault
+        raise _unusable(path, "a file that may be changed", "you may not", fix=_as_root()) from fault
     except OSError as fault:
         raise _unusable(path, "a file that can be written", fault.strerror or str(fault)) from fault
     return backup
@@ -392,7 +392,7 @@ def _refuse_flag(daemon: engine.Daemon | None) -> None:
             "the engine has mirrors on its command line",
             expected="mirrors in daemon.json only: with both the engine does not start again",
             found=f"--registry-mirror among the arguments of dockerd (pid {pid})",
-            mend="take that flag out of the engine's unit or start script, restart it, then run the task again",
+            fix="take that flag out of the engine's unit or start script, restart it, then run the task again",
         )
 
 

@@ -202,7 +202,7 @@ class Store(Distribution):
                 f"the registry does not hold the {self.reference} that was sent",
                 expected=stated,
                 found=f"{held.digest}, computed over what the registry sent",
-                mend="somebody else may have pushed that tag meanwhile: run the task again",
+                fix="somebody else may have pushed that tag meanwhile: run the task again",
             )
         for item in held.files:
             self._check_blob(item)
@@ -230,7 +230,7 @@ class Store(Distribution):
                 f"the registry does not hold {self.reference} under the tag {tag}",
                 expected=stated,
                 found=found,
-                mend="somebody else may have pushed that tag meanwhile: run the task again",
+                fix="somebody else may have pushed that tag meanwhile: run the task again",
             )
 
     def download(self, item: File, to: Path) -> None:
@@ -268,7 +268,7 @@ class Store(Distribution):
                 f"{self.reference.host} broke off",
                 expected=f"{item.size} bytes of {item.name}",
                 found=f"{size} bytes",
-                mend="look at that registry's log, then run the task again",
+                fix="look at that registry's log, then run the task again",
             )
         found = f"sha256:{digest.hexdigest()}"
         if found != item.digest:
@@ -303,7 +303,7 @@ class Store(Distribution):
                 f"{self.reference.host} sends uploads elsewhere",
                 expected=f"an address at {self.reference.host}",
                 found=one_line(parts.netloc) or "none",
-                mend="tell the registry's keeper",
+                fix="tell the registry's keeper",
             )
         return f"{parts.path}{'?' + parts.query if parts.query else ''}"
 
@@ -314,7 +314,7 @@ class Store(Distribution):
 
     def _not_found(self) -> ReferenceNotFound:
         fault = super()._not_found()
-        fault.mend = "./inv push-artefacts on the machine that built it, or build it here"
+        fault.fix = "./inv push-artefacts on the machine that built it, or build it here"
         return fault
 
     def _not_ours(self, found: str) -> RegistryFailed:
@@ -322,7 +322,7 @@ class Store(Distribution):
             f"{self.reference} is no artefact that can be used here",
             expected="an OCI manifest whose layers are files with plain names",
             found=one_line(found),
-            mend="check --registry and registry.artefacts",
+            fix="check --registry and registry.artefacts",
         )
 
     def _damaged(self, item: File, found: str) -> RegistryFailed:
@@ -330,7 +330,7 @@ class Store(Distribution):
             f"{item.name} is damaged in the registry",
             expected=f"{item.size} bytes with the digest {item.digest}",
             found=found,
-            mend=f"delete {self.reference} there and push it anew from where it was built",
+            fix=f"delete {self.reference} there and push it anew from where it was built",
         )
 
 

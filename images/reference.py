@@ -60,7 +60,7 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
             f"{tag!r} cannot be a tag",
             expected="1 to 128 letters, digits, '_', '.' and '-', not starting with '.' or '-'",
             found=repr(tag),
-            mend="give another --tag",
+            fix="give another --tag",
         )
     return Reference(host=host, repository=repository, tag=tag)
 
@@ -71,14 +71,14 @@ def _check_host(host: str, registry: str) -> None:
             "a registry is named without a scheme",
             expected="HOST[:PORT]/NAMESPACE",
             found=registry,
-            mend=f"--registry {registry.partition('://')[2] or 'HOST/NAMESPACE'}",
+            fix=f"--registry {registry.partition('://')[2] or 'HOST/NAMESPACE'}",
         )
     if "@" in host:
         raise ReferenceInvalid(
             "a registry's name holds no user or password",
             expected="HOST[:PORT]/NAMESPACE",
             found="something before an @",
-            mend="give --user NAME; the password comes from the credential store, the environment or a prompt",
+            fix="give --user NAME; the password comes from the credential store, the environment or a prompt",
         )
     try:
         split_registry(host)
@@ -88,13 +88,13 @@ def _check_host(host: str, registry: str) -> None:
                 f"{host!r} would be taken for a name on Docker Hub, not for a host",
                 expected="a host with a dot or a port: HOST[:PORT]/NAMESPACE",
                 found=registry,
-                mend=f"--registry {host}:443/…, or docker.io/{registry} if you mean Docker Hub",
+                fix=f"--registry {host}:443/…, or docker.io/{registry} if you mean Docker Hub",
             ) from fault
         raise ReferenceInvalid(
             f"{host!r} is not a registry's address",
             expected="HOST[:PORT]/NAMESPACE, the port from 1 to 65535",
             found=registry,
-            mend="for instance --registry 127.0.0.1:5000/pitorch",
+            fix="for instance --registry 127.0.0.1:5000/pitorch",
         ) from fault
 
 
@@ -104,7 +104,7 @@ def _check_repository(host: str, repository: str) -> None:
             "a repository's name is written in lower case",
             expected=repository.lower(),
             found=repository,
-            mend=f"--registry {host}/{repository.lower().rpartition('/')[0]}",
+            fix=f"--registry {host}/{repository.lower().rpartition('/')[0]}",
         )
     if not _PATH.fullmatch(repository):
         tagged = ":" in repository or "@" in repository
@@ -112,12 +112,12 @@ def _check_repository(host: str, repository: str) -> None:
             f"{repository!r} cannot be a repository's name",
             expected="lower-case letters and digits, parted by single '.', '_', '/' or by '-'",
             found=repository,
-            mend="give the tag with --tag" if tagged else "give another namespace: --registry HOST[:PORT]/NAMESPACE",
+            fix="give the tag with --tag" if tagged else "give another namespace: --registry HOST[:PORT]/NAMESPACE",
         )
     if len(host) + 1 + len(repository) > _LONGEST_NAME:
         raise ReferenceInvalid(
             "the image's name is too long",
             expected=f"at most {_LONGEST_NAME} characters before the tag",
             found=f"{len(host) + 1 + len(repository)}",
-            mend="give a shorter namespace: --registry HOST[:PORT]/NAMESPACE",
+            fix="give a shorter namespace: --registry HOST[:PORT]/NAMESPACE",
         )

@@ -105,7 +105,7 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
                 "there is no image to push",
                 expected=f"the image {name} in the engine",
                 found="none of that name",
-                mend="./inv build-image",
+                fix="./inv build-image",
             )
         _require_platform(image, name, platform)
         with _session(client, reference, actions="pull,push", user=_user(config, user)) as (remote, known):
@@ -176,7 +176,7 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
                 f"{reference} did not get its local name",
                 expected=f"{name} is {image['Id']}",
                 found=str(found and found["Id"]),
-                mend="run the task again",
+                fix="run the task again",
             )
     return Pulled(
         reference=reference,
@@ -257,7 +257,7 @@ def _require_platform(image: Mapping[str, Any], name: str, platform: str) -> Non
             f"{name} is for another platform",
             expected=platform,
             found=found,
-            mend="./inv build-image, or set image.architecture in invoke.yaml",
+            fix="./inv build-image, or set image.architecture in invoke.yaml",
         )
 
 
@@ -349,14 +349,14 @@ def _compare(reference: Reference, stated: str, held: RemoteImage, image: Mappin
             f"the registry does not hold the {reference} that was transferred",
             expected=f"{stated}, stated by the engine",
             found=f"{held.digest}, computed over what the registry sent",
-            mend="somebody else may have pushed that tag meanwhile: run the task again",
+            fix="somebody else may have pushed that tag meanwhile: run the task again",
         )
     if image["Id"] not in (held.config.digest, held.digest):
         raise RegistryFailed(
             f"{reference} in the registry is not the image that the engine has",
             expected=f"the image {image['Id']}",
             found=held.config.digest,
-            mend="run the task again",
+            fix="run the task again",
         )
 
 

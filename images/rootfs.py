@@ -132,7 +132,7 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
             f"this host cannot execute {architecture.debian} programs",
             expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
             found=seen,
-            mend="./inv --set-up installs the emulator and registers it (as root, in a container with --privileged); "
+            fix="./inv --set-up installs the emulator and registers it (as root, in a container with --privileged); "
             "./inv doctor shows what is missing then",
         )
 
@@ -268,7 +268,7 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to end with status 0 for every package",
             found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
-            mend=f"if a package is damaged, remove {packages[0].parent} and it is fetched anew",
+            fix=f"if a package is damaged, remove {packages[0].parent} and it is fetched anew",
         ) from fault
 
 
@@ -423,20 +423,20 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
             f"the mirror does not give the packages of the {spec.role} root",
             expected="every package that the verified lists name",
             found=found,
-            mend="check the network; if the mirror has moved on since, run ./inv build-image --update",
+            fix="check the network; if the mirror has moved on since, run ./inv build-image --update",
         )
     if missing := apt.UNKNOWN.search(text):
         return ImageBuildFailed(
             f"the {spec.role} root needs a package that the mirror does not have",
             expected=f"package {missing[1] or missing[2]} in {spec.suite} for {spec.architectures[0]}",
             found="no such package in the verified lists",
-            mend="correct image.extra_packages (or image.suite) in invoke.yaml",
+            fix="correct image.extra_packages (or image.suite) in invoke.yaml",
         )
     return ImageBuildFailed(
         summary,
         expected=expected,
         found=f"{found} (whole log: {log})",
-        mend="read the log; ./inv doctor checks what this step relies on",
+        fix="read the log; ./inv doctor checks what this step relies on",
     )
 
 

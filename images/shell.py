@@ -70,7 +70,7 @@ def command_line(
 def require_folder(folder: Path) -> None:
     """Raise ArtefactMissing where there is no such folder to mount."""
     if not folder.is_dir():
-        raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, mend="name another")
+        raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, fix="name another")
 
 
 def environment(compiler: Mounts) -> dict[str, str]:

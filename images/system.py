@@ -133,7 +133,7 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> ImageBuildFailed
         f"the engine did not build {reference}",
         expected="every line of the Dockerfile to succeed",
         found=found + (f"\n{tail}" if tail else ""),
-        mend="./inv doctor checks the engine and emulation; then run ./inv build-image again",
+        fix="./inv doctor checks the engine and emulation; then run ./inv build-image again",
     )
 
 
@@ -196,7 +196,7 @@ def inspect(
             f"{reference} was built but does not work",
             expected=f"import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
             found=fault.tail.strip()[-1500:] or fault.found,
-            mend=f"the whole output is in {log}",
+            fix=f"the whole output is in {log}",
         ) from fault
     found: dict[str, Any] = json.loads(done.output.strip().splitlines()[-1])
     return found

@@ -218,25 +218,25 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
             f"the engine does not take {reference} for a name",
             expected="HOST[:PORT]/NAMESPACE in lower case",
             found=found,
-            mend="check --registry and --tag",
+            fix="check --registry and --tag",
         )
     if says("does not exist locally", "no such image", "tag does not exist"):
         return ReferenceNotFound(
             "the engine does not have the image",
             expected=str(reference),
             found=found,
-            mend="./inv build-image",
+            fix="./inv build-image",
         )
     if says("no matching manifest", "does not provide the specified platform", "does not match the specified platform"):
         return PlatformMismatch(
-            f"{reference} has no image for this platform", found=found, mend="give another --tag, or push it first"
+            f"{reference} has no image for this platform", found=found, fix="give another --tag, or push it first"
         )
     if says("no space left on device") and says("write /", "mkdir /", "failed to register layer", "/var/lib/docker"):
         return DiskFull(
             "the engine's disk is full",
             expected="room for the image's layers",
             found=found,
-            mend="docker system prune, or free some space in the engine's data folder (docker info names it)",
+            fix="docker system prune, or free some space in the engine's data folder (docker info names it)",
         )
     if says("no space left", "insufficient storage", "disk full", "quota", "upper limit", "exceeds the limit"):
         return full(reference, found)
@@ -253,7 +253,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
             f"{reference} is not in the registry",
             expected=f"the tag {reference.tag}",
             found=found,
-            mend="./inv push it first, or give another --registry or --tag",
+            fix="./inv push it first, or give another --registry or --tag",
         )
     if says("http response to https client"):
         return untrusted(reference.host, "it speaks plain HTTP", plain=True)
@@ -278,7 +278,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         f"{reference} could not be transferred",
         expected="an end without a fault",
         found=found,
-        mend="look at the registry's log and at the engine's",
+        fix="look at the registry's log and at the engine's",
     )
 
 
@@ -305,7 +305,7 @@ def full(reference: Reference, found: str) -> RegistryFull:
         f"{reference.host} has no room left",
         expected="room for the image's layers",
         found=found,
-        mend="delete old images there and collect its garbage, or have the quota of the namespace raised",
+        fix="delete old images there and collect its garbage, or have the quota of the namespace raised",
     )
 
 
@@ -315,5 +315,5 @@ def broke(reference: Reference, found: str) -> RegistryBroke:
         f"{reference.host} broke off",
         expected="a registry that stays to the end",
         found=found,
-        mend="look at that registry's log, then run the task again: what arrived is not sent twice",
+        fix="look at that registry's log, then run the task again: what arrived is not sent twice",
     )

@@ -71,7 +71,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
             f"{text!r} does not name a board",
             expected="[USER@]HOST[:PORT], an IPv6 address in brackets",
             found=repr(text),
-            mend="for example --host root@192.168.77.50",
+            fix="for example --host root@192.168.77.50",
         )
     return found["user"] or "root", found["six"] or found["host"], int(found["port"] or 22)
 
@@ -92,7 +92,7 @@ def pin(host_keys: Path, destination: Path) -> Path:
             "the host key of the exported tree is not known, so the board could not be told from another machine",
             expected=f"at least one public key in {host_keys}",
             found="no key" if host_keys.exists() else "no such file",
-            mend="run ./inv export-nfsroot again: it makes host keys and writes them there",
+            fix="run ./inv export-nfsroot again: it makes host keys and writes them there",
         )
     files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys(keys)))
     return destination
@@ -108,7 +108,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             if pinned
             else "an SSH host key that your known_hosts has",
             found="another host key" if pinned else "one that is unknown there, or another",
-            mend="check the address; if the tree was exported again while the board was up, reboot the board"
+            fix="check the address; if the tree was exported again while the board was up, reboot the board"
             if pinned
             else f"compare its fingerprint on the board's own console, then log in once by hand: ssh {access}",
         )
@@ -117,7 +117,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             f"{access} does not let us in",
             expected=f"a login with the key {access.key}" if access.key else "a login with one of your SSH keys",
             found=output.strip().splitlines()[-1],
-            mend="the board must have booted the exported tree, which has that key in /root/.ssh/authorized_keys"
+            fix="the board must have booted the exported tree, which has that key in /root/.ssh/authorized_keys"
             if access.key
             else f"ssh-copy-id {access}",
         )

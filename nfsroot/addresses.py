@@ -17,7 +17,7 @@ def subnet_of(config: Config) -> ipaddress.IPv4Network:
         return ipaddress.IPv4Network(config.nfs.subnet, strict=False)
     except ValueError as fault:
         raise NetworkUnreachable(
-            "nfs.subnet is not an IPv4 subnet", expected="such as 192.168.77.0/24", found=str(fault), mend="correct it"
+            "nfs.subnet is not an IPv4 subnet", expected="such as 192.168.77.0/24", found=str(fault), fix="correct it"
         ) from fault
 
 
@@ -52,6 +52,6 @@ def server_address(config: Config) -> str:
                 "the address that the board reaches this PC at cannot be found",
                 expected=f"an address in {subnet}, or a route there",
                 found=str(fault.strerror),
-                mend="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS)",
+                fix="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS)",
             ) from fault
         return str(probe.getsockname()[0])

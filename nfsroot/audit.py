@@ -1,8 +1,8 @@
-"""What breaks when a root filesystem made for a disk (or a container) is booted over NFS: list it, mend it.
+"""What breaks when a root filesystem made for a disk (or a container) is booted over NFS: list it, fix it.
 
 Works on a tree alone: nothing is executed in it, no chroot, no emulator. Links are followed as the board would follow
-them, never out of the tree. Every check leaves a tree in which it finds nothing more to mend, so a second audit
-mends nothing.
+them, never out of the tree. Every check leaves a tree in which it finds nothing more to fix, so a second audit
+fixes nothing.
 
 The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that carries the
 root must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
@@ -55,12 +55,12 @@ class Finding:
     path: str
     """In the tree, absolute."""
     found: str
-    mend: str
-    mended: bool = True
+    fix: str
+    fixed: bool = True
 
     def as_json(self) -> dict[str, str | bool]:
         """For the manifest."""
-        return {"check": self.check, "path": self.path, "found": self.found, "mend": self.mend, "mended": self.mended}
+        return {"check": self.check, "path": self.path, "found": self.found, "fix": self.fix, "fixed": self.fixed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +88,9 @@ class Audit:
     host_keys: list[str] = field(default_factory=list)
     """Public keys, one line each."""
 
-    def note(self, check: str, path: str, found: str, mend: str, *, mended: bool = True) -> None:
+    def note(self, check: str, path: str, found: str, fix: str, *, fixed: bool = True) -> None:
         """Record a finding."""
-        self.findings.append(Finding(check=check, path=path, found=found, mend=mend, mended=mended))
+        self.findings.append(Finding(check=check, path=path, found=found, fix=fix, fixed=fixed))
 
     def text(self, path: str) -> str | None:
         """A regular file's text, links followed; None without one."""
@@ -154,7 +154,7 @@ class Audit:
 
 
 def audit(root: Path, settings: Settings) -> Audit:
-    """List and mend what breaks on NFS, in the tree at ``root``."""
+    """List and fix what breaks on NFS, in the tree at ``root``."""
     made = Audit(root, settings)
     for check in CHECKS:
         check(made)
@@ -164,12 +164,12 @@ def audit(root: Path, settings: Settings) -> Audit:
 def table(findings: Sequence[Finding]) -> Table:
     """The findings for people."""
     made = Table(title="audit: what would break over NFS", title_justify="left", title_style="bold")
-    for column in ("check", "path", "found", "mend"):
+    for column in ("check", "path", "found", "fix"):
         made.add_column(column, overflow="fold")
-    made.add_column("mended")
+    made.add_column("fixed")
     for item in findings:
-        mended = Text("yes", style="green") if item.mended else Text("no", style="yellow")
-        made.add_row(item.check, *(_plain(text) for text in (item.path, item.found, item.mend)), mended)
+        fixed = Text("yes", style="green") if item.fixed else Text("no", style="yellow")
+        made.add_row(item.check, *(_plain(text) for text in (item.path, item.found, item.fix)), fixed)
     return made
 
 
@@ -210,7 +210,7 @@ def _resolv_conf(tree: Audit) -> None:
         tree.write(path, wanted)
         tree.note("resolv.conf", path, found, f"this PC's: {', '.join(tree.settings.nameservers)}")
     else:
-        tree.note("resolv.conf", path, found, "this PC has no usable one: write 'nameserver ADDRESS'", mended=False)
+        tree.note("resolv.conf", path, found, "this PC has no usable one: write 'nameserver ADDRESS'", fixed=False)
 
 
 def _hostname(tree: Audit) -> None:
@@ -298,19 +298,19 @@ def _network(tree: Audit) -> None:
     if tree.has("/usr/sbin/NetworkManager") and not tree.has(path):
         tree.write(path, "[keyfile]\nunmanaged-devices=type:ethernet\n")
         tree.note("network", path, "NetworkManager takes over the interface that carries the root", "left unmanaged")
-    for path, mend in (
+    for path, fix in (
         ("/etc/systemd/network", "give its .network files KeepConfiguration=yes"),
         ("/etc/dhcpcd.conf", "add `denyinterfaces eth0` there"),
     ):
         units = [item for item in tree.listing(path, "*.network") if "DHCP=" in (tree.text(item) or "")]
         text = tree.text(path) or ""
         if units or (text and "denyinterfaces" not in text):
-            tree.note("network", path, "may configure the interface that carries the root", mend, mended=False)
+            tree.note("network", path, "may configure the interface that carries the root", fix, fixed=False)
 
 
 def _host_keys(tree: Audit) -> None:
     if not tree.has("/etc/ssh"):
-        tree.note("host-keys", "/etc/ssh", "no SSH server in the tree", "add openssh-server to the image", mended=False)
+        tree.note("host-keys", "/etc/ssh", "no SSH server in the tree", "add openssh-server to the image", fixed=False)
         return
     present = [(tree.text(item) or "").strip() for item in tree.listing("/etc/ssh", "ssh_host_*_key.pub")]
     if present and set(present) <= set(tree.settings.host_keys):
@@ -370,7 +370,7 @@ def _capabilities(tree: Audit) -> None:
                 tree.note("capabilities", path, found, "setuid root, as its package does without capabilities")
             else:
                 tree.note("capabilities", path, found, "run it as root, or as a service with AmbientCapabilities",
-                          mended=False)  # fmt: skip
+                          fixed=False)  # fmt: skip
 
 
 def capability_text(value: bytes) -> str:

@@ -66,7 +66,7 @@ class ExportResult:
     image_tree_sha256: str
     """Hash of the tree as it is in the image."""
     rootfs_sha256: str
-    """Hash of the tree as exported, after the audit's mends."""
+    """Hash of the tree as exported, after the audit's fixes."""
     counts: dict[str, int]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
@@ -79,12 +79,12 @@ def export(
     *,
     destination: Path | None = None,
     tarball: Path | None = None,
-    mend: bool = True,
+    fix: bool = True,
     role: str = "system",
 ) -> ExportResult:
     """Export the system image to a folder (by default ``nfs.folder``), to a tarball, or to both.
 
-    With a tarball and no destination no folder is left. ``mend`` false gives the image's tree untouched. ``role`` names
+    With a tarball and no destination no folder is left. ``fix`` false gives the image's tree untouched. ``role`` names
     another of the target's images, such as ``rootfs``.
 
     Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
@@ -99,7 +99,7 @@ def export(
             "an export cannot replace this machine's own root",
             expected="a folder or a file below /",
             found=str(final.place),
-            mend="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
+            fix="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
         )
     as_folder = destination is not None or tarball is None
     tarball = absolute(tarball) if tarball is not None else None
@@ -131,14 +131,14 @@ def export(
                 now=int(time.time()),
             )
             findings: tuple[Finding, ...] = ()
-            if mend:
+            if fix:
                 with progress.step("audit"):
                     audited = audit(tree, settings)
                 findings = tuple(audited.findings)
                 hashed.refresh(audited.touched)
                 (beside / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
             rootfs, counts = hashed.sha256, dict(hashed.counts())
-            inputs = {"image": source.id, "hostname": settings.hostname, "mend": str(mend)}
+            inputs = {"image": source.id, "hostname": settings.hostname, "fix": str(fix)}
             packed = _pack(tree, tarball) if tarball is not None else None
             manifest = Manifest(
                 step="nfsroot",
@@ -239,7 +239,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
                     "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime", ".",
                 ],
                 env={"LC_ALL": "C"},
-                mend="see its last lines; a full disk is the usual cause",
+                fix="see its last lines; a full disk is the usual cause",
             )  # fmt: skip
         os.replace(aside, tarball)
     finally:
@@ -254,13 +254,13 @@ def locked(final: Layout) -> Iterator[None]:
         f"{final.tree} is being exported by another run",
         expected=f"nobody holds {final.lock}",
         found="a lock",
-        mend="wait for the other run, or end it",
+        fix="wait for the other run, or end it",
     )
     served = InUse(
         f"{final.tree} is being served over NFS",
         expected="no server: a board that runs from the tree would lose its files",
         found=f"a lock on {final.served}",
-        mend="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
+        fix="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
     )
     with contextlib.ExitStack() as stack:
         with _writable(final.place.parent):
@@ -281,7 +281,7 @@ def _writable(folder: Path) -> Iterator[None]:
             f"nothing can be exported to {folder}",
             expected="a folder that can be made and written to",
             found=f"{fault.filename}: {fault.strerror}",
-            mend="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
+            fix="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
         ) from fault
 
 
@@ -303,7 +303,7 @@ def _require_place_of(tarball: Path) -> None:
             f"{tarball} is a folder",
             expected="the name of a tarball",
             found="a folder",
-            mend="name a file, such as nfsroot.tar",
+            fix="name a file, such as nfsroot.tar",
         )
     with _writable(tarball.parent):
         tarball.parent.mkdir(parents=True, exist_ok=True)
@@ -315,7 +315,7 @@ def _refuse_foreign(final: Layout) -> None:
             f"{final.place} would be replaced, but it is not a folder",
             expected="a folder of ours, or nothing",
             found="a link" if final.place.is_symlink() else "a file",
-            mend="name another folder",
+            fix="name another folder",
         )
     move_in(final)
     entries = list(final.place.iterdir()) if final.place.exists() else []
@@ -326,14 +326,14 @@ def _refuse_foreign(final: Layout) -> None:
             f"{final.place} would be replaced, but it is not ours",
             expected=f"an absent or empty folder, or one with the tree that {final.marker} names",
             found=f"a folder with {len(entries)} entries " + (named if inode_alone else "that no marker of ours names"),
-            mend="name another folder, or empty this one yourself",
+            fix="name another folder, or empty this one yourself",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
         raise ForeignFolder(
             f"{final.folder} would be replaced, but it is not ours",
             expected=f"an absent or empty folder, or one with our marker {MARKER}",
             found="a folder without it",
-            mend="name another destination, or empty that folder yourself",
+            fix="name another destination, or empty that folder yourself",
         )
     if final.tree.exists():
         require_unmounted(final.tree, "replaced")
@@ -346,7 +346,7 @@ def _aside(final: Layout) -> Iterator[Path]:
     if aside.exists():
         if not (aside / MARKER).is_file() and any(aside.iterdir()):
             raise ForeignFolder(
-                f"{aside} is in the way", expected="nothing, or our own", found="no marker in it", mend="remove it"
+                f"{aside} is in the way", expected="nothing, or our own", found="no marker in it", fix="remove it"
             )
         require_unmounted(aside, "removed")
         remove(aside)

@@ -5,7 +5,7 @@ The exported tree holds the board's files and nothing else, so everything about 
 
     nfsroot/                 root's alone (mode 0700): no other user of the PC reaches what a board writes
     nfsroot/tree/            the root filesystem, owners and modes as on the board
-    nfsroot.manifest.json    image, hashes, counts, what the audit found and mended
+    nfsroot.manifest.json    image, hashes, counts, what the audit found and fixed
     nfsroot.files/           the marker that makes the tree ours, keys, and the files rendered from templates
     .nfsroot.lock            held by an export, so that there is one at a time
     .nfsroot.served          held by every server of the tree, so that no export changes it under a board
@@ -236,7 +236,7 @@ def require_export(layout: Layout) -> Manifest:
             else "another folder"
             if there
             else "no folder",
-            mend=f"as root, which moves it: {caller.as_root('./inv export-nfsroot')}"
+            fix=f"as root, which moves it: {caller.as_root('./inv export-nfsroot')}"
             if bare
             else "run ./inv export-nfsroot",
         )
@@ -283,7 +283,7 @@ def _unused(layout: Layout) -> Iterator[None]:
         f"{layout.place} must be moved into a folder that only root can enter, and is in use",
         expected=f"nobody holds {layout.lock} or {layout.served}",
         found="a lock",
-        mend="end the export, ./inv serve-nfsroot or the test that uses it, then try again",
+        fix="end the export, ./inv serve-nfsroot or the test that uses it, then try again",
     )
     with files.held(layout.lock, refusal), files.held(layout.served, refusal):
         yield

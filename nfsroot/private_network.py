@@ -46,7 +46,7 @@ def private_network() -> Iterator[None]:
                 "no network namespace can be made, and without one other users could write to the exported tree",
                 expected="the right to make one (CAP_SYS_ADMIN), and a kernel with CONFIG_NET_NS",
                 found=os.strerror(ctypes.get_errno()),
-                mend="in a container: start it with --privileged; else run the tests on a machine of your own",
+                fix="in a container: start it with --privileged; else run the tests on a machine of your own",
             )
         inode = _HERE.stat().st_ino
         _made.add(inode)

@@ -109,7 +109,7 @@ def boot_files(tree: Path, architecture: str) -> BootFiles:
             found=(f"kernels for boards only ({', '.join(whole)})" if whole else f"no whole pair among {releases}")
             if releases
             else "no kernel in boot/",
-            mend="build the bootable profile with the distribution's kernel "
+            fix="build the bootable profile with the distribution's kernel "
             "(image.profile: bootable, image.kernel: distribution), then export again",
         )
     newest = max(usable, key=_version_key)
@@ -155,7 +155,7 @@ class MachineSpec:
                 f"the tree at {self.nfs_path} cannot be named on a kernel command line",
                 expected="a path without blanks, quotes, commas and colons",
                 found=self.nfs_path,
-                mend="export to another folder: ./inv export-nfsroot --folder=PATH",
+                fix="export to another folder: ./inv export-nfsroot --folder=PATH",
             )
         words = [
             f"console={_EMULATIONS[self.architecture].console}",
@@ -230,7 +230,7 @@ class Machine:
                         start_new_session=True,
                     )
                 except FileNotFoundError as fault:
-                    raise ProgramMissing(f"cannot run {program}", mend="apt-get install util-linux") from fault
+                    raise ProgramMissing(f"cannot run {program}", fix="apt-get install util-linux") from fault
             self._began = time.monotonic()
             # A port that another program took in between makes QEMU end at once.
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -311,11 +311,11 @@ class Machine:
             found = "silence" if not text.strip() else "a console that goes on, no SSH"
         lines = text.strip().splitlines()[-_TAIL_LINES:]
         shown = "\n".join(f"      | {line}" for line in lines) if lines else "      | (nothing at all)"
-        mend = next((advice for pattern, advice in _SYMPTOMS if re.search(pattern, text)), "")
-        if not mend:
-            mend = "allow more time (device.boot_timeout_s) when the machine is busy; else read the console log"
+        fix = next((advice for pattern, advice in _SYMPTOMS if re.search(pattern, text)), "")
+        if not fix:
+            fix = "allow more time (device.boot_timeout_s) when the machine is busy; else read the console log"
         return BoardSilent(
-            summary, expected=expected, found=f"{found}\n    end of its console ({self.console}):\n{shown}", mend=mend
+            summary, expected=expected, found=f"{found}\n    end of its console ({self.console}):\n{shown}", fix=fix
         )
 
 

@@ -83,7 +83,7 @@ def plugin_folder() -> Path:
         "the NFS server's back end for local folders is not installed",
         expected="/usr/lib/*/ganesha/libfsalvfs.so",
         found="no such file",
-        mend="apt-get install nfs-ganesha-vfs",
+        fix="apt-get install nfs-ganesha-vfs",
     )
 
 
@@ -96,7 +96,7 @@ def major_version(program: Path) -> int:
             f"{program} does not tell its version",
             expected="NFS-Ganesha Release = V…",
             found=told.strip()[:200] or "nothing",
-            mend="apt-get install --reinstall nfs-ganesha",
+            fix="apt-get install --reinstall nfs-ganesha",
         )
     return int(found[1])
 
@@ -124,7 +124,7 @@ def ganesha_configuration(
                 "the NFS server cannot export that path",
                 expected="a path without quotes, backslashes, semicolons, question marks and line ends",
                 found=repr(str(folder)),
-                mend="export the tree to another folder",
+                fix="export the tree to another folder",
             )
     return render(
         "ganesha.conf",
@@ -168,7 +168,7 @@ def running_server(
     for item in folders:
         if not item.is_dir():
             raise ArtefactMissing(
-                f"{item} cannot be served", expected="a folder", found="no folder", mend="run ./inv export-nfsroot"
+                f"{item} cannot be served", expected="a folder", found="no folder", fix="run ./inv export-nfsroot"
             )
     port = port or ports.free_port(address)
     require_free(address, port)
@@ -244,7 +244,7 @@ def _kept_as_it_is(tree: Path) -> Iterator[None]:
         f"{layout.tree} cannot be served now",
         expected="no export that replaces it",
         found="one that runs",
-        mend="wait for it to end",
+        fix="wait for it to end",
     )
     with files.held(layout.served, taken, shared=True):
         yield
@@ -323,7 +323,7 @@ def require_free(address: str, port: int, *, server: str = "the NFS server", sec
             f"{server} cannot listen on port {port}",
             expected="a TCP port from 1 to 65535",
             found=f"{port}",
-            mend=f"give another --port, or none: then {section}.port counts",
+            fix=f"give another --port, or none: then {section}.port counts",
         )
     kernels = " (the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -338,13 +338,13 @@ def require_free(address: str, port: int, *, server: str = "the NFS server", sec
                     f"port {port} is taken",
                     expected=f"nothing listening on {address}:{port}",
                     found=_listener(port),
-                    mend=f"end that program{kernels}, or set {section}.port",
+                    fix=f"end that program{kernels}, or set {section}.port",
                 ) from fault
             raise ServerFailed(
                 f"{server} cannot listen on {address}",
                 expected="an IPv4 address of this machine",
                 found=str(fault.strerror),
-                mend=f"set {section}.address in invoke.yaml to one that `ip address` shows",
+                fix=f"set {section}.address in invoke.yaml to one that `ip address` shows",
             ) from fault
 
 
@@ -418,7 +418,7 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes], limit_s: flo
                 server,
                 f"the NFS server does not export {waiting[0]}",
                 complaint,
-                mend="it needs a file system with file handles (ext4, xfs, btrfs, tmpfs; not overlay): set nfs.folder",
+                fix="it needs a file system with file handles (ext4, xfs, btrfs, tmpfs; not overlay): set nfs.folder",
             )
         time.sleep(0.1)
 
@@ -430,17 +430,17 @@ def _listens(server: NfsServer) -> bool:
         return trial.connect_ex((address, server.port)) == 0
 
 
-def _failed(server: NfsServer, summary: str, found: str = "", *, mend: str = "") -> ServerFailed:
+def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") -> ServerFailed:
     # The log goes away with its folder, so what it says last becomes part of the message.
     said = _tail(server.log, _TAIL_LINES)
     if "No IP address found for" in said:
         # The resolver leaves out loopback addresses while no other interface has one (AI_ADDRCONFIG).
-        mend = "give any interface besides lo an address: the server looks its own up, and finds none on a lone lo"
+        fix = "give any interface besides lo an address: the server looks its own up, and finds none on a lone lo"
     return ServerFailed(
         summary + (f"\n--- last lines of its log ---\n{said}\n---" if said else ""),
         expected=f"a server that lists {server.source()}",
         found=found or "see the log",
-        mend=mend or "see the last lines of its log above",
+        fix=fix or "see the last lines of its log above",
     )
 
 
@@ -489,7 +489,7 @@ def _portmapper() -> Iterator[None]:
                     "the portmapper (rpcbind) did not come up",
                     expected="an answer on TCP port 111",
                     found="none" if child.poll() is None else process.explain_exit(child.returncode),
-                    mend="start it by hand to see why: rpcbind -f -d",
+                    fix="start it by hand to see why: rpcbind -f -d",
                 )
             time.sleep(0.1)
         yield

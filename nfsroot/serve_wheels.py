@@ -338,7 +338,7 @@ def _listening(address: str, port: int) -> _Server:
             f"the package index cannot listen on {address}:{port}",
             expected="an address of this machine, and a port that this user may listen on",
             found=fault.strerror or str(fault),
-            mend="set wheels.address and wheels.port in invoke.yaml, or give --address and --port",
+            fix="set wheels.address and wheels.port in invoke.yaml, or give --address and --port",
         ) from fault
 
 
@@ -363,7 +363,7 @@ def serve_wheels(
             expected="a torch wheel for the image, or any in "
             + ", ".join(str(folder) for folder in resolve.wheelhouses(config)),
             found=offer.torch.reason,
-            mend="./inv build-torch or ./inv build-wheel NAME==VERSION makes one",
+            fix="./inv build-torch or ./inv build-wheel NAME==VERSION makes one",
         )
     stop = stop or threading.Event()
     began = time.monotonic()

@@ -58,7 +58,7 @@ class Sharing:
     opened: tuple[str, ...]
     """Chains of other programs that got accept rules."""
     problems: tuple[str, ...]
-    """What keeps it from working, each with its mend."""
+    """What keeps it from working, each with its fix."""
 
     def lines(self) -> list[str]:
         """For people."""
@@ -72,7 +72,7 @@ class Sharing:
 
 
 def on(config: Config, *, state: Path = STATE) -> Sharing:
-    """Share this PC's internet with ``nfs.subnet``; done again, it mends what is missing.
+    """Share this PC's internet with ``nfs.subnet``; done again, it fixes what is missing.
 
     Raises RootNeeded, ProgramMissing (nft, ip) or NetworkSharingFailed (no uplink, the uplink is in the subnet; what
     cannot be changed, with nothing changed then).
@@ -133,7 +133,7 @@ def _take_back_after(fault: BaseException, state: Path) -> None:
     except UserError as second:
         if isinstance(fault, UserError):
             fault.found += f"; what was done cannot be taken back: {second.found}"
-            fault.mend = f"{fault.mend}; then {_AGAIN} off"
+            fault.fix = f"{fault.fix}; then {_AGAIN} off"
 
 
 def _deletions() -> list[str]:
@@ -163,7 +163,7 @@ def _set_forward(value: str) -> None:
             f"net.ipv4.ip_forward cannot be set to {value}",
             expected=f"a {_FORWARD} that root may write",
             found=fault.strerror or str(fault),
-            mend=f"sysctl net.ipv4.ip_forward={value} must work (a container needs --privileged)",
+            fix=f"sysctl net.ipv4.ip_forward={value} must work (a container needs --privileged)",
         ) from fault
 
 
@@ -228,7 +228,7 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
             "this PC has no internet to share",
             expected="a default route",
             found="none",
-            mend="connect the PC first: `ip route` must show a default route",
+            fix="connect the PC first: `ip route` must show a default route",
         )
     best = min(usable, key=lambda route: int(route.get("metric", 0)))
     gateway = best.get("gateway")
@@ -237,7 +237,7 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
             "the board's subnet is the one this PC reaches the internet through: there is nothing to translate",
             expected=f"a default route outside {subnet}",
             found=f"{gateway} on {best['dev']}",
-            mend="set nfs.subnet to the subnet between PC and board; boards on the PC's own network need no sharing",
+            fix="set nfs.subnet to the subnet between PC and board; boards on the PC's own network need no sharing",
         )
     return str(best["dev"])
 
@@ -250,7 +250,7 @@ def _nft(*words: str, stdin: str | None = None, merge_stderr: bool = True) -> st
             f"nft {' '.join(words)} failed",
             expected="a kernel with nftables and NAT (nf_tables, nft_masq)",
             found=done.output.strip() or process.explain_exit(done.returncode),
-            mend="nothing was changed by it; modprobe nft_masq",
+            fix="nothing was changed by it; modprobe nft_masq",
         )
     return done.output
 

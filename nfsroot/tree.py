@@ -239,5 +239,5 @@ def require_unmounted(folder: Path, purpose: str) -> None:
             f"{folder} cannot be {purpose}: something is mounted there",
             expected="no mounts in it",
             found=", ".join(found[:5]),
-            mend=f"umount -R {found[0]}",
+            fix=f"umount -R {found[0]}",
         )

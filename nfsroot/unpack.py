@@ -77,7 +77,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
             f"there is no image {reference} to export",
             expected=f"the image {reference} in the engine",
             found="no such image",
-            mend="run ./inv build-image",
+            fix="run ./inv build-image",
         ) from fault
     facts = image.attrs
     found = (facts.get("Architecture", ""), facts.get("Variant") or "")
@@ -87,7 +87,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
             f"the image {reference} is for another platform",
             expected=target.oci_platform,
             found="/".join(["linux", *[part for part in found if part]]),
-            mend="run ./inv build-image, or set image.architecture",
+            fix="run ./inv build-image, or set image.architecture",
         )
     return SourceImage(
         reference=reference,
@@ -135,7 +135,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
         (scratch / "merged").mkdir()
         options = "ro,lowerdir=" + ":".join([*map(str, range(len(source.layers))), "e"])
         if len(options) > os.sysconf("SC_PAGE_SIZE") - 256:
-            raise CommandFailed("the image has too many layers for one overlay mount", mend="rebuild it with fewer")
+            raise CommandFailed("the image has too many layers for one overlay mount", fix="rebuild it with fewer")
         with (
             progress.bar(f"copying {source.reference}", total=source.size, in_bytes=True) as bar,
             _written_by_child(bar, source.size) as watch,
@@ -149,7 +149,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
                 cwd=links,
                 env={"LC_ALL": "C"},
                 on_line=watch,
-                mend="see its last lines; a full disk is the usual cause",
+                fix="see its last lines; a full disk is the usual cause",
             )
 
 
@@ -207,7 +207,7 @@ def _engine_that_stays() -> Iterator[None]:
             "the engine does not give the image",
             expected="a stream of its layers",
             found=" ".join(str(fault.explanation or fault).split())[:200],
-            mend="look at the engine's log; try again",
+            fix="look at the engine's log; try again",
         ) from fault
     except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
         raise engine.gone("gave the image", fault) from fault
@@ -268,7 +268,7 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
             "the engine's stream of the image cannot be read",
             expected="a docker-archive with a manifest.json",
             found=f"{type(fault).__name__}: {fault}",
-            mend="look at the engine's log; try again",
+            fix="look at the engine's log; try again",
         ) from fault
     # A layer that occurs twice is applied twice, from a file each.
     unique: list[Path] = []
@@ -309,5 +309,5 @@ def apply_layer(layer: Path, root: Path) -> None:
             "--warning=no-timestamp", "--delay-directory-restore",
         ],
         env={"LC_ALL": "C"},
-        mend="see its last lines; a full disk is the usual cause",
+        fix="see its last lines; a full disk is the usual cause",
     )  # fmt: skip

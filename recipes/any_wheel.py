@@ -178,7 +178,7 @@ def build_in(
                     limit_s=_LIMIT_S,
                     log=log,
                     on_line=tell,
-                    mend=f"the last lines of the package's own output are below, all of them are in {log}",
+                    fix=f"the last lines of the package's own output are below, all of them are in {log}",
                 )
             except CommandFailed as fault:
                 said = log.read_text(errors="replace")
@@ -208,7 +208,7 @@ def accept(wheel: Path, config: Config, suite: Suite) -> int:
             f"{wheel.name} does not fit the image",
             expected=f"a tag such as {suite.python_tag}-{suite.python_tag}-{config.image.target.wheel_platform}",
             found=", ".join(sorted(str(tag) for tag in tags)),
-            mend="look at how the project names its platform; the tag comes from its own build",
+            fix="look at how the project names its platform; the tag comes from its own build",
         )
     return count
 
@@ -302,7 +302,7 @@ def _bring(wanted: Wanted, source: Path, config: Config) -> str:
             f"{wanted.project} cannot be copied for the build",
             expected="files, links and folders that this user may read",
             found=shortened(reason),
-            mend="move what is no part of the project elsewhere, or let it be read",
+            fix="move what is no part of the project elsewhere, or let it be read",
         ) from fault
     return f"{_HOME}/source/{target.name}"
 
@@ -355,6 +355,6 @@ def _one_wheel(out: Path, log: Path) -> Path:
             "pip made no wheel, or several",
             expected="one wheel",
             found=", ".join(path.name for path in made) or "none",
-            mend=f"read {log}",
+            fix=f"read {log}",
         )
     return made[0]

@@ -166,7 +166,7 @@ def entry(config: Config, name: str, key: str) -> Entry | None:
                 f"the kept {name} is damaged and is not used ({fault.summary})",
                 expected=fault.expected or "every file of its manifest",
                 found=fault.found or "not there",
-                mend=f"run the task again: it is made or pulled anew; the damaged one is {aside}",
+                fix=f"run the task again: it is made or pulled anew; the damaged one is {aside}",
             ) from fault
         finally:
             os.close(folder)
@@ -212,7 +212,7 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
             "there is no artefact to push",
             expected=f"a finished wheel in {_folder(config)}",
             found="none" + (f" named {name}" if name else ""),
-            mend="./inv build-torch",
+            fix="./inv build-torch",
         )
     return [_push(config, item, registry=registry, user=user) for item in kept]
 
@@ -257,7 +257,7 @@ def pull(
                     f"{reference} contradicts itself ({fault.summary})",
                     expected=fault.expected,
                     found=fault.found,
-                    mend="delete that tag there and push it anew from where it was built",
+                    fix="delete that tag there and push it anew from where it was built",
                 ) from fault
     made = entry(config, name, own)
     assert made is not None, "it was put there just now"  # noqa: S101
@@ -334,7 +334,7 @@ def _require_ours(reference: Reference, held: oras.Artefact, name: str, key: str
             f"{reference} is another artefact than its tag says",
             expected=f"{KIND}, {name}, key {key}",
             found=", ".join(str(item or "nothing stated") for item in stated),
-            mend="check --registry and registry.artefacts; delete that tag if it is wrong there",
+            fix="check --registry and registry.artefacts; delete that tag if it is wrong there",
         )
 
 
@@ -367,7 +367,7 @@ def _require_all(paths: Sequence[Path]) -> None:
         raise ValueError(f"files of an artefact have names of their own: {[path.name for path in paths]}")
     for path in paths:
         if not path.is_file():
-            raise ArtefactMissing(f"{path} is gone", expected="a finished file", found="none", mend="make it again")
+            raise ArtefactMissing(f"{path} is gone", expected="a finished file", found="none", fix="make it again")
 
 
 def _check_statement(made: Sequence[Artefact]) -> None:
@@ -384,7 +384,7 @@ def _check_statement(made: Sequence[Artefact]) -> None:
                 f"{item.path.name} is no provenance statement",
                 expected="an in-toto statement with subjects and their SHA-256",
                 found=f"{type(fault).__name__}: {fault}",
-                mend="build it anew",
+                fix="build it anew",
             ) from fault
         wrong = [name for name in sorted(stated.keys() & there.keys()) if stated[name] != there[name]]
         if wrong or not stated.keys() & there.keys():
@@ -392,7 +392,7 @@ def _check_statement(made: Sequence[Artefact]) -> None:
                 f"{item.path.name} speaks of other files",
                 expected=", ".join(f"{name} with SHA-256 {stated[name]}" for name in wrong or sorted(stated)),
                 found=", ".join(f"{name} with SHA-256 {there[name]}" for name in wrong) or ", ".join(sorted(there)),
-                mend="build it anew",
+                fix="build it anew",
             )
 
 
@@ -410,7 +410,7 @@ def _require_stated(reference: Reference, received: Sequence[Path]) -> None:
             f"{reference} comes without the provenance of what is in it",
             expected="an in-toto statement with the SHA-256 of every file",
             found=f"none of {', '.join(unknown)}" if unknown else "a statement alone",
-            mend="delete that tag there and push it anew from where it was built, or build it here",
+            fix="delete that tag there and push it anew from where it was built, or build it here",
         )
 
 

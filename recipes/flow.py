@@ -889,7 +889,7 @@ def alone(folder: Path) -> Iterator[None]:
         f"another build works in {folder}",
         expected="one build of a target at a time",
         found="its lock is held",
-        mend="wait for it, or set build.folder to another folder",
+        fix="wait for it, or set build.folder to another folder",
     )
     with contextlib.ExitStack() as stack:
         try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from images.engine import SOCKS_MEND, SOCKS_MISSING
+from images.engine import SOCKS_FIX, SOCKS_MISSING
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from toolchain.process import run
 
@@ -48,14 +48,14 @@ def run_pip(
                 f"{what} cannot be fetched: the proxy speaks SOCKS, and pip does not",
                 expected="an HTTP proxy, or the package PySocks",
                 found=f"{SOCKS_MISSING} (whole log: {log})",
-                mend=SOCKS_MEND,
+                fix=SOCKS_FIX,
             ) from fault
         if _UNREACHABLE.search(fault.tail) and not _OTHERS_FOUND.search(fault.tail):
             raise NetworkUnreachable(
                 f"{what} cannot be fetched: the package index does not answer",
                 expected="the package index that this PC's pip uses (pip config list) to answer",
                 found=f"no connection (whole log: {log})",
-                mend="mend the network, https_proxy or pip.conf, then run the task again",
+                fix="fix the network, https_proxy or pip.conf, then run the task again",
             ) from fault
         if (asked := _UNFOUND.search(fault.tail)) is not None:
             raise unfound(asked[1]) from fault

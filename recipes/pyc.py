@@ -80,6 +80,6 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
             tail=done.output,
             expected=f"byte code of {modules} modules by {tools}/usr/bin/python{suite.python}",
             found="none",
-            mend="run ./inv build-image --again=tools",
+            fix="run ./inv build-image --again=tools",
         )
     return compiled

@@ -46,7 +46,7 @@ class Recipe:
                     f"recipe {self.name} did not make what it promises",
                     expected=f"a file that matches {pattern}",
                     found=", ".join(sorted(path.name for path in folder.iterdir())) or "an empty folder",
-                    mend=f"read the recipe's log; the promise is in recipes/{self.folder.name}/recipe.toml",
+                    fix=f"read the recipe's log; the promise is in recipes/{self.folder.name}/recipe.toml",
                 )
 
 
@@ -61,9 +61,9 @@ def load(name: str) -> Recipe:
             f"there is no recipe {name!r}", expected=f"one of {known}", found="no " + str(path)
         ) from fault
     except tomllib.TOMLDecodeError as fault:
-        raise RecipeInvalid(f"{path} is no TOML", found=str(fault), mend="edit it") from fault
+        raise RecipeInvalid(f"{path} is no TOML", found=str(fault), fix="edit it") from fault
     if faults := _faults(data):
-        raise RecipeInvalid(f"{path} is no recipe", found="; ".join(faults), mend="edit it")
+        raise RecipeInvalid(f"{path} is no recipe", found="; ".join(faults), fix="edit it")
     return Recipe(
         name=data["name"],
         title=data["title"],

@@ -35,7 +35,7 @@ def wanted(config: Config) -> list[tuple[str, str]]:
             "no recipe makes an artefact for this configuration",
             expected="a release and a variant that recipes/torch builds",
             found=f"{config.image.label}, variant {config.torch.variant}, source {config.torch.source}",
-            mend="./inv build-torch --plan says what is in the way",
+            fix="./inv build-torch --plan says what is in the way",
         )
     ffi = tvm_ffi.key(config) if config.remote.ffi_in_image else ""
     return [("torch", key), *([(tvm_ffi.NAME, ffi)] if ffi else [])]

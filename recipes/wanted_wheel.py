@@ -51,7 +51,7 @@ class Wanted:
                 f"there is no project at {text}",
                 expected="the name of a user of this PC after ~",
                 found="no such user, or none with a home",
-                mend="check the path; a package of the index is named NAME==VERSION",
+                fix="check the path; a package of the index is named NAME==VERSION",
             ) from fault
         if path.is_dir():
             if not any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
@@ -59,7 +59,7 @@ class Wanted:
                     f"{path} is no Python project",
                     expected="a folder with pyproject.toml or setup.py",
                     found=_listing(path),
-                    mend="name the folder that has it, or NAME==VERSION",
+                    fix="name the folder that has it, or NAME==VERSION",
                 )
             return cls(project=path)
         if path.is_file() and path.name.endswith(_ARCHIVES):
@@ -68,12 +68,12 @@ class Wanted:
             f"there is no project at {path}",
             expected=f"a project's folder, or its source archive ({', '.join(_ARCHIVES)})",
             found="a file of another kind" if path.is_file() else "nothing",
-            mend="check the path; a package of the index is named NAME==VERSION",
+            fix="check the path; a package of the index is named NAME==VERSION",
         )
 
     @classmethod
     def _pinned(cls, text: str) -> Wanted:
-        mend = "for instance ./inv build-wheel pyyaml==6.0.2, or ./inv build-wheel ./my-project"
+        fix = "for instance ./inv build-wheel pyyaml==6.0.2, or ./inv build-wheel ./my-project"
         try:
             wish = Requirement(text)
             (pin,) = wish.specifier
@@ -83,14 +83,14 @@ class Wanted:
                 f"{text!r} does not say which wheel",
                 expected="NAME==VERSION, or the path of a project",
                 found="more or less than one version" if not isinstance(fault, InvalidRequirement) else repr(text),
-                mend=mend,
+                fix=fix,
             ) from fault
         if pin.operator != "==" or wish.extras or wish.marker or wish.url:
             raise SourceUnavailable(
                 f"{text!r} does not say which wheel",
                 expected="one version, and no extras or markers: they are not part of a wheel",
                 found=text,
-                mend=mend,
+                fix=fix,
             )
         return cls(name=wish.name, version=version)
 
@@ -130,7 +130,7 @@ class Options:
                 "what the build wants of the distribution is named by packages",
                 expected="names of Debian packages: lower case, digits, '+', '-' and '.'",
                 found=", ".join(map(repr, wrong)),
-                mend="for instance --package=libxml2-dev",
+                fix="for instance --package=libxml2-dev",
             )
         paths = [text if "://" in text else str((folder / Path(text)).resolve()) for text in constraints]
         if absent := [path for path in paths if "://" not in path and not Path(path).is_file()]:
@@ -138,7 +138,7 @@ class Options:
                 f"there is no file of constraints at {absent[0]}",
                 expected="a file with lines such as numpy<2, or its address",
                 found="nothing, or a folder",
-                mend="check the path that --constraint gives",
+                fix="check the path that --constraint gives",
             )
         return cls(
             from_source=from_source,
@@ -156,14 +156,14 @@ def _variable(text: str) -> tuple[str, str]:
             f"--env={name} names no variable",
             expected="NAME, whose value is taken from this environment, or NAME=VALUE",
             found=repr(name),
-            mend="for instance --env=CFLAGS=-O3",
+            fix="for instance --env=CFLAGS=-O3",
         )
     if not equals and name not in os.environ:
         raise SourceUnavailable(
             f"--env={name} names a variable that is not set here",
             expected="an exported variable, or NAME=VALUE",
             found=f"no variable {name}",
-            mend=f"export {name} first (under sudo: sudo --preserve-env={name})",
+            fix=f"export {name} first (under sudo: sudo --preserve-env={name})",
         )
     return name, value if equals else os.environ[name]
 

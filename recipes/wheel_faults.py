@@ -62,7 +62,7 @@ def explain(fault: CommandFailed, wanted: Wanted, output: str, config: Config) -
             f"pip cannot reach its index, to build {wanted}",
             expected="the package index that this PC's pip uses (pip config list) to answer from a container",
             found=shortened(line),
-            mend="mend the network, https_proxy or pip.conf, then run the task again",
+            fix="fix the network, https_proxy or pip.conf, then run the task again",
         )
     if missing is None:
         pin = f"=={wanted.version}"
@@ -79,13 +79,13 @@ def explain(fault: CommandFailed, wanted: Wanted, output: str, config: Config) -
             f"{wanted} needs {name}{pin} to be built, and the index has none that fits",
             expected=f"{name}{pin}, as source or for the target",
             found=f"versions {shown}" if shown else "no version",
-            mend=f"build that first: ./inv build-wheel {name}==VERSION; it is then found in the wheelhouse",
+            fix=f"build that first: ./inv build-wheel {name}==VERSION; it is then found in the wheelhouse",
         )
     return SourceUnavailable(
         f"the package index does not have {wanted}",
         expected=f"version {wanted.version} of {wanted.name}",
         found=f"versions …, {shown}" if shown else "no package of that name, or none for this Python",
-        mend="check the name and version for a typing error",
+        fix="check the name and version for a typing error",
     )
 
 
@@ -123,7 +123,7 @@ def _without_source(wanted: Wanted, name: str, pin: str, others: list[str]) -> S
         f"the package index has no source of {asked}{needed}: only wheels, and none is for the target",
         expected="a source archive, or a wheel for the target's machine and Python",
         found=f"{len(others)} wheel{'s' if len(others) > 1 else ''} for others, such as {others[-1]}",
-        mend=f"{own} builds it"
+        fix=f"{own} builds it"
         if own
         else f"get the source of {asked} from its project, then ./inv build-wheel FOLDER (docs/wheels.md, "
         "'A package without source')",
@@ -139,7 +139,7 @@ def _with_advice(fault: CommandFailed, output: str, config: Config) -> CommandFa
         returncode=fault.returncode,
         expected=fault.expected,
         found=fault.found,
-        mend=fault.mend,
+        fix=fault.fix,
         tail=f"{fault.tail.rstrip()}\n--- files that the build did not find ---\n{advice}",
     )
 
@@ -155,21 +155,21 @@ def explain_apt(fault: CommandFailed, output: str, config: Config) -> Exception:
             f"{config.image.suite} has no package {unknown[1] or unknown[2]}",
             expected="a package of the lists that the image was made by",
             found=found,
-            mend="check the name that --package gives for a typing error",
+            fix="check the name that --package gives for a typing error",
         )
     if apt.UNREACHABLE.search(output):
         return NetworkUnreachable(
             "the mirror does not give the packages that --package names",
             expected="every package that the verified lists name",
             found=found,
-            mend="check the network; if the mirror has moved on since, run ./inv build-image --update",
+            fix="check the network; if the mirror has moved on since, run ./inv build-image --update",
         )
     return CommandFailed(
         "the packages that --package names cannot be installed",
         returncode=fault.returncode,
         expected="apt-get install to end with status 0",
         found=found,
-        mend="apt's own words are below",
+        fix="apt's own words are below",
         tail=fault.tail,
     )
 

@@ -131,7 +131,7 @@ def audit(wheel: Path, target: Architecture) -> int:
             f"{wheel.name} is damaged",
             expected="a zip archive whose RECORD matches its files",
             found=str(fault).splitlines()[0] if str(fault) else type(fault).__name__,
-            mend="copy or build the wheel anew",
+            fix="copy or build the wheel anew",
         ) from fault
     return count
 
@@ -160,7 +160,7 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
         soft = fits and target.debian == "armhf" and not _is_hard_float(elf)
     except (ELFError, UnicodeDecodeError) as fault:
         found = str(fault) or "it ends in the middle"
-        raise WheelUnusable(f"{name} is no readable ELF file", found=found, mend="build the wheel anew") from fault
+        raise WheelUnusable(f"{name} is no readable ELF file", found=found, fix="build the wheel anew") from fault
     if not fits or soft:
         raise PlatformMismatch(
             f"{name} is for another machine than the image",
@@ -168,7 +168,7 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
             found=f"{seen[0]}, {seen[1]} bit"
             + ("" if elf.little_endian else ", big-endian")
             + (", soft float" if soft else ""),
-            mend=f"take a wheel that was built for {target.wheel_platform}",
+            fix=f"take a wheel that was built for {target.wheel_platform}",
         )
 
 
@@ -212,5 +212,5 @@ def unpack(wheel: Path, root: Path, suite: Suite) -> None:
         with WheelFile.open(wheel) as source:
             install(source=source, destination=destination, additional_metadata={"INSTALLER": b"pitorch\n"})
     except (*UNREADABLE, InstallerError, KeyError, ValueError, FileExistsError) as fault:
-        mend = "build the wheel anew"
-        raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=str(fault), mend=mend) from fault
+        fix = "build the wheel anew"
+        raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=str(fault), fix=fix) from fault

@@ -86,6 +86,6 @@ def host_architecture() -> Architecture:
             "this machine's architecture is not one that images can be built on",
             expected=f"one of {', '.join(ARCHITECTURES)}",
             found=name,
-            mend="use another machine, or add a row to toolchain/architecture.py",
+            fix="use another machine, or add a row to toolchain/architecture.py",
         )
     return ARCHITECTURES[name]

@@ -1,7 +1,7 @@
 """Who called, from where and by which words: paths of the command line are meant from there, not from the repository.
 
 ``./inv`` goes into the repository before it starts a task, and says in ``PITORCH_CALLER_CWD`` where it was called. What
-was typed, and which of the variables that count were set, is kept for the mends that say how to repeat it as root.
+was typed, and which of the variables that count were set, is kept for the fixes that say how to repeat it as root.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def run_tests(*, select: str = "", checks_only: bool = False, lanes: int = 1, pa
             "the tests of the main job would be left out",
             expected=f"a machine that can build images: root's rights, {', '.join(BUILDERS)}",
             found=f"not here: {', '.join(left_out)}",
-            mend=f"{caller.as_root('./inv test')} (./inv --set-up installs programs), or ./inv test --partial, "
+            fix=f"{caller.as_root('./inv test')} (./inv --set-up installs programs), or ./inv test --partial, "
             "which runs the rest",
         )
     try:
@@ -142,5 +142,5 @@ def run_all(checks: Sequence[Check]) -> None:
         raise ChecksFailed(
             f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}",
             expected="each to end with status 0",
-            mend="their own output above says where",
+            fix="their own output above says where",
         )

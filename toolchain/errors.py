@@ -1,6 +1,6 @@
 """Every fault that a user can put right, each with its own exit code.
 
-An error says what was expected, what was found and the mend. Only the outermost layer (``tasks.py``,
+An error says what was expected, what was found and the fix. Only the outermost layer (``tasks.py``,
 ``toolchain/cli.py``) turns one into an exit code. There an ``OSError`` that nobody expected becomes a user error too,
 with its path; a bug is not a ``UserError`` and is left to raise.
 
@@ -17,23 +17,23 @@ from toolchain.text import printable
 
 
 class UserError(Exception):
-    """A fault the user can mend.
+    """A fault the user can fix.
 
-    ``expected`` and ``found`` are short noun phrases, ``mend`` is what to type or change.
+    ``expected`` and ``found`` are short noun phrases, ``fix`` is what to type or change.
     """
 
     exit_code = 10
 
-    def __init__(self, summary: str, *, expected: str = "", found: str = "", mend: str = "") -> None:
+    def __init__(self, summary: str, *, expected: str = "", found: str = "", fix: str = "") -> None:
         super().__init__(summary)
         self.summary = summary
         self.expected = expected
         self.found = found
-        self.mend = mend
+        self.fix = fix
 
     def __str__(self) -> str:
         lines = [self.summary]
-        for label, text in (("expected", self.expected), ("found", self.found), ("mend", self.mend)):
+        for label, text in (("expected", self.expected), ("found", self.found), ("fix", self.fix)):
             if text:
                 lines.append(f"  {label + ':':10}{text}")
         return printable("\n".join(lines))
@@ -49,7 +49,7 @@ class ConfigError(UserError):
         listed = "\n".join(f"  - {fault}" for fault in self.faults)
         super().__init__(
             f"the configuration has {len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}:\n{listed}",
-            mend="edit invoke.yaml (or the INVOKE_* variable or task's option named above), then run the task again",
+            fix="edit invoke.yaml (or the INVOKE_* variable or task's option named above), then run the task again",
         )
 
 
@@ -71,9 +71,9 @@ class CommandFailed(UserError):
     exit_code = 14
 
     def __init__(
-        self, summary: str, *, returncode: int = 1, tail: str = "", expected: str = "", found: str = "", mend: str = ""
+        self, summary: str, *, returncode: int = 1, tail: str = "", expected: str = "", found: str = "", fix: str = ""
     ) -> None:
-        super().__init__(summary, expected=expected, found=found, mend=mend)
+        super().__init__(summary, expected=expected, found=found, fix=fix)
         self.returncode = returncode
         self.tail = tail
 
@@ -389,5 +389,5 @@ def of_system(fault: OSError) -> UserError:
         f"{place or 'an operation'}: {fault.strerror}",
         expected="room on the disk" if full else "a file or folder that can be used",
         found=f"{fault.strerror} (errno {fault.errno})",
-        mend=_WAYS_OUT.get(fault.errno or 0, "check that path" if place else "check what the task was given"),
+        fix=_WAYS_OUT.get(fault.errno or 0, "check that path" if place else "check what the task was given"),
     )

@@ -168,7 +168,7 @@ def belongs_to_another(folder: Path, found: str) -> RootNeeded:
         f"{folder} belongs to another user",
         expected="a build folder that you may write to",
         found=found,
-        mend=f"as whatever built there: {caller.as_root('./inv TASK')}; or set build.folder to a folder of your own",
+        fix=f"as whatever built there: {caller.as_root('./inv TASK')}; or set build.folder to a folder of your own",
     )
 
 
@@ -212,14 +212,14 @@ def require_owned(folder: Path) -> None:
             f"{folder} would be replaced, but it is not ours",
             expected="an absent folder, or one of ours",
             found="a file",
-            mend="name another folder, or move the file away yourself",
+            fix="name another folder, or move the file away yourself",
         )
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
         raise ForeignFolder(
             f"{folder} would be replaced, but it is not ours",
             expected=f"an absent or empty folder, or one with our marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
-            mend="name another folder, or empty this one yourself",
+            fix="name another folder, or empty this one yourself",
         )
 
 
@@ -232,7 +232,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
             f"not enough room for {purpose}",
             expected=f"{needed_mib} MiB free at {existing}",
             found=f"{free_mib} MiB",
-            mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+            fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
         )
 
 
@@ -273,7 +273,7 @@ def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
         f"no room for {purpose}",
         expected=f"free space at {folder}",
         found=found,
-        mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+        fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
     )
 
 
@@ -291,7 +291,7 @@ def room_for(purpose: str, folder: Path) -> Iterator[None]:
             f"no room for {purpose}",
             expected=f"free space at {folder}",
             found=words[0] if words else fault.strerror or "",
-            mend="free some space there, or point build.folder in invoke.yaml at a larger disk",
+            fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
         ) from fault
 
 

@@ -38,14 +38,14 @@ class Artefact:
     def verify(self) -> None:
         """Raise ArtefactMissing or ArtefactDamaged unless the file is as it was made."""
         if not self.path.is_file():
-            raise ArtefactMissing(f"{self.path} is gone", mend="run the step that makes it again")
+            raise ArtefactMissing(f"{self.path} is gone", fix="run the step that makes it again")
         found = Artefact.of(self.path)
         if found != self:
             raise ArtefactDamaged(
                 f"{self.path} is not the file that its manifest states",
                 expected=f"{self.size} bytes, SHA-256 {self.sha256}",
                 found=f"{found.size} bytes, SHA-256 {found.sha256}",
-                mend="delete it and run the step that makes it again",
+                fix="delete it and run the step that makes it again",
             )
 
 
@@ -76,7 +76,7 @@ class Manifest:
         if len(found) != 1:
             raise ArtefactMissing(
                 f"step {self.step} made {len(found)} files that end in {suffix!r}, expected one",
-                mend=f"run the step again: ./inv build-image --again={self.step}",
+                fix=f"run the step again: ./inv build-image --again={self.step}",
             )
         return found[0]
 
@@ -130,7 +130,7 @@ def require(path: Path, task: str) -> Manifest:
             f"the product of `./inv {task}` is needed first",
             expected=f"its manifest at {path}",
             found="no readable manifest",
-            mend=f"run ./inv {task}",
+            fix=f"run ./inv {task}",
         )
     return manifest
 

@@ -80,19 +80,19 @@ def require_program(name: str, why: str) -> Path:
             f"the program {name} is needed {why}",
             expected=f"{name} on the PATH",
             found="no such program",
-            mend=f"apt-get install {_PACKAGES.get(name, name)} (./inv does that on its first run)",
+            fix=f"apt-get install {_PACKAGES.get(name, name)} (./inv does that on its first run)",
         )
     return Path(found)
 
 
 def require_root(why: str, again: str) -> None:
-    """Raise RootNeeded unless this is root; the mend repeats what was typed with sudo, ``again`` where nothing was."""
+    """Raise RootNeeded unless this is root; the fix repeats what was typed with sudo, ``again`` where nothing was."""
     if os.geteuid() != 0:
         raise RootNeeded(
             f"root is needed {why}",
             expected="user id 0",
             found=f"user id {os.geteuid()}",
-            mend=caller.as_root(again),
+            fix=caller.as_root(again),
         )
 
 
@@ -236,7 +236,7 @@ def run(
     merge_stderr: bool = True,
     on_line: Callable[[str], None] | None = None,
     log: Path | None = None,
-    mend: str = "",
+    fix: str = "",
 ) -> Completed:
     """Run a command to its end and return what it printed.
 
@@ -307,7 +307,7 @@ def run(
                 tail="".join(lines),
                 expected=f"an end within {limit_s:g} s",
                 found="still running",
-                mend=mend,
+                fix=fix,
             ) from fault
     seconds = time.monotonic() - began
     if check and returncode != 0:
@@ -316,7 +316,7 @@ def run(
             returncode=returncode,
             tail="".join(lines),
             found=explain_exit(returncode),
-            mend=mend,
+            fix=fix,
         )
     return Completed(words, returncode, b"".join(kept).decode(errors="replace"), seconds)
 
@@ -362,7 +362,7 @@ def _not_started(words: Sequence[str], fault: OSError) -> UserError:
             f"cannot run {line}",
             expected=f"the program {words[0]}" + (" and the interpreter it names" if there else ""),
             found="no such interpreter" if there else "no such file",
-            mend=f"look at its first line: file {shlex.quote(words[0])}"
+            fix=f"look at its first line: file {shlex.quote(words[0])}"
             if there
             else f"apt-get install {_PACKAGES.get(words[0], words[0])}",
         )
@@ -371,14 +371,14 @@ def _not_started(words: Sequence[str], fault: OSError) -> UserError:
             f"cannot run {line}",
             expected="a program of this machine, or an emulator registered for it",
             found="the kernel does not know the program's format",
-            mend="./inv doctor says whether foreign programs run, and what to do",
+            fix="./inv doctor says whether foreign programs run, and what to do",
         )
     return CommandFailed(
         f"cannot run {line}",
         returncode=126,
         expected=f"{words[0]} to be a program that may be executed",
         found=os.strerror(fault.errno or 0),
-        mend=f"look at it: ls -l {shlex.quote(words[0])}",
+        fix=f"look at it: ls -l {shlex.quote(words[0])}",
     )
 
 

@@ -71,7 +71,7 @@ def parse(text: str) -> Address:
             f"{text!r} is no address of a board",
             expected=FORMS,
             found=repr(text),
-            mend="name a board of remote.devices in invoke.yaml, or spell the address out",
+            fix="name a board of remote.devices in invoke.yaml, or spell the address out",
         )
     return Address(kind=kind, host=found["host"].strip("[]"), port=int(found["port"]), key=found["key"] or "")
 
@@ -102,6 +102,6 @@ def resolve(name: str, devices: Sequence[str]) -> Address:
             f"there is no board called {name!r}",
             expected=f"one of remote.devices ({', '.join(known) or 'none is set'}), or {FORMS}",
             found=repr(name),
-            mend=f"--device {near[0]}" if near else "add it to remote.devices in invoke.yaml: NAME=ADDRESS",
+            fix=f"--device {near[0]}" if near else "add it to remote.devices in invoke.yaml: NAME=ADDRESS",
         )
     return parse(name)

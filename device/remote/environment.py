@@ -75,7 +75,7 @@ def _install(wanted: tuple[str, ...], site: Path, log: Path) -> None:
             "TVM cannot be installed",
             expected=f"a wheel of {name} for this machine's Python {sys.version.split()[0]}",
             found="none in the package index",
-            mend="TVM has wheels for x86-64 and aarch64 Linux: compile kernels on such a PC",
+            fix="TVM has wheels for x86-64 and aarch64 Linux: compile kernels on such a PC",
         )
 
     words = ["install", "--no-deps", "--only-binary=:all:"]

@@ -28,7 +28,7 @@ class Row:
     error: type[UserError]
     summary: str
     expected: str
-    mend: str
+    fix: str
 
 
 TABLE = {
@@ -104,8 +104,8 @@ TABLE = {
 def told(kind: str, found: str, **words: object) -> UserError:
     """The error of a kind; ``words`` fill in its texts. Raises KeyError for a kind that the table does not have."""
     row = TABLE[kind]
-    summary, expected, mend = (text.format(**words) for text in (row.summary, row.expected, row.mend))
-    return row.error(summary, expected=expected, found=found, mend=mend)
+    summary, expected, fix = (text.format(**words) for text in (row.summary, row.expected, row.fix))
+    return row.error(summary, expected=expected, found=found, fix=fix)
 
 
 def answered(kind: str, found: str, **words: object) -> UserError:

@@ -271,7 +271,7 @@ def session(
                 f"the loader for {target.title} cannot be started",
                 expected=f"{argv[0]} to run",
                 found=os.strerror(fault.errno or 0),
-                mend="./inv doctor says whether foreign programs run, and what to do",
+                fix="./inv doctor says whether foreign programs run, and what to do",
             ) from fault
         opened = LoaderSession(started, words, str(address), config.remote.session_limit_s)
         stack.callback(opened.close)
@@ -301,7 +301,7 @@ def emulator(architecture: Architecture) -> list[str]:
             f"there is no C library of {architecture.debian} for the emulator",
             expected=f"{sysroot}/lib, which comes with the cross compiler",
             found="no such folder",
-            mend=f"apt-get install g++-{architecture.gnu}",
+            fix=f"apt-get install g++-{architecture.gnu}",
         )
     return [str(program), "-L", str(sysroot)]
 
@@ -320,7 +320,7 @@ def _access(config: Config, address: Address) -> access.SshAccess:
             f"there is no key for {address}",
             expected=f"the exported tree's key, {layout.client_key}",
             found="no such file",
-            mend="./inv export-nfsroot; or name a board with a system of its own: ssh://HOST",
+            fix="./inv export-nfsroot; or name a board with a system of its own: ssh://HOST",
         )
     known_hosts = access.pin(layout.known_hosts, config.build_root / "remote" / "known_hosts")
     return access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known_hosts)

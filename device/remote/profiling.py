@@ -163,7 +163,7 @@ def kernel_file(name: str) -> Path:
         f"there is no kernel {name!r}",
         expected=f"{', '.join(known)}, or a Python file",
         found="no such file" if path.suffix == ".py" else repr(name),
-        mend="docs/remote.md says what a kernel's file defines",
+        fix="docs/remote.md says what a kernel's file defines",
     )
 
 
@@ -190,7 +190,7 @@ def _device(config: Config, target: Target, name: str) -> Address:
             f"which board? {target.title} has no default",
             expected="--device NAME, a board of remote.devices, or an address",
             found="no --device",
-            mend="for example --device tracker://HOST:9190/KEY; docs/remote.md shows how a board gets there",
+            fix="for example --device tracker://HOST:9190/KEY; docs/remote.md shows how a board gets there",
         )
     address = resolve(name or target.default_device, config.remote.devices)
     # libqpu's emulator needs no emulated ARM around it.
@@ -206,7 +206,7 @@ def _wrong_device(target: Target, address: Address) -> DeviceUnknown:
         f"kernels for {target.title} do not reach {address}",
         expected="tree://HOST or ssh://HOST" if ours else "HOST:PORT, tracker://… or proxy://…",
         found=str(address),
-        mend="choose another --device or --target (docs/remote.md has the table)",
+        fix="choose another --device or --target (docs/remote.md has the table)",
     )
 
 
@@ -407,7 +407,7 @@ def _mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any)
         f"{kernel} on {where} computes something else than its reference: first at index [{index}]",
         expected=f"{facts['expected']!r}, to {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
         found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
-        mend="correct the kernel, or state its TOLERANCE",
+        fix="correct the kernel, or state its TOLERANCE",
     )
 
 

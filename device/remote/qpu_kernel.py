@@ -47,7 +47,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
             f"{path.stem} is no kernel of the QPUs",
             expected=f"{source.name} beside {path.name}",
             found="no such file",
-            mend="docs/remote.md says what it defines",
+            fix="docs/remote.md says what it defines",
         )
     here = address.kind == "local"
     folder = native_libqpu(config) if here else _boards_libqpu(config)
@@ -64,7 +64,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
             "the kernel does not compile",
             expected=f"{source} to be C++ on libqpu",
             found=next((line for line in fault.tail.splitlines() if "error" in line), fault.found),
-            mend="docs/libqpu.md has the language, docs/remote.md what the file defines",
+            fix="docs/libqpu.md has the language, docs/remote.md what the file defines",
         ) from fault
     return Built(library, (folder,) if here else ())
 
@@ -91,6 +91,6 @@ def _boards_libqpu(config: Config) -> Path:
             "there is no libqpu for the board",
             expected=f"{folder}/libqpu.so",
             found="no such file",
-            mend="./inv build-image --only libqpu",
+            fix="./inv build-image --only libqpu",
         )
     return folder

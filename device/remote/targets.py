@@ -48,7 +48,7 @@ def load(name: str) -> Target:
             f"there is no target {name!r}",
             expected=f"one of {', '.join(rows)}",
             found=repr(name),
-            mend=f"--target {near[0]}" if near else "docs/remote.md says what each is for",
+            fix=f"--target {near[0]}" if near else "docs/remote.md says what each is for",
         )
     row = rows[name]
     return Target(

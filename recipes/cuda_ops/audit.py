@@ -139,7 +139,7 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
             f"{wheel.name} is for another machine",
             expected=target.wheel_platform,
             found=tag.platform,
-            mend="build it anew",
+            fix="build it anew",
         )
     if (tag.interpreter, tag.abi) != ("py3", "none"):
         raise _unusable(wheel, "the tag py3-none: any Python 3", f"{tag.interpreter}-{tag.abi}")
@@ -147,5 +147,5 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:
     return WheelUnusable(
-        f"{wheel.name} is not the wheel it should be", expected=expected, found=found, mend="build it anew"
+        f"{wheel.name} is not the wheel it should be", expected=expected, found=found, fix="build it anew"
     )

@@ -160,7 +160,7 @@ class CudaFlow(Flow):
                 workdir="/usr/src/cuda_ops",
                 limit_s=_LIMIT_S,
                 log=log,
-                mend="the compiler's words are above; the sources are in recipes/cuda_ops",
+                fix="the compiler's words are above; the sources are in recipes/cuda_ops",
             )
             self.recipe.require_outputs(out)
             (made,) = out.glob(self.recipe.outputs[0])
@@ -178,7 +178,7 @@ def torch_include(config: Config) -> Path:
         "torch's headers are not there",
         expected=f"torch/include in {root}",
         found="no such folder",
-        mend="run the task again: it makes that environment",
+        fix="run the task again: it makes that environment",
     )
 
 
@@ -208,6 +208,6 @@ def target_of(architecture: str) -> Architecture:
             "there is no CUDA for that machine",
             expected=f"one of {', '.join(TARGETS)}",
             found=architecture,
-            mend=f"./inv build-cuda-wheel --architecture={TARGETS[0]}",
+            fix=f"./inv build-cuda-wheel --architecture={TARGETS[0]}",
         )
     return ARCHITECTURES[architecture]

@@ -58,7 +58,7 @@ def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -
             f"a wheel for {architecture} cannot be tested on this machine",
             expected=f"a wheel for {here}, or neither --check nor --torch",
             found=f"--architecture={architecture}",
-            mend="build it without them; recipes/cuda_ops/on_gpu.py runs its tests on a machine with such a GPU",
+            fix="build it without them; recipes/cuda_ops/on_gpu.py runs its tests on a machine with such a GPU",
         )
 
 
@@ -68,7 +68,7 @@ def _require_release(version: str) -> None:
             f"the wheel is not for torch {version}",
             expected=f"a release from {OLDEST} on, as {native.TORCH.partition('==')[2]}",
             found=version,
-            mend="name another",
+            fix="name another",
         )
 
 
@@ -91,14 +91,14 @@ def other_torch(config: Config, version: str) -> Path:
     # An environment cannot be moved, so this one is whole when its stamp is there.
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
-        process.run([sys.executable, "-m", "venv", folder], limit_s=300, mend="apt-get install python3-venv")
+        process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="apt-get install python3-venv")
 
         def unfound(name: str) -> SourceUnavailable:
             return SourceUnavailable(
                 f"the package index does not have {name}",
                 expected="a release for this Python and machine",
                 found=f"none for Python {platform.python_version()} (whole log: {log})",
-                mend="pip index versions torch lists what there is",
+                fix="pip index versions torch lists what there is",
             )
 
         try:
@@ -180,7 +180,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
             "the suite of CUDA operators fails on this machine\n" + "\n".join(done.output.splitlines()[-60:]),
             expected=f"{SUITE.name} to pass",
             found=last,
-            mend=f"all of the output is in {log}",
+            fix=f"all of the output is in {log}",
         )
     counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
     reasons = sorted(set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.+)$", done.output, re.MULTILINE)))

@@ -36,9 +36,9 @@ TORCH_AT_LEAST = "0x020a000000000000"
 """2.10, as torch/csrc/stable/version.h writes it: nothing newer of the stable interface is used."""
 
 
-def refuse(summary: str, expected: str, found: str, mend: str) -> None:
+def refuse(summary: str, expected: str, found: str, fix: str) -> None:
     """End with the four things that a user wants to know."""
-    sys.exit(f"{summary}\n  expected: {expected}\n  found:    {found}\n  mend:     {mend}")
+    sys.exit(f"{summary}\n  expected: {expected}\n  found:    {found}\n  fix:      {fix}")
 
 
 def gencode(text: str) -> list[str]:

@@ -48,16 +48,16 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
             "there is no CUDA GPU to time",
             expected="a GPU, its driver, and a torch built for CUDA",
             found=f"{python} sees none",
-            mend="run it on a machine with one, or name a Python with such a torch in cuda.python",
+            fix="run it on a machine with one, or name a Python with such a torch in cuda.python",
         )
     if done.returncode == _USAGE:
-        raise UserError("cuda-timing cannot time that", found=said.splitlines()[-1], mend="./inv --help cuda-timing")
+        raise UserError("cuda-timing cannot time that", found=said.splitlines()[-1], fix="./inv --help cuda-timing")
     if "No module named" in said and done.returncode:
         raise ArtefactMissing(
             f"{python} cannot import what cuda-timing needs",
             expected="the wheel that ./inv build-cuda-wheel makes, and torch",
             found=said.splitlines()[-1],
-            mend="run ./inv build-cuda-wheel --check, or install the wheel into the Python that cuda.python names",
+            fix="run ./inv build-cuda-wheel --check, or install the wheel into the Python that cuda.python names",
         )
     if done.returncode:
         raise CommandFailed(

@@ -133,7 +133,7 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
                 "CUDA's compiler cannot be fetched",
                 expected=f"{name} from the package index",
                 found="the index has none that fits",
-                mend="reach another index (pip.conf), or name a toolkit's folder in cuda.toolkit",
+                fix="reach another index (pip.conf), or name a toolkit's folder in cuda.toolkit",
             )
 
         run_pip(
@@ -152,5 +152,5 @@ def _unusable(recipe: Recipe, home: Path, found: str) -> ToolkitUnusable:
         f"{home} is no CUDA toolkit that the wheel can be built with",
         expected=f"release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
         found=found,
-        mend="name the folder of one in cuda.toolkit, or leave that empty to have it from PyPI",
+        fix="name the folder of one in cuda.toolkit, or leave that empty to have it from PyPI",
     )

@@ -78,7 +78,7 @@ def build(
         ],
         environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
         log=log,
-        mend="the compiler's words are above; the sources are in recipes/libqpu",
+        fix="the compiler's words are above; the sources are in recipes/libqpu",
     )
     installed = stage / prefix.removeprefix("/")
     recipe.require_outputs(installed)

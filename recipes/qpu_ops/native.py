@@ -194,7 +194,7 @@ def _pip(config: Config, *words: str) -> None:
         env=environment_of(config),
         limit_s=_INSTALL_LIMIT_S,
         log=folder_of(config) / "pip.log",
-        mend="the package index must be reachable; see native/pip.log in the build folder",
+        fix="the package index must be reachable; see native/pip.log in the build folder",
     )
 
 
@@ -202,7 +202,7 @@ def _make_environment(config: Config) -> Made:
     folder = folder_of(config) / "venv"
     files.require_space(folder.parent, 3000, "torch for this machine")
     files.remove(folder)
-    process.run([sys.executable, "-m", "venv", folder], limit_s=300, mend="apt-get install python3-venv")
+    process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="apt-get install python3-venv")
     _pip(config, "install", "--quiet", *TOOLS, *TORCH_NEEDS)
     _pip(config, "install", "--quiet", "--no-deps", TORCH)
     try:
@@ -276,7 +276,7 @@ def _build_extension(config: Config, source: Path) -> Made:
                 "MAX_JOBS": str(compile_jobs(config.build)),
             },
             log=folder / "qpu_ops.log",
-            mend="see native/qpu_ops.log in the build folder",
+            fix="see native/qpu_ops.log in the build folder",
         )
         (built,) = (scratch / "wheel").glob("*.whl")
         files.remove(folder / "wheels")
@@ -326,7 +326,7 @@ def _run_suite(config: Config, suite: Path, names: Sequence[str]) -> Made:
                 f"the device suite fails on this machine ({process.explain_exit(done.returncode)})\n{tail}",
                 expected=f"{' and '.join(names)} to pass on libqpu's interpreter",
                 found=done.output.strip().splitlines()[-1] if done.output.strip() else "no output",
-                mend=f"all of the output is in native/{log} of the build folder",
+                fix=f"all of the output is in native/{log} of the build folder",
             )
         counts = _counts(aside)
     return Made(artefacts=(junit,), facts=counts)

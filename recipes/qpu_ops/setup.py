@@ -33,7 +33,7 @@ if not TORCH_FILES:
 
 
 def libqpu_flags() -> tuple[list[str], list[str]]:
-    """Compiler and linker flags for libqpu; ends with the mend when there is none."""
+    """Compiler and linker flags for libqpu; ends with the fix when there is none."""
     prefix = os.environ.get("LIBQPU_PREFIX", "")
     if prefix:
         header = Path(prefix, "include", "QPULib.h")
@@ -45,7 +45,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
             "libqpu is not in the folder that LIBQPU_PREFIX names\n"
             f"  expected: {prefix}/include/QPULib.h and {prefix}/lib/libqpu.so\n"
             f"  found:    {'no header' if not header.is_file() else 'no libqpu.so'}\n"
-            "  mend:     set LIBQPU_PREFIX to the prefix that libqpu was installed to"
+            "  fix:      set LIBQPU_PREFIX to the prefix that libqpu was installed to"
         )
     try:
         found = subprocess.run(["pkg-config", "--cflags", "--libs", "qpu"], capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
         "libqpu, which the extension links, is not found\n"
         "  expected: LIBQPU_PREFIX in the environment, or qpu.pc on pkg-config's path\n"
         f"  found:    {fault.splitlines()[0] if fault else 'neither'}\n"
-        "  mend:     build and install recipes/libqpu, then LIBQPU_PREFIX=/its/prefix pip wheel ."
+        "  fix:      build and install recipes/libqpu, then LIBQPU_PREFIX=/its/prefix pip wheel ."
     )
 
 

@@ -152,7 +152,7 @@ def build(
             },
             workdir="/usr/src/qpu_ops",
             log=log,
-            mend="the compiler's words are above; the sources are in recipes/qpu_ops",
+            fix="the compiler's words are above; the sources are in recipes/qpu_ops",
         ).output
 
     with files.scratch_folder(work, "qpu-ops") as scratch:

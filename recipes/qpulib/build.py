@@ -80,7 +80,7 @@ def pin(recipe: Recipe) -> str:
             "upstream QPULib is not pinned to a commit",
             expected="40 hexadecimal digits",
             found=repr(commit),
-            mend=f"edit {recipe.folder}/recipe.toml",
+            fix=f"edit {recipe.folder}/recipe.toml",
         )
     return commit
 
@@ -132,7 +132,7 @@ def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
         "the source of upstream QPULib cannot be had",
         expected=f"{url} at commit {commit}, or an unchanged checkout of it in {folder}",
         found=found,
-        mend=(
+        fix=(
             f"where there is a network: git clone {url} QPULib && git -C QPULib checkout {commit}; put that folder at "
             f"{folder}, or set INVOKE_QPU_UPSTREAM_SOURCE to where it is. Proxies: https_proxy, http_proxy or all_proxy"
         ),
@@ -201,7 +201,7 @@ def build_native(
     prefix = recipe.settings["prefix"]
     options = (f"-DCMAKE_INSTALL_PREFIX={prefix}", "-DCMAKE_INSTALL_LIBDIR=lib")
     for argv in commands(places, variant, jobs=jobs, options=options):
-        process.run(argv, log=log, mend="the compiler's words are above; the source is not ours")
+        process.run(argv, log=log, fix="the compiler's words are above; the source is not ours")
     return _finished(recipe, stage)
 
 
@@ -247,7 +247,7 @@ def build(
         ],
         environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
         log=log,
-        mend="the compiler's words are above; the source is upstream's",
+        fix="the compiler's words are above; the source is upstream's",
     )
     files.pack(_finished(recipe, stage), tar, epoch=config.image.source_date_epoch)
 

@@ -94,7 +94,7 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
             f"{wheel.name} is not fit to be used",
             expected=f"a self-contained wheel for {suite.name} {target.debian}",
             found="; ".join(sums.faults),
-            mend="the recipe is in recipes/torch; ./inv build-torch builds it anew",
+            fix="the recipe is in recipes/torch; ./inv build-torch builds it anew",
         )
     size = wheel.stat().st_size / 1e6
     warnings = (f"{wheel.name} has {size:.1f} MB; the goal is {GOAL_MB}",) if size > GOAL_MB else ()

@@ -94,14 +94,14 @@ class Plan:
                 f"the torch recipe has no variant {name!r}",
                 expected=f"one of {', '.join(variants)}",
                 found=name,
-                mend="set torch.variant, or --variant, to one of these",
+                fix="set torch.variant, or --variant, to one of these",
             )
         if reason := variants[name].get("refused"):
             raise RecipeInvalid(
                 f"torch cannot be built for {variants[name]['title']}",
                 expected="a compiler and libraries of that architecture",
                 found=reason,
-                mend="use --variant=neon or --variant=baseline",
+                fix="use --variant=neon or --variant=baseline",
             )
         options = {**recipe.tables["options"]}
         for item in config.torch.options:
@@ -322,7 +322,7 @@ class Builder:
     def configure(self) -> None:
         """Run CMake; where its options are as they were, what it made is kept.
 
-        Raises as ``run``; where options of the user's are among them, the mend speaks of these. Raises RecipeInvalid
+        Raises as ``run``; where options of the user's are among them, the fix speaks of these. Raises RecipeInvalid
         where one of these is not what CMake made of it.
         """
         argv = self._plan.configure
@@ -335,7 +335,7 @@ class Builder:
             said = self.run(argv)
         except CommandFailed as fault:
             if options := self._plan.config.torch.options:
-                fault.mend = f"try it without {', '.join(options)}: {_OPTIONS[self._source.kind]}; {fault.mend}"
+                fault.fix = f"try it without {', '.join(options)}: {_OPTIONS[self._source.kind]}; {fault.fix}"
             raise
         self._require_as_given(said)
         files.write_text_atomically(stamp, shlex.join(argv))
@@ -349,7 +349,7 @@ class Builder:
                 f"torch's CMake does not take {', '.join(f'{name}={given[name]}' for name in other)}",
                 expected="the build to go by every option that is given",
                 found=", ".join(f"{name} is {value}" for name, value in other.items()),
-                mend="leave it out, or give it what it wants of other options and libraries (docs/torch.md); CMake's "
+                fix="leave it out, or give it what it wants of other options and libraries (docs/torch.md); CMake's "
                 f"own words are in {self.log}",
             )
 
@@ -491,7 +491,7 @@ class Builder:
             expected=f"room for objects in {self.home} and {self.cache}, and for the compiler's own files where the "
             "engine keeps its containers",
             found=words,
-            mend="free some space there, or point build.folder in invoke.yaml at a larger disk; run the task again to "
+            fix="free some space there, or point build.folder in invoke.yaml at a larger disk; run the task again to "
             "go on from here",
         )
 
@@ -500,7 +500,7 @@ class Builder:
             "memory ran out while torch was being built",
             expected=f"room for {self.jobs} compiler processes of 1.5 GiB each",
             found=found,
-            mend="INVOKE_BUILD_JOBS=1 ./inv build-torch, or end what else takes memory; the task goes on from here",
+            fix="INVOKE_BUILD_JOBS=1 ./inv build-torch, or end what else takes memory; the task goes on from here",
         )
 
     def _run_in(
@@ -538,7 +538,7 @@ class Builder:
             on_line=on_line,
             check=check,
             patience_s=patience_s,
-            mend=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
+            fix=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
         ).output
 
 

@@ -180,7 +180,7 @@ class TorchFlow(flow.Flow):
                 f"the provenance of the kept {wheel.name} speaks of another recipe than its place",
                 expected=f"recipeKey {key}",
                 found=str(stated or "none"),
-                mend=f"delete {wheel.parent} and run the task again",
+                fix=f"delete {wheel.parent} and run the task again",
             )
         seen = audit.examine(wheel, self.target, self.suite, flags=self.plan.flags)
         with files.room_for(wheel.name, self.root), files.scratch_folder(self.root, "torch-wheel") as scratch:

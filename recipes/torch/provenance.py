@@ -136,7 +136,7 @@ def read(path: Path, wheel: Path) -> dict[str, Any]:
         parameters: dict[str, Any] = document["predicate"]["buildDefinition"]["externalParameters"]
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise ArtefactDamaged(
-            f"{path.name} is no provenance statement", found=str(fault), mend="build or fetch the wheel anew"
+            f"{path.name} is no provenance statement", found=str(fault), fix="build or fetch the wheel anew"
         ) from fault
     found = sha256_of(wheel)
     if stated.get(wheel.name) != found:
@@ -144,7 +144,7 @@ def read(path: Path, wheel: Path) -> dict[str, Any]:
             f"{wheel.name} is not the wheel that its provenance speaks of",
             expected=f"SHA-256 {stated.get(wheel.name, 'of another name')}",
             found=found,
-            mend="build or fetch the wheel anew",
+            fix="build or fetch the wheel anew",
         )
     return parameters
 

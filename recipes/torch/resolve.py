@@ -122,7 +122,7 @@ def resolve(config: Config) -> Resolution:
             "there is no torch wheel for the image, and torch.required is set",
             expected=f"torch-*-{suite.python_tag}-{suite.python_tag}-{target.wheel_platform}.whl in a wheelhouse",
             found=reason,
-            mend="run ./inv build-torch, put a wheel into a wheelhouse (torch.wheelhouse in invoke.yaml), or set "
+            fix="run ./inv build-torch, put a wheel into a wheelhouse (torch.wheelhouse in invoke.yaml), or set "
             "torch.required: false",
         )
     return Resolution(None, "", reason)

@@ -58,7 +58,7 @@ def _pinned(recipe: Recipe, suite: Suite) -> tuple[str, str]:
             f"the torch recipe has no source package of {suite.name}",
             expected=f"one of {known}",
             found=f"image.suite: {suite.name}",
-            mend=f"set image.suite to {known}, or put a wheel for Python {suite.python} into wheelhouse/",
+            fix=f"set image.suite to {known}, or put a wheel for Python {suite.python} into wheelhouse/",
         )
     return table[suite.name], table[f"{suite.name}_sha256"]
 
@@ -89,7 +89,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
             f"{package} {version} is not the source that the recipe pins",
             expected=f"{description.name} with SHA-256 {digest}",
             found=found,
-            mend="check the mirror (image.mirror); a new revision of the package is a change of recipe.toml",
+            fix="check the mirror (image.mirror); a new revision of the package is a change of recipe.toml",
         )
     sums = _sums(description)
     if damage := _damage(description):
@@ -97,7 +97,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
             f"{package} {version} is not whole, though it was fetched just now",
             expected=", ".join(f"{name} with SHA-256 {sums[name]}" for name in damage),
             found=", ".join(damage.values()),
-            mend="check the mirror (image.mirror) and this PC's disk, and run the task again",
+            fix="check the mirror (image.mirror) and this PC's disk, and run the task again",
         )
     listed = dict(sorted({**sums, description.name: digest}.items()))
     return Source(kind="archive", folder=place, identity=identity(recipe, suite, "archive"), files=listed)
@@ -177,7 +177,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
                     "torch's source cannot be fetched from upstream",
                     expected=f"{url} at {tag}, with its submodules",
                     found=said[-1] if said else fault.found,
-                    mend="connect to the network (https_proxy and all_proxy are honoured), or use the default, "
+                    fix="connect to the network (https_proxy and all_proxy are honoured), or use the default, "
                     "--source=archive, which needs the distribution's mirror only",
                 ) from fault
             aside.rename(place)
@@ -187,7 +187,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             f"upstream's {tag} is not the commit that the recipe pins",
             expected=commit,
             found=found,
-            mend=f"delete {place} and run the task again; do not go on before you know why the tag moved",
+            fix=f"delete {place} and run the task again; do not go on before you know why the tag moved",
         )
     changed = git(place, *_OTHERS.split(), "--ignore-submodules=none").splitlines()
     changed += [line for line in git(place, "submodule", "status", "--recursive").splitlines() if line[0] in "-+U"]
@@ -197,7 +197,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             f"{place} is not what upstream's {tag} is",
             expected="the pinned commit with its submodules, and no other file",
             found="; ".join(line.strip() for line in changed[:5]),
-            mend=f"keep what is yours there elsewhere, delete {place} and run the task again; patches of your own "
+            fix=f"keep what is yours there elsewhere, delete {place} and run the task again; patches of your own "
             "belong in recipes/torch/patches/git",
         )
     return Source(kind="git", folder=place, identity=f"git {commit}", files={})

@@ -77,7 +77,7 @@ class Part:
                 f"{text!r} names no test file of upstream's, nor a part of one",
                 expected="a name such as test_nn.py, or a part such as 'test_nn.py 2/4'",
                 found=repr(text),
-                mend="put a part into quotes; it counts from 1 to the number of parts",
+                fix="put a part into quotes; it counts from 1 to the number of parts",
             )
         return cls(found["file"], part, parts)
 
@@ -175,7 +175,7 @@ def run_tests(
                 f"upstream has no test file {absent[0]}",
                 expected=f"names like {', '.join(data['files'][:3])}",
                 found=", ".join(absent),
-                mend=f"the files are in {folder}",
+                fix=f"the files are in {folder}",
             )
         with files.scratch_folder(made.root, "upstream") as scratch:
             packages = fetch_packages(data["packages"], scratch / "packages", made.log("upstream"))
@@ -196,7 +196,7 @@ def run_tests(
             f"{outcome.total('failed')} of upstream's tests fail, and nothing explains it",
             expected="failures only where recipes/torch/upstream.toml gives the reason",
             found="\n".join(found[:20]),
-            mend=f"all are in {outcome.path}; the output is in {made.log('upstream')}",
+            fix=f"all are in {outcome.path}; the output is in {made.log('upstream')}",
         )
     return outcome
 
@@ -209,7 +209,7 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
             f"the package index does not have {name}",
             expected=", ".join(pins),
             found="no such version",
-            mend="pip config list says which index that is; the pins are in recipes/torch/upstream.toml",
+            fix="pip config list says which index that is; the pins are in recipes/torch/upstream.toml",
         )
 
     what = "what upstream's tests need"

@@ -69,7 +69,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             "there is no build tree of torch to draw objects from",
             expected=f"{listed.name} in {listed.parent}",
             found="no such file",
-            mend="run ./inv build-torch --again (a kept or fetched wheel has no tree), or use --full",
+            fix="run ./inv build-torch --again (a kept or fetched wheel has no tree), or use --full",
         )
     # A precompiled header is no object. What unites the sources of a folder ends in .cxx too, and is one.
     commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]
@@ -98,7 +98,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             f"{len(differing)} of {len(drawn)} objects of torch are not the same when compiled again",
             expected="the same bytes",
             found=", ".join(differing),
-            mend=f"--seed={seed} draws the same ones; the log is {builder.log}",
+            fix=f"--seed={seed} draws the same ones; the log is {builder.log}",
         )
     return Verified("sampled", tuple(names), seed, time.monotonic() - began)
 
@@ -118,7 +118,7 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
             "the build tree of torch is not complete",
             expected="every object that was drawn: a build that came to its end",
             found=f"no {absent[0].rsplit('/', 1)[-1]}{more}",
-            mend="run ./inv build-torch --again, which goes on from there",
+            fix="run ./inv build-torch --again, which goes on from there",
         )
 
 
@@ -135,7 +135,7 @@ def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: st
             "torch's wheel is not the same when built again",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",
-            mend=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
+            fix=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
         )
     again.discard()
     files.remove(out)
@@ -159,7 +159,7 @@ def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
         "there is no wheel to compare with",
         expected="one that this recipe made",
         found="; ".join(refused) or "none",
-        mend="run ./inv build-torch",
+        fix="run ./inv build-torch",
     )
 
 
@@ -181,5 +181,5 @@ def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) 
         "there is no wheel to compare with: the builder image has another compiler or other packages now",
         expected="one that was compiled with what the builder image has",
         found="; ".join(told),
-        mend="run ./inv build-torch, which makes one with these, then this task again",
+        fix="run ./inv build-torch, which makes one with these, then this task again",
     )

@@ -177,7 +177,7 @@ class FfiFlow(flow.Flow):
                 limit_s=_LIMIT_S,
                 log=log,
                 on_line=tell,
-                mend=f"the compiler's words are above, all of them in {log}; the recipe is in recipes/tvm_ffi",
+                fix=f"the compiler's words are above, all of them in {log}; the recipe is in recipes/tvm_ffi",
             )
         out = scratch / "out"
         self.recipe.require_outputs(out)
@@ -223,11 +223,11 @@ def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
 
     Raises WheelUnusable, PlatformMismatch.
     """
-    mend = "the recipe is in recipes/tvm_ffi; ./inv build-tvm-ffi builds it anew"
+    fix = "the recipe is in recipes/tvm_ffi; ./inv build-tvm-ffi builds it anew"
     try:
         seen = audit.examine(wheel, target, suite, flags="")
     except WheelUnusable as fault:
-        fault.mend = mend
+        fault.fix = fix
         raise
     faults = [] if seen.elf_files else ["it has no library at all"]
     with zipfile.ZipFile(wheel) as archive:
@@ -242,7 +242,7 @@ def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
             f"{wheel.name} is not fit to be used",
             expected="stripped libraries that tell nothing of where they were built",
             found="; ".join(faults),
-            mend=mend,
+            fix=fix,
         )
     return seen
 

@@ -29,14 +29,14 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
             f"{name} needs no build for {target.debian}",
             expected="a 32-bit target: armhf",
             found=f"image.architecture: {target.debian}, which the package index has a wheel for",
-            mend=f"pip install {name}=={data.settings['version']} on the board",
+            fix=f"pip install {name}=={data.settings['version']} on the board",
         )
     if reason := data.tables["refused"].get(suite.name):
         raise RecipeInvalid(
             f"{name} cannot be built for {suite.name}",
             expected="a release whose tools its build takes",
             found=str(reason),
-            mend="set image.suite to trixie",
+            fix="set image.suite to trixie",
         )
 
 
@@ -88,7 +88,7 @@ def find(config: Config) -> tuple[Path, str]:
             f"there is no wheel of {name} for the image, and remote.ffi_in_image is set",
             expected=f"{name} {version} for {target.debian}, in a wheelhouse or in the artefact cache",
             found="; ".join(refused) or "none",
-            mend="run ./inv build-tvm-ffi, or ./inv pull-artefacts where a registry has it",
+            fix="run ./inv build-tvm-ffi, or ./inv pull-artefacts where a registry has it",
         )
     wheels.audit(chosen[0][0], target)
     return chosen[0]

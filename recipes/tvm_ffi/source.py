@@ -65,7 +65,7 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
                     f"the package index has no source archive of {name} {version}",
                     expected=place.name,
                     found=", ".join(sorted(path.name for path in scratch.iterdir() if path != wanted)) or "nothing",
-                    mend=f"read {log}; pip config list says which index that is",
+                    fix=f"read {log}; pip config list says which index that is",
                 )
             fetched.replace(place)
     found = files.sha256_of(place)
@@ -80,7 +80,7 @@ def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, s
             f"the package index does not have {name}",
             expected=what,
             found="no such version, or none that fits",
-            mend="pip config list says which index that is; the pins are in recipes/tvm_ffi/recipe.toml",
+            fix="pip config list says which index that is; the pins are in recipes/tvm_ffi/recipe.toml",
         )
 
     try:
@@ -92,14 +92,14 @@ def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, s
             f"the package index has other bytes under {what}",
             expected="the SHA-256 that recipes/tvm_ffi/recipe.toml pins",
             found=other[1],
-            mend="do not go on before you know why; a new release is a change of recipes/tvm_ffi/recipe.toml",
+            fix="do not go on before you know why; a new release is a change of recipes/tvm_ffi/recipe.toml",
         ) from fault
 
 
-def _other(recipe: Recipe, found: str, mend: str) -> SourceUnavailable:
+def _other(recipe: Recipe, found: str, fix: str) -> SourceUnavailable:
     return SourceUnavailable(
         f"the source of {recipe.settings['distribution']} is not the one that the recipe pins",
         expected=f"SHA-256 {recipe.settings['sha256']}",
         found=found,
-        mend=mend,
+        fix=fix,
     )

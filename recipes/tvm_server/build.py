@@ -52,7 +52,7 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
             f"{reference} was built, but TVM's server does not start in it",
             expected="pitorch-rpc-server --check to end well",
             found=fault.tail.strip()[-1500:] or fault.found,
-            mend=f"the whole output is in {log}",
+            fix=f"the whole output is in {log}",
         ) from fault
     found = _SERVES.search(said)
     return found[1] if found else ""
@@ -69,7 +69,7 @@ def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
             f"TVM's server cannot be put into an image for {target.debian}",
             expected=f"a wheel of {name} for Python {suite.python} on {machine}",
             found="none in the package index",
-            mend="set remote.server_in_image to false; kernels reach such boards by our loader (docs/remote.md)",
+            fix="set remote.server_in_image to false; kernels reach such boards by our loader (docs/remote.md)",
         )
 
     run_pip([*words, "--target", site, *pins()], what=", ".join(pins()), log=log, unfound=unfound, limit_s=_LIMIT_S)

@@ -64,7 +64,7 @@ def test_self_test_passes() -> None:
     assert done.stdout.strip(), "a self-test that says nothing has tested nothing"
 
 
-def test_qpu_info_tells_backend_board_nodes_kms_memory_and_mends() -> None:
+def test_qpu_info_tells_backend_board_nodes_kms_memory_and_fixes() -> None:
     assert {
         "version",
         "backend",
@@ -114,10 +114,10 @@ def test_no_kernels_on_qpus_without_a_suitable_board() -> None:
         assert document["backend"]["name"] in MODELS
 
 
-def test_each_obstacle_comes_with_its_mend() -> None:
+def test_each_obstacle_comes_with_its_fix() -> None:
     for obstacle in qpu_info()["obstacles"]:
         assert obstacle["what"]
-        assert obstacle["mend"], obstacle["what"]
+        assert obstacle["fix"], obstacle["what"]
 
 
 def test_memory_split_is_given_with_its_source() -> None:

@@ -144,7 +144,7 @@ def test_memory_is_counted_kept_and_given_back() -> None:
     torch.qpu.empty_cache()
 
 
-def test_memory_that_cannot_be_had_is_told_with_the_mend_and_the_device_goes_on() -> None:
+def test_memory_that_cannot_be_had_is_told_with_the_fix_and_the_device_goes_on() -> None:
     torch.qpu.empty_cache()
     torch.qpu.set_memory_limit(torch.qpu.memory_reserved() + (4 << 20))
     with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 8\.0 MiB; tensors hold .*gpu_mem"):

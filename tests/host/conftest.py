@@ -114,7 +114,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
         _SESSION.close()
         lock = ROOT / SETTINGS["build"]["folder"] / "sessions.lock"
-        others = InUse("other tests of this checkout run", expected="none", found="a lock", mend="wait for them")
+        others = InUse("other tests of this checkout run", expected="none", found="a lock", fix="wait for them")
         with contextlib.ExitStack() as alone:
             try:
                 alone.enter_context(files.held(lock, others))

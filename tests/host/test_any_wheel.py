@@ -85,7 +85,7 @@ def test_anything_else_is_refused_with_the_form(tmp_path: Path, text: str) -> No
     with pytest.raises(SourceUnavailable) as caught:
         Wanted.parse(text, folder=tmp_path)
     assert caught.value.exit_code == 23
-    assert caught.value.mend
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize("text", [".", "./", "p/..", "../{name}", "{path}"])
@@ -296,13 +296,13 @@ def test_wheels_for_other_machines_alone_are_reported(tmp_path: Path, monkeypatc
         assert isinstance(fault, SourceUnavailable)
         assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels")
         assert fault.found.startswith("2 wheels for others, such as seeing-1.0-")
-        assert "docs/wheels.md" in fault.mend
+        assert "docs/wheels.md" in fault.fix
         (tmp_path / "limits.txt").write_text("seeing<9\n")
         output = pip_wheel(tmp_path, url, "seeing==1.0", f"--constraint={tmp_path / 'limits.txt'}")
         fault = meaning(output, Wanted(name="seeing", version="1.0"))
         assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels"), output
         fault = meaning(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
-        assert fault.mend == "./inv build-torch builds it"
+        assert fault.fix == "./inv build-torch builds it"
         needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["seeing==1.1"]\n')
         fault = meaning(pip_wheel(tmp_path, url, str(needy)), Wanted(project=needy))
         assert f"seeing==1.1, which {needy} needs" in fault.summary
@@ -399,7 +399,7 @@ def test_what_apt_says_of_packages_is_not_told_as_the_projects_own_fault(tmp_pat
     fault = wheel_faults.explain_apt(CommandFailed("a container failed", returncode=83, tail=said), said, config)
     assert type(fault) is kind
     assert summary in fault.summary
-    assert fault.mend
+    assert fault.fix
 
 
 def test_packages_of_missing_files_are_at_the_end_of_the_output(tmp_path: Path) -> None:
@@ -601,7 +601,7 @@ def test_constraints_and_variables_are_handed_on(tmp_path: Path, monkeypatch: py
 def test_what_cannot_be_handed_on_is_refused(tmp_path: Path, given: dict[str, Sequence[str]], told: str) -> None:
     with pytest.raises(SourceUnavailable, match=told) as caught:
         options_of(tmp_path, **given)
-    assert caught.value.mend
+    assert caught.value.fix
 
 
 def test_wheels_for_a_build_are_offered_but_not_its_own(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_stale_pocket_is_left_out_with_a_warning(archive: Archive, tmp_path: P
     (warning,) = found.warnings
     assert "stone-security" in warning
     assert "left out" in warning
-    assert "image.strict" in caught.value.mend
+    assert "image.strict" in caught.value.fix
     assert not any("stone-security" in path.name for path in (tmp_path / "lists").iterdir())
 
 
@@ -91,7 +91,7 @@ def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
         with pytest.raises(DiskFull, match="no room for the mirror's package lists") as caught:
             apt.verify(wanted, disk / "mirror", strict=strict)
         assert [path.name for path in (disk / "mirror").iterdir()] == [], "nothing is left"
-    assert "build.folder" in caught.value.mend
+    assert "build.folder" in caught.value.fix
 
 
 def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_key_behind_a_socks_proxy_names_what_is_missing(tmp_path: Path, monkey
     monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
     with pytest.raises(NetworkUnreachable) as caught:
         apt.fetch_key(SigningKey(url="http://mirror.invalid/key", fingerprint="0" * 40), tmp_path / "key.gpg")
-    assert "PySocks" in caught.value.mend
+    assert "PySocks" in caught.value.fix
 
 
 def test_a_failed_verification_leaves_the_old_lists(archive: Archive, tmp_path: Path) -> None:
@@ -486,7 +486,7 @@ def test_packages_that_cannot_be_had_are_told(
         (archive.folder / "pool" / "hello.deb").unlink()
         with pytest.raises(NetworkUnreachable) as unreachable:
             rootfs.download(dataclasses.replace(spec, archives=tmp_path / "others"), log)
-    assert "--update" in unreachable.value.mend
+    assert "--update" in unreachable.value.fix
 
 
 def test_a_key_is_fetched_and_its_fingerprint_checked(archive: Archive, tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_a_key_is_fetched_and_its_fingerprint_checked(archive: Archive, tmp_path
 def test_a_key_out_of_reach_says_where_to_put_it(tmp_path: Path) -> None:
     with pytest.raises(NetworkUnreachable) as caught:
         apt.fetch_key(SigningKey(url="http://127.0.0.1:1/key", fingerprint="0" * 40), tmp_path / "key.gpg")
-    assert str(tmp_path / "key.gpg") in caught.value.mend
+    assert str(tmp_path / "key.gpg") in caught.value.fix
 
 
 @pytest.mark.parametrize("image", [{"flavour": "raspbian"}, {"kernel": "raspberrypi"}])

@@ -99,7 +99,7 @@ def test_a_flipped_bit_is_never_used(config: Config, tmp_path: Path, which: int,
     assert artefacts.get(config, "thing", KEY) is None, "it was set aside, so the next run makes it anew"
     (aside,) = (config.build_root / "artefacts" / "thing").iterdir()
     assert aside.name.startswith(f"{KEY}.damaged-")
-    assert str(aside) in caught.value.mend
+    assert str(aside) in caught.value.fix
     assert (aside / kept[which].name).read_bytes() == bytes(spoilt), "nothing is deleted: somebody may look into it"
 
 

@@ -225,7 +225,7 @@ def test_a_second_pull_receives_nothing(plain: Registry, tmp_path: Path) -> None
 def test_a_damaged_entry_here_is_pulled_anew(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(progress, "warn", said.append)
-    config = config_for(tmp_path, plain.address, namespace="mended")
+    config = config_for(tmp_path, plain.address, namespace="fixed")
     kept = artefacts.put(config, "thing", KEY, products(tmp_path))
     right = kept[1].read_bytes()
     artefacts.push(config)
@@ -283,7 +283,7 @@ def test_a_key_that_nobody_pushed(plain: Registry, tmp_path: Path) -> None:
     with pytest.raises(ReferenceNotFound) as caught:
         artefacts.pull(config, "thing", OTHER_KEY)
     assert TAG in caught.value.found, "the tags that there are, are told"
-    assert "push-artefacts" in caught.value.mend
+    assert "push-artefacts" in caught.value.fix
 
 
 def test_a_key_that_begins_alike_is_not_taken_for_it(plain: Registry, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_nothing_to_push(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address)
     with pytest.raises(ArtefactMissing) as caught:
         artefacts.push(config)
-    assert caught.value.mend == "./inv build-torch"
+    assert caught.value.fix == "./inv build-torch"
 
 
 def put_manifest(running: Registry, namespace: str, document: dict[str, object], kind: str = OCI) -> None:
@@ -464,7 +464,7 @@ def test_a_refused_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(RegistryConnectionRefused) as caught:
             call()
         assert caught.value.exit_code == 52
-        assert "./inv registry up" in caught.value.mend
+        assert "./inv registry up" in caught.value.fix
 
 
 def test_an_address_that_is_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The audit: one tree per thing that breaks over NFS; what is found, what is mended, and that a second run is quiet."""
+"""The audit: one tree per thing that breaks over NFS; what is found, what is fixed, and that a second run is quiet."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def tree(tmp_path: Path) -> Path:
 
 
 def found(made: Audit, check: str) -> dict[str, tuple[str, bool]]:
-    """Path to what was found and whether it was mended, of one check."""
-    return {item.path: (item.found, item.mended) for item in made.findings if item.check == check}
+    """Path to what was found and whether it was fixed, of one check."""
+    return {item.path: (item.found, item.fixed) for item in made.findings if item.check == check}
 
 
 def quiet_afterwards(root: Path, made: Audit) -> None:
-    """A second audit of the same tree mends nothing and changes nothing."""
+    """A second audit of the same tree fixes nothing and changes nothing."""
     before = tree_listing(root)
     again = audit(root, Settings(**{**SETTINGS.__dict__, "host_keys": tuple(made.host_keys)}))
-    assert [item for item in again.findings if item.mended] == []
+    assert [item for item in again.findings if item.fixed] == []
     assert tree_listing(root) == before
     assert again.host_keys == made.host_keys
 

@@ -282,7 +282,7 @@ def test_sizes_count_a_file_with_two_names_once(tmp_path: Path) -> None:
 def test_an_unknown_benchmark_is_told_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(UserError) as caught:
         suite.bench(load_config({}), name)
-    assert caught.value.mend == near
+    assert caught.value.fix == near
     assert "build, extension, export, device" in caught.value.expected
 
 

@@ -62,9 +62,9 @@ def test_the_main_jobs_tests_are_not_left_out_in_silence(
         checks.run_tests(select=select)
     assert caught.value.exit_code == 50
     assert caught.value.found == "not here: root's rights, the program no-such-builder"
-    assert "sudo ./inv test" in caught.value.mend
-    assert "./inv --set-up" in caught.value.mend
-    assert "--partial" in caught.value.mend
+    assert "sudo ./inv test" in caught.value.fix
+    assert "./inv --set-up" in caught.value.fix
+    assert "--partial" in caught.value.fix
     assert "linted" not in capfd.readouterr().out, "refused before anything is run"
     checks.run_tests(select=select, partial=True)
     said = capfd.readouterr()

@@ -93,6 +93,6 @@ def test_another_shell_is_refused_with_the_nearest(shell: str, near: str) -> Non
     with pytest.raises(UserError) as caught:
         completion.script(shell)
     assert caught.value.found == repr(shell)
-    assert caught.value.mend.startswith("./inv completion ")
+    assert caught.value.fix.startswith("./inv completion ")
     if shell != "ksh":
-        assert caught.value.mend.endswith(near)
+        assert caught.value.fix.endswith(near)

@@ -176,7 +176,7 @@ def test_all_faults_are_told_at_once() -> None:
     assert text.startswith("the configuration has 6 faults:\n")
     for word in ("image.suite", "did you mean 'flavour'?", "build.jobs", "zoo", "nfs", "INVOKE_IMAGE_SUIT"):
         assert word in text
-    assert "mend:" in text
+    assert "fix:" in text
     assert caught.value.exit_code == 11
 
 

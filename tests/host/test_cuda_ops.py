@@ -164,7 +164,7 @@ def test_cuda_timing_says_that_there_is_no_gpu_or_which_number_is_the_kernels(
         missing = fault
     if missing is not None:
         assert missing.exit_code == 47
-        assert "cuda.python" in missing.mend
+        assert "cuda.python" in missing.fix
         return
     assert "The kernel takes" in done.text
     assert (done.folder / "timing.json").is_file()
@@ -233,7 +233,7 @@ def test_setup_tells_what_is_missing(
         check=False,
     )
     assert done.returncode != 0
-    for part in ("expected:", "found:", "mend:", found):
+    for part in ("expected:", "found:", "fix:", found):
         assert part in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -290,7 +290,7 @@ def test_only_an_exported_tree_is_written_to(tmp_path: Path) -> None:
     layout.tree.mkdir()
     with pytest.raises(ArtefactMissing) as caught:
         deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
-    assert "./inv export-nfsroot" in caught.value.mend
+    assert "./inv export-nfsroot" in caught.value.fix
     assert list(layout.tree.iterdir()) == []
 
 
@@ -322,7 +322,7 @@ def test_an_extension_goes_with_its_own_torch_only(tmp_path: Path) -> None:
     deploy.require_same_torch(tmp_path / "tree", tmp_path / "none")
     with pytest.raises(PlatformMismatch) as caught:
         deploy.require_same_torch(tmp_path / "tree", tmp_path / "other")
-    assert "./inv export-nfsroot" in caught.value.mend
+    assert "./inv export-nfsroot" in caught.value.fix
     with pytest.raises(PlatformMismatch) as caught:
         deploy.require_same_torch(tmp_path / "none", tmp_path / "other")
     assert caught.value.found == "no torch"
@@ -350,8 +350,8 @@ def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: M
         assert caught.value.exit_code == 18
         assert deploy.LIBRARIES[chosen][1] in caught.value.expected
         assert deploy.LIBRARIES[has][1] in caught.value.found
-        assert f"./inv deploy --qpulib={has}" in caught.value.mend
-        assert f"./inv build-image --qpulib={chosen}" in caught.value.mend
+        assert f"./inv deploy --qpulib={has}" in caught.value.fix
+        assert f"./inv build-image --qpulib={chosen}" in caught.value.fix
 
 
 @root_only

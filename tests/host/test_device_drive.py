@@ -162,7 +162,7 @@ def test_a_selection_that_the_boards_pytest_does_not_take_is_told_in_its_words(t
     assert run.record.error is not None
     assert "did not understand what to run" in run.record.error["summary"]
     assert "Wrong expression passed to '-k': first and" in run.record.error["found"]
-    assert "--select" in run.record.error["mend"]
+    assert "--select" in run.record.error["fix"]
 
 
 @pytest.mark.parametrize(

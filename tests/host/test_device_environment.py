@@ -119,14 +119,14 @@ def test_board_and_machine_at_once_are_refused(config: Config) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
 @pytest.mark.parametrize(
-    ("how", "mend"),
+    ("how", "fix"),
     [
         ({}, "sudo ./inv test-on-pi"),
         ({"chroot": True}, "sudo ./inv test-on-pi --chroot"),
         ({"host": "pi@127.0.0.1", "chroot": True}, "sudo ./inv test-on-pi --host=pi@127.0.0.1 --chroot"),
     ],
 )
-def test_an_ordinary_user_is_told_to_ask_for_the_same_task_with_sudo(how: dict[str, Any], mend: str) -> None:
+def test_an_ordinary_user_is_told_to_ask_for_the_same_task_with_sudo(how: dict[str, Any], fix: str) -> None:
     """Whoever serves the tree needs root."""
     with tempfile.TemporaryDirectory() as folder:
         config = exported_in(Path(folder))
@@ -138,7 +138,7 @@ def test_an_ordinary_user_is_told_to_ask_for_the_same_task_with_sudo(how: dict[s
                 environment(config, **how)
         finally:
             os.seteuid(0)
-    assert caught.value.mend == mend
+    assert caught.value.fix == fix
 
 
 def test_unknown_init_is_refused(config: Config) -> None:
@@ -161,7 +161,7 @@ def test_a_selection_that_is_none_is_refused_at_once(config: Config, keyword: st
     assert repr(keyword) in caught.value.summary
     assert "at column" in caught.value.found
     assert found in caught.value.found
-    assert "--select=" in caught.value.mend
+    assert "--select=" in caught.value.fix
     assert not (config.target_root / "report").exists(), "before anything is begun"
 
 
@@ -191,7 +191,7 @@ def test_other_key_under_the_same_address_is_an_untrusted_board() -> None:
     assert isinstance(access.diagnose(pinned, changed), BoardUntrusted)
     unknown = access.diagnose(own, "No ED25519 host key is known for pi and you have requested strict checking.")
     assert isinstance(unknown, BoardUntrusted)
-    assert "ssh pi@pi" in unknown.mend
+    assert "ssh pi@pi" in unknown.fix
     denied = access.diagnose(pinned, "root@pi: Permission denied (publickey).")
     assert isinstance(denied, BoardLoginDenied)
     assert "Permission denied" in denied.found
@@ -207,8 +207,8 @@ def test_options_pin_the_key_and_ask_nothing() -> None:
 
 
 def test_cause_of_a_broken_strategy_is_the_users_error() -> None:
-    mended = UserError("the first fault")
+    fixed = UserError("the first fault")
     outer = StrategyError("broken")
-    outer.__cause__ = mended
-    mended.__cause__ = OSError("below it")
-    assert cause_of(outer) is mended
+    outer.__cause__ = fixed
+    fixed.__cause__ = OSError("below it")
+    assert cause_of(outer) is fixed

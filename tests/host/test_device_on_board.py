@@ -165,7 +165,7 @@ def test_other_host_key_is_refused_at_once(board: Board, config: Config, tmp_pat
         suite.test_on_pi(wrong, host=board.host, timing=False)
     assert time.monotonic() - began < 120, "an untrusted board is not tried again and again"
     assert caught.value.exit_code == 41
-    assert "exported again while the board was up" in caught.value.mend
+    assert "exported again while the board was up" in caught.value.fix
     assert not (wrong.target_root / "report" / "index.html").exists()
 
 
@@ -177,7 +177,7 @@ def test_refused_login_is_told_apart(board: Board, config: Config, tmp_path: Pat
     with pytest.raises(BoardLoginDenied) as caught:
         suite.test_on_pi(wrong, host=board.host, timing=False)
     assert caught.value.exit_code == 45
-    assert "authorized_keys" in caught.value.mend
+    assert "authorized_keys" in caught.value.fix
 
 
 def test_nobody_there_is_silence(board: Board, config: Config) -> None:
@@ -451,7 +451,7 @@ def refusals(board: Board) -> dict[str, str]:
 @pytest.mark.parametrize("name", REFUSALS)
 def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
     assert REFUSALS[name][1] in refusals[name]
-    assert "mend:" in refusals[name]
+    assert "fix:" in refusals[name]
     assert refusals[name].endswith("rc=125\n")
     assert refusals["mounts"] == "0\n", "a refusal leaves nothing mounted"
 

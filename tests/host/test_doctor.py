@@ -138,7 +138,7 @@ def test_without_an_emulator_it_does_not_run(own_binfmt: None, tmp_path: Path) -
     finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=OWN_BINFMT)
     assert finding.verdict is Verdict.FAIL
     assert "does not know how to start it" in finding.found
-    assert "./inv --set-up" in finding.mend
+    assert "./inv --set-up" in finding.fix
 
 
 def test_on_a_noexec_disk_it_does_not_run(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_on_a_noexec_disk_it_does_not_run(tmp_path: Path) -> None:
     )
     assert finding.verdict is Verdict.FAIL
     assert "noexec" in finding.found
-    assert "build.folder" in finding.mend
+    assert "build.folder" in finding.fix
 
 
 @pytest.mark.emulation
@@ -157,9 +157,9 @@ def test_an_emulator_that_is_gone_is_told(conf: Path, tmp_path: Path) -> None:
     finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "is gone" in finding.found
-    assert finding.mend.startswith("./inv --set-up ")
-    assert "qemu-user-static" in finding.mend
-    assert "qemu-user-binfmt" in finding.mend
+    assert finding.fix.startswith("./inv --set-up ")
+    assert "qemu-user-static" in finding.fix
+    assert "qemu-user-binfmt" in finding.fix
 
 
 # ------------------------------------------------------------------------------------------------ binfmt
@@ -195,7 +195,7 @@ def test_an_emulator_that_is_switched_off(conf: Path) -> None:
     finding = in_user_namespace(CHECK_BINFMT, before=f"{register}\necho 0 >/proc/sys/fs/binfmt_misc/qemu-arm")
     assert finding.verdict is Verdict.FAIL
     assert "disabled" in finding.found
-    assert finding.mend == "echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm"
+    assert finding.fix == "echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm"
 
 
 def test_this_machines_own_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_ext4_numbers_its_entries_with_64_bits(arm: None) -> None:
         shutil.rmtree(scratch)
     assert finding.verdict is Verdict.WARN
     assert finding.found.startswith("EOVERFLOW")
-    assert "tmpfs" in finding.mend
+    assert "tmpfs" in finding.fix
 
 
 @pytest.mark.emulation
@@ -289,7 +289,7 @@ def test_root_without_capabilities_has_not() -> None:
     )
     assert finding.verdict is Verdict.FAIL
     assert "Operation not permitted" in finding.found
-    assert "--privileged" in finding.mend
+    assert "--privileged" in finding.fix
 
 
 def test_an_ordinary_user_without_sudo_has_not() -> None:
@@ -297,7 +297,7 @@ def test_an_ordinary_user_without_sudo_has_not() -> None:
     assert finding.verdict is Verdict.FAIL
     assert "id 65534" in finding.found
     assert "there is no sudo" in finding.found
-    assert "as root" in finding.mend
+    assert "as root" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_an_ordinary_users_sudo_is_tried(script: str, verdict: Verdict, found: s
         finding = as_nobody("doctor.check_rights()", f"{folder}:/usr/bin:/bin")
     assert finding.verdict is verdict
     assert found in finding.found
-    assert "sudo ./inv build-image" in finding.found + finding.mend
+    assert "sudo ./inv build-image" in finding.found + finding.fix
 
 
 def test_a_sudo_that_does_not_end_is_a_finding() -> None:
@@ -330,7 +330,7 @@ def test_a_sudo_that_does_not_end_is_a_finding() -> None:
         finding = as_nobody(limited, f"{folder}:/usr/bin:/bin")
     assert (finding.check, finding.verdict) == ("rights", Verdict.FAIL)
     assert finding.found == "sudo --non-interactive true was still running after 1 s"
-    assert "by hand" in finding.mend
+    assert "by hand" in finding.fix
 
 
 # ------------------------------------------------------------------------------------------------ the machine
@@ -366,7 +366,7 @@ def test_a_small_disk(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
         before=f"mount -t tmpfs -o size={size_mib}m tmpfs {tmp_path}",
     )
     assert finding.verdict is verdict, finding.found
-    assert bool(finding.mend) == (verdict is not Verdict.OK)
+    assert bool(finding.fix) == (verdict is not Verdict.OK)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_a_small_disk(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
 def test_memory_for_each_compile_job(jobs: int, available_mib: int, verdict: Verdict, word: str) -> None:
     finding = doctor.check_memory(BuildConfig(jobs=jobs, memory_per_job_mib=1500), available_mib=available_mib)
     assert finding.verdict is verdict
-    assert word in finding.mend
+    assert word in finding.fix
 
 
 @pytest.mark.parametrize("below", ["", "child"])
@@ -405,7 +405,7 @@ print(f"{compile_jobs(build)}; {doctor.check_memory(build).found}")
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict", "mend"),
+    ("text", "verdict", "fix"),
     [
         ("4096\n", Verdict.OK, ""),
         ("65536\n", Verdict.OK, ""),
@@ -413,12 +413,12 @@ print(f"{compile_jobs(build)}; {doctor.check_memory(build).found}")
         (None, Verdict.FAIL, "use WSL 2 or a Linux kernel"),
     ],
 )
-def test_mmap_min_addr(tmp_path: Path, text: str | None, verdict: Verdict, mend: str) -> None:
+def test_mmap_min_addr(tmp_path: Path, text: str | None, verdict: Verdict, fix: str) -> None:
     sysctl = tmp_path / "mmap_min_addr"
     if text is not None:
         sysctl.write_text(text)
     finding = doctor.check_mmap_min_addr(sysctl)
-    assert (finding.verdict, finding.mend) == (verdict, mend)
+    assert (finding.verdict, finding.fix) == (verdict, fix)
 
 
 # ------------------------------------------------------------------------------------------- known bad pairs
@@ -444,7 +444,7 @@ def test_known_bad_pairs(guest: str, qemu: str, package: str, kernel: str, bad: 
         pytest.skip("dpkg is not installed")
     finding = doctor.judge_emulator(guest=guest, qemu=qemu, package=package, kernel=kernel)
     assert (finding.verdict is Verdict.WARN) == bad
-    assert bool(finding.mend) == bad
+    assert bool(finding.fix) == bad
 
 
 def test_every_known_pair_names_its_source() -> None:
@@ -453,7 +453,7 @@ def test_every_known_pair_names_its_source() -> None:
     for pair in pairs:
         assert pair.sources
         assert all(source.startswith("https://") for source in pair.sources)
-        assert pair.mend
+        assert pair.fix
 
 
 # ------------------------------------------------------------------------------------------------ the engine
@@ -485,8 +485,8 @@ def test_an_engine_that_does_not_answer_is_a_finding(tmp_path: Path, monkeypatch
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     found = {item.check: item for item in doctor._engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
     assert found["engine"].verdict is Verdict.FAIL
-    assert "unset DOCKER_HOST" in found["engine"].mend
-    assert found["container"].mend == "first mend the engine"
+    assert "unset DOCKER_HOST" in found["engine"].fix
+    assert found["container"].fix == "first fix the engine"
 
 
 @pytest.mark.parametrize(
@@ -536,7 +536,7 @@ def test_a_mirror_that_refuses(tmp_path: Path, direct: None) -> None:
     finding = doctor.check_mirror(config, tmp_path / "scratch")
     assert finding.verdict is Verdict.FAIL
     assert "refused" in finding.found
-    assert "image.mirror" in finding.mend
+    assert "image.mirror" in finding.fix
     assert not (tmp_path / "build").exists()
 
 
@@ -573,7 +573,7 @@ def test_a_mirror_whose_security_pocket_is_stale(
     assert finding.verdict is verdict
     assert "stone-security" in finding.found
     assert "left out" in finding.found
-    assert finding.mend
+    assert finding.fix
 
 
 @pytest.mark.parametrize(("strict", "verdict"), [(False, Verdict.WARN), (True, Verdict.FAIL)])
@@ -608,7 +608,7 @@ def test_a_package_index_that_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     finding = doctor.check_package_index(tmp_path)
     assert finding.verdict is Verdict.WARN
     assert "six" in finding.found
-    assert "pip.conf" in finding.mend
+    assert "pip.conf" in finding.fix
 
 
 @pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
@@ -621,7 +621,7 @@ def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monk
     monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
     finding = doctor.check_package_index(tmp_path)
     assert finding.verdict is Verdict.WARN
-    assert "PySocks" in finding.mend
+    assert "PySocks" in finding.fix
 
 
 # ------------------------------------------------------------------------------------------------ programs
@@ -637,7 +637,7 @@ def test_a_program_that_does_not_end_is_a_finding(tmp_path: Path, monkeypatch: p
     finding = doctor._guarded("cross compiler", lambda: doctor.check_cross_compiler(tmp_path, "odd"))
     assert (finding.check, finding.verdict) == ("cross compiler", Verdict.FAIL)
     assert finding.found == f"{tmp_path}/answer was still running after 2 s"
-    assert "emulator" in finding.mend
+    assert "emulator" in finding.fix
 
 
 def test_the_engines_disk_is_looked_at_where_it_is_another(tmp_path: Path) -> None:
@@ -664,7 +664,7 @@ def test_a_missing_program_is_a_finding_with_its_package(tmp_path: Path) -> None
     hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"
     finding = in_user_namespace(expression, before=hide)
     assert finding.verdict is Verdict.FAIL
-    assert "qemu-system-arm" in finding.mend
+    assert "qemu-system-arm" in finding.fix
 
 
 @pytest.mark.emulation
@@ -689,8 +689,8 @@ def test_a_program_that_cannot_run_after_compiling_is_a_fault(own_binfmt: None, 
 
 
 GOOD = Finding(check="one", verdict=Verdict.OK, done="did", found="well [bold]as is[/bold]")
-BAD = Finding(check="two", verdict=Verdict.FAIL, done="did", found="ill", mend="do")
-DOUBTFUL = Finding(check="three", verdict=Verdict.WARN, done="did", found="so-so", mend="do")
+BAD = Finding(check="two", verdict=Verdict.FAIL, done="did", found="ill", fix="do")
+DOUBTFUL = Finding(check="three", verdict=Verdict.WARN, done="did", found="so-so", fix="do")
 
 
 def test_only_failures_fail() -> None:
@@ -709,11 +709,11 @@ def test_json_for_other_programs(findings: list[Finding], healthy: bool) -> None
         "verdict": "ok",
         "done": "did",
         "found": "well [bold]as is[/bold]",
-        "mend": "",
+        "fix": "",
     }
 
 
-def test_the_table_shows_every_finding_and_mend() -> None:
+def test_the_table_shows_every_finding_and_fix() -> None:
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     doctor.print_table([GOOD, BAD, DOUBTFUL], console=console)
     text = console.export_text()
@@ -755,5 +755,5 @@ def test_the_whole_examination_ends_with_a_finding_for_each_check(tmp_path: Path
     names = [item.check for item in findings]
     assert len(names) == len(set(names)) >= 15
     assert all(item.found and item.done for item in findings)
-    assert all(item.mend for item in findings if item.verdict is Verdict.FAIL)
+    assert all(item.fix for item in findings if item.verdict is Verdict.FAIL)
     assert list(tmp_path.glob(".doctor*")) == []

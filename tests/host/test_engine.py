@@ -127,7 +127,7 @@ def test_an_engine_started_here_runs_arm_containers(daemon: engine.Daemon, monke
     assert finding.verdict is doctor.Verdict.OK, finding.found
     judged = doctor.judge_engine(info)
     assert judged.verdict is doctor.Verdict.WARN
-    assert "overlay2" in judged.mend
+    assert "overlay2" in judged.fix
 
 
 @pytest.mark.engine
@@ -163,12 +163,12 @@ def test_dockers_context_counts_where_docker_host_is_not_set(contexts: Path, mon
     (contexts / "config.json").write_text('{"currentContext": "near"}')
     with pytest.raises(EngineUnavailable, match="that docker's context near names does not answer") as caught:
         engine.ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
-    assert "docker context use default" in caught.value.mend
+    assert "docker context use default" in caught.value.fix
     assert not (contexts / "build").exists(), "no other one is started"
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
     with pytest.raises(EngineUnavailable, match="that docker's context far names runs on another machine") as caught:
         engine.ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
-    assert "unset DOCKER_CONTEXT" in caught.value.mend
+    assert "unset DOCKER_CONTEXT" in caught.value.fix
     monkeypatch.setenv("DOCKER_CONTEXT", "default")
     assert engine.chosen().host == ""
     monkeypatch.setenv("DOCKER_HOST", "unix:///other.sock")
@@ -190,7 +190,7 @@ def test_a_context_that_is_of_no_use_is_told(contexts: Path, damage: str | None,
     with pytest.raises(EngineConfigUnusable, match="docker's context near is of no use") as caught:
         engine.connect()
     assert found in caught.value.found
-    assert "docker context use default" in caught.value.mend
+    assert "docker context use default" in caught.value.fix
 
 
 @pytest.fixture
@@ -259,8 +259,8 @@ def test_a_contexts_tls_files_that_do_not_serve_are_told(
             with pytest.raises(EngineConfigUnusable, match=f"docker's context {name} ") as caught:
                 task()
             assert found in caught.value.found
-            assert f"docker context update {name} --docker host={address},ca=" in caught.value.mend
-            assert "unset DOCKER_CONTEXT" in caught.value.mend
+            assert f"docker context update {name} --docker host={address},ca=" in caught.value.fix
+            assert "unset DOCKER_CONTEXT" in caught.value.fix
             assert sha256(name.encode()).hexdigest() in caught.value.expected
 
 
@@ -334,7 +334,7 @@ def test_one_that_dies_is_told_with_its_last_lines(daemon: engine.Daemon) -> Non
     with pytest.raises(ServerFailed) as caught:
         engine.ensure_daemon(broken)
     assert "nonsense" in caught.value.found
-    assert str(broken.log) in caught.value.mend
+    assert str(broken.log) in caught.value.fix
     assert not broken.state.exists()
     assert processes_of(broken) == []
 
@@ -367,7 +367,7 @@ def collected() -> Iterator[None]:
 def test_one_that_dies_while_it_works_is_told(
     daemon: engine.Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
-    """By an error with a mend, whatever asks it then: what runs in a container, a build, a load, a plan."""
+    """By an error with a fix, whatever asks it then: what runs in a container, a build, a load, a plan."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     engine.ensure_daemon(daemon)
     stage = tmp_path / "stage"
@@ -410,7 +410,7 @@ def test_one_that_dies_while_it_works_is_told(
             finally:
                 os.kill(inside, signal.SIGKILL)
         assert isinstance(caught.value, UserError)
-        assert "./inv doctor" in caught.value.mend
+        assert "./inv doctor" in caught.value.fix
         with pytest.raises(EngineUnavailable, match="went away"):
             archive.load(client, [layer], "pitorch-test/wait:2", native, epoch=1000)
         with pytest.raises(EngineUnavailable, match="went away"):
@@ -495,7 +495,7 @@ def test_a_docker_host_that_does_not_answer_is_not_replaced(
     with pytest.raises(EngineUnavailable) as caught:
         engine.ensure_daemon(daemon, host="tcp://127.0.0.1:9")
     assert "DOCKER_HOST" in caught.value.summary
-    assert "unset DOCKER_HOST" in caught.value.mend
+    assert "unset DOCKER_HOST" in caught.value.fix
     assert not daemon.state.exists()
     with pytest.raises(EngineUnavailable, match="DOCKER_HOST"):
         engine.connect(timeout_s=5)
@@ -514,14 +514,14 @@ def test_an_engine_of_another_machine_is_refused_before_a_build_begins(
         engine.ensure_running(config)
     assert caught.value.expected.startswith("an engine of this machine")
     assert caught.value.found.split(",")[0] in address
-    assert "unset DOCKER_HOST" in caught.value.mend
+    assert "unset DOCKER_HOST" in caught.value.fix
     if os.geteuid() == 0:
         with pytest.raises(EngineUnavailable, match="another machine"):
             main_job.build_image(config)
     findings = {item.check: item for item in doctor._engine_findings(config)}
     assert findings["engine"].verdict is doctor.Verdict.FAIL
     assert "another machine" in findings["engine"].found
-    assert findings["engine"].mend == caught.value.mend
+    assert findings["engine"].fix == caught.value.fix
     assert not (tmp_path / "build").exists()
 
 
@@ -540,7 +540,7 @@ def test_a_docker_host_that_is_no_address_is_an_error_too(nonsense: str, monkeyp
     monkeypatch.setenv("DOCKER_HOST", nonsense)
     with pytest.raises(EngineUnavailable) as caught:
         engine.connect(timeout_s=5)
-    assert caught.value.mend
+    assert caught.value.fix
 
 
 @needs_root
@@ -607,7 +607,7 @@ def test_a_systemd_that_does_not_come_to_an_end_is_told(tmp_path: Path, monkeypa
     with pytest.raises(EngineUnavailable, match="does not come to an end") as caught:
         engine._start_by_systemd()
     assert "after 1 s" in caught.value.found
-    assert "journalctl" in caught.value.mend
+    assert "journalctl" in caught.value.fix
 
 
 def test_the_engine_that_answers_is_used(tmp_path: Path) -> None:
@@ -641,7 +641,7 @@ def test_a_record_that_belongs_to_another_user_is_told(tmp_path: Path) -> None:
             raise AssertionError("must not go on")
     finally:
         os.seteuid(0)
-    assert "sudo" in caught.value.mend
+    assert "sudo" in caught.value.fix
 
 
 PROC_CGROUPS = (

@@ -1,4 +1,4 @@
-"""Every fault that a user can mend: its words and its exit code."""
+"""Every fault that a user can fix: its words and its exit code."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_every_fault_says_what_it_is_for() -> None:
     assert [item.__name__ for item in classes() if not item.__doc__] == []
 
 
-def test_the_text_is_what_was_expected_what_was_found_and_the_mend() -> None:
-    fault = UserError("summary", expected="a", found="b", mend="c")
-    assert str(fault) == "summary\n  expected: a\n  found:    b\n  mend:     c"
-    assert str(UserError("summary", mend="c")) == "summary\n  mend:     c"
+def test_the_text_is_what_was_expected_what_was_found_and_the_fix() -> None:
+    fault = UserError("summary", expected="a", found="b", fix="c")
+    assert str(fault) == "summary\n  expected: a\n  found:    b\n  fix:      c"
+    assert str(UserError("summary", fix="c")) == "summary\n  fix:      c"
     assert str(UserError("summary")) == "summary"
 
 

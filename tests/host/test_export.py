@@ -178,7 +178,7 @@ def test_an_engine_with_other_storage_gives_the_same_tree(
 ) -> None:
     if shutil.which("dockerd", path=f"/usr/sbin:/usr/bin:{os.environ['PATH']}") is None:
         pytest.skip("needs dockerd, to start one with the storage driver vfs")
-    here = export(config_for(reference), destination=tmp_path / "here", mend=False)
+    here = export(config_for(reference), destination=tmp_path / "here", fix=False)
     # A socket's path has room for 107 bytes: pytest's own folders are too long.
     folder = Path(tempfile.mkdtemp(prefix="pitorch-vfs-"))
     with spare_bridge() as bridge:
@@ -196,7 +196,7 @@ def test_an_engine_with_other_storage_gives_the_same_tree(
             other = engine.connect()
             layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
             nasty_image.load(other, reference, layers)
-            there = export(config_for(reference), destination=tmp_path / "there", mend=False)
+            there = export(config_for(reference), destination=tmp_path / "there", fix=False)
         finally:
             engine.stop_daemon(daemon)
             subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
@@ -208,20 +208,20 @@ def test_an_engine_with_other_storage_gives_the_same_tree(
 
 @pytest.mark.engine
 @needs_root
-def test_the_hash_is_the_same_every_time_and_the_mends_are_the_only_difference(config: Config, tmp_path: Path) -> None:
-    raw = export(config, destination=tmp_path / "raw", mend=False)
-    mended = export(config, destination=tmp_path / "mended")
-    assert raw.rootfs_sha256 == raw.image_tree_sha256 == mended.image_tree_sha256
+def test_the_hash_is_the_same_every_time_and_the_fixes_are_the_only_difference(config: Config, tmp_path: Path) -> None:
+    raw = export(config, destination=tmp_path / "raw", fix=False)
+    fixed = export(config, destination=tmp_path / "fixed")
+    assert raw.rootfs_sha256 == raw.image_tree_sha256 == fixed.image_tree_sha256
     assert raw.findings == ()
-    assert mended.rootfs_sha256 != mended.image_tree_sha256
-    assert mended.rootfs_sha256 == TreeHash.of(tmp_path / "mended" / "tree").sha256, "kept up to date entry by entry"
-    before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "mended" / "tree")
+    assert fixed.rootfs_sha256 != fixed.image_tree_sha256
+    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, "kept up to date entry by entry"
+    before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "fixed" / "tree")
 
     def untimed(facts: tuple[object, ...] | None) -> tuple[object, ...] | None:
         return facts if facts is None else facts[:4] + facts[5:]
 
     changed = {path for path in {*before, *after} if untimed(before.get(path)) != untimed(after.get(path))}
-    named = {os.fsencode(item.path.lstrip("/")) for item in mended.findings}
+    named = {os.fsencode(item.path.lstrip("/")) for item in fixed.findings}
     unnamed = {
         path
         for path in changed
@@ -233,8 +233,8 @@ def test_the_hash_is_the_same_every_time_and_the_mends_are_the_only_difference(c
 @pytest.mark.engine
 @needs_root
 def test_a_tarball_holds_the_same_tree(config: Config, tmp_path: Path) -> None:
-    first = export(config, tarball=tmp_path / "one" / "root.tar", mend=False)
-    second = export(config, tarball=tmp_path / "two.tar.gz", destination=tmp_path / "tree", mend=False)
+    first = export(config, tarball=tmp_path / "one" / "root.tar", fix=False)
+    second = export(config, tarball=tmp_path / "two.tar.gz", destination=tmp_path / "tree", fix=False)
     assert first.layout is None
     assert not (tmp_path / "one" / "root").exists()
     assert first.tarball is not None
@@ -711,7 +711,7 @@ def test_an_engine_that_goes_away_while_it_gives_the_image(
         monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
         with pytest.raises(EngineUnavailable, match="went away while it gave the image") as caught:
             export(config_for(heavy), destination=tmp_path / "nfsroot")
-    assert caught.value.mend == engine.gone("", caught.value).mend
+    assert caught.value.fix == engine.gone("", caught.value).fix
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
@@ -738,7 +738,7 @@ def test_a_place_where_nothing_can_be_made(
     with pytest.raises(UserError, match="nothing can be exported to") as caught:
         export(config, destination=destination, tarball=packed)
     assert "Not a directory" in caught.value.found
-    assert "--folder" in caught.value.mend
+    assert "--folder" in caught.value.fix
 
 
 @pytest.mark.engine
@@ -790,7 +790,7 @@ def test_memory_stays_small_by_the_road_that_streams(heavy: str, tmp_path: Path)
 def test_no_image_names_the_task(client: docker.DockerClient, tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing, match="no image nowhere/system:trixie-armhf") as caught:
         export(config_for("nowhere/x"), destination=tmp_path / "nfsroot")
-    assert "build-image" in caught.value.mend
+    assert "build-image" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
 
 

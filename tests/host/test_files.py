@@ -374,7 +374,7 @@ def test_a_lock_that_root_made_can_be_held_by_others() -> None:
     """After one build as root an ordinary user could open no shell."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    refusal = InUse("taken", expected="", found="", mend="")
+    refusal = InUse("taken", expected="", found="", fix="")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         lock = Path(folder) / "lock"

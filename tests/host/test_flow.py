@@ -311,7 +311,7 @@ def as_nobody(checkout: Path, *words: str, folder: Path) -> subprocess.Completed
 
 @needs_root
 @pytest.mark.parametrize(
-    ("words", "titles", "mend"),
+    ("words", "titles", "fix"),
     [
         (["build-image"], "(native tools, native builder image, root filesystem)", "./inv build-image"),
         (["build-image", "--only=dev"], "(native tools, development root)", "./inv build-image --only=dev"),
@@ -323,14 +323,14 @@ def as_nobody(checkout: Path, *words: str, folder: Path) -> subprocess.Completed
     ],
 )
 def test_an_ordinary_user_is_told_to_use_sudo_before_anything_is_done(
-    open_checkout: Path, public: Path, words: list[str], titles: str, mend: str
+    open_checkout: Path, public: Path, words: list[str], titles: str, fix: str
 ) -> None:
     ended = as_nobody(open_checkout, *words, folder=public)
     assert ended.returncode == 28, ended.stderr
     assert f"root is needed to give files to their owners {titles}" in ended.stderr
     assert "found:    user id 65534" in ended.stderr
     kept = "--preserve-env=DOCKER_HOST,INVOKE_BUILD_FOLDER"
-    assert ended.stderr.rstrip().endswith(f"mend:     sudo {kept} {mend}"), "all that was typed, and what was set"
+    assert ended.stderr.rstrip().endswith(f"fix:     sudo {kept} {fix}"), "all that was typed, and what was set"
     assert "Traceback" not in ended.stderr
     assert not (public / "build").exists()
 
@@ -352,7 +352,7 @@ def test_a_build_folder_of_another_user_is_told(tmp_path: Path, public: Path) ->
             raise AssertionError("must not go on")
     finally:
         os.seteuid(0)
-    assert "build.folder" in caught.value.mend
+    assert "build.folder" in caught.value.fix
 
 
 BRING_UP_TO_DATE = """
@@ -418,7 +418,7 @@ def test_no_root_is_begun_without_root(public: Path) -> None:
         for build in builds:
             with pytest.raises(RootNeeded, match="files of the small root") as caught:
                 build()
-            assert caught.value.mend.startswith("sudo ./inv")
+            assert caught.value.fix.startswith("sudo ./inv")
     finally:
         os.seteuid(0)
     assert list(public.iterdir()) == []

@@ -285,7 +285,7 @@ def test_an_ordinary_user_reads_the_manifest_and_moves_nothing(earlier: Config) 
     layout = Layout.of(earlier)
     with as_an_ordinary_user(), pytest.raises(ArtefactMissing, match="open to all users") as caught:
         require_export(layout)
-    assert "sudo" in caught.value.mend
+    assert "sudo" in caught.value.fix
     require_export(layout)
     with as_an_ordinary_user():
         assert require_export(layout).step == "nfsroot"

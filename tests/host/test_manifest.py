@@ -117,7 +117,7 @@ def test_an_artefact_is_found_by_the_end_of_its_name(tmp_path: Path) -> None:
     assert manifest.artefact(".whl").path.name == "b.whl"
     with pytest.raises(ArtefactMissing, match=r"made 0 files that end in '\.deb'") as caught:
         manifest.artefact(".deb")
-    assert caught.value.mend == "run the step again: ./inv build-image --again=rootfs"
+    assert caught.value.fix == "run the step again: ./inv build-image --again=rootfs"
     with pytest.raises(ArtefactMissing, match="made 2 files"):
         made_in(tmp_path, names=("a.tar", "b.tar")).artefact(".tar")
 
@@ -137,7 +137,7 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_missing_product_names_the_task_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactMissing, match=r"mend: +run \./inv build-image"):
+    with pytest.raises(ArtefactMissing, match=r"fix: +run \./inv build-image"):
         require(tmp_path / "system.manifest.json", "build-image")
     made_in(tmp_path).write(tmp_path / "system.manifest.json")
     assert require(tmp_path / "system.manifest.json", "build-image").step == "rootfs"

@@ -248,7 +248,7 @@ def test_a_url_that_no_engine_takes_is_refused_before_anything_is_written(file: 
         mirrors.merge([A, url], daemon_json=file)
     assert words in caught.value.found
     assert "word@" not in str(caught.value)
-    assert caught.value.mend
+    assert caught.value.fix
     assert not file.exists()
 
 
@@ -301,7 +301,7 @@ def test_without_the_right_to_write_it_is_said_to_use_root(file: Path) -> None:
             mirrors.merge([A], daemon_json=file)
     finally:
         os.seteuid(0)
-    assert "root" in caught.value.mend
+    assert "root" in caught.value.fix
     assert file.read_text() == "{}"
     assert [path.name for path in file.parent.iterdir()] == ["daemon.json"]
 

@@ -18,7 +18,7 @@ ALONE = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LI
 
 
 def absent(name: str) -> SourceUnavailable:
-    return SourceUnavailable(f"no {name}", expected="it", found="nothing", mend="name another")
+    return SourceUnavailable(f"no {name}", expected="it", found="nothing", fix="name another")
 
 
 def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_proxy_that_pip_does_not_know_is_named(tmp_path: Path) -> None:
     proxies = dict.fromkeys(("all_proxy", "https_proxy", "HTTPS_PROXY"), "socks5h://127.0.0.1:1")
     with pytest.raises(NetworkUnreachable, match="speaks SOCKS") as caught:
         run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment={**proxies, "no_proxy": ""})
-    assert "PySocks" in caught.value.mend
+    assert "PySocks" in caught.value.fix
 
 
 def test_a_package_that_the_index_does_not_have_is_named(tmp_path: Path) -> None:

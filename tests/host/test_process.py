@@ -154,13 +154,13 @@ def test_without_stdin_there_is_nothing_to_read() -> None:
 )
 def test_an_exit_is_told_in_words(ending: str, returncode: int, words: str) -> None:
     with pytest.raises(CommandFailed) as caught:
-        process.run(["sh", "-c", f"echo before; {ending}"], mend="do this")
+        process.run(["sh", "-c", f"echo before; {ending}"], fix="do this")
     assert caught.value.returncode == returncode
     assert caught.value.found == words
     assert caught.value.exit_code == 14
     text = str(caught.value)
     assert "before" in text
-    assert "mend:     do this" in text
+    assert "fix:     do this" in text
     assert process.run(["sh", "-c", ending], check=False).returncode == returncode
 
 
@@ -184,7 +184,7 @@ def test_a_missing_program_is_named_with_its_package() -> None:
     with pytest.raises(ProgramMissing) as needed:
         process.require_program("no-such-tool", "to test this")
     assert "no-such-tool is needed to test this" in str(needed.value)
-    assert "apt-get install no-such-tool" in needed.value.mend
+    assert "apt-get install no-such-tool" in needed.value.fix
 
 
 def test_a_program_that_is_there_is_found_also_outside_an_ordinary_users_path(
@@ -210,7 +210,7 @@ def test_a_file_that_may_not_be_executed_is_told_as_such(tmp_path: Path) -> None
     assert caught.value.returncode == 126
 
 
-def test_a_program_of_an_unknown_format_is_refused_with_the_mend(tmp_path: Path) -> None:
+def test_a_program_of_an_unknown_format_is_refused_with_the_fix(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF" + bytes(60))
     program.chmod(0o755)

@@ -51,7 +51,7 @@ def test_tree_that_qemu_cannot_boot_is_refused(tmp_path: Path, kernels: tuple[st
     with pytest.raises(ArtefactMissing) as caught:
         qemu.boot_files(tree_with(tmp_path, *kernels), "armhf")
     assert said in caught.value.found
-    assert "image.profile: bootable" in caught.value.mend
+    assert "image.profile: bootable" in caught.value.fix
 
 
 def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_lean_init_sets_a_clock_that_is_behind_the_export(
 def test_path_that_a_kernel_command_line_cannot_hold_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(UserError) as caught:
         spec_of(tmp_path, nfs_path=path).kernel_command_line()
-    assert "--folder" in caught.value.mend
+    assert "--folder" in caught.value.fix
 
 
 def test_only_the_loopback_is_forwarded(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_machine_that_never_answers_is_silent(tmp_path: Path) -> None:
         assert 3 <= time.monotonic() - began < 20
         assert "within 3 s" in caught.value.expected
         assert "(nothing at all)" in caught.value.found
-        assert "device.boot_timeout_s" in caught.value.mend
+        assert "device.boot_timeout_s" in caught.value.fix
     finally:
         machine.end()
     assert not Path(f"/proc/{pid}").exists()
@@ -213,7 +213,7 @@ def test_other_host_key_is_refused(board: Board, tmp_path: Path) -> None:
 
 @pytest.mark.machine
 @pytest.mark.parametrize(
-    ("extra", "path", "found", "mend"),
+    ("extra", "path", "found", "fix"),
     [
         ("init=/bin/false", "", "Kernel panic", "its init does not run"),
         ("", "/no/such/tree", "No such file or directory", "does not export that path"),
@@ -221,7 +221,7 @@ def test_other_host_key_is_refused(board: Board, tmp_path: Path) -> None:
     ids=["init ends", "path not exported"],
 )
 def test_failed_boot_is_told_at_once(
-    exported_config: Config, tmp_path: Path, extra: str, path: str, found: str, mend: str
+    exported_config: Config, tmp_path: Path, extra: str, path: str, found: str, fix: str
 ) -> None:
     """Long before the deadline, with the end of the console."""
     config = bootable(exported_config)
@@ -242,7 +242,7 @@ def test_failed_boot_is_told_at_once(
             machine.end()
     text = str(caught.value)
     assert found in text
-    assert mend in text
+    assert fix in text
     assert re.search(r"\| \S", text), "the console's last lines are part of the error"
 
 

@@ -149,7 +149,7 @@ def test_a_suite_that_fails_is_told_with_its_output(
     with pytest.raises(ChecksFailed, match=r"assert \(1 \+ 1\) == 3") as caught:
         native._run_suite(config, tmp_path, native.SUITE[:2])
     assert caught.value.found.startswith("1 failed")
-    assert "breadth.log" in caught.value.mend
+    assert "breadth.log" in caught.value.fix
     assert checks.junit.is_file(), "the report of the last good run is left alone"
 
 
@@ -158,7 +158,7 @@ def test_a_suite_that_fails_is_told_with_its_output(
     [("/nowhere", "no header"), ("HEADER-ONLY", "no libqpu.so"), ("", "qpu")],
     ids=["no header", "no library", "neither prefix nor pkg-config"],
 )
-def test_a_missing_libqpu_is_told_with_the_mend(
+def test_a_missing_libqpu_is_told_with_the_fix(
     checks: native.NativeChecks, tmp_path: Path, prefix: str, found: str
 ) -> None:
     if prefix == "HEADER-ONLY":
@@ -177,7 +177,7 @@ def test_a_missing_libqpu_is_told_with_the_mend(
         check=False,
     )
     assert done.returncode != 0
-    for part in ("expected:", "found:", "mend:", found):
+    for part in ("expected:", "found:", "fix:", found):
         assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert not (source / "dist").exists()

@@ -243,7 +243,7 @@ def test_where_apt_refuses_an_archive_it_is_said_where_a_newer_key_goes(
         with pytest.raises(MirrorPocketUnusable, match=f"/{archive} cannot be verified") as caught:
             ran(config, "mirror")
         kept = {"raspbian": "raspbian.gpg", "raspberrypi": "raspberrypi-kernel.gpg"}[archive]
-        assert f"put a newer copy of it at {tmp_path / 'keys' / kept}" in caught.value.mend
+        assert f"put a newer copy of it at {tmp_path / 'keys' / kept}" in caught.value.fix
 
 
 def test_what_an_archive_may_give_is_an_input_of_the_step_that_asks_for_it(tmp_path: Path) -> None:

@@ -135,4 +135,4 @@ def test_what_was_promised_and_is_not_there_is_named(
     with pytest.raises(ArtefactMissing) as caught:
         recipe.require_outputs(tmp_path / "out")
     assert (caught.value.expected, caught.value.found) == (expected, found)
-    assert "recipes/thing/recipe.toml" in caught.value.mend
+    assert "recipes/thing/recipe.toml" in caught.value.fix

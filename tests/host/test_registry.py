@@ -209,14 +209,14 @@ def test_a_name_that_the_engine_had_before_is_given_back(
         assert client.images.get(alias).id == other
 
 
-def test_an_image_that_is_not_here_is_named_with_its_mend(
+def test_an_image_that_is_not_here_is_named_with_its_fix(
     client: docker.DockerClient, plain: Registry, tmp_path: Path
 ) -> None:
     config = config_for(tmp_path, plain.address)
     with pytest.raises(ReferenceNotFound) as caught:
         registry.push(config)
     assert config.image_reference("system") in caught.value.expected
-    assert caught.value.mend == "./inv build-image"
+    assert caught.value.fix == "./inv build-image"
 
 
 def test_an_image_for_another_platform_is_not_pushed(
@@ -428,7 +428,7 @@ def test_without_credentials_and_terminal_it_is_said_what_to_do(
     with image(client, config.image_reference("system")):
         with pytest.raises(RegistryRefused) as caught:
             registry.push(config)
-        assert f"docker login {guarded.address}" in caught.value.mend
+        assert f"docker login {guarded.address}" in caught.value.fix
         monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
         with pytest.raises(RegistryRefused, match="whose password"):
             registry.push(config)

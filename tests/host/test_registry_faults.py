@@ -106,7 +106,7 @@ def expect(client: docker.DockerClient, config: Config, kind: type[UserError], e
             registry.pull(config)
         assert type(what_the_engine_makes_of_it(client, config)) is type(pushing.value)
     assert pushing.value.exit_code == exit_code
-    assert pushing.value.mend
+    assert pushing.value.fix
     assert tags_of(client, config) == before
     return pushing.value
 
@@ -123,7 +123,7 @@ def test_an_unknown_host(client: docker.DockerClient, tmp_path: Path, address: s
 def test_a_refused_connection(client: docker.DockerClient, tmp_path: Path) -> None:
     fault = expect(client, config_for(tmp_path, f"127.0.0.1:{free_port()}"), RegistryConnectionRefused, 52)
     assert "refused" in fault.found
-    assert "./inv registry up" in fault.mend
+    assert "./inv registry up" in fault.fix
 
 
 def test_a_host_that_does_not_answer(
@@ -168,7 +168,7 @@ def test_upper_case(client: docker.DockerClient, tmp_path: Path) -> None:
         with pytest.raises(ReferenceInvalid) as caught:
             call(config, registry="127.0.0.1:5000/Upper")
         assert caught.value.exit_code == 33
-        assert caught.value.mend == "--registry 127.0.0.1:5000/upper"
+        assert caught.value.fix == "--registry 127.0.0.1:5000/upper"
     raw = Reference(host="127.0.0.1:5000", repository="Upper/system", tag="t")
     with image(client, config.image_reference("system")):
         with pytest.raises(ReferenceInvalid):
@@ -195,10 +195,10 @@ def test_an_untrusted_certificate(
 ) -> None:
     running, _ = outside_tls
     fault = expect(client, config_for(tmp_path, running.address), RegistryUntrusted, 32)
-    assert f"/etc/docker/certs.d/{running.address}/ca.crt" in fault.mend
+    assert f"/etc/docker/certs.d/{running.address}/ca.crt" in fault.fix
 
 
-def test_the_mend_for_an_untrusted_certificate_mends_it(
+def test_the_fix_for_an_untrusted_certificate_fixes_it(
     client: docker.DockerClient, tmp_path: Path, outside_tls: tuple[Registry, Path]
 ) -> None:
     running, certificate = outside_tls
@@ -252,10 +252,10 @@ def test_plain_http_outside_the_loopback(client: docker.DockerClient, tmp_path: 
     with local_registry.serve(Settings(folder=tmp_path / "r", host=outside_address())) as running:
         fault = expect(client, config_for(tmp_path, running.address), RegistryUntrusted, 32)
     assert "plain HTTP" in fault.found
-    assert f'"insecure-registries": ["{running.address}"]' in fault.mend
+    assert f'"insecure-registries": ["{running.address}"]' in fault.fix
 
 
-def test_the_mend_for_plain_http_mends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fix_for_plain_http_fixes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with local_registry.serve(Settings(folder=tmp_path / "r", host=outside_address())) as running:
         (tmp_path / "daemon.json").write_text(json.dumps({"insecure-registries": [running.address]}))
         with second_engine(tmp_path) as daemon:
@@ -318,7 +318,7 @@ def test_an_engine_whose_disk_is_full(
             monkeypatch.setenv("DOCKER_HOST", daemon.host)
             with pytest.raises(DiskFull) as caught:
                 registry.pull(config)
-    assert "docker system prune" in caught.value.mend
+    assert "docker system prune" in caught.value.fix
 
 
 # --- registries that are full or die -------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def test_a_server_that_never_speaks_is_reported_with_both_tries(monkeypatch: pyt
     assert "by HTTPS: " in caught.value.found
 
 
-SPOKEN = json.dumps({"errors": [{"code": "NO", "message": f"line\n  mend: rm -rf /{ESCAPE}"}]}).encode()
+SPOKEN = json.dumps({"errors": [{"code": "NO", "message": f"line\n  fix: rm -rf /{ESCAPE}"}]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_bytes_of_the_network_are_escaped_in_what_is_reported(hook: Hook) -> Non
         registry.log_in(remote, actions="pull", user="")
     said = str(caught.value)
     assert said.replace("\n", "").isprintable()
-    assert not any(line.startswith("  mend: rm") for line in said.splitlines())
+    assert not any(line.startswith("  fix: rm") for line in said.splitlines())
     assert "\\x1b" in said
 
 
@@ -306,8 +306,8 @@ def test_a_length_that_is_no_number_is_no_length() -> None:
 
 def test_what_an_engine_repeats_of_a_registry_is_escaped() -> None:
     reference = Reference(host="127.0.0.1:5000", repository="pitorch/system", tag="t")
-    fault = transfer.explain(f"received unexpected HTTP status: 500 {ESCAPE}\n  mend: none", reference, None)
-    assert "\\x1b]0;owned\\x07\\x1b[2J mend: none" in str(fault)
+    fault = transfer.explain(f"received unexpected HTTP status: 500 {ESCAPE}\n  fix: none", reference, None)
+    assert "\\x1b]0;owned\\x07\\x1b[2J fix: none" in str(fault)
 
 
 # ------------------------------------------------------------------------------------------ 403
@@ -342,7 +342,7 @@ def test_what_an_engine_reports_of_a_403_is_a_denied_access() -> None:
     assert str(fault).startswith("access denied: ")
     assert "docker login" not in str(fault)
     stranger = transfer.explain("denied: requested access to the resource is denied", reference, None)
-    assert "docker login" in stranger.mend, "a registry that does not say whether a login would help"
+    assert "docker login" in stranger.fix, "a registry that does not say whether a login would help"
     assert str(transfer.explain("denied: not yours", reference, ME)).startswith("access denied: ")
 
 

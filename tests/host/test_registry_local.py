@@ -118,7 +118,7 @@ def test_a_taken_port_is_said_so(config: Config) -> None:
         local_registry.up(config)
     assert f"127.0.0.1:{port}" in str(caught.value)
     assert "in use" in caught.value.found
-    assert f"sport = :{port}" in caught.value.mend
+    assert f"sport = :{port}" in caught.value.fix
     assert local_registry.up(config).running, "once it is free, it works"
 
 
@@ -127,7 +127,7 @@ def test_a_registry_that_does_not_come_up_shows_its_last_lines(tmp_path: Path) -
     with pytest.raises(ServerFailed) as caught:
         local_registry.start(settings)
     assert "no.pem" in caught.value.found
-    assert str(settings.log) in caught.value.mend
+    assert str(settings.log) in caught.value.fix
     assert not settings.state.exists()
 
 

@@ -93,11 +93,11 @@ def test_docker_hub_is_asked_at_its_own_host() -> None:
         ("r.example/a", "ü", "cannot be a tag"),
     ],
 )
-def test_a_bad_reference_is_refused_with_its_mend(registry: str, tag: str | None, words: str) -> None:
+def test_a_bad_reference_is_refused_with_its_fix(registry: str, tag: str | None, words: str) -> None:
     with pytest.raises(ReferenceInvalid) as caught:
         resolve(Config(), registry=registry, tag=tag)
     assert words in str(caught.value)
-    assert caught.value.mend
+    assert caught.value.fix
     assert caught.value.exit_code == 33
 
 
@@ -169,7 +169,7 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
 def test_an_engines_words_become_the_error_that_fits(message: str, kind: type[Exception]) -> None:
     fault = transfer.explain(message, HERE, None)
     assert type(fault) is kind
-    assert fault.mend
+    assert fault.fix
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_failed_request_is_told_apart_by_its_innermost_cause() -> None:
     assert type(distribution.explain(unknown, "h")) is RegistryHostUnknown
     socks = distribution.explain(requests.exceptions.InvalidSchema("Missing dependencies for SOCKS support."), "h:1")
     assert type(socks) is RegistryUnreachable
-    assert "PySocks" in socks.mend
+    assert "PySocks" in socks.fix
     reset = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionResetError(104, "reset by peer")))
     assert isinstance(distribution.explain(reset, "h"), RegistryBroke)
     bad = requests.exceptions.SSLError(ssl.SSLCertVerificationError(1, "certificate verify failed"))

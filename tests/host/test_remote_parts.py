@@ -88,7 +88,7 @@ def test_boards_have_names() -> None:
     assert resolve("other:1", devices).host == "other"
     with pytest.raises(DeviceUnknown) as caught:
         resolve("dsk", devices)
-    assert caught.value.mend == "--device desk"
+    assert caught.value.fix == "--device desk"
     assert "pi3, desk" in caught.value.expected
 
 
@@ -110,7 +110,7 @@ def test_targets_stand_on_the_table_of_architectures() -> None:
     assert targets.load("armv7").linker("clang++-19") == "clang++-19"
     with pytest.raises(UserError) as caught:
         targets.load("arm7")
-    assert caught.value.mend == "--target armv7"
+    assert caught.value.fix == "--target armv7"
 
 
 def test_the_first_difference_is_found_in_the_order_of_memory() -> None:
@@ -228,7 +228,7 @@ def test_without_a_network_tvm_cannot_be_installed_and_nothing_is_left(
     with pytest.raises(NetworkUnreachable) as caught:
         environment.ready(config)
     assert "apache-tvm==" in caught.value.summary
-    assert "https_proxy" in caught.value.mend
+    assert "https_proxy" in caught.value.fix
     assert sorted(path.suffix for path in (tmp_path / "build" / "remote").iterdir()) == [".lock", ".log"]
 
 
@@ -264,7 +264,7 @@ def test_every_fault_that_can_be_told_has_its_row() -> None:
     for kind in faults.TABLE:
         made = faults.told(kind, "what was seen", **words)
         assert made.found == "what was seen"
-        assert "{" not in f"{made.summary}{made.expected}{made.mend}"
+        assert "{" not in f"{made.summary}{made.expected}{made.fix}"
     assert {faults.TABLE[kind].error.exit_code for kind in faults.TABLE} == {14, 18, 40, 60, 61, 62, 63, 65}
 
 

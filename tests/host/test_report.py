@@ -196,7 +196,7 @@ def test_the_summary_warns_of_links_and_fails_by_those_that_count(tmp_path: Path
     assert isinstance(fault, ChainBroken)
     assert fault.exit_code == 49
     assert "the board loads the tree's libqpu" in fault.found
-    assert "./inv export-nfsroot" in fault.mend
+    assert "./inv export-nfsroot" in fault.fix
 
 
 def test_failures_come_first_with_their_text_escaped() -> None:
@@ -255,7 +255,7 @@ def test_seconds_get_a_unit_that_suits_them(value: float | None, shown: str) -> 
     assert report.seconds(value) == shown
 
 
-def test_qpu_info_is_told_with_reason_and_mends() -> None:
+def test_qpu_info_is_told_with_reason_and_fixes() -> None:
     info = {
         "version": "0.1.0",
         "backend": {"name": "interpreter", "reason": "the only one in this build"},
@@ -266,7 +266,7 @@ def test_qpu_info_is_told_with_reason_and_mends() -> None:
         ],
         "kms": {"state": "unknown", "evidence": "no device tree", "settings": []},
         "gpu_memory": {"mib": None, "source": "unknown: nobody to ask", "setting": None},
-        "obstacles": [{"what": "KMS drives the GPU", "mend": "remove dtoverlay=vc4-kms-v3d"}],
+        "obstacles": [{"what": "KMS drives the GPU", "fix": "remove dtoverlay=vc4-kms-v3d"}],
         "note": "not measured on hardware",
     }
     rows = dict(report.qpu_rows(info))

@@ -166,7 +166,7 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
     assert taken == {"old", "new"}
 
 
-def test_a_damaged_package_is_told_with_its_mend(tmp_path: Path) -> None:
+def test_a_damaged_package_is_told_with_its_fix(tmp_path: Path) -> None:
     """By either program of the pipe: one that is no package, and one whose end is missing."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
@@ -184,7 +184,7 @@ def test_a_damaged_package_is_told_with_its_mend(tmp_path: Path) -> None:
         with pytest.raises(ImageBuildFailed, match="cannot be unpacked") as caught:
             rootfs._extract([whole, damaged], tmp_path / "tree", tmp_path / "log")
         assert damaged.name in caught.value.found + (tmp_path / "log").read_text()
-        assert f"remove {tmp_path}" in caught.value.mend
+        assert f"remove {tmp_path}" in caught.value.fix
 
 
 def test_a_disk_that_becomes_full_is_told_as_that(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_disk_that_becomes_full_under_the_builder_image_is_told_too(tmp_path: 
             rootfs.pack_tools(tmp_path / "tools", disk / "builder.tar", epoch=1000)
         assert list(disk.iterdir()) == []
     assert str(disk) in caught.value.expected
-    assert "build.folder" in caught.value.mend
+    assert "build.folder" in caught.value.fix
 
 
 @pytest.mark.timeout(600)
@@ -285,7 +285,7 @@ def test_an_unknown_package_is_named(spec: rootfs.RootSpec, tmp_path: Path) -> N
     with pytest.raises(ImageBuildFailed) as caught:
         rootfs.build_tar(wanted, tmp_path / "root.tar", tmp_path / "root.log")
     assert "no-such-package-here" in caught.value.expected
-    assert "extra_packages" in caught.value.mend
+    assert "extra_packages" in caught.value.fix
     assert not (tmp_path / "root.tar").exists()
 
 
@@ -301,7 +301,7 @@ def test_a_mirror_that_is_gone_is_told(spec: rootfs.RootSpec, tmp_path: Path) ->
     wanted = dataclasses.replace(spec, sources=gone, lists=lists, archives=tmp_path / "archives")
     with pytest.raises(NetworkUnreachable) as caught:
         rootfs.build_tar(wanted, tmp_path / "root.tar", tmp_path / "root.log")
-    assert "--update" in caught.value.mend
+    assert "--update" in caught.value.fix
 
 
 def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
@@ -315,8 +315,8 @@ def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ForeignBinaryRefused, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)
     assert os.strerror(8) in caught.value.found
-    assert caught.value.mend.startswith("./inv --set-up ")
-    assert "./inv doctor" in caught.value.mend
+    assert caught.value.fix.startswith("./inv --set-up ")
+    assert "./inv doctor" in caught.value.fix
 
 
 def test_an_emulator_that_hangs_is_told_as_one_that_does_not_run(

@@ -183,7 +183,7 @@ def test_a_missing_server_names_its_package(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ProgramMissing, match=r"ganesha\.nfsd") as caught, serve.running_server(folder):
         raise AssertionError("must not start")
-    assert "nfs-ganesha" in caught.value.mend
+    assert "nfs-ganesha" in caught.value.fix
 
 
 @marked()
@@ -196,8 +196,8 @@ def test_an_ordinary_user_is_told_to_use_sudo(folder: Path, exported: Config) ->
             serve.serve(exported)
     finally:
         os.seteuid(0)
-    assert caught.value.mend == "sudo ./inv TASK, with the task that you gave"
-    assert of_the_task.value.mend == "sudo ./inv serve-nfsroot"
+    assert caught.value.fix == "sudo ./inv TASK, with the task that you gave"
+    assert of_the_task.value.fix == "sudo ./inv serve-nfsroot"
 
 
 @marked()
@@ -212,7 +212,7 @@ def test_a_file_system_without_file_handles_is_told_at_once(tmp_path: Path) -> N
         with pytest.raises(ServerFailed, match="does not export") as caught, serve.running_server(merged):
             raise AssertionError("must not start")
         assert time.monotonic() - began < 30
-        assert "file handles" in caught.value.mend
+        assert "file handles" in caught.value.fix
     finally:
         subprocess.run(["umount", str(merged)], check=True)
 
@@ -249,7 +249,7 @@ def test_what_is_no_port_is_refused(exported: Config, port: int) -> None:
     with pytest.raises(UserError, match=f"cannot listen on port {port}") as caught:
         serve.serve(exported, port=port)
     assert caught.value.expected == "a TCP port from 1 to 65535"
-    assert "nfs.port" in caught.value.mend
+    assert "nfs.port" in caught.value.fix
 
 
 @marked()

@@ -537,7 +537,7 @@ def test_the_kept_wheel_of_tvms_ffi_is_served(tmp_path: Path, nothing_kept: Path
     assert Offer(config)() == {}, "there it is the package index's"
 
 
-def test_nothing_to_serve_is_said_with_its_mend(tmp_path: Path, nothing_kept: Path) -> None:
+def test_nothing_to_serve_is_said_with_its_fix(tmp_path: Path, nothing_kept: Path) -> None:
     with pytest.raises(ArtefactMissing, match="build-wheel") as caught:
         serve_wheels.serve_wheels(config_for(tmp_path, tmp_path / "empty"))
     assert caught.value.found == f"no torch wheel in {tmp_path / 'empty'}"
@@ -550,7 +550,7 @@ def test_what_is_no_port_is_refused(wheelhouse: Path, port: int) -> None:
         serve_wheels.running_index(those_in(wheelhouse), port=port),
     ):
         raise AssertionError("must not start")
-    assert "wheels.port" in caught.value.mend
+    assert "wheels.port" in caught.value.fix
 
 
 def test_a_taken_port(tmp_path: Path, wheelhouse: Path) -> None:
@@ -558,7 +558,7 @@ def test_a_taken_port(tmp_path: Path, wheelhouse: Path) -> None:
     with socket.create_server(("127.0.0.1", config.wheels.port)), pytest.raises(PortTaken) as caught:
         serve_wheels.serve_wheels(config)
     assert caught.value.exit_code == 44
-    assert "wheels.port" in caught.value.mend
+    assert "wheels.port" in caught.value.fix
 
 
 def test_an_address_of_another_machine(tmp_path: Path, wheelhouse: Path) -> None:

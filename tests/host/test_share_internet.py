@@ -233,7 +233,7 @@ def test_a_chain_that_refuses_some_packets_is_no_problem(net: Net) -> None:
     assert net.fetch() == "hello, board"
 
 
-def test_a_table_that_was_flushed_is_reported_and_mended(net: Net) -> None:
+def test_a_table_that_was_flushed_is_reported_and_fixed(net: Net) -> None:
     net.share("on")
     net.run(net.gateway, "nft", "flush", "ruleset")
     found = net.share("status")

@@ -67,7 +67,7 @@ def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
         check: bool,
-        mend: str,
+        fix: str,
         **_: object,
     ) -> Ran:
         del client, image
@@ -84,7 +84,7 @@ def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]
         for line in lines:
             on_line(line)
         if done.returncode and check:
-            raise CommandFailed("failed", returncode=done.returncode, tail=done.stdout[-4000:], mend=mend)
+            raise CommandFailed("failed", returncode=done.returncode, tail=done.stdout[-4000:], fix=fix)
         return Ran(done.stdout, 0.0)
 
     monkeypatch.setattr(building, "run_in", run_in)
@@ -111,7 +111,7 @@ def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch
         a_builder(tmp_path).run([word.replace("DISK", str(disk)) for word in FULL[who]])
     assert "No space left on device" in caught.value.found
     assert caught.value.exit_code == 21
-    assert "go on from here" in caught.value.mend
+    assert "go on from here" in caught.value.fix
 
 
 @pytest.mark.usefixtures("without_container")
@@ -415,8 +415,8 @@ def test_where_cmake_fails_the_users_options_are_named(tmp_path: Path, options: 
     builder.fails = True
     with pytest.raises(CommandFailed, match="cmake failed") as caught:
         builder.configure()
-    assert ("try it without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.mend) == bool(options)
-    assert ("docs/torch.md says which" in caught.value.mend) == bool(options)
+    assert ("try it without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.fix) == bool(options)
+    assert ("docs/torch.md says which" in caught.value.fix) == bool(options)
     assert not (builder.home / "configured").exists()
 
 
@@ -473,7 +473,7 @@ def test_an_option_of_the_users_that_cmake_overrides_is_refused(tmp_path: Path, 
             builder.configure()
         assert caught.value.found == found
         assert "USE_PLAIN" not in caught.value.summary
-        assert str(builder.log) in caught.value.mend
+        assert str(builder.log) in caught.value.fix
         assert not (builder.home / "configured").exists(), "and nothing is compiled"
 
 
@@ -851,8 +851,8 @@ def test_an_object_that_is_not_the_same_is_named(tree: Compiles) -> None:
     with pytest.raises(NotReproducible, match="1 of 3 objects") as caught:
         sampled(tree, 3)
     assert caught.value.found == "two.c"
-    assert "--seed=7" in caught.value.mend
-    assert str(tree.log) in caught.value.mend
+    assert "--seed=7" in caught.value.fix
+    assert str(tree.log) in caught.value.fix
 
 
 def test_a_tree_that_was_interrupted_is_told_as_one_before_anything_is_compiled(
@@ -864,7 +864,7 @@ def test_a_tree_that_was_interrupted_is_told_as_one_before_anything_is_compiled(
     with pytest.raises(ArtefactMissing, match="is not complete") as caught:
         sampled(tree, 3)
     assert re.fullmatch(r"no (one|two)\.c\.o and 1 more", caught.value.found)
-    assert "./inv build-torch --again" in caught.value.mend
+    assert "./inv build-torch --again" in caught.value.fix
 
 
 @pytest.mark.usefixtures("without_container")
@@ -913,10 +913,10 @@ def test_nothing_to_draw_from(tree: Compiles) -> None:
     shutil.rmtree(tree.home / "pytorch")
     with pytest.raises(ArtefactMissing, match="no build tree") as caught:
         sampled(tree, 3)
-    assert "./inv build-torch --again" in caught.value.mend, "without it a wheel that is at hand is taken"
+    assert "./inv build-torch --again" in caught.value.fix, "without it a wheel that is at hand is taken"
     with pytest.raises(ArtefactMissing, match="no build tree") as caught:
         torch_wheel.command_lines(cast("building.Builder", tree))
-    assert "./inv build-torch --again" in caught.value.mend
+    assert "./inv build-torch --again" in caught.value.fix
 
 
 class Again(StandIn):
@@ -965,4 +965,4 @@ def test_a_whole_wheel_that_is_another(tmp_path: Path) -> None:
     second = tmp_path / "torch-again" / first.wheel.name
     assert caught.value.expected == f"SHA-256 {Artefact.of(first.wheel).sha256}"
     assert caught.value.found == f"SHA-256 {Artefact.of(second).sha256}"
-    assert str(second) in caught.value.mend
+    assert str(second) in caught.value.fix

@@ -213,7 +213,7 @@ def test_a_compiler_that_is_killed_is_told_as_want_of_memory(tree: Path, builder
     assert caught.value.exit_code == 55
     assert "Killed signal terminated program cc1plus" in caught.value.found
     assert "2 compiler processes" in caught.value.expected
-    assert "INVOKE_BUILD_JOBS=1" in caught.value.mend
+    assert "INVOKE_BUILD_JOBS=1" in caught.value.fix
     assert not (tree / "two.o").exists()
 
 

@@ -266,7 +266,7 @@ def test_a_kept_wheel_whose_statement_speaks_of_another_recipe_is_refused(tmp_pa
     with pytest.raises(ArtefactDamaged, match="speaks of another recipe") as caught:
         made.run()
     assert caught.value.found == "0" * 64
-    assert whole in caught.value.mend
+    assert whole in caught.value.fix
     artefacts.put(made.config, "torch", whole, [wheel], recipe=resolve.key(made.config))
     with pytest.raises(ArtefactDamaged, match="no provenance statement"):
         made.run()
@@ -378,7 +378,7 @@ def test_a_wheel_is_compared_where_compiler_and_packages_are_the_same_alone(tmp_
         f"{wheels[0][0].name} (first): compiler {VERSIONS['compiler']} → g++ 14.3.0, "
         "libstdc++6:armhf 14.2.0-19 → 14.2.0-20"
     )
-    assert "./inv build-torch" in caught.value.mend
+    assert "./inv build-torch" in caught.value.fix
     many = {**VERSIONS, **{f"p{number}:armhf": "1" for number in range(12)}}
     with pytest.raises(ArtefactMissing) as caught:
         verify.made_alike(wheels[:1], many)

@@ -117,7 +117,7 @@ def test_a_required_wheel_that_is_missing_is_an_error_with_its_name(tmp_path: Pa
     assert caught.value.exit_code == 22
     assert "torch-*-cp313-cp313-linux_armv7l.whl" in caught.value.expected
     assert str(tmp_path) in caught.value.found
-    assert "torch.wheelhouse" in caught.value.mend
+    assert "torch.wheelhouse" in caught.value.fix
 
 
 @pytest.mark.parametrize("required", [False, True])

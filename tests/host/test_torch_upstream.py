@@ -51,7 +51,7 @@ def test_without_an_index_it_is_the_network(house: Path, tmp_path: Path, monkeyp
 def test_a_pin_that_the_index_does_not_have_is_named(house: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailable, match=r"does not have thing==1\.0") as caught:
         upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
-    assert "upstream.toml" in caught.value.mend
+    assert "upstream.toml" in caught.value.fix
 
 
 def test_a_disk_without_room_for_it_is_told_as_one(house: Path, tmp_path: Path) -> None:

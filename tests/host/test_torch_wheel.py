@@ -140,7 +140,7 @@ def test_a_users_option_wins_over_the_recipes() -> None:
 def test_the_first_pis_cpu_is_refused_with_the_reason() -> None:
     with pytest.raises(RecipeInvalid, match="ARMv6") as caught:
         plan(variant="armv6")
-    assert "--variant=baseline" in caught.value.mend
+    assert "--variant=baseline" in caught.value.fix
     assert "libraries that the wheel brings are ARMv7" in caught.value.found
     with pytest.raises(RecipeInvalid, match="no variant 'vfp9'"):
         plan(variant="vfp9")
@@ -151,7 +151,7 @@ def test_a_release_without_a_source_package_has_no_key_and_says_why() -> None:
     assert resolve.key(older) == ""
     with pytest.raises(SourceUnavailable, match="no source package of bookworm") as caught:
         source.identity(recipe.load("torch"), load_suite("bookworm"), "archive")
-    assert "wheelhouse" in caught.value.mend
+    assert "wheelhouse" in caught.value.fix
 
 
 def test_a_source_package_that_the_mirror_lacks(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_upstreams_tag_cannot_be_fetched_without_a_network(tmp_path: Path, monke
         source.obtain(
             dataclasses.replace(data, tables=tables), load_suite("trixie"), "git", (), tmp_path, tmp_path / "log"
         )
-    assert "--source=archive" in caught.value.mend
+    assert "--source=archive" in caught.value.fix
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
@@ -239,7 +239,7 @@ def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing
         with pytest.raises(SourceUnavailable, match=r"is not what upstream's v2\.6\.0 is") as caught:
             obtain(commit)
         assert change.relative_to(found.folder).parts[0] in caught.value.found
-        assert "patches/git" in caught.value.mend
+        assert "patches/git" in caught.value.fix
         if before is None:
             change.unlink()
         else:
@@ -487,7 +487,7 @@ def test_another_compiler_or_package_is_another_key() -> None:
     assert len({key, *others}) == 5
 
 
-def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_mend(
+def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")

@@ -130,7 +130,7 @@ def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_pa
     with pytest.raises(SourceUnavailable) as caught:
         source.obtain(DATA, tools, tmp_path, tmp_path / "pip.log")
     assert DATA.settings["sha256"] in caught.value.expected
-    assert str(kept) in caught.value.mend
+    assert str(kept) in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_without_a_network_it_is_told_and_nothing_is_left(tmp_path: Path, monkey
     for action in actions:
         with pytest.raises(NetworkUnreachable) as caught:
             action()
-        assert "https_proxy" in caught.value.mend
+        assert "https_proxy" in caught.value.fix
         assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
 
 
@@ -174,7 +174,7 @@ def test_targets_that_it_is_not_for_are_told_what_to_do(tmp_path: Path) -> None:
         config = load_config({"image": image, "build": {"folder": str(tmp_path / "build")}})
         with pytest.raises(kind) as caught:
             build.build_tvm_ffi(config)
-        assert told in caught.value.mend
+        assert told in caught.value.fix
     assert not (tmp_path / "build").exists()
 
 
@@ -232,7 +232,7 @@ def test_the_wheel_is_found_in_the_wheelhouse_and_else_in_the_artefact_cache(tmp
     config = configured(tmp_path)
     with pytest.raises(ArtefactMissing) as caught:
         kept.find(config)
-    assert "./inv build-tvm-ffi" in caught.value.mend
+    assert "./inv build-tvm-ffi" in caught.value.fix
     key = kept.key(config)
     whole = build.artefact_key(key, "0" * 64)
     before = kept.listing(config)

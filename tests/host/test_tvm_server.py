@@ -53,7 +53,7 @@ def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Pa
     with pytest.raises(WheelUnusable) as caught:
         build.stage(data, ARCHITECTURES["armhf"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
     assert "apache-tvm==" in caught.value.expected
-    assert "our loader" in caught.value.mend
+    assert "our loader" in caught.value.fix
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -284,7 +284,7 @@ def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
-def test_an_interrupted_first_run_is_mended_by_the_next(checkout: Checkout, sign: signal.Signals) -> None:
+def test_an_interrupted_first_run_is_fixed_by_the_next(checkout: Checkout, sign: signal.Signals) -> None:
     process = held(checkout)
     os.killpg(process.pid, sign)
     process.communicate(timeout=60)
@@ -297,7 +297,7 @@ def test_an_interrupted_first_run_is_mended_by_the_next(checkout: Checkout, sign
     assert ended.stdout.endswith("|next\n"), ended.stderr
 
 
-def test_an_interrupted_change_is_mended_by_the_next(checkout: Checkout) -> None:
+def test_an_interrupted_change_is_fixed_by_the_next(checkout: Checkout) -> None:
     checkout.run()
     with (checkout.folder / "pyproject.toml").open("a") as stream:
         stream.write("# changed\n")
@@ -332,7 +332,7 @@ def test_two_first_runs_at_once(checkout: Checkout) -> None:
 
 
 def parts_of(error: str) -> dict[str, str]:
-    return dict(re.findall(r"^ {2}(expected|found|mend): +(.*)$", error, re.MULTILINE))
+    return dict(re.findall(r"^ {2}(expected|found|fix): +(.*)$", error, re.MULTILINE))
 
 
 def folder_of_programs(folder: Path, *, without: tuple[str, ...]) -> Path:
@@ -352,7 +352,7 @@ def test_a_system_without_apt_is_told_what_to_install(checkout: Checkout, tmp_pa
     ended = checkout.run("task", PATH=str(programs), PITORCH_SKIP_APT="")
     assert ended.returncode == 13
     said = parts_of(ended.stderr)
-    assert "PITORCH_SKIP_APT=1" in said["mend"]
+    assert "PITORCH_SKIP_APT=1" in said["fix"]
     for name in ("mmdebstrap", "qemu-user-static", "docker.io", "gcc-arm-linux-gnueabihf"):
         assert re.search(rf"^    {re.escape(name)} +\w", ended.stderr, re.MULTILINE), name
     assert not (checkout.folder / ".venv").exists()
@@ -420,7 +420,7 @@ def test_without_root_and_sudo_it_says_what_for(public_checkout: Checkout) -> No
     assert ended.returncode == 10, ended.stderr
     assert re.search(r"hello +is asked for by a test", ended.stderr)
     assert "root's rights are needed to install these host packages" in ended.stderr
-    assert "install sudo" in parts_of(ended.stderr)["mend"]
+    assert "install sudo" in parts_of(ended.stderr)["fix"]
 
 
 def test_apts_words_are_understood_where_users_have_another_language(public_checkout: Checkout) -> None:
@@ -460,7 +460,7 @@ def test_a_checkout_of_someone_else_is_told(public_checkout: Checkout) -> None:
     )
     assert ended.returncode == 10
     assert parts_of(ended.stderr)["found"].startswith("it belongs to root, mode drwx")
-    assert "chown" in parts_of(ended.stderr)["mend"]
+    assert "chown" in parts_of(ended.stderr)["fix"]
 
 
 def test_packages_that_are_there_need_no_rights(public_checkout: Checkout) -> None:
@@ -494,7 +494,7 @@ def test_a_package_that_the_archive_does_not_have(checkout: Checkout) -> None:
         pytest.skip("the apt mirrors do not answer: " + parts_of(ended.stderr)["found"])
     assert ended.returncode == 13, ended.stderr
     assert "the archive does not have: pitorch-no-such-package" in ended.stderr
-    assert "component" in parts_of(ended.stderr)["mend"]
+    assert "component" in parts_of(ended.stderr)["fix"]
 
 
 @pytest.mark.network_namespaces
@@ -504,7 +504,7 @@ def test_without_a_network_the_lists_cannot_be_fetched(checkout: Checkout) -> No
     assert ended.returncode == 20, ended.stderr
     assert "the package lists cannot be fetched" in ended.stderr
     assert re.match(r"(E|W|Err):", parts_of(ended.stderr)["found"])
-    assert "http_proxy" in parts_of(ended.stderr)["mend"]
+    assert "http_proxy" in parts_of(ended.stderr)["fix"]
 
 
 @pytest.mark.network_namespaces
@@ -614,7 +614,7 @@ def test_a_package_index_that_does_not_answer(checkout: Checkout) -> None:
     )
     assert ended.returncode == 20, ended.stderr
     assert "PyPI does not answer" in ended.stderr
-    assert "https_proxy" in parts_of(ended.stderr)["mend"]
+    assert "https_proxy" in parts_of(ended.stderr)["fix"]
     assert not (checkout.folder / ".venv").exists()
     assert checkout.run("later").stdout.endswith("|later\n")
 

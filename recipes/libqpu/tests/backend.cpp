@@ -47,7 +47,7 @@ TEST_CASE("the hardware's backends are refused where there is none") {
     const Setting s(name);
     const std::string text = thrown<qpu::BackendError>([] { qpu::backend(); });
     CHECK(contains(text, "QPU_BACKEND=" + std::string(name) + ": "));
-    CHECK(contains(text, "; "));  // the mend
+    CHECK(contains(text, "; "));  // the fix
     CHECK(qpu_backend_name() == nullptr);
     CHECK(qpu_backend_reason() == text);
   }

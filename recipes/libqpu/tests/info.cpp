@@ -58,9 +58,9 @@ class Tree {
   std::filesystem::path directory_;
 };
 
-bool names(const std::vector<Obstacle>& found, const std::string& what, const std::string& mend) {
+bool names(const std::vector<Obstacle>& found, const std::string& what, const std::string& fix) {
   for (const Obstacle& o : found)
-    if (o.what.find(what) != std::string::npos && o.mend.find(mend) != std::string::npos)
+    if (o.what.find(what) != std::string::npos && o.fix.find(fix) != std::string::npos)
       return true;
   return false;
 }
@@ -142,7 +142,7 @@ TEST_CASE("KMS: off, full, fake, unknown") {
   CHECK(none.readSystem().kms == Kms::Unknown);
 }
 
-TEST_CASE("the mend names the line of config.txt") {
+TEST_CASE("the fix names the line of config.txt") {
   Tree tree;
   tree.pi3().v3d("okay").file("boot/firmware/config.txt",
                               "# dtoverlay=vc4-fkms-v3d\ngpu_mem=64\n  dtoverlay=vc4-kms-v3d,"
@@ -218,7 +218,7 @@ TEST_CASE("text and JSON carry the findings") {
         "works: the reference", "a02082: model 3B, BCM2837, 1024 MiB, revision 2", "full (",
         "IDENT0 0x02443356, 400 MHz (firmware)", "/run/qpu/qpu.state",
         "process 4711 has the QPUs on", "process 12, which has ended, has the QPUs off, 12288 bytes",
-        "gave back much", "In the way of the hardware", "mend: ", "not measured on hardware"})
+        "gave back much", "In the way of the hardware", "fix: ", "not measured on hardware"})
     CHECK_MESSAGE(text.find(part) != std::string::npos, part);
   const std::string json = qpu::runtime::asJson(f);
   for (const char* part :

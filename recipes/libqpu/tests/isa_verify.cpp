@@ -1,5 +1,5 @@
 // Every rule of the verifier: a program that breaks it and nothing else, and the
-// same program mended.
+// same program fixed.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct Case {
   std::size_t instruction;  // where it is reported
   std::size_t cause;
   std::string broken;
-  std::string mended;
+  std::string fixed;
   bool ended = true;  // program end is added
 };
 
@@ -199,7 +199,7 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("every rule is broken by a program, and its mended form is clean") {
+TEST_CASE("every rule is broken by a program, and its fixed form is clean") {
   std::set<std::string> tested;
   for (const Case& c : cases()) {
     INFO(std::string(c.rule), ": ", c.broken);
@@ -210,9 +210,9 @@ TEST_CASE("every rule is broken by a program, and its mended form is clean") {
     for (const Fault& f : faults) CHECK(std::string(f.rule) == c.rule);
     CHECK(faults[0].instruction == c.instruction);
     CHECK(faults[0].cause == c.cause);
-    const auto mended = verify(program(c.mended, c.ended));
-    INFO(c.mended, "\n", all(mended));
-    CHECK(mended.empty());
+    const auto fixed = verify(program(c.fixed, c.ended));
+    INFO(c.fixed, "\n", all(fixed));
+    CHECK(fixed.empty());
   }
   for (const qpu::isa::Rule& r : rules()) {
     INFO(std::string(r.name));

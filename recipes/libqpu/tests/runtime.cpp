@@ -218,13 +218,13 @@ TEST_CASE("many pieces of memory at once, and none left") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("what is in the way is told with the mend, and nothing stays on") {
+TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
   FakeVcio pi;
   const FakeTree tree;
-  const auto refused = [&](const std::string& what, const std::string& mend) {
+  const auto refused = [&](const std::string& what, const std::string& fix) {
     const std::string text = refusal(pi, tree);
     CHECK_MESSAGE(contains(text, what), text);
-    CHECK_MESSAGE(contains(text, mend), text);
+    CHECK_MESSAGE(contains(text, fix), text);
     CHECK(pi.enabled() == 0);
     CHECK(pi.allocations() == 0);
     CHECK(qpu::runtime::readState(tree.state()).empty());

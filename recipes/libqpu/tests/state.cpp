@@ -171,7 +171,7 @@ TEST_CASE("in a folder that all may write to, another user's file is refused") {
   }
 }
 
-TEST_CASE("a folder that cannot be used is told with the mend") {
+TEST_CASE("a folder that cannot be used is told with the fix") {
   std::string text;
   try {
     const State state("/no/such/folder");

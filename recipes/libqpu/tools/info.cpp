@@ -17,7 +17,7 @@ constexpr const char* kHelp =
     "usage: qpu-info [--json] [--root DIR]\n"
     "\n"
     "Tell which libqpu this is, what runs its kernels, and what stands between\n"
-    "this machine and its QPUs, with the mend for each.\n"
+    "this machine and its QPUs, with the fix for each.\n"
     "\n"
     "  --json      one JSON object instead of text\n"
     "  --root DIR  look at /proc, /sys, /dev and /boot below DIR\n"

@@ -23,7 +23,7 @@ def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) 
 def build_wheel(
     wheel_directory: str, config_settings: dict[str, str] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """Build the wheel into a folder and return its file name. Ends with the mend when a package is missing."""
+    """Build the wheel into a folder and return its file name. Ends with the fix when a package is missing."""
     try:
         if "TORCH_FILES" not in os.environ:  # setup.py says what that is
             import torch  # noqa: F401
@@ -33,6 +33,6 @@ def build_wheel(
             f"pitorch-qpu-ops is built against the installed torch, and the Python package {fault.name} is missing\n"
             f"  expected: torch and setuptools installed for {sys.executable}\n"
             f"  found:    no module named {fault.name}\n"
-            f"  mend:     {sys.executable} -m pip install torch setuptools"
+            f"  fix:      {sys.executable} -m pip install torch setuptools"
         )
     return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))

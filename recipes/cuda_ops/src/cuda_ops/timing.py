@@ -378,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "cuda-timing: there is no CUDA GPU to time\n"
             "  expected: torch.cuda.is_available()\n"
             f"  found:    {built}, which sees none\n"
-            "  mend:     run it on a machine with a GPU, its driver, and a torch built for CUDA",
+            "  fix:      run it on a machine with a GPU, its driver, and a torch built for CUDA",
             file=sys.stderr,
         )
         return NO_GPU

@@ -72,7 +72,7 @@ std::chrono::milliseconds launchLimit();
 class Device : public std::enable_shared_from_this<Device> {
  public:
   // Enables the QPUs, after it has given back what dead processes left.
-  // Throws BackendError with the mend.
+  // Throws BackendError with the fix.
   static std::shared_ptr<Device> open(const Host& host);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

@@ -62,7 +62,7 @@ int exchange(Os& os, int fd, Message& message) noexcept;
 
 class Mailbox {
  public:
-  // Throws BackendError with the mend.
+  // Throws BackendError with the fix.
   explicit Mailbox(Os& os);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;

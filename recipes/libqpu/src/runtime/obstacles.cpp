@@ -35,7 +35,7 @@ const Node* renderNode(const System& system) {
   return found == system.nodes.end() ? nullptr : &*found;
 }
 
-std::string kmsMend(const System& system) {
+std::string kmsFix(const System& system) {
   if (system.kmsSettings.empty())
     return "comment out dtoverlay=vc4-kms-v3d and dtoverlay=vc4-fkms-v3d in config.txt of the "
            "boot partition and reboot";
@@ -57,7 +57,7 @@ std::vector<Obstacle> obstacles(const Board& board, const System& system) {
     found.push_back({std::string("the ") + name(system.kms) +
                          " KMS driver owns V3D, so firmware refuses to enable the QPUs (" +
                          system.kmsEvidence + ")",
-                     kmsMend(system)});
+                     kmsFix(system)});
   else if (const Node* const render = renderNode(system))
     found.push_back({render->path + " shows that a kernel driver may own V3D; a launch beside it "
                                     "can hang the GPU",
@@ -72,18 +72,18 @@ std::vector<Obstacle> obstacles(const Board& board, const System& system) {
   return found;
 }
 
-std::string text(const Obstacle& obstacle) { return obstacle.what + "; " + obstacle.mend; }
+std::string text(const Obstacle& obstacle) { return obstacle.what + "; " + obstacle.fix; }
 
 void raiseObstacle(const Obstacle& obstacle) { detail::raise<BackendError>(text(obstacle)); }
 
 Obstacle cannotOpen(const std::string& path, int error) {
   const bool vcio = path == "/dev/vcio";
-  std::string mend = "run as root";
+  std::string fix = "run as root";
   if (error == ENOENT || error == ENXIO || error == ENODEV)
-    mend = vcio ? kNeedsPiKernel : "make it with: mknod -m 640 " + path + " c 1 1";
+    fix = vcio ? kNeedsPiKernel : "make it with: mknod -m 640 " + path + " c 1 1";
   else if (vcio && (error == EACCES || error == EPERM))
-    mend = kJoinVideo;
-  return {"cannot open " + path + ": " + reason(error), mend};
+    fix = kJoinVideo;
+  return {"cannot open " + path + ": " + reason(error), fix};
 }
 
 Obstacle cannotMap(const std::string& what, int error) {
@@ -117,7 +117,7 @@ Obstacle tagRefused(std::uint32_t tag, std::uint32_t code) {
 Obstacle enableRefused(const System& system) {
   const std::string what = "firmware refuses to enable the QPUs";
   if (system.kms == Kms::Full || system.kms == Kms::Fake)
-    return {what + ": the " + name(system.kms) + " KMS driver owns V3D", kmsMend(system)};
+    return {what + ": the " + name(system.kms) + " KMS driver owns V3D", kmsFix(system)};
   if (system.gpuMemoryMib && *system.gpuMemoryMib < kLeastGpuMemoryMib)
     return {what + ": the GPU has " + std::to_string(*system.gpuMemoryMib) + " MiB",
             "set gpu_mem=64 in config.txt (128 for large arrays) and reboot"};

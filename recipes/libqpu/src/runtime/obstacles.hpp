@@ -1,4 +1,4 @@
-// What stands between this machine and its QPUs, each with its mend: found
+// What stands between this machine and its QPUs, each with its fix: found
 // beforehand by looking at the system, or met while using it.
 #ifndef QPU_SRC_RUNTIME_OBSTACLES_HPP
 #define QPU_SRC_RUNTIME_OBSTACLES_HPP
@@ -14,10 +14,10 @@ namespace qpu::runtime {
 
 struct Obstacle {
   std::string what;
-  std::string mend;
+  std::string fix;
 };
 
-// "what; mend"
+// "what; fix"
 std::string text(const Obstacle& obstacle);
 // Throws BackendError.
 [[noreturn]] void raiseObstacle(const Obstacle& obstacle);

@@ -1,4 +1,4 @@
-// All findings, what stands in the way of the hardware, and how to mend it.
+// All findings, what stands in the way of the hardware, and how to fix it.
 #ifndef QPU_SRC_RUNTIME_REPORT_HPP
 #define QPU_SRC_RUNTIME_REPORT_HPP
 

@@ -153,7 +153,7 @@ std::string asJson(const Findings& f) {
       .raw("users", array(f.users, one))
       .text("cleaned_up", f.note);
   const auto obstacle = [](const Obstacle& o) {
-    return Object().text("what", o.what).text("mend", o.mend).str();
+    return Object().text("what", o.what).text("fix", o.fix).str();
   };
   return Object()
              .text("version", f.library.version)

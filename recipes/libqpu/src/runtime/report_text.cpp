@@ -84,7 +84,7 @@ std::string asText(const Findings& f) {
   for (const User& u : f.users) row(out, "", text(u));
   if (!f.note.empty()) row(out, "cleaned up", f.note);
   for (const Obstacle& o : obstacles(f.board, f.system))
-    out << "\nIn the way of the hardware: " << o.what << "\n  mend: " << o.mend << '\n';
+    out << "\nIn the way of the hardware: " << o.what << "\n  fix: " << o.fix << '\n';
   out << '\n' << kUnmeasured << '\n';
   return out.str();
 }

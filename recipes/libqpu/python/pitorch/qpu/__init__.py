@@ -187,7 +187,7 @@ def backend() -> Backend:
 
 
 def machine(root: str = "/") -> dict[str, Any]:
-    """What ``qpu-info --json`` prints: backends with their reasons, board, obstacles with their mends."""
+    """What ``qpu-info --json`` prints: backends with their reasons, board, obstacles with their fixes."""
     found: dict[str, Any] = json.loads(_text(_library().qpu_machine_report(os.fsencode(root), 1)))
     return found
 
