@@ -40,7 +40,7 @@ def measure(workspace: Workspace) -> Result:
     folder = workspace.folder / "libqpu"
     with progress.step("compile libqpu for this PC"):
         options = ("-DBUILD_TESTING=ON", "-DCMAKE_BUILD_TYPE=Release")
-        process.run(["cmake", "-S", ROOT / "recipes" / "libqpu", "-B", folder, "-G", "Ninja", *options])
+        process.run(["cmake", "-S", ROOT / "libqpu", "-B", folder, "-G", "Ninja", *options])
         jobs = str(compile_jobs(workspace.config.build))
         process.run(["cmake", "--build", folder, "--parallel", jobs, "--target", "bench-kernels"], limit_s=1800)
     with progress.step("kernels on the emulator"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,17 +27,23 @@ class Recipe:
     """tree (in this repository), archive (the distribution's source package), git (fetched at a pinned commit), or
     index (the package index's source archive, of a pinned SHA-256)."""
     inputs: tuple[str, ...]
-    """Glob patterns of the files that make it, below the recipe's folder."""
+    """Glob patterns of the files that make it, below ``sources``."""
     outputs: tuple[str, ...]
     """Glob patterns that must each match a product."""
     folder: Path
+    """Where the data file is."""
+    sources: Path
+    """Where the sources are: the recipe's folder, or another one of the checkout that ``tree`` names."""
     settings: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """TOML tables of texts (or of tables of texts), by name: what only this recipe has and is more than a line."""
 
     def fingerprint(self) -> str:
         """SHA-256 over the recipe's data file and its inputs."""
-        return tree_fingerprint(self.folder, "recipe.toml", *self.inputs)
+        if self.sources == self.folder:
+            return tree_fingerprint(self.folder, "recipe.toml", *self.inputs)
+        parts = tree_fingerprint(self.folder, "recipe.toml") + tree_fingerprint(self.sources, *self.inputs)
+        return hashlib.sha256(parts.encode()).hexdigest()
 
     def require_outputs(self, folder: Path) -> None:
         """Raise ArtefactMissing unless every output is there."""
@@ -71,8 +78,11 @@ def load(name: str) -> Recipe:
         inputs=tuple(data["inputs"]),
         outputs=tuple(data["outputs"]),
         folder=path.parent,
+        sources=HERE.parent / data["tree"] if "tree" in data else path.parent,
         settings={
-            key: value for key, value in data.items() if key not in (*_TEXTS, *_LISTS) and isinstance(value, str)
+            key: value
+            for key, value in data.items()
+            if key not in (*_TEXTS, *_LISTS, "tree") and isinstance(value, str)
         },
         tables={key: value for key, value in data.items() if isinstance(value, dict)},
     )

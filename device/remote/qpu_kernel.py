@@ -20,7 +20,7 @@ from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactMissing, CommandFailed, KernelUnusable
 from toolchain.jobs import compile_jobs
 
-_LIBQPU = ROOT / "recipes" / "libqpu"
+_LIBQPU = ROOT / "libqpu"
 
 
 @dataclass(frozen=True)

@@ -72,13 +72,13 @@ def build(
         ["sh", "-euc", script],
         architecture=host_architecture() if cross else target,
         binds=[
-            f"{recipe.folder}:/usr/src/libqpu:ro",
+            f"{recipe.sources}:/usr/src/libqpu:ro",
             f"{work / 'tree'}:/usr/src/build:rw",
             f"{stage}:/usr/src/stage:rw",
         ],
         environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
         log=log,
-        fix="the compiler's words are above; the sources are in recipes/libqpu",
+        fix="the compiler's words are above; the sources are in libqpu",
     )
     installed = stage / prefix.removeprefix("/")
     recipe.require_outputs(installed)

@@ -61,7 +61,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
         "libqpu, which the extension links, is not found\n"
         "  expected: LIBQPU_PREFIX in the environment, or qpu.pc on pkg-config's path\n"
         f"  found:    {fault.splitlines()[0] if fault else 'neither'}\n"
-        "  fix:      build and install recipes/libqpu, then LIBQPU_PREFIX=/its/prefix pip wheel ."
+        "  fix:      build and install libqpu, then LIBQPU_PREFIX=/its/prefix pip wheel ."
     )
 
 

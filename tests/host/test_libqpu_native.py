@@ -14,7 +14,7 @@ from toolchain.config import ROOT, Config
 from toolchain.jobs import compile_jobs
 from toolchain.process import run
 
-SOURCE = ROOT / "recipes" / "libqpu"
+SOURCE = ROOT / "libqpu"
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from toolchain.config import ROOT, Config
 from toolchain.jobs import compile_jobs
 from toolchain.process import run
 
-SOURCE = ROOT / "recipes" / "libqpu"
+SOURCE = ROOT / "libqpu"
 TOOLS = ("qpu-calibrate", "qpu-info", "qpu-objdump", "qpu-selftest")
 ROWS = """
 mov r0, uniform

@@ -47,7 +47,7 @@ TEMPORARY = """
 
 @pytest.fixture
 def tvm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "recipes" / "libqpu" / "python"))
+    monkeypatch.syspath_prepend(str(ROOT / "libqpu" / "python"))
     return importlib.import_module("pitorch.tvm")
 
 
@@ -202,7 +202,7 @@ def test_kernels_as_tvm_exports_them_need_its_ffi_and_keep_their_words(
     shutil.copy(gemm, tmp_path / "gemm.so")
     export(product_config, tmp_path, "local")
     site = environment.ready(product_config).site
-    own = str(ROOT / "recipes" / "libqpu" / "python")
+    own = str(ROOT / "libqpu" / "python")
     paths = f"{own}:{site}" if ffi == "with" else own
     done = run([sys.executable, "-c", CALL, tmp_path, ffi], env={"PYTHONPATH": paths}, limit_s=300)
     assert "all as promised" in done.output

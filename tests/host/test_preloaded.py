@@ -15,7 +15,7 @@ import pytest
 from toolchain.config import ROOT
 
 Run = subprocess.CompletedProcess[str]
-PACKAGE = ROOT / "recipes/libqpu/python"
+PACKAGE = ROOT / "libqpu/python"
 
 
 class Board:

@@ -72,7 +72,7 @@ def test_clang_tidy_finds_nothing(checks: native.NativeChecks, config: Config) -
     foreign = run(checks, "-c", code).stdout.split()
     libqpu = native.folder_of(config) / "libqpu" / "include"
     options = ["-std=c++20", "-O2", f"-I{libqpu}", *(f"-isystem{path}" for path in foreign)]
-    style = RECIPE.parent / "libqpu" / ".clang-tidy"
+    style = ROOT / "libqpu" / ".clang-tidy"
     words = [clang_tidy, "--quiet", f"--config-file={style}", "--checks=-bugprone-suspicious-include"]
     sources = sorted((RECIPE / "csrc").rglob("*.cpp"))
     included = {name for path in sources for name in re.findall(r'#include "(.+\.cpp)"', path.read_text())}
@@ -242,7 +242,7 @@ def test_the_native_library_is_built_again_when_anything_that_is_installed_with_
     def inputs() -> dict[str, dict[str, str]]:
         return {step.name: dict(step.inputs) for step in native._pipeline(load_config({})).steps}
 
-    shutil.copytree(ROOT / "recipes" / "libqpu", tmp_path / "libqpu")
+    shutil.copytree(ROOT / "libqpu", tmp_path / "libqpu")
     monkeypatch.setattr(recipe, "HERE", tmp_path)
     before = inputs()
     with (tmp_path / "libqpu" / changed).open("a") as stream:
