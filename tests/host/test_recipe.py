@@ -49,7 +49,7 @@ def test_every_recipe_is_whole(name: str) -> None:
     assert recipe.source in ("tree", "archive", "git", "index")
     assert recipe.outputs
     for pattern in recipe.inputs:
-        assert any(path.is_file() for path in recipe.folder.glob(pattern)), f"{name}: {pattern} matches nothing"
+        assert any(path.is_file() for path in recipe.sources.glob(pattern)), f"{name}: {pattern} matches nothing"
     assert all(isinstance(value, str) for value in recipe.settings.values())
 
 
