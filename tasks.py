@@ -20,20 +20,23 @@ from device import deploy as deployment
 from device import suite
 from device.remote import profiling
 from device.remote.loader_session import Timing
-from images import containers, credentials, engine, local_registry, mirrors
-from images import doctor as examination
-from images import registry as registry_client
-from nfsroot import export, serve, serve_wheels
+from doctor import examination
+from engine import containers
+from engine import daemon as engine
+from flow import build_wheel as any_wheel
+from flow import cuda_checks as cuda_native
+from flow import cuda_timing as cuda_timing_tool
+from flow import main_job, torch_job
+from flow import share_artefacts as share
+from flow import upstream_tests as upstream
+from flow import verify as verification
+from nfsroot import export, serve
 from nfsroot import share_internet as sharing
-from recipes import any_wheel, main_job, share
 from recipes.cuda_ops import build as cuda_build
-from recipes.cuda_ops import native as cuda_native
-from recipes.cuda_ops import timing as cuda_timing_tool
-from recipes.torch import job as torch_job
-from recipes.torch import upstream
-from recipes.torch import verify as verification
 from recipes.tvm_ffi import build as tvm_ffi
-from recipes.wanted_wheel import Options
+from registry import client as registry_client
+from registry import credentials, mirrors
+from registry import local as local_registry
 from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
@@ -41,6 +44,8 @@ from toolchain.errors import ConfigError, UserError
 from toolchain.files import path_fault
 from toolchain.settings import named
 from toolchain.steps import plan_table
+from wheels import index as serve_wheels
+from wheels.request import Options
 
 _VARIABLES = take_variables(os.environ)
 credentials.take_password()

@@ -10,8 +10,9 @@ from typing import Any
 
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
 from benchmarks.workspace import Workspace
-from images import archive, engine, rootfs, system
-from recipes import main_job
+from engine import daemon as engine
+from flow import main_job
+from images import archive, rootfs, system
 from toolchain import files, process, progress
 from toolchain.errors import CommandFailed
 from toolchain.manifest import Artefact, Manifest

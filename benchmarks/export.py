@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
 from benchmarks.workspace import Workspace, size_of
-from images import engine
-from images.containers import container
+from engine import daemon as engine
+from engine.containers import container
 from nfsroot import unpack
 from toolchain import files, process, progress
 

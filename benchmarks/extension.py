@@ -19,11 +19,11 @@ import docker
 
 from benchmarks.measure import Figure, Goal, Result, median_of, ratio, timed
 from benchmarks.workspace import Workspace
-from images import engine
-from images.containers import run_in
+from engine import daemon as engine
+from engine.containers import run_in
+from flow.main_steps import Flow
 from images.native import Mounts
 from recipes import recipe
-from recipes.flow import Flow
 from recipes.qpu_ops.incremental import compiler_commands
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture

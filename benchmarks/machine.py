@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from images import engine
+from engine import daemon as engine
 from toolchain import process
 from toolchain.architecture import Architecture
 from toolchain.errors import UserError

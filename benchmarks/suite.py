@@ -15,7 +15,7 @@ from benchmarks import build, device, export, extension, kernels, torch_wheel
 from benchmarks.machine import describe
 from benchmarks.measure import Report, Result
 from benchmarks.workspace import Workspace
-from images import engine
+from engine import daemon as engine
 from toolchain import process, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, ProgramMissing, UserError

@@ -14,11 +14,11 @@ from pathlib import Path
 from benchmarks.extension import Spent, Way, cpu_of, spent_in
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio
 from benchmarks.workspace import Workspace
-from images import engine
-from images.containers import run_in
-from recipes.flow import Flow
+from engine import daemon as engine
+from engine.containers import run_in
+from flow import torch_job as job
+from flow.main_steps import Flow
 from recipes.torch import build as building
-from recipes.torch import job
 from toolchain import progress
 from toolchain.architecture import host_architecture
 from toolchain.config import Config

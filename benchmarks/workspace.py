@@ -16,8 +16,8 @@ import docker.errors
 from docker.models.images import Image
 
 from benchmarks.measure import Observed, observe
-from images import engine
-from recipes import main_job
+from engine import daemon as engine
+from flow import main_job
 from recipes.torch import resolve
 from toolchain import files, progress
 from toolchain.config import ROOT, Config

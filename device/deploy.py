@@ -28,9 +28,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flow import main_job
 from nfsroot.layout import Layout, require_export
 from nfsroot.tree import TreeHash, follow, inside
-from recipes import main_job, recipe
+from recipes import recipe
 from toolchain import files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, InUse, PlatformMismatch

@@ -31,11 +31,12 @@ from _pytest.mark.expression import Expression
 
 from device import evidence, report
 from device.drive import ANNOUNCED
-from nfsroot import access, own_system
-from nfsroot.addresses import server_address, subnet_of
+from nfsroot import access
+from nfsroot import bare_system as own_system
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST
 from toolchain import caller, errors, files, process, progress
+from toolchain.addresses import server_address, subnet_of
 from toolchain.config import ROOT, Config
 from toolchain.errors import (
     ArtefactMissing,
@@ -179,7 +180,7 @@ def test_on_pi(
 
     ``host`` ([USER@]HOST[:PORT]) is a board that is up; without it ``device.host`` counts, and without that, or with
     ``qemu``, a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from the system that it
-    has of its own, in the virtual machine from one that stands for it (nfsroot.own_system). ``init`` is lean or systemd
+    has, in the virtual machine from a bare one (nfsroot.bare_system). ``init`` is lean or systemd
     (virtual machine only), ``keyword`` selects tests as pytest's ``-k``. ``suite`` is a folder of tests to run in place
     of ``tests/device``.
 
@@ -383,7 +384,7 @@ def _run_pytest(config: Config, paths: Paths, keyword: str) -> process.Completed
         "-c",
         os.devnull,
         f"--rootdir={ROOT}",
-        f"--confcutdir={ROOT}",  # no conftest.py of a folder above is ours
+        f"--confcutdir={ROOT / 'tests' / 'device'}",  # no conftest.py of a parent folder
         "-p",
         "no:cacheprovider",
         "-rfE",

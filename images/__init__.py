@@ -1,1 +1,1 @@
-"""What we build and boot in: root filesystems, the engine, Dockerfile templates, the registry."""
+"""The root filesystem and the image: flavours, apt, mmdebstrap, native tools, Dockerfile."""

@@ -22,7 +22,7 @@ from typing import Any
 import docker
 import docker.errors
 
-from images.engine import REFUSED_OR_GONE, gone
+from engine.daemon import REFUSED_OR_GONE, gone
 from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import ImageBuildFailed, PlatformMismatch

@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.daemon import build_environment
 from images import apt
 from images.apt import Source, sources_text
-from images.engine import build_environment
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
 from toolchain.errors import (
@@ -65,7 +65,7 @@ _MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777}
 LEFT_OUT = (
     # Patterns of names in a tools folder that the builder image is made without; "**" is any number of folders too.
     *(*_MOUNT_POINTS, "var", "depmod", STANDING_IN, f"{STANDING_IN}.packages"),
-    # What the tools' Python leaves there when it is called for, which may be while the image is made (recipes.pyc).
+    # What the tools' Python leaves there when it is called for, also while the image is made (wheels.byte_code).
     *("mnt", "**/__pycache__"),
     *(f"usr/share/{name}" for name in ("doc", "info", "lintian", "locale", "man", "zoneinfo", "cmake-*/Help")),
     # Programs beside the compiler's and CMake's own, and what link-time optimisation and sanitizers would take.

@@ -22,9 +22,9 @@ import docker
 import docker.errors
 import jinja2
 
+from engine.containers import run_in
+from engine.daemon import REFUSED_OR_GONE, build_environment
 from images.archive import LoadedImage, verify
-from images.containers import run_in
-from images.engine import REFUSED_OR_GONE, build_environment
 from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed, ImageBuildFailed

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from images import engine
+from engine import daemon as engine
 from images.system import LEFT_OUT
 from nfsroot import unpack
-from nfsroot.accompany import accompany
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
+from nfsroot.boot_files import accompany
 from nfsroot.layout import (
     Layout,
     identity_of,

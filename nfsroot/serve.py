@@ -31,10 +31,10 @@ from pathlib import Path
 from types import FrameType
 
 from nfsroot import private_network
-from nfsroot.addresses import server_address, subnet_of
 from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
 from toolchain import files, ports, process, progress
+from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, ServerFailed, UserError
 

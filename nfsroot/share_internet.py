@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfsroot.addresses import own_addresses, subnet_of
 from nfsroot.rendering import render
 from toolchain import process
+from toolchain.addresses import own_addresses, subnet_of
 from toolchain.config import Config
 from toolchain.errors import NetworkSharingFailed, UserError
 from toolchain.files import write_text_atomically

@@ -30,7 +30,7 @@ import requests
 import urllib3.exceptions
 from docker.models.images import Image
 
-from images import engine
+from engine import daemon as engine
 from nfsroot.tree import inside
 from toolchain import process, progress
 from toolchain.architecture import Architecture

@@ -59,7 +59,8 @@ def is_shell_script(path: Path) -> bool:
 
 def folders_of_tests() -> tuple[str, ...]:
     """Each is read by a mypy of its own: their modules have no package, and some share a name (conftest)."""
-    return tuple(sorted({str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}))
+    folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}
+    return ("tests/conftest.py", *sorted(folders))
 
 
 SCRIPTS = ("images/hooks/date-byte-code",)
@@ -82,7 +83,7 @@ def linters() -> tuple[Check, ...]:
 def host_tests(select: str = "", lanes: int = 1) -> Check:
     """The tests of this machine's side; ``select`` is an expression for pytest's -k.
 
-    With two ``lanes`` those that share one build and all others run side by side (tests/host/conftest.py).
+    With two ``lanes`` those that share one build and all others run side by side (tests/conftest.py).
     """
     side_by_side = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder")
     words = ["--durations=25", *(side_by_side if lanes > 1 else ())]

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.pip import run_pip
 from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import WheelUnusable
+from wheels.pip import run_pip
 
 _NEEDED_MIB = 1024
 _LIMIT_S = 1800.0

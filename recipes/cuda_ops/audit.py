@@ -21,9 +21,9 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from recipes import wheels
 from toolchain.architecture import Architecture
 from toolchain.errors import PlatformMismatch, WheelUnusable
+from wheels import find as wheels
 
 LIBRARY = "cuda_ops/libcuda_ops.so"
 SYSTEM_LIBRARIES = ("ld-linux", "libc.", "libdl.", "libgcc_s.", "libm.", "libpthread.", "librt.", "libstdc++.")

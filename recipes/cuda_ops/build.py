@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.containers import run_in
+from engine.daemon import ensure_running
+from flow import native_checks as native
+from flow.main_steps import Flow, alone
 from images import rootfs
-from images.containers import run_in
-from images.engine import ensure_running
 from images.flavour import packages_for
 from recipes import recipe
 from recipes.cuda_ops import audit, toolkit
-from recipes.flow import Flow, alone
-from recipes.qpu_ops import native
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.config import Config

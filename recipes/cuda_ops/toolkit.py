@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.pip import run_pip
 from recipes.recipe import Recipe
 from toolchain import files, process, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, NetworkUnreachable, ToolkitUnusable
+from wheels.pip import run_pip
 
 PYPI = "pypi"
 """As ``cuda.toolkit``: never the system's."""

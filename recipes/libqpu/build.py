@@ -12,7 +12,7 @@ from pathlib import Path
 
 import docker
 
-from images.containers import run_in
+from engine.containers import run_in
 from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import Architecture, host_architecture

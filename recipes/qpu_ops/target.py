@@ -18,16 +18,16 @@ from pathlib import Path
 
 import docker
 
-from images.containers import run_in
+from engine.containers import run_in
 from images.flavour import Suite
 from images.native import Mounts
-from recipes import wheels
 from recipes.qpu_ops import incremental
 from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.jobs import compile_jobs
+from wheels import find as wheels
 
 _DRIVERS = ("target.py", "native.py", "incremental.py")
 

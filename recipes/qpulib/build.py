@@ -19,8 +19,8 @@ from pathlib import Path
 
 import docker
 
-from images.containers import run_in
-from images.engine import build_environment
+from engine.containers import run_in
+from engine.daemon import build_environment
 from recipes.libqpu.build import compile_options, register
 from recipes.recipe import Recipe
 from toolchain import files, process

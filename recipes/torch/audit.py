@@ -16,9 +16,9 @@ from elftools.elf.sections import ARMAttributesSection, SymbolTableSection
 from packaging.utils import parse_wheel_filename
 
 from images.flavour import Suite
-from recipes import wheels
 from toolchain.architecture import Architecture
 from toolchain.errors import WheelUnusable
+from wheels import find as wheels
 
 GOAL_MB = 60
 _OF_PYTHON = ("Py", "_Py")
@@ -60,7 +60,7 @@ class _Sums:
 def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> Examined:
     """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
 
-    Looked at: tag, RECORD, machine and float ABI (recipes.wheels.audit); CPU architecture, floating point and NEON
+    Looked at: tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
     against the compiler's ``flags``; newest GLIBC and GLIBCXX symbols against the release; libraries that are neither
     in the wheel nor the system's; symbols that nobody defines; RPATHs that leave the wheel; the build's paths, in every
     member. More than 60 MB is a warning.

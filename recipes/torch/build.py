@@ -24,7 +24,7 @@ from typing import Any
 
 import docker
 
-from images.containers import calling_user, run_in
+from engine.containers import calling_user, run_in
 from images.flavour import Suite
 from recipes.recipe import Recipe
 from recipes.torch.remaining import Remaining

@@ -18,7 +18,6 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 
 from images.flavour import load_suite
-from recipes import artefacts, wheels
 from recipes.recipe import HERE, load
 from recipes.torch import provenance
 from recipes.torch.build import Plan
@@ -27,6 +26,8 @@ from toolchain import progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, RecipeInvalid, SourceUnavailable, WheelUnusable
 from toolchain.files import sha256_of
+from wheels import artefacts
+from wheels import find as wheels
 
 PREBUILT = HERE / "torch" / "prebuilt"
 """Where a wheel that this recipe built is kept with its provenance, so that a first build takes minutes."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.daemon import build_environment
 from images import apt
-from images.engine import build_environment
 from images.flavour import Suite
 from recipes.recipe import Recipe
 from toolchain import files, process, progress

@@ -26,11 +26,13 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
+from engine.containers import run_in
+from engine.daemon import ensure_running
+from flow import build_wheel as any_wheel
+from flow import main_steps as flow
 from images import rootfs
-from images.containers import run_in
-from images.engine import ensure_running
 from images.flavour import Suite, packages_for
-from recipes import any_wheel, artefacts, flow, recipe, wheels
+from recipes import recipe
 from recipes.libqpu.build import cross_options
 from recipes.torch import audit, resolve
 from recipes.tvm_ffi import kept, source
@@ -41,6 +43,8 @@ from toolchain.errors import WheelUnusable
 from toolchain.jobs import compile_jobs
 from toolchain.manifest import Artefact, Manifest, all_warnings
 from toolchain.steps import Decision, Made, Pipeline, Step
+from wheels import artefacts
+from wheels import find as wheels
 
 HOME = "/usr/src/tvm-ffi"
 """Where everything lies in the container, whatever the checkout is called."""

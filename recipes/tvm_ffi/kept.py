@@ -10,12 +10,14 @@ import hashlib
 from pathlib import Path
 
 from images.flavour import Suite, load_suite
-from recipes import artefacts, recipe, wheels
+from recipes import recipe
 from recipes.recipe import Recipe
 from recipes.torch import resolve
 from toolchain.architecture import Architecture
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, PlatformMismatch, RecipeInvalid
+from wheels import artefacts
+from wheels import find as wheels
 
 NAME = "tvm_ffi"
 """The recipe's, and the artefact's."""

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from images.flavour import Suite
-from recipes import wheels
-from recipes.pip import run_pip
 from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import host_architecture
 from toolchain.errors import CommandFailed, SourceUnavailable
+from wheels import find as wheels
+from wheels.pip import run_pip
 
 _LIMIT_S = 1800.0
 _OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import docker
 
-from images.containers import run_in
+from engine.containers import run_in
 from images.flavour import Suite
-from recipes.pip import run_pip
 from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import Architecture
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed, ImageBuildFailed, WheelUnusable
+from wheels.pip import run_pip
 
 GROUP = "remote"
 SERVER = Path(__file__).with_name("board_server.py")

@@ -1,0 +1,1 @@
+"""The Docker engine: connect to it, start and stop it, run containers."""

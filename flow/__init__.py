@@ -1,0 +1,1 @@
+"""The jobs: pipelines of steps from the configuration to the products."""

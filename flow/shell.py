@@ -1,0 +1,141 @@
+"""A shell in the workbench: the development root with torch, libqpu and the extension, the caller's folder in it.
+
+Compilers are there, native ones in disguise (images.native). Files made in the mounted folder belong to whoever
+called: the container starts as root, gives the caller's ids a name, and goes on under them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.containers import calling_user, label
+from engine.daemon import build_environment
+from images.native import Mounts
+from toolchain.architecture import Architecture
+from toolchain.errors import ArtefactMissing
+from toolchain.process import require_program, signals_put_off
+
+WORK = "/root/work"
+
+_END_LIMIT_S = 20.0
+
+_AS_CALLER = """
+uid=$1 gid=$2
+shift 2
+if [ "$uid" -ne 0 ]; then
+    getent group "$gid" >/dev/null || groupadd --gid "$gid" caller
+    getent passwd "$uid" >/dev/null ||
+        useradd --no-create-home --home-dir /root --shell /bin/bash --uid "$uid" --gid "$gid" caller
+    chown "$uid:$gid" /root
+    exec setpriv --reuid "$uid" --regid "$gid" --init-groups -- "$@"
+fi
+exec "$@"
+"""
+
+
+def command_line(
+    image: str,
+    architecture: Architecture,
+    folder: Path,
+    *,
+    compiler: Mounts,
+    command: Sequence[str],
+    interactive: bool,
+    user: tuple[int, int],
+    name: str = "",
+) -> list[str]:
+    """The engine's command line that opens the shell, in a container of that name.
+
+    Variables are named alone, as every user of the machine can read it; their values are those of ``environment``.
+    """
+    docker = str(require_program("docker", "to open a shell in a container"))
+    words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
+    words += ["--platform", architecture.oci_platform, "--interactive", *(["--tty"] if interactive else [])]
+    words += ["--volume", f"{folder}:{WORK}", "--workdir", WORK, "--env", "HOME=/root"]
+    words += [word for key, value in label().items() for word in ("--label", f"{key}={value}")]
+    for bind in compiler.binds():
+        words += ["--volume", bind]
+    for variable in environment(compiler):
+        words += ["--env", variable]
+    return [*words, image, "sh", "-euc", _AS_CALLER, "sh", str(user[0]), str(user[1]), *command]
+
+
+def require_folder(folder: Path) -> None:
+    """Raise ArtefactMissing where there is no such folder to mount."""
+    if not folder.is_dir():
+        raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, fix="name another")
+
+
+def environment(compiler: Mounts) -> dict[str, str]:
+    """The variables that ``command_line`` names. A proxy's address may hold a password."""
+    return {**build_environment(), **compiler.environment}
+
+
+def open_shell(
+    image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
+) -> int:
+    """Open it, or run ``command`` (a line for the shell) in it; its exit status. Raises ArtefactMissing.
+
+    Its container is gone afterwards, also where Ctrl-C, SIGTERM or a dropped terminal ended it.
+    """
+    require_folder(folder)
+    words = ["bash", "-c", command] if command else ["bash", "-l"]
+    interactive = not command and sys.stdin.isatty()
+    argv = command_line(
+        image,
+        architecture,
+        folder.resolve(),
+        compiler=compiler,
+        command=words,
+        interactive=interactive,
+        user=(0, 0) if as_root else calling_user(),
+        name=(name := _new_name()),
+    )
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        with signals_put_off():
+            stdin = None if interactive or not command else subprocess.DEVNULL
+            started.append(subprocess.Popen(argv, stdin=stdin, env={**os.environ, **environment(compiler)}))
+        return started[0].wait()
+    finally:
+        with signals_put_off():
+            _end(argv[0], name, started)
+
+
+def _new_name() -> str:
+    return f"pitorch-shell-{uuid.uuid4().hex[:8]}"
+
+
+def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Have the engine remove the container, whatever became of the program that started it.
+
+    That program then leaves by itself and gives the terminal back as it was. One that was still making the container
+    goes on for a while: so it is removed again, until the program is gone.
+    """
+    deadline = time.monotonic() + _END_LIMIT_S
+    while True:
+        if time.monotonic() > deadline:
+            for child in started:
+                child.kill()
+        ended = all(child.poll() is not None for child in started)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [docker, "rm", "--force", "--volumes", name],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_END_LIMIT_S,
+                start_new_session=True,  # a second Ctrl-C in the terminal is none of its business
+            )
+        if ended:
+            return
+        for child in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.5)

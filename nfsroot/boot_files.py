@@ -1,0 +1,223 @@
+"""The files beside an exported tree: server configurations, what a Pi fetches to boot, the chroot helper.
+
+Rendered from templates by the configuration and by what the tree holds (kernel, initramfs, device trees, firmware).
+What a network boot needs and the tree lacks is said, not made up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nfsroot.audit import HELPER, nameservers_of_host
+from nfsroot.layout import Layout
+from nfsroot.rendering import render
+from nfsroot.serve import ganesha_configuration, major_version, plugin_folder
+from nfsroot.tree import follow
+from toolchain import process
+from toolchain.addresses import server_address, subnet_of
+from toolchain.config import Config
+from toolchain.errors import NetworkUnreachable, ProgramMissing
+
+GPU_MEMORY_MIB = 128
+"""The kernels' buffers and the firmware's own share; half as much does for small arrays."""
+
+_SMALL_SUBNET = 16
+"""Addresses: of a smaller one, boards get all that there are."""
+
+_DEVICE_TREES = re.compile(r"bcm(2709|2710|2836|2837)-rpi-[a-z0-9-]+\.dtb")
+_KNOWN_TO_THE_FIRMWARE = re.compile(r"bcm27\d\d-")
+"""Names that the Raspberry Pi kernel's device trees have: the firmware knows which is whose."""
+
+_TREES_OF = {
+    "pi2": "bcm2836-rpi-2-b.dtb",
+    "pi3": "bcm2837-rpi-3-b.dtb",
+    "pi3+": "bcm2837-rpi-3-b-plus.dtb",
+    "pi02": "bcm2837-rpi-zero-2-w.dtb",
+}
+"""The distribution's, by the filters of config.txt, in order: a Pi 3B+ reads what stands under [pi3] too."""
+
+_FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat")
+_FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootParts:
+    """What a tree has of the things a Pi fetches before its root; paths in the tree, None where absent."""
+
+    kernel: Path | None
+    initramfs: Path | None
+    device_trees: tuple[Path, ...]
+    firmware: tuple[Path, ...]
+
+    def missing(self) -> list[str]:
+        """What a network boot needs and the tree does not hold."""
+        gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
+        gone += [] if self.device_trees else ["the device tree of a Raspberry Pi 2, 3 or Zero 2"]
+        have = {item.name for item in self.firmware}
+        lacking = [name for name in _FIRMWARE if name not in have]
+        return gone + ([f"{', '.join(lacking)} (package raspi-firmware)"] if lacking else [])
+
+
+def boot_parts(tree: Path) -> BootParts:
+    """Look for the newest kernel, its initramfs and device trees, and the Pi's firmware."""
+    boot = follow(tree, "boot")
+
+    def version(path: Path) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", path.name)]
+
+    kernels = sorted((item for item in boot.glob("vmlinu?-*") if item.is_file()), key=version)
+    kernel = kernels[-1] if kernels else None
+    initramfs = None
+    trees: tuple[Path, ...] = ()
+    if kernel is not None:
+        release = kernel.name.split("-", 1)[1]
+        initramfs = boot / f"initrd.img-{release}"
+        folders = [follow(tree, f"usr/lib/linux-image-{release}"), boot / "firmware", boot / "dtbs" / release]
+        found = {
+            item.name: item
+            for folder in reversed(folders)
+            if folder.is_dir()
+            for item in folder.rglob("*.dtb")
+            if _DEVICE_TREES.fullmatch(item.name)
+        }
+        trees = tuple(found[name] for name in sorted(found))
+    firmware = {
+        item.name: item
+        for folder in reversed(_FIRMWARE_FOLDERS)
+        for item in (follow(tree, folder) / name for name in _FIRMWARE)
+        if item.is_file()
+    }
+    return BootParts(
+        kernel=kernel,
+        initramfs=initramfs if initramfs and initramfs.is_file() else None,
+        device_trees=trees,
+        firmware=tuple(firmware.values()),
+    )
+
+
+def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
+    """What each filter of config.txt is to choose; nothing where the firmware chooses rightly by itself."""
+    names = {item.name for item in device_trees}
+    if any(_KNOWN_TO_THE_FIRMWARE.match(name) for name in names):
+        return {}
+    return {board: name for board, name in _TREES_OF.items() if name in names}
+
+
+def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
+    """Write the files that accompany ``tree`` into ``folder``; they speak of the places in ``final``.
+
+    Returns warnings: what a network boot will lack, or an address that could not be found.
+    """
+    warnings: list[str] = []
+    try:
+        address = server_address(config)
+    except (NetworkUnreachable, ProgramMissing) as fault:
+        if config.nfs.address:
+            raise
+        address = str(subnet_of(config).network_address + 1)
+        warnings.append(f"{fault.summary}; the files beside the tree say {address}")
+    subnet = subnet_of(config)
+    if ipaddress.IPv4Address(address) not in subnet:
+        warnings.append(f"boards must be in nfs.subnet ({subnet}) to mount, and this PC's address {address} is not")
+    parts = boot_parts(tree)
+    place = Layout(folder / final.place.name)
+    beside = folder / final.folder.name
+    path = str(final.tree)
+    if re.search(r"[\s,:\"'\\]", path):
+        warnings.append(f"{path} holds a character that a kernel command line cannot carry: boards cannot boot it")
+    tftp = beside / place.tftp.name
+    tftp.mkdir(parents=True)
+    initramfs = parts.initramfs is not None
+    (tftp / "cmdline.txt").write_text(
+        render("cmdline.txt", address=address, path=path, port=config.nfs.port, initramfs=initramfs, init="")
+    )
+    (tftp / "config.txt").write_text(
+        render(
+            "config.txt",
+            bits=config.image.target.bits,
+            kernel="vmlinuz",
+            initramfs="initrd.img" if initramfs else "",
+            device_trees=trees_by_filter(parts.device_trees),
+            gpu_memory_mib=GPU_MEMORY_MIB,
+        )
+    )
+    for source, name in (
+        (parts.kernel, "vmlinuz"),
+        (parts.initramfs, "initrd.img"),
+        *((item, item.name) for item in (*parts.device_trees, *parts.firmware)),
+    ):
+        if source is not None:
+            process.run(["cp", "--reflink=auto", "--", source, tftp / name], limit_s=120)
+            (tftp / name).chmod(0o644)
+    if missing := parts.missing():
+        warnings.append("a board without a card also needs, in the TFTP folder: " + "; ".join(missing))
+    (beside / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
+    # For a server of the user's own: serve-nfsroot renders one for itself, with the address and port it is given.
+    try:
+        major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
+        plugins = plugin_folder()
+    except ProgramMissing as fault:
+        warnings.append(f"{fault.summary}; no ganesha.conf was written")
+    else:
+        (beside / final.ganesha_conf.name).write_text(
+            ganesha_configuration(
+                [final.tree],
+                address=address,
+                port=config.nfs.port,
+                nfsv3=False,
+                clients=[str(subnet)],
+                recovery=final.folder / "ganesha-recovery",
+                plugins=plugins,
+                major=major,
+            )
+        )
+    (beside / "ganesha-recovery").mkdir()
+    leases = lease_range(subnet, ipaddress.IPv4Address(address))
+    if leases is None:
+        warnings.append(f"nfs.subnet ({subnet}) has no address for a board beside this PC's: no dnsmasq-alone.conf")
+    for name, proxy in (("dnsmasq.conf", True), ("dnsmasq-alone.conf", False)):
+        if leases is None and not proxy:
+            continue
+        (beside / name).write_text(
+            render(
+                "dnsmasq.conf",
+                proxy=proxy,
+                address=address,
+                network=str(subnet.network_address),
+                netmask=str(subnet.netmask),
+                first=str(leases[0]) if leases else "",
+                last=str(leases[1]) if leases else "",
+                nameservers=list(nameservers_of_host()),
+                path=path,
+                tftp=str(final.tftp),
+            )
+        )
+    helper = beside / final.helper.name
+    helper.write_bytes(HELPER.read_bytes())
+    helper.chmod(0o755)
+    return warnings
+
+
+def lease_range(
+    subnet: ipaddress.IPv4Network, server: ipaddress.IPv4Address
+) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address] | None:
+    """First and last address for boards: the second fifth of a subnet, all of a small one; never the server's own.
+
+    None where the subnet has no address for a board. Computed, not listed: a /8 has 16 million of them.
+    """
+    low, high = subnet.network_address + 1, subnet.broadcast_address - 1
+    count = int(high) - int(low) + 1
+    first, last = (low, high) if count < _SMALL_SUBNET else (low + count // 5, low + count * 2 // 5)
+    if first <= server <= last:
+        below, above = (first, server - 1), (server + 1, last)
+        first, last = above if int(last) - int(server) >= int(server) - int(first) else below
+    return (first, last) if first <= last else None
+
+
+def _exports_path(path: str) -> str:
+    """A path as exports(5) takes it: blanks, quotes and the like as octal escapes."""
+    return "".join(char if re.match(r"[\w/.,:+@=-]", char) else f"\\{ord(char):03o}" for char in path)

@@ -1,0 +1,1 @@
+"""Image registries: push, pull, mirror, a local registry, OCI artefacts."""

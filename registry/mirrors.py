@@ -1,0 +1,422 @@
+"""Registry mirrors in the engine's ``daemon.json``: merged in, taken out, nothing else touched.
+
+A mirror is a pull-through cache that the engine asks before Docker Hub. The engine takes an ``http(s)://HOST[:PORT]``
+without path, query, fragment or user (moby: registry/config.go, ValidateMirror) and shows it with a slash at the end.
+
+The file keeps its other keys, their order, its indentation, owner and mode; the old one is kept beside it. What is
+written was checked before (as JSON, and by ``dockerd --validate`` where the engine has that, 23.0 and later) and is
+renamed into place. A running engine is told to read it again (mirrors need no restart) when systemd runs it or
+``./inv`` started it; else it is said how to. In the end the engine itself is asked which mirrors it uses. Where it does
+not use them, or could not be told, the file is as it was again, and the engine is told that too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import docker.errors
+import requests
+
+from engine import daemon as engine
+from toolchain import caller, files, process
+from toolchain.errors import (
+    CommandFailed,
+    EngineConfigUnusable,
+    EngineUnavailable,
+    ReferenceInvalid,
+    ServerFailed,
+    UserError,
+)
+
+DAEMON_JSON = Path("/etc/docker/daemon.json")
+
+_KEY = "registry-mirrors"
+_PIDFILES = (Path("/var/run/docker.pid"), Path("/run/docker.pid"))
+_RELOAD_LIMIT_S = 10.0
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::\d{1,5})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirrors:
+    """The state of the mirrors after a task."""
+
+    file: Path
+    configured: tuple[str, ...]
+    """What the file says."""
+    active: tuple[str, ...] | None
+    """What the engine says it uses; None when no engine answers."""
+    changed: bool = False
+    backup: Path | None = None
+    reload: str = ""
+    """What was done, or is left to do, for the engine to read the file again."""
+
+    @property
+    def in_effect(self) -> bool:
+        """Whether the engine uses what the file says."""
+        return self.active is not None and [_plain(url) for url in self.active] == [
+            _plain(url) for url in self.configured
+        ]
+
+    def lines(self) -> list[str]:
+        """The state in words, a line for each part of it."""
+        found = [f"{self.file}: {'changed' if self.changed else 'unchanged'}, {_listed(self.configured)}"]
+        if self.backup is not None:
+            found.append(f"the old file is kept as {self.backup}")
+        if self.reload:
+            found.append(f"engine: {self.reload}")
+        if self.active is not None:
+            state = "as the file says" if self.in_effect else "not what the file says"
+            found.append(f"the engine uses {_listed(self.active)}: {state}")
+        return found
+
+
+def _listed(urls: Sequence[str]) -> str:
+    return f"mirrors {', '.join(urls)}" if urls else "no mirrors"
+
+
+def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None) -> Mirrors:
+    """Add mirrors behind those that are there; one that is there already stays where it is.
+
+    ``daemon`` is the engine that ``./inv`` may have started (``engine.Daemon.of(config)``). Raises ReferenceInvalid
+    (a URL, all of them checked first), EngineConfigUnusable or ServerFailed (the engine did not take it over).
+    """
+    wanted = [_checked(url) for url in urls]
+
+    def change(now: list[str]) -> list[str]:
+        known = {_plain(url) for url in now}
+        return [*now, *(url for url in dict.fromkeys(wanted) if url not in known)]
+
+    return _apply(change, daemon_json, daemon)
+
+
+def remove(
+    urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None
+) -> Mirrors:
+    """Take these mirrors out, or all of them when none is named; absent ones are fine. Raises as ``merge``."""
+    unwanted = {_checked(url) for url in urls}
+
+    def change(now: list[str]) -> list[str]:
+        return [url for url in now if unwanted and _plain(url) not in unwanted]
+
+    return _apply(change, daemon_json, daemon)
+
+
+def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
+    """What the file says and what the engine uses; nothing is touched. Raises EngineConfigUnusable."""
+    document, _ = _read(daemon_json)
+    return Mirrors(file=daemon_json, configured=tuple(document.get(_KEY, [])), active=_active())
+
+
+def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: engine.Daemon | None) -> Mirrors:
+    _refuse_elsewhere()
+    path = daemon_json.resolve()
+    with _locked(path):
+        document, old = _read(path)
+        before: list[str] = list(document.get(_KEY, []))
+        after = change(before)
+        active = _active()
+        backup = None
+        if after != before:
+            # An empty list, not an absent key: a reload changes only what the file names (moby: daemon/reload.go).
+            document[_KEY] = after
+            _refuse_flag(daemon)
+            backup = _write(path, document, old)
+        state = Mirrors(
+            file=daemon_json,
+            configured=tuple(after),
+            active=active,
+            changed=after != before,
+            backup=backup,
+        )
+        try:
+            return _take_over(state, daemon)
+        except BaseException as fault:  # Ctrl-C too
+            if state.changed:
+                _restore(path, backup)
+                note = f"{state.file} was put back as it was, {_brought_back(daemon, active)}"
+                if isinstance(fault, UserError):
+                    fault.found = "; ".join(part for part in (fault.found, note) if part)
+            raise
+
+
+def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
+    """Have the engine read the file again, where that is ours to do, and ask it what it uses then."""
+    if state.in_effect:
+        return state
+    if state.active is None:
+        return replace(state, reload="no engine answers now; the next one to start reads it")
+    argv = _reload_command(daemon)
+    pid = _pid_of(daemon)
+    if not argv:
+        how = f"kill -HUP {pid}" if pid else "kill -HUP $(pidof dockerd)"
+        return replace(state, reload=f"left to you, since neither systemd nor ./inv started this engine: {how}")
+    process.run(argv, limit_s=60, fix="reload the engine by hand")
+    deadline = time.monotonic() + _RELOAD_LIMIT_S
+    while True:
+        state = replace(state, active=_active(), reload=process.pasteable(argv))
+        if state.in_effect:
+            return state
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    log = daemon.log if daemon is not None and argv[-2:-1] == ["-HUP"] else "journalctl -u docker.service"
+    raise ServerFailed(
+        "the engine did not take the mirrors over",
+        expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
+        found="it answers no more" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
+        fix=f"its log says why: {log}; does it read {state.file} (--config-file)? A restart drops the rest",
+    )
+
+
+def _brought_back(daemon: engine.Daemon | None, used: Sequence[str] | None) -> str:
+    """Have the engine go by the file that was put back, started again where it has ended; in words, how that went."""
+    if used is None:
+        return "and no engine answered before"
+    try:
+        if _active() is None and daemon is not None:
+            engine.ensure_daemon(daemon, host=engine.chosen().host)
+        elif argv := _reload_command(daemon):
+            process.run(argv, limit_s=60)
+    except UserError as fault:
+        return f"but the engine could not be told: {fault.summary}"
+    deadline = time.monotonic() + _RELOAD_LIMIT_S
+    while (active := _active()) != used and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if active is None:
+        return "but no engine answers now"
+    return "and the engine uses what it used before" if active == used else "and the engine was told to read it again"
+
+
+def _reload_command(daemon: engine.Daemon | None) -> list[str]:
+    """SIGHUP to the engine that ``./inv`` started, ``systemctl reload`` for systemd's; else nothing."""
+    sudo = ["sudo"] if os.geteuid() != 0 else []
+    if daemon is not None and (pid := _started_here(daemon)):
+        return [*sudo, "kill", "-HUP", str(pid)]
+    return [*sudo, "systemctl", "reload", "docker.service"] if engine.runs_by_systemd() else []
+
+
+def _started_here(daemon: engine.Daemon) -> int:
+    """The process id of the dockerd that ``./inv`` started and that still runs; 0 when there is none."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        record = engine.ProcessRecord(**json.loads(daemon.state.read_text()))
+        return record.pid if record.alive() else 0
+    return 0
+
+
+def _refuse_elsewhere() -> None:
+    chosen = engine.chosen()
+    if chosen.host and not chosen.host.startswith("unix://"):
+        raise EngineConfigUnusable(
+            "the engine runs on another machine, and so does its configuration",
+            expected="an engine of this machine",
+            found=f"{chosen.host}, by {chosen.by}",
+            fix=f"run this task there, or {chosen.undo}",
+        )
+
+
+def _as_root() -> str:
+    return f"run it as root: {caller.as_root('./inv mirror …')}"
+
+
+def _restore(path: Path, backup: Path | None) -> None:
+    """As it was before: from the backup, which is then gone, or no file at all."""
+    if backup is None:
+        path.unlink(missing_ok=True)
+    else:
+        os.replace(backup, path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One task at a time changes the file; the folder is the lock, so that no lock file is left in it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as fault:
+        raise _unusable(path, "a folder that may be written", fault.strerror or "", fix=_as_root()) from fault
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _checked(url: str) -> str:
+    """The URL in the form in which we compare and write it, or ReferenceInvalid."""
+    fault = ""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as problem:
+        parts, port, fault = urlsplit(""), None, str(problem)
+    if not fault:
+        if parts.scheme not in ("http", "https"):
+            fault = f"the scheme {parts.scheme!r}" if parts.scheme and "://" in url else "no http:// or https://"
+        elif "@" in parts.netloc:
+            fault = "a user or password in it"
+        elif not parts.hostname or not _HOST.fullmatch(parts.netloc) or port == 0:
+            fault = f"the host {parts.netloc!r}"
+        elif parts.path not in ("", "/"):
+            fault = f"the path {parts.path}"
+        elif "?" in url or "#" in url:
+            fault = "a query or fragment"
+    if fault:
+        shown = re.sub(r"//[^/@]*@", "//…@", url)
+        bare = _HOST.fullmatch(url.partition("/")[0])
+        raise ReferenceInvalid(
+            f"{shown!r} is not a mirror's address",
+            expected="http://HOST[:PORT] or https://HOST[:PORT], and nothing behind it",
+            found=fault,
+            fix=f"https://{bare[0]}"
+            if bare and "://" not in url
+            else "give the mirror's address as its keeper states it",
+        )
+    return _plain(url)
+
+
+def _plain(url: str) -> str:
+    """Without the slash that the engine puts at the end; scheme and host do not care for case."""
+    return url.rstrip("/").lower()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """The document and its text; an absent or empty file is an empty document. Raises EngineConfigUnusable."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}, ""
+    except UnicodeDecodeError as fault:
+        raise _unusable(path, "text in UTF-8", str(fault)) from fault
+    except OSError as fault:
+        raise _unusable(path, "a readable file", fault.strerror or str(fault), fix=_as_root()) from fault
+    if not text.strip():
+        return {}, text
+    try:
+        document = json.loads(text, object_pairs_hook=_unique)
+    except ValueError as fault:
+        raise _unusable(path, "one JSON object", str(fault)) from fault
+    if not isinstance(document, dict):
+        raise _unusable(path, "one JSON object", f"a {type(document).__name__}")
+    mirrors = document.get(_KEY, [])
+    if not isinstance(mirrors, list) or not all(isinstance(url, str) for url in mirrors):
+        raise _unusable(path, f'"{_KEY}" as a list of texts', json.dumps(mirrors)[:100])
+    return document, text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return found
+
+
+def _unusable(path: Path, expected: str, found: str, *, fix: str = "") -> EngineConfigUnusable:
+    return EngineConfigUnusable(
+        f"the engine's configuration {path} cannot be used",
+        expected=expected,
+        found=found,
+        fix=fix or f"fix {path} by hand (nothing was changed); the engine would not start with it either",
+    )
+
+
+def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
+    """Check, back up, replace; returns the backup, None where there was no file."""
+    text = json.dumps(document, indent=_indentation(old), ensure_ascii=False) + "\n"
+    backup = None
+    try:
+        with files.replacing(path) as aside:
+            aside.write_text(text, encoding="utf-8")
+            _validate(aside, path)
+            if path.exists():
+                shutil.copymode(path, aside)
+                owner = path.stat()
+                os.chown(aside, owner.st_uid, owner.st_gid)
+                backup = _back_up(path)
+    except PermissionError as fault:
+        raise _unusable(path, "a file that may be changed", "you may not", fix=_as_root()) from fault
+    except OSError as fault:
+        raise _unusable(path, "a file that can be written", fault.strerror or str(fault)) from fault
+    return backup
+
+
+def _back_up(path: Path) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for number in range(1000):
+        backup = path.with_name(f"{path.name}.{stamp}{f'.{number}' if number else ''}.bak")
+        if not backup.exists():
+            shutil.copy2(path, backup)
+            return backup
+    raise _unusable(path, "room for one more backup", f"a thousand of {stamp}")
+
+
+def _indentation(text: str) -> int | str:
+    """As the file has it, else the two spaces of Docker's documentation."""
+    match = re.search(r"^([ \t]+)\"", text, re.MULTILINE)
+    return match[1] if match else 2
+
+
+def _validate(aside: Path, path: Path) -> None:
+    """Let the engine's own program judge, where it is here and can (``--validate``: 23.0 and later)."""
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    program = shutil.which("dockerd", path=search)
+    if program is None or "--validate" not in process.output_of([program, "--help"]):
+        return
+    try:
+        process.run([program, "--validate", f"--config-file={aside}"], limit_s=60)
+    except CommandFailed as fault:
+        found = " ".join(fault.tail.split()).replace(str(aside), str(path))
+        raise _unusable(path, "a configuration that dockerd --validate accepts", found) from fault
+
+
+def _refuse_flag(daemon: engine.Daemon | None) -> None:
+    """The engine refuses to start when a setting stands both in the file and on its command line."""
+    pid = _pid_of(daemon)
+    if pid is None:
+        return
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    if any(word.partition("=")[0] == "--registry-mirror" for word in words):
+        raise EngineConfigUnusable(
+            "the engine has mirrors on its command line",
+            expected="mirrors in daemon.json only: with both the engine does not start again",
+            found=f"--registry-mirror among the arguments of dockerd (pid {pid})",
+            fix="take that flag out of the engine's unit or start script, restart it, then run the task again",
+        )
+
+
+def _active() -> tuple[str, ...] | None:
+    """Which mirrors the engine says it uses; None when none answers."""
+    try:
+        client = engine.connect(timeout_s=20)
+    except EngineUnavailable:
+        return None
+    try:
+        settings = client.api.info().get("RegistryConfig") or {}
+    except (docker.errors.DockerException, requests.RequestException):  # it ends just now
+        return None
+    finally:
+        client.close()
+    return tuple(settings.get("Mirrors") or ())
+
+
+def _pid_of(daemon: engine.Daemon | None) -> int | None:
+    """The process id of the local dockerd, as its pid file has it, if that is a dockerd."""
+    own = [daemon.folder / "docker.pid"] if daemon is not None else []
+    for pidfile in (*own, *_PIDFILES):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(pidfile.read_text())
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "dockerd":
+                return pid
+    return None

@@ -1,0 +1,112 @@
+"""The image for 64-bit boards with TVM's server in it, as a whole; the build takes minutes, so it is run by name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import docker
+import pytest
+
+from device.remote import environment, profiling, servers
+from device.remote.environment import TvmEnvironment
+from device.remote.loader_session import Timing
+from engine import daemon as engine
+from flow import main_job
+from toolchain import ports
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import Config
+from toolchain.errors import PlatformMismatch
+
+pytestmark = [pytest.mark.expensive, pytest.mark.engine, pytest.mark.emulation, pytest.mark.timeout(3600)]
+TIMING = Timing(number=5, repeat=3, min_repeat_ms=20, warm_up=1)
+_START_LIMIT_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def for_64_bit(product_config: Config) -> Config:
+    """The tests' configuration, with the board's architecture and the server asked for; built."""
+    image = dataclasses.replace(product_config.image, architecture="arm64")
+    remote = dataclasses.replace(product_config.remote, server_in_image=True, session_limit_s=300)
+    config = dataclasses.replace(product_config, image=image, remote=remote)
+    engine.ensure_running(config)
+    built = main_job.build_image(config)
+    assert built.manifest("tvm-server").facts
+    return config
+
+
+@pytest.fixture(scope="module")
+def tvm(for_64_bit: Config) -> TvmEnvironment:
+    """TVM beside this process."""
+    return environment.ready(for_64_bit)
+
+
+@contextlib.contextmanager
+def board(config: Config, words: list[str]) -> Iterator[None]:
+    """The image's server, emulated, in a container that shares this PC's network."""
+    with contextlib.closing(engine.connect()) as client:
+        started = client.containers.run(
+            config.image_reference("system"),
+            ["pitorch-rpc-server", *words],
+            platform=ARCHITECTURES["arm64"].oci_platform,
+            network_mode="host",
+            detach=True,
+        )
+        try:
+            deadline = time.monotonic() + _START_LIMIT_S
+            while "pitorch: serving" not in started.logs().decode():
+                started.reload()
+                if started.status == "exited" or time.monotonic() > deadline:
+                    pytest.fail(f"the server did not start:\n{started.logs().decode()}")
+                time.sleep(0.5)
+            yield
+        finally:
+            with contextlib.suppress(docker.errors.NotFound):
+                started.remove(force=True)
+
+
+def test_the_image_is_for_that_machine(for_64_bit: Config) -> None:
+    with contextlib.closing(engine.connect()) as client:
+        image = client.images.get(for_64_bit.image_reference("system"))
+        assert (image.attrs["Os"], image.attrs["Architecture"]) == ("linux", "arm64")
+        assert image.id is not None
+        said = client.containers.run(
+            image.id,
+            ["sh", "-c", "uname -m; dpkg --print-architecture"],
+            platform=ARCHITECTURES["arm64"].oci_platform,
+            remove=True,
+        )
+    assert said.decode().split() == ["aarch64", "arm64"]
+
+
+def test_its_server_runs_kernels_and_refuses_those_for_32_bits(for_64_bit: Config, tvm: TvmEnvironment) -> None:
+    port = ports.free_port()
+    device = f"127.0.0.1:{port}"
+    with board(for_64_bit, ["--host", "127.0.0.1", "--port", str(port)]):
+        for kernel, size, elements in (("add_one", 0, 1024), ("gemm", 64, 64 * 64)):
+            done = profiling.profile(
+                for_64_bit, kernel=kernel, target="aarch64", device=device, size=size, timing=TIMING
+            )
+            assert done.checked == elements
+            assert done.mean_s > 0
+        with pytest.raises(PlatformMismatch, match="another machine"):
+            profiling.profile(for_64_bit, kernel="add_one", target="armv7", device=device, timing=TIMING)
+
+
+def test_a_tracker_hands_it_out_by_its_key(for_64_bit: Config, tvm: TvmEnvironment) -> None:
+    port = ports.free_port()
+    with servers.tracker(tvm) as tracker:
+        words = ["--host", "127.0.0.1", "--port", str(port), "--custom-addr", "127.0.0.1"]
+        with board(for_64_bit, [*words, "--tracker", f"127.0.0.1:{tracker.port}", "--key", "pi3"]):
+            device = f"tracker://127.0.0.1:{tracker.port}/pi3"
+            done = profiling.profile(for_64_bit, kernel="add_one", target="aarch64", device=device, timing=TIMING)
+    assert done.checked == 1024
+
+
+def test_it_dials_out_to_a_proxy(for_64_bit: Config, tvm: TvmEnvironment) -> None:
+    with servers.proxy(tvm) as proxy, board(for_64_bit, ["--proxy", f"127.0.0.1:{proxy.port}", "--key", "far"]):
+        device = f"proxy://127.0.0.1:{proxy.port}/far"
+        done = profiling.profile(for_64_bit, kernel="add_one", target="aarch64", device=device, timing=TIMING)
+    assert done.checked == 1024

@@ -1,0 +1,485 @@
+"""The suite on a board that is up, reached over SSH as a real Pi is: results, faults, and enter-nfsroot.
+
+The board is a virtual machine that booted the exported tree; one serves all tests of this file. Nothing is put in
+place of SSH, NFS, labgrid or pytest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from device_parts import NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted, elsewhere, write_suite
+
+from device import suite
+from device.remote import environment
+from device.remote.loader_session import Timing
+from device.remote.profiling import Profile, profile
+from flow import main_job
+from nfsroot import qemu
+from nfsroot.layout import Layout
+from toolchain import process
+from toolchain.config import ROOT, Config
+from toolchain.errors import (
+    BoardLoginDenied,
+    BoardLost,
+    BoardSilent,
+    BoardUntrusted,
+    DeviceBusy,
+    DeviceTestsFailed,
+    SessionTimedOut,
+)
+from toolchain.manifest import Manifest
+from wheels import index as serve_wheels
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    environment.ready(exported_config)  # TVM, which could not be fetched from inside the board's private network
+    with booted(bootable(exported_config), tmp_path_factory.mktemp("board")) as made:
+        yield made
+
+
+@pytest.fixture
+def config(board: Board, tmp_path: Path) -> Config:
+    """The board's tree, with the report of each test apart."""
+    return elsewhere(board.config, tmp_path / "build")
+
+
+def impostor(config: Config, folder: Path) -> Config:
+    """An export of the same tree whose host key and login key are others."""
+    real, false = Layout.of(config), Layout(folder / "nfsroot")
+    folder.mkdir()
+    false.place.mkdir()
+    false.tree.symlink_to(real.tree)
+    false.folder.mkdir()
+    for path in (real.marker, real.known_hosts, real.client_key):
+        (false.folder / path.name).write_bytes(path.read_bytes())
+    false.client_key.chmod(0o600)
+    false.manifest.write_bytes(real.manifest.read_bytes())
+    return replace(config, nfs=replace(config.nfs, folder=str(false.place)))
+
+
+def new_key(path: Path) -> Path:
+    process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path])
+    return path
+
+
+def test_results_come_back_as_junit_evidence_and_report(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(
+        tmp_path / "suite",
+        some="""
+            import pytest, struct
+            def test_word(): assert struct.calcsize("P") == 4
+            @pytest.mark.parametrize("n", [1, 2])
+            def test_many(n): assert n
+            def test_left_out(): pytest.skip("not today")
+        """,
+    )
+    result = suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
+    assert result.ok
+    assert (result.failed, result.errors) == (0, 0)
+    assert result.passed >= 3
+    assert result.execution == "emulation"
+    document = json.loads(result.evidence.read_text())
+    assert document["device"]["model"] == "linux,dummy-virt"
+    assert document["device"]["kernel_machine"].startswith("armv")
+    assert document["device"]["access"] == board.host
+    assert len(document["source"]["commit"]) in (0, 40)
+    assert document["rootfs"]["sha256"] == Manifest.read(Layout.of(config).manifest).facts.get("rootfs_sha256", "")  # type: ignore[union-attr]
+    assert [link for link in document["links"] if link["holds"] is False and link["severity"] == "error"] == []
+    assert any("root is the exported tree" in link["name"] for link in document["links"])
+    cases = {case.get("name") for case in ElementTree.parse(result.junit).iter("testcase")}  # noqa: S314 - our own
+    assert {"test_word", "test_many[1]", "test_many[2]", "test_left_out"} <= cases
+    assert "nothing here was measured on hardware" in result.report.read_text()
+    assert "passed" in result.summary()
+    assert board.run("sh", "-c", "ls -d /tmp/pitorch-suite.* 2>/dev/null || echo none") == "none"
+
+
+def test_failed_tests_raise_after_the_report_is_written(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(
+        tmp_path / "suite",
+        bad="""
+            def test_wrong(): assert 6 * 9 == 42, "the answer"
+            def test_right(): pass
+        """,
+    )
+    with pytest.raises(DeviceTestsFailed) as caught:
+        suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
+    assert caught.value.exit_code == 42
+    assert "1 passed, 1 failed" in caught.value.found
+    assert "test_bad.py::test_wrong" in caught.value.found
+    report = config.target_root / "report"
+    assert "the answer" in (report / "index.html").read_text()
+    assert json.loads((report / "evidence.json").read_text())["results"]["failed"] == 1
+    failures = [case.get("name") for case in ElementTree.parse(report / "junit.xml").iter("testcase") if len(case)]  # noqa: S314
+    assert failures == ["test_wrong"]
+
+
+def test_board_that_goes_away_fails_the_test_it_was_in(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(
+        tmp_path / "suite",
+        gone="""
+            import os
+            def test_before(): pass
+            def test_dies(): os._exit(9)
+            def test_after(): pass
+        """,
+    )
+    with pytest.raises(DeviceTestsFailed) as caught:
+        suite.test_on_pi(config, host=board.host, suite=tests, timing=False)
+    assert "1 passed, 0 failed, 2 errors" in caught.value.found
+    ended = json.loads((config.target_root / "report" / "evidence.json").read_text())["results"]["tests"]
+    texts = {test["nodeid"].partition("::")[2]: test["text"] for test in ended}
+    assert "ended (status 9) before the suite did" in texts["test_dies"]
+    assert "not run" in texts["test_after"]
+
+
+def test_keyword_that_selects_nothing_is_no_pass(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
+    with pytest.raises(DeviceTestsFailed) as caught:
+        suite.test_on_pi(config, host=board.host, suite=tests, keyword="nothing_like_it", timing=False)
+    assert "no test of the device suite ran" in caught.value.summary
+
+
+def test_other_host_key_is_refused_at_once(board: Board, config: Config, tmp_path: Path) -> None:
+    wrong = impostor(config, tmp_path / "impostor")
+    key = new_key(tmp_path / "other")
+    Layout.of(wrong).known_hosts.write_text(f"* {key.with_suffix('.pub').read_text()}")
+    began = time.monotonic()
+    with pytest.raises(BoardUntrusted) as caught:
+        suite.test_on_pi(wrong, host=board.host, timing=False)
+    assert time.monotonic() - began < 120, "an untrusted board is not tried again and again"
+    assert caught.value.exit_code == 41
+    assert "exported again while the board was up" in caught.value.fix
+    assert not (wrong.target_root / "report" / "index.html").exists()
+
+
+def test_refused_login_is_told_apart(board: Board, config: Config, tmp_path: Path) -> None:
+    wrong = impostor(config, tmp_path / "impostor")
+    key = Layout.of(wrong).client_key
+    key.unlink()
+    new_key(key)
+    with pytest.raises(BoardLoginDenied) as caught:
+        suite.test_on_pi(wrong, host=board.host, timing=False)
+    assert caught.value.exit_code == 45
+    assert "authorized_keys" in caught.value.fix
+
+
+def test_nobody_there_is_silence(board: Board, config: Config) -> None:
+    quick = replace(config, device=replace(config.device, boot_timeout_s=10.0))
+    with pytest.raises(BoardSilent) as caught:
+        suite.test_on_pi(quick, host="root@127.0.0.1:1", timing=False)
+    assert caught.value.exit_code == 40
+    assert "within 10 s" in caught.value.expected
+    assert "refused" in caught.value.found
+
+
+def enter(board: Board, config: Config, source: str, tests: Path) -> str:
+    """Run a suite through enter-nfsroot on the board, as --chroot does, and return what pytest printed.
+
+    On this board our key counts, on a real one with a system of its own the user's: hence not through --chroot.
+    """
+    paths = suite.Paths(folder=config.target_root / "report")
+    suite.prepare(config, paths, host=board.host, chroot=False, timing=False, suite=tests)
+    text = paths.environment.read_text()
+    port = f"  chroot_port: {board.server.port}\n"
+    paths.environment.write_text(text.replace("options:\n", f"options:\n  chroot: {json.dumps(source)}\n{port}"))
+    words = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-v"]
+    words += [f"--lg-env={paths.environment}", str(ROOT / "tests" / "device")]
+    done = process.run(words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=False, limit_s=1800)
+    return done.output
+
+
+def test_suite_runs_through_enter_nfsroot_and_leaves_nothing(board: Board, config: Config, tmp_path: Path) -> None:
+    """The tree is mounted a second time, by the helper, on the system that runs."""
+    tests = write_suite(
+        tmp_path / "suite",
+        inside="""
+            import os
+            def test_root_is_a_mount_of_its_own():
+                namespaces = os.readlink("/proc/self/ns/mnt"), os.readlink("/proc/1/ns/mnt")
+                assert namespaces[0] != namespaces[1]
+            def test_devices_are_here(): assert os.path.exists("/dev/null") and os.path.isdir("/proc/self")
+            def test_writable():
+                path = "/root/.entered"
+                open(path, "w").close(); os.unlink(path)
+        """,
+    )
+    before = board.run("cat", "/proc/mounts")
+    said = enter(board, config, f"10.0.2.2:{Layout.of(config).tree}", tests)
+    assert "3 passed" in said, said
+    assert board.run("cat", "/proc/mounts") == before
+    assert board.run("sh", "-c", "ls /tmp/enter-nfsroot.* 2>/dev/null || echo none") == "none"
+
+
+def test_path_that_is_not_exported_is_told(board: Board, config: Config, tmp_path: Path) -> None:
+    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
+    said = enter(board, config, "10.0.2.2:/no/such/tree", tests)
+    assert "Traceback" not in said
+    assert "the suite did not start on the board" in said
+    assert "/no/such/tree" in said
+
+
+def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tmp_path: Path) -> None:
+    """While a second machine boots: Ctrl-C in the terminal that runs the task."""
+    settings = {"nfs": {"folder": str(config.nfsroot)}, "build": {"folder": str(config.build.folder)}}
+    program = (
+        "import json, signal, sys; from toolchain.config import load_config; from device import suite\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the shell put us in the background\n"
+        "suite.test_on_pi(load_config(json.loads(sys.argv[1])), qemu=True)"
+    )
+    running = subprocess.Popen([sys.executable, "-c", program, json.dumps(settings)], cwd=ROOT, start_new_session=True)
+    console = config.target_root / "report" / "console.log"
+    try:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and (not console.is_file() or console.stat().st_size < 100):
+            time.sleep(0.2)
+        assert console.stat().st_size >= 100, "the kernel prints"
+        mine = owned_by(str(config.target_root))
+        assert any("qemu-system-arm" in line for line in mine.values())
+        assert any("ganesha" in line for line in mine.values())
+        os.kill(running.pid, signal.SIGINT)
+        assert running.wait(60) != 0
+    finally:
+        running.kill()
+        running.wait()
+    deadline = time.monotonic() + 60
+    while owned_by(str(config.target_root)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert owned_by(str(config.target_root)) == {}
+    assert not (config.target_root / "report" / "index.html").exists()
+
+
+def owned_by(folder: str) -> dict[int, str]:
+    """Processes whose command line names a folder, this one left out."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if folder in line and int(path.parent.name) != os.getpid() and "load_config" not in line:
+            found[int(path.parent.name)] = line
+    return found
+
+
+@pytest.mark.parametrize("kernel", ["add_one", "gemm"])
+def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> None:
+    """No TVM is there: the loader goes with the session, and leaves nothing behind."""
+    timing = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
+    done = profile(board.config, kernel=kernel, target="armv7", device=f"tree://{board.host}", size=32, timing=timing)
+    assert done.checked == (32 if kernel == "add_one" else 32 * 32)
+    assert done.board == "linux,dummy-virt"
+    assert "not measured on hardware" in dict(done.rows())["note"]
+    assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
+
+
+def test_a_kernel_of_tvm_computes_on_tensors_of_torch_on_the_board(
+    board: Board, built: main_job.Built, tmp_path: Path
+) -> None:
+    """Without torch in the image, on arrays of numpy, which do not begin where TVM's code wants them."""
+    library, there = tmp_path / "gemm.so", "/tmp/gemm.so"
+    timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+    device = f"tree://{board.host}"
+    profile(board.config, kernel="gemm", target="armv7", device=device, size=32, keep=library, timing=timing)
+    process.run(board.access.command(["sh", "-c", f"cat >{there}"]), stdin=library.read_bytes(), limit_s=60)
+    program = f"""
+import importlib.util, numpy
+from pitorch import tvm
+a, b, c = (numpy.random.default_rng(n).standard_normal((32, 32), dtype=numpy.float32) for n in range(3))
+with_torch = importlib.util.find_spec("torch") is not None
+if with_torch:
+    import qpu_ops, torch
+    assert qpu_ops.backend().name
+    a, b, c = (torch.tensor(item) for item in (a, b, c))
+tvm.Library({there!r})["gemm"](a, b, c)
+numpy.testing.assert_allclose(numpy.asarray(c), numpy.asarray(a) @ numpy.asarray(b), rtol=1e-4, atol=1e-4)
+print("torch" if with_torch else "numpy")
+"""
+    said = board.run("python3", "-c", program)
+    assert said == ("torch" if built.manifest("torch").facts["wheel"] else "numpy")
+    board.run("rm", there)
+
+
+def test_kernels_of_the_qpus_are_profiled_on_the_board(board: Board) -> None:
+    """It has no QPUs: its own libqpu's emulator runs them."""
+    timing = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
+    device = f"tree://{board.host}"
+    done = profile(board.config, kernel="add_one", target="qpu", device=device, size=32, timing=timing)
+    assert done.checked == 32
+    assert done.backend.startswith("libqpu ")
+
+
+def test_a_session_with_the_board_ends_in_time(board: Board) -> None:
+    config = replace(board.config, remote=replace(board.config.remote, session_limit_s=5))
+    endless = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
+    with pytest.raises(SessionTimedOut):
+        profile(config, kernel="add_one", target="armv7", device=f"tree://{board.host}", timing=endless)
+
+
+# Clock ticks that the loader which has the board has computed for; end the login that it came with.
+COMPUTED = """
+p=$(cat /tmp/pitorch-loader.lock 2>/dev/null)
+cut -d' ' -f14 "/proc/${p:-none}/stat" 2>/dev/null || echo 0
+"""
+CUT = """
+p=$(cat /tmp/pitorch-loader.lock)
+until grep -q '^Name:.sshd' "/proc/$p/status"; do
+  p=$(sed -n 's/^PPid:.//p' "/proc/$p/status")
+  [ "$p" -gt 1 ] || exit 1
+done
+kill -KILL "$p"
+"""
+
+
+def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_board(board: Board) -> None:
+    """Over SSH as by RPC. The session that was cut off keeps the board until its time is up; then the next has it."""
+    device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+    endless = replace(quick, number=10**9)
+
+    def session(timing: Timing, *, queue_s: float, session_s: float) -> Profile:
+        remote = replace(board.config.remote, queue_limit_s=queue_s, session_limit_s=session_s)
+        limited = replace(board.config, remote=remote)
+        return profile(limited, kernel="add_one", target="armv7", device=device, size=32, timing=timing)
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(session, endless, queue_s=60, session_s=120)
+        while int(board.run("sh", "-c", COMPUTED)) < 100:
+            assert not held.done(), held.exception()
+            time.sleep(0.5)
+        with pytest.raises(DeviceBusy) as caught:
+            session(quick, queue_s=1, session_s=60)
+        assert caught.value.expected == "a session within 1 s"
+        assert "process" in caught.value.found
+        board.run("sh", "-c", CUT)
+        assert isinstance(held.exception(timeout=60), BoardLost)
+    assert session(quick, queue_s=300, session_s=60).checked == 32
+    assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
+
+
+@pytest.mark.expensive
+def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
+    """By the lines that serve-wheels prints. What is imported then is what was fetched, and not the image's torch."""
+    offer = serve_wheels.Offer(board.config)
+    wheel = offer.torch.wheel
+    assert wheel is not None, offer.torch.reason
+    with zipfile.ZipFile(wheel) as archive:
+        library = hashlib.sha256(archive.read("torch/lib/libtorch_cpu.so")).hexdigest()
+    program = (
+        "import hashlib, pathlib, torch; from importlib import metadata;"
+        "home = pathlib.Path(torch.__file__).parent;"
+        "print(home.relative_to(pathlib.Path.home()), metadata.version('torch'), torch.ones(3).sum().item(),"
+        "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
+    )
+    with serve_wheels.running_index(offer) as (url, _):
+        told = serve_wheels.what_to_type(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
+        typed = [line.strip() for line in told if "~/venv" in line][:2]
+        assert len(typed) == 2
+        try:
+            done = on_board(board, " && ".join(typed), limit_s=1800)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "Successfully installed torch-2.6.0" in done.stdout
+            done = on_board(board, f'~/venv/bin/python -W error -c "{program}"')
+        finally:
+            on_board(board, "rm -r ~/venv")
+    assert done.stdout.split() == ["venv/lib/python3.13/site-packages/torch", "2.6.0", "3.0", library], done.stderr
+
+
+# enter-nfsroot over NFS, by hand; what else it does is in test_enter_nfsroot.py
+
+
+def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        board.access.command(["sh", "-c", script]), capture_output=True, text=True, check=False, timeout=limit_s
+    )
+
+
+def test_the_root_is_entered_over_nfs(board: Board) -> None:
+    source = f"10.0.2.2:{Layout.of(board.config).tree}"
+    entering = f"enter-nfsroot -o port={board.server.port} {source} --"
+    inside = (
+        'uname -m; grep -c " / nfs4 .*vers=4.1" /proc/mounts; '
+        'python3 -c "import numpy; print(numpy.ones(3).sum())"; '
+        "getent hosts somewhere.example; ls /dev/null; exit 5"
+    )
+    within = shlex.join(["sh", "-c", WITH_NAME_SERVER, "sh", "python3", NAME_SERVER])
+    done = on_board(
+        board,
+        f"before=$(cat /proc/mounts); {within} {entering} sh -c {shlex.quote(inside)}; echo rc=$?; "
+        '[ "$before" = "$(cat /proc/mounts)" ] && echo same; ls -d /mnt/* 2>/dev/null',
+    )
+    assert done.stdout.split("\n")[:3] == ["armv7l", "1", "3.0"], done.stdout + done.stderr
+    assert done.stdout.split("\n")[3].split() == ["192.0.2.7", "somewhere.example"]
+    assert done.stdout.endswith("/dev/null\nrc=5\nsame\n")
+
+
+REFUSALS = {
+    "path": ("-o port=PORT 10.0.2.2:/nowhere true", "10.0.2.2 does not export /nowhere"),
+    "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens there"),
+    "name": ("no-such-host.invalid:/tree true", "the host name no-such-host.invalid is unknown"),
+    "address": ("10.0.2.77:/tree true", "10.0.2.77 does not answer"),
+    "no root": ("-o port=PORT 10.0.2.2:TREE/etc true", "is not an armhf root filesystem"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(board: Board) -> dict[str, str]:
+    """What each of the commands above says and returns; over one connection, for each costs seconds."""
+    script = ""
+    for name, (words, _) in REFUSALS.items():
+        command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))
+        script += f"echo '==={name}'; enter-nfsroot {command} 2>&1; echo rc=$?; "
+    done = on_board(board, script + "echo '===mounts'; grep -c /mnt /proc/mounts")
+    return dict(part.split("\n", 1) for part in done.stdout.split("===")[1:])
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
+    assert REFUSALS[name][1] in refusals[name]
+    assert "fix:" in refusals[name]
+    assert refusals[name].endswith("rc=125\n")
+    assert refusals["mounts"] == "0\n", "a refusal leaves nothing mounted"
+
+
+@pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
+def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
+    # Without exec a shell is between, which Ctrl-C ends as well: ssh would tell that.
+    entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{Layout.of(board.config).tree}"
+    words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
+    words.insert(1, "-tt")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            while b"up" not in child.stdout.readline():
+                assert child.poll() is None
+            # A shell that is about to start a program may lose the signal.
+            while on_board(board, "pgrep -fxc 'sleep 4718'").stdout.split() != ["1"]:
+                assert child.poll() is None
+            if way == "Ctrl-C":
+                child.stdin.write(b"\x03")
+                child.stdin.flush()
+                assert child.wait(120) == 130
+        finally:
+            child.kill()
+    deadline = time.monotonic() + 60
+    look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
+    while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
+        assert time.monotonic() < deadline, found
+        time.sleep(1)

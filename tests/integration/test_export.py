@@ -1,0 +1,1089 @@
+"""The export: exact by every road, swapped in whole, refusing what is not ours; and the files beside the tree."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import ipaddress
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import jinja2
+import nasty_image
+import pytest
+from nasty_image import tree_listing
+from ordinary_user import run_python
+from spare_bridge import spare_bridge
+
+from engine import daemon as engine
+from nfsroot import serve, unpack
+from nfsroot.boot_files import accompany, boot_parts
+from nfsroot.export import export, print_result
+from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
+from nfsroot.rendering import render
+from nfsroot.tree import TreeHash, follow, inside
+from toolchain import process
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import (
+    ArtefactMissing,
+    ConfigError,
+    DiskFull,
+    EngineUnavailable,
+    ForeignFolder,
+    ImageBuildFailed,
+    InUse,
+    PlatformMismatch,
+    RootNeeded,
+    UserError,
+)
+from toolchain.files import MARKER
+
+NAME = f"pitorch-test-{os.getpid()}"
+ARMHF = ARCHITECTURES["armhf"]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an export gives files to their owners")
+
+
+@pytest.fixture(scope="module")
+def client() -> docker.DockerClient:
+    try:
+        return engine.connect()
+    except EngineUnavailable as fault:
+        pytest.skip(f"needs a Docker engine: {fault.summary}")
+
+
+@pytest.fixture(scope="module")
+def reference(client: docker.DockerClient) -> Iterator[str]:
+    made = f"{NAME}/system:trixie-armhf"
+    layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
+    nasty_image.load(client, made, layers)
+    yield made
+    client.images.remove(made, force=True)
+
+
+@pytest.fixture(scope="module")
+def heavy(client: docker.DockerClient) -> Iterator[str]:
+    """An image that takes a while to copy: 240 MiB in many files."""
+    made = f"{NAME}-heavy/system:trixie-armhf"
+    block = os.urandom(1 << 20)
+    members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
+    nasty_image.load(client, made, [nasty_image.layer(members)])
+    yield made
+    client.images.remove(made, force=True)
+
+
+def config_for(reference: str, **sections: dict[str, object]) -> Config:
+    return load_config({"image": {"name": reference.split("/")[0]}, **sections})
+
+
+@pytest.fixture
+def config(reference: str) -> Config:
+    return config_for(reference)
+
+
+def expected_tree() -> dict[bytes, tuple[object, ...]]:
+    """What the two layers amount to, by the rules of the OCI image specification; the oracle of this file."""
+    tree: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {}
+
+    def drop(path: str) -> None:
+        for name in [item for item in tree if item == path or item.startswith(f"{path}/")]:
+            del tree[name]
+
+    for members in (nasty_image.lower_layer(), nasty_image.upper_layer()):
+        for info, _ in members:
+            parent, _, name = info.name.rstrip("/").rpartition("/")
+            if name == ".wh..wh..opq":
+                kept = tree[parent]
+                drop(parent)
+                tree[parent] = kept
+            elif name.startswith(".wh."):
+                drop(f"{parent}/{name.removeprefix('.wh.')}")
+        for info, data in members:
+            path = info.name.rstrip("/")
+            if "/.wh." in f"/{path}":
+                continue
+            if path in tree and not (info.isdir() and tree[path][0].isdir()):
+                drop(path)
+            if info.islnk():
+                tree[path] = (*tree[info.linkname][:2], info.linkname)
+            else:
+                tree[path] = (info, data, path)
+    kinds = {tarfile.REGTYPE: 0o100000, tarfile.DIRTYPE: 0o040000, tarfile.SYMTYPE: 0o120000, tarfile.CHRTYPE: 0o020000,
+             tarfile.BLKTYPE: 0o060000, tarfile.FIFOTYPE: 0o010000}  # fmt: skip
+    listed: dict[bytes, tuple[object, ...]] = {}
+    groups: dict[int, bytes] = {}
+    for path, (info, data, _) in sorted(tree.items()):
+        content: object = None
+        if info.isreg():
+            content = nasty_image.sha256(data)
+        elif info.issym():
+            content = os.fsencode(info.linkname)
+        xattrs = tuple(
+            (key.removeprefix("SCHILY.xattr."), value.encode("utf-8", "surrogateescape"))
+            for key, value in info.pax_headers.items()
+        )
+        place = os.fsencode(path)
+        leader = place if info.isdir() else groups.setdefault(id(info), place)
+        listed[place] = (
+            oct(kinds[info.type] | info.mode), info.uid, info.gid, os.makedev(info.devmajor, info.devminor),
+            int(info.mtime) * 10**9, content, xattrs, leader,
+        )  # fmt: skip
+    return listed
+
+
+def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
+    """The root folder itself is in no layer: its time is the engine's."""
+    return {path: facts for path, facts in listing.items() if path != b"."}
+
+
+# Exactness
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("road", ["overlay", "layers"])
+def test_both_roads_are_exact(client: docker.DockerClient, reference: str, tmp_path: Path, road: str) -> None:
+    source = unpack.find_image(client, reference, ARMHF)
+    if road == "overlay" and not source.layers:
+        pytest.skip("the engine does not store images as overlay2 on this machine")
+    chosen = source if road == "overlay" else dataclasses.replace(source, layers=())
+    assert unpack.unpack(client, chosen, tmp_path / "tree") == road
+    found, wanted = without_root(tree_listing(tmp_path / "tree")), expected_tree()
+    assert found.keys() == wanted.keys()
+    assert {path: facts for path, facts in found.items() if facts != wanted[path]} == {}
+    assert [item for item in tmp_path.iterdir() if item.name != "tree"] == []
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_engine_with_other_storage_gives_the_same_tree(
+    reference: str, client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("dockerd", path=f"/usr/sbin:/usr/bin:{os.environ['PATH']}") is None:
+        pytest.skip("needs dockerd, to start one with the storage driver vfs")
+    here = export(config_for(reference), destination=tmp_path / "here", fix=False)
+    # A socket's path has room for 107 bytes: pytest's own folders are too long.
+    folder = Path(tempfile.mkdtemp(prefix="pitorch-vfs-"))
+    with spare_bridge() as bridge:
+        daemon = engine.Daemon(
+            folder=folder / "engine",
+            host=f"unix://{folder}/docker.sock",
+            exec_root=folder / "exec",
+            options=(f"--data-root={folder}/data", f"--bridge={bridge}", "--iptables=false", "--ip-forward=false",
+                     "--storage-driver=vfs"),
+        )  # fmt: skip
+        try:
+            monkeypatch.delenv("DOCKER_HOST", raising=False)
+            engine.ensure_daemon(daemon, host=daemon.host)
+            monkeypatch.setenv("DOCKER_HOST", daemon.host)
+            other = engine.connect()
+            layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
+            nasty_image.load(other, reference, layers)
+            there = export(config_for(reference), destination=tmp_path / "there", fix=False)
+        finally:
+            engine.stop_daemon(daemon)
+            subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
+            shutil.rmtree(folder)
+    assert there.road == "layers"
+    assert there.rootfs_sha256 == here.rootfs_sha256
+    assert there.image_id == here.image_id
+
+
+@pytest.mark.engine
+@needs_root
+def test_the_hash_is_the_same_every_time_and_the_fixes_are_the_only_difference(config: Config, tmp_path: Path) -> None:
+    raw = export(config, destination=tmp_path / "raw", fix=False)
+    fixed = export(config, destination=tmp_path / "fixed")
+    assert raw.rootfs_sha256 == raw.image_tree_sha256 == fixed.image_tree_sha256
+    assert raw.findings == ()
+    assert fixed.rootfs_sha256 != fixed.image_tree_sha256
+    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, "kept up to date entry by entry"
+    before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "fixed" / "tree")
+
+    def untimed(facts: tuple[object, ...] | None) -> tuple[object, ...] | None:
+        return facts if facts is None else facts[:4] + facts[5:]
+
+    changed = {path for path in {*before, *after} if untimed(before.get(path)) != untimed(after.get(path))}
+    named = {os.fsencode(item.path.lstrip("/")) for item in fixed.findings}
+    unnamed = {
+        path
+        for path in changed
+        if path not in named and not path.startswith((b"etc/ssh/ssh_host_", b"root/.ssh", b"usr/local"))
+    }
+    assert unnamed == set(), "everything the audit touches is in its findings"
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tarball_holds_the_same_tree(config: Config, tmp_path: Path) -> None:
+    first = export(config, tarball=tmp_path / "one" / "root.tar", fix=False)
+    second = export(config, tarball=tmp_path / "two.tar.gz", destination=tmp_path / "tree", fix=False)
+    assert first.layout is None
+    assert not (tmp_path / "one" / "root").exists()
+    assert first.tarball is not None
+    assert second.tarball is not None
+    first.tarball.verify()
+    assert stat.S_IMODE(first.tarball.path.stat().st_mode) == 0o600, "it has the board's private keys"
+    (tmp_path / "unpacked").mkdir()
+    subprocess.run(
+        ["tar", "-C", tmp_path / "unpacked", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xpf",
+         first.tarball.path], check=True,
+    )  # fmt: skip
+    assert without_root(tree_listing(tmp_path / "unpacked")) == expected_tree()
+    assert gzip_content(second.tarball.path) == first.tarball.path.read_bytes()
+    assert json.loads((tmp_path / "one" / "root.tar.manifest.json").read_text())["facts"]["rootfs_sha256"]
+
+
+def gzip_content(path: Path) -> bytes:
+    return subprocess.run(["gzip", "-dc", path], capture_output=True, check=True).stdout
+
+
+# Swapping in, refusing, interrupting
+
+
+@pytest.mark.engine
+@needs_root
+def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
+    result = export(config, destination=tmp_path / "nfsroot")
+    layout = result.layout
+    assert layout is not None
+    assert sorted(item.name for item in tmp_path.iterdir()) == [
+        ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
+    ]  # fmt: skip
+    assert layout.client_key.stat().st_mode & 0o777 == 0o600
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700, "no other user reaches the tree"
+    assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755
+    keys = [line.removeprefix("* ") for line in layout.known_hosts.read_text().splitlines()]
+    assert keys == [
+        (layout.tree / f"etc/ssh/ssh_host_{kind}_key.pub").read_text().strip() for kind in ("ecdsa", "ed25519")
+    ]
+    authorized = (layout.tree / "root/.ssh/authorized_keys").read_text().splitlines()
+    assert authorized == [layout.client_key.with_suffix(".pub").read_text().strip()]
+    assert os.access(layout.helper, os.X_OK)
+    assert named_trees(layout) == {identity_of(layout.tree)}
+    manifest = require_export(layout)
+    assert manifest.facts["rootfs_sha256"] == result.rootfs_sha256
+    assert manifest.facts["image_id"] == result.image_id
+    assert {item["check"] for item in manifest.facts["findings"]} >= {"hostname", "fstab", "capabilities", "dev"}
+    assert manifest.facts["counts"]["fifos"] == 1
+    assert manifest.facts["counts"]["hardlinks"] == 1
+    assert manifest.facts["left_out"] == ["trixie-security"], "as the image's label says"
+    assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
+    assert len(manifest.source.get("commit", "")) in (0, 40)
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tree_elsewhere_is_printed_with_what_leads_other_tasks_to_it(
+    reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(reference, nfs={"folder": str(tmp_path / "nfsroot")})
+    print_result(export(config), config)
+    assert "INVOKE_NFS_FOLDER" not in capsys.readouterr().err
+    print_result(export(config, tarball=tmp_path / "root.tar"), config)
+    assert "INVOKE_NFS_FOLDER" not in capsys.readouterr().err
+    made = export(config, destination=tmp_path / "an other")
+    print_result(made, config)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "INVOKE_NFS_FOLDER" in line)
+    setting, *_, task = shlex.split(line)
+    assert task == "serve-nfsroot"
+    name, _, value = setting.partition("=")
+    assert Layout.of(load_config({}, environment={name: value})) == made.layout
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"nfs": {"folder": "link/nfsroot"}},
+        {"nfs": {"folder": "real/../link/nfsroot"}},
+        {"build": {"folder": "link"}},
+        {"build": {"folder": "link/.."}},
+    ],
+    ids=["nfs.folder by a link", "nfs.folder by ..", "build.folder by a link", "build.folder by .."],
+)
+def test_boards_are_told_the_path_that_is_served(
+    reference: str, tmp_path: Path, sections: dict[str, dict[str, str]]
+) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/deep")
+    absolute: dict[str, dict[str, object]] = {
+        name: {key: f"{tmp_path}/{value}" for key, value in section.items()} for name, section in sections.items()
+    }
+    config = config_for(reference, **absolute)
+    exported = export(config).layout
+    assert exported == Layout.of(config)
+    told = re.search(r"nfsroot=[\d.]+:([^,]+),", exported.cmdline.read_text())
+    assert told is not None
+    assert Path(told[1]) == exported.tree == exported.tree.resolve()
+    for program in ("ganesha.nfsd", "nfs-ls"):
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+            pytest.skip(f"needs {program}, to serve what was exported")
+    with serve.running_server(Layout.of(config).tree) as server:
+        assert serve.probe(server, Path(told[1])) == ""
+
+
+@pytest.mark.engine
+@needs_root
+def test_again_replaces_the_tree_keeps_the_login_and_changes_the_host_keys(config: Config, tmp_path: Path) -> None:
+    first = export(config, destination=tmp_path / "nfsroot")
+    assert first.layout is not None
+    layout = first.layout
+    login, hosts = layout.client_key.read_bytes(), layout.known_hosts.read_text()
+    (layout.tree / "written-by-the-board").touch()
+    second = export(config, destination=tmp_path / "nfsroot")
+    assert not (layout.tree / "written-by-the-board").exists()
+    assert layout.client_key.read_bytes() == login
+    assert layout.known_hosts.read_text() != hosts
+    assert second.image_tree_sha256 == first.image_tree_sha256
+    assert not layout.aside.exists()
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_that_is_not_ours_is_left_alone(config: Config, tmp_path: Path) -> None:
+    foreign = tmp_path / "home"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    with pytest.raises(ForeignFolder, match="is not ours") as caught:
+        export(config, destination=foreign)
+    assert caught.value.exit_code == 24
+    assert (foreign / "thesis.tex").read_text() == "years of work"
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".home.lock", ".home.served", "home"]
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_put_in_the_place_of_our_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+    export(config, destination=tmp_path / "nfsroot")
+    (tmp_path / "nfsroot").rename(tmp_path / "away")
+    (tmp_path / "nfsroot").mkdir()
+    (tmp_path / "nfsroot" / "mine").touch()
+    with pytest.raises(ForeignFolder, match="no marker of ours names"):
+        export(config, destination=tmp_path / "nfsroot")
+    assert (tmp_path / "nfsroot" / "mine").exists()
+
+
+def in_the_place_of(tree: Path) -> None:
+    """Remove our tree and put the user's folder there: by the same inode, if the file system gives numbers again."""
+    number, spares = tree.stat().st_ino, tree.with_name("spares")
+    shutil.rmtree(tree)
+    spares.mkdir()
+    for name in range(5000):
+        made = spares / f"{name}"
+        made.mkdir()
+        if made.stat().st_ino == number:
+            break
+    (made / "thesis.tex").write_text("years of work")
+    made.rename(tree)
+    shutil.rmtree(spares)
+
+
+@pytest.fixture
+def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
+    """A file system that nobody else writes to; with inodes of 128 bytes it does not know when a folder was made."""
+    image, place = tmp_path / "disk", tmp_path / "mounted"
+    place.mkdir()
+    with image.open("wb") as made:
+        made.truncate(256 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-I", f"{inode_size}", image], check=True, capture_output=True)
+    if subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True).returncode:
+        pytest.skip("needs loop devices, for a file system of its own")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("inode_size", [256])
+def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, ext4: Path) -> None:
+    layout = export(config, destination=ext4 / "nfsroot").layout
+    assert layout is not None
+    number = layout.tree.stat().st_ino
+    in_the_place_of(layout.tree)
+    assert layout.tree.stat().st_ino == number
+    with pytest.raises(ForeignFolder, match="no marker of ours names"):
+        export(config, destination=layout.place)
+    with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
+        require_export(layout)
+    assert (layout.tree / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("inode_size", [128])
+def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, ext4: Path) -> None:
+    layout = Layout(ext4 / "nfsroot")
+    export(config, destination=layout.place)
+    assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
+    (layout.tree / "written-by-the-board").touch()
+    export(config, destination=layout.place)
+    assert not (layout.tree / "written-by-the-board").exists(), "it is ours, and was replaced"
+    number = layout.tree.stat().st_ino
+    in_the_place_of(layout.tree)
+    assert layout.tree.stat().st_ino == number
+    with pytest.raises(ForeignFolder, match="no host key of the export"):
+        export(config, destination=layout.place)
+    assert (layout.tree / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> None:
+    """It had inodes alone."""
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.place)
+    layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
+    require_export(layout)
+    export(config, destination=layout.place)
+    assert named_trees(layout) == {identity_of(layout.tree)}
+    layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
+    layout.known_hosts.write_text("")
+    with pytest.raises(ForeignFolder, match="no host key of the export"):
+        export(config, destination=layout.place)
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tree_where_earlier_versions_had_it_is_replaced(config: Config, tmp_path: Path) -> None:
+    """It was the named folder itself, open to all users."""
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.place)
+    layout.tree.rename(tmp_path / "moved")
+    layout.place.rmdir()
+    (tmp_path / "moved").rename(layout.place)
+    (layout.place / "written-by-the-board").touch()
+    export(config, destination=layout.place)
+    assert list(layout.place.iterdir()) == [layout.tree]
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700
+    assert not (layout.tree / "written-by-the-board").exists()
+    assert sorted(item.name for item in tmp_path.iterdir()) == [
+        ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_folder_with_something_beside_the_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    export(config, destination=layout.place)
+    (layout.place / "thesis.tex").write_text("years of work")
+    with pytest.raises(ForeignFolder, match="2 entries"):
+        export(config, destination=layout.place)
+    assert (layout.place / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("said", ["", "null", "[]", '{"trees": 1}', '{"inodes": null}', "{}"])
+def test_a_broken_marker_names_nothing(tmp_path: Path, said: str) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    layout.folder.mkdir()
+    layout.marker.write_text(said)
+    assert named_trees(layout) == frozenset()
+    write_marker(layout, frozenset({"7@8"}))
+    assert named_trees(layout) == {"7@8"}
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_or_a_link_is_not_replaced(config: Config, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "nfsroot"
+    if kind == "file":
+        place.write_text("x")
+    else:
+        (tmp_path / "real").mkdir()
+        place.symlink_to("real")
+    with pytest.raises(ForeignFolder, match="is not a folder"):
+        export(config, destination=place)
+    assert place.is_symlink() == (kind == "link")
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_empty_folder_is_taken(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "nfsroot").mkdir()
+    assert export(config, destination=tmp_path / "nfsroot").layout is not None
+
+
+@pytest.mark.engine
+@needs_root
+def test_a_tree_with_something_mounted_in_it_is_not_removed(config: Config, tmp_path: Path) -> None:
+    export(config, destination=tmp_path / "nfsroot")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").touch()
+    subprocess.run(["mount", "--bind", precious, tmp_path / "nfsroot" / "tree" / "tmp"], check=True)
+    try:
+        with pytest.raises(InUse, match="something is mounted there"):
+            export(config, destination=tmp_path / "nfsroot")
+    finally:
+        subprocess.run(["umount", tmp_path / "nfsroot" / "tree" / "tmp"], check=True)
+    assert (precious / "data").exists()
+
+
+@pytest.mark.engine
+@needs_root
+def test_two_exports_at_once(config: Config, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "nfsroot")
+    with layout.lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(InUse, match="another run") as caught:
+            export(config, destination=layout.place)
+    assert caught.value.exit_code == 29
+    export(config, destination=layout.place)
+
+
+RUN = """
+import sys
+from pathlib import Path
+from nfsroot.export import export, print_result
+from toolchain.config import load_config
+export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_export_leaves_the_old_tree_whole(
+    config: Config, heavy: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    place = tmp_path / "nfsroot"
+    before = export(config, destination=place)
+    old = tree_listing(place / "tree")
+    login = Layout(place).known_hosts.read_text()
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN, heavy.split("/")[0], str(place)],
+        cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    started = Layout(place).aside / "tree"
+    deadline = time.monotonic() + 60
+    while not (started.is_dir() and any(started.iterdir())):
+        assert child.poll() is None, "ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    child.send_signal(number)
+    child.wait(30)
+    assert child.returncode != 0
+    assert tree_listing(place / "tree") == old
+    assert Layout(place).known_hosts.read_text() == login
+    assert require_export(Layout(place)).facts["image_id"] == before.image_id
+    if number == signal.SIGINT:
+        assert not Layout(place).aside.exists(), "Ctrl-C cleans up"
+    again = export(config_for(heavy), destination=place)
+    assert again.counts["files"] >= 240
+    assert (place / "tree" / "file239").stat().st_size == 1 << 20
+    assert not Layout(place).aside.exists(), "the next export clears away what was left"
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("moved", ["tree", "folder"])
+def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
+    config: Config, tmp_path: Path, moved: str
+) -> None:
+    """As where two folders cannot be exchanged: one is away, and the next export comes to nothing either."""
+    layout = Layout(tmp_path / "nfsroot")
+    before = export(config, destination=layout.place)
+    old, marker = tree_listing(layout.tree), layout.marker.read_text()
+    place: Path = getattr(layout, moved)
+    layout.aside.mkdir()
+    (layout.aside / MARKER).touch()
+    place.rename(layout.aside / f"{place.name}.old")
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full], check=True)
+    try:
+        with pytest.raises(DiskFull):
+            export(config, destination=layout.place, tarball=full / "root.tar")
+    finally:
+        subprocess.run(["umount", full], check=True)
+    assert tree_listing(layout.tree) == old
+    assert layout.marker.read_text() == marker
+    assert require_export(layout).facts["image_id"] == before.image_id
+    assert not layout.aside.exists()
+    export(config, destination=layout.place)
+
+
+@pytest.mark.engine
+@needs_root
+def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
+    try:
+        with pytest.raises(DiskFull, match="not enough room"):
+            export(config_for(heavy), destination=tmp_path / "nfsroot")
+        assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("road", ["overlay", "layers"])
+def test_a_disk_that_becomes_full_is_told_as_one_wherever_that_is(
+    config: Config, tmp_path: Path, road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has room for so many files, from none to enough: the lock, the copy, the files beside, the audit, ..."""
+    if road == "layers":
+        monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
+    told = set()
+    for files in range(1, 200, 3):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1g,nr_inodes={files}", "tmpfs", tmp_path], check=True)
+        try:
+            if export(config, destination=tmp_path / "nfsroot").road:
+                break
+        except DiskFull as fault:
+            told.add(str(fault.found))
+            assert {item.name for item in tmp_path.iterdir()} <= {".nfsroot.lock", ".nfsroot.served"}, files
+        finally:
+            subprocess.run(["umount", tmp_path], check=True)
+    else:
+        pytest.fail("there never were enough")
+    program = "cp:" if road == "overlay" else "tar:"
+    assert any(words.startswith(program) for words in told), "the copy met it"
+    assert {"No space left on device"} < told, "so did we"
+    assert all("No space left on device" in words for words in told)
+
+
+@contextlib.contextmanager
+def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
+    """A way to the engine's socket that breaks when so many bytes came back."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(place))
+    listener.listen()
+    ends: list[socket.socket] = []
+
+    def forward(source: socket.socket, sink: socket.socket, limit: int) -> None:
+        with contextlib.suppress(OSError):
+            while limit > 0 and (block := source.recv(1 << 16)):
+                sink.sendall(block)
+                limit -= len(block)
+            for end in (source, sink):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect("/var/run/docker.sock")
+                ends.extend((client, server))
+                threading.Thread(target=forward, args=(client, server, 1 << 40), daemon=True).start()
+                threading.Thread(target=forward, args=(server, client, after), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield
+    finally:
+        for end in (listener, *ends):
+            end.close()
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_engine_that_goes_away_while_it_gives_the_image(
+    heavy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/var/run/docker.sock").exists() or os.environ.get("DOCKER_HOST"):
+        pytest.skip("needs the engine at its usual socket")
+    monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
+    with tempfile.TemporaryDirectory() as folder, relay_that_breaks_off(Path(folder) / "s", 50 << 20):
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
+        with pytest.raises(EngineUnavailable, match="went away while it gave the image") as caught:
+            export(config_for(heavy), destination=tmp_path / "nfsroot")
+    assert caught.value.fix == engine.gone("", caught.value).fix
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_image_that_was_removed_meanwhile(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
+    source = unpack.find_image(client, heavy, ARMHF)
+    gone = dataclasses.replace(source, id="sha256:" + "0" * 64, layers=())
+    with pytest.raises(ImageBuildFailed, match="does not give the image"):
+        unpack.unpack(client, gone, tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize(
+    ("folder", "tarball"), [("file/below/x", None), (None, "file/below/x.tar"), ("nfsroot", "file/below/x.tar")]
+)
+def test_a_place_where_nothing_can_be_made(
+    config: Config, tmp_path: Path, folder: str | None, tarball: str | None
+) -> None:
+    (tmp_path / "file").touch()
+    destination, packed = tmp_path / folder if folder else None, tmp_path / tarball if tarball else None
+    with pytest.raises(UserError, match="nothing can be exported to") as caught:
+        export(config, destination=destination, tarball=packed)
+    assert "Not a directory" in caught.value.found
+    assert "--folder" in caught.value.fix
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_is_read_only(config: Config, tmp_path: Path, there: bool) -> None:
+    """Whether or not an export is there already."""
+    if there:
+        export(config, destination=tmp_path / "nfsroot")
+    subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+    try:
+        with pytest.raises(UserError, match="nothing can be exported to") as caught:
+            export(config, destination=tmp_path / "nfsroot")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert "Read-only file system" in caught.value.found
+
+
+@pytest.mark.engine
+@needs_root
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_tarball_that_is_a_folder(config: Config, tmp_path: Path, beside: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ForeignFolder, match="is a folder"):
+        export(config, tarball=tmp_path / "folder", destination=tmp_path / "nfsroot" if beside else None)
+
+
+@pytest.mark.engine
+@needs_root
+def test_memory_stays_small_by_the_road_that_streams(heavy: str, tmp_path: Path) -> None:
+    script = (
+        "import sys, dataclasses, re; from pathlib import Path; from images import engine; "
+        "from nfsroot import unpack; from toolchain.architecture import ARCHITECTURES as A; c = engine.connect(); "
+        "s = dataclasses.replace(unpack.find_image(c, sys.argv[1], A['armhf']), layers=()); "
+        "unpack.unpack(c, s, Path(sys.argv[2])); "
+        "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
+    )
+    done = process.run([sys.executable, "-c", script, heavy, tmp_path / "tree"], cwd=ROOT, merge_stderr=False)
+    assert (tmp_path / "tree" / "file0").stat().st_size == 1 << 20
+    assert int(done.output) < 200 * 1024, "KiB; the image alone has 240 MiB"
+
+
+# Bad input
+
+
+@pytest.mark.engine
+@needs_root
+def test_no_image_names_the_task(client: docker.DockerClient, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactMissing, match="no image nowhere/system:trixie-armhf") as caught:
+        export(config_for("nowhere/x"), destination=tmp_path / "nfsroot")
+    assert "build-image" in caught.value.fix
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.engine
+@needs_root
+def test_an_image_for_another_platform(client: docker.DockerClient, tmp_path: Path) -> None:
+    name = f"{NAME}-amd64"
+    layer = nasty_image.layer([nasty_image.folder("etc")])
+    nasty_image.load(client, f"{name}/system:trixie-armhf", [layer], architecture="amd64", variant="")
+    try:
+        with pytest.raises(PlatformMismatch) as caught:
+            export(config_for(name), destination=tmp_path / "nfsroot")
+        assert caught.value.expected == "linux/arm/v7"
+        assert caught.value.found == "linux/amd64"
+    finally:
+        client.images.remove(f"{name}/system:trixie-armhf", force=True)
+
+
+@needs_root
+def test_an_ordinary_user_is_told_to_use_sudo(open_checkout: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="pitorch-export-") as folder:
+        Path(folder).chmod(0o777)
+        words = ("-m", "toolchain.cli", "export-nfsroot", f"--folder={folder}/nfsroot")
+        ended = run_python(open_checkout, *words, environment={"HOME": folder})
+        assert ended.returncode == RootNeeded.exit_code, ended.stderr
+        assert "root is needed" in ended.stderr
+        assert f"sudo ./inv export-nfsroot --folder={folder}/nfsroot" in ended.stderr
+        assert list(Path(folder).iterdir()) == []
+
+
+@needs_root
+def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(EngineUnavailable):
+        export(load_config({}), destination=tmp_path / "nfsroot")
+
+
+# Paths in a tree, and its hash
+
+
+def test_links_never_lead_out_of_the_tree(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "lib").symlink_to("/usr/lib")
+    (tmp_path / "up").symlink_to("../../../../etc")
+    (tmp_path / "etc" / "passwd").symlink_to("/../../etc/shadow")
+    assert inside(tmp_path, "/lib/x") == tmp_path / "usr/lib/x"
+    assert inside(tmp_path, "up/passwd") == tmp_path / "etc/passwd"
+    assert inside(tmp_path, "../../etc/passwd") == tmp_path / "etc/passwd"
+    assert follow(tmp_path, "etc/passwd") == tmp_path / "etc/shadow"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="too many links"):
+        inside(tmp_path, "loop/x")
+    with pytest.raises(OSError, match="too many links"):
+        follow(tmp_path, "loop")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "file").chmod(0o600),
+        lambda root: (root / "file").write_text("other"),
+        lambda root: (root / "file").rename(root / "name"),
+        lambda root: (root / "link").unlink(),
+        lambda root: ((root / "link").unlink(), (root / "link").symlink_to("elsewhere")),
+        lambda root: ((root / "twin").unlink(), (root / "twin").write_text("content")),
+        lambda root: os.setxattr(root / "file", "user.x", b"1"),
+        lambda root: os.mkfifo(root / "fifo"),
+        lambda root: (root / "folder").rmdir(),
+    ],
+    ids=["mode", "content", "name", "removed", "target", "hard-link", "xattr", "added", "folder"],
+)
+def test_every_change_changes_the_hash_and_time_alone_does_not(tmp_path: Path, change: object) -> None:
+    root = tmp_path / "tree"
+    (root / "folder").mkdir(parents=True)
+    (root / "file").write_text("content")
+    os.link(root / "file", root / "twin")
+    (root / "link").symlink_to("file")
+    hashed = TreeHash.of(root)
+    before = hashed.sha256
+    os.utime(root / "file", (1, 1))
+    assert TreeHash.of(root).sha256 == before
+    assert callable(change)
+    change(root)
+    after = TreeHash.of(root).sha256
+    assert after != before
+    hashed.refresh(["file", "twin", "link", "name", "fifo", "folder"])
+    assert hashed.sha256 == after, "entry by entry gives what a full pass gives"
+
+
+# The files beside the tree
+
+
+@pytest.fixture
+def bootable(tmp_path: Path) -> Path:
+    tree = tmp_path / "tree"
+    (tree / "boot").mkdir(parents=True)
+    for release in ("6.12.9-armmp", "6.12.107-armmp"):
+        (tree / "boot" / f"vmlinuz-{release}").write_text(f"kernel {release}")
+        (tree / "boot" / f"initrd.img-{release}").write_text(f"initramfs {release}")
+    folder = tree / "usr/lib/linux-image-6.12.107-armmp"
+    folder.mkdir(parents=True)
+    for name in ("bcm2837-rpi-3-b.dtb", "bcm2836-rpi-2-b.dtb", "imx6q-sabrelite.dtb"):
+        (folder / name).write_text(name)
+    return tree
+
+
+def beside(bootable: Path, tmp_path: Path, **nfs: object) -> tuple[Path, list[str]]:
+    final = Layout(tmp_path / "served" / "nfsroot")
+    config = load_config({"nfs": {"address": "192.168.77.1", **nfs}})
+    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    return tmp_path / "aside" / "nfsroot.files", warnings
+
+
+def test_the_newest_kernel_is_chosen_with_its_own_initramfs_and_device_trees(bootable: Path) -> None:
+    parts = boot_parts(bootable)
+    assert parts.kernel is not None
+    assert parts.initramfs is not None
+    assert parts.kernel.name == "vmlinuz-6.12.107-armmp"
+    assert parts.initramfs.name == "initrd.img-6.12.107-armmp"
+    assert [item.name for item in parts.device_trees] == ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb"]
+    assert parts.missing() == ["bootcode.bin, start.elf, fixup.dat (package raspi-firmware)"]
+
+
+def test_what_a_board_boots_by(bootable: Path, tmp_path: Path) -> None:
+    folder, warnings = beside(bootable, tmp_path)
+    assert (folder / "tftp/cmdline.txt").read_text() == (
+        "console=serial0,115200 console=tty1 boot=nfs4 root=/dev/nfs "
+        f"nfsroot=192.168.77.1:{tmp_path}/served/nfsroot/tree,vers=4.1 rw ip=dhcp net.ifnames=0\n"
+    )
+    settings = [
+        line for line in (folder / "tftp/config.txt").read_text().splitlines() if line and not line.startswith("#")
+    ]
+    assert settings == [
+        "arm_64bit=0", "kernel=vmlinuz", "initramfs initrd.img followkernel",
+        "[pi2]", "device_tree=bcm2836-rpi-2-b.dtb", "[pi3]", "device_tree=bcm2837-rpi-3-b.dtb", "[all]",
+        "enable_uart=1", "gpu_mem=128", "camera_auto_detect=0", "display_auto_detect=0",
+    ]  # fmt: skip
+    assert (folder / "tftp/vmlinuz").read_text() == "kernel 6.12.107-armmp"
+    assert (folder / "tftp/initrd.img").read_text() == "initramfs 6.12.107-armmp"
+    assert (folder / "tftp/bcm2837-rpi-3-b.dtb").exists()
+    assert any("raspi-firmware" in warning for warning in warnings)
+
+
+FILTERS = {
+    "2B": {"pi2"},
+    "3B": {"pi3"},
+    "3B+": {"pi3", "pi3+"},
+    "Zero 2 W": {"pi0", "pi0w", "pi02"},
+    "Zero W": {"pi0", "pi0w"},
+}
+"""Which sections of config.txt a board reads, by the firmware's documentation."""
+
+
+def read_by(board: str, text: str) -> dict[str, str]:
+    """What a board's firmware takes out of config.txt: of sections only its own, and of lines the last."""
+    found: dict[str, str] = {}
+    reads = True
+    for line in text.splitlines():
+        if section := re.fullmatch(r"\[(.+)\]", line):
+            reads = section[1] == "all" or section[1] in FILTERS[board]
+        elif reads and "=" in line and not line.startswith("#"):
+            name, _, found[name] = line.partition("=")
+    return found
+
+
+def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> None:
+    folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
+    for name in ("bcm2837-rpi-3-b-plus.dtb", "bcm2837-rpi-3-a-plus.dtb", "bcm2837-rpi-zero-2-w.dtb"):
+        (folder / name).touch()
+    made, _ = beside(bootable, tmp_path)
+    text = (made / "tftp/config.txt").read_text()
+    read = {board: read_by(board, text) for board in FILTERS}
+    assert {board: found.get("device_tree") for board, found in read.items()} == {
+        "2B": "bcm2836-rpi-2-b.dtb",
+        "3B": "bcm2837-rpi-3-b.dtb",
+        "3B+": "bcm2837-rpi-3-b-plus.dtb",
+        "Zero 2 W": "bcm2837-rpi-zero-2-w.dtb",
+        "Zero W": None,
+    }
+    assert all((made / "tftp" / found["device_tree"]).is_file() for found in read.values() if "device_tree" in found)
+    assert {(found["kernel"], found["enable_uart"], found["gpu_mem"]) for found in read.values()} == {
+        ("vmlinuz", "1", "128")
+    }
+
+
+def test_with_the_raspberry_pi_kernel_the_firmware_chooses(bootable: Path, tmp_path: Path) -> None:
+    """It looks for that kernel's names by itself, and knows more boards than we do."""
+    folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
+    (folder / "bcm2710-rpi-3-b.dtb").touch()
+    made, _ = beside(bootable, tmp_path)
+    text = (made / "tftp/config.txt").read_text()
+    assert "device_tree" not in text
+    assert "[" not in text
+    assert (made / "tftp/bcm2710-rpi-3-b.dtb").is_file()
+
+
+def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Path, tmp_path: Path) -> None:
+    for item in bootable.glob("boot/initrd*"):
+        item.unlink()
+    folder, _ = beside(bootable, tmp_path, port=12049)
+    line = (folder / "tftp/cmdline.txt").read_text()
+    assert "boot=nfs4" not in line
+    assert ",vers=4.1,proto=tcp,port=12049 " in line
+    assert line.rstrip().endswith("rootwait")
+    assert "initramfs" not in (folder / "tftp/config.txt").read_text()
+
+
+def test_the_line_for_the_kernels_server(bootable: Path, tmp_path: Path) -> None:
+    folder, _ = beside(bootable, tmp_path, subnet="10.1.0.0/16")
+    assert (folder / "exports").read_text().splitlines()[-1] == (
+        f"{tmp_path}/served/nfsroot/tree 10.1.0.0/16(rw,sync,no_root_squash,no_subtree_check)"
+    )
+
+
+def test_blanks_in_the_path_are_escaped_for_exports_and_warned_of(bootable: Path, tmp_path: Path) -> None:
+    final = Layout(tmp_path / "two words" / "nfsroot")
+    config = load_config({"nfs": {"address": "192.168.77.1"}})
+    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    folder = tmp_path / "aside" / "nfsroot.files"
+    assert f"{tmp_path}/two\\040words/nfsroot/tree 192.168.77.0/24(" in (folder / "exports").read_text()
+    assert any("kernel command line cannot carry" in warning for warning in warnings)
+
+
+def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) -> None:
+    folder, _ = beside(bootable, tmp_path)
+    proxy, alone = ((folder / name).read_text() for name in ("dnsmasq.conf", "dnsmasq-alone.conf"))
+    assert "dhcp-range=192.168.77.0,proxy,255.255.255.0\n" in proxy
+    assert "option:router" not in proxy
+    assert re.search(r"dhcp-range=192\.168\.77\.\d+,192\.168\.77\.\d+,255\.255\.255\.0,1h\n", alone)
+    assert "dhcp-option=option:router,192.168.77.1\n" in alone
+    for made in (proxy, alone):
+        assert 'pxe-service=0,"Raspberry Pi Boot"\n' in made
+        assert f"tftp-root={tmp_path}/served/nfsroot.files/tftp\n" in made
+        assert "port=0\n" in made, "no name server of its own"
+    if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
+        for name in ("dnsmasq.conf", "dnsmasq-alone.conf"):
+            subprocess.run([program, "--test", "-C", folder / name], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("subnet", "server", "first", "last"),
+    [
+        ("192.168.77.0/24", "192.168.77.1", "192.168.77.51", "192.168.77.102"),
+        ("192.168.77.0/24", "192.168.77.60", "192.168.77.61", "192.168.77.102"),
+        ("192.168.77.0/24", "192.168.77.102", "192.168.77.51", "192.168.77.101"),
+        ("10.1.0.0/16", "10.1.0.1", "10.1.51.51", "10.1.102.102"),
+        ("10.0.0.0/8", "10.0.0.1", "10.51.51.51", "10.102.102.102"),
+        ("192.168.77.0/27", "192.168.77.1", "192.168.77.7", "192.168.77.13"),
+        ("192.168.77.8/29", "192.168.77.9", "192.168.77.10", "192.168.77.14"),
+        ("192.168.77.8/29", "192.168.77.13", "192.168.77.9", "192.168.77.12"),
+        ("192.168.77.4/30", "192.168.77.5", "192.168.77.6", "192.168.77.6"),
+        ("192.168.77.4/30", "192.168.77.6", "192.168.77.5", "192.168.77.5"),
+    ],
+)
+def test_boards_get_addresses_of_the_subnet_that_nobody_has(
+    bootable: Path, tmp_path: Path, subnet: str, server: str, first: str, last: str
+) -> None:
+    folder, _ = beside(bootable, tmp_path, subnet=subnet, address=server)
+    alone = (folder / "dnsmasq-alone.conf").read_text()
+    mask = ipaddress.IPv4Network(subnet).netmask
+    assert f"dhcp-range={first},{last},{mask},1h\n" in alone
+    network, ends = ipaddress.IPv4Network(subnet), [ipaddress.IPv4Address(end) for end in (first, last)]
+    assert all(end in network for end in ends)
+    assert not {network.network_address, network.broadcast_address, ipaddress.IPv4Address(server)} & set(ends)
+    assert not ends[0] <= ipaddress.IPv4Address(server) <= ends[1]
+    if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
+        subprocess.run([program, "--test", "-C", folder / "dnsmasq-alone.conf"], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("subnet", ["192.168.77.4/31", "192.168.77.5/32"])
+def test_a_subnet_without_room_for_a_board_is_told(bootable: Path, tmp_path: Path, subnet: str) -> None:
+    folder, warnings = beside(bootable, tmp_path, subnet=subnet, address="192.168.77.5")
+    assert any("no address for a board" in warning for warning in warnings)
+    assert (folder / "dnsmasq.conf").exists()
+    assert not (folder / "dnsmasq-alone.conf").exists()
+
+
+def test_a_64_bit_target_is_data(bootable: Path) -> None:
+    made = render("config.txt", bits=64, kernel="k", initramfs="", device_trees={}, gpu_memory_mib=64)
+    assert "arm_64bit=1\nkernel=k\nenable_uart=1\n" in made
+
+
+def test_an_undefined_name_in_a_template_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        render("exports", path="/x")
+
+
+def test_a_pc_outside_the_boards_subnet_is_warned_of(bootable: Path, tmp_path: Path) -> None:
+    _, warnings = beside(bootable, tmp_path, subnet="10.1.0.0/16")
+    assert any("this PC's address 192.168.77.1 is not" in warning for warning in warnings)
+
+
+def test_a_name_where_an_address_belongs(bootable: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nfs\.address: expected an IPv4 address"):
+        beside(bootable, tmp_path, address="my-pc.local")

@@ -1,0 +1,231 @@
+"""pitorch.tvm: a kernel's library, called on arrays by a process that knows no TVM."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import docker
+import numpy
+import pytest
+from remote_kernels import PARALLEL, export, write
+
+from device.remote import environment, profiling
+from device.remote.loader_session import Timing
+from engine.containers import run_in
+from flow import main_job
+from toolchain.config import ROOT, Config
+from toolchain.errors import KernelUnusable
+from toolchain.process import run
+
+ONCE = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+
+TEMPORARY = """
+    import numpy
+
+    SIZE = 4096
+
+    def module(size):
+        import tvm
+        from tvm import te
+
+        a = te.placeholder((size,), "float32", name="a")
+        between = te.compute((size,), lambda i: a[i] * 3.0, name="between")
+        b = te.compute((size,), lambda i: between[size - 1 - i] + 1.0, name="b")
+        return tvm.IRModule({"backwards": te.create_prim_func([a, b]).with_attr("global_symbol", "backwards")})
+
+    def inputs(size, random):
+        return [random.standard_normal(size, dtype=numpy.float32)]
+
+    def reference(a):
+        return (a * numpy.float32(3))[::-1] + numpy.float32(1)
+"""
+
+
+@pytest.fixture
+def tvm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "libqpu" / "python"))
+    return importlib.import_module("pitorch.tvm")
+
+
+@pytest.fixture(scope="module")
+def gemm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The product of two matrices of 32 rows, for this PC's machine."""
+    path = tmp_path_factory.mktemp("kept") / "gemm.so"
+    profiling.profile(product_config, kernel="gemm", target="local", device="emulator", size=32, keep=path, timing=ONCE)
+    return path
+
+
+def aligned(shape: tuple[int, ...], offset: int = 0) -> numpy.typing.NDArray[numpy.float32]:
+    """An array of ones that begins ``offset`` bytes behind a multiple of 64."""
+    size = 4 * int(numpy.prod(shape))
+    memory = numpy.zeros(size + 128, numpy.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    made = memory[begin : begin + size].view(numpy.float32).reshape(shape)
+    made[...] = 1
+    assert made.size == 0 or made.ctypes.data % 64 == offset
+    return made
+
+
+@pytest.mark.parametrize("offsets", [(0, 0, 0), (4, 0, 0), (0, 8, 60), (16, 16, 16)])
+def test_arrays_at_any_place_are_computed_on(tvm: ModuleType, gemm: Path, offsets: tuple[int, int, int]) -> None:
+    a, b, c = (aligned((32, 32), offset) for offset in offsets)
+    random = numpy.random.default_rng(1)
+    a[...], b[...] = random.standard_normal((2, 32, 32))
+    kept = a.copy(), b.copy()
+    tvm.Library(gemm)["gemm"](a, b, c)
+    numpy.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
+    assert (a == kept[0]).all()
+    assert (b == kept[1]).all()
+
+
+@pytest.mark.parametrize("shape", [(32, 31), (16, 64), (1024,), (0, 32), (32, 32, 1)])
+def test_arrays_of_another_shape_are_refused_in_the_kernels_words(
+    tvm: ModuleType, gemm: Path, shape: tuple[int, ...]
+) -> None:
+    good = aligned((32, 32))
+    with pytest.raises(tvm.KernelError) as caught:
+        tvm.Library(gemm)["gemm"](good, aligned(shape), good.copy())
+    assert "argument #1 when calling" in str(caught.value)
+    assert "b: Tensor([32, 32], float32)" in str(caught.value)
+
+
+def test_arrays_of_another_type_or_number_are_refused(tvm: ModuleType, gemm: Path) -> None:
+    kernel = tvm.Library(gemm)["gemm"]
+    good = aligned((32, 32))
+    for wrong in ((good, good.astype(numpy.float64), good), (good, good.astype(numpy.int32), good), (good, good), ()):
+        with pytest.raises(tvm.KernelError) as caught:
+            kernel(*wrong)
+        assert "gemm(a: Tensor([32, 32], float32)" in str(caught.value)
+
+
+def test_what_is_no_writable_array_is_refused(tvm: ModuleType, gemm: Path) -> None:
+    kernel = tvm.Library(gemm)["gemm"]
+    good, fixed = aligned((32, 32)), aligned((32, 32))
+    fixed.flags.writeable = False
+    for wrong in ([1.0], 3, None, fixed):
+        with pytest.raises(tvm.KernelError, match="argument 1"):
+            kernel(good, wrong, good)
+
+
+def test_strided_arrays_are_refused_and_not_misread(tvm: ModuleType, gemm: Path) -> None:
+    kernel = tvm.Library(gemm)["gemm"]
+    good = aligned((32, 32))
+    for wrong in (aligned((32, 32)).T, aligned((32, 64))[:, ::2], aligned((32, 64), 4)[:, ::2]):
+        with pytest.raises(tvm.KernelError):
+            kernel(good, wrong, good)
+
+
+def test_a_kernel_that_needs_temporary_memory_has_it(tvm: ModuleType, product_config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "kept.so"
+    file = write(tmp_path, TEMPORARY)
+    profiling.profile(product_config, kernel=str(file), target="local", device="emulator", keep=path, timing=ONCE)
+    a, b = aligned((4096,)), aligned((4096,))
+    a[...] = numpy.arange(4096)
+    tvm.Library(path)["backwards"](a, b)
+    assert (b == (a * 3)[::-1] + 1).all()
+
+
+def test_a_library_that_cannot_serve_is_refused(tvm: ModuleType, gemm: Path, tmp_path: Path) -> None:
+    with pytest.raises(tvm.KernelError, match="has no kernel 'add'"):
+        tvm.Library(gemm)["add"]
+    with pytest.raises(tvm.KernelError, match="cannot load"):
+        tvm.Library(tmp_path / "none.so")
+    other = tmp_path / "other.so"
+    run(["gcc", "-shared", "-x", "c", "/dev/null", "-o", other])
+    with pytest.raises(tvm.KernelError, match="not made for boards without TVM"):
+        tvm.Library(other)
+
+
+def test_a_library_is_kept_only_if_it_is_right(product_config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "kept.so"
+    with pytest.raises(KernelUnusable):
+        profiling.profile(
+            product_config,
+            kernel=str(write(tmp_path, PARALLEL)),
+            target="local",
+            device="emulator",
+            keep=path,
+            timing=ONCE,
+        )
+    assert not path.exists()
+
+
+# In a process of its own: with TVM's FFI in it, kernels leave their words there.
+CALL = """
+import os, sys
+import numpy
+from pitorch import tvm
+
+os.chdir(sys.argv[1])
+with_ffi = sys.argv[2] == "with"
+a, b = numpy.random.default_rng(1).standard_normal((2, 32, 32)).astype("float32")
+c = numpy.zeros((32, 32), "float32")
+
+def refusal(action):
+    try:
+        action()
+    except tvm.KernelError as fault:
+        return str(fault)
+    raise SystemExit("not refused")
+
+early = tvm.Library("gemm.so")["gemm"]
+assert "parallel loops" in refusal(lambda: tvm.Library("many.so")) if with_ffi else True
+for name in ("plain.so", "gemm.so") if with_ffi else ("gemm.so",):
+    gemm = tvm.Library(name)["gemm"]
+    for offset in (0, 4):
+        memory = numpy.zeros(4096 + 128, numpy.uint8)
+        begin = -memory.ctypes.data % 64 + offset
+        moved = memory[begin : begin + 4096].view("float32").reshape(32, 32)
+        moved[...] = a
+        gemm(moved, b, c)
+        numpy.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
+    for kernel in (gemm, early):
+        for _ in range(2):
+            told = refusal(lambda: kernel(a, b.astype("float64"), c))
+            assert told.startswith("TypeError: Mismatched b.dtype"), told
+if not with_ffi:
+    for name in ("plain.so", "many.so"):
+        assert "install apache-tvm-ffi" in refusal(lambda: tvm.Library(name))
+assert ("tvm_ffi" in sys.modules) == with_ffi
+print("all as promised")
+"""
+
+
+@pytest.mark.parametrize("ffi", ["with", "without"])
+def test_kernels_as_tvm_exports_them_need_its_ffi_and_keep_their_words(
+    product_config: Config, gemm: Path, tmp_path: Path, ffi: str
+) -> None:
+    shutil.copy(gemm, tmp_path / "gemm.so")
+    export(product_config, tmp_path, "local")
+    site = environment.ready(product_config).site
+    own = str(ROOT / "libqpu" / "python")
+    paths = f"{own}:{site}" if ffi == "with" else own
+    done = run([sys.executable, "-c", CALL, tmp_path, ffi], env={"PYTHONPATH": paths}, limit_s=300)
+    assert "all as promised" in done.output
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_in_the_image_kernels_of_tvm_compute_on_tensors_of_torch(
+    product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    if not built.manifest("torch").facts["wheel"]:
+        pytest.skip("the image is built without torch: no wheel is at hand")
+    kept = tmp_path / "gemm.so"
+    profiling.profile(product_config, kernel="gemm", target="armv7", device="emulator", size=32, keep=kept, timing=ONCE)
+    shutil.copy(ROOT / "tests" / "device" / "test_tvm.py", tmp_path)
+    done = run_in(
+        client,
+        product_config.image_reference("system"),
+        ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "test_tvm.py"],
+        architecture=product_config.image.target,
+        binds=[f"{tmp_path}:/root/work:rw"],
+        workdir="/root/work",
+    )
+    assert "22 passed, 1 skipped" in done.output
+    assert "the image has no apache-tvm-ffi" in done.output

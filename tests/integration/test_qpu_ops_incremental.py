@@ -1,0 +1,295 @@
+"""A kept build of the extension: what is compiled again, when it is of no use, and what comes out of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flow import main_job
+from flow.main_steps import Flow
+from recipes import recipe
+from recipes.qpu_ops import incremental, target
+from toolchain.config import Config
+from toolchain.errors import CommandFailed
+from toolchain.manifest import Manifest
+
+COMPILERS = ("g++", "arm-linux-gnueabihf-g++")
+
+TREE = {
+    "csrc/one.cpp": '#include "both.h"\nint one() { return FIRST; }\n',
+    "csrc/two.cpp": "int two() { return 2; }\n",
+    "csrc/both.h": "#define FIRST 1\n",
+    "csrc/other/three.cpp": '#include "part.cpp"\nint three() { return THIRD + part(); }\n',
+    "csrc/other/part.cpp": '#include "own.h"\nint part() { return 30; }\n',
+    "csrc/other/own.h": "#define THIRD 3\n",
+    "src/module.py": "NUMBER = 1\n",
+    "setup.py": "",
+}
+
+
+def compiler() -> str:
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no compiler: none of {', '.join(COMPILERS)} is installed")
+    return found
+
+
+class Build:
+    """A recipe in a folder, built by a real compiler here, and a kept build of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.recipe, self.out = folder / "recipe", folder / "out"
+        self.out.mkdir()
+        self.kept = incremental.Kept(folder / "kept")
+        self.ran: list[Sequence[str]] = []
+        for name, text in TREE.items():
+            (self.recipe / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.recipe / name).write_text(text)
+        cxx = compiler()
+        self.commands = [
+            [cxx, "-fPIC", "-c", "csrc/one.cpp", "-o", "build/one.o"],
+            [cxx, "-fPIC", "-c", "csrc/two.cpp", "-o", "build/two.o"],
+            [cxx, "-shared", "build/one.o", "build/two.o", "-o", "build/_native.so", "-Wl,-s"],
+            [cxx, "-fPIC", "-c", "csrc/other/three.cpp", "-o", "build/three.o"],
+            [cxx, "-shared", "build/three.o", "-o", "build/_other.so", "-Wl,-s"],
+        ]
+
+    def full(self, said: Callable[[str], str] = str) -> None:
+        """Build everything and keep it; ``said`` may spoil what the build printed."""
+        shutil.copytree(self.recipe, self.kept.source)
+        (self.kept.source / "build").mkdir()
+        self._execute(self.commands)
+        wheel = self.out / "trial-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as sink:
+            sink.write(self.kept.source / "src/module.py", "module.py")
+            sink.write(self.kept.source / "build/_native.so", "trial/_native.so")
+            sink.write(self.kept.source / "build/_other.so", "other/_other.so")
+            sink.writestr("trial-1.0.dist-info/METADATA", "Name: trial\n")
+            sink.writestr("trial-1.0.dist-info/RECORD", "of the full build\n")
+        printed = "\n".join(["running build_ext", *map(shlex.join, self.commands), "done"])
+        self.kept.remember("as ever", said(printed), wheel)
+        wheel.unlink()
+
+    def rebuild(self, surroundings: str = "as ever") -> Path | None:
+        """Bring the kept build up to date; the wheel, if it could be used."""
+        self.ran = []
+        return self.kept.rebuild(self.recipe, surroundings, self._execute, self.out)
+
+    def _execute(self, commands: Sequence[Sequence[str]]) -> None:
+        for words in commands:
+            self.ran.append(words)
+            done = subprocess.run(words, cwd=self.kept.source, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise CommandFailed("the compiler", tail=done.stderr)
+
+    def compiled(self) -> list[str]:
+        """What the last rebuild ran: sources, and the link."""
+        return [words[words.index("-c") + 1] if "-c" in words else "link" for words in self.ran]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    made = Build(tmp_path)
+    made.full()
+    return made
+
+
+def change(build: Build, name: str, old: str, new: str) -> None:
+    text = (build.recipe / name).read_text()
+    assert old in text
+    (build.recipe / name).write_text(text.replace(old, new))
+
+
+def test_a_changed_source_is_compiled_and_linked_and_no_other(build: Build) -> None:
+    change(build, "csrc/two.cpp", "return 2", "return 22")
+    wheel = build.rebuild()
+    assert wheel is not None
+    assert build.compiled() == ["csrc/two.cpp", "link"]
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("trial/_native.so") == (build.kept.source / "build/_native.so").read_bytes()
+        assert archive.testzip() is None
+    assert build.rebuild() is not None
+    assert build.compiled() == [], "it is up to date now"
+
+
+def test_a_build_whose_output_was_garbled_is_not_kept(tmp_path: Path) -> None:
+    made = Build(tmp_path)
+    made.full(lambda text: text.replace("-o build/two.o\n", "-o build/tw\no.o\n", 1))
+    assert made.rebuild() is None
+
+
+def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
+    change(build, "csrc/other/own.h", "THIRD 3", "THIRD 33")
+    with zipfile.ZipFile(build.kept.folder / "trial-1.0-py3-none-any.whl") as archive:
+        before = archive.read("other/_other.so"), archive.read("trial/_native.so")
+    wheel = build.rebuild()
+    assert wheel is not None
+    assert build.compiled() == ["csrc/other/three.cpp", "link"]
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("other/_other.so") != before[0]
+        assert archive.read("trial/_native.so") == before[1]
+
+
+def test_a_changed_source_that_another_includes_compiles_that_one(build: Build) -> None:
+    change(build, "csrc/other/part.cpp", "return 30", "return 40")
+    assert build.rebuild() is not None
+    assert build.compiled() == ["csrc/other/three.cpp", "link"]
+
+
+def test_a_changed_header_compiles_all_of_its_folder(build: Build) -> None:
+    change(build, "csrc/both.h", "FIRST 1", "FIRST 11")
+    assert build.rebuild() is not None
+    assert build.compiled() == ["csrc/one.cpp", "csrc/two.cpp", "link"]
+
+
+def test_a_changed_module_compiles_nothing_and_is_in_the_wheel(build: Build) -> None:
+    change(build, "src/module.py", "1", "2")
+    wheel = build.rebuild()
+    assert wheel is not None
+    assert build.compiled() == []
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("module.py") == b"NUMBER = 2\n"
+        record = archive.read("trial-1.0.dist-info/RECORD").decode().splitlines()
+    assert record[0].startswith("module.py,sha256=")
+    assert record[-1] == "trial-1.0.dist-info/RECORD,,"
+    assert len(record) == 5
+
+
+def test_a_source_that_does_not_compile_leaves_no_kept_build(build: Build) -> None:
+    change(build, "csrc/one.cpp", "return FIRST", "return nothing")
+    with pytest.raises(CommandFailed) as caught:
+        build.rebuild()
+    assert "nothing" in caught.value.tail
+    change(build, "csrc/one.cpp", "return nothing", "return FIRST")
+    assert build.rebuild() is None, "what the failed one left may be torn: a full build is due"
+
+
+@pytest.mark.parametrize("spoil", ["surroundings", "new file", "gone file", "torn record", "no record", "no wheel"])
+def test_what_does_not_fit_leads_to_a_full_build(build: Build, spoil: str) -> None:
+    surroundings = "as ever"
+    if spoil == "surroundings":
+        surroundings = "another torch"
+    elif spoil == "new file":
+        (build.recipe / "csrc/three.cpp").write_text("int three;\n")
+    elif spoil == "gone file":
+        (build.recipe / "csrc/both.h").unlink()
+    elif spoil == "torn record":
+        (build.kept.folder / "kept.json").write_text('{"wheel": "tri')
+    elif spoil == "no record":
+        (build.kept.folder / "kept.json").unlink()
+    else:
+        next(build.kept.folder.glob("*.whl")).unlink()
+    assert build.rebuild(surroundings) is None
+    assert build.ran == []
+
+
+def test_a_lost_object_is_made_again(build: Build) -> None:
+    (build.kept.source / "build/one.o").unlink()
+    assert build.rebuild() is not None
+    assert build.compiled() == ["csrc/one.cpp", "link"]
+
+
+def test_surroundings_are_everything_but_the_sources(tmp_path: Path) -> None:
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = incremental.surroundings(tmp_path, "torch 1")
+    (tmp_path / "csrc/one.cpp").write_text("changed")
+    assert incremental.surroundings(tmp_path, "torch 1") == before
+    assert incremental.surroundings(tmp_path, "torch 2") != before
+    (tmp_path / "setup.py").write_text("changed")
+    assert incremental.surroundings(tmp_path, "torch 1") != before
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_a_rebuild_installs_what_a_full_build_installs(
+    product_config: Config, built: main_job.Built, tmp_path: Path
+) -> None:
+    if not built.manifest("torch-site").facts["version"]:
+        pytest.skip("no torch wheel at hand, so no extension")
+    data = recipe.load("qpu_ops")
+    copy = tmp_path / "qpu_ops"
+    shutil.copytree(data.folder, copy, ignore=shutil.ignore_patterns("__pycache__", "build"))
+
+    def wheel(folder: str, *, reuse: bool) -> dict[str, bytes]:
+        with Flow(product_config) as flow:
+            made = target.build(
+                flow.client,
+                flow.extension_place({item.step: item for item in built.manifests}),
+                replace(data, folder=copy),
+                product_config,
+                suite=flow.suite,
+                torch_site=flow.torch_site,
+                libqpu=flow.libqpu_stage,
+                libqpu_prefix=built.manifest("libqpu").facts["prefix"],
+                folder=tmp_path / folder,
+                log=tmp_path / f"{folder}.log",
+                surroundings=("of the test",),
+                reuse=reuse,
+            )
+        with zipfile.ZipFile(made) as archive:
+            return {member: archive.read(member) for member in archive.namelist()}
+
+    first = wheel("first", reuse=False)
+    kernels = copy / "csrc/kernels.cpp"
+    changed = kernels.read_text().replace("return x + y;", "return x + y + 7.0f;")
+    assert changed != kernels.read_text()
+    kernels.write_text(changed)
+    rebuilt = wheel("rebuilt", reuse=True)
+    log = (tmp_path / "rebuilt.log").read_text()
+    assert "build_with_installed_torch" not in log, "it was a full build"
+    assert "csrc/kernels.cpp" in log
+    assert "csrc/bindings.cpp" not in log
+    full = wheel("full", reuse=False)
+    assert rebuilt == full
+    libraries = [name for name in first if name.endswith(".so")]
+    assert {Path(name).parent.name for name in libraries} == {"qpu_ops", "torch_qpu"}
+    changed_libraries = [name for name in libraries if rebuilt[name] != first[name]]
+    assert [Path(name).parent.name for name in changed_libraries] == ["qpu_ops"]
+    kept = json.loads((product_config.target_root / "work/qpu-ops-kept/kept.json").read_text())
+    sources = list((copy / "csrc").rglob("*.cpp"))
+    included = {line.split('"')[1] for path in sources for line in path.read_text().splitlines() if '.cpp"' in line}
+    assert "operators.cpp" in included
+    wanted = {path.stem for path in sources if path.name not in included}
+    assert {Path(item).stem for item in kept["objects"]} == wanted >= {"bindings", "kernels", "aten"}
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_the_targets_container_makes_the_wheel_that_was_cross_compiled(
+    product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path
+) -> None:
+    if not workbench["torch-site"].facts["version"]:
+        pytest.skip("no torch wheel at hand, so no extension")
+    with Flow(product_config) as flow:
+        assert flow.crossed
+        dev = workbench["dev"].facts
+        made = target.build(
+            flow.client,
+            target.container(dev["reference"], dev["image"], flow.target, flow.compiler()),
+            recipe.load("qpu_ops"),
+            replace(product_config, build=replace(product_config.build, folder=tmp_path / "build")),
+            suite=flow.suite,
+            torch_site=flow.torch_site,
+            libqpu=flow.libqpu_stage,
+            libqpu_prefix=workbench["libqpu"].facts["prefix"],
+            folder=tmp_path / "container",
+            log=tmp_path / "container.log",
+        )
+    assert "pip wheel" in (tmp_path / "container.log").read_text()
+    crossed = workbench["qpu-ops"].artefact(".whl").path
+    assert made.name == crossed.name
+    with zipfile.ZipFile(made) as one, zipfile.ZipFile(crossed) as other:
+        assert one.namelist() == other.namelist()
+        assert [name for name in one.namelist() if one.read(name) != other.read(name)] == []

@@ -1,0 +1,250 @@
+"""The extension on this machine: built as a user builds it, and put through the device suite."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+
+from flow import native_checks as native
+from recipes import recipe
+from toolchain import process
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ChecksFailed
+from toolchain.jobs import compile_jobs
+
+RECIPE = ROOT / "recipes" / "qpu_ops"
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("cmake") and shutil.which("g++")), reason="needs a compiler: apt-get install cmake g++"
+)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config({})
+
+
+@pytest.fixture(scope="module")
+def checks(config: Config) -> native.NativeChecks:
+    return native.check_natively(config)
+
+
+def run(checks: native.NativeChecks, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [checks.python, *words],
+        env={**os.environ, **checks.environment, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_the_device_suite_passes_on_this_machine(checks: native.NativeChecks) -> None:
+    assert checks.passed > 500
+    assert checks.skipped == 0
+    assert checks.breadth_passed > 120
+    assert checks.breadth_skipped == 0
+    assert checks.backend == "interpreter"
+    assert "not measured on hardware" in checks.summary()
+
+
+@pytest.mark.timeout(1200)
+def test_clang_tidy_finds_nothing(checks: native.NativeChecks, config: Config) -> None:
+    clang_tidy = shutil.which("clang-tidy")
+    if clang_tidy is None:
+        pytest.skip("the program clang-tidy is missing; ./inv installs it")
+    code = (
+        "import pybind11, sysconfig, torch.utils.cpp_extension as e;"
+        "print(*e.include_paths(), pybind11.get_include(), sysconfig.get_path('include'), sep='\\n')"
+    )
+    foreign = run(checks, "-c", code).stdout.split()
+    libqpu = native.folder_of(config) / "libqpu" / "include"
+    options = ["-std=c++20", "-O2", f"-I{libqpu}", *(f"-isystem{path}" for path in foreign)]
+    style = ROOT / "libqpu" / ".clang-tidy"
+    words = [clang_tidy, "--quiet", f"--config-file={style}", "--checks=-bugprone-suspicious-include"]
+    sources = sorted((RECIPE / "csrc").rglob("*.cpp"))
+    included = {name for path in sources for name in re.findall(r'#include "(.+\.cpp)"', path.read_text())}
+
+    def check(source: Path) -> str:
+        argv = [*words, str(source), "--", *options, "-DTORCH_EXTENSION_NAME=_C"]
+        done = process.run(argv, check=False, limit_s=900)
+        return "" if done.returncode == 0 else f"{source} ended with {done.returncode}\n{done.output}"
+
+    with ThreadPoolExecutor(compile_jobs(config.build)) as pool:
+        own = [path for path in sources if path.name not in included]
+        assert [words for words in pool.map(check, own) if words] == []
+
+
+def test_nothing_runs_again_when_nothing_changed(checks: native.NativeChecks, config: Config) -> None:
+    assert [decision.reason for decision in native.plan(config) if decision.runs] == []
+    assert all(decision.runs for decision in native.plan(config, force=True))
+
+
+def test_the_wheel_holds_the_modules_and_links_libqpu_by_its_soname_alone(
+    checks: native.NativeChecks, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(checks.wheel) as wheel:
+        names = wheel.namelist()
+        assert {"dot_cpp.py", "matrix_cpp.py", "cpu_cpp.py", "qpu_ops/__init__.py", "qpu_ops/py.typed"} <= set(names)
+        assert {"torch_qpu/__init__.py", "torch_qpu/fusion.py", "torch_qpu/_C.pyi", "torch_qpu/py.typed"} <= set(names)
+        extensions = [name for name in names if name.endswith(".so")]
+        assert sorted(name.split("/")[0] for name in extensions) == ["qpu_ops", "torch_qpu"]
+        assert not [name for name in names if name.startswith(("csrc", "native", "setup"))]
+        wheel.extractall(tmp_path, extensions)
+    for extension in extensions:
+        with (tmp_path / extension).open("rb") as stream:
+            dynamic = ELFFile(stream).get_section_by_name(".dynamic")
+            assert isinstance(dynamic, DynamicSection)
+            tags = {(tag.entry.d_tag, getattr(tag, "needed", "")) for tag in dynamic.iter_tags()}
+        assert ("DT_NEEDED", "libqpu.so.1") in tags
+        assert not [tag for tag, _ in tags if tag in ("DT_RPATH", "DT_RUNPATH")]
+
+
+def test_the_timing_table_is_made_and_says_that_it_is_a_model(checks: native.NativeChecks, tmp_path: Path) -> None:
+    output = tmp_path / "timing.json"
+    done = run(checks, str(ROOT / "tests/device/timing.py"), "--quick", "--repeats=2", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document == json.loads(output.read_text())
+    assert [(row["width"], row["method"]) for row in document["rows"]] == [
+        (width, method) for width in (1, 10, 100, 1000) for method in ("cpu", "torch", "qpu")
+    ]
+    for row in document["rows"]:
+        assert 0 <= row["error_over_bound"] <= 1
+        assert row["end_to_end_s"] > 0
+        assert row["method"] == "torch" or 0 < row["compute_s"] <= row["end_to_end_s"]
+    assert document["machine"]["qpu_measured_on_hardware"] is False
+    assert "not measured on QPUs" in document["machine"]["qpu_label"]
+    assert "not measured on QPUs" in done.stderr
+
+
+def test_widths_beyond_the_time_budget_are_left_out_with_the_reason(checks: native.NativeChecks) -> None:
+    done = run(checks, str(ROOT / "tests/device/timing.py"), "--budget-s=0.05", "--repeats=1")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    timed = {row["width"] for row in document["rows"]}
+    left_out = {row["width"] for row in document["left_out"]}
+    assert timed | left_out == {10**power for power in range(6)}
+    assert 100000 in left_out
+    assert all("would take" in row["reason"] for row in document["left_out"])
+
+
+def test_a_suite_that_fails_is_told_with_its_output(
+    checks: native.NativeChecks, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_ops.py").write_text("def test_sum():\n    assert 1 + 1 == 3\n")
+    (tmp_path / "test_torch.py").write_text("import torch\n")
+    with pytest.raises(ChecksFailed, match=r"assert \(1 \+ 1\) == 3") as caught:
+        native._run_suite(config, tmp_path, native.SUITE[:2])
+    assert caught.value.found.startswith("1 failed")
+    assert "breadth.log" in caught.value.fix
+    assert checks.junit.is_file(), "the report of the last good run is left alone"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [("/nowhere", "no header"), ("HEADER-ONLY", "no libqpu.so"), ("", "qpu")],
+    ids=["no header", "no library", "neither prefix nor pkg-config"],
+)
+def test_a_missing_libqpu_is_told_with_the_fix(
+    checks: native.NativeChecks, tmp_path: Path, prefix: str, found: str
+) -> None:
+    if prefix == "HEADER-ONLY":
+        (tmp_path / "include").mkdir()
+        (tmp_path / "include" / "QPULib.h").touch()
+        prefix = str(tmp_path)
+    source = tmp_path / "source"
+    shutil.copytree(RECIPE, source)
+    done = subprocess.run(
+        [checks.python, "setup.py", "bdist_wheel"],
+        cwd=source,
+        env={**os.environ, "LIBQPU_PREFIX": prefix, "PKG_CONFIG_LIBDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode != 0
+    for part in ("expected:", "found:", "fix:", found):
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (source / "dist").exists()
+
+
+@pytest.mark.skipif(not shutil.which("pkg-config"), reason="needs pkg-config: apt-get install pkgconf")
+def test_libqpu_is_found_by_pkg_config_too(checks: native.NativeChecks, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(RECIPE, source)
+    folder = checks.environment["LD_LIBRARY_PATH"]
+    done = subprocess.run(
+        [checks.python, "setup.py", "--version"],
+        cwd=source,
+        env={**os.environ, "LIBQPU_PREFIX": "", "PKG_CONFIG_LIBDIR": f"{folder}/pkgconfig"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "0.1.0"
+
+
+def test_torch_knows_the_device_without_an_import(checks: native.NativeChecks) -> None:
+    done = run(checks, "-c", "import torch; print(torch.ones(3, device='qpu').sum().item(), torch.qpu.is_available())")
+    assert (done.stdout, done.stderr) == ("3.0 True\n", "")
+
+
+def test_the_bench_prints_a_model_of_the_qpus_times(checks: native.NativeChecks, tmp_path: Path) -> None:
+    output, chart = tmp_path / "bench.json", tmp_path / "bench.svg"
+    done = run(checks, "-m", "torch_qpu.bench", "--quick", f"--output={output}", f"--plot={chart}")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(output.read_text())
+    assert document["machine"]["model"] is True
+    assert "not measured on hardware" in document["machine"]["qpu_label"]
+    assert "QPU (model)" in done.stdout
+    assert {row["operator"] for row in document["rows"]} == {"mv", "mm", "add", "sigmoid", "sum", "softmax", "conv2d"}
+    for row in document["rows"]:
+        assert row["qpu_compute_s"] > 0
+        assert 0 < row["share_low"] <= row["share_of_limit"] <= row["share_high"] <= 1
+        assert row["share_low"] < row["share_high"]
+        assert row["qpu_end_to_end_s"] is None
+    steps = document["steps"]
+    assert {row["optimizer"] for row in steps} == {"SGD", "Adam", "Adam(fused=True)", "AdamW"}
+    for row in steps:
+        assert row["fallbacks"] == 0
+        assert 0 < row["of_optimizer"] < 10 < row["launches"] < 120
+    assert "launches of a step of training" in done.stdout
+    assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
+
+
+def test_without_libqpu_on_the_loaders_path_the_import_names_it(checks: native.NativeChecks) -> None:
+    done = run(checks, "-c", "import dot_cpp", LD_LIBRARY_PATH="")
+    assert done.returncode != 0
+    assert "libqpu.so.1" in done.stderr
+
+
+@pytest.mark.parametrize("changed", ["tools/info.cpp", "python/pitorch/qpu/__init__.py", "tutorial/new.cpp"])
+def test_the_native_library_is_built_again_when_anything_that_is_installed_with_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    def inputs() -> dict[str, dict[str, str]]:
+        return {step.name: dict(step.inputs) for step in native._pipeline(load_config({})).steps}
+
+    shutil.copytree(ROOT / "libqpu", tmp_path / "libqpu")
+    monkeypatch.setattr(recipe, "HERE", tmp_path)
+    before = inputs()
+    with (tmp_path / "libqpu" / changed).open("a") as stream:
+        stream.write("\n")
+    assert [name for name, now in inputs().items() if now != before[name]] == ["native-libqpu"]

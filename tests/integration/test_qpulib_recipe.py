@@ -1,0 +1,607 @@
+"""Upstream QPULib, opt-in: how its source is had and verified, and what is made of it.
+
+The stand-in is a small tree of our own with upstream's layout, in a real git repository that is reached over file://.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+
+from engine import containers
+from flow import main_job
+from flow.main_steps import Flow
+from recipes.qpulib import build as qpulib
+from recipes.qpulib.build import Checkout, Variant
+from recipes.recipe import Recipe, load
+from toolchain import files
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ProgramMissing, SourceUnavailable
+from toolchain.steps import Step
+
+STAND_IN = {
+    "Lib/QPULib.h": '#pragma once\n#include "Target/Mode.h"\nint answer();\n',
+    "Lib/Answer.cpp": '#include "QPULib.h"\n#include "Common/Half.h"\nint answer() { return HALF + HALF; }\n',
+    "Lib/Common/Half.h": "#pragma once\n#define HALF 21\n",
+    "Lib/Target/Mode.h": """#pragma once
+#if defined(QPU_MODE) == defined(EMULATION_MODE)
+#error one mode, and only one, must be chosen
+#endif
+#ifdef QPU_MODE
+#define MODE_HERE "qpu"
+#else
+#define MODE_HERE "emulation"
+#endif
+const char* modeOfLibrary();
+bool debugOfLibrary();
+long standardOfLibrary();
+""",
+    "Lib/Target/Mode.cpp": """#include "Target/Mode.h"
+const char* modeOfLibrary() { return MODE_HERE; }
+bool debugOfLibrary() {
+#ifdef DEBUG
+  return true;
+#else
+  return false;
+#endif
+}
+long standardOfLibrary() { return __cplusplus; }
+""",
+    "Lib/VideoCore/Deep/Lax.cpp": """// Compiles with -fpermissive alone, and -Wconversion has something to say.
+int* lax(void* given) { return given; }
+short shortened(int given) { return given; }
+""",
+    "Lib/notes.txt": "not a source\n",
+    "Tests/Test.cpp": "#error not part of the library\n",
+}
+
+PROGRAM = """
+#include <QPULib.h>
+#include <cstdio>
+int main() {
+  std::printf("%d %s %s %d %ld", answer(), MODE_HERE, modeOfLibrary(), debugOfLibrary(), standardOfLibrary());
+}
+"""
+
+IDENTITY = ("-c", "user.name=Test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", *IDENTITY, "-C", str(folder), *words], check=True, capture_output=True, text=True, env=git_free()
+    )
+    return done.stdout.strip()
+
+
+def git_free() -> dict[str, str]:
+    """The environment without what a git hook, from which tests may run, would lead git astray by."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+@pytest.fixture(autouse=True)
+def _no_git_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+
+
+def plant(folder: Path, tree: dict[str, str] | None = None) -> Path:
+    for name, text in (STAND_IN if tree is None else tree).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def commit_all(folder: Path, message: str) -> str:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", message)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@dataclass
+class Upstream:
+    """A repository whose main branch has moved on since ``commit``."""
+
+    folder: Path
+    commit: str
+    later: str
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    folder = plant(tmp_path / "upstream")
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    commit = commit_all(folder, "first")
+    (folder / "Lib/Common/Half.h").write_text("#pragma once\n#define HALF 50\n")
+    return Upstream(folder, commit, commit_all(folder, "second"))
+
+
+def pinned(upstream: Upstream, commit: str = "", *, url: str = "") -> Recipe:
+    recipe = load("qpulib")
+    settings = {
+        **recipe.settings,
+        "url": url or f"file://{upstream.folder}",
+        "commit": commit or upstream.commit,
+    }
+    return dataclasses.replace(recipe, settings=settings)
+
+
+def configured(tmp_path: Path, **qpu: Any) -> Config:
+    return load_config({"build": {"folder": str(tmp_path / "build")}, "qpu": {"library": "upstream", **qpu}})
+
+
+# The data file.
+
+
+def test_the_recipe_is_pinned_to_a_full_commit_of_the_public_repository() -> None:
+    recipe = load("qpulib")
+    assert recipe.settings["url"] == "https://github.com/mn416/QPULib.git"
+    assert re.fullmatch("[0-9a-f]{40}", qpulib.pin(recipe))
+    assert recipe.source == "git"
+
+
+def test_it_is_installed_where_our_own_library_is() -> None:
+    own, theirs = load("libqpu"), load("qpulib")
+    assert own.settings["prefix"] == theirs.settings["prefix"]
+    assert {"lib/libqpu.so.1", "include/QPULib.h"} <= set(own.outputs) & set(theirs.outputs)
+
+
+@pytest.mark.parametrize("commit", ["main", "a2e730c", "A" * 40, "g" * 40, "", "a" * 41])
+def test_a_branch_or_a_short_commit_is_refused(upstream: Upstream, commit: str) -> None:
+    recipe = dataclasses.replace(load("qpulib"), settings={**load("qpulib").settings, "commit": commit})
+    with pytest.raises(SourceUnavailable, match="40 hexadecimal digits"):
+        qpulib.pin(recipe)
+
+
+# How the source is had.
+
+
+def test_the_pinned_commit_is_fetched_even_when_the_branch_has_moved_on(upstream: Upstream, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    got = qpulib.obtain(pinned(upstream), config)
+    assert got == Checkout(tmp_path / "build/sources/qpulib", upstream.commit)
+    assert "HALF 21" in (got.folder / "Lib/Common/Half.h").read_text()
+    assert [item.name for item in got.folder.parent.iterdir()] == ["qpulib"]
+
+
+def test_what_was_fetched_is_not_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    first = qpulib.obtain(pinned(upstream), config)
+    shutil.rmtree(upstream.folder)
+    assert qpulib.obtain(pinned(upstream), config) == first
+
+
+def test_a_new_pin_is_fetched_in_place_of_the_old_one(upstream: Upstream, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    qpulib.obtain(pinned(upstream), config)
+    got = qpulib.obtain(pinned(upstream, upstream.later), config)
+    assert got.commit == upstream.later
+    assert "HALF 50" in (got.folder / "Lib/Common/Half.h").read_text()
+
+
+def test_a_commit_that_is_not_there_is_told_with_what_to_put_where(upstream: Upstream, tmp_path: Path) -> None:
+    missing = "0123456789" * 4
+    with pytest.raises(SourceUnavailable) as caught:
+        qpulib.obtain(pinned(upstream, missing), configured(tmp_path))
+    assert caught.value.exit_code == 23
+    assert missing in caught.value.expected
+    assert caught.value.found.startswith("fatal:")
+    assert list((tmp_path / "build/sources").iterdir()) == []
+
+
+def test_without_a_network_the_error_says_so_and_what_to_put_where(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    recipe = pinned(upstream, url="https://no-such-host.invalid/mn416/QPULib.git")
+    with pytest.raises(SourceUnavailable) as caught:
+        qpulib.obtain(recipe, configured(tmp_path))
+    text = str(caught.value)
+    assert "Could not resolve host: no-such-host.invalid" in text
+    assert f"git clone {recipe.settings['url']} QPULib && git -C QPULib checkout {upstream.commit}" in text
+    assert str(tmp_path / "build/sources/qpulib") in text
+    assert "INVOKE_QPU_UPSTREAM_SOURCE" in text
+    assert "all_proxy" in text
+    assert list((tmp_path / "build/sources").iterdir()) == []
+
+
+def test_without_git_the_error_names_it(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(ProgramMissing, match="git is needed to fetch upstream QPULib"):
+        qpulib.obtain(pinned(upstream), configured(tmp_path))
+
+
+@contextlib.contextmanager
+def proxy_that_refuses() -> Iterator[tuple[str, list[str]]]:
+    """A proxy that writes down the first line of each request and closes the connection."""
+    asked: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        asked.append(connection.recv(4096).split(b"\r\n")[0].decode(errors="replace"))
+                        connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("variable", "scheme"),
+    [
+        ("https_proxy", "https"),
+        ("HTTPS_PROXY", "https"),
+        ("http_proxy", "http"),
+        ("HTTP_PROXY", "http"),
+        ("all_proxy", "https"),
+        ("ALL_PROXY", "http"),
+    ],
+)
+def test_proxies_are_used(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, scheme: str
+) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    with proxy_that_refuses() as (address, asked):
+        monkeypatch.setenv(variable, address)
+        with pytest.raises(SourceUnavailable, match="403"):
+            qpulib.obtain(pinned(upstream, url=f"{scheme}://upstream.invalid/QPULib.git"), configured(tmp_path))
+    assert asked
+    assert asked[0].startswith(("CONNECT upstream.invalid:443 ", "GET http://upstream.invalid/QPULib.git/"))
+
+
+# A checkout that the user put there.
+
+
+def test_a_users_checkout_is_taken_from_the_named_folder(upstream: Upstream, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "--quiet", str(upstream.folder), "mine")
+    git(tmp_path / "mine", "checkout", "--quiet", upstream.commit)
+    config = configured(tmp_path, upstream_source=str(tmp_path / "mine"))
+    assert qpulib.obtain(pinned(upstream), config) == Checkout(tmp_path / "mine", upstream.commit)
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_named_folder_that_is_not_there_is_not_made_up_for_by_fetching(upstream: Upstream, tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable, match=r"qpu\.upstream_source names is not there"):
+        qpulib.obtain(pinned(upstream), configured(tmp_path, upstream_source=str(tmp_path / "none")))
+
+
+def test_a_users_checkout_of_another_commit_is_refused_and_left_alone(upstream: Upstream, tmp_path: Path) -> None:
+    place = tmp_path / "build/sources"
+    place.mkdir(parents=True)
+    git(place, "clone", "--quiet", str(upstream.folder), "qpulib")
+    with pytest.raises(SourceUnavailable, match=f"is at commit {upstream.later}"):
+        qpulib.obtain(pinned(upstream), configured(tmp_path))
+    assert git(place / "qpulib", "rev-parse", "HEAD") == upstream.later
+
+
+@pytest.mark.parametrize("change", ["changed", "added", "deleted"])
+def test_a_checkout_with_changes_is_refused_with_their_names(upstream: Upstream, tmp_path: Path, change: str) -> None:
+    config = configured(tmp_path)
+    folder = qpulib.obtain(pinned(upstream), config).folder
+    if change == "changed":
+        (folder / "Lib/Answer.cpp").write_text("int answer() { return 0; }\n")
+    elif change == "added":
+        (folder / "Lib/Answer2.cpp").write_text("int more;\n")
+    else:
+        (folder / "Lib/Answer.cpp").unlink()
+    with pytest.raises(SourceUnavailable, match=r"changed files in .*: Lib/Answer2?\.cpp"):
+        qpulib.obtain(pinned(upstream), config)
+
+
+@pytest.mark.parametrize("tree", [{}, {"Lib/notes.txt": ""}, {"Lib/QPULib.h": ""}, {"Lib/Answer.cpp": ""}])
+def test_a_folder_without_the_library_is_refused(upstream: Upstream, tmp_path: Path, tree: dict[str, str]) -> None:
+    plant(tmp_path / "mine", tree).mkdir(exist_ok=True)
+    config = configured(tmp_path, upstream_source=str(tmp_path / "mine"))
+    with pytest.raises(SourceUnavailable, match=r"no Lib/QPULib\.h, or no Lib/\*\*/\*\.cpp"):
+        qpulib.obtain(pinned(upstream), config)
+
+
+def test_a_fetched_commit_without_the_library_is_refused_and_not_kept(upstream: Upstream, tmp_path: Path) -> None:
+    git(upstream.folder, "rm", "-r", "--quiet", "Lib")
+    empty = commit_all(plant(upstream.folder, {"README": ""}), "empty")
+    with pytest.raises(SourceUnavailable, match=r"no Lib/QPULib\.h"):
+        qpulib.obtain(pinned(upstream, empty), configured(tmp_path))
+    assert list((tmp_path / "build/sources").iterdir()) == []
+
+
+def test_an_unpacked_archive_is_taken_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
+    """Also where the folder lies inside another git tree, whose commit must not be taken for its own."""
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    git(outer, "init", "--quiet")
+    plant(outer / "mine")
+    got = qpulib.obtain(pinned(upstream), configured(tmp_path, upstream_source=str(outer / "mine")))
+    assert got.commit == ""
+    assert "cannot be verified" in got.warning
+
+
+def test_the_identity_is_the_pin_or_the_content(upstream: Upstream, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    assert qpulib.identity(pinned(upstream), config) == f"commit {upstream.commit}"
+    qpulib.obtain(pinned(upstream), config)
+    assert qpulib.identity(pinned(upstream), config) == f"commit {upstream.commit}"
+    assert qpulib.identity(pinned(upstream, upstream.later), config) == f"commit {upstream.later}"
+    archive = configured(tmp_path, upstream_source=str(plant(tmp_path / "mine")))
+    before = qpulib.identity(pinned(upstream), archive)
+    assert before.startswith("tree ")
+    (tmp_path / "mine/Lib/Answer.cpp").write_text("int answer() { return 1; }\n")
+    assert qpulib.identity(pinned(upstream), archive) != before
+
+
+# What is made of it, with this PC's compiler.
+
+
+@pytest.fixture
+def checkout(upstream: Upstream, tmp_path: Path) -> Checkout:
+    for program in ("cmake", "ninja", "g++"):
+        if shutil.which(program) is None:
+            pytest.skip(f"the program {program} is missing; ./inv installs it")
+    return qpulib.obtain(pinned(upstream), configured(tmp_path))
+
+
+def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool = False) -> tuple[Path, str]:
+    """The staged root, and what compilers and CMake said."""
+    log = work / "log"
+    files.remove(log)
+    stage = qpulib.build_native(load("qpulib"), checkout, Variant(mode=mode, debug=debug), work, jobs=2, log=log)
+    return stage, log.read_text()
+
+
+def compiled(said: str) -> set[str]:
+    """The sources that were compiled, by name."""
+    return {Path(name).name for name in re.findall(r" -c (\S+\.cpp)$", said, re.MULTILINE)}
+
+
+ALL = {"Answer.cpp", "Mode.cpp", "Lax.cpp"}
+
+
+def test_every_source_is_compiled_with_the_published_flags(checkout: Checkout, tmp_path: Path) -> None:
+    _, said = made(checkout, tmp_path / "work")
+    lines = [line for line in said.splitlines() if re.search(r" -c \S+\.cpp$", line)]
+    assert compiled(said) == ALL
+    for line in lines:
+        assert {"-fpermissive", "-Wconversion", "-std=c++0x", "-fPIC", "-DEMULATION_MODE"} <= set(line.split())
+        assert not {"-DQPU_MODE", "-DDEBUG", "-DNDEBUG", "-O2", "-O3"} & set(line.split())
+    assert "-Wconversion]" in said
+    assert "-fpermissive]" in said
+    assert re.search(r" -shared .*-Wl,-soname,libqpu\.so\.1 ", said)
+
+
+def test_the_layout_and_the_soname_are_our_own_librarys(checkout: Checkout, tmp_path: Path) -> None:
+    stage, _ = made(checkout, tmp_path / "work")
+    prefix = stage / "opt/pitorch"
+    found = {str(path.relative_to(stage)) for path in stage.rglob("*") if not path.is_dir()}
+    assert found == {
+        "etc/ld.so.conf.d/pitorch.conf",
+        "usr/local/lib/pkgconfig/qpu.pc",
+        "opt/pitorch/lib/libqpu.so",
+        "opt/pitorch/lib/libqpu.so.1",
+        "opt/pitorch/lib/libqpu.so.1.0.0",
+        "opt/pitorch/lib/pkgconfig/qpu.pc",
+        "opt/pitorch/include/QPULib.h",
+        "opt/pitorch/include/Common/Half.h",
+        "opt/pitorch/include/Target/Mode.h",
+    }
+    assert (stage / "etc/ld.so.conf.d/pitorch.conf").read_text() == "/opt/pitorch/lib\n"
+    assert (stage / "usr/local/lib/pkgconfig/qpu.pc").read_text().startswith("prefix=/opt/pitorch\n")
+    assert soname_of(prefix / "lib/libqpu.so") == "libqpu.so.1"
+    assert b"\0" + str(tmp_path).encode() not in (prefix / "lib/libqpu.so.1").read_bytes()
+
+
+def soname_of(library: Path) -> str:
+    with library.open("rb") as stream:
+        section = ELFFile(stream).get_section_by_name(".dynamic")
+        assert isinstance(section, DynamicSection)
+        (name,) = [str(getattr(tag, "soname", "")) for tag in section.iter_tags() if tag.entry.d_tag == "DT_SONAME"]
+    return name
+
+
+@pytest.mark.parametrize(
+    ("mode", "debug", "says"),
+    [
+        ("emulation", False, "42 emulation emulation 0 201103"),
+        ("emulation", True, "42 emulation emulation 1 201103"),
+        ("qpu", False, "42 qpu qpu 0 201103"),
+        ("qpu", True, "42 qpu qpu 1 201103"),
+    ],
+)
+def test_a_program_that_asks_pkg_config_is_compiled_for_the_librarys_mode(
+    checkout: Checkout, tmp_path: Path, mode: str, debug: bool, says: str
+) -> None:
+    if shutil.which("pkg-config") is None:
+        pytest.skip("pkg-config is not installed")
+    stage, _ = made(checkout, tmp_path / "work", mode, debug=debug)
+    library = stage / "opt/pitorch/lib"
+    (tmp_path / "program.cpp").write_text(PROGRAM)
+    flags = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "qpu"],
+        env={**os.environ, "PKG_CONFIG_PATH": str(library / "pkgconfig")},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    subprocess.run(["g++", "program.cpp", "-o", "program", *flags], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [tmp_path / "program"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(library)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == says
+
+
+def test_only_debug_keeps_its_symbols(checkout: Checkout, tmp_path: Path) -> None:
+    for debug in (False, True):
+        stage, _ = made(checkout, tmp_path / "work", debug=debug)
+        with (stage / "opt/pitorch/lib/libqpu.so.1").open("rb") as stream:
+            assert (ELFFile(stream).get_section_by_name(".debug_info") is not None) is debug
+
+
+def test_each_mode_has_objects_of_its_own(checkout: Checkout, tmp_path: Path) -> None:
+    _, first = made(checkout, tmp_path / "work", "emulation")
+    _, other = made(checkout, tmp_path / "work", "qpu")
+    _, again = made(checkout, tmp_path / "work", "emulation")
+    assert compiled(first) == compiled(other) == ALL
+    assert compiled(again) == set()
+    trees = sorted(path.name for path in (tmp_path / "work").glob("tree-*"))
+    assert trees == ["tree-emulation", "tree-qpu"]
+
+
+def test_a_changed_file_recompiles_what_depends_on_it_and_no_more(checkout: Checkout, tmp_path: Path) -> None:
+    made(checkout, tmp_path / "work")
+    (checkout.folder / "Lib/Answer.cpp").write_text(STAND_IN["Lib/Answer.cpp"] + "// changed\n")
+    assert compiled(made(checkout, tmp_path / "work")[1]) == {"Answer.cpp"}
+    (checkout.folder / "Lib/Target/Mode.h").write_text(STAND_IN["Lib/Target/Mode.h"] + "// changed\n")
+    assert compiled(made(checkout, tmp_path / "work")[1]) == {"Answer.cpp", "Mode.cpp"}
+
+
+def test_a_new_file_is_found_and_a_deleted_one_forgotten(checkout: Checkout, tmp_path: Path) -> None:
+    made(checkout, tmp_path / "work")
+    plant(checkout.folder, {"Lib/Source/New.cpp": "int fresh() { return 7; }\n"})
+    stage, said = made(checkout, tmp_path / "work")
+    assert compiled(said) == {"New.cpp"}
+    assert b"fresh" in (stage / "opt/pitorch/lib/libqpu.so.1").read_bytes()
+    (checkout.folder / "Lib/Source/New.cpp").unlink()
+    stage, said = made(checkout, tmp_path / "work")
+    assert compiled(said) == set()
+    assert b"fresh" not in (stage / "opt/pitorch/lib/libqpu.so.1").read_bytes()
+
+
+def test_the_same_source_gives_the_same_library_from_any_folder(checkout: Checkout, tmp_path: Path) -> None:
+    one, _ = made(checkout, tmp_path / "work")
+    elsewhere = shutil.copytree(checkout.folder, tmp_path / "a much longer name" / "qpulib")
+    two, _ = made(Checkout(elsewhere, checkout.commit), tmp_path / "other work")
+    library = "opt/pitorch/lib/libqpu.so.1"
+    assert (one / library).read_bytes() == (two / library).read_bytes()
+
+
+# Its place in the main job.
+
+
+def libqpu_step(**qpu: Any) -> Step:
+    (step,) = [item for item in Flow(load_config({"qpu": qpu})).pipeline().steps if item.name == "libqpu"]
+    return step
+
+
+def test_the_choice_is_an_input_of_the_step() -> None:
+    choices: list[dict[str, Any]] = [
+        {},
+        {"library": "upstream"},
+        {"library": "upstream", "upstream_mode": "qpu"},
+        {"library": "upstream", "upstream_debug": True},
+    ]
+    inputs = [dict(libqpu_step(**choice).inputs) for choice in choices]
+    assert len({tuple(sorted(item.items())) for item in inputs}) == len(choices)
+    assert [item["library"] for item in inputs] == ["local", "upstream", "upstream", "upstream"]
+    assert inputs[1]["source"] == f"commit {load('qpulib').settings['commit']}"
+    assert libqpu_step(upstream_mode="qpu").inputs == libqpu_step().inputs, "counts with library: upstream only"
+
+
+def planned(tmp_path: Path, choice: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", "build-image", "--plan", f"--qpulib={choice}"],
+        cwd=ROOT,
+        env={**git_free(), "INVOKE_BUILD_FOLDER": str(tmp_path / "build")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_is_chosen_on_the_command_line(tmp_path: Path) -> None:
+    assert "QPULib (upstream) for the target" in planned(tmp_path, "upstream").stdout
+    own = planned(tmp_path, "local")
+    assert own.returncode == 0
+    assert "libqpu for the target" in own.stdout
+    wrong = planned(tmp_path, "upstreem")
+    assert wrong.returncode == 11
+    assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in wrong.stderr
+    assert not (tmp_path / "build").exists(), "a plan touches nothing"
+
+
+@pytest.mark.parametrize("task", ["shell", "deploy"])
+def test_shells_and_deployments_choose_it_too(tmp_path: Path, task: str) -> None:
+    argv = [sys.executable, "-m", "invoke", task, "--qpulib=upstreem"]
+    done = subprocess.run(argv, cwd=ROOT, env=git_free(), capture_output=True, text=True, check=False)
+    assert done.returncode == 11
+    assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in done.stderr
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_it_is_cross_compiled_in_the_builder_and_loads_in_the_image(
+    built: main_job.Built,
+    product_config: Config,
+    client: docker.DockerClient,
+    upstream: Upstream,
+    tmp_path: Path,
+) -> None:
+    config = dataclasses.replace(
+        product_config,
+        build=dataclasses.replace(product_config.build, folder=tmp_path / "build"),
+        qpu=dataclasses.replace(product_config.qpu, library="upstream", upstream_mode="qpu"),
+    )
+    recipe = pinned(upstream)
+    builder = built.manifest("builder").facts
+    tar = tmp_path / "libqpu.tar"
+    source = qpulib.obtain(recipe, config)
+    for _ in range(2):
+        qpulib.build(
+            client,
+            builder["reference"],
+            builder["image"],
+            recipe,
+            source,
+            config,
+            tar,
+            tmp_path / "logs" / "libqpu.log",
+        )
+    assert compiled((tmp_path / "logs/libqpu.log").read_text()) == set(), "the second build compiles nothing"
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    subprocess.run(["tar", "-xf", tar, "-C", stage, "--no-same-owner"], check=True)
+    library = stage / "opt/pitorch/lib/libqpu.so.1"
+    assert soname_of(library) == "libqpu.so.1"
+    with library.open("rb") as stream:
+        assert ELFFile(stream)["e_machine"] == "EM_ARM"
+    said = containers.run_in(
+        client,
+        built.manifest("system").facts["reference"],
+        ["python3", "-c", "import ctypes; print(ctypes.CDLL('libqpu.so.1')._Z6answerv())"],
+        architecture=ARCHITECTURES["armhf"],
+        binds=[f"{stage}/opt/pitorch:/opt/pitorch:ro"],
+        limit_s=300,
+    )
+    assert said.output == "42\n"

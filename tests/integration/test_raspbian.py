@@ -1,0 +1,343 @@
+"""Raspbian, and the Raspberry Pi's own kernel: which archive gives what. Stand-ins of the archives are served here.
+
+The archives themselves are out of these tests' reach: what is run is the project's code, apt and dpkg on packages that
+are made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from machine import needs_the_machine
+from stand_in_archives import SUITE, Package, World, versions
+
+from flow.main_steps import Flow
+from images import apt, rootfs
+from images.flavour import load_suite, packages_for
+from toolchain.config import Config, ImageConfig, load_config
+from toolchain.errors import ImageBuildFailed, MirrorPocketUnusable
+from toolchain.files import sha256_of
+from toolchain.manifest import Manifest
+from toolchain.process import run
+
+DEBIANS, RASPBIANS, RASPBERRYS, TWINS = "3.13.5-2", "3.13.5-2+rpi1", "1:6.18.34-1+rpt1", "643-1"
+IMAGE = ImageConfig(flavour="raspbian")
+
+
+def of_the_target(version: str) -> list[Package]:
+    """What a target's root is made of, and what comes with a release: packages of nearly no content."""
+    suite = load_suite(SUITE)
+    roles = {name for role in ("base", "board", "bootable", "dev") for name in packages_for(role, IMAGE)}
+    names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
+    names = {name for name in names if not name.startswith(("linux-image", "raspi-firmware"))} - {"less"}
+    return [
+        *(Package(name=name, version=version, multi_arch="same") for name in sorted(names)),
+        Package(name="base-files", version=version, essential=True, depends="libc6"),
+        *of_python(version, "armhf"),
+    ]
+
+
+def of_python(version: str, architecture: str) -> list[Package]:
+    """A Python's headers, and the library that they belong to: of one version, whatever the architecture."""
+    python = load_suite(SUITE).python
+    library = f"libpython{python}-stdlib"
+    needs = {f"libpython{python}-dev": f"{library} (= {version}), libc6", library: "libc6"}
+    return [
+        Package(name=name, version=version, architecture=architecture, multi_arch="same", depends=depends)
+        for name, depends in needs.items()
+    ]
+
+
+def of_this_pc() -> list[Package]:
+    """Debian's tools for the PC that the tests run on."""
+    roles = ("standing_in", "depmod", "compiler", "builder")
+    names = {name for role in roles for name in packages_for(role, IMAGE) if not name.startswith("libpython")}
+    return [
+        *(Package(name=name, version=DEBIANS, architecture="amd64", depends="libc6") for name in sorted(names)),
+        Package(name="libc6", version=DEBIANS, architecture="amd64", multi_arch="same"),
+        *of_python(DEBIANS, "amd64"),
+    ]
+
+
+def kernel_of(board: str, architecture: str) -> list[Package]:
+    """A Raspberry Pi kernel, as their archive has it: a name that stays, and parts that carry a version."""
+    release = f"6.18.34+rpt-rpi-{board}"
+    needs = {
+        f"linux-image-rpi-{board}": f"linux-image-{release}",
+        f"linux-image-{release}": f"linux-base-{release}, linux-base (>= 5)",
+        f"linux-base-{release}": "",
+    }
+    return [
+        Package(name=name, version=RASPBERRYS, architecture=architecture, depends=depends)
+        for name, depends in needs.items()
+    ]
+
+
+def kernel_of_debian() -> list[Package]:
+    """Debian's kernel, in the version that it has beside what stands in for Debian's other packages."""
+    release = "linux-image-6.12.107+deb13-armmp"
+    return [
+        Package(name="linux-image-armmp", version=DEBIANS, depends=release),
+        Package(name=release, version=DEBIANS, depends="linux-base (>= 3)"),
+    ]
+
+
+def of_the_raspberry_pi() -> list[Package]:
+    """Its archive: kernels, firmware, and newer versions of packages that are the distribution's."""
+    return [
+        *kernel_of("v7", "armhf"),
+        *kernel_of("v8", "arm64"),
+        Package(name="linux-base", version="5.1", architecture="all"),
+        Package(name="raspi-firmware", version=RASPBERRYS, architecture="all"),
+        Package(name="raspberrypi-archive-keyring", architecture="all"),
+        *(Package(name=name, version="99+rpt1", multi_arch="same") for name in ("libc6", "python3", "systemd")),
+        Package(name="base-files", version="99+rpt1", essential=True),
+        Package(name="rpi-only", version="1.0"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with contextlib.closing(World(tmp_path_factory.mktemp("world"))) as made:
+        made.debian.add(*of_this_pc(), *of_the_target(DEBIANS))
+        made.raspbian.add(*of_the_target(RASPBIANS), Package(name="raspbian-archive-keyring", architecture="all"))
+        made.raspberrypi.add(*of_the_raspberry_pi())
+        made.debian.add(*kernel_of_debian())
+        for archive in (made.debian, made.raspbian):
+            archive.add(Package(name="raspi-firmware", version="2:1", architecture="all"))
+            # Raspbian rebuilds packages without giving them versions of its own.
+            twin = {"usr/share/less/origin": f"{archive.origin:>20}".encode()}
+            archive.add(Package(name="less", version=TWINS, files=twin))
+        yield made
+
+
+def config_for(folder: Path, **image: object) -> Config:
+    """A configuration whose products are in a folder."""
+    settings = {"flavour": "raspbian", **image}
+    return load_config({"image": settings, "build": {"folder": str(folder)}, "torch": {"wheelhouse": []}})
+
+
+def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
+    """Run steps of the main job and what they need; their manifests."""
+    with Flow(config) as flow:
+        pipeline = flow.pipeline()
+        wanted = set(names)
+        for step in reversed(pipeline.steps):
+            wanted |= set(step.needs) if step.name in wanted else set()
+        decisions = [item for item in pipeline.plan() if item.step.name in wanted]
+        return {made.step: made for made in pipeline.execute(decisions)}
+
+
+def fetched(config: Config, role: str) -> dict[str, str]:
+    """What a step fetched: versions of packages."""
+    folder = config.build_root / "archives" / f"{config.image.label}-{role}"
+    return versions(folder.glob("*.deb"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files to their owners")
+def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(world: World, tmp_path: Path) -> None:
+    """Of a package whose files architectures share, apt takes one version alone."""
+    config = config_for(tmp_path, profile="container")
+    with world.serving():
+        made = ran(config, "tools", "archives")
+    tools = fetched(config, "tools")
+    assert tools["libpython3.13-dev:armhf"] == DEBIANS
+    assert tools["libpython3.13-stdlib:armhf"] == tools["libpython3.13-stdlib:amd64"] == DEBIANS
+    assert set(tools.values()) == {DEBIANS}
+    assert "gcc" not in made["tools"].facts["programs"]
+    (warning,) = made["torch"].warnings
+    assert "no ARMv6 code" in warning
+    root = fetched(config, "rootfs")
+    assert root["libc6:armhf"] == RASPBIANS
+    assert set(root.values()) == {RASPBIANS, TWINS, "1.0"}, "the last is the keyring's"
+
+
+@pytest.mark.parametrize(("flavour", "of_the_rest"), [("debian", DEBIANS), ("raspbian", RASPBIANS)])
+def test_only_kernel_and_firmware_come_from_the_raspberry_pi_s_archive(
+    world: World, tmp_path: Path, flavour: str, of_the_rest: str
+) -> None:
+    config = config_for(tmp_path, flavour=flavour, kernel="raspberrypi")
+    with world.serving():
+        mirror = ran(config, "archives")["mirror"]
+        with pytest.raises(ImageBuildFailed, match="a package that the mirror does not have") as caught:
+            ran(config_for(tmp_path, flavour=flavour, kernel="raspberrypi", extra_packages=["rpi-only"]), "archives")
+    assert "rpi-only" in caught.value.expected
+    root = fetched(config, "rootfs")
+    theirs = {name: version for name, version in root.items() if version not in (of_the_rest, TWINS, "1.0")}
+    assert theirs == {
+        **dict.fromkeys((f"linux-{part}-6.18.34+rpt-rpi-v7:armhf" for part in ("image", "base")), RASPBERRYS),
+        "linux-image-rpi-v7:armhf": RASPBERRYS,
+        "raspi-firmware:all": RASPBERRYS,
+        "linux-base:all": "5.1",
+    }
+    assert root["libc6:armhf"] == root["base-files:armhf"] == of_the_rest
+    with Flow(config) as flow:
+        for role, packages in (("dev", packages_for("dev", config.image)), ("small", ("python3",))):
+            spec = flow.root_spec(role, packages, mirror, (flow.target,))
+            assert {item.archive for item in spec.sources} == {flavour}, "a source where it is needed alone"
+        spec = flow.root_spec("small-tools", ("python3", "raspi-firmware"), mirror, (flow.native, flow.target))
+        assert {item.archive for item in spec.sources} == {"debian"}
+
+
+def test_the_distribution_s_kernel_is_debian_s_where_raspbian_has_none(world: World, tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    with world.serving():
+        mirror = ran(config, "archives")["mirror"]
+    root = fetched(config, "rootfs")
+    assert {name for name, version in root.items() if version not in (RASPBIANS, TWINS, "1.0")} == {
+        *("linux-image-armmp:armhf", "linux-image-6.12.107+deb13-armmp:armhf", "debian-archive-keyring:armhf")
+    }
+    (twin,) = (tmp_path / "archives" / "raspbian-trixie-armhf-rootfs").glob("less_*.deb")
+    assert "Raspbian" in run(["dpkg-deb", "--fsys-tarfile", twin]).output, "of one version in both it is the first's"
+    with Flow(config) as flow:
+        (step,) = (item for item in flow.pipeline().steps if item.name == "rootfs")
+        assert "linux-image-armmp" in step.inputs["packages"]
+        spec = flow.root_spec("rootfs", ("linux-image-armmp",), mirror, (flow.target,))
+        assert [item.archive for item in spec.sources] == ["raspbian", "debian", "debian", "debian"]
+        assert "Pin: release o=Debian\nPin-Priority: -1\n" in apt.preferences_text(spec.sources)
+        spec = flow.root_spec("small-tools", ("linux-image-armmp",), mirror, (flow.native, flow.target))
+        assert apt.preferences_text(spec.sources) == "", "what runs on this PC is Debian's all"
+
+
+def test_a_board_of_64_bits_gets_a_kernel_of_64_bits(world: World, tmp_path: Path) -> None:
+    config = config_for(tmp_path, flavour="debian", architecture="arm64", kernel="raspberrypi")
+    names = packages_for("bootable", config.image)
+    with world.serving():
+        mirror = ran(config, "mirror")["mirror"]
+        with Flow(config) as flow:
+            kernel = [name for name in names if name.startswith(("linux-image", "raspi-firmware"))]
+            spec = flow.root_spec("small", tuple(kernel), mirror, (flow.target,))
+            apt.download(spec.sources, spec.lists, ["arm64"], kernel, spec.archives, tmp_path / "log", essential=False)
+    assert {
+        "linux-image-6.18.34+rpt-rpi-v8:arm64": RASPBERRYS,
+        "raspi-firmware:all": RASPBERRYS,
+    }.items() <= versions(spec.archives.glob("*.deb")).items()
+
+
+def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.raspberrypi, "origin", "")
+    with world.serving(), pytest.raises(MirrorPocketUnusable, match="told from other archives") as caught:
+        ran(config_for(tmp_path, flavour="debian", kernel="raspberrypi"), "mirror")
+    assert "names its origin" in caught.value.expected
+
+
+@pytest.mark.parametrize("archive", ["raspbian", "raspberrypi"])
+def test_where_apt_refuses_an_archive_it_is_said_where_a_newer_key_goes(
+    world: World, tmp_path: Path, archive: str
+) -> None:
+    """The keys that these archives publish are older than what some versions of apt ask of keys."""
+    stand_in = {"raspbian": world.raspbian, "raspberrypi": world.raspberrypi}[archive]
+    config = config_for(tmp_path, kernel="raspberrypi")
+    with world.serving():
+        world.debian.key.clearsign(
+            stand_in.folder / "dists" / SUITE / "Release", stand_in.folder / "dists" / SUITE / "InRelease"
+        )
+        with pytest.raises(MirrorPocketUnusable, match=f"/{archive} cannot be verified") as caught:
+            ran(config, "mirror")
+        kept = {"raspbian": "raspbian.gpg", "raspberrypi": "raspberrypi-kernel.gpg"}[archive]
+        assert f"put a newer copy of it at {tmp_path / 'keys' / kept}" in caught.value.fix
+
+
+def test_what_an_archive_may_give_is_an_input_of_the_step_that_asks_for_it(tmp_path: Path) -> None:
+    def inputs(kernel: str) -> Mapping[str, str]:
+        with Flow(config_for(tmp_path, flavour="debian", kernel=kernel)) as flow:
+            return flow.pipeline().steps[0].inputs
+
+    assert set(inputs("distribution")) == {"sources", "strict"}
+    assert "raspi-firmware" in inputs("raspberrypi")["limits"]
+
+
+def test_only_pockets_that_the_root_is_made_of_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apt, "host_mirrors", lambda: {"main": "http://mirror.example.org/debian"})
+    for image, missed in (
+        ({"flavour": "debian"}, ["trixie", "trixie-security", "trixie-updates"]),
+        ({}, ["trixie", "trixie-security", "trixie-updates"]),
+        ({"kernel": "raspberrypi"}, ["trixie"]),
+        ({"profile": "container"}, ["trixie"]),
+    ):
+        with Flow(config_for(tmp_path, **image)) as flow:
+            none_verified = Manifest(step="mirror", key="", inputs={}, facts={"sources": []})
+            assert flow.left_out(none_verified) == missed
+
+
+# ------------------------------------------------------------------------------------------ roots of real packages
+
+
+@dataclass(frozen=True)
+class Real:
+    """Archives whose Raspbian holds packages that work, and native tools for their configuring."""
+
+    world: World
+    tools: Path
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    """Debian's own packages of a small root are fetched, and get versions of Raspbian's form."""
+    needs_the_machine()
+    folder = tmp_path_factory.mktemp("real")
+    config = config_for(folder / "debian", flavour="debian")
+    mirror = ran(config, "mirror")["mirror"]
+    with Flow(config) as flow:
+        small = flow.root_spec("small", ("apt", "linux-base"), mirror, (flow.target,))
+        rootfs.download(small, folder / "log")
+        natives = packages_for("standing_in", config.image)
+        spec = flow.root_spec("tools", natives, mirror, (flow.native,))
+        rootfs.build_tools(spec, folder / "tools", folder / "log", standing_in=natives)
+    with contextlib.closing(World(folder / "world")) as world:
+        world.raspbian.repack(small.archives.glob("*.deb"), "+rpi1")
+        world.raspberrypi.add(*of_the_raspberry_pi())
+        yield Real(world, folder / "tools")
+
+
+def small_root(real: Real, config: Config, folder: Path) -> Path:
+    """A root with the board's kernel, built by the project's code from the archives that are served; its tar."""
+    mirror = ran(config, "mirror")["mirror"]
+    packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
+    with Flow(config) as flow:
+        spec = flow.root_spec("small", packages, mirror, (flow.target,))
+    tar = folder / "root.tar"
+    rootfs.build_tar(rootfs.with_tools(spec, real.tools), tar, folder / "log")
+    return tar
+
+
+@pytest.mark.emulation
+def test_a_root_finds_its_keys_where_its_own_apt_looks_whatever_folder_it_was_built_in(
+    real: Real, tmp_path: Path
+) -> None:
+    """Of one archive a package brings the keyring, newer than the key that was fetched; of the other none does."""
+    place = "usr/share/keyrings/{}-archive-keyring.gpg"
+    newer = real.world.raspbian.key.keyring.read_bytes() + real.world.debian.key.keyring.read_bytes()
+    real.world.raspbian.add(
+        Package(name="raspbian-archive-keyring", architecture="all", files={place.format("raspbian"): newer})
+    )
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    with real.world.serving():
+        first, second = (
+            small_root(real, config_for(tmp_path / name, kernel="raspberrypi"), tmp_path / name)
+            for name in ("one", "another")
+        )
+        assert sha256_of(first) == sha256_of(second)
+        run(["tar", "--extract", "--file", first, "--directory", tree])
+        run(["chroot", tree, "apt-get", "-o", "APT::Update::Error-Mode=any", "update"], limit_s=300)
+        policy = run(["chroot", tree, "apt-cache", "policy", "libc6", "linux-base", "linux-image-rpi-v7"]).output
+        upgrade = run(["chroot", tree, "apt-get", "--simulate", "dist-upgrade"]).output
+    lines = (tree / "etc/apt/sources.list").read_text().splitlines()
+    assert [re.sub(r"http://127\.0\.0\.1:\d+", "URI", line) for line in lines] == [
+        f"deb [arch=armhf signed-by=/{place.format(name)}] URI/{name} trixie main"
+        for name in ("raspbian", "raspberrypi")
+    ]
+    assert (tree / place.format("raspbian")).read_bytes() == newer
+    assert (tree / place.format("raspberrypi")).read_bytes() == real.world.raspberrypi.key.keyring.read_bytes()
+    assert re.findall(r"Candidate: (.*)", policy)[1:] == ["5.1", RASPBERRYS]
+    assert re.search(r"libc6:\n  Installed: (\S+\+rpi1)\n  Candidate: \1\n", policy)
+    assert "0 upgraded, 0 newly installed" in upgrade

@@ -1,0 +1,651 @@
+"""Push and pull with a real engine and a real registry: what arrives, who may, and what is never shown."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import getpass
+import hashlib
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from registry_parts import (
+    HTPASSWD,
+    KIB,
+    MIB,
+    PASSWORD,
+    USER,
+    Proxy,
+    TokenServer,
+    ask,
+    blobs_on_disk,
+    config_for,
+    engine_client,
+    forget,
+    image,
+    load_image,
+    make_certificate,
+    need,
+    tags_of,
+)
+from rich.console import Console
+
+from registry import client as registry
+from registry import credentials
+from registry import local as local_registry
+from registry.credentials import PASSWORD_VARIABLE
+from registry.local import Registry, Settings, TokenService
+from registry.reference import resolve
+from toolchain import progress
+from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, RegistryRefused
+
+pytestmark = pytest.mark.engine
+
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[docker.DockerClient]:
+    with engine_client() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    need("docker-registry")
+    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    need("docker-registry")
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "htpasswd").write_text(HTPASSWD)
+    with local_registry.serve(Settings(folder=folder / "r", htpasswd=folder / "htpasswd")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No credentials but the test's own."""
+    folder = tmp_path / "docker-config"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
+    return folder
+
+
+def store_login(folder: Path, address: str, user: str = USER, password: str = PASSWORD) -> None:
+    """As ``docker login`` writes it."""
+    proof = base64.b64encode(f"{user}:{password}".encode()).decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {address: {"auth": proof}}}))
+
+
+def test_what_was_pushed_is_what_the_registry_has(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, namespace="a/b", repository="c")
+    before = tags_of(client, config)
+    with image(client, config.image_reference("system"), (4 * KIB, 3 * MIB, 0)) as identity:
+        pushed = registry.push(config, tag="v1")
+    answer = ask(plain, "/v2/a/b/c/manifests/v1", headers={"Accept": MANIFEST})
+    assert pushed.digest == "sha256:" + hashlib.sha256(answer.content).hexdigest()
+    # An image's id is its configuration's digest; in the containerd image store, its manifest's.
+    assert identity in (answer.json()["config"]["digest"], pushed.digest)
+    assert str(pushed.reference) == f"{plain.address}/a/b/c:v1"
+    assert (pushed.layers, pushed.sent, pushed.attempts) == (3, 3, 1)
+    stored = blobs_on_disk(plain)
+    parts = [answer.json()["config"], *answer.json()["layers"]]
+    assert pushed.size == sum(stored[part["digest"].removeprefix("sha256:")] for part in parts)
+    assert tags_of(client, config) == before, "no name is left behind in the engine"
+
+
+def test_a_second_push_sends_nothing_and_changes_nothing(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="twice")
+    with image(client, config.image_reference("system"), (4 * KIB, 64 * KIB)):
+        first = registry.push(config)
+        stored = blobs_on_disk(plain)
+        second = registry.push(config)
+    assert (second.digest, second.sent) == (first.digest, 0)
+    assert blobs_on_disk(plain) == stored
+    assert ask(plain, "/v2/pitorch/twice/tags/list").json()["tags"] == ["trixie-armhf"]
+
+
+def test_what_was_pulled_is_what_was_pushed(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="back")
+    name = config.image_reference("system")
+    before = tags_of(client, config)
+    try:
+        identity = load_image(client, name, (4 * KIB, 2 * MIB))
+        pushed = registry.push(config)
+        forget(client, name)
+        pulled = registry.pull(config)
+        assert (pulled.name, pulled.image_id, pulled.digest) == (name, identity, pushed.digest)
+        assert (pulled.platform, pulled.size) == ("linux/arm/v7", pushed.size)
+        assert (pulled.layers, pulled.received) == (2, 2)
+        assert client.images.get(name).id == identity
+        assert tags_of(client, config) - before == {name}, "the local name, and no other"
+        digests = client.images.get(name).attrs["RepoDigests"]
+        assert not [one for one in digests if one.startswith(plain.address)]
+        again = registry.pull(config)
+        assert (again.image_id, again.received) == (identity, 0)
+    finally:
+        forget(client, name)
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["a new image", "one that is here"])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, RegistryFailed], ids=["Ctrl-C", "failure"])
+def test_a_pull_that_ends_after_the_transfer_leaves_no_name(
+    client: docker.DockerClient,
+    plain: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: type[BaseException],
+    here: bool,
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="cut-off")
+    name = config.image_reference("system")
+
+    def digests() -> list[str]:
+        found = [digest for one in client.api.images() for digest in one["RepoDigests"] or []]
+        return [digest for digest in found if digest.startswith(plain.address)]
+
+    def ends(*_: object) -> None:
+        assert digests(), "the engine has it, and names it so"
+        raise fault("now")
+
+    try:
+        identity = load_image(client, name, (4 * KIB,), seed=f"{fault.__name__}{here}")
+        registry.push(config)
+        if not here:
+            forget(client, name)
+        before = tags_of(client, config)
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "_compare", ends)
+            with pytest.raises(fault):
+                registry.pull(config)
+        assert digests() == []
+        assert tags_of(client, config) == before
+        assert registry.pull(config).image_id == identity
+    finally:
+        forget(client, name)
+
+
+def test_a_pull_replaces_the_image_under_the_local_name(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="replaced")
+    name = config.image_reference("system")
+    try:
+        old = load_image(client, name, seed="old")
+        registry.push(config)
+        new = load_image(client, name, seed="new")
+        assert old != new
+        assert registry.pull(config).image_id == old == client.images.get(name).id
+        client.images.remove(new, force=True)
+    finally:
+        forget(client, name)
+
+
+def test_a_name_that_the_engine_had_before_is_given_back(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="kept")
+    alias = str(resolve(config))
+    with image(client, config.image_reference("system")), image(client, alias, seed="other") as other:
+        registry.push(config)
+        assert client.images.get(alias).id == other
+
+
+def test_an_image_that_is_not_here_is_named_with_its_fix(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address)
+    with pytest.raises(ReferenceNotFound) as caught:
+        registry.push(config)
+    assert config.image_reference("system") in caught.value.expected
+    assert caught.value.fix == "./inv build-image"
+
+
+def test_an_image_for_another_platform_is_not_pushed(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="foreign")
+    with (
+        image(client, config.image_reference("system"), variant=""),
+        pytest.raises(PlatformMismatch, match="linux/amd64"),
+    ):
+        registry.push(config)
+    assert ask(plain, "/v2/pitorch/foreign/tags/list").status_code == 404
+
+
+def test_an_image_for_another_platform_is_not_pulled(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="alien")
+    reference = resolve(config)
+    with image(client, str(reference), variant=""):
+        list(client.api.push(reference.name, reference.tag, stream=True, auth_config={}))
+    before = tags_of(client, config)
+    with pytest.raises(PlatformMismatch) as caught:
+        registry.pull(config)
+    assert (caught.value.expected, caught.value.found) == ("linux/arm/v7", "linux/amd64")
+    assert tags_of(client, config) == before
+    digests = [digest for one in client.api.images() for digest in one["RepoDigests"] or []]
+    assert not [digest for digest in digests if digest.startswith(plain.address)], "nothing was transferred"
+
+
+def test_of_an_image_for_many_platforms_ours_is_taken(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="many")
+    name = config.image_reference("system")
+    reference = resolve(config)
+    try:
+        identity = load_image(client, name)
+        registry.push(config, tag="arm")
+        with image(client, f"{reference.name}:amd", variant=""):
+            list(client.api.push(reference.name, "amd", stream=True, auth_config={}))
+        forget(client, name)
+        entries = []
+        for tag, platform in (("amd", ("amd64", "")), ("arm", ("arm", "v7"))):
+            answer = ask(plain, f"/v2/pitorch/many/manifests/{tag}", headers={"Accept": MANIFEST})
+            entries.append(
+                {
+                    "mediaType": MANIFEST,
+                    "size": len(answer.content),
+                    "digest": "sha256:" + hashlib.sha256(answer.content).hexdigest(),
+                    "platform": {"os": "linux", "architecture": platform[0], "variant": platform[1]},
+                }
+            )
+        put_list(plain, "pitorch/many", "both", entries)
+        put_list(plain, "pitorch/many", "foreign", entries[:1])
+        pulled = registry.pull(config, tag="both")
+        assert pulled.image_id in (identity, pulled.digest)
+        assert pulled.platform == "linux/arm/v7"
+        with pytest.raises(PlatformMismatch, match="linux/amd64"):
+            registry.pull(config, tag="foreign")
+    finally:
+        forget(client, name)
+
+
+def put_list(running: Registry, repository: str, tag: str, entries: list[dict[str, object]]) -> None:
+    import requests
+
+    body = json.dumps({"schemaVersion": 2, "mediaType": LIST, "manifests": entries})
+    with requests.Session() as session:
+        session.trust_env = False
+        url = f"{running.url}/v2/{repository}/manifests/{tag}"
+        assert session.put(url, data=body, headers={"Content-Type": LIST}, timeout=20).status_code == 201
+
+
+def test_a_tag_that_the_registry_does_not_have_is_shown_with_those_it_has(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="tags")
+    with image(client, config.image_reference("system")):
+        registry.push(config, tag="one")
+        registry.push(config, tag="two")
+    with pytest.raises(ReferenceNotFound) as caught:
+        registry.pull(config, tag="three")
+    assert caught.value.exit_code == 34
+    assert "one, two" in caught.value.found
+    with pytest.raises(ReferenceNotFound, match="no such repository"):
+        registry.pull(config, registry=f"{plain.address}/nowhere")
+
+
+def test_a_damaged_manifest_is_found_out(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="damaged")
+    with image(client, config.image_reference("system")):
+        pushed = registry.push(config)
+    digest = pushed.digest.removeprefix("sha256:")
+    data = plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data"
+    whole = data.read_bytes()
+    try:
+        data.write_bytes(whole + b"\n")
+        with pytest.raises(RegistryFailed) as caught:
+            registry.pull(config)
+        assert pushed.digest in caught.value.expected
+        assert caught.value.exit_code == 35
+    finally:
+        data.write_bytes(whole)
+
+
+def test_a_missing_layer_is_found_out(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.0,))
+    config = config_for(tmp_path, plain.address, repository="holey")
+    with image(client, config.image_reference("system"), (32 * KIB,)):
+        registry.push(config)
+        answer = ask(plain, "/v2/pitorch/holey/manifests/trixie-armhf", headers={"Accept": MANIFEST})
+        digest = answer.json()["layers"][0]["digest"].removeprefix("sha256:")
+        (plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data").unlink()
+        with pytest.raises(RegistryBroke, match=r"a part of .* is missing") as caught:
+            registry.pull(config)
+        assert caught.value.exit_code == 54
+
+
+# --- who may -------------------------------------------------------------------------------------------------------
+
+
+def test_the_credential_store_opens_the_registry(
+    client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path
+) -> None:
+    config = config_for(tmp_path, guarded.address, repository="store")
+    store_login(docker_config, guarded.address)
+    with image(client, config.image_reference("system")):
+        assert registry.push(config).layers == 1
+        assert registry.pull(config).layers == 1
+        assert registry.push(config, user=USER).sent == 0
+
+
+def test_a_credential_helper_opens_the_registry(
+    client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = json.dumps({"ServerURL": guarded.address, "Username": USER, "Secret": PASSWORD})
+    helper = tmp_path / "bin" / "docker-credential-pitorchtest"
+    helper.parent.mkdir()
+    helper.write_text(f"#!/bin/sh\n[ \"$1\" = get ] && cat >/dev/null && echo '{answer}'\n")
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{helper.parent}:{os.environ['PATH']}")
+    (docker_config / "config.json").write_text(json.dumps({"credHelpers": {guarded.address: "pitorchtest"}}))
+    config = config_for(tmp_path, guarded.address, repository="helper")
+    with image(client, config.image_reference("system")):
+        assert registry.push(config).layers == 1
+
+
+def test_the_environment_opens_the_registry_and_beats_the_store(
+    client: docker.DockerClient,
+    guarded: Registry,
+    tmp_path: Path,
+    docker_config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_for(tmp_path, guarded.address, repository="environment")
+    store_login(docker_config, guarded.address, password="an old one")
+    monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
+    with image(client, config.image_reference("system")):
+        assert registry.push(config).layers == 1, "the store knows the user, the environment the password"
+        assert registry.push(config, user=USER).layers == 1
+
+
+def test_the_prompt_opens_the_registry(
+    client: docker.DockerClient, guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{USER}\n"))
+    monkeypatch.setattr(getpass, "getpass", lambda *_, **__: PASSWORD)
+    config = config_for(tmp_path, guarded.address, repository="prompt")
+    with image(client, config.image_reference("system")):
+        assert registry.push(config).layers == 1
+    monkeypatch.setattr(sys, "stdin", Terminal("\n"))
+    with pytest.raises(RegistryRefused, match="nothing was typed"):
+        registry.pull(config)
+
+
+def test_a_wrong_password_is_refused_and_says_where_it_came_from(
+    client: docker.DockerClient,
+    guarded: Registry,
+    tmp_path: Path,
+    docker_config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_for(tmp_path, guarded.address, repository="wrong")
+    with image(client, config.image_reference("system")):
+        store_login(docker_config, guarded.address, password="wrong-4711")
+        with pytest.raises(RegistryRefused, match="Docker's credential store") as caught:
+            registry.push(config)
+        assert caught.value.exit_code == 30
+        monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-4711")
+        with pytest.raises(RegistryRefused, match=PASSWORD_VARIABLE) as caught:
+            registry.push(config)
+        assert "wrong-4711" not in str(caught.value)
+        with pytest.raises(RegistryRefused):
+            registry.pull(config)
+    assert ask(guarded, "/v2/_catalog", auth=(USER, PASSWORD)).status_code == 200
+
+
+def test_without_credentials_and_terminal_it_is_said_what_to_do(
+    client: docker.DockerClient, guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path, guarded.address)
+    with image(client, config.image_reference("system")):
+        with pytest.raises(RegistryRefused) as caught:
+            registry.push(config)
+        assert f"docker login {guarded.address}" in caught.value.fix
+        monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
+        with pytest.raises(RegistryRefused, match="whose password"):
+            registry.push(config)
+
+
+def test_a_user_that_is_not_the_stores_does_not_get_the_stores_password(
+    client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path
+) -> None:
+    config = config_for(tmp_path, guarded.address)
+    store_login(docker_config, guarded.address)
+    with image(client, config.image_reference("system")), pytest.raises(RegistryRefused, match="somebody"):
+        registry.push(config, user="somebody")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "{",
+        "[]",
+        '{"auths": {"HOST": {"auth": "%%%"}}}',
+        '{"auths": {"HOST": {"auth": "bm9jb2xvbnNlY3JldA=="}}}',
+        '{"auths": {"HOST": 3}}',
+        '{"auths": {"HOST": {"auth": 3}}}',
+        '{"auths": 3}',
+    ],
+)
+def test_a_broken_docker_configuration_is_named(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path, docker_config: Path, broken: str
+) -> None:
+    (docker_config / "config.json").write_text(broken.replace("HOST", plain.address))
+    config = config_for(tmp_path, plain.address)
+    with image(client, config.image_reference("system")), pytest.raises(RegistryRefused) as caught:
+        registry.push(config)
+    assert str(docker_config / "config.json") in str(caught.value)
+    assert "nocolon" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_missing_credential_helper_is_named(
+    client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path
+) -> None:
+    (docker_config / "config.json").write_text('{"credsStore": "nosuchhelper"}')
+    config = config_for(tmp_path, guarded.address)
+    with image(client, config.image_reference("system")), pytest.raises(RegistryRefused) as caught:
+        registry.push(config)
+    assert "docker-credential-nosuchhelper" in caught.value.found
+
+
+def test_a_registry_without_passwords_does_not_ask_for_one(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path, docker_config: Path
+) -> None:
+    (docker_config / "config.json").write_text('{"credsStore": "nosuchhelper"}')
+    config = config_for(tmp_path, plain.address, repository="open")
+    with image(client, config.image_reference("system")):
+        assert registry.push(config).layers == 1
+
+
+@pytest.mark.parametrize("identity", [False, True], ids=["password", "identity token"])
+def test_token_authentication(
+    client: docker.DockerClient, tmp_path: Path, docker_config: Path, identity: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("docker-registry")
+    certificate, key = make_certificate(tmp_path, "127.0.0.1")
+    with TokenServer(certificate, key) as server:
+        token = TokenService(realm=server.url, service="pitorch-test", issuer="issuer", certificate=certificate)
+        with local_registry.serve(Settings(folder=tmp_path / "r", token=token)) as running:
+            config = config_for(tmp_path, running.address, repository="token")
+            with image(client, config.image_reference("system")):
+                with pytest.raises(RegistryRefused):
+                    registry.push(config)
+                store_login(docker_config, running.address, password="wrong")
+                with pytest.raises(RegistryRefused, match="Docker's credential store"):
+                    registry.push(config)
+                if identity:
+                    entry = {"auth": "", "identitytoken": server.refresh_token}
+                    (docker_config / "config.json").write_text(json.dumps({"auths": {running.address: entry}}))
+                else:
+                    store_login(docker_config, running.address)
+                assert registry.push(config).sent == 1
+                (docker_config / "config.json").unlink()
+                assert registry.pull(config).layers == 1, "strangers may pull there"
+                server.strangers = False
+                with pytest.raises(RegistryRefused):
+                    registry.pull(config)
+
+
+# --- what is never shown -------------------------------------------------------------------------------------------
+
+
+def secrets_of(password: str) -> list[str]:
+    return [
+        password,
+        base64.b64encode(f"{USER}:{password}".encode()).decode(),
+        base64.b64encode(password.encode()).decode(),
+    ]
+
+
+def words_of(fault: BaseException | None) -> str:
+    """All that a traceback could show of a chain of exceptions."""
+    found = ""
+    while fault is not None:
+        found += f"{fault!s} {fault!r} {vars(fault)}"
+        fault = fault.__cause__ or fault.__context__
+    return found
+
+
+@pytest.mark.parametrize("password", [PASSWORD, "Wrong_but_secret_42"])
+def test_the_password_appears_in_no_output_log_error_or_command_line(
+    client: docker.DockerClient,
+    guarded: Registry,
+    tmp_path: Path,
+    password: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, password)
+    caplog.set_level(logging.DEBUG)
+    config = config_for(tmp_path, guarded.address, repository="hidden")
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    seen.add(entry.read_bytes().decode(errors="replace"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    fault = None
+    try:
+        with image(client, config.image_reference("system"), (256 * KIB,)):
+            try:
+                pushed = registry.push(config, user=USER)
+            except RegistryRefused as caught:
+                fault = caught
+            else:
+                assert password not in repr(pushed)
+    finally:
+        done.set()
+        watcher.join(30)
+    captured = capfd.readouterr()
+    text = captured.out + captured.err + caplog.text + words_of(fault) + "".join(seen) + repr(config)
+    text += guarded.settings.log.read_text()
+    assert len(seen) > 1
+    assert "hidden" in text, "the watchers watch"
+    for secret in secrets_of(password):
+        assert secret not in text
+    assert (fault is None) == (password == PASSWORD)
+
+
+def test_on_a_terminal_every_layer_has_a_bar(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    monkeypatch.setattr(progress, "console", console)
+    with Proxy(plain.address, rate=2 * MIB) as slow:
+        config = config_for(tmp_path, slow.address, repository="bars")
+        name = config.image_reference("system")
+        with image(client, name, (700 * KIB, 900 * KIB)):
+            layers = client.images.get(name).attrs["RootFS"]["Layers"]
+            pushed = registry.push(config)
+    assert len(layers) == 2
+    for layer in layers:
+        assert layer.removeprefix("sha256:")[:12] in screen.getvalue()
+    assert str(pushed.reference) in screen.getvalue()
+    assert "MB" in screen.getvalue()
+    assert "Pushing" in screen.getvalue()
+
+
+def test_ctrl_c_stops_the_push_and_leaves_nothing_behind(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path
+) -> None:
+    with Proxy(plain.address, rate=1 * MIB) as slow:
+        config = config_for(tmp_path, slow.address, repository="interrupted")
+        name = config.image_reference("system")
+        code = (
+            "from toolchain.config import load_config; from images import registry;"
+            f"registry.push(load_config({{'image': {{'name': {config.image.name!r}}},"
+            f"'registry': {{'address': {slow.address!r}, 'repository': 'interrupted'}}}}))"
+        )
+        with image(client, name, (30 * MIB,)):
+            before = tags_of(client, config)
+            child = subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=Path(__file__).parents[2],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            try:
+                wait_for(lambda: slow.sent > 1 * MIB)
+                child.send_signal(signal.SIGINT)
+                output, _ = child.communicate(timeout=20)
+            finally:
+                child.kill()
+                child.wait()
+            assert "KeyboardInterrupt" in output, "tasks.py turns that into exit code 130"
+            assert tags_of(client, config) == before
+            # What the engine had handed to the kernel (some MiB) still goes through the slow relay; then all is quiet.
+            wait_for(lambda: quiet(slow))
+            assert slow.sent < 15 * MIB, "the engine stopped as well"
+    assert ask(plain, "/v2/pitorch/interrupted/tags/list").status_code == 404
+
+
+def quiet(proxy: Proxy) -> bool:
+    sent = proxy.sent
+    time.sleep(0.5)
+    return proxy.sent == sent
+
+
+def wait_for(condition: object, limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"nothing for {limit_s} s"
+        time.sleep(0.02)

@@ -1,0 +1,499 @@
+"""Registries and engines that are wrong, gone or dying: each has its own error, and what can go on goes on.
+
+Nothing is imitated: the registry is killed, its disk is full, its certificate is nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from registry_parts import (
+    KIB,
+    MIB,
+    Proxy,
+    ask,
+    blobs_on_disk,
+    config_for,
+    engine_client,
+    forget,
+    image,
+    make_certificate,
+    need,
+    outside_address,
+    second_engine,
+    small_disk,
+    tags_of,
+)
+
+from registry import client as registry
+from registry import credentials, distribution, transfer
+from registry import local as local_registry
+from registry.credentials import PASSWORD_VARIABLE
+from registry.local import Registry, Settings
+from registry.reference import Reference, resolve
+from toolchain import progress
+from toolchain.config import Config
+from toolchain.errors import (
+    DiskFull,
+    EngineUnavailable,
+    ReferenceInvalid,
+    RegistryBroke,
+    RegistryConnectionRefused,
+    RegistryFailed,
+    RegistryFull,
+    RegistryHostUnknown,
+    RegistryUnreachable,
+    RegistryUntrusted,
+    UserError,
+)
+from toolchain.ports import free_port
+
+pytestmark = pytest.mark.engine
+
+TAG = "trixie-armhf"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[docker.DockerClient]:
+    with engine_client() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("docker-registry")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
+
+
+@pytest.fixture
+def warnings_said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "warn", said.append)
+    return said
+
+
+def what_the_engine_makes_of_it(client: docker.DockerClient, config: Config) -> UserError:
+    """The error for a push that goes to the engine at once, without the registry being asked beforehand."""
+    reference = resolve(config)
+    client.api.tag(config.image_reference("system"), reference.name, reference.tag)
+    try:
+        with pytest.raises(UserError) as caught:
+            registry._transfer(client, transfer.Transfer("test"), reference, None)
+    finally:
+        client.images.remove(str(reference))
+    return caught.value
+
+
+def expect(client: docker.DockerClient, config: Config, kind: type[UserError], exit_code: int) -> UserError:
+    """Push and pull fail so, and the engine's own words come to the same error."""
+    before = tags_of(client, config)
+    with image(client, config.image_reference("system")):
+        with pytest.raises(kind) as pushing:
+            registry.push(config)
+        with pytest.raises(kind):
+            registry.pull(config)
+        assert type(what_the_engine_makes_of_it(client, config)) is type(pushing.value)
+    assert pushing.value.exit_code == exit_code
+    assert pushing.value.fix
+    assert tags_of(client, config) == before
+    return pushing.value
+
+
+# --- the wrong address ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["nosuch.invalid", "nosuch.invalid:5000"])
+def test_an_unknown_host(client: docker.DockerClient, tmp_path: Path, address: str) -> None:
+    fault = expect(client, config_for(tmp_path, address), RegistryHostUnknown, 51)
+    assert "no host named nosuch.invalid" in str(fault)
+
+
+def test_a_refused_connection(client: docker.DockerClient, tmp_path: Path) -> None:
+    fault = expect(client, config_for(tmp_path, f"127.0.0.1:{free_port()}"), RegistryConnectionRefused, 52)
+    assert "refused" in fault.found
+    assert "./inv registry up" in fault.fix
+
+
+def test_a_host_that_does_not_answer(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distribution, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(distribution, "_READ_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = config_for(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
+        with image(client, config.image_reference("system")), pytest.raises(RegistryUnreachable) as caught:
+            registry.push(config)
+    assert (type(caught.value), caught.value.exit_code) == (RegistryUnreachable, 31)
+
+
+def test_something_that_is_not_a_registry(client: docker.DockerClient, tmp_path: Path) -> None:
+    import http.server
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            config = config_for(tmp_path, f"127.0.0.1:{server.server_address[1]}")
+            with image(client, config.image_reference("system")), pytest.raises(RegistryFailed) as caught:
+                registry.push(config)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (type(caught.value), caught.value.exit_code) == (RegistryFailed, 35)
+    assert "HTTP 404" in caught.value.found
+
+
+def test_upper_case(client: docker.DockerClient, tmp_path: Path) -> None:
+    config = config_for(tmp_path, "127.0.0.1:5000")
+    for call in (registry.push, registry.pull):
+        with pytest.raises(ReferenceInvalid) as caught:
+            call(config, registry="127.0.0.1:5000/Upper")
+        assert caught.value.exit_code == 33
+        assert caught.value.fix == "--registry 127.0.0.1:5000/upper"
+    raw = Reference(host="127.0.0.1:5000", repository="Upper/system", tag="t")
+    with image(client, config.image_reference("system")):
+        with pytest.raises(ReferenceInvalid):
+            registry._transfer(client, transfer.Transfer("t"), raw, None)
+        with pytest.raises(ReferenceInvalid):
+            registry._transfer(client, transfer.Transfer("t"), raw, None, pulled_as=str(raw), platform="linux/arm/v7")
+
+
+# --- trust ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside_tls(tmp_path: Path) -> Iterator[tuple[Registry, Path]]:
+    """A registry with a certificate that nobody signed, on an address where that counts."""
+    address = outside_address()
+    certificate, key = make_certificate(tmp_path, address)
+    settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
+    with local_registry.serve(settings) as running:
+        yield running, certificate
+
+
+def test_an_untrusted_certificate(
+    client: docker.DockerClient, tmp_path: Path, outside_tls: tuple[Registry, Path]
+) -> None:
+    running, _ = outside_tls
+    fault = expect(client, config_for(tmp_path, running.address), RegistryUntrusted, 32)
+    assert f"/etc/docker/certs.d/{running.address}/ca.crt" in fault.fix
+
+
+def test_the_fix_for_an_untrusted_certificate_fixes_it(
+    client: docker.DockerClient, tmp_path: Path, outside_tls: tuple[Registry, Path]
+) -> None:
+    running, certificate = outside_tls
+    folder = distribution.CERTIFICATES / running.address
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to write to /etc/docker/certs.d")
+    made = next(path for path in (folder, *folder.parents) if path.parent.exists())
+    folder.mkdir(parents=True)
+    try:
+        shutil.copy(certificate, folder / "ca.crt")
+        config = config_for(tmp_path, running.address)
+        with image(client, config.image_reference("system")):
+            assert registry.push(config).layers == 1
+            assert registry.pull(config).layers == 1
+        (folder / "ca.crt").write_text("not a certificate")
+        with pytest.raises(RegistryUntrusted, match=r"ca\.crt cannot be used"):
+            registry.pull(config)
+    finally:
+        shutil.rmtree(made)
+
+
+def test_a_certificate_for_another_host(client: docker.DockerClient, tmp_path: Path) -> None:
+    address = outside_address()
+    certificate, key = make_certificate(tmp_path, "192.0.2.77")
+    settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
+    need("docker-registry")
+    with pytest.raises(Exception, match="did not come up"):
+        # Our own readiness check verifies the certificate, and so refuses as well.
+        _quickly(settings)
+
+
+def _quickly(settings: Settings) -> None:
+    before = local_registry._START_LIMIT_S
+    local_registry._START_LIMIT_S = 1.0
+    try:
+        local_registry.start(settings)
+    finally:
+        local_registry._START_LIMIT_S = before
+
+
+def test_on_the_loopback_any_certificate_will_do_as_for_the_engine(client: docker.DockerClient, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "127.0.0.1")
+    with local_registry.serve(Settings(folder=tmp_path / "r", certificate=certificate, key=key)) as running:
+        config = config_for(tmp_path, running.address)
+        with image(client, config.image_reference("system")):
+            assert registry.push(config).layers == 1
+            assert registry.pull(config).layers == 1
+
+
+def test_plain_http_outside_the_loopback(client: docker.DockerClient, tmp_path: Path) -> None:
+    with local_registry.serve(Settings(folder=tmp_path / "r", host=outside_address())) as running:
+        fault = expect(client, config_for(tmp_path, running.address), RegistryUntrusted, 32)
+    assert "plain HTTP" in fault.found
+    assert f'"insecure-registries": ["{running.address}"]' in fault.fix
+
+
+def test_the_fix_for_plain_http_fixes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_registry.serve(Settings(folder=tmp_path / "r", host=outside_address())) as running:
+        (tmp_path / "daemon.json").write_text(json.dumps({"insecure-registries": [running.address]}))
+        with second_engine(tmp_path) as daemon:
+            monkeypatch.setenv("DOCKER_HOST", daemon.host)
+            config = config_for(tmp_path, running.address)
+            with engine_client() as other, image(other, config.image_reference("system")):
+                assert registry.push(config).layers == 1
+                assert registry.pull(config).layers == 1
+
+
+# --- engines -------------------------------------------------------------------------------------------------------
+
+
+def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    for call in (registry.push, registry.pull):
+        with pytest.raises(EngineUnavailable) as caught:
+            call(config_for(tmp_path, "127.0.0.1:5000"))
+        assert caught.value.exit_code == 16
+
+
+# docker-py forgets to close the socket with which it finds nobody there (docker.transport.unixconn).
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_engine_that_dies_in_mid_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        local_registry.serve(Settings(folder=tmp_path / "r")) as running,
+        Proxy(running.address, rate=1 * MIB) as slow,
+        second_engine(tmp_path) as daemon,
+    ):
+        monkeypatch.setenv("DOCKER_HOST", daemon.host)
+        config = config_for(tmp_path, slow.address)
+        with engine_client() as other:
+            pid = json.loads(daemon.state.read_text())["pid"]
+
+            def kill(_block: bytes, sent: int) -> bool:
+                if sent > MIB:
+                    os.kill(pid, signal.SIGKILL)
+                return sent > MIB
+
+            told: list[str] = []
+            # To remove the image fails too: what is asserted in there would go under.
+            with contextlib.suppress(OSError), image(other, config.image_reference("system"), (8 * MIB,)):
+                slow.watch = kill
+                try:
+                    registry.push(config)
+                except EngineUnavailable as fault:
+                    told.append(fault.summary)
+            assert told == ["the Docker engine went away while it pushed the image"]
+    gc.collect()
+
+
+def test_an_engine_whose_disk_is_full(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_registry.serve(Settings(folder=tmp_path / "r")) as running, small_disk(tmp_path / "disk", "6m") as disk:
+        config = config_for(tmp_path, running.address)
+        with image(client, config.image_reference("system"), (8 * MIB,)):
+            registry.push(config)
+        with second_engine(disk) as daemon:
+            monkeypatch.setenv("DOCKER_HOST", daemon.host)
+            with pytest.raises(DiskFull) as caught:
+                registry.pull(config)
+    assert "docker system prune" in caught.value.fix
+
+
+# --- registries that are full or die -------------------------------------------------------------------------------
+
+
+def expected_blobs(running: Registry, repository: str) -> set[str]:
+    """What the registry must store for the one image of a repository, and nothing else."""
+    media = "application/vnd.docker.distribution.manifest.v2+json"
+    answer = ask(running, f"/v2/{repository}/manifests/{TAG}", headers={"Accept": media})
+    digests = [answer.headers["Docker-Content-Digest"], answer.json()["config"]["digest"]]
+    digests += [layer["digest"] for layer in answer.json()["layers"]]
+    return {digest.removeprefix("sha256:") for digest in digests}
+
+
+def assert_held_once(running: Registry, pushed: registry.Pushed) -> None:
+    assert pushed.digest.removeprefix("sha256:") in blobs_on_disk(running)
+    assert set(blobs_on_disk(running)) == expected_blobs(running, pushed.reference.repository)
+    assert ask(running, "/v2/_catalog").json()["repositories"] == [pushed.reference.repository]
+    assert ask(running, f"/v2/{pushed.reference.repository}/tags/list").json()["tags"] == [TAG]
+
+
+def test_a_full_registry_is_told_at_once_and_the_next_push_succeeds(
+    client: docker.DockerClient, tmp_path: Path
+) -> None:
+    with (
+        small_disk(tmp_path / "disk", "2m") as disk,
+        local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
+    ):
+        config = config_for(tmp_path, running.address)
+        with image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)):
+            with pytest.raises(RegistryFull) as caught:
+                registry.push(config)
+            assert caught.value.exit_code == 53
+            assert "no room left" in str(caught.value)
+            assert TAG not in ask(running, "/v2/pitorch/system/tags/list").text
+            subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True, timeout=30)
+            pushed = registry.push(config)
+        assert pushed.sent in (1, 2), "the small layer may have arrived before"
+        assert_held_once(running, pushed)
+
+
+@contextlib.contextmanager
+def dying_once(
+    running: Registry, proxy: Proxy, when: Callable[[bytes, int], bool], *, back_after_s: float
+) -> Iterator[None]:
+    """Kill the registry at the first block for which ``when`` is true, and start it again later."""
+    timers: list[threading.Timer] = []
+
+    def watch(block: bytes, sent: int) -> bool:
+        if timers or not when(block, sent):
+            return False
+        os.kill(running.pid, signal.SIGKILL)
+        timers.append(threading.Timer(back_after_s, local_registry.start, [running.settings]))
+        timers[0].start()
+        return True
+
+    proxy.watch = watch
+    try:
+        yield
+        assert timers, "it never died"
+    finally:
+        for timer in timers:
+            timer.join()
+
+
+def test_a_registry_that_dies_in_mid_push_and_comes_back(
+    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str]
+) -> None:
+    settings = Settings(folder=tmp_path / "r", port=free_port())
+    with local_registry.serve(settings) as running, Proxy(running.address, rate=8 * MIB) as proxy:
+        config = config_for(tmp_path, proxy.address)
+        with (
+            image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)),
+            dying_once(running, proxy, lambda _block, sent: sent > 2 * MIB, back_after_s=1.0),
+        ):
+            pushed = registry.push(config)
+        assert proxy.cuts == 1
+        assert pushed.sent == 2
+        assert_held_once(running, pushed)
+        assert any("broke off" in line for line in warnings_said)
+
+
+def is_manifest(block: bytes, _sent: int) -> bool:
+    return block.startswith(b"PUT ") and b"/manifests/" in block
+
+
+def is_layer_asked_for(block: bytes, _sent: int) -> bool:
+    """Asked for by an engine, that is: we ask for blobs as well."""
+    engines = any(name in block for name in (b"docker/", b"containerd/"))
+    return block.startswith(b"GET ") and b"/blobs/" in block and engines
+
+
+def test_a_registry_that_dies_at_the_very_end_is_tried_again(
+    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine itself never repeats the manifest: that is for us."""
+    settings = Settings(folder=tmp_path / "r", port=free_port())
+
+    def delays() -> Iterator[float]:
+        """It comes back, however slow that is, when it was tried a second time."""
+        yield from (0.1, 0.1)
+        local_registry.start(settings)
+        yield 0.1
+
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", delays())
+    with local_registry.serve(settings) as running, Proxy(running.address) as proxy:
+        config = config_for(tmp_path, proxy.address)
+
+        def watch(block: bytes, sent: int) -> bool:
+            if proxy.cuts or not is_manifest(block, sent):
+                return False
+            os.kill(running.pid, signal.SIGKILL)
+            return True
+
+        proxy.watch = watch
+        with image(client, config.image_reference("system"), (4 * KIB, 256 * KIB)):
+            pushed = registry.push(config)
+        assert pushed.attempts == 4
+        assert pushed.sent == 2, "each layer once"
+        assert_held_once(running, pushed)
+        assert len(warnings_said) == 3
+
+
+def test_a_registry_that_stays_dead_ends_in_one_error(
+    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.1, 0.1))
+    with local_registry.serve(Settings(folder=tmp_path / "r")) as running, Proxy(running.address) as proxy:
+        config = config_for(tmp_path, proxy.address)
+
+        def watch(block: bytes, _sent: int) -> bool:
+            if is_manifest(block, 0):
+                local_registry.stop(running.settings)
+                return True
+            return False
+
+        proxy.watch = watch
+        before = tags_of(client, config)
+        with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
+            registry.push(config)
+    assert caught.value.exit_code == 54
+    assert len(warnings_said) == 2
+    assert tags_of(client, config) == before
+
+
+def test_a_registry_that_dies_in_mid_pull_and_comes_back(
+    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.2, 1.0, 2.0, 5.0, 10.0))
+    settings = Settings(folder=tmp_path / "r", port=free_port())
+    with local_registry.serve(settings) as running, Proxy(running.address) as proxy:
+        config = config_for(tmp_path, proxy.address)
+        name = config.image_reference("system")
+        with image(client, name, (4 * KIB, 256 * KIB)) as identity:
+            pushed = registry.push(config)
+        try:
+            with dying_once(running, proxy, is_layer_asked_for, back_after_s=0.5):
+                pulled = registry.pull(config)
+            assert (pulled.image_id, pulled.digest) == (identity, pushed.digest)
+        finally:
+            forget(client, name)
+
+
+def test_two_pushes_at_once_both_succeed(client: docker.DockerClient, tmp_path: Path) -> None:
+    with local_registry.serve(Settings(folder=tmp_path / "r")) as running:
+        config = config_for(tmp_path, running.address)
+        found: list[registry.Pushed] = []
+        with image(client, config.image_reference("system"), (64 * KIB, 64 * KIB)):
+            threads = [threading.Thread(target=lambda: found.append(registry.push(config))) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        assert len({one.digest for one in found}) == 1
+        assert len(found) == 2
+        assert_held_once(running, found[0])

@@ -1,0 +1,448 @@
+"""Registries that answer late, never, with garbage or with a refusal: what is tried again, and what is reported."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from registry_parts import KIB, MIB, config_for, engine_client, forget, image, need
+
+from registry import client as registry
+from registry import credentials, distribution, oras, transfer
+from registry import local as local_registry
+from registry.credentials import PASSWORD_VARIABLE, Credentials
+from registry.distribution import Distribution
+from registry.local import Registry, Settings
+from registry.reference import Reference
+from toolchain import progress
+from toolchain.errors import (
+    PlatformMismatch,
+    RegistryBroke,
+    RegistryFailed,
+    RegistryRefused,
+    RegistryStalled,
+    RegistryUnreachable,
+    UserError,
+)
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+Hook = Callable[["Handler"], bool]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers as the hook of the server wants, or passes a request on to the real registry."""
+
+    protocol_version = "HTTP/1.1"
+    server: Front
+
+    def handle_any(self) -> None:
+        """Whatever the method is."""
+        self.server.asked.append(f"{self.command} {self.path}")
+        if self.server.hook(self) or not self.server.target:
+            return
+        with contextlib.closing(http.client.HTTPConnection(self.server.target, timeout=20)) as onwards:
+            onwards.request(self.command, self.path, headers={"Accept": self.headers.get("Accept", "*/*")})
+            answer = onwards.getresponse()
+            body = answer.read()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name not in ("Date", "Server", "Connection"):
+                    self.send_header(name, value)
+            self.end_headers()
+            self.server.send(self, body)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815
+
+    def reply(self, status: int, body: bytes = b"{}", **headers: str) -> bool:
+        """Answer and be done."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return True
+
+    def raw(self, said: bytes) -> bool:
+        """Answer by these bytes, and hang up."""
+        self.wfile.write(said)
+        return self.hang_up()
+
+    def hang_up(self) -> bool:
+        """Close the connection."""
+        self.close_connection = True
+        return True
+
+    def reset(self) -> bool:
+        """Break the connection by a TCP reset."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+        return True
+
+    def log_message(self, *_: object) -> None:
+        """Stay silent."""
+
+
+class Front(http.server.ThreadingHTTPServer):
+    """In front of a registry (HOST:PORT), or of none."""
+
+    daemon_threads = True
+
+    def __init__(self, hook: Hook, target: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.hook = hook
+        self.target = target
+        self.asked: list[str] = []
+        self.over = threading.Event()
+        self.send: Callable[[Handler, bytes], object] = lambda handler, body: handler.wfile.write(body)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has hung up is what some tests are about."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+@contextlib.contextmanager
+def front(hook: Hook, target: str = "") -> Iterator[Front]:
+    with Front(hook, target) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.over.set()
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def distribution_at(address: str) -> Iterator[Distribution]:
+    reference = Reference(host=address, repository="pitorch/system", tag="t")
+    with Distribution(reference, insecure=True, actions="pull") as remote:
+        yield remote
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waits between tries, and without credentials."""
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,) * 4)
+    monkeypatch.setattr(distribution, "_READ_S", 1.0)
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[docker.DockerClient]:
+    with engine_client() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    need("docker-registry")
+    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("registry"))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_without_a_folder_of_docker_there_are_no_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / folder))
+    credentials.require_readable()
+    assert credentials.find(Reference(host="127.0.0.1:5000", repository="a/b", tag="t")) is None
+
+
+# ------------------------------------------------------------------------------------------ the first request
+
+
+def late(handler: Handler) -> bool:
+    handler.server.over.wait(20)
+    return handler.hang_up()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda handler: handler.reply(503),
+        lambda handler: handler.reply(429),
+        lambda handler: handler.raw(b"\x00\xff nonsense\r\n\r\n"),
+        lambda handler: handler.hang_up(),
+        lambda handler: handler.reset(),
+        late,
+    ],
+    ids=["503", "429", "garbage", "closed", "reset", "late"],
+)
+def test_one_faulty_answer_to_the_first_request_is_tried_again(fault: Hook) -> None:
+    def hook(handler: Handler) -> bool:
+        return fault(handler) if len(handler.server.asked) == 1 else handler.reply(200)
+
+    with front(hook) as server, distribution_at(server.address) as remote:
+        assert registry.log_in(remote, actions="pull", user="") is None
+        assert server.asked == ["GET /v2/"] * 3, "the faulty one, the next, and the login"
+
+
+def test_a_login_that_meets_a_fault_is_tried_again() -> None:
+    def hook(handler: Handler) -> bool:
+        return handler.reply(503 if len(handler.server.asked) == 2 else 200)
+
+    with front(hook) as server, distribution_at(server.address) as remote:
+        registry.log_in(remote, actions="pull", user="")
+        assert len(server.asked) == 3
+
+
+def test_faults_that_stay_are_reported_after_the_last_try() -> None:
+    with front(lambda handler: handler.reply(503)) as server, distribution_at(server.address) as remote:
+        with pytest.raises(RegistryBroke, match="should not give") as caught:
+            registry.log_in(remote, actions="pull", user="")
+        assert len(server.asked) == 5
+    assert "HTTP 503" in caught.value.found
+
+
+def test_an_answer_that_is_no_fault_of_the_registrys_is_final() -> None:
+    with front(lambda handler: handler.reply(404)) as server, distribution_at(server.address) as remote:
+        with pytest.raises(RegistryFailed, match="should not give"):
+            registry.log_in(remote, actions="pull", user="")
+        assert len(server.asked) == 1
+
+
+# ------------------------------------------------------------------------------------------ garbage
+
+
+def test_garbage_over_plain_http_is_reported_beside_what_tls_gave() -> None:
+    with (
+        front(lambda handler: handler.raw(b"SSH-2.0-OpenSSH\r\n")) as server,
+        distribution_at(server.address) as remote,
+        pytest.raises(RegistryBroke) as caught,
+    ):
+        remote.ping()
+    assert "by HTTP: SSH-2.0-OpenSSH" in caught.value.found
+    assert "by HTTPS: it speaks plain HTTP" in caught.value.found
+
+
+def test_a_server_that_never_speaks_is_reported_with_both_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "_CONNECT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with distribution_at(address) as remote, pytest.raises(RegistryUnreachable) as caught:
+            remote.ping()
+    assert "by HTTP: " in caught.value.found
+    assert "by HTTPS: " in caught.value.found
+
+
+SPOKEN = json.dumps({"errors": [{"code": "NO", "message": f"line\n  fix: rm -rf /{ESCAPE}"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda handler: handler.raw(f"HTTP/1.1 {ESCAPE}\r\n\r\n".encode()),
+        lambda handler: handler.raw(f"{ESCAPE} \r\n\r\n".encode()),
+        lambda handler: handler.reply(500, SPOKEN),
+        lambda handler: handler.reply(403, SPOKEN),
+        lambda handler: handler.reply(401, WWW_Authenticate=f"Odd{ESCAPE} x"),
+        lambda handler: handler.reply(401, WWW_Authenticate=f'Bearer realm="ftp://{ESCAPE}/",service="s"'),
+    ],
+    ids=["status", "line", "fault", "refusal", "challenge", "realm"],
+)
+def test_bytes_of_the_network_are_escaped_in_what_is_reported(hook: Hook) -> None:
+    with front(hook) as server, distribution_at(server.address) as remote, pytest.raises(UserError) as caught:
+        registry.log_in(remote, actions="pull", user="")
+    said = str(caught.value)
+    assert said.replace("\n", "").isprintable()
+    assert not any(line.startswith("  fix: rm") for line in said.splitlines())
+    assert "\\x1b" in said
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"config": {"digest": "x", "size": "many"}, "layers": []},
+        {"config": [], "layers": {}},
+        {"config": {"digest": "x", "size": 1}, "layers": [None]},
+        {"manifests": [7, {"platform": 3}, {"platform": {"os": ESCAPE}}]},
+        {"manifests": 7},
+    ],
+)
+def test_a_manifest_of_another_form_is_refused_in_words(manifest: object) -> None:
+    def hook(handler: Handler) -> bool:
+        return handler.reply(200, json.dumps(manifest).encode())
+
+    with front(hook) as server, distribution_at(server.address) as remote:
+        remote.ping()
+        with pytest.raises((RegistryFailed, PlatformMismatch)) as caught:
+            remote.image("linux/arm/v7")
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+def test_a_length_that_is_no_number_is_no_length() -> None:
+    digest = "sha256:" + "0" * 64
+
+    def hook(handler: Handler) -> bool:
+        if "/blobs/" in handler.path:
+            return handler.raw(b"HTTP/1.1 200 OK\r\nContent-Length: \x1bmany\r\n\r\n")
+        return handler.reply(200, json.dumps({"config": {"digest": digest, "size": 1}, "layers": []}).encode())
+
+    with front(hook) as server, distribution_at(server.address) as remote:
+        remote.ping()
+        with pytest.raises(RegistryFailed) as caught:
+            remote.image("linux/arm/v7")
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+def test_what_an_engine_repeats_of_a_registry_is_escaped() -> None:
+    reference = Reference(host="127.0.0.1:5000", repository="pitorch/system", tag="t")
+    fault = transfer.explain(f"received unexpected HTTP status: 500 {ESCAPE}\n  fix: none", reference, None)
+    assert "\\x1b]0;owned\\x07\\x1b[2J fix: none" in str(fault)
+
+
+# ------------------------------------------------------------------------------------------ 403
+
+
+ME = Credentials(user="me", password="secret", source="a test")
+
+
+@pytest.mark.parametrize("known", [None, ME])
+@pytest.mark.parametrize("path", ["/v2/", "/manifests/"])
+def test_a_403_is_a_denied_access_and_asks_for_no_login(known: Credentials | None, path: str) -> None:
+    def hook(handler: Handler) -> bool:
+        return handler.reply(403 if path in handler.path and handler.path.startswith("/v2/") else 200)
+
+    def ask(remote: Distribution) -> None:
+        remote.ping()
+        remote.login(known)
+        remote.image("linux/arm/v7")
+
+    denied = pytest.raises(RegistryRefused, match="access denied")
+    with front(hook) as server, distribution_at(server.address) as remote, denied as caught:
+        ask(remote)
+    assert "HTTP 403" in caught.value.found
+    assert "docker login" not in str(caught.value)
+    assert "password" not in caught.value.expected
+    assert caught.value.exit_code == 30
+
+
+def test_what_an_engine_reports_of_a_403_is_a_denied_access() -> None:
+    reference = Reference(host="127.0.0.1:5000", repository="pitorch/system", tag="t")
+    fault = transfer.explain("unexpected status from HEAD request: 403 Forbidden", reference, None)
+    assert str(fault).startswith("access denied: ")
+    assert "docker login" not in str(fault)
+    stranger = transfer.explain("denied: requested access to the resource is denied", reference, None)
+    assert "docker login" in stranger.fix, "a registry that does not say whether a login would help"
+    assert str(transfer.explain("denied: not yours", reference, ME)).startswith("access denied: ")
+
+
+# ------------------------------------------------------------------------------------------ transfers that stall
+
+
+@pytest.mark.engine
+def test_a_registry_that_always_resets_is_given_up_early(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine alone would try each layer for 75 s, and we the whole five times."""
+    for module in (registry, transfer):
+        monkeypatch.setattr(module, "PATIENCE_S", 6.0)
+
+    def hook(handler: Handler) -> bool:
+        return handler.reply(200) if handler.path == "/v2/" else handler.reset()
+
+    with front(hook) as server:
+        config = config_for(tmp_path, server.address)
+        with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
+            registry.push(config)
+        uploads = [line for line in server.asked if line.startswith("POST")]
+    assert "breaks off again and again" in caught.value.found
+    assert len(uploads) < 10
+
+
+@pytest.mark.engine
+def test_a_layer_that_stalls_while_it_is_pulled_is_given_up(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distribution, "_READ_S", 60.0)
+    monkeypatch.setattr(transfer, "STALL_S", 4.0)
+    config = config_for(tmp_path, plain.address, repository="stalls")
+    name = config.image_reference("system")
+    with image(client, name, (4 * KIB, MIB)):
+        registry.push(config)
+    forget(client, name)
+
+    def half(handler: Handler, body: bytes) -> None:
+        handler.wfile.write(body[: len(body) // 2] if len(body) > 100 * KIB else body)
+        if len(body) > 100 * KIB:
+            handler.wfile.flush()
+            handler.server.over.wait(120)
+
+    with front(lambda _: False, plain.address) as server:
+        server.send = half
+        with pytest.raises(RegistryStalled) as caught:
+            registry.pull(config, registry=f"{server.address}/pitorch")
+        blobs = [line for line in server.asked if line.startswith("GET") and "/blobs/" in line]
+    assert caught.value.exit_code == 57
+    assert "stalled" in str(caught.value)
+    assert len(blobs) <= 4, "the configuration, twice, and each layer once"
+
+
+def test_a_file_that_trickles_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oras, "STALL_S", 1.0)
+
+    def hook(handler: Handler) -> bool:
+        if "/blobs/" not in handler.path:
+            return handler.reply(200)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        while not handler.server.over.wait(0.1):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+        return handler.hang_up()
+
+    item = oras.File(digest="sha256:" + "0" * 64, size=1_000_000, name="a.whl", media_type="application/zip")
+    with front(hook) as server:
+        reference = Reference(host=server.address, repository="pitorch/artefacts", tag="t")
+        with oras.Store(reference, insecure=True, actions="pull") as store:
+            store.ping()
+            with pytest.raises(RegistryStalled) as caught:
+                store.download(item, tmp_path / "a.whl")
+    assert "of 1000000 bytes of a.whl" in caught.value.found
+    assert not (tmp_path / "a.whl").exists()
+
+
+def test_a_file_that_stalls_is_not_waited_for_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "PATIENCE_S", 1.5)
+
+    def hook(handler: Handler) -> bool:
+        if "/blobs/" not in handler.path:
+            return handler.reply(200)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b"x" * 500)
+        handler.wfile.flush()
+        return late(handler)
+
+    item = oras.File(digest="sha256:" + "0" * 64, size=1000, name="a.whl", media_type="application/zip")
+    with front(hook) as server:
+        reference = Reference(host=server.address, repository="pitorch/artefacts", tag="t")
+        with oras.Store(reference, insecure=True, actions="pull") as store:
+            store.ping()
+            with pytest.raises(RegistryUnreachable):
+                registry.with_retries(lambda: store.download(item, tmp_path / "a.whl"), store)
+        blobs = [line for line in server.asked if "/blobs/" in line]
+    assert 1 <= len(blobs) <= 2

@@ -1,0 +1,269 @@
+"""The shell in the image: whatever ends the task ends its container too, and the terminal is as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import termios
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from registry_parts import engine_client, need
+
+from engine import containers
+from toolchain.config import ROOT
+
+pytestmark = pytest.mark.engine
+
+# As a task does it: with the handlers of signals that tasks.py sets. SIGALRM stands for a bug that raises meanwhile.
+CALL = """
+import signal, sys
+from pathlib import Path
+import tasks
+from images.native import Mounts
+from flow.shell import open_shell
+from toolchain.architecture import ARCHITECTURES
+
+def bug(*_):
+    raise RuntimeError("a bug")
+
+@tasks._reported
+def task(image, folder, command):
+    signal.signal(signal.SIGALRM, bug)
+    architecture = next(row for row in ARCHITECTURES.values() if row.debian == "amd64")
+    sys.exit(open_shell(image, architecture, Path(folder), compiler=Mounts(), command=command, as_root=True))
+
+task(*sys.argv[1:])
+"""
+
+
+def little_root() -> bytes:
+    """This machine's own shell and ``sleep``, as the tar of a root."""
+    names = {"sh": "bash", "bash": "bash", "sleep": "sleep"}
+    files: dict[str, bytes] = {}
+    for name, program in names.items():
+        source = os.path.realpath(shutil.which(program) or program)
+        listed = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
+        files[f"bin/{name}"] = Path(source).read_bytes()
+        files |= {found[1:]: Path(found).read_bytes() for found in re.findall(r"(/\S+)", listed)}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[docker.DockerClient]:
+    with engine_client() as found:
+        yield found
+
+
+@pytest.fixture
+def image(client: docker.DockerClient) -> Iterator[str]:
+    need("docker", "ldd")
+    if os.uname().machine != "x86_64":
+        pytest.skip("needs a machine whose own programs are amd64")
+    name = f"pitorch-test-{uuid.uuid4().hex[:10]}"
+    client.api.import_image_from_data(little_root(), repository=name, tag="shell")
+    try:
+        yield f"{name}:shell"
+    finally:
+        for left in client.containers.list(all=True, filters={"ancestor": f"{name}:shell"}):
+            left.remove(force=True)
+        client.images.remove(f"{name}:shell", force=True)
+
+
+def containers_of(client: docker.DockerClient, image: str) -> list[str]:
+    """Those that are there, by their state."""
+    found = client.containers.list(all=True, filters={"ancestor": image}, ignore_removed=True)
+    return [box.status for box in found]
+
+
+def none_is_left(client: docker.DockerClient, image: str) -> bool:
+    """None runs, and what the engine is about to remove is soon gone."""
+    if "running" in containers_of(client, image):
+        return False
+    deadline = time.monotonic() + 20
+    while containers_of(client, image):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def wait_until(found: Callable[[], object], task: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        assert task.poll() is None, "the task ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def child_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("sign", "early"),
+    [
+        *((sign, early) for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) for early in (False, True)),
+        (signal.SIGALRM, False),
+    ],
+)
+def test_a_task_that_is_ended_leaves_no_container(
+    client: docker.DockerClient, image: str, tmp_path: Path, sign: signal.Signals, early: bool
+) -> None:
+    command = "trap '' INT TERM HUP; echo ready; while :; do sleep 600; done"
+    argv = [sys.executable, "-c", CALL, image, str(tmp_path), command]
+    with (tmp_path / "said").open("wb") as said:
+        task = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    try:
+        wait_until(lambda: child_of(task.pid) if early else containers_of(client, image) == ["running"], task)
+        task.send_signal(sign)
+        assert task.wait(60) != 0
+    finally:
+        task.kill()
+        task.wait()
+    if early:
+        time.sleep(1)  # one that is made late would be here by now
+    assert none_is_left(client, image)
+
+
+def test_the_status_of_the_command_is_that_of_the_task(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", CALL, image, str(tmp_path), "echo words; exit 7"]
+    done = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "words\n"), done.stderr
+    assert none_is_left(client, image)
+
+
+def test_a_terminal_is_given_back_as_it_was(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    try:
+        before = termios.tcgetattr(theirs)
+        argv = ["setsid", "--ctty", sys.executable, "-c", CALL, image, str(tmp_path), ""]
+        task = subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
+        try:
+            wait_until(lambda: containers_of(client, image) == ["running"], task)
+            wait_until(lambda: termios.tcgetattr(theirs) != before, task)
+            task.send_signal(signal.SIGTERM)
+            task.wait(60)
+        finally:
+            task.kill()
+            task.wait()
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert none_is_left(client, image)
+
+
+def test_a_proxys_password_is_on_no_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    """Every user can read those; the container has it in its environment."""
+    proxy = "http://someone:hidden-4711@127.0.0.1:9"
+    argv = [sys.executable, "-c", CALL, image, str(tmp_path), 'echo "$http_proxy $HTTP_PROXY $HOME"; sleep 600']
+    environment = {**os.environ, "http_proxy": proxy}
+    said = tmp_path / "said"
+    with said.open("wb") as out:
+        task = subprocess.Popen(argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: said.read_text().endswith("/root\n"), task)
+        assert said.read_text() == f"{proxy} {proxy} /root\n"
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    finally:
+        task.terminate()
+        task.wait(60)
+    assert any(b"run" in line and image.encode() in line for line in lines), "the program that opens the shell runs"
+    assert not any(b"hidden-4711" in line for line in lines)
+    assert none_is_left(client, image)
+
+
+# ------------------------------------------------------------------------------------------ a task that is killed
+
+STEP = """
+import sys
+from engine.containers import run_in
+from engine.daemon import connect
+from toolchain.architecture import ARCHITECTURES
+architecture = next(row for row in ARCHITECTURES.values() if row.debian == "amd64")
+run_in(connect(), sys.argv[1], ["bash", "-c", sys.argv[2]], architecture=architecture)
+"""
+
+
+def next_task() -> str:
+    """Run a task that needs no engine; what it says beside its result."""
+    argv = [sys.executable, "-m", "toolchain.cli", "completion", "bash"]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stderr
+
+
+@contextlib.contextmanager
+def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own group, that is over at the end of the block."""
+    argv = [sys.executable, "-c", code, image, *words]
+    quiet = subprocess.DEVNULL
+    task = subprocess.Popen(argv, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        yield task
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(task.pid, signal.SIGKILL)
+        task.wait()
+
+
+@pytest.mark.parametrize(("code", "words"), [(STEP, ()), (CALL, ("/",))])
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_next_task_removes_what_a_killed_one_left(
+    client: docker.DockerClient, image: str, tmp_path: Path, code: str, words: tuple[str, ...], stopped: bool
+) -> None:
+    """Running or stopped; the engine itself removes the stopped ones of the docker program."""
+    command = "sleep 3" if stopped else "sleep 600"
+    for _ in range(5):  # a task of another of the tests' processes may be faster, and then it reports the removal
+        with task_in(image, code, *words, command) as task:
+            wait_until(lambda: containers_of(client, image) == ["running"], task)
+        if stopped:
+            deadline = time.monotonic() + 60
+            while "running" in containers_of(client, image):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        said = next_task()
+        assert none_is_left(client, image)
+        if stopped or said:
+            break
+    assert stopped or "what a killed task left is removed: the container pitorch-" in said
+    assert "the container" not in next_task()
+
+
+def test_the_container_of_a_task_that_runs_stays(client: docker.DockerClient, image: str) -> None:
+    with task_in(image, STEP, "sleep 600") as task:
+        wait_until(lambda: containers_of(client, image) == ["running"], task)
+        next_task()
+        assert containers_of(client, image) == ["running"]
+    next_task()
+    assert none_is_left(client, image)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"namespace": "pid:[1]", "pid": 1}', "ours and damaged"])
+def test_containers_whose_maker_is_not_known_here_stay(client: docker.DockerClient, image: str, text: str) -> None:
+    box = client.containers.create(image, ["sleep", "1"], labels={containers._MADE_BY: text})
+    next_task()
+    assert containers_of(client, image) == ["created"]
+    box.remove()
+
+
+@pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:9", "nonsense"])
+def test_a_task_without_an_engine_is_not_held_up(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert next_task() == ""

@@ -1,0 +1,264 @@
+"""How torch's compile ends when it is broken off, on real parts: the container, ninja, the cross compiler and linker.
+
+The sources are small ones; what they lie in, and who drives ninja, is torch's own builder.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import docker
+import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+from registry_parts import small_disk
+
+from engine.daemon import connect
+from flow import main_job, verify
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.torch import build as building
+from recipes.torch import source
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import CommandFailed, DiskFull, MemoryExhausted, NotReproducible
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+NINJA = """
+rule cxx
+  command = arm-linux-gnueabihf-g++ -fPIC -c $in -o $out
+  description = Building CXX object $out
+rule link
+  command = sh link $in $out
+build one.o: cxx one.cpp
+build two.o: cxx two.cpp
+build libboth.so: link one.o two.o | link
+"""
+LINK = """
+if [ ! -e patience ]; then
+    printf 'the first half of a library' >$3
+    touch linking
+    sleep 200
+fi
+exec arm-linux-gnueabihf-g++ -shared $1 $2 -o $3
+"""
+GO = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from pathlib import Path
+from test_torch_compile import a_builder
+a_builder(Path(sys.argv[3]), sys.argv[4]).compile()
+"""
+
+
+def a_builder(folder: Path, image: str, client: docker.DockerClient | None = None) -> building.Builder:
+    """The builder of torch on a tree of its own in ``folder``, with another image than torch's."""
+    config = load_config({"build": {"folder": str(folder), "jobs": 2}})
+    data = recipe.load("torch")
+    for name in ("source", "ccache"):
+        (folder / name).mkdir(exist_ok=True)
+    found = source.Source(kind="archive", folder=folder / "source", identity="archive pytorch 1", files={})
+    plan = building.Plan.of(data, config, load_suite("trixie"))
+    return building.Builder(client or connect(), image, "sha256:1", plan, found, folder / "torch.log")
+
+
+@pytest.fixture
+def image(built: main_job.Built, product_config: Config) -> str:
+    """The builder image: it has ninja and the cross compiler, as torch's has."""
+    assert built.manifest("builder").facts["image"]
+    return product_config.image_reference("builder")
+
+
+@pytest.fixture
+def builder(tmp_path: Path, image: str, client: docker.DockerClient) -> building.Builder:
+    return a_builder(tmp_path, image, client)
+
+
+def a_tree(builder: building.Builder) -> Path:
+    """What there is before anything is compiled."""
+    made = builder.home / "pytorch" / "build"
+    made.mkdir(parents=True)
+    (made / "build.ninja").write_text(NINJA)
+    (made / "link").write_text(LINK)
+    for name in ("one", "two"):
+        (made / f"{name}.cpp").write_text(f"int {name}() {{ return 1; }}\n")
+    return made
+
+
+@pytest.fixture
+def tree(builder: building.Builder) -> Path:
+    return a_tree(builder)
+
+
+def symbols(library: Path) -> set[str]:
+    with library.open("rb") as stream:
+        elf = ELFFile(stream)
+        assert elf["e_machine"] == "EM_ARM"
+        table = elf.get_section_by_name(".dynsym")
+        assert isinstance(table, SymbolTableSection)
+        return {symbol.name for symbol in table.iter_symbols()}
+
+
+def containers_at(client: docker.DockerClient, folder: Path) -> list[str]:
+    """Containers, running or not, that something of a folder is mounted into."""
+    return [
+        str(box.name)
+        for box in client.containers.list(all=True, ignore_removed=True)
+        if any(str(mount.get("Source", "")).startswith(str(folder)) for mount in box.attrs["Mounts"])
+    ]
+
+
+def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: int = 1) -> None:
+    """Start the compile in a process of its own, and press Ctrl-C there when the linker has written a part."""
+    here = Path(__file__).resolve().parent
+    words = [sys.executable, "-c", GO, str(here), str(ROOT), str(tmp_path), image]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            until = time.monotonic() + 60
+            while not (tree / "linking").exists():
+                assert process.poll() is None, process.communicate()[0]
+                assert time.monotonic() < until, "it did not begin to link"
+                time.sleep(0.05)
+            for _ in range(times - 1):
+                process.send_signal(signal.SIGINT)
+                time.sleep(2)
+            process.send_signal(signal.SIGINT)
+            # Who presses it again waits less than the patience that a linker is given.
+            said, _ = process.communicate(timeout=60 if times == 1 else building._PATIENCE_S - 5)
+        finally:
+            process.kill()
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in said
+
+
+def test_ctrl_c_in_the_middle_of_a_link_leaves_no_container_and_the_next_run_goes_on(
+    tmp_path: Path, tree: Path, builder: building.Builder, image: str, client: docker.DockerClient
+) -> None:
+    library = tree / "libboth.so"
+    interrupt_while_it_links(tmp_path, tree, image)
+    assert containers_at(client, tmp_path) == []
+    compiled = {name: (tree / name).stat().st_mtime_ns for name in ("one.o", "two.o")}
+    (tree / "patience").touch()
+    builder.compile()
+    assert {"_Z3onev", "_Z3twov"} <= symbols(library)
+    assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not made again"
+
+    # The same with a library of an earlier run in its place, which ninja has in its log.
+    (tree / "patience").unlink()
+    (tree / "linking").unlink()
+    (tree / "two.cpp").write_text("int three() { return 1; }\n")
+    interrupt_while_it_links(tmp_path, tree, image)
+    assert containers_at(client, tmp_path) == []
+    (tree / "patience").touch()
+    builder.compile()
+    assert {"_Z3onev", "_Z5threev"} <= symbols(library)
+    assert (tree / "one.o").stat().st_mtime_ns == compiled["one.o"]
+
+    # The same with a library that is gone: ninja has it in its log, newer than all objects, and would take any file.
+    for name in ("patience", "linking", "libboth.so"):
+        (tree / name).unlink()
+    interrupt_while_it_links(tmp_path, tree, image)
+    assert containers_at(client, tmp_path) == []
+    assert not library.exists()
+    (tree / "patience").touch()
+    builder.compile()
+    assert {"_Z3onev", "_Z5threev"} <= symbols(library)
+
+
+def test_who_does_not_want_to_wait_presses_ctrl_c_again(
+    tmp_path: Path, tree: Path, image: str, client: docker.DockerClient
+) -> None:
+    """A linker that does not listen is waited for no longer then, and nothing of it is left."""
+    (tree / "link").write_text(f"trap '' INT\n{LINK}")
+    interrupt_while_it_links(tmp_path, tree, image, times=2)
+    assert containers_at(client, tmp_path) == []
+
+
+def test_a_disk_that_becomes_full_at_a_link_leaves_no_half_a_library_and_the_next_run_goes_on(
+    tmp_path: Path, image: str, client: docker.DockerClient
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        builder = a_builder(disk, image, client)
+        tree = a_tree(builder)
+        (tree / "patience").touch()
+        (tree / "one.cpp").write_text('extern const char one[]; const char one[300000] = "x";\n')
+        (disk / "others").write_bytes(bytes(512 << 10))
+        with pytest.raises(DiskFull, match="the disk became full") as caught:
+            builder.compile()
+        assert "No space left on device" in caught.value.found
+        assert caught.value.exit_code == 21
+        assert not (tree / "libboth.so").exists()
+        compiled = {name: (tree / name).stat().st_mtime_ns for name in ("one.o", "two.o")}
+        (disk / "others").unlink()
+        builder.compile()
+        assert {"one", "_Z3twov"} <= symbols(tree / "libboth.so")
+        assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not made again"
+
+
+def test_a_compiler_that_is_killed_is_told_as_want_of_memory(tree: Path, builder: building.Builder) -> None:
+    """The end is status 1, of ninja; GCC's driver says who was killed, and memory is nearly always why."""
+    (tree / "two.cpp").write_text(
+        "#include <regex>\nbool two(const char* s) { return std::regex_search(s, std::regex(s)); }\n"
+    )
+    # The kernel kills whoever has had its second of the CPU.
+    (tree / "build.ninja").write_text(
+        NINJA.replace("arm-linux-gnueabihf-g++", "ulimit -t 1; arm-linux-gnueabihf-g++ -O3")
+    )
+    with pytest.raises(MemoryExhausted) as caught:
+        builder.compile()
+    assert caught.value.exit_code == 55
+    assert "Killed signal terminated program cc1plus" in caught.value.found
+    assert "2 compiler processes" in caught.value.expected
+    assert "INVOKE_BUILD_JOBS=1" in caught.value.fix
+    assert not (tree / "two.o").exists()
+
+
+def test_what_the_kernel_killed_is_told_where_no_program_says_so(
+    builder: building.Builder, client: docker.DockerClient, image: str
+) -> None:
+    """A process of another container, which has little memory, stands in for a compiler that says nothing."""
+    builder.home.mkdir(parents=True)
+    with pytest.raises(CommandFailed) as told:
+        builder.run(["sh", "-c", "exit 1"])
+    assert told.value.found == "exit status 1"
+    # It waits until the step runs, and the step until it has been killed.
+    hungry = "until [ -e /at/step ]; do sleep 0.1; done; python3 -c 'bytearray(1 << 30)'; echo $? >/at/end; exit 137"
+    binds = [f"{builder.home}:/at:rw"]
+    hog = client.containers.run(image, ["sh", "-c", hungry], mem_limit="64m", volumes=binds, detach=True)
+    try:
+        with pytest.raises(MemoryExhausted) as caught:
+            builder.run(["sh", "-c", "touch step; until [ -e end ]; do sleep 0.1; done; exit 1"])
+        assert (builder.home / "end").read_text() == "137\n"
+    finally:
+        hog.remove(force=True)
+    assert caught.value.found == "the kernel killed 1 process meanwhile"
+
+
+def test_a_step_that_is_killed_itself_is_told_too(builder: building.Builder) -> None:
+    builder.home.mkdir(parents=True)
+    with pytest.raises(MemoryExhausted) as caught:
+        builder.run(["sh", "-c", "sh -c 'kill -9 $$'"])
+    assert "exit status 137: killed" in caught.value.found
+
+
+def test_objects_are_compiled_again_in_a_container_of_their_own(tree: Path, builder: building.Builder) -> None:
+    """``verify`` without --full, on a tree of two objects."""
+    (tree / "patience").touch()
+    builder.compile()
+    commands = [
+        {"directory": "/", "file": f"{name}.cpp", "command": f"arm-linux-gnueabihf-g++ -fPIC -c {name}.cpp -o {name}.o"}
+        for name in ("one", "two")
+    ]
+    (tree / "compile_commands.json").write_text(json.dumps(commands))
+    before = (tree / "one.o").read_bytes()
+    assert sorted(verify.sampled(builder, 2, 1).names) == ["one", "two"]
+    (tree / "one.cpp").write_text("int one() { return 3; }\n")
+    with pytest.raises(NotReproducible, match="1 of 2 objects") as caught:
+        verify.sampled(builder, 2, 1)
+    assert caught.value.found == "one"
+    assert (tree / "one.o").read_bytes() == before, "what was built stays"

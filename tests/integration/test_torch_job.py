@@ -1,0 +1,469 @@
+"""``build-torch`` around the compiler: what is placed and when, what the statement says, what verify finds out."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote
+
+import pytest
+from registry_parts import small_disk
+from test_torch_wheel import a_wheel
+from wheel_parts import make_wheel
+
+from flow import torch_job as job
+from flow import verify
+from images import probe
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.torch import build as building
+from recipes.torch import provenance, resolve, source
+from toolchain import progress
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, DiskFull, WheelUnusable
+from toolchain.files import sha256_of
+from toolchain.manifest import Artefact, Manifest
+from toolchain.steps import Made, Pipeline, Step
+from wheels import artefacts
+
+
+class StandIn:
+    """Makes the files of a build in a moment: the job's order is tested, not the compiler."""
+
+    def __init__(self, members: dict[str, str | bytes]) -> None:
+        self.members = members
+        self.built = 0
+
+    def versions(self) -> dict[str, str]:
+        """Of a builder image."""
+        return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
+
+    def older(self) -> tuple[list[building.Builder], list[building.Builder]]:
+        """No tree."""
+        return [], []
+
+    def build(self, folder: Path) -> building.Built:
+        """A wheel with the members, and what goes with it."""
+        self.built += 1
+        wheel = make_wheel(folder, self.members, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
+        symbols = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.symbols.tar.xz"
+        symbols.write_bytes(b"symbols")
+        return building.Built(
+            wheel=wheel, symbols=symbols, vendored=[], cache_hits=3, cache_calls=4, seconds={"compile": 1.5}
+        )
+
+
+class StandInFlow(job.TorchFlow):
+    """The flow with that builder, as if the steps before the wheel had run."""
+
+    def __init__(self, folder: Path, builder: StandIn, *, again: bool = False) -> None:
+        super().__init__(load_config({"build": {"folder": str(folder)}}), again=again)
+        self.stand_in = builder
+
+    def _builder_of(self, *_: object, **__: object) -> building.Builder:
+        return cast("building.Builder", self.stand_in)
+
+    @property
+    def needs(self) -> dict[str, Manifest]:
+        """Of the steps before."""
+        facts = {"kind": "archive", "folder": "pytorch-1", "identity": "archive pytorch 1", "files": {}}
+        return {
+            "torch-builder": Manifest(step="torch-builder", key="", inputs={}, facts={"image": "sha256:1"}),
+            "torch-source": Manifest(step="torch-source", key="", inputs={}, facts=facts),
+        }
+
+    def run(self) -> Made:
+        """Only the last step."""
+        return self._torch_wheel().action(self.needs)
+
+    @property
+    def there(self) -> dict[str, bytes]:
+        """What lies where others look, by name."""
+        return {path.name: path.read_bytes() for path in sorted(self.products.glob("*"))}
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Keys in the artefact cache."""
+        return artefacts.kept_of_recipe(self.config, "torch", resolve.key(self.config))
+
+
+FIT: dict[str, str | bytes] = {"torch/version.py": "version = '2.6.0'\n"}
+UNFIT: dict[str, str | bytes] = {"torch/lib/probe.so": probe.elf()}
+
+
+def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
+    builder = StandIn(FIT)
+    made = StandInFlow(tmp_path, builder)
+    done = made.run()
+    placed = cast("tuple[Path, ...]", done.artefacts)
+    assert [path.parent for path in placed] == [made.products] * 3
+    wheel = made.products / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
+    assert provenance.read(provenance.beside(wheel), wheel)["recipeKey"] == resolve.key(made.config)
+    assert len(made.kept) == 1
+    before = made.there
+    again = made.run()
+    assert builder.built == 1, "the second time it comes from the artefact cache"
+    assert (again.artefacts, made.there) == (tuple(sorted(placed)), before)
+    assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_disk_without_room_for_a_kept_wheel_is_told_as_one(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        made = StandInFlow(disk, StandIn({**FIT, "torch/large.bin": os.urandom(300_000)}))
+        made.run()
+        shutil.rmtree(made.products)
+        free = shutil.disk_usage(disk).free
+        (disk / "others").write_bytes(bytes(free - 100_000))
+        with pytest.raises(DiskFull, match=r"no room for torch-2\.6\.0") as caught:
+            made.run()
+        assert caught.value.found == "No space left on device"
+        assert made.there == {}
+        (disk / "others").unlink()
+        assert "cache" in made.run().facts
+        assert len(made.there) == 3
+
+
+def test_a_placed_file_that_is_not_as_it_was_made_is_made_anew(tmp_path: Path) -> None:
+    made = StandInFlow(tmp_path, StandIn(FIT))
+    done = made.run()
+    placed = tuple(Artefact.of(cast("Path", path)) for path in done.artefacts)
+    recorded = Manifest(step="torch-wheel", key="", inputs={}, artefacts=placed)
+    step = made._torch_wheel()
+    assert step.missing(recorded) == ""
+    wheel = placed[0].path
+    content = wheel.read_bytes()
+    wheel.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    assert step.missing(recorded) == f"{wheel.name} is not the file that was made"
+    made.run()
+    assert (wheel.read_bytes(), step.missing(recorded)) == (content, ""), "from the artefact cache"
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """``build_torch`` and ``plan``, with a builder that takes a moment."""
+    builder = StandIn(FIT)
+
+    class Whole(StandInFlow):
+        def __init__(self, config: Config, *, again: bool = False) -> None:
+            super().__init__(config.build_root, builder, again=again)
+
+        def stand_in_for(self, name: str, _: object) -> Made:
+            return Made(facts=self.needs[name].facts)
+
+        def pipeline(self, *, workbench: bool = False) -> Pipeline:
+            del workbench
+            before = [
+                Step(name=name, title=name, inputs={}, action=functools.partial(self.stand_in_for, name))
+                for name in self.needs
+            ]
+            return Pipeline(self.root, (*before, self._torch_wheel()))
+
+    monkeypatch.setattr(job, "TorchFlow", Whole)
+    monkeypatch.setattr(job, "ensure_running", lambda _: None)
+    return builder
+
+
+@pytest.mark.parametrize("lost", ["damaged", "set aside by another task", "deleted"])
+def test_a_lost_entry_of_the_cache_is_made_of_the_products_without_building(
+    tmp_path: Path, whole: StandIn, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    key = resolve.key(config)
+    job.build_torch(config)
+    assert "put into the artefact cache again" not in "".join(said)
+    kept = artefacts.of_recipe(config, "torch", key)
+    assert kept
+    before = {path.name: path.read_bytes() for path in kept}
+    if lost == "deleted":
+        shutil.rmtree(kept[0].parent)
+    else:
+        wheel = next(path for path in kept if path.suffix == ".whl")
+        wheel.chmod(0o644)
+        wheel.write_bytes(b"damaged")
+        if lost == "set aside by another task":
+            with pytest.raises(ArtefactDamaged, match="is damaged"):
+                list(artefacts.entries(config))
+            assert list(artefacts.entries(config)) == []
+    said.clear()
+    job.build_torch(config)
+    assert any("skipped (inputs unchanged)" in line for line in said)
+    assert any("put into the artefact cache again, without building it" in line for line in said)
+    (entry,) = artefacts.entries(config)
+    assert (entry.paths, entry.recipe) == (kept, key)
+    assert {path.name: path.read_bytes() for path in entry.paths} == before
+    assert whole.built == 1
+    said.clear()
+    job.build_torch(config)
+    assert "put into the artefact cache again" not in "".join(said)
+
+
+def test_a_wheel_that_is_at_hand_is_built_again_where_that_is_asked_for(tmp_path: Path, whole: StandIn) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    job.build_torch(config)
+    shutil.rmtree(resolve.products(config))
+    assert job.build_torch(config).wheel.facts["cache"], "a wheel that was taken has no tree"
+    job.build_torch(config)
+    assert whole.built == 1
+    assert [(item.runs, item.reason) for item in job.plan(config)] == [(False, "inputs unchanged")] * 3
+    assert [(item.runs, item.reason) for item in job.plan(config, again=True)][-1] == (True, "asked for")
+    done = job.build_torch(config, again=True)
+    assert whole.built == 2
+    assert "ccache" in done.wheel.facts
+    assert len(list(artefacts.entries(config))) == 1
+    job.build_torch(config)
+    assert whole.built == 2
+
+
+def test_a_refused_wheel_reaches_nobody(tmp_path: Path) -> None:
+    made = StandInFlow(tmp_path, StandIn(UNFIT))
+    with pytest.raises(WheelUnusable, match="is not fit to be used"):
+        made.run()
+    assert (made.there, made.kept) == ({}, ())
+    assert [path.name for path in made.root.iterdir()] == [], "nothing is left beside either"
+
+
+def test_a_refused_wheel_leaves_the_earlier_one_with_its_statement(tmp_path: Path) -> None:
+    StandInFlow(tmp_path, StandIn(FIT)).run()
+    made = StandInFlow(tmp_path, StandIn(UNFIT))
+    before = made.there
+    shutil.rmtree(made.config.build_root / "artefacts")
+    with pytest.raises(WheelUnusable):
+        made.run()
+    assert made.there == before
+    assert len(before) == 3
+
+
+@pytest.mark.parametrize("moved", range(3))
+def test_no_statement_lies_beside_another_wheel_wherever_the_placing_ends(tmp_path: Path, moved: int) -> None:
+    folder = tmp_path / "products"
+    folder.mkdir()
+    old_wheel, old_statement = a_wheel(folder, "0" * 64)
+    (tmp_path / "new").mkdir()
+    wheel, statement = a_wheel(tmp_path / "new", "1" * 64)
+    symbols = tmp_path / "new" / "torch.symbols.tar.xz"
+    symbols.write_bytes(b"symbols")
+    [wheel, symbols, statement][moved].unlink()
+    with pytest.raises(FileNotFoundError):
+        job.place([statement, wheel, symbols], folder)
+    assert old_wheel.is_file()
+    assert not old_statement.exists()
+
+
+def test_a_kept_wheel_whose_statement_speaks_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    made = StandInFlow(tmp_path, StandIn(FIT))
+    made.run()
+    (whole,) = made.kept
+    (wheel, statement) = a_wheel(tmp_path, "0" * 64)
+    artefacts.put(made.config, "torch", whole, [wheel, statement], recipe=resolve.key(made.config))
+    before = made.there
+    with pytest.raises(ArtefactDamaged, match="speaks of another recipe") as caught:
+        made.run()
+    assert caught.value.found == "0" * 64
+    assert whole in caught.value.fix
+    artefacts.put(made.config, "torch", whole, [wheel], recipe=resolve.key(made.config))
+    with pytest.raises(ArtefactDamaged, match="no provenance statement"):
+        made.run()
+    assert made.there == before
+
+
+# The statement.
+
+URI = re.compile(r"[a-z][a-z0-9+.-]*:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
+"""RFC 3986: a scheme, and characters that a URI may hold."""
+PACKAGE_URL = re.compile(
+    r"pkg:deb/debian/(?P<name>(?:[a-z0-9._~:-]|%[0-9A-F]{2})+)"
+    r"@(?P<version>(?:[A-Za-z0-9._~:-]|%[0-9A-F]{2})+)\?arch=(?P<architecture>[a-z0-9-]+)"
+)
+"""ECMA-427: in a name and a version, letters, digits, ``.-_~`` and the colon stand as they are, all else is encoded."""
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+VERSIONS = {
+    "zlib1g-dev:armhf": "1:1.3.dfsg+really1.3.1-1+b1",
+    "libstdc++6:armhf": "14.2.0-19",
+    "libcpuinfo-dev:armhf": "0.0~git20250327.39ea79a-1",
+    "ca-certificates:all": "20250419",
+    "compiler": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
+}
+"""As the builder image tells them, a few of 300."""
+
+
+def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
+    """What a statement speaks of, and the statement, for a source of that kind."""
+    data, suite = recipe.load("torch"), load_suite("trixie")
+    config = load_config({"torch": {"source": kind}})
+    listed = {"pytorch_2.6.0+dfsg-7.dsc": "2" * 64, "pytorch_2.6.0+dfsg.orig.tar.xz": "0" * 64}
+    found = source.Source(
+        kind=kind,
+        folder=folder,
+        identity=source.identity(data, suite, kind),
+        files=listed if kind == "archive" else {},
+    )
+    built = StandIn(FIT).build(folder)
+    path = provenance.write(
+        built,
+        building.Plan.of(data, config, suite),
+        found,
+        key="a" * 64,
+        versions=VERSIONS,
+        began=1735689600.0,
+        path=provenance.beside(built.wheel),
+    )
+    return built, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("kind", ["archive", "git"])
+def test_a_statement_is_as_in_toto_and_slsa_want_it(tmp_path: Path, kind: str) -> None:
+    """SLSA's provenance v1, in-toto's Statement, ResourceDescriptor and TypeURI v1."""
+    built, document = written(tmp_path, kind)
+    assert set(document) == {"_type", "subject", "predicateType", "predicate"}
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert {item["name"]: item["digest"]["sha256"] for item in document["subject"]} == {
+        path.name: sha256_of(path) for path in (built.wheel, built.symbols)
+    }
+    definition, details = document["predicate"]["buildDefinition"], document["predicate"]["runDetails"]
+    assert set(definition) == {"buildType", "externalParameters", "internalParameters", "resolvedDependencies"}
+    assert not set(definition["externalParameters"]) & set(definition["internalParameters"])
+    for uri in (definition["buildType"], details["builder"]["id"]):
+        assert URI.fullmatch(uri), uri
+    for moment in ("startedOn", "finishedOn"):
+        assert MOMENT.fullmatch(details["metadata"][moment])
+    assert details["metadata"]["startedOn"] == "2025-01-01T00:00:00Z"
+    resources = [*definition["resolvedDependencies"], *details["byproducts"]]
+    for item in resources:
+        assert set(item) <= {"name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"}
+        assert {"uri", "digest", "content"} & set(item), f"{item} names nothing"
+        assert URI.fullmatch(item.get("uri", "x:y")), item
+    assert str(tmp_path) not in json.dumps(document)
+    assert provenance.read(provenance.beside(built.wheel), built.wheel)["recipeKey"] == "a" * 64
+
+
+def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path) -> None:
+    _, document = written(tmp_path, "archive")
+    uris = [item["uri"] for item in document["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" in item]
+    found = {}
+    for uri in uris:
+        parts = PACKAGE_URL.fullmatch(uri)
+        assert parts, uri
+        found[f"{unquote(parts['name'])}:{parts['architecture']}"] = unquote(parts["version"])
+    assert found == {name: version for name, version in VERSIONS.items() if name != "compiler"}
+    assert "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf" in uris
+    assert "pkg:deb/debian/zlib1g-dev@1:1.3.dfsg%2Breally1.3.1-1%2Bb1?arch=armhf" in uris
+    assert document["predicate"]["buildDefinition"]["internalParameters"]["compiler"] == VERSIONS["compiler"]
+
+
+def test_a_wheel_is_compared_where_compiler_and_packages_are_the_same_alone(tmp_path: Path) -> None:
+    """``verify --full``: what another compiler makes is another wheel, and says nothing of the build."""
+    wheels = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        wheels.append((written(tmp_path / name, "archive")[0].wheel, name))
+    assert provenance.versions_of(wheels[0][0]) == VERSIONS
+    assert verify.made_alike(wheels, VERSIONS) == wheels[0]
+    now = {**VERSIONS, "libstdc++6:armhf": "14.2.0-20", "compiler": "g++ 14.3.0"}
+    statement = provenance.beside(wheels[1][0])
+    text = statement.read_text().replace("14.2.0-19?arch", "14.2.0-20?arch")
+    statement.write_text(text.replace(VERSIONS["compiler"], now["compiler"]))
+    assert verify.made_alike(wheels, now) == wheels[1]
+    with pytest.raises(ArtefactMissing, match="has another compiler or other packages now") as caught:
+        verify.made_alike(wheels[:1], now)
+    assert caught.value.found == (
+        f"{wheels[0][0].name} (first): compiler {VERSIONS['compiler']} → g++ 14.3.0, "
+        "libstdc++6:armhf 14.2.0-19 → 14.2.0-20"
+    )
+    assert "./inv build-torch" in caught.value.fix
+    many = {**VERSIONS, **{f"p{number}:armhf": "1" for number in range(12)}}
+    with pytest.raises(ArtefactMissing) as caught:
+        verify.made_alike(wheels[:1], many)
+    assert caught.value.found.endswith("and 4 more")
+
+
+def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:
+    _, archive = written(tmp_path, "archive")
+    named = [item for item in archive["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" not in item]
+    assert named == [
+        {"name": "pytorch_2.6.0+dfsg-7.dsc", "digest": {"sha256": "2" * 64}},
+        {"name": "pytorch_2.6.0+dfsg.orig.tar.xz", "digest": {"sha256": "0" * 64}},
+    ]
+    _, git = written(tmp_path, "git")
+    first = git["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+    pinned = recipe.load("torch").tables["git"]
+    assert first == {
+        "uri": f"git+https://github.com/pytorch/pytorch.git@refs/tags/{pinned['tag']}",
+        "digest": {"gitCommit": pinned["commit"]},
+    }
+
+
+def test_a_statements_byproducts_tell_seconds_and_the_compilers_cache(tmp_path: Path) -> None:
+    _, document = written(tmp_path, "archive")
+    told = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
+    assert {name: json.loads(base64.b64decode(item["content"])) for name, item in told.items()} == {
+        "seconds.json": {"compile": 1.5},
+        "ccache.json": {"hits": 3, "calls": 4},
+    }
+    assert told["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
+
+
+# What a user is told at the command line, and what its caller by the exit code.
+
+FAULTS = {
+    "no such architecture": ({"INVOKE_IMAGE_ARCHITECTURE": "armv6"}, 11, "image.architecture: expected one of armhf"),
+    "release without a source": ({"INVOKE_IMAGE_SUITE": "bookworm"}, 23, "no source package of bookworm"),
+    "no such variant": ({"INVOKE_TORCH_VARIANT": "sse"}, 37, "expected: one of neon, baseline, armv6"),
+    "refused variant": ({"INVOKE_TORCH_VARIANT": "armv6"}, 37, "torch cannot be built for ARMv6 of the Pi 1 and Zero"),
+    "dead mirror": (
+        {"INVOKE_IMAGE_MIRROR": "http://127.0.0.1:1/debian"},
+        19,
+        "pocket trixie of http://127.0.0.1:1/debian cannot be verified",
+    ),
+}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_command_ends_with_the_faults_own_exit_code_and_leaves_nothing(tmp_path: Path, fault: str) -> None:
+    variables, code, words = FAULTS[fault]
+    folder = tmp_path / "build"
+    done = subprocess.run(
+        [sys.executable, "-m", "toolchain.cli", "build-torch"],
+        cwd=ROOT,
+        env={**os.environ, **variables, "INVOKE_BUILD_FOLDER": str(folder), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert words in said
+    assert "Traceback" not in said
+    assert [path for path in folder.rglob("*") if path.suffix in {".whl", ".dsc", ".tar"}] == []
+
+
+@pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
+def test_an_option_is_taken_whole_or_refused(tmp_path: Path, wrong: str) -> None:
+    """Blanks and commas are the value's; what is no NAME=VALUE is no option, and none is passed over."""
+    whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
+    done = subprocess.run(
+        [sys.executable, "-m", "toolchain.cli", "build-torch", "--plan", "--option", whole, "--option", wrong],
+        cwd=ROOT,
+        env={**os.environ, "INVOKE_BUILD_FOLDER": str(tmp_path / "build"), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 11, done.stdout + done.stderr
+    listed = [whole, wrong]
+    assert f"- torch.options: {wrong!r}: expected NAME=VALUE, such as USE_OPENMP=OFF, found {listed}" in done.stderr
+    assert "task's option" in done.stderr

@@ -1,0 +1,219 @@
+"""What recipes/torch/inside/prepare does with a source, shown on a small one, by the programs of torch's builder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flow.main_job import Built
+from flow.main_steps import Flow, sources_of
+from images import rootfs
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.torch import source
+from toolchain.config import Config
+
+PREPARE = Path(__file__).resolve().parents[2] / "recipes" / "torch" / "inside" / "prepare"
+# As in images/packages.toml, torch_builder: what prepare calls, and a shell.
+PACKAGES = ("dash", "coreutils", "dpkg-dev", "patch", "xz-utils", "flatbuffers-compiler")
+SCHEMA = "namespace small;\ntable Module { name: string; }\nroot_type Module;\n"
+CONTROL = """Source: small
+Maintainer: Nobody <nobody@example.org>
+
+Package: small
+Architecture: all
+Description: small
+"""
+CHANGELOG = """small (1.0-1) unstable; urgency=low
+
+  * Small.
+
+ -- Nobody <nobody@example.org>  Wed, 01 Jan 2025 00:00:00 +0000
+"""
+
+
+def replaces(before: str, after: str) -> str:
+    """A patch file for the one line that is the small source's."""
+    return f"Why.\n\n--- a/words.txt\n+++ b/words.txt\n@@ -1 +1 @@\n-{before}\n+{after}\n"
+
+
+class Room:
+    """A root with the programs; what the builder's container mounts lies in its /usr/src."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home = root / "usr/src/torch"
+        self.source = root / "usr/src/source"
+        self.patches = root / "usr/src/recipe/patches"
+
+    def empty(self) -> None:
+        """Nothing but the script, a source's empty folder, and patches for either kind."""
+        shutil.rmtree(self.root / "usr/src", ignore_errors=True)
+        for folder in (self.home, self.source, self.patches / "archive", self.patches / "git"):
+            folder.mkdir(parents=True)
+        inside = self.root / "usr/src/recipe/inside"
+        inside.mkdir()
+        shutil.copy(PREPARE, inside)
+        (self.patches / "0001-first.patch").write_text(replaces("upstream", "first"))
+        (self.patches / "0002-second.patch").write_text(replaces("first", "second"))
+        (self.patches / "archive/0001-archive.patch").write_text(replaces("second", "the archive's"))
+        (self.patches / "git/0001-git.patch").write_text(replaces("second", "upstream's tag"))
+
+    def call(self, *argv: str, at: str = "/usr/src/torch") -> subprocess.CompletedProcess[str]:
+        """Run a program of the root's, in one of its folders."""
+        entered = ["chroot", str(self.root), "/bin/sh", "-c", 'cd "$1" && shift && "$@"', "sh", at, *argv]
+        environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "LC_ALL": "C.UTF-8"}
+        return subprocess.run(entered, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def prepare(self, kind: str) -> subprocess.CompletedProcess[str]:
+        """Run the script as the build does."""
+        return self.call("/usr/src/recipe/inside/prepare", "/usr/src/source", kind)
+
+    def plain_source(self, folder: Path) -> None:
+        """What upstream would have."""
+        (folder / "torch/csrc/jit/serialization").mkdir(parents=True)
+        (folder / "torch/csrc/jit/serialization/mobile_bytecode.fbs").write_text(SCHEMA)
+        (folder / "words.txt").write_text("upstream\n")
+
+    def source_package(self) -> None:
+        """A package as the archive has it: upstream's tar, the distribution's, and their description."""
+        tree = self.source / "small-1.0"
+        self.plain_source(tree)
+        pack = ("tar", "--create", "--xz", "--file", "small_1.0.orig.tar.xz", tree.name)
+        packed = self.call(*pack, at="/usr/src/source")
+        assert packed.returncode == 0, packed.stderr
+        (tree / "debian/source").mkdir(parents=True)
+        (tree / "debian/source/format").write_text("3.0 (quilt)\n")
+        (tree / "debian/control").write_text(CONTROL)
+        (tree / "debian/changelog").write_text(CHANGELOG)
+        made = self.call("dpkg-source", "--build", tree.name, at="/usr/src/source")
+        assert made.returncode == 0, made.stderr
+        shutil.rmtree(tree)
+
+    def left(self) -> list[str]:
+        """Names in the folder where everything is built."""
+        return sorted(path.name for path in self.home.iterdir())
+
+
+@pytest.fixture(scope="module")
+def programs(built: Built, product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Room:
+    folder = tmp_path_factory.mktemp("prepare")
+    with Flow(product_config) as flow:
+        spec = flow.root_spec("small-tools", PACKAGES, built.manifest("mirror"), (flow.native,))
+    rootfs.build_tools(spec, folder / "root", folder / "log", standing_in=())
+    root = folder / "root"
+    for name in ("bin", "sbin", "lib", "lib64"):
+        if not (root / name).exists():
+            (root / name).symlink_to(f"usr/{name}")
+    (root / "tmp").mkdir(exist_ok=True)
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev/null").touch()
+    return Room(root)
+
+
+@pytest.fixture
+def room(programs: Room) -> Room:
+    programs.empty()
+    return programs
+
+
+def test_a_source_package_is_unpacked_patched_and_given_what_its_distribution_takes_out(room: Room) -> None:
+    room.source_package()
+    done = room.prepare("archive")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("applying")]
+    assert told == ["applying 0001-first.patch", "applying 0002-second.patch", "applying 0001-archive.patch"]
+    assert room.left() == ["pytorch"]
+    tree = room.home / "pytorch"
+    assert (tree / "words.txt").read_text() == "the archive's\n"
+    assert (tree / "third_party/googletest").is_dir()
+    made = (tree / "torch/csrc/jit/serialization/mobile_bytecode_generated.h").read_text()
+    assert "struct ModuleBuilder" in made
+    assert "struct ModuleT" not in made, "no object-based API was asked for"
+
+
+def test_a_tag_of_upstreams_is_copied_and_patched(room: Room) -> None:
+    room.plain_source(room.source)
+    done = room.prepare("git")
+    assert done.returncode == 0, done.stderr
+    assert (room.home / "pytorch/words.txt").read_text() == "upstream's tag\n"
+    assert not (room.home / "pytorch/torch/csrc/jit/serialization/mobile_bytecode_generated.h").exists()
+    assert (room.source / "words.txt").read_text() == "upstream\n", "the source is read only"
+    assert room.left() == ["pytorch"]
+
+
+def test_a_patch_that_does_not_fit_leaves_nothing_that_is_taken_for_a_source(room: Room) -> None:
+    room.plain_source(room.source)
+    second = room.patches / "0002-second.patch"
+    fits = second.read_text()
+    second.write_text(replaces("what another release has", "second"))
+    done = room.prepare("git")
+    assert done.returncode != 0
+    assert "FAILED" in done.stdout
+    assert "pytorch" not in room.left()
+    second.write_text(fits)
+    assert room.prepare("git").returncode == 0, "what the first left is put away"
+    assert room.left() == ["pytorch"]
+
+
+def test_an_archive_that_is_not_what_its_description_says_is_refused(room: Room) -> None:
+    room.source_package()
+    archive = room.source / "small_1.0.orig.tar.xz"
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2] ^= 1
+    archive.write_bytes(bytes(content))
+    done = room.prepare("archive")
+    assert done.returncode != 0
+    assert "sum" in done.stderr, done.stderr
+    assert room.left() == []
+
+
+@pytest.mark.expensive
+def test_our_patches_fit_upstreams_own_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
+    """What ``--source=git`` builds from: upstream's tree, without the distribution's patches, as a repository's tag.
+
+    The tree is that of the distribution's archive of upstream's release, which lacks submodules; fetching, the pin and
+    the patches are as they are for upstream's repository. It is run by name: it fetches 50 MB.
+    """
+    data, suite = recipe.load("torch"), load_suite("trixie")
+    log = tmp_path / "log"
+    package = source.obtain(data, suite, "archive", sources_of(built.manifest("mirror")), tmp_path / "sources", log)
+    shutil.copytree(package.folder, room.source, dirs_exist_ok=True)
+    (description,) = room.source.glob("*.dsc")
+    unpacked = room.call(
+        *("dpkg-source", "--skip-patches", "--no-copy", "--extract", description.name, "upstream"),
+        at="/usr/src/source",
+    )
+    assert unpacked.returncode == 0, unpacked.stderr
+    upstream = tmp_path / "upstream"
+    shutil.move(room.source / "upstream", upstream)
+    shutil.rmtree(upstream / "debian")
+
+    def git(*words: str) -> str:
+        told = ["git", "-C", str(upstream), "-c", "user.name=nobody", "-c", "user.email=nobody@example.org", *words]
+        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("add", "--all", "--force")
+    git("commit", "--quiet", "--message=as released")
+    git("tag", data.tables["git"]["tag"])
+    pins = {**data.tables["git"], "url": upstream.as_uri(), "commit": git("rev-parse", "HEAD")}
+    pinned = dataclasses.replace(data, tables={**data.tables, "git": pins})
+    fetched = source.obtain(pinned, suite, "git", (), tmp_path / "sources", log)
+    room.empty()
+    for folder in (room.source, room.patches):
+        shutil.rmtree(folder)
+    shutil.copytree(fetched.folder, room.source, symlinks=True)
+    patches = PREPARE.parents[1] / "patches"
+    shutil.copytree(patches, room.patches)
+    done = room.prepare("git")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    applied = [line.removeprefix("applying ") for line in done.stdout.splitlines() if line.startswith("applying")]
+    wanted = [*sorted(patches.glob("*.patch")), *sorted(patches.glob("git/*.patch"))]
+    assert applied == [path.name for path in wanted]
+    assert "saving rejects" not in done.stdout
+    assert (room.home / "pytorch/version.txt").read_text() == "2.6.0\n"

@@ -1,0 +1,1025 @@
+"""The torch wheel: what the recipe states, what the audit refuses, and the wheel's numbers beside this PC's torch."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import email
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping
+from email.message import Message
+from pathlib import Path
+
+import docker
+import pytest
+from apt_parts import Proxy, served
+from elftools.elf.elffile import ELFFile
+from wheel_parts import make_wheel
+
+from engine.containers import run_in
+from flow import main_job, verify
+from flow import main_steps as flow
+from flow import native_checks as native
+from flow import torch_job as job
+from flow import upstream_tests as upstream
+from images import probe, rootfs
+from images.apt import fetch_source
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.torch import audit, provenance, resolve, source
+from recipes.torch.build import Plan
+from toolchain import process
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import (
+    ArtefactDamaged,
+    ArtefactMissing,
+    ChecksFailed,
+    RecipeInvalid,
+    SourceUnavailable,
+    WheelUnusable,
+)
+from toolchain.files import sha256_of
+from toolchain.manifest import Manifest
+from wheels import artefacts
+
+NUMBERS = ROOT / "tests" / "device" / "numbers_of_torch.py"
+(KEPT,) = resolve.PREBUILT.glob("*.whl")
+
+
+def config(**torch: object) -> Config:
+    return load_config({"torch": torch})
+
+
+def plan(**torch: object) -> Plan:
+    return Plan.of(recipe.load("torch"), config(**torch), load_suite("trixie"))
+
+
+def test_the_key_holds_what_makes_the_wheel() -> None:
+    key = plan().key("source 1")
+    assert key == plan().key("source 1")
+    others = {
+        plan().key("source 2"),
+        plan(variant="baseline").key("source 1"),
+        plan(options=["USE_OPENMP=OFF"]).key("source 1"),
+    }
+    assert len(others | {key}) == 4
+    assert resolve.key(config()) == plan().key(source.identity(recipe.load("torch"), load_suite("trixie"), "archive"))
+
+
+def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipe where a test may change it, and from where it is loaded."""
+    shutil.copytree(recipe.HERE / "torch", folder / "torch", ignore=shutil.ignore_patterns("prebuilt", "__pycache__"))
+    monkeypatch.setattr(recipe, "HERE", folder)
+    return folder / "torch"
+
+
+def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for one kind of source too, which lie a folder deeper."""
+    before = plan().key("source 1")
+    folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
+    assert plan().key("source 1") == before
+    makers = sorted(path for name in ("patches", "inside") for path in (folder / name).rglob("*") if path.is_file())
+    assert folder / "patches" / "archive" / "0001-upstream-version.patch" in makers
+    keys = {before}
+    for path in makers:
+        text = path.read_bytes()
+        path.write_bytes(text + b"\n")
+        keys.add(plan().key("source 1"))
+        path.write_bytes(text)
+    (folder / "patches" / "git" / "9999-new.patch").write_text("--- a\n+++ b\n")
+    keys.add(plan().key("source 1"))
+    assert len(keys) == len(makers) + 2
+
+
+@pytest.mark.parametrize("what", ["environment", "configure", "setup", "setup_environment"])
+def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    before = plan()
+    value = getattr(before, what)
+    changed = {**value, "MINE": "1"} if isinstance(value, dict) else [*value, "-DMINE=1"]
+    key = before.key("source 1")
+    monkeypatch.setattr(Plan, what, property(lambda _: changed))
+    assert plan().key("source 1") != key
+
+
+@pytest.mark.parametrize(
+    ("given", "compilers"),
+    [
+        ((), "arm-linux-gnueabihf-gcc arm-linux-gnueabihf-g++"),
+        (("-DCMAKE_C_COMPILER=mine", "-DCMAKE_CXX_COMPILER=clang++"), "mine clang++"),
+    ],
+)
+def test_a_compiler_of_the_command_line_wins_over_the_toolchain_file(
+    tmp_path: Path, given: tuple[str, ...], compilers: str
+) -> None:
+    script = tmp_path / "told.cmake"
+    place = ROOT / "recipes" / "torch" / "inside" / "toolchain.cmake"
+    script.write_text(f'include("{place}")\nmessage("${{CMAKE_C_COMPILER}} ${{CMAKE_CXX_COMPILER}}")\n')
+    argv = ["cmake", "-DPITORCH_GNU=arm-linux-gnueabihf", *given, "-P", str(script)]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stderr.strip() == compilers
+
+
+def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
+    key = plan().key("source 1")
+    other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
+    assert Plan.of(recipe.load("torch"), other, load_suite("trixie")).key("source 1") == key
+    one, two = plan(options=["A=1", "B=2"]), plan(options=["B=2", "A=1"])
+    assert one.key("source 1") == two.key("source 1"), "their order does not count"
+    assert one.configure == two.configure
+
+
+def test_a_users_option_wins_over_the_recipes() -> None:
+    assert plan().options["USE_OPENMP"] == "ON"
+    assert plan(options=["USE_OPENMP=OFF", "MINE=1"]).options.items() >= {"USE_OPENMP": "OFF", "MINE": "1"}.items()
+
+
+def test_the_first_pis_cpu_is_refused_with_the_reason() -> None:
+    with pytest.raises(RecipeInvalid, match="ARMv6") as caught:
+        plan(variant="armv6")
+    assert "--variant=baseline" in caught.value.fix
+    assert "libraries that the wheel brings are ARMv7" in caught.value.found
+    with pytest.raises(RecipeInvalid, match="no variant 'vfp9'"):
+        plan(variant="vfp9")
+
+
+def test_a_release_without_a_source_package_has_no_key_and_says_why() -> None:
+    older = load_config({"image": {"suite": "bookworm"}})
+    assert resolve.key(older) == ""
+    with pytest.raises(SourceUnavailable, match="no source package of bookworm") as caught:
+        source.identity(recipe.load("torch"), load_suite("bookworm"), "archive")
+    assert "wheelhouse" in caught.value.fix
+
+
+def test_a_source_package_that_the_mirror_lacks(tmp_path: Path) -> None:
+    from images import apt
+
+    mirror = apt.sources_for(config(), tmp_path / "keys")
+    main = tuple(item for item in mirror if item.pocket.name == "main")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SourceUnavailable, match=r"no-such-package 1\.0 cannot be fetched") as caught:
+        fetch_source(main, "no-such-package", "1.0", tmp_path / "out", tmp_path / "log")
+    # A mirror may carry no source packages at all.
+    assert re.search(r"no-such-package|/source/", caught.value.found)
+    dead = tuple(dataclasses.replace(item, uri="http://127.0.0.1:9/debian") for item in main)
+    with pytest.raises(SourceUnavailable, match="cannot be fetched"):
+        fetch_source(dead, "pytorch", "1.0", tmp_path / "out", tmp_path / "log")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_upstreams_tag_cannot_be_fetched_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = recipe.load("torch")
+    tables = {**data.tables, "git": {**data.tables["git"], "url": str(tmp_path / "nowhere.git")}}
+    with pytest.raises(SourceUnavailable, match="cannot be fetched from upstream") as caught:
+        source.obtain(
+            dataclasses.replace(data, tables=tables), load_suite("trixie"), "git", (), tmp_path, tmp_path / "log"
+        )
+    assert "--source=archive" in caught.value.fix
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def git_at(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    done = subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def a_repository(folder: Path) -> str:
+    """A stand-in for upstream's repository, with a submodule that has one of its own, and a tag; the commit."""
+    inner = None
+    for name in ("inner", "outer", folder.name):
+        place = folder.with_name(name)
+        place.mkdir(parents=True)
+        git_at(place, "init", "--quiet")
+        (place / "version.txt").write_text("2.6.0\n")
+        (place / ".gitignore").write_text("*.pyc\nbuild/\n")
+        if inner is not None:
+            git_at(place, "submodule", "add", "--quiet", str(inner), "third_party/of_another")
+        git_at(place, "add", ".")
+        git_at(place, "commit", "--quiet", "--message", "release")
+        inner = place
+    git_at(folder, "tag", "v2.6.0")
+    return git_at(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def files_as_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git takes none from a folder by itself."""
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file:http:https")
+
+
+@pytest.mark.usefixtures("files_as_submodules")
+def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing_else(tmp_path: Path) -> None:
+    commit = a_repository(tmp_path / "repositories" / "upstream")
+    data = recipe.load("torch")
+
+    def obtain(pinned: str) -> source.Source:
+        git = {**data.tables["git"], "url": str(tmp_path / "repositories" / "upstream"), "commit": pinned}
+        made = dataclasses.replace(data, tables={**data.tables, "git": git})
+        return source.obtain(made, load_suite("trixie"), "git", (), tmp_path / "sources", tmp_path / "log")
+
+    with pytest.raises(SourceUnavailable, match="not the commit that the recipe pins"):
+        obtain("0" * 40)
+    found = obtain(commit)
+    inmost = found.folder / "third_party/of_another/third_party/of_another"
+    assert (found.folder / "version.txt").read_text() == (inmost / "version.txt").read_text() == "2.6.0\n"
+    assert found.identity == f"git {commit}"
+    assert obtain(commit) == found, "as it lies there"
+
+    for folder, name in itertools.product(
+        (found.folder, inmost.parent.parent, inmost), ("version.txt", "mine.txt", "mine.pyc", "build/mine.txt")
+    ):
+        change = folder / name
+        before = change.read_text() if change.exists() else None
+        change.parent.mkdir(exist_ok=True)
+        change.write_text("2.6.1\n")
+        with pytest.raises(SourceUnavailable, match=r"is not what upstream's v2\.6\.0 is") as caught:
+            obtain(commit)
+        assert change.relative_to(found.folder).parts[0] in caught.value.found
+        assert "patches/git" in caught.value.fix
+        if before is None:
+            change.unlink()
+        else:
+            change.write_text(before)
+        assert obtain(commit) == found
+    git_at(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
+    with pytest.raises(SourceUnavailable, match="is not what upstream's"):
+        obtain(commit)
+
+
+def test_upstream_is_asked_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found there; who was asked is what counts."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    data = recipe.load("torch")
+    git = {**data.tables["git"], "url": "http://upstream.invalid/pytorch.git"}
+    made = dataclasses.replace(data, tables={**data.tables, "git": git})
+    with served(tmp_path) as uri:
+        proxy = Proxy(uri)
+        with proxy.running() as address:
+            monkeypatch.setenv("all_proxy", f"http://{address}")
+            with pytest.raises(SourceUnavailable, match="cannot be fetched from upstream"):
+                source.obtain(made, load_suite("trixie"), "git", (), tmp_path / "sources", tmp_path / "log")
+    assert proxy.asked
+    assert all(address.startswith("http://upstream.invalid/pytorch.git/info/refs") for address in proxy.asked)
+
+
+def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
+    """A shared library of a few lines for the target, without any other."""
+    compiler = shutil.which("arm-linux-gnueabihf-gcc")
+    assert compiler, "./inv installs the ARM cross compiler"
+    (folder / f"{name}.c").write_text(text)
+    argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-O2", *flags, "-o", f"{name}.so", f"{name}.c"]
+    subprocess.run(argv, cwd=folder, check=True)
+    return (folder / f"{name}.so").read_bytes()
+
+
+def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
+    """A wheel that is torch's by its name and tag."""
+    return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
+
+
+def examined(wheel: Path) -> audit.Examined:
+    """By the configured variant's flags."""
+    return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
+    """As a torch without one of its backends had: it linked, and could not be imported."""
+    sources = {
+        "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
+        "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
+    }
+    wheel = torch_of(
+        tmp_path, {f"torch/lib/{name}.so": cross_compiled(tmp_path, name, text) for name, text in sources.items()}
+    )
+    if whole:
+        assert examined(wheel).elf_files == 2
+        return
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        examined(wheel)
+    assert caught.value.found == "torch/lib/one.so needs the symbol missing, which nothing in the wheel defines"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "fault"),
+    [
+        ((), "int one;", ""),
+        (("-march=armv6+fp", "-marm"), "int one;", ""),
+        (("-march=armv8-a+simd",), "int one;", ": it was compiled for ARMv8; {place}: it uses FPv8, {lacks}"),
+        (("-mfpu=fp-armv8",), "float one(float a) { return a * a; }", ": it uses FPv8, {lacks}"),
+        (("-mfpu=vfpv3",), "float one(float a) { return a * a; }", ""),
+        (("-mfpu=neon-vfpv4",), "float one(float a) { return a * a; }", ""),
+        (("-march=armv5te+fp", "-marm"), "int one;", ": it was compiled for CPU architecture 4"),
+        (("-Wl,-rpath,$ORIGIN:$ORIGIN/../../torch.libs",), "int one;", ""),
+        (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " looks for libraries in $ORIGIN/../../../lib"),
+        (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
+        (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
+        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " holds the path of its build"),
+        ((), 'const char one[] = "/usr/src/tvm";', ""),
+        (("-Wl,--no-as-needed", "stray.so"), "int one;", " needs libstray.so.1, which a bare system lacks"),
+        (("-Wl,--no-as-needed", "usual.so"), "int one;", ""),
+    ],
+)
+def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
+    for name, soname in (("stray", "libstray.so.1"), ("usual", "libm.so.6")):
+        cross_compiled(tmp_path, name, f"int {name};", f"-Wl,-soname,{soname}")
+    wheel = torch_of(tmp_path, {"torch/lib/one.so": cross_compiled(tmp_path, "one", text, *flags)})
+    if not fault:
+        assert examined(wheel).elf_files == 1
+        return
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        examined(wheel)
+    place, lacks = "torch/lib/one.so", "which not every CPU of the variant has"
+    assert caught.value.found == place + fault.format(place=place, lacks=lacks)
+
+
+@pytest.mark.parametrize("path", ["/usr/src/torch/pytorch", "/usr/src/recipe/inside/torch_cpu.h"])
+@pytest.mark.parametrize(
+    "name", ["torch/share/cmake/Torch/TorchConfig.cmake", "torch/version.py", "torch-2.6.0.dist-info/NOTES"]
+)
+def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: str, path: str) -> None:
+    """In texts too, and where a read of a mebibyte ends in the middle of it."""
+    members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        examined(torch_of(tmp_path, members))
+    assert caught.value.found == f"{name} holds the path of its build"
+
+
+@pytest.mark.parametrize(
+    ("fpu", "fault"),
+    [
+        ("vfpv3-d16", ""),
+        ("vfpv3", "it uses VFPv3, which not every CPU of the variant has"),
+        ("vfpv4-d16", "it uses VFPv4-D16, which not every CPU of the variant has"),
+        ("neon", "it uses NEON, and the variant must not"),
+    ],
+)
+def test_the_baseline_variant_is_for_cpus_of_sixteen_registers(tmp_path: Path, fpu: str, fault: str) -> None:
+    content = cross_compiled(tmp_path, "one", "float one(float a) { return a * a; }", f"-mfpu={fpu}")
+    wheel = torch_of(tmp_path, {"torch/lib/one.so": content})
+    flags = plan(variant="baseline").flags
+    if not fault:
+        assert audit.examine(wheel, config().image.target, load_suite("trixie"), flags=flags).elf_files == 1
+        return
+    with pytest.raises(WheelUnusable) as caught:
+        audit.examine(wheel, config().image.target, load_suite("trixie"), flags=flags)
+    assert f"torch/lib/one.so: {fault}" in caught.value.found
+
+
+@pytest.mark.parametrize("fpu", ["neon-vfpv4", "vfpv3-d16"])
+def test_kernels_without_neon_are_no_product_of_the_variant_that_is_named_by_it(tmp_path: Path, fpu: str) -> None:
+    wheel = torch_of(
+        tmp_path, {"torch/lib/libtorch_cpu.so": cross_compiled(tmp_path, "one", "int one;", f"-mfpu={fpu}")}
+    )
+    if fpu == "neon-vfpv4":
+        assert examined(wheel).elf_files == 1
+        return
+    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+        examined(wheel)
+    assert caught.value.found == "torch/lib/libtorch_cpu.so: it was compiled without NEON, which the variant is for"
+
+
+def test_a_library_that_is_in_the_wheel_is_no_stray_one(tmp_path: Path) -> None:
+    stray = cross_compiled(tmp_path, "stray", "int stray;", "-Wl,-soname,libstray.so.1")
+    one = cross_compiled(tmp_path, "one", "int one;", "-Wl,--no-as-needed", "stray.so")
+    assert examined(torch_of(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
+
+
+def test_a_file_that_does_not_say_what_it_was_compiled_for_is_refused(tmp_path: Path) -> None:
+    cross_compiled(tmp_path, "one", "int one;")
+    argv = ["arm-linux-gnueabihf-objcopy", "--remove-section=.ARM.attributes", "one.so"]
+    subprocess.run(argv, cwd=tmp_path, check=True)
+    wheel = torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})
+    with pytest.raises(WheelUnusable) as caught:
+        examined(wheel)
+    assert caught.value.found == "torch/lib/one.so: it has no .ARM.attributes"
+
+
+def test_code_that_needs_no_floating_point_unit_is_for_every_cpu(tmp_path: Path) -> None:
+    """Its attributes name none; that its arguments would be in such registers, number 28 says."""
+    (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
+    for words in (
+        ["arm-linux-gnueabihf-as", "-march=armv7-a", "-mfpu=softvfp", "-o", "one.o", "one.s"],
+        ["arm-linux-gnueabihf-ld", "-shared", "-o", "one.so", "one.o"],
+    ):
+        subprocess.run(words, cwd=tmp_path, check=True)
+    with (tmp_path / "one.so").open("rb") as stream:
+        assert "TAG_FP_ARCH" not in audit.attributes(ELFFile(stream))
+    assert examined(torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})).elf_files == 1
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    text = 'int missing(void); const char one[] = "/usr/src/torch"; int two(void) { return missing(); }'
+    one = cross_compiled(tmp_path, "one", text, "-march=armv8-a+simd", "-Wl,-rpath,/opt/lib")
+    with pytest.raises(WheelUnusable) as caught:
+        examined(torch_of(tmp_path, {"torch/lib/one.so": one}))
+    assert caught.value.found.count("; ") == 4
+
+
+@pytest.mark.parametrize("more", [0, 128 << 10])
+def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """What cannot be compressed, for a goal of 2 MB; a few hundred bytes of the wheel are its own."""
+    assert audit.GOAL_MB == 60
+    monkeypatch.setattr(audit, "GOAL_MB", 2)
+    warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
+    if more:
+        assert warnings == ("torch-2.6.0-cp313-cp313-linux_armv7l.whl has 2.1 MB; the goal is 2",)
+    else:
+        assert warnings == ()
+
+
+def a_wheel(folder: Path, key: str) -> list[Path]:
+    """A wheel by its name, tag, RECORD and one ARM program, and the statement of its key."""
+    wheel = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
+    members = {
+        "torch/lib/probe.so": probe.elf(),
+        "torch-2.6.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n",
+        "torch-2.6.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nTag: cp313-cp313-linux_armv7l\nRoot-Is-Purelib: false\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b'=').decode()},{len(text)}\n"
+        for name, text in members.items()
+    )
+    members["torch-2.6.0.dist-info/RECORD"] = f"{record}torch-2.6.0.dist-info/RECORD,,\n".encode()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    statement = {
+        "subject": [{"name": wheel.name, "digest": {"sha256": sha256_of(wheel)}}],
+        "predicate": {"buildDefinition": {"externalParameters": {"recipeKey": key}}},
+    }
+    provenance.beside(wheel).write_text(json.dumps(statement))
+    return [wheel, provenance.beside(wheel)]
+
+
+def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
+    mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
+    before = resolve.listing(mine)
+    whole = provenance.artefact_key(resolve.key(mine), {"g++:amd64": "4:14.2.0-1", "compiler": "g++ 14.2.0"})
+    artefacts.put(mine, "torch", whole, a_wheel(tmp_path, resolve.key(mine)), recipe=resolve.key(mine))
+    assert resolve.listing(mine) != before
+    found = resolve.resolve(mine)
+    assert found.wheel is not None
+    assert found.wheel.parent.name == whole
+    assert (found.version, found.reason, found.self_contained) == ("2.6.0", "from the artefact cache", False)
+    found.wheel.write_bytes(found.wheel.read_bytes()[:-9] + b"X" * 9)
+    with pytest.raises(ArtefactDamaged):
+        resolve.resolve(mine)
+
+
+def test_another_compiler_or_package_is_another_key() -> None:
+    versions = {"libopenblas-dev:armhf": "0.3.29+ds-3", "compiler": "arm-linux-gnueabihf-g++ 14.2.0"}
+    key = provenance.artefact_key("a" * 64, versions)
+    assert key == provenance.artefact_key("a" * 64, dict(reversed(versions.items())))
+    others = [
+        provenance.artefact_key("b" * 64, versions),
+        provenance.artefact_key("a" * 64, {**versions, "compiler": "arm-linux-gnueabihf-g++ 14.3.0"}),
+        provenance.artefact_key("a" * 64, {**versions, "libopenblas-dev:armhf": "0.3.30+ds-1"}),
+        provenance.artefact_key("a" * 64, {**versions, "libomp-dev:armhf": "1"}),
+    ]
+    assert len({key, *others}) == 5
+
+
+def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
+    mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
+    resolve.products(mine).mkdir(parents=True)
+    wheel, statement = a_wheel(resolve.products(mine), "0" * 64)
+    assert "of another recipe key: ./inv build-torch builds it anew" in resolve.resolve(mine).reason
+    statement.unlink()
+    assert "has no provenance" in resolve.resolve(mine).reason
+    a_wheel(resolve.products(mine), resolve.key(mine))
+    assert resolve.resolve(mine).wheel == wheel
+    wheel.write_bytes(wheel.read_bytes() + b"X")
+    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+        resolve.resolve(mine)
+
+
+def test_a_build_is_compared_with_a_wheel_of_its_own_recipe_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``verify --full``: any other wheel differs, however well the build repeats itself."""
+    mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
+    assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel kept in this repository")]
+    resolve.products(mine).mkdir(parents=True)
+    wheel, _ = a_wheel(resolve.products(mine), "0" * 64)
+    assert [path for path, _ in verify.wheels_to_compare(mine)] == [KEPT]
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
+    with pytest.raises(ArtefactMissing, match="no wheel to compare with") as caught:
+        verify.wheels_to_compare(mine)
+    assert "of another recipe key" in caught.value.found
+    a_wheel(resolve.products(mine), resolve.key(mine))
+    assert verify.wheels_to_compare(mine) == [(wheel, "built here")]
+
+
+# The wheel that lies in the repository.
+
+
+@pytest.fixture
+def kept() -> Path:
+    return KEPT
+
+
+def test_the_kept_wheel_is_of_the_recipes_key_and_of_its_provenance(kept: Path) -> None:
+    stated = provenance.read(provenance.beside(kept), kept)
+    assert stated["recipeKey"] == resolve.key(config())
+    found = resolve.resolve(config(wheelhouse=[]))
+    assert found.self_contained
+    assert found.wheel is not None
+    assert found.wheel.name == kept.name
+    document = json.loads(provenance.beside(kept).read_text())
+    text = json.dumps(document)
+    assert "/home" not in text
+    assert "://" not in text.replace("https://in-toto.io", "").replace("https://slsa.dev", "")
+    names = {
+        item.get("name") or item["uri"] for item in document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    }
+    assert any(name.endswith(".dsc") for name in names)
+    assert any(name.startswith("pkg:deb/debian/libopenblas0-pthread@") for name in names)
+
+
+def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
+    seen = audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan().flags)
+    assert seen.elf_files > 8
+    assert set(seen.newest) == {"GLIBC", "GLIBCXX"}
+    assert seen.warnings == ()
+    assert kept.stat().st_size <= audit.GOAL_MB * 1_000_000
+
+
+def test_a_kept_wheel_of_another_key_is_left_alone() -> None:
+    found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
+    assert found.wheel is None
+    assert "of another recipe key: ./inv build-torch builds it anew" in found.reason
+
+
+def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
+    """A copy of a wheel with members changed; RECORD is left out of it, for tests that end before it is read."""
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+        for name in old.namelist():
+            if (made := change(name, old.read(name))) is not None:
+                new.writestr(*made)
+    return path
+
+
+def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
+    copy = tmp_path / kept.name
+    content = bytearray(kept.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)
+    shutil.copy(provenance.beside(kept), provenance.beside(copy))
+    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+        provenance.read(provenance.beside(copy), copy)
+    with pytest.raises(WheelUnusable, match="damaged"):
+        resolve.resolve(config(wheelhouse=[str(tmp_path)]))
+
+
+def test_a_wheel_for_another_release_is_refused(kept: Path) -> None:
+    older = load_config({"image": {"suite": "bookworm"}, "torch": {"wheelhouse": [str(kept.parent)]}})
+    found = resolve.resolve(older)
+    assert found.wheel is None
+    assert "cp311-cp311-linux_armv7l" in found.reason
+    with pytest.raises(WheelUnusable, match="its tag is cp313-cp313-linux_armv7l") as caught:
+        audit.examine(kept, older.image.target, load_suite("bookworm"), flags=plan().flags)
+    assert "GLIBC_2.3" in caught.value.found
+
+
+def test_the_baseline_variants_audit_refuses_neon(kept: Path) -> None:
+    with pytest.raises(WheelUnusable, match="it uses NEON, and the variant must not"):
+        audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan(variant="baseline").flags)
+
+
+# On real parts.
+
+OFF_BY_ONE = """
+import sys, torch
+document = torch.load(sys.argv[1], weights_only=True)
+for found in document["results"]["drawn_by_torch"].values():
+    if not found.is_floating_point():
+        found[0] += 1
+torch.save(document, sys.argv[1])
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
+    """One in 2^40 is far within the bound of what is drawn beside."""
+    here = native.python_of(load_config({}))
+    if not here.exists():
+        native.check_natively(load_config({}))
+    file = tmp_path / "there.pt"
+    said = []
+    for words in ([NUMBERS, "write", file], ["-c", OFF_BY_ONE, file], [NUMBERS, "compare", file]):
+        argv = [str(here), "-W", "ignore", *map(str, words)]
+        environment = native.environment_of(load_config({}))
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment})
+        said.append((done.returncode, done.stdout.splitlines()))
+    assert [code for code, _ in said[:2]] == [0, 0], said
+    whole = ("integers", "wide integers", "permutation", "bernoulli", "chosen")
+    once = [f"drawn_by_torch, {name}: not equal" for name in whole]
+    assert said[2][1][: len(whole)] == once
+    assert said[2][0] == len(said[2][1]) >= len(whole)
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_its_numbers_are_this_pcs(
+    built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    """A file that x86-64 wrote is read on armv7, and back; the numbers agree within each case's bound."""
+    assert built.manifest("torch").facts["self-contained"]
+    here = native.python_of(load_config({}))
+    if not here.exists():
+        native.check_natively(load_config({}))
+    environment = native.environment_of(load_config({}))
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    shutil.copy(NUMBERS, tmp_path)
+
+    def local(*words: str) -> str:
+        argv = [str(here), "-W", "ignore", str(NUMBERS), *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment})
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    refused = subprocess.run([here, NUMBERS], capture_output=True, text=True, check=False, env={**environment})
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("usage: ")
+    local("write", str(tmp_path / "here.pt"))
+    done = run_in(
+        client,
+        product_config.image_reference("system"),
+        ["sh", "-euc", "cd /root/work; python3 numbers_of_torch.py compare here.pt write there.pt"],
+        architecture=product_config.image.target,
+        binds=[f"{tmp_path}:/root/work:rw"],
+    )
+    all_agree = f"results of {NUMBERS.read_text().count(chr(10) + '@case(')} cases agree"
+    assert all_agree in done.output
+    assert all_agree in local("compare", str(tmp_path / "there.pt"))
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(900)
+def test_the_device_suites_files_on_torch_itself_pass_in_the_image(
+    built: main_job.Built, product_config: Config, client: docker.DockerClient
+) -> None:
+    """Sizes and indices beyond 32 bits; gradcheck, layers, optimisers, unaligned memory, what is saved and loaded."""
+    assert built.manifest("torch").facts["self-contained"]
+    words = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
+    done = run_in(
+        client,
+        product_config.image_reference("system"),
+        ["python3", "-m", "pytest", *words, "/suite/test_torch_limits.py", "/suite/test_torch.py"],
+        architecture=product_config.image.target,
+        binds=[f"{NUMBERS.parent}:/suite:ro"],
+    )
+    assert re.search(r"^(\d+) passed in ", done.output, re.M), done.output
+    assert "skipped" not in done.output
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+SELF_CONTAINED = """
+# Without byte code: what is imported is compiled then, and that is not all of torch.
+python3 -m pip install --quiet --no-compile --no-index --find-links=/needs --break-system-packages \\
+    --root-user-action=ignore /wheels/*.whl
+python3 - <<'END'
+import torch
+x = torch.randn(64, 64, dtype=torch.float64)
+u, s, v = torch.linalg.svd(x)
+assert torch.allclose(u @ torch.diag(s) @ v, x)
+assert torch.from_numpy(x.numpy()).sum() == x.sum()
+print("imported", torch.__version__, torch.get_num_threads() > 0)
+try:
+    torch.cat([torch.zeros(1, dtype=torch.uint8).expand(2**30)] * 5)
+except RuntimeError as fault:
+    print("refused", fault)
+END
+dpkg-query --show --showformat='${Package}\\n' |
+  grep -E 'openblas|sleef|protobuf|onnx|cpuinfo|libgomp|libfmt' || echo no library of torch
+"""
+
+
+EXTENSION = {
+    "setup.py": """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+setup(name="shares", ext_modules=[CppExtension("shares", ["shares.cpp"], extra_compile_args=["-O1", "-fopenmp"])],
+      cmdclass={"build_ext": BuildExtension})
+""",
+    "shares.cpp": """
+#include <ATen/Parallel.h>
+#include <torch/extension.h>
+torch::Tensor members(int64_t length, int64_t grain)
+{
+    auto seen = torch::full({length}, -1, torch::kInt64);
+    auto *member = seen.data_ptr<int64_t>();
+    at::parallel_for(0, length, grain, [&](int64_t begin, int64_t end) {
+        for (auto i = begin; i < end; ++i) member[i] = at::get_thread_num();
+    });
+    return seen;
+}
+void fail(int64_t length)
+{
+    at::parallel_for(0, length, 1, [](int64_t begin, int64_t) { TORCH_CHECK_VALUE(false, "part of ", begin); });
+}
+torch::Tensor slope(torch::Tensor x, std::optional<double> margin)
+{
+    return at::logit_backward(torch::ones_like(x), x, margin);  // takes it by value
+}
+torch::Tensor largest(torch::Tensor x, std::optional<int64_t> dim)
+{
+    auto place = torch::empty({0}, torch::kInt64);
+    at::argmax_out(place, x, dim);
+    return place;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
+{
+    module.def("largest", &largest);
+    module.def("slope", &slope);
+    module.def("members", &members);
+    module.def("fail", &fail);
+}
+""",
+    "try.py": """
+import torch, shares
+torch.set_num_threads(3)
+assert shares.members(8, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]  # as many parts as threads, of equal length
+assert shares.members(9, 5).tolist() == [0] * 5 + [1] * 4         # fewer where they would be below the grain
+assert shares.members(9, 9).tolist() == [0] * 9                   # one is no team
+assert shares.members(0, 1).tolist() == []
+for _ in range(50):
+    try:
+        shares.fail(8)
+    except ValueError as fault:
+        assert str(fault).startswith("part of "), fault
+    else:
+        raise SystemExit("nothing was thrown on")
+    assert shares.members(8, 1).tolist()[-1] == 2
+torch.set_num_threads(1)
+assert shares.members(8, 1).tolist() == [0] * 8
+x = torch.tensor([0.125, 0.5])
+assert shares.slope(x, 0.25).tolist() == [0, 4]
+assert torch.allclose(shares.slope(x, None), 1 / (x * (1 - x)))
+assert shares.largest(torch.tensor([[3, 9], [7, 1]]), 1).tolist() == [1, 0]
+assert shares.largest(torch.tensor([[3, 9], [7, 1]]), None).tolist() == 1
+print("an extension of", torch.__version__, "computes")
+""",
+}
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
+    workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    """By torch.utils.cpp_extension, as a user would: GCC's objects and the wheel's have one ABI and one OpenMP."""
+    assert workbench["torch"].facts["self-contained"]
+    for name, text in EXTENSION.items():
+        (tmp_path / name).write_text(text)
+    with flow.Flow(product_config) as made:
+        compiler = made.compiler()
+    done = run_in(
+        client,
+        product_config.image_reference("workbench"),
+        ["sh", "-euc", "cd /root/work; python3 setup.py build_ext --inplace; python3 try.py"],
+        architecture=product_config.image.target,
+        binds=[f"{tmp_path}:/root/work:rw", *compiler.binds()],
+        environment=compiler.environment,
+        limit_s=1500,
+    )
+    assert "an extension of 2.6.0" in done.output, done.output
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
+    built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
+) -> None:
+    # What its metadata asks for is plain Python, from the package index that pip is set up for here.
+    stated = metadata(kept).get_all("Requires-Dist", [])
+    needs = [item.partition(";")[0] for item in stated if "extra ==" not in item and "numpy" not in item]
+    assert needs
+    python = re.search(r"-cp3(\d+)-", kept.name)
+    assert python
+    download = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={tmp_path}"]
+    words = ["--only-binary=:all:", f"--python-version=3.{python[1]}"]
+    subprocess.run([*download, *words, *needs], check=True)
+    # One of them has C in it that nobody compiled for armv7; pip takes its source, which goes without a compiler too.
+    for compiled in tmp_path.glob("*_x86_64.whl"):
+        name, version = compiled.name.split("-")[:2]
+        subprocess.run([*download, "--no-deps", "--no-binary=:all:", f"{name}=={version}"], check=True)
+    with flow.Flow(product_config) as made:
+        mirror = built.manifest("mirror")
+        packages = ("python3", "python3-numpy", "python3-pip")
+        spec = made.root_spec("bare", packages, mirror, (made.target,))
+        tar = made.root / "bare.tar"
+        rootfs.build_tar(rootfs.with_tools(spec, made.tools), tar, made.log("bare"))
+        loaded = made._loaded("bare", tar, made.target)
+        done = run_in(
+            client,
+            loaded.facts["reference"],
+            ["sh", "-euc", SELF_CONTAINED],
+            architecture=product_config.image.target,
+            binds=[f"{kept.parent}:/wheels:ro", f"{tmp_path}:/needs:ro"],
+        )
+    assert "imported 2.6.0 True" in done.output
+    assert "refused Storage size calculation overflowed with sizes=[5368709120]" in done.output
+    assert "no library of torch" in done.output
+
+
+UPSTREAM = """
+import unittest
+class TestSome(unittest.TestCase):
+    def test_sum(self):
+        import torch
+        self.assertEqual(torch.ones(3).sum().item(), 3)
+        self.assertFalse(hasattr(torch, "qpu"), "the wheel alone is tested")
+    def test_known(self):
+        self.assertEqual(1 << 31, 0)
+    @unittest.skip("not here")
+    def test_elsewhere(self):
+        pass
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail()
+    def test_broken(self):
+        assert 1 + 1 == 3
+"""
+
+ENDLESS = """
+def test_endless():
+    while True:
+        pass
+def test_short():
+    pass
+"""
+
+LOST = """
+import os
+def test_a():
+    pass
+def test_b():
+    os._exit(0)
+def test_c():
+    pass
+"""
+
+
+T = upstream.Part("t.py")
+
+
+def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
+    """Lines as pytest-reportlog writes them: of tests (name, when, outcome), and of the end."""
+    lines = [
+        json.dumps({"nodeid": name, "when": when, "outcome": outcome, "longrepr": None, "$report_type": "TestReport"})
+        for name, when, outcome in found
+    ]
+    return lines + ([json.dumps({"exitstatus": status, "$report_type": "SessionFinish"})] if status is not None else [])
+
+
+def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
+    lines = reports(
+        *(("a", when, "passed") for when in ("setup", "call", "teardown")),
+        *(("b", "setup", "passed"), ("b", "call", "failed"), ("b", "teardown", "passed")),
+        *(("c", "setup", "skipped"), ("c", "teardown", "passed")),
+        *(("d", "setup", "passed"), ("d", "call", "passed"), ("d", "teardown", "failed")),
+        status=1,
+    )
+    tests = upstream.Collected([*"abcd"], [*"abcd"])
+    told = upstream.tally(T, lines, upstream.Reasons({"b*": "32 bits"}), tests, seconds=9, limit_s=60)
+    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0, "not run": 0}
+    assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
+
+
+def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
+    none, tests = upstream.Reasons({}), upstream.Collected([*"abc"], [*"abc"])
+    begun = reports(*(("a", when, "passed") for when in ("setup", "call", "teardown")), status=None)
+    told = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
+    assert (told.counts, told.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
+    assert told.ended == "cut off after 60 s: 1 of 3 tests were run"
+    crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
+    assert crashed.counts["failed"] == 1
+    assert crashed.failures == {"t.py": "ended by itself"}
+    hung = upstream.tally(T, begun, none, tests, seconds=181, limit_s=60, hung=True)
+    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests were run")
+
+
+@pytest.mark.parametrize("status", [0, 1, 5])
+def test_an_exit_status_alone_makes_no_file_complete(status: int) -> None:
+    """A process that a test forked writes one too, while the one that is waited for is killed."""
+    none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
+    lines = reports(
+        *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status
+    )
+    told = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
+    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests were run", 2)
+    assert told.record()["not_run"] == 2
+    crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
+    assert (crashed.ended, crashed.counts["failed"]) == ("ended by itself: 1 of 3 tests were run", 1)
+    uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
+    assert (uncollected.ended, uncollected.counts["failed"]) == ("ended by itself", 1)
+    outcome = upstream.Outcome([told, crashed], Path("none"))
+    assert outcome.summary().endswith("4 not run; 2 not run to the end")
+
+
+def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def run(
+        client: object, made: object, folder: object, packages: object, out: object, item: object, *_: object
+    ) -> None:
+        if str(item) == "first.py":
+            began.wait(20)
+            raise KeyboardInterrupt
+        with process.on_interrupt(ended.set):
+            began.set()
+            ended.wait(20)
+
+    monkeypatch.setattr(upstream, "_run_one", run)
+    monkeypatch.setattr(upstream, "compile_jobs", lambda _: 2)
+    made = job.TorchFlow(config())
+    monkeypatch.setattr(job.TorchFlow, "client", None)
+    wanted = [upstream.Part("first.py"), upstream.Part("second.py")]
+    with pytest.raises(KeyboardInterrupt):
+        upstream._run_all(made, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60)
+    assert ended.is_set()
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+def test_upstreams_tests_run_in_the_image(
+    built: main_job.Built,
+    product_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not built.manifest("torch").facts["wheel"]:
+        pytest.skip("the image was built without torch")
+    (tmp_path / "test_some.py").write_text(UPSTREAM)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "test_some.py").write_text(ENDLESS)
+    (tmp_path / "test_lost.py").write_text(LOST)
+    tables = tomllib.loads(upstream.LIST.read_text())
+    pins = json.dumps(tables["packages"])
+    (tmp_path / "upstream.toml").write_text(
+        f"""packages = {pins}
+files = ["test_some.py"]
+[explained]
+"test_some.py::*::test_unkown" = "a typo"
+[left_out]
+"deep/test_some.py::test_endless" = "does not end"
+"""
+    )
+    monkeypatch.setattr(upstream, "LIST", tmp_path / "upstream.toml")
+    # The image is the build's; the folder is another, since one build of a target works at a time.
+    mine = dataclasses.replace(
+        product_config, build=dataclasses.replace(product_config.build, folder=tmp_path / "build")
+    )
+    with pytest.raises(ArtefactMissing, match=r"no test file test_none\.py"):
+        upstream.run_tests(mine, ["test_none.py"], tests=tmp_path)
+    names = ["test_some.py", "deep/test_some.py", "test_lost.py", "test_lost.py 3/3"]
+    with pytest.raises(ChecksFailed, match="3 of upstream's tests fail, and nothing explains it") as caught:
+        upstream.run_tests(mine, names, tests=tmp_path, limit_s=300)
+    assert "test_broken" in caught.value.found
+    assert "upstream.toml names test_some.py::*::test_unkown, and upstream has no such test" in capsys.readouterr().err
+    told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
+    file, deep, lost, part = told["files"]
+    assert told["emulated"]
+    assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
+    assert file["unmet"] == ["test_some.py::*::test_unkown"]
+    assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")
+    assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
+    assert (lost["ended"], lost["not_run"]) == ("ended by itself: 1 of 3 tests were run", 2)
+    assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
+
+
+def test_the_plan_says_what_would_run() -> None:
+    decisions = {item.step.name: item for item in job.plan(load_config({"build": {"folder": "build/never"}}))}
+    assert list(decisions) == ["mirror", "torch-builder", "torch-source", "torch-wheel"]
+    assert all(item.runs for item in decisions.values())

@@ -1,0 +1,377 @@
+"""apache-tvm-ffi for armv7: its real source, what the recipe states of it, what is refused; the build on demand."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from email.parser import Parser
+from pathlib import Path
+
+import docker
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from remote_kernels import export
+from wheel_parts import EM_ARM, HARD, elf, make_wheel
+
+from engine.containers import run_in
+from flow import build_wheel as any_wheel
+from flow import main_job
+from flow import share_artefacts as share
+from flow.main_steps import Flow
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.recipe import Recipe
+from recipes.tvm_ffi import build, kept, source
+from recipes.tvm_server import build as tvm_server
+from toolchain import files
+from toolchain.architecture import ARCHITECTURES, host_architecture
+from toolchain.config import Config, load_config
+from toolchain.errors import (
+    ArtefactDamaged,
+    ArtefactMissing,
+    NetworkUnreachable,
+    PlatformMismatch,
+    RecipeInvalid,
+    SourceUnavailable,
+    WheelUnusable,
+)
+from toolchain.steps import Made, Pipeline, Step
+from wheels import artefacts
+
+TRIXIE = load_suite("trixie")
+DATA = recipe.load("tvm_ffi")
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The real source archive and the folder of its build's tools."""
+    folder = tmp_path_factory.mktemp("sources")
+    try:
+        tools = source.tools(DATA, TRIXIE, folder, folder / "pip.log")
+        return source.obtain(DATA, tools, folder, folder / "pip.log"), tools
+    except NetworkUnreachable as fault:
+        pytest.skip(f"no network: {fault.found}")
+
+
+@pytest.fixture(scope="module")
+def unpacked(fetched: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the archive."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    subprocess.run(["tar", "--extract", "--file", fetched[0], "--directory", folder], check=True)
+    (root,) = folder.iterdir()
+    return root
+
+
+def changed(**settings: str) -> Recipe:
+    return dataclasses.replace(DATA, settings={**DATA.settings, **settings})
+
+
+def test_it_is_the_version_that_kernels_are_compiled_with() -> None:
+    assert f"{DATA.settings['distribution']}=={DATA.settings['version']}" in tvm_server.pins()
+
+
+def test_the_tools_are_those_that_the_source_asks_for(unpacked: Path) -> None:
+    stated = tomllib.loads((unpacked / "pyproject.toml").read_text())["build-system"]
+    assert stated["build-backend"] == "scikit_build_core.build"
+    pins = {pin.name: next(iter(pin.specifier)).version for pin in map(Requirement, DATA.settings["tools"].split())}
+    for wanted in map(Requirement, stated["requires"]):
+        assert pins[wanted.name] in wanted.specifier, wanted
+
+
+def test_the_source_says_what_the_recipe_says(unpacked: Path) -> None:
+    told = Parser().parsestr((unpacked / "PKG-INFO").read_text())
+    assert (told["Name"], told["Version"]) == (DATA.settings["distribution"], DATA.settings["version"])
+    assert TRIXIE.python in SpecifierSet(told["Requires-Python"])
+    needed = {Requirement(item).name for item in told.get_all("Requires-Dist", []) if "extra" not in item}
+    assert {f"python3-{name}" for name in needed} <= set(TRIXIE.torch_python)
+    cmake = (unpacked / "CMakeLists.txt").read_text()
+    for name in DATA.tables["options"]:
+        assert name.startswith("CMAKE_") or name in cmake, name
+
+
+def test_the_patches_fit_the_source(unpacked: Path) -> None:
+    patches = sorted((DATA.folder / "patches").glob("*.patch"))
+    assert patches
+    for path in patches:
+        words = ["patch", "--dry-run", "--strip=1", "--forward", "--batch", "--fuzz=0", f"--input={path}"]
+        done = subprocess.run(words, cwd=unpacked, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("suite", "newest"), [("trixie", 41), ("bookworm", 36)])
+def test_tools_are_taken_up_to_the_releases_glibc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
+) -> None:
+    """They run in a container of that release."""
+    release, platform = load_suite(suite), host_architecture().wheel_platform.removeprefix("linux_")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for glibc in (newest, newest + 1):
+        tag = f"{release.python_tag}-{release.python_tag}-manylinux_2_{glibc}_{platform}"
+        make_wheel(tmp_path, {"thing.py": ""}, name=f"of{glibc}", tag=tag)
+    found = source.tools(changed(tools=f"of{newest}==1.0"), release, tmp_path / "kept", tmp_path / "log")
+    assert (found / "thing.py").is_file()
+    with pytest.raises(SourceUnavailable, match=f"does not have of{newest + 1}"):
+        source.tools(changed(tools=f"of{newest + 1}==1.0"), release, tmp_path / "kept", tmp_path / "log")
+    assert list((tmp_path / "kept").iterdir()) == [found]
+
+
+def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_path: Path) -> None:
+    archive, tools = fetched
+    kept = tmp_path / archive.name
+    shutil.copy(archive, kept)
+    assert source.obtain(DATA, tools, tmp_path, tmp_path / "pip.log") == kept
+    assert not (tmp_path / "pip.log").exists()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with pytest.raises(SourceUnavailable) as caught:
+        source.obtain(DATA, tools, tmp_path, tmp_path / "pip.log")
+    assert DATA.settings["sha256"] in caught.value.expected
+    assert str(kept) in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"), [({"sha256": "0" * 64}, "other bytes"), ({"version": "0.0.99"}, "does not have")]
+)
+def test_another_source_is_refused_and_nothing_is_left(
+    fetched: tuple[Path, Path], tmp_path: Path, settings: dict[str, str], told: str
+) -> None:
+    with pytest.raises(SourceUnavailable, match=told) as caught:
+        source.obtain(changed(**settings), fetched[1], tmp_path, tmp_path / "pip.log")
+    if "sha256" in settings:
+        assert caught.value.found == DATA.settings["sha256"]
+    assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
+
+
+def test_without_a_network_it_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pip for real, with an index where nobody listens."""
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    log = tmp_path / "pip.log"
+    actions: tuple[Callable[[], object], ...] = (
+        lambda: source.tools(DATA, TRIXIE, tmp_path, log),
+        lambda: source.obtain(DATA, tmp_path, tmp_path, log),
+    )
+    for action in actions:
+        with pytest.raises(NetworkUnreachable) as caught:
+            action()
+        assert "https_proxy" in caught.value.fix
+        assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
+
+
+def test_targets_that_it_is_not_for_are_told_what_to_do(tmp_path: Path) -> None:
+    for image, kind, told in (
+        ({"architecture": "arm64"}, PlatformMismatch, "pip install apache-tvm-ffi=="),
+        ({"suite": "bookworm"}, RecipeInvalid, "set image.suite to trixie"),
+    ):
+        config = load_config({"image": image, "build": {"folder": str(tmp_path / "build")}})
+        with pytest.raises(kind) as caught:
+            build.build_tvm_ffi(config)
+        assert told in caught.value.fix
+    assert not (tmp_path / "build").exists()
+
+
+def test_the_plan_says_what_would_run(tmp_path: Path) -> None:
+    decisions = build.plan(load_config({"build": {"folder": str(tmp_path)}}))
+    assert [item.step.name for item in decisions] == ["mirror", "tvm-ffi-builder", "tvm-ffi-wheel"]
+    assert all(item.runs for item in decisions)
+
+
+@pytest.mark.parametrize(
+    ("contents", "tag", "kind", "told"),
+    [
+        ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "no library at all"),
+        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
+        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "no .ARM.attributes"),
+        ({"a.so": elf(183, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
+    ],
+)
+def test_a_wheel_that_is_not_for_the_board_is_refused(
+    tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], told: str
+) -> None:
+    wheel = make_wheel(tmp_path, contents, name="apache_tvm_ffi", tag=tag)
+    with pytest.raises(kind) as caught:
+        build.examine(wheel, ARCHITECTURES["armhf"], TRIXIE)
+    assert told in str(caught.value)
+
+
+@pytest.mark.skipif(shutil.which("arm-linux-gnueabihf-gcc") is None, reason="no cross compiler for armhf")
+def test_a_library_with_symbols_or_with_the_builds_path_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "a.c"
+    text.write_text(f'const char *where(void) {{ return "{build.HOME}/a.c"; }}\n')
+    for options, told in (([], "has a symbol table"), (["-s"], "holds the path of its build")):
+        library = tmp_path / "a.so"
+        subprocess.run(["arm-linux-gnueabihf-gcc", "-shared", "-fPIC", *options, text, "-o", library], check=True)
+        wheel = make_wheel(tmp_path, {"tvm_ffi/a.so": library.read_bytes()}, name="apache_tvm_ffi")
+        with pytest.raises(WheelUnusable, match=told):
+            build.examine(wheel, ARCHITECTURES["armhf"], TRIXIE)
+
+
+def fitting(folder: Path, *, version: str = "") -> Path:
+    """A wheel that is nothing but right for the board."""
+    library = elf(EM_ARM, flags=HARD, vfp_args=1)
+    return make_wheel(
+        folder, {"tvm_ffi/a.so": library}, name="apache_tvm_ffi", version=version or DATA.settings["version"]
+    )
+
+
+def configured(tmp_path: Path, **remote: object) -> Config:
+    return load_config(
+        {"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": [str(tmp_path / "w")]}, "remote": remote}
+    )
+
+
+def test_the_wheel_is_found_in_the_wheelhouse_and_else_in_the_artefact_cache(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    with pytest.raises(ArtefactMissing) as caught:
+        kept.find(config)
+    assert "./inv build-tvm-ffi" in caught.value.fix
+    key = kept.key(config)
+    whole = build.artefact_key(key, "0" * 64)
+    before = kept.listing(config)
+    artefacts.put(config, kept.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
+    assert kept.listing(config) != before, "the step that takes it runs again"
+    wheel, origin = kept.find(config)
+    assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
+    fitting(tmp_path / "w", version="0.0.9")
+    assert kept.find(config)[0] == wheel, "another version is not what kernels are compiled with"
+    ours = fitting(tmp_path / "w")
+    assert kept.find(config) == (ours, f"from {ours.parent}")
+
+
+def test_a_damaged_wheel_is_not_taken(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    key = kept.key(config)
+    (there,) = artefacts.put(config, kept.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key)
+    there.chmod(0o644)
+    there.write_bytes(there.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArtefactDamaged):
+        kept.find(config)
+    spoilt = fitting(tmp_path / "w")
+    spoilt.write_bytes(spoilt.read_bytes()[:50])
+    with pytest.raises(WheelUnusable):
+        kept.find(config)
+
+
+def test_what_is_not_built_has_no_key(tmp_path: Path) -> None:
+    assert kept.key(configured(tmp_path))
+    for image in ({"architecture": "arm64"}, {"suite": "bookworm"}):
+        config = load_config({"image": image, "build": {"folder": str(tmp_path)}})
+        assert kept.key(config) == ""
+        with pytest.raises((PlatformMismatch, RecipeInvalid)):
+            kept.find(config)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
+    with Flow(configured(tmp_path, ffi_in_image=wanted)) as flow:
+        steps = {step.name: step for step in flow.pipeline().steps}
+    assert ("tvm-ffi" in steps) == wanted
+    assert ("tvm-ffi" in steps["system"].needs) == wanted
+    assert list(steps)[-1] == "system"
+    if wanted:
+        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it imports that"
+
+
+@pytest.mark.parametrize(("flavour", "warned"), [("debian", False), ("raspbian", True)])
+def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
+) -> None:
+    """As of torch's wheel; each in the step's manifest, for every later run."""
+    fitting(tmp_path / "w")
+    make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
+    config = configured(tmp_path, ffi_in_image=True)
+    config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour=flavour))
+    with Flow(config) as flow:
+        wanted = [step for step in flow.pipeline().steps if step.name in ("torch", "tvm-ffi")]
+        tools = Step(name="tools", title="native tools", inputs={}, action=lambda _: Made())  # it has no module
+        pipeline = Pipeline(flow.root, (tools, *wanted))
+        _, *manifests = pipeline.execute(pipeline.plan())
+    shown = " ".join(capsys.readouterr().err.split())
+    for wheel, manifest in zip(("torch's wheel", "the wheel of TVM's FFI"), manifests, strict=True):
+        told = f"{wheel} is no ARMv6 code: where there is no more than that, on a Pi 1, it does not run"
+        assert (told in shown) == warned
+        assert (told in manifest.warnings) == warned
+
+
+def test_a_team_shares_it(tmp_path: Path) -> None:
+    """What pull-artefacts asks for: it must be there where the image takes it, and may be there otherwise."""
+    without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
+    mine = (kept.NAME, kept.key(without))
+    assert (mine in share.wanted(without), mine in share.offered(without)) == (False, True)
+    assert (mine in share.wanted(given), mine in share.offered(given)) == (True, False)
+    elsewhere = load_config({"image": {"architecture": "arm64"}, "build": {"folder": str(tmp_path)}})
+    assert share.offered(elsewhere) == []
+
+
+ON_BOARD = """
+python3 -m pip install --quiet --no-deps --no-index --break-system-packages --root-user-action=ignore /wheels/*.whl
+cd /kernels
+TVM_FFI_DISABLE_TORCH_C_DLPACK=1 python3 - <<'END'
+import torch, tvm_ffi
+from pitorch import tvm
+
+a, b, c = torch.randn(32, 32), torch.randn(32, 32), torch.zeros(32, 32)
+tvm_ffi.load_module("/kernels/plain.so")["gemm"](a, b, c)
+assert torch.allclose(c, a @ b, atol=1e-4)
+assert torch.equal(torch.from_dlpack(tvm_ffi.from_dlpack(a)), a)
+
+c.zero_()
+gemm = tvm.Library("plain.so")["gemm"]
+gemm(torch.cat([torch.zeros(1), a.flatten()])[1:].view(32, 32), b, c)
+assert torch.allclose(c, a @ b, atol=1e-4)
+for action, told in (
+    (lambda: gemm(a, b.double(), c), "Mismatched b.dtype"),
+    (lambda: tvm.Library("many.so"), "parallel loops"),
+):
+    try:
+        action()
+    except tvm.KernelError as fault:
+        assert told in str(fault), fault
+    else:
+        raise SystemExit(f"not refused: {told}")
+print("tvm_ffi", tvm_ffi.__version__, "with torch", torch.__version__)
+END
+"""
+
+
+@pytest.mark.expensive
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(7200)
+def test_a_board_with_the_wheel_loads_kernels_as_tvm_exports_them(
+    product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    if not built.manifest("torch").facts["wheel"]:
+        pytest.skip("the image is built without torch: no wheel is at hand")
+    torch = dataclasses.replace(product_config.torch, wheelhouse=(str(tmp_path / "wheels"),))
+    config = dataclasses.replace(product_config, torch=torch)
+    done = build.build_tvm_ffi(config)
+    assert done.wheel.path.parent == tmp_path / "wheels"
+    assert any_wheel.accept(done.wheel.path, config, TRIXIE) == 3
+    assert any_wheel.libraries_of_the_board(done.wheel.path) == []
+    assert not any(item.runs for item in build.plan(config))
+    assert kept.find(config)[0] == done.wheel.path
+    done.wheel.path.unlink()
+    assert files.sha256_of(kept.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
+    done = build.build_tvm_ffi(config)
+    export(product_config, tmp_path, "armv7")
+    told = run_in(
+        client,
+        product_config.image_reference("system"),
+        ["sh", "-euc", ON_BOARD],
+        architecture=product_config.image.target,
+        binds=[f"{tmp_path}:/kernels:ro", f"{tmp_path / 'wheels'}:/wheels:ro"],
+    ).output
+    assert f"tvm_ffi {DATA.settings['version']} with torch" in told

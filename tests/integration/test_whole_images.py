@@ -1,0 +1,129 @@
+"""Whole images that the tests' shared build is not of. Each takes minutes, so they are run by name.
+
+``.venv/bin/python -m pytest -m expensive tests/host/test_whole_images.py``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import docker
+import pytest
+from stand_in_archives import Package, World
+
+from device import suite
+from engine import daemon as engine
+from engine.containers import run_in
+from flow import main_job
+from nfsroot.export import export
+from nfsroot.layout import Layout
+from toolchain import process
+from toolchain.config import Config
+from toolchain.files import sha256_of
+from toolchain.manifest import Manifest
+
+pytestmark = [
+    *(pytest.mark.expensive, pytest.mark.engine, pytest.mark.emulation, pytest.mark.machine),
+    pytest.mark.timeout(5400),
+]
+
+
+def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") -> Config:
+    """The tests' configuration with its build elsewhere, and of a release."""
+    return dataclasses.replace(
+        config,
+        build=dataclasses.replace(config.build, folder=folder),
+        image=dataclasses.replace(config.image, suite=suite),
+    )
+
+
+def test_the_real_root_is_the_same_when_it_is_built_again(
+    built: main_job.Built, product_config: Config, tmp_path: Path
+) -> None:
+    """Not a small one: the packages, kernel and initramfs of the image, from the packages on, in another folder."""
+    first = product_config.target_root / "rootfs.tar"
+    again = in_a_folder_of_its_own(product_config, tmp_path / "build")
+    done = main_job.build_image(again, only=["rootfs"])
+    assert built.manifest("mirror").facts["indices"] == done.manifest("mirror").facts["indices"], (
+        "the mirror has moved on"
+    )
+    assert "rootfs" in done.ran
+    assert sha256_of(again.target_root / "rootfs.tar") == sha256_of(first)
+
+
+def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
+    """The init that a board runs, where the suite's own is the lean one."""
+    result = suite.test_on_pi(
+        exported_config, qemu=True, init="systemd", keyword="test_selftest or test_system", timing=False
+    )
+    assert result.ok, result.summary()
+    device = json.loads(result.evidence.read_text())["device"]
+    assert device["init"] == "systemd"
+    assert "not measured on hardware" in result.report.read_text()
+
+
+def test_a_raspbian_image_is_built_whole_exported_and_boots(
+    workbench: Mapping[str, Manifest], product_config: Config, tmp_path: Path
+) -> None:
+    """Of a stand-in of its archive: Debian's packages in versions of Raspbian's form. The kernel is Debian's own."""
+    assert workbench["dev"].facts["image"]
+    config = in_a_folder_of_its_own(product_config, tmp_path / "build")
+    config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour="raspbian"))
+    archives = product_config.build_root / "archives"
+    debs = {path.name: path for role in ("rootfs", "dev") for path in archives.glob(f"trixie-armhf-{role}/*.deb")}
+    with contextlib.closing(World(tmp_path / "world")) as world:
+        world.raspbian.repack((path for name, path in debs.items() if not name.startswith("linux-image")), "+rpi1")
+        key = {"usr/share/keyrings/raspbian-archive-keyring.gpg": world.raspbian.key.keyring.read_bytes()}
+        world.raspbian.add(Package(name="raspbian-archive-keyring", architecture="all", files=key))
+        with world.serving(debian=False):
+            built = main_job.build_image(config)
+    assert any("Raspbian's own compiler" in warning for warning in built.warnings)
+    with contextlib.closing(engine.connect()) as client:
+        try:
+            export(config)
+            tree = Layout.of(config).tree
+            assert "/usr/share/keyrings/raspbian-archive-keyring.gpg" in (tree / "etc/apt/sources.list").read_text()
+            versions = process.output_of(["dpkg-query", f"--root={tree}", "--show"]).splitlines()
+            others = {line.partition("\t")[0] for line in versions if not line.endswith("+rpi1")}
+            assert {name for name in others if not name.startswith("linux-image")} == {
+                *("debian-archive-keyring", "raspbian-archive-keyring")
+            }
+            result = suite.test_on_pi(config, qemu=True, timing=False)
+        finally:
+            for role in ("system", "base", "dev", "rootfs", "builder"):
+                with contextlib.suppress(docker.errors.ImageNotFound):
+                    client.images.remove(config.image_reference(role), force=True)
+    assert result.ok, result.summary()
+
+
+def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
+    """The release before: its Python, its kernel, a root that is not merged by packages; no torch wheel is for it."""
+    config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
+    engine.ensure_running(config)
+    built = main_job.build_image(config)
+    assert any("torch" in warning for warning in built.warnings), "without torch, and loudly"
+    with contextlib.closing(engine.connect()) as client:
+        try:
+            seen = run_in(
+                client,
+                config.image_reference("system"),
+                [
+                    "sh",
+                    "-euc",
+                    ". /etc/os-release; echo $VERSION_CODENAME; uname -m; python3 -c 'import numpy' && echo np",
+                ],
+                architecture=config.image.target,
+            )
+            assert seen.output.split() == ["bookworm", "armv7l", "np"]
+            export(config)
+            result = suite.test_on_pi(config, qemu=True, timing=False)
+        finally:
+            for role in ("system", "base"):
+                with contextlib.suppress(docker.errors.ImageNotFound):
+                    client.images.remove(config.image_reference(role), force=True)
+    assert result.ok, result.summary()
+    assert "torch" in result.without

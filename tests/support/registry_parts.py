@@ -1,0 +1,420 @@
+"""Real parts for the tests of registries: small images, certificates, a proxy that can be slow or cut, an engine."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import http.server
+import io
+import json
+import os
+import random
+import select
+import shutil
+import socket
+import subprocess
+import tarfile
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import docker.errors
+import pytest
+import requests
+from spare_bridge import spare_bridge
+
+from engine import daemon as engine
+from registry.local import Registry
+from toolchain.config import Config, load_config
+from toolchain.errors import EngineUnavailable
+
+USER = "tester"
+PASSWORD = "open-Sesame_7319"
+HTPASSWD = f"{USER}:$2b$04$zAndiu6bXdklw6fq1b9SD.7utjlP.ire7A78fCLQG.XgJx9zcbWyi\n"
+"""USER with PASSWORD, bcrypt of the lowest cost."""
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def need(*programs: str) -> None:
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    for program in programs:
+        if shutil.which(program, path=search) is None:
+            pytest.skip(f"needs the program {program}")
+
+
+@contextlib.contextmanager
+def engine_client() -> Iterator[docker.DockerClient]:
+    try:
+        client = engine.connect(timeout_s=120)
+    except EngineUnavailable as fault:
+        pytest.skip(f"needs a Docker engine: {fault.found}")
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def config_for(folder: Path, address: str, **registry: str) -> Config:
+    """A configuration with image names of its own, so that no real image is ever touched."""
+    return load_config(
+        {
+            "image": {"name": f"pitorch-test-{uuid.uuid4().hex[:10]}"},
+            "build": {"folder": str(folder / "build")},
+            "registry": {"address": address, **registry},
+        }
+    )
+
+
+def layer_tar(seed: str, size: int) -> bytes:
+    """A layer with one file that does not compress."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        entry = tarfile.TarInfo(f"data-{seed}")
+        entry.size = size
+        archive.addfile(entry, io.BytesIO(random.Random(seed).randbytes(size)))  # noqa: S311  (data, not a secret)
+    return stream.getvalue()
+
+
+def load_image(
+    client: docker.DockerClient, name: str, sizes: tuple[int, ...] = (4 * KIB,), *, seed: str = "", variant: str = "v7"
+) -> str:
+    """Load an image with layers of the given sizes; returns its id."""
+    layers = [layer_tar(f"{seed or name}-{number}", size) for number, size in enumerate(sizes)]
+    settings = {
+        "architecture": "arm" if variant else "amd64",
+        "os": "linux",
+        "created": "2025-01-01T00:00:00Z",
+        "config": {"Cmd": ["/bin/true"]},
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]},
+        "history": [{"created": "2025-01-01T00:00:00Z", "created_by": "test"} for _ in layers],
+    }
+    if variant:
+        settings["variant"] = variant
+    config = json.dumps(settings).encode()
+    identity = hashlib.sha256(config).hexdigest()
+    names = [f"layer-{number}.tar" for number in range(len(layers))]
+    manifest = json.dumps([{"Config": f"{identity}.json", "RepoTags": [name], "Layers": names}]).encode()
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for member, content in (
+            (f"{identity}.json", config),
+            ("manifest.json", manifest),
+            *zip(names, layers, strict=True),
+        ):
+            entry = tarfile.TarInfo(member)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    client.images.load(stream.getvalue())
+    return client.images.get(name).id or ""
+
+
+@contextlib.contextmanager
+def image(
+    client: docker.DockerClient, name: str, sizes: tuple[int, ...] = (4 * KIB,), *, seed: str = "", variant: str = "v7"
+) -> Iterator[str]:
+    identity = load_image(client, name, sizes, seed=seed, variant=variant)
+    try:
+        yield identity
+    finally:
+        forget(client, name)
+
+
+def forget(client: docker.DockerClient, *names: str) -> None:
+    """Remove images by all of their names, digests included."""
+    for name in names:
+        with contextlib.suppress(docker.errors.ImageNotFound):
+            found = client.images.get(name)
+            for one in [*(found.attrs["RepoTags"] or []), *(found.attrs["RepoDigests"] or [])]:
+                with contextlib.suppress(docker.errors.ImageNotFound):
+                    client.images.remove(one, force=True)
+            with contextlib.suppress(docker.errors.ImageNotFound):
+                assert found.id is not None
+                client.images.remove(found.id, force=True)
+
+
+def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
+    """The engine's names of the configuration's images, here and at its registry; other tests make others meanwhile."""
+    ours = (config.image.name, config.registry.address)
+    tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
+    return {tag for tag in tags if tag.startswith(ours)}
+
+
+def ask(registry: Registry, path: str, **options: object) -> requests.Response:
+    """The registry's answer, asked past everything that is under test."""
+    with requests.Session() as session:
+        session.trust_env = False
+        verify = str(registry.settings.certificate) if registry.settings.certificate else True
+        return session.get(registry.url + path, timeout=20, verify=verify, **options)  # type: ignore[arg-type]
+
+
+def blobs_on_disk(registry: Registry) -> dict[str, int]:
+    """Digest and size of every blob that the registry stores."""
+    found = registry.settings.images.glob("docker/registry/v2/blobs/sha256/*/*/data")
+    return {path.parent.name: path.stat().st_size for path in found}
+
+
+def unfinished_uploads(registry: Registry) -> list[Path]:
+    return list(registry.settings.images.glob("docker/registry/v2/repositories/**/_uploads/*/data"))
+
+
+def outside_address() -> str:
+    """An address of this machine that is not its loopback: engines trust nothing there by themselves."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # documentation network (RFC 5737); nothing is sent
+            address = str(probe.getsockname()[0])
+        except OSError as fault:
+            pytest.skip(f"needs an address besides the loopback: {fault}")
+    if address.startswith("127."):
+        pytest.skip("needs an address besides the loopback: the only one is its own")
+    return address
+
+
+def make_certificate(folder: Path, *addresses: str) -> tuple[Path, Path]:
+    """A self-signed certificate for IP addresses, and its key."""
+    need("openssl")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    names = ",".join(f"IP:{address}" for address in addresses)
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=pitorch test"),
+            *("-addext", f"subjectAltName={names}", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return certificate, key
+
+
+class Proxy:
+    """A TCP relay to a registry: counts, can be slow, and cuts connections when told to.
+
+    ``watch`` sees every block that a client sends, with the number of client bytes so far; where it returns true,
+    all connections are cut.
+    """
+
+    def __init__(self, target: str, *, rate: float | None = None) -> None:
+        host, _, port = target.partition(":")
+        self._target = (host, int(port))
+        self._rate = rate
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self.watch: Callable[[bytes, int], bool] = lambda _block, _sent: False
+        self.sent = 0
+        self.cuts = 0
+        # A small buffer, set before listening so that it holds: else megabytes wait here behind a slow relay.
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen()
+        self._listener.settimeout(0.1)
+        self.port = int(self._listener.getsockname()[1])
+        self.address = f"127.0.0.1:{self.port}"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self.cut()
+        for thread in list(self._threads):
+            thread.join(5)
+        self._listener.close()
+
+    def cut(self) -> None:
+        """Break every connection that is open now."""
+        with self._lock:
+            for one in self._open:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+            self.cuts += 1
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError, OSError):
+                client, _ = self._listener.accept()
+                thread = threading.Thread(target=self._relay, args=(client,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _relay(self, client: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(client)
+            try:
+                server = stack.enter_context(socket.create_connection(self._target, timeout=10))
+            except OSError:
+                return
+            with self._lock:
+                self._open += [client, server]
+            with contextlib.suppress(OSError):
+                self._pump(client, server)
+            with self._lock:
+                self._open.remove(client)
+                self._open.remove(server)
+
+    def _pump(self, client: socket.socket, server: socket.socket) -> None:
+        while not self._closing.is_set():
+            ready, _, _ = select.select([client, server], [], [], 0.1)
+            for source in ready:
+                block = source.recv(16 * KIB)
+                if not block:
+                    return
+                if source is client:
+                    self.sent += len(block)
+                    if self.watch(block, self.sent):
+                        self.cut()
+                        return
+                    if self._rate:
+                        time.sleep(len(block) / self._rate)
+                (server if source is client else client).sendall(block)
+
+
+@contextlib.contextmanager
+def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
+    """An engine beside the machine's own: its data, socket and configuration lie below ``folder``."""
+    need("dockerd")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to run a second dockerd")
+    (folder / "daemon.json").touch()
+    if not (folder / "daemon.json").read_text():
+        (folder / "daemon.json").write_text("{}\n")
+    # A socket's path has at most 107 characters; pytest's folders can be longer.
+    socket_folder = Path("/run") / f"pitorch-test-{uuid.uuid4().hex[:8]}"
+    stack = contextlib.ExitStack()
+    bridge = stack.enter_context(spare_bridge())
+    daemon = engine.Daemon(
+        folder=folder / "engine",
+        host=f"unix://{socket_folder}/docker.sock",
+        exec_root=socket_folder / "exec",
+        options=(
+            f"--data-root={folder / 'data'}",
+            f"--config-file={folder / 'daemon.json'}",
+            f"--bridge={bridge}",
+            "--iptables=false",
+            "--ip-forward=false",
+            "--storage-driver=vfs",
+            *options,
+        ),
+    )
+    socket_folder.mkdir()
+    try:
+        engine.ensure_daemon(daemon)
+        yield daemon
+    finally:
+        engine.stop_daemon(daemon)
+        stack.close()
+        for mount in sorted((socket_folder / "exec").glob("netns/*")):
+            subprocess.run(["umount", str(mount)], check=False, capture_output=True, timeout=20)
+        # dockerd mounts its data folder onto itself; one that was killed did not unmount it.
+        subprocess.run(["umount", "-l", str(folder / "data")], check=False, capture_output=True, timeout=20)
+        shutil.rmtree(socket_folder, ignore_errors=True)
+        shutil.rmtree(folder / "data", ignore_errors=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own, so that it can be full."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "pitorch-test", str(folder)], check=False, capture_output=True
+    )
+    if made.returncode != 0:
+        pytest.skip(f"needs to mount a tmpfs: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, timeout=30)
+
+
+class TokenServer:
+    """A token server as the distribution project specifies it: what a cloud registry sends its clients to.
+
+    Signs JSON web tokens (RS256) with the key of ``certificate``. USER with PASSWORD, or ``refresh_token``, may do
+    what they ask for; while ``strangers`` is true, anybody may pull.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._key = key
+        text = certificate.read_text()
+        self._chain = ["".join(text.split("-----")[2].split())]
+        self.refresh_token = f"refresh-{uuid.uuid4().hex}"
+        self.strangers = True
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+                given = self.headers.get("Authorization")
+                asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+                self._answer(asked, known=given == expected, refused=given not in (None, expected))
+
+            def do_POST(self) -> None:
+                asked = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                known = asked.get("refresh_token") == [outer.refresh_token]
+                self._answer(asked, known=known, refused=not known)
+
+            def _answer(self, asked: dict[str, list[str]], *, known: bool, refused: bool) -> None:
+                if refused or not (known or outer.strangers):
+                    self.send_response(401)
+                    self.end_headers()
+                    return
+                token = outer.token(asked.get("scope", []), known=known)
+                body = json.dumps({"token": token, "access_token": token, "expires_in": 300}).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Keep quiet."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/token"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> TokenServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+    def token(self, scopes: list[str], *, known: bool) -> str:
+        """A signed token for the scopes that may be granted."""
+        access = []
+        for scope in " ".join(scopes).split():
+            kind, name, actions = scope.split(":")
+            granted = [action for action in actions.split(",") if known or action == "pull"]
+            access.append({"type": kind, "name": name, "actions": granted})
+        now = int(time.time())
+        claims: dict[str, object] = {"iss": "issuer", "sub": USER, "aud": "pitorch-test", "access": access}
+        claims |= {"jti": uuid.uuid4().hex, "exp": now + 300, "nbf": now - 10, "iat": now}
+        header = {"typ": "JWT", "alg": "RS256", "x5c": self._chain}
+        text = b".".join(_base64url(json.dumps(part).encode()) for part in (header, claims))
+        signed = subprocess.run(
+            ["openssl", "dgst", "-sha256", "-sign", str(self._key)],
+            input=text,
+            check=True,
+            capture_output=True,
+            timeout=30,
+        )
+        return (text + b"." + _base64url(signed.stdout)).decode()
+
+
+def _base64url(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")

@@ -1,0 +1,321 @@
+"""The artefact cache on this machine: what is put there comes back as it was, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from registry_parts import small_disk
+from wheel_parts import make_wheel
+
+from toolchain import progress
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, DiskFull
+from toolchain.files import sha256_of
+from toolchain.manifest import Artefact
+from wheels import artefacts
+
+KEY = "0123456789abcdef" * 4
+OTHER_KEY = "f" * 64
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config({"build": {"folder": str(tmp_path / "build")}})
+
+
+def products(folder: Path, *, content: str = "x = 1\n") -> list[Path]:
+    """A wheel, an archive of symbols, and a statement that speaks of both."""
+    wheel = make_wheel(folder, {"thing.py": content})
+    symbols = folder / "thing.symbols.tar.xz"
+    symbols.write_bytes(b"symbols of " + content.encode())
+    subjects = [{"name": item.name, "digest": {"sha256": sha256_of(item)}} for item in (wheel, symbols)]
+    statement = folder / "thing.provenance.json"
+    statement.write_text(json.dumps({"_type": "https://in-toto.io/Statement/v1", "subject": subjects}))
+    return [wheel, symbols, statement]
+
+
+def place_of(config: Config, key: str = KEY) -> Path:
+    return config.build_root / "artefacts" / "thing" / key
+
+
+def test_what_was_put_comes_back_byte_for_byte(config: Config, tmp_path: Path) -> None:
+    made = products(tmp_path)
+    kept = artefacts.put(config, "thing", KEY, made)
+    found = artefacts.get(config, "thing", KEY)
+    assert found == kept
+    assert {path.name: path.read_bytes() for path in found} == {path.name: path.read_bytes() for path in made}
+    assert {path.parent for path in found} == {place_of(config)}
+    assert sorted(path.name for path in (config.build_root / "artefacts" / "thing").iterdir()) == [KEY]
+
+
+def test_the_manifest_states_size_and_sha256_of_each_file(config: Config, tmp_path: Path) -> None:
+    made = products(tmp_path)
+    artefacts.put(config, "thing", KEY, made)
+    document = json.loads((place_of(config) / "manifest.json").read_text())
+    stated = {item["path"]: (item["size"], item["sha256"]) for item in document["artefacts"]}
+    assert stated == {path.name: (path.stat().st_size, sha256_of(path)) for path in made}
+    assert (document["step"], document["key"]) == ("thing", KEY)
+
+
+def test_another_key_is_another_artefact(config: Config, tmp_path: Path) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    assert artefacts.get(config, "thing", OTHER_KEY) is None
+    assert artefacts.get(config, "other", KEY) is None
+
+
+def test_of_one_recipe_the_newest_is_taken(config: Config, tmp_path: Path) -> None:
+    recipe = "a" * 64
+    older = artefacts.put(config, "thing", KEY, products(tmp_path / "older"), recipe=recipe)
+    assert artefacts.of_recipe(config, "thing", recipe) == older
+    newer = artefacts.put(config, "thing", OTHER_KEY, products(tmp_path / "newer", content="x = 2\n"), recipe=recipe)
+    os.utime(place_of(config, OTHER_KEY) / "manifest.json", ns=(1 << 62, 1 << 62))
+    artefacts.put(config, "thing", "e" * 64, products(tmp_path / "foreign"), recipe="b" * 64)
+    artefacts.put(config, "thing", "d" * 64, products(tmp_path / "untold"))
+    assert artefacts.kept_of_recipe(config, "thing", recipe) == (OTHER_KEY, KEY)
+    assert artefacts.of_recipe(config, "thing", recipe) == newer
+    assert artefacts.get(config, "thing", KEY) == older, "who asks for the very one gets it"
+    assert artefacts.of_recipe(config, "thing", "c" * 64) is None
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("where", [0, -1])
+def test_a_flipped_bit_is_never_used(config: Config, tmp_path: Path, which: int, where: int) -> None:
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
+    spoilt = bytearray(kept[which].read_bytes())
+    spoilt[where] ^= 1
+    kept[which].chmod(0o644)
+    kept[which].write_bytes(spoilt)
+    with pytest.raises(ArtefactDamaged) as caught:
+        artefacts.get(config, "thing", KEY)
+    assert kept[which].name in str(caught.value)
+    assert "SHA-256" in caught.value.expected
+    assert artefacts.get(config, "thing", KEY) is None, "it was set aside, so the next run makes it anew"
+    (aside,) = (config.build_root / "artefacts" / "thing").iterdir()
+    assert aside.name.startswith(f"{KEY}.damaged-")
+    assert str(aside) in caught.value.fix
+    assert (aside / kept[which].name).read_bytes() == bytes(spoilt), "nothing is deleted: somebody may look into it"
+
+
+@pytest.mark.parametrize("content", ["x = 1\n", "x = 2\n"], ids=["the same bytes", "others"])
+def test_what_is_put_while_a_damaged_entry_is_read_is_not_set_aside_for_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """Another process builds anew, and its entry lies there before the reader has come to its end."""
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
+    kept[0].chmod(0o644)
+    kept[0].write_bytes(b"damaged")
+    verify = Artefact.verify
+    new: list[tuple[Path, ...]] = []
+
+    def verified_late(item: Artefact) -> None:
+        try:
+            verify(item)
+        except ArtefactDamaged:
+            new.append(artefacts.put(config, "thing", KEY, products(tmp_path / "new", content=content)))
+            raise
+
+    monkeypatch.setattr(Artefact, "verify", verified_late)
+    assert artefacts.get(config, "thing", KEY) == new[0]
+    assert len(new) == 1
+    assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
+    assert new[0][-1].read_bytes() == (tmp_path / "new" / new[0][-1].name).read_bytes()
+
+
+def test_two_who_meet_a_damaged_entry_set_it_aside_once(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
+    kept[0].unlink()
+    verify = Artefact.verify
+    first: list[str] = []
+
+    def verified_late(item: Artefact) -> None:
+        monkeypatch.setattr(Artefact, "verify", verify)
+        with pytest.raises(ArtefactDamaged):
+            artefacts.get(config, "thing", KEY)
+        first.extend(path.name for path in place_of(config).parent.iterdir())
+        verify(item)
+
+    monkeypatch.setattr(Artefact, "verify", verified_late)
+    assert artefacts.get(config, "thing", KEY) is None
+    assert [path.name for path in place_of(config).parent.iterdir()] == first
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_torn_manifest_counts_as_damage(config: Config, tmp_path: Path, text: str) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    (place_of(config) / "manifest.json").write_text(text)
+    with pytest.raises(ArtefactDamaged, match="no whole artefact"):
+        artefacts.get(config, "thing", KEY)
+    assert artefacts.get(config, "thing", KEY) is None
+
+
+def test_a_lost_file_counts_as_damage(config: Config, tmp_path: Path) -> None:
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
+    kept[0].unlink()
+    with pytest.raises(ArtefactDamaged, match="is gone"):
+        artefacts.get(config, "thing", KEY)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(config: Config, tmp_path: Path) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    path = place_of(config) / "manifest.json"
+    document = json.loads(path.read_text())
+    document["artefacts"][0]["path"] = "../../../elsewhere"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ArtefactDamaged, match="names files elsewhere"):
+        artefacts.get(config, "thing", KEY)
+
+
+def test_an_entry_under_another_key_is_not_taken_for_it(config: Config, tmp_path: Path) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    place_of(config).rename(place_of(config, OTHER_KEY))
+    with pytest.raises(ArtefactDamaged):
+        artefacts.get(config, "thing", OTHER_KEY)
+
+
+def test_putting_again_replaces_the_whole(config: Config, tmp_path: Path) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path / "first"))
+    wheel = make_wheel(tmp_path / "second", {"thing.py": "x = 1\n"})
+    assert artefacts.put(config, "thing", KEY, [wheel]) == artefacts.get(config, "thing", KEY)
+    assert sorted(path.name for path in place_of(config).iterdir()) == ["manifest.json", wheel.name]
+
+
+def test_the_same_key_with_other_bytes_is_said_aloud(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "warn", said.append)
+    artefacts.put(config, "thing", KEY, products(tmp_path / "first"))
+    artefacts.put(config, "thing", KEY, products(tmp_path / "same"))
+    assert said == []
+    artefacts.put(config, "thing", KEY, products(tmp_path / "other", content="x = 2\n"))
+    assert len(said) == 2
+    assert all("not reproducible" in line for line in said)
+
+
+def test_a_statement_about_other_bytes_is_refused(config: Config, tmp_path: Path) -> None:
+    made = products(tmp_path)
+    made[1].write_bytes(b"other symbols")
+    with pytest.raises(ArtefactDamaged, match="speaks of other files"):
+        artefacts.put(config, "thing", KEY, made)
+    assert artefacts.get(config, "thing", KEY) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"subject": [{}]}', '{"subject": [{"name": "a", "digest": {"sha256": "b"}}]}']
+)
+def test_a_statement_that_states_nothing_is_refused(config: Config, tmp_path: Path, text: str) -> None:
+    made = products(tmp_path)
+    made[2].write_text(text)
+    with pytest.raises(ArtefactDamaged):
+        artefacts.put(config, "thing", KEY, made)
+
+
+def test_a_missing_file_leaves_nothing_behind(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactMissing):
+        artefacts.put(config, "thing", KEY, [*products(tmp_path), tmp_path / "nothing.whl"])
+    assert not place_of(config).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("../thing", KEY), ("Thing", KEY), ("", KEY), ("thing", ""), ("thing", "../" + KEY), ("thing", "xyz")],
+)
+def test_names_and_keys_do_not_lead_elsewhere(config: Config, tmp_path: Path, name: str, key: str) -> None:
+    with pytest.raises(ValueError, match="no name and key"):
+        artefacts.put(config, name, key, products(tmp_path))
+    with pytest.raises(ValueError, match="no name and key"):
+        artefacts.get(config, name, key)
+
+
+def test_files_of_the_same_name_and_none_at_all_are_refused(config: Config, tmp_path: Path) -> None:
+    same = [make_wheel(tmp_path / "a"), make_wheel(tmp_path / "b")]
+    for wrong in ([], same):
+        with pytest.raises(ValueError, match="names of their own"):
+            artefacts.put(config, "thing", KEY, wrong)
+
+
+def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "3m") as disk:
+        config = load_config({"build": {"folder": str(disk / "build")}})
+        first = artefacts.put(config, "thing", KEY, products(tmp_path / "small"))
+        before = first[0].read_bytes()
+        large = tmp_path / "large.whl"
+        large.write_bytes(os.urandom(4 << 20))
+        with pytest.raises(DiskFull, match="room"):
+            artefacts.put(config, "thing", KEY, [large])
+        assert artefacts.get(config, "thing", KEY) == first
+        assert first[0].read_bytes() == before
+        assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
+
+
+PUT = """
+import os, signal, sys
+from pathlib import Path
+from recipes import artefacts
+from toolchain.config import load_config
+folder, name, key, number = sys.argv[1:5]
+
+def between(event, arguments):
+    if event == "os.rename" and os.fspath(arguments[1]).endswith("/replaced"):
+        moved.append(True)
+    elif event == "os.rename" and moved:
+        os.kill(os.getpid(), int(number))
+
+moved = []
+sys.addaudithook(between)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+artefacts.put(load_config({"build": {"folder": folder}}), name, key, [Path(item) for item in sys.argv[5:]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_renames_loses_no_entry(config: Config, tmp_path: Path, number: signal.Signals) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
+    new = products(tmp_path / "new", content="x = 2\n")
+    words = [sys.executable, "-c", PUT, str(config.build_root), "thing", KEY, str(int(number)), *map(str, new)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode in (7, -signal.SIGINT), done.stderr
+    found = artefacts.get(config, "thing", KEY)
+    assert found is not None
+    assert {path.name: path.read_bytes() for path in found} == {path.name: path.read_bytes() for path in new}
+    assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
+
+
+def test_builds_side_by_side_leave_one_whole_entry(config: Config, tmp_path: Path) -> None:
+    made = [products(tmp_path / str(number)) for number in range(6)]
+    failed: list[BaseException] = []
+
+    def put(paths: list[Path]) -> None:
+        try:
+            artefacts.put(config, "thing", KEY, paths)
+        except BaseException as fault:
+            failed.append(fault)
+
+    threads = [threading.Thread(target=put, args=(paths,)) for paths in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+    assert artefacts.get(config, "thing", KEY)
+    assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
+
+
+def test_all_entries_are_listed_and_nothing_else(config: Config, tmp_path: Path) -> None:
+    artefacts.put(config, "thing", KEY, products(tmp_path / "a"))
+    artefacts.put(config, "thing", OTHER_KEY, products(tmp_path / "b"))
+    (config.build_root / "artefacts" / "notes").mkdir()
+    (place_of(config).parent / f"{KEY}.damaged-1").mkdir()
+    assert [(item.name, item.key) for item in artefacts.entries(config)] == [("thing", KEY), ("thing", OTHER_KEY)]
+    assert [item.tag for item in artefacts.entries(config)] == [f"thing-{KEY[:40]}", f"thing-{OTHER_KEY[:40]}"]

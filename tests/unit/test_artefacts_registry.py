@@ -1,0 +1,715 @@
+"""Artefacts to a real registry and back, in ORAS's layout; no engine takes part."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from registry_parts import (
+    HTPASSWD,
+    MIB,
+    PASSWORD,
+    USER,
+    Proxy,
+    ask,
+    blobs_on_disk,
+    config_for,
+    engine_client,
+    forget,
+    need,
+    small_disk,
+)
+from test_artefacts import KEY, OTHER_KEY, products
+
+from flow import share_artefacts as share
+from recipes.torch import provenance
+from recipes.tvm_ffi import build as tvm_ffi_build
+from recipes.tvm_ffi import kept as tvm_ffi
+from registry import client as registry
+from registry import credentials, oras
+from registry import local as local_registry
+from registry.credentials import PASSWORD_VARIABLE
+from registry.local import Registry, Settings
+from toolchain import progress
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import (
+    ArtefactDamaged,
+    ArtefactMissing,
+    CommandFailed,
+    DiskFull,
+    NetworkUnreachable,
+    ReferenceInvalid,
+    ReferenceNotFound,
+    RegistryBroke,
+    RegistryConnectionRefused,
+    RegistryFailed,
+    RegistryFull,
+    RegistryRefused,
+    SourceUnavailable,
+)
+from toolchain.manifest import Artefact, Manifest
+from toolchain.ports import free_port
+from wheels import artefacts
+from wheels.faults import explain
+from wheels.request import Wanted
+
+OCI = "application/vnd.oci.image.manifest.v1+json"
+TAG = f"thing-{KEY[:40]}"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    need("docker-registry")
+    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    need("docker-registry")
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "htpasswd").write_text(HTPASSWD)
+    with local_registry.serve(Settings(folder=folder / "r", htpasswd=folder / "htpasswd")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No credentials but the test's own."""
+    folder = tmp_path / "docker-config"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
+    return folder
+
+
+def teammate(config: Config, folder: Path) -> Config:
+    """The same registry, from a machine that has nothing."""
+    section = config.registry
+    return config_for(folder, section.address, namespace=section.namespace)
+
+
+def manifest_of(running: Registry, namespace: str, tag: str = TAG) -> dict[str, object]:
+    answer = ask(running, f"/v2/{namespace}/artefacts/manifests/{tag}", headers={"Accept": OCI})
+    assert answer.status_code == 200
+    found: dict[str, object] = answer.json()
+    return found
+
+
+def blob_path(running: Registry, digest: str) -> Path:
+    digest = digest.removeprefix("sha256:")
+    return running.settings.images / "docker/registry/v2/blobs/sha256" / digest[:2] / digest / "data"
+
+
+def test_what_a_machine_pushed_another_pulls_byte_for_byte(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="whole/team")
+    made = products(tmp_path)
+    artefacts.put(here, "thing", KEY, made)
+    (pushed,) = artefacts.push(here)
+    assert str(pushed.reference) == f"{plain.address}/whole/team/artefacts:{TAG}"
+    assert (pushed.moved, pushed.note) == (3, "3 of 3 files sent")
+    there = teammate(here, tmp_path / "there")
+    pulled = artefacts.pull(there, "thing", KEY)
+    assert (pulled.moved, pulled.digest) == (3, pushed.digest)
+    found = artefacts.get(there, "thing", KEY)
+    assert found is not None
+    assert {path.name: path.read_bytes() for path in found} == {path.name: path.read_bytes() for path in made}
+    assert all(path.is_relative_to(there.build_root) for path in found)
+
+
+def test_the_layout_is_that_of_oras(plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, namespace="layout")
+    made = products(tmp_path)
+    artefacts.put(config, "thing", KEY, made)
+    (pushed,) = artefacts.push(config)
+    answer = ask(plain, f"/v2/layout/artefacts/manifests/{TAG}", headers={"Accept": OCI})
+    assert pushed.digest == "sha256:" + hashlib.sha256(answer.content).hexdigest()
+    document = answer.json()
+    assert document["mediaType"] == OCI == answer.headers["Content-Type"]
+    assert document["artifactType"] == artefacts.KIND
+    assert document["config"]["mediaType"] == "application/vnd.oci.empty.v1+json"
+    assert document["config"]["digest"] == "sha256:" + hashlib.sha256(b"{}").hexdigest()
+    assert base64.b64decode(document["config"]["data"]) == b"{}"
+    named = {layer["annotations"]["org.opencontainers.image.title"]: layer for layer in document["layers"]}
+    assert {name: (layer["digest"], layer["size"]) for name, layer in named.items()} == {
+        path.name: ("sha256:" + hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size) for path in made
+    }
+    assert named["thing.provenance.json"]["mediaType"] == "application/vnd.in-toto+json"
+    assert document["annotations"] == {"pitorch.key": KEY, "pitorch.name": "thing"}
+    for layer in [document["config"], *document["layers"]]:
+        assert ask(plain, f"/v2/layout/artefacts/blobs/{layer['digest']}").status_code == 200
+
+
+ORAS = "oras==0.2.43"
+PULL = "import sys, oras.client; oras.client.OrasClient(insecure=True).pull(target=sys.argv[1], outdir=sys.argv[2])"
+
+
+@pytest.fixture(scope="module")
+def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with ORAS's own client, from the package index."""
+    venv = tmp_path_factory.mktemp("oras") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
+    python = venv / "bin" / "python"
+    argv = [sys.executable, "-m", "pip", "--python", str(python), "install", "--verbose", "--retries=1", ORAS]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode != 0:
+        wanted = Wanted(name="oras", version=ORAS.partition("==")[2])
+        fault = explain(CommandFailed(done.stderr), wanted, done.stdout + done.stderr, load_config({}))
+        if isinstance(fault, (NetworkUnreachable, SourceUnavailable)):
+            pytest.skip(f"needs {ORAS} from the package index: {fault.found}")
+        raise fault
+    return python
+
+
+def test_oras_own_client_gets_the_same_files(plain: Registry, tmp_path: Path, oras_python: Path) -> None:
+    config = config_for(tmp_path / "here", plain.address, namespace="foreign-client")
+    made = products(tmp_path)
+    recipe = "a" * 64
+    artefacts.put(config, "thing", KEY, made, recipe=recipe)
+    artefacts.push(config)
+    environment = {**os.environ, "HOME": str(tmp_path), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    for tag in (TAG, f"thing-{recipe[:40]}"):
+        got = tmp_path / "got" / tag
+        argv: list[str | Path] = [oras_python, "-c", PULL, f"{plain.address}/foreign-client/artefacts:{tag}", got]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert {path.name: path.read_bytes() for path in got.iterdir()} == {
+            path.name: path.read_bytes() for path in made
+        }
+
+
+def test_a_manifest_depends_on_nothing_but_the_files() -> None:
+    one = oras.File(digest="sha256:" + "1" * 64, size=1, name="a", media_type="x/y")
+    two = oras.File(digest="sha256:" + "2" * 64, size=2, name="b", media_type="x/y")
+    assert oras.manifest("k", [one, two], {"p": "1", "q": "2"}) == oras.manifest("k", [two, one], {"q": "2", "p": "1"})
+
+
+def test_a_second_push_sends_nothing(plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, namespace="again")
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    (first,) = artefacts.push(config)
+    stored = blobs_on_disk(plain)
+    (second,) = artefacts.push(config)
+    assert (second.digest, second.moved, second.note) == (first.digest, 0, "is there already")
+    assert blobs_on_disk(plain) == stored
+
+
+def test_whoever_built_first_wins(plain: Registry, tmp_path: Path) -> None:
+    first = config_for(tmp_path / "first", plain.address, namespace="race")
+    artefacts.put(first, "thing", KEY, products(tmp_path / "a"))
+    (pushed,) = artefacts.push(first)
+    second = teammate(first, tmp_path / "second")
+    artefacts.put(second, "thing", KEY, products(tmp_path / "b", content="x = 2\n"))
+    (refused,) = artefacts.push(second)
+    assert (refused.digest, refused.moved) == (pushed.digest, 0)
+    assert "another build" in refused.note
+
+
+def test_a_second_pull_receives_nothing(plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, namespace="still")
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    artefacts.push(config)
+    pulled = artefacts.pull(config, "thing", KEY)
+    assert (pulled.moved, pulled.note) == (0, "is here already")
+
+
+def test_a_damaged_entry_here_is_pulled_anew(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "warn", said.append)
+    config = config_for(tmp_path, plain.address, namespace="fixed")
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
+    right = kept[1].read_bytes()
+    artefacts.push(config)
+    kept[1].chmod(0o644)
+    kept[1].write_bytes(right[:-1] + b"!")
+    pulled = artefacts.pull(config, "thing", KEY)
+    assert pulled.moved == 3
+    assert kept[1].read_bytes() == right
+    assert "pulled anew" in said[0]
+
+
+def test_a_damaged_entry_is_not_pushed(plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, namespace="unsent")
+    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
+    kept[0].chmod(0o644)
+    kept[0].write_bytes(b"something else")
+    with pytest.raises(ArtefactDamaged):
+        artefacts.push(config)
+    assert ask(plain, "/v2/unsent/artefacts/tags/list").status_code == 404
+
+
+def test_a_flipped_bit_in_the_registry_is_found_out(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="rotten")
+    made = products(tmp_path, content="y = 'rotten'\n")
+    artefacts.put(here, "thing", KEY, made)
+    artefacts.push(here)
+    blob = blob_path(plain, hashlib.sha256(made[0].read_bytes()).hexdigest())
+    spoilt = bytearray(blob.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 1
+    blob.write_bytes(spoilt)
+    there = teammate(here, tmp_path / "there")
+    with pytest.raises(RegistryFailed, match="damaged in the registry"):
+        artefacts.pull(there, "thing", KEY)
+    assert artefacts.get(there, "thing", KEY) is None
+    left = [path for path in there.build_root.rglob("*") if path.is_file() and path.name != "lock"]
+    assert left == [], "nothing half-received stays"
+
+
+def test_what_the_registry_lost_is_pushed_again(plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, namespace="lost")
+    made = products(tmp_path, content="z = 'lost'\n")
+    artefacts.put(config, "thing", KEY, made)
+    artefacts.push(config)
+    link = plain.settings.images / "docker/registry/v2/repositories/lost/artefacts/_layers/sha256"
+    (link / hashlib.sha256(made[0].read_bytes()).hexdigest() / "link").unlink()
+    (again,) = artefacts.push(config)
+    assert again.moved == 1
+    assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY).moved == 3
+
+
+def test_a_key_that_nobody_pushed(plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, namespace="known")
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    artefacts.push(config)
+    with pytest.raises(ReferenceNotFound) as caught:
+        artefacts.pull(config, "thing", OTHER_KEY)
+    assert TAG in caught.value.found, "the tags that there are, are told"
+    assert "push-artefacts" in caught.value.fix
+
+
+def test_a_key_that_begins_alike_is_not_taken_for_it(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="alike")
+    artefacts.put(here, "thing", KEY, products(tmp_path))
+    artefacts.push(here)
+    with pytest.raises(RegistryFailed, match="another artefact than its tag says"):
+        artefacts.pull(teammate(here, tmp_path / "there"), "thing", KEY[:40] + "0" * 24)
+
+
+def test_who_knows_the_recipe_alone_gets_what_was_pushed_last(plain: Registry, tmp_path: Path) -> None:
+    recipe = "a" * 64
+    here = config_for(tmp_path / "here", plain.address, namespace="recipe")
+    artefacts.put(here, "thing", KEY, products(tmp_path / "old"), recipe=recipe)
+    (old,) = artefacts.push(here)
+    there = teammate(here, tmp_path / "there")
+    first = artefacts.pull(there, "thing", recipe)
+    assert (first.entry.key, first.entry.recipe, first.digest) == (KEY, recipe, old.digest)
+    assert artefacts.of_recipe(there, "thing", recipe) == artefacts.get(there, "thing", KEY)
+    newer = teammate(here, tmp_path / "newer")
+    artefacts.put(newer, "thing", OTHER_KEY, products(tmp_path / "new", content="x = 2\n"), recipe=recipe)
+    (new,) = artefacts.push(newer)
+    second = artefacts.pull(there, "thing", recipe)
+    assert (second.entry.key, second.digest, second.moved) == (OTHER_KEY, new.digest, 3)
+    assert artefacts.pull(there, "thing", recipe).note == "is here already"
+    assert artefacts.pull(there, "thing", KEY).digest == old.digest, "the older one stays under its own key"
+    tags = ask(plain, "/v2/recipe/artefacts/tags/list").json()["tags"]
+    assert sorted(tags) == sorted([f"thing-{key[:40]}" for key in (KEY, OTHER_KEY, recipe)])
+
+
+@pytest.mark.parametrize("left_out", ["the statement", "the wheel's place in it"])
+def test_what_comes_without_provenance_is_refused(plain: Registry, tmp_path: Path, left_out: str) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace=f"unstated/{len(left_out)}")
+    wheel, symbols, statement = products(tmp_path)
+    if left_out == "the statement":
+        given = [wheel, symbols]
+    else:
+        document = json.loads(statement.read_text())
+        document["subject"] = [item for item in document["subject"] if item["name"] != wheel.name]
+        statement.write_text(json.dumps(document))
+        given = [wheel, symbols, statement]
+    artefacts.put(here, "thing", KEY, given)
+    artefacts.push(here)
+    there = teammate(here, tmp_path / "there")
+    with pytest.raises(RegistryFailed, match="without the provenance") as caught:
+        artefacts.pull(there, "thing", KEY)
+    assert wheel.name in caught.value.found
+    assert artefacts.get(there, "thing", KEY) is None
+    assert artefacts.pull(there, "thing", KEY, stated=False).moved == len(given), "where the recipe writes none"
+
+
+def test_a_recipe_without_provenance_is_pulled_and_torch_is_not(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
+    ((name, key),) = share.wanted(here)
+    ((other, offered),) = share.offered(here)
+    (wheel, symbols, _) = products(tmp_path)
+    artefacts.put(here, name, key, [wheel, symbols])
+    artefacts.put(here, other, "f" * 64, [wheel], recipe=offered)
+    share.push_artefacts(here)
+    there = teammate(here, tmp_path / "there")
+    with pytest.raises(RegistryFailed, match="without the provenance"):
+        share.pull_artefacts(there)
+    artefacts.put(there, name, key, products(tmp_path / "own"))
+    assert [(item.entry.name, item.moved) for item in share.pull_artefacts(there)] == [(name, 0), (other, 1)]
+
+
+def test_nothing_to_push(plain: Registry, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address)
+    with pytest.raises(ArtefactMissing) as caught:
+        artefacts.push(config)
+    assert caught.value.fix == "./inv build-torch"
+
+
+def put_manifest(running: Registry, namespace: str, document: dict[str, object], kind: str = OCI) -> None:
+    import requests
+
+    with requests.Session() as session:
+        session.trust_env = False
+        address = f"{running.url}/v2/{namespace}/artefacts/manifests/{TAG}"
+        answer = session.put(address, data=json.dumps(document), headers={"Content-Type": kind}, timeout=20)
+    assert answer.status_code == 201, answer.text
+
+
+def test_a_registry_cannot_choose_where_a_file_goes(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="hostile")
+    artefacts.put(here, "thing", KEY, products(tmp_path))
+    artefacts.push(here)
+    document = manifest_of(plain, "hostile")
+    there = teammate(here, tmp_path / "there")
+    for name in ("../../escaped.whl", "/etc/escaped", "a/b", "..", ".hidden", "a\nb", "", "thing.symbols.tar.xz"):
+        document["layers"][0]["annotations"]["org.opencontainers.image.title"] = name  # type: ignore[index]
+        put_manifest(plain, "hostile", document)
+        with pytest.raises(RegistryFailed, match="no artefact that can be used here"):
+            artefacts.pull(there, "thing", KEY)
+    document["layers"][0]["annotations"]["org.opencontainers.image.title"] = "manifest.json"  # type: ignore[index]
+    put_manifest(plain, "hostile", document)
+    with pytest.raises(RegistryFailed):
+        artefacts.pull(there, "thing", KEY)
+    assert not list(tmp_path.rglob("*escaped*"))
+
+
+def test_what_is_not_ours_is_refused(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="foreign")
+    artefacts.put(here, "thing", KEY, products(tmp_path))
+    artefacts.push(here)
+    document = manifest_of(plain, "foreign")
+    there = teammate(here, tmp_path / "there")
+    changes: list[dict[str, object]] = [
+        {"artifactType": "application/vnd.other"},
+        {"annotations": {"pitorch.name": "thing", "pitorch.key": OTHER_KEY}},
+        {"annotations": {}},
+        {"annotations": {"pitorch.name": "thing", "pitorch.key": "../" + KEY, "pitorch.recipe": KEY}},
+        {"layers": []},
+    ]
+    for change in changes:
+        put_manifest(plain, "foreign", {**document, **change})
+        with pytest.raises(RegistryFailed):
+            artefacts.pull(there, "thing", KEY)
+
+
+def test_a_statement_about_another_wheel_is_found_out(plain: Registry, tmp_path: Path) -> None:
+    """Whoever may write to the registry could give a wheel the statement of another."""
+    one = config_for(tmp_path / "one", plain.address, namespace="forged")
+    artefacts.put(one, "thing", KEY, products(tmp_path / "a"))
+    artefacts.push(one)
+    artefacts.put(one, "thing", OTHER_KEY, products(tmp_path / "b", content="evil = 1\n"))
+    artefacts.push(one)
+    right, wrong = manifest_of(plain, "forged"), manifest_of(plain, "forged", f"thing-{OTHER_KEY[:40]}")
+    layers = [*right["layers"]]  # type: ignore[misc]
+    (layers[0],) = [layer for layer in wrong["layers"] if layer["mediaType"] == "application/zip"]  # type: ignore[attr-defined]
+    put_manifest(plain, "forged", {**right, "layers": layers})
+    there = teammate(one, tmp_path / "there")
+    with pytest.raises(RegistryFailed, match="contradicts itself"):
+        artefacts.pull(there, "thing", KEY)
+    assert artefacts.get(there, "thing", KEY) is None
+
+
+# --- who may -------------------------------------------------------------------------------------------------------
+
+
+def test_a_password_is_asked_of_the_environment(
+    guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path, guarded.address, namespace="private")
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
+    (pushed,) = artefacts.push(config, user=USER)
+    assert pushed.moved == 3
+    assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY, user=USER).moved == 3
+
+
+def test_a_wrong_password_and_none_at_all_are_refused(
+    guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path, guarded.address, namespace="closed")
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    with pytest.raises(RegistryRefused, match="who you are"):
+        artefacts.push(config)
+    monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-" + PASSWORD)
+    for call in (
+        lambda: artefacts.push(config, user=USER),
+        lambda: artefacts.pull(config, "thing", OTHER_KEY, user=USER),
+    ):
+        with pytest.raises(RegistryRefused) as caught:
+            call()
+        assert caught.value.exit_code == 30
+        assert PASSWORD not in str(caught.value)
+
+
+# --- registries that are wrong, gone or dying ------------------------------------------------------------------------
+
+
+def test_a_refused_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,))
+    config = config_for(tmp_path, f"127.0.0.1:{free_port()}")
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    for call in (lambda: artefacts.push(config), lambda: artefacts.pull(config, "thing", OTHER_KEY)):
+        with pytest.raises(RegistryConnectionRefused) as caught:
+            call()
+        assert caught.value.exit_code == 52
+        assert "./inv registry up" in caught.value.fix
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    config = config_for(tmp_path, "127.0.0.1:5000")
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    for wrong in ("http://127.0.0.1:5000/x", "127.0.0.1:5000/Upper", "nodots/x"):
+        with pytest.raises(ReferenceInvalid):
+            artefacts.push(config, registry=wrong)
+
+
+def large(tmp_path: Path) -> list[Path]:
+    made = products(tmp_path)
+    made[1].write_bytes(bytes(range(256)) * (8 * MIB // 256))
+    return made[:2]
+
+
+def test_a_connection_that_breaks_in_mid_push_is_tried_again(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,) * 4)
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    with Proxy(plain.address) as proxy:
+        config = config_for(tmp_path, proxy.address, namespace="broken")
+        artefacts.put(config, "thing", KEY, large(tmp_path))
+        proxy.watch = lambda _, sent: sent > 2 * MIB and proxy.cuts == 0
+        (pushed,) = artefacts.push(config)
+        assert proxy.cuts == 1
+        assert (
+            pushed.digest
+            == "sha256:"
+            + hashlib.sha256(
+                ask(plain, f"/v2/broken/artefacts/manifests/{TAG}", headers={"Accept": OCI}).content
+            ).hexdigest()
+        )
+        assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY, stated=False).moved == 2
+
+
+def test_a_registry_that_stays_away_is_given_up(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,))
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    with Proxy(plain.address) as proxy:
+        config = config_for(tmp_path, proxy.address, namespace="away")
+        artefacts.put(config, "thing", KEY, large(tmp_path))
+        proxy.watch = lambda _, sent: sent > MIB
+        with pytest.raises(RegistryBroke) as caught:
+            artefacts.push(config)
+    assert caught.value.exit_code == 54
+    assert ask(plain, "/v2/away/artefacts/tags/list").json().get("tags") is None
+
+
+def test_a_full_registry_is_said_so_and_the_next_push_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("docker-registry")
+    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,))
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    with (
+        small_disk(tmp_path / "disk", "4m") as disk,
+        local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
+    ):
+        config = config_for(tmp_path, running.address)
+        artefacts.put(config, "thing", KEY, large(tmp_path))
+        with pytest.raises(RegistryFull) as caught:
+            artefacts.push(config)
+        assert caught.value.exit_code == 53
+        assert TAG not in ask(running, "/v2/pitorch/artefacts/tags/list").text
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True, timeout=30)
+        (pushed,) = artefacts.push(config)
+        assert pushed.moved in (1, 2), "the small file may have arrived before"
+
+
+def test_a_disk_that_becomes_full_while_a_file_is_received_is_told_as_one(plain: Registry, tmp_path: Path) -> None:
+    """There was room when it was looked for: somebody else wrote meanwhile."""
+    config = config_for(tmp_path, plain.address, namespace="room")
+    artefacts.put(config, "thing", KEY, large(tmp_path))
+    (pushed,) = artefacts.push(config)
+    with (
+        small_disk(tmp_path / "disk", "64k") as disk,
+        oras.connect(pushed.reference, actions="pull", user="") as remote,
+    ):
+        item = max(remote.artefact().files, key=lambda file: file.size)
+        with pytest.raises(DiskFull, match=f"no room for {item.name}") as caught:
+            remote.download(item, disk / item.name)
+        assert not (disk / item.name).exists()
+    assert caught.value.found == "No space left on device"
+
+
+# --- the tasks' own choice -------------------------------------------------------------------------------------------
+
+
+def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_path: Path) -> None:
+    here = config_for(tmp_path / "here", plain.address, namespace="tasks")
+    ((name, key),) = share.wanted(here)
+    assert name == "torch"
+    artefacts.put(here, name, key, products(tmp_path))
+    share.push_artefacts(here)
+    there = teammate(here, tmp_path / "there")
+    (pulled,) = share.pull_artefacts(there)
+    assert (pulled.entry.name, pulled.entry.key) == (name, key)
+    assert artefacts.get(there, name, key)
+    ((other, offered),) = share.offered(here)
+    artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
+    share.push_artefacts(here)
+    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (
+        "what is offered beside comes too"
+    )
+    assert artefacts.of_recipe(there, other, offered)
+
+
+def builder_here(config: Config, step: str, root: bytes, **facts: str) -> str:
+    """Leave a builder's manifest as its step does; the SHA-256 of the builder's root."""
+    tar = config.target_root / f"{step}.tar"
+    tar.parent.mkdir(parents=True, exist_ok=True)
+    tar.write_bytes(root)
+    made = Manifest(step=step, key="0" * 64, inputs={}, artefacts=(Artefact.of(tar),), facts=facts)
+    made.write(config.target_root / f"{step}.manifest.json")
+    return made.artefacts[0].sha256
+
+
+def pushed_one_after_the_other(config: Config, tmp_path: Path, name: str, keys: Mapping[str, str], recipe: str) -> None:
+    """Machines of a team push, each a wheel of the same recipe under its own whole key; the last is the newest."""
+    for machine, key in keys.items():
+        its = teammate(config, tmp_path / machine)
+        artefacts.put(its, name, key, products(tmp_path / machine, content=f"of = {machine!r}\n"), recipe=recipe)
+        artefacts.push(its)
+
+
+def test_of_a_teams_builders_the_one_that_is_like_this_machines_counts(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    base = config_for(tmp_path / "base", plain.address, namespace="builders")
+    mine = teammate(base, tmp_path / "mine")
+    root = builder_here(mine, "tvm-ffi-builder", b"its packages")
+    recipe = tvm_ffi.key(base)
+    keys = {
+        "like-mine": tvm_ffi_build.artefact_key(recipe, root),
+        "other": tvm_ffi_build.artefact_key(recipe, "0" * 64),
+    }
+    pushed_one_after_the_other(base, tmp_path, tvm_ffi.NAME, keys, recipe)
+    artefacts.put(base, "torch", KEY, products(tmp_path), recipe=share.wanted(base)[0][1])
+    share.push_artefacts(base)
+
+    def pulled(config: Config) -> str:
+        _, ffi = share.pull_artefacts(config)
+        return ffi.entry.key
+
+    assert pulled(mine) == keys["like-mine"], "a build here takes it, and builds nothing"
+    assert pulled(teammate(base, tmp_path / "none")) == keys["other"], "who has no builder gets the newest"
+    assert said == []
+    strange = teammate(base, tmp_path / "strange")
+    builder_here(strange, "tvm-ffi-builder", b"packages that nobody else has")
+    assert pulled(strange) == keys["other"]
+    assert len(said) == 1
+    assert "none there is of this machine's builder" in said[0]
+
+
+def test_where_no_engine_can_tell_what_torchs_builder_holds_the_newest_is_taken(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    base = config_for(tmp_path / "base", plain.address, namespace="no-engine")
+    pushed_one_after_the_other(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, share.wanted(base)[0][1])
+    mine = teammate(base, tmp_path / "mine")
+    builder_here(mine, "torch-builder", b"", image="sha256:" + "0" * 64)
+    (pulled,) = share.pull_artefacts(mine)
+    assert pulled.entry.key == OTHER_KEY
+    assert len(warned) == 1
+    assert warned[0].endswith("torch is asked for by its recipe alone")
+
+
+LISTED = {"g++-arm-linux-gnueabihf:amd64": "4:14.2.0-1", "libopenblas-dev:armhf": "0.3.29+ds-3"}
+COMPILERS = {
+    "clang++": "Debian clang version 19.1.7 (3+b1)",
+    "arm-linux-gnueabihf-g++": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
+}
+
+
+def little_builder() -> bytes:
+    """A root, as a tar, that tells of packages and of compilers as torch's builder does."""
+    shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
+    listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
+    files = {"bin/sh": Path(shell).read_bytes()}
+    files |= {name[1:]: Path(name).read_bytes() for name in re.findall(r"(/\S+)", listed)}
+    told = {"dpkg-query": "\n".join(map(" ".join, LISTED.items()))}
+    told |= {name: f"{text}\nmore" for name, text in COMPILERS.items()}
+    files |= {f"bin/{name}": f"#!/bin/sh\necho '{text}'\n".encode() for name, text in told.items()}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+@pytest.mark.engine
+def test_torchs_wheel_of_this_machines_compiler_and_packages_is_the_one_that_is_pulled(
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    base = config_for(tmp_path / "base", plain.address, namespace="compilers")
+    recipe = share.wanted(base)[0][1]
+    versions = {**LISTED, "compiler": "; ".join(COMPILERS.values())}
+    keys = {
+        "like-mine": provenance.artefact_key(recipe, versions),
+        "other": provenance.artefact_key(recipe, {**versions, "libopenblas-dev:armhf": "0.3.30+ds-1"}),
+    }
+    pushed_one_after_the_other(base, tmp_path, "torch", keys, recipe)
+    mine = teammate(base, tmp_path / "mine")
+    reference = mine.image_reference("torch-builder")
+    name, _, tag = reference.rpartition(":")
+    with engine_client() as client:
+        client.api.import_image_from_data(little_builder(), repository=name, tag=tag)
+        try:
+            builder_here(mine, "torch-builder", b"", image=client.images.get(reference).id or "")
+            (pulled,) = share.pull_artefacts(mine)
+            assert (pulled.entry.key, warned) == (keys["like-mine"], [])
+        finally:
+            forget(client, reference)
+    (pulled,) = share.pull_artefacts(mine)
+    assert pulled.entry.key == keys["other"]
+    assert "no longer has the torch-builder image" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["push-artefacts"], 25, "there is no artefact to push"),
+        (["pull-artefacts", "--registry", "http://x/y"], 33, "without a scheme"),
+        (["build-wheel", "numpy"], 23, "NAME==VERSION"),
+        (["build-wheel", "./nothing"], 23, "there is no project at"),
+    ],
+)
+def test_the_tasks_end_with_the_faults_own_code(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    environment = {**os.environ, "INVOKE_BUILD_FOLDER": str(tmp_path / "build")}
+    argv = [sys.executable, "-m", "toolchain.cli", *words]
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,529 @@
+"""The wheel of CUDA operators: built in its container, looked into, and run on this machine; and what refuses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import types
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from machine import needs_the_machine
+from packaging.version import Version
+from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
+
+from flow import cuda_checks as native
+from flow import cuda_timing as timing
+from flow import native_checks as qpu_native
+from recipes import recipe
+from recipes.cuda_ops import audit, build, figures, toolkit
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import (
+    ArtefactMissing,
+    ConfigError,
+    GpuMissing,
+    NetworkUnreachable,
+    PlatformMismatch,
+    ToolkitUnusable,
+    UserError,
+    WheelUnusable,
+)
+
+RECIPE = ROOT / "recipes" / "cuda_ops"
+AMD64 = ARCHITECTURES["amd64"]
+
+
+# The wheel, for real.
+
+
+@pytest.fixture(scope="session")
+def config(product_config: Config) -> Config:
+    # One architecture: the others take as long again, each, and are no different.
+    return dataclasses.replace(product_config, cuda=dataclasses.replace(product_config.cuda, architectures=("90+PTX",)))
+
+
+@pytest.fixture(scope="session")
+def wheel(config: Config) -> build.Wheel:
+    needs_the_machine()
+    if os.uname().machine != "x86_64":
+        pytest.skip("nvcc is taken from PyPI for x86-64 only")
+    # The environment with torch is the one that the tests of the QPU extension use too.
+    shared, link = load_config({}), config.build_root / "native"
+    qpu_native.ready_python(shared)
+    if not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(qpu_native.folder_of(shared))
+    return build.build_wheel(config)
+
+
+def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: build.Wheel, config: Config) -> None:
+    assert wheel.path.name == "pitorch_cuda_ops-0.1.0-py3-none-linux_x86_64.whl"
+    found = audit.audit(wheel.path, AMD64, ("90+PTX",))
+    assert (found.machine_code, found.ptx) == (("90",), ("90",))
+    assert "libtorch.so" in found.needs
+    assert not [name for name in found.needs if name.startswith(("libcuda", "libpython", "libc10"))]
+    assert found.text() == wheel.contents
+    # What Debian 12 has: newer systems have it too.
+    assert Version(found.glibc) <= Version("2.36")
+    assert Version(found.libstdcxx) <= Version("3.4.30")
+    with zipfile.ZipFile(wheel.path) as archive:
+        names = archive.namelist()
+    modules = ("__init__", "_gradients", "array_exp", "timing")
+    assert {f"cuda_ops/{name}.py" for name in modules} | {"cuda_ops/py.typed", audit.LIBRARY} <= set(names)
+    assert not [name for name in names if name.startswith(("csrc", "recipes", "build"))]
+
+
+def test_the_same_for_arm64_by_the_cross_compiler(wheel: build.Wheel, config: Config) -> None:
+    assert wheel.path.is_file()
+    foreign = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("87",)))
+    try:
+        made = build.build_wheel(foreign, "arm64")
+    except NetworkUnreachable as fault:
+        pytest.skip(f"the runtime library for arm64 cannot be fetched: {fault.found}")
+    assert made.path.name.endswith("-py3-none-linux_aarch64.whl")
+    found = audit.audit(made.path, ARCHITECTURES["arm64"], ("87",))
+    assert (found.machine_code, found.ptx) == (("87",), ())
+    with zipfile.ZipFile(made.path) as archive:
+        assert ELFFile(io.BytesIO(archive.read(audit.LIBRARY)))["e_machine"] == "EM_AARCH64"
+
+
+def test_another_list_of_gpus_is_noticed(wheel: build.Wheel) -> None:
+    with pytest.raises(WheelUnusable, match="not the wheel it should be") as caught:
+        audit.audit(wheel.path, AMD64, ("80", "90"))
+    assert "['80', '90']" in caught.value.expected
+    with pytest.raises(PlatformMismatch):
+        audit.audit(wheel.path, ARCHITECTURES["arm64"], ("90+PTX",))
+
+
+def test_nothing_runs_again_when_nothing_changed(wheel: build.Wheel, config: Config) -> None:
+    assert [decision.reason for decision in build.plan(config) if decision.runs] == []
+    other = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("80",)))
+    reasons = [decision.reason for decision in build.plan(other) if decision.runs]
+    assert reasons == ["changed: architectures 90+PTX → 80"]
+    assert wheel.path.is_file()
+
+
+@pytest.fixture(scope="session")
+def environment(wheel: build.Wheel, config: Config) -> Mapping[str, str]:
+    checked = native.check(config, wheel.path)
+    assert checked.passed > 200
+    assert checked.skipped == 0 or "no CUDA GPU on this machine" in checked.reasons
+    assert "skipped" in checked.summary()
+    return native.install(config, wheel.path)
+
+
+def run(config: Config, environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [native.interpreter(config), *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_array_exp_compares_what_there_is_and_says_what_is_not_timed(
+    config: Config, environment: Mapping[str, str]
+) -> None:
+    done = run(config, environment, "-m", "cuda_ops.array_exp", "-l", "10000", "--runs", "3")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert {"numpy", "CuPy", "torch", "cuda_ops"} <= set(lines)
+    assert "not in the times" in done.stdout
+    for name in ("numpy", "torch", "cuda_ops"):
+        digits = float(lines[name].split("µs")[1].split()[0])
+        assert digits > 6, "float32 holds about 7"
+
+
+@pytest.mark.parametrize("words", [["-l", "0"], ["-l", "many"], []])
+def test_array_exp_refuses_what_is_no_length(config: Config, environment: Mapping[str, str], words: list[str]) -> None:
+    done = run(config, environment, "-m", "cuda_ops.array_exp", *words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_cuda_timing_says_that_there_is_no_gpu_or_which_number_is_the_kernels(
+    config: Config, environment: Mapping[str, str]
+) -> None:
+    assert environment["PYTHONPATH"]
+    missing: GpuMissing | None = None
+    try:
+        done = timing.measure(config, op="add2", runs=3)
+    except GpuMissing as fault:
+        missing = fault
+    if missing is not None:
+        assert missing.exit_code == 47
+        assert "cuda.python" in missing.fix
+        return
+    assert "The kernel takes" in done.text
+    assert (done.folder / "timing.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "said"),
+    [
+        ("nothing.at_all", (), "there is no operation"),
+        ("torch.pi", (), "it cannot be called"),
+        ("add2", ("f32",), "expected TYPE[SIZE"),
+        ("add2", ("f33[4]",), "expected TYPE[SIZE"),
+        ("axpy", ("two", "f32[4]", "f32[4]"), "or a number, found 'two'"),
+    ],
+)
+def test_cuda_timing_refuses_names_that_are_none(
+    config: Config, environment: Mapping[str, str], op: str, inputs: tuple[str, ...], said: str
+) -> None:
+    assert environment["PYTHONPATH"]
+    with pytest.raises(UserError) as caught:
+        timing.measure(config, op=op, inputs=inputs)
+    assert said in caught.value.found
+
+
+@pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
+def test_clang_tidy_finds_nothing(config: Config, wheel: build.Wheel, source: str) -> None:
+    """Over what is compiled for the host; the kernels are nvcc's, with all its warnings as errors."""
+    if shutil.which("clang-tidy") is None:
+        pytest.skip("the program clang-tidy is missing; ./inv installs it")
+    assert wheel.path.is_file(), "its build has made the environment with torch's headers"
+    options = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000", f"-isystem{build.torch_include(config)}"]
+    words = ["clang-tidy", "--quiet", str(RECIPE / "csrc" / source), "--", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"CUDA_HOME": "/nowhere"}, "nvcc is not found"),
+        ({"CUDA_OPS_TORCH_INCLUDE": "/nowhere"}, "torch's headers are not found"),
+        ({"CUDA_OPS_ARCHITECTURES": "Hopper"}, "CUDA_OPS_ARCHITECTURES cannot be read"),
+        ({"CUDA_OPS_ARCHITECTURES": ""}, "CUDA_OPS_ARCHITECTURES cannot be read"),
+    ],
+    ids=["toolkit", "headers", "unknown GPU", "no GPU"],
+)
+def test_setup_tells_what_is_missing(
+    config: Config, environment: Mapping[str, str], tmp_path: Path, variables: dict[str, str], found: str
+) -> None:
+    home = tmp_path / "cuda"
+    for name in ("bin/nvcc", "lib/libcudart_static.a"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    include = tmp_path / "torch" / "torch/csrc/stable"
+    include.mkdir(parents=True)
+    (include / "library.h").touch()
+    given = {"CUDA_HOME": str(home), "CUDA_OPS_TORCH_INCLUDE": str(tmp_path / "torch"), "CUDA_OPS_ARCHITECTURES": "90"}
+    words = ["setup.py", "build_ext", f"--build-lib={tmp_path}", f"--build-temp={tmp_path}"]
+    done = subprocess.run(
+        [native.interpreter(config), *words],
+        cwd=RECIPE,
+        env={**os.environ, **environment, **given, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    for part in ("expected:", "found:", "fix:", found):
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Without a build.
+
+
+def test_cuda_timing_without_the_wheel_names_the_task_that_makes_it(tmp_path: Path) -> None:
+    bare = load_config({"build": {"folder": str(tmp_path)}, "cuda": {"python": sys.executable}})
+    with pytest.raises(ArtefactMissing, match="cannot import"):
+        timing.measure(bare, op="add2")
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "newest", "2.10", "2.10.0; x"])
+def test_a_torch_that_the_wheel_is_not_for_is_refused(tmp_path: Path, version: str) -> None:
+    with pytest.raises(WheelUnusable, match="not for torch"):
+        native.other_torch(load_config({"build": {"folder": str(tmp_path / "b")}}), version)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_wheel_for_a_machine_without_cuda_is_refused() -> None:
+    with pytest.raises(PlatformMismatch, match="no CUDA for that machine"):
+        build.target_of("armhf")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "at least one architecture"),
+        (["90", "90+PTX"], "each architecture once"),
+        (["9.0"], "without its point"),
+        (["sm_90"], "without its point"),
+    ],
+)
+def test_the_list_of_gpus_is_checked(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config({"cuda": {"architectures": given}})
+
+
+def fatbin(*entries: tuple[int, int]) -> bytes:
+    """A container as nvcc writes it, of entries that are little more than their headers."""
+    body = b"".join(struct.pack("<HHIQQII", kind, 0x101, 32, 8, 0, 0, arch) + bytes(8) for kind, arch in entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_gpu_code_is_found_in_all_containers() -> None:
+    data = fatbin((2, 75), (2, 90), (1, 90)) + bytes(16) + fatbin((2, 80))
+    assert list(audit.gpu_code(data)) == [(2, "75"), (2, "90"), (1, "90"), (2, "80")]
+    assert list(audit.gpu_code(b"")) == []
+
+
+@pytest.mark.parametrize("spoil", [lambda data: b"\1" + data[1:], lambda data: data[:-8]], ids=["magic", "cut"])
+def test_gpu_code_of_another_layout_is_refused(spoil: object) -> None:
+    assert callable(spoil)
+    with pytest.raises(WheelUnusable, match="cannot be read"):
+        list(audit.gpu_code(spoil(fatbin((2, 75)))))
+
+
+def test_a_wheel_without_the_library_is_refused(tmp_path: Path) -> None:
+    made = make_wheel(tmp_path, {"cuda_ops/__init__.py": ""}, name="pitorch_cuda_ops", tag="py3-none-linux_x86_64")
+    with pytest.raises(WheelUnusable) as caught:
+        audit.audit(made, AMD64, ("90",))
+    assert caught.value.found == "none"
+
+
+def test_a_wheel_for_one_python_is_refused(tmp_path: Path) -> None:
+    library = {audit.LIBRARY: elf(EM_X86_64, bits=64)}
+    made = make_wheel(tmp_path, library, name="pitorch_cuda_ops", tag="cp313-cp313-linux_x86_64")
+    with pytest.raises(WheelUnusable, match="not the wheel it should be"):
+        audit.audit(made, AMD64, ("90",))
+
+
+def test_a_library_for_another_machine_is_refused(tmp_path: Path) -> None:
+    library = {audit.LIBRARY: elf(EM_AARCH64, bits=64)}
+    made = make_wheel(tmp_path, library, name="pitorch_cuda_ops", tag="py3-none-linux_x86_64")
+    with pytest.raises(PlatformMismatch):
+        audit.audit(made, AMD64, ("90",))
+
+
+def test_a_folder_that_is_no_toolkit_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    named = load_config({"cuda": {"toolkit": str(tmp_path)}})
+    with pytest.raises(ToolkitUnusable) as caught:
+        toolkit.obtain(recipe.load("cuda_ops"), named, AMD64)
+    assert "bin/nvcc" in caught.value.found
+    assert caught.value.exit_code == 46
+
+
+def test_a_toolkit_of_another_release_is_refused(tmp_path: Path) -> None:
+    for name in ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cuda_bf16.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\necho 'Cuda compilation tools, release 11.8, V11.8.89'\n")
+        (tmp_path / name).chmod(0o755)
+    assert toolkit.fault_of(recipe.load("cuda_ops"), tmp_path) == "release 11.8"
+    assert toolkit.release_of(tmp_path) == "11.8"
+
+
+# What was measured on a GPU.
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """The timing tool, without the package around it, which needs torch."""
+    spec = importlib.util.spec_from_file_location("cuda_timing_tool", RECIPE / "src" / "cuda_ops" / "timing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured() -> dict[str, object]:
+    document: dict[str, object] = json.loads(figures.DATA.read_text())["timing"]["cuda_timing"]
+    return document
+
+
+def test_a_timing_is_the_same_when_it_is_read_again(tool: ModuleType) -> None:
+    timed = tool.Timing.from_json(measured())
+    assert json.loads(json.dumps(timed.as_json())) == measured()
+    assert [(item.before, item.after) for item in timed.regimes] == list(tool.REGIMES)
+
+
+def test_the_sentence_says_what_the_figures_say(tool: ModuleType) -> None:
+    timed = tool.Timing.from_json(measured())
+    short = timed.sentence()
+    assert f"The kernel takes {timed.kernel_us:.1f} µs" in short
+    assert "shorter than a launch" in short
+    slow = tuple(
+        dataclasses.replace(item, samples_us=(5000.0, *item.samples_us[1:])) if item.name == "none / sync" else item
+        for item in timed.regimes
+    )
+    long = dataclasses.replace(timed, regimes=slow).sentence()
+    assert "seems to take 5000.0 µs: what was queued earlier is in it" in long
+
+
+def test_the_plot_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
+    picture = tmp_path / "timing.png"
+    tool.plot(tool.Timing.from_json(measured()), picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_task_draws_what_was_measured_without_the_python_that_measured(tmp_path: Path) -> None:
+    kept, picture = tmp_path / "timing.json", tmp_path / "timing.png"
+    kept.write_text(json.dumps(measured()))
+    timing.draw(kept, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_all_but_the_picture_is_made(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed = tool.Timing.from_json(measured())
+    monkeypatch.setattr(tool, "measure", lambda *_, **__: timed)
+    monkeypatch.setitem(
+        sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True))
+    )
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    words = ["--op=math.hypot", f"--json={tmp_path / 'timing.json'}", f"--plot={tmp_path / 'timing.png'}"]
+    assert tool.main(words) == 0
+    assert "plot: none, since matplotlib is not installed" in capsys.readouterr().out
+    assert json.loads((tmp_path / "timing.json").read_text()) == measured()
+    assert not (tmp_path / "timing.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("op", "dimensions"),
+    [
+        ("add2", [1, 1]),
+        ("exp", [1]),
+        ("axpy", [None, 1, 1]),
+        ("softmax", [2]),
+        ("matvec", [2, 1]),
+        ("torch.add", [1, 1]),
+    ],
+)
+def test_every_operation_has_inputs_of_its_own(tool: ModuleType, op: str, dimensions: list[int | None]) -> None:
+    inputs = tool.inputs_of(op)
+    assert [len(tool.parse_input(text)[1]) if "[" in text else None for text in inputs] == dimensions
+    assert tool.inputs_of(f"cuda_ops.{op}") == inputs
+    assert tool.inputs_of(op, ["f16[3]"]) == ["f16[3]"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "check", "torch", "fault"),
+    [
+        ("armhf", True, [], PlatformMismatch),
+        ("armhf", False, ["2.10.0"], PlatformMismatch),
+        ("amd64", False, ["2.9.1"], WheelUnusable),
+        ("amd64", True, ["nightly"], WheelUnusable),
+    ],
+)
+def test_a_check_that_cannot_be_made_is_refused_before_the_build(
+    architecture: str, check: bool, torch: list[str], fault: type[UserError]
+) -> None:
+    with pytest.raises(fault):
+        native.require_checkable(architecture, check=check, torch=torch)
+
+
+def test_the_kept_timeline_is_a_trace_with_each_of_the_twenty_calls_kernels(tool: ModuleType) -> None:
+    kernels = tool.kernels_of(figures.TRACE)
+    (name,) = kernels
+    assert "cuda_ops::cuda::(anonymous namespace)::dense_kernel<float, 2" in name
+    assert len(kernels[name]) == 20
+    events = json.loads(figures.TRACE.read_text())["traceEvents"]
+    regions = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert regions == [f"{before} / {after}" for before, after in tool.REGIMES]
+    launched = {event["args"]["correlation"] for event in events if event.get("cat") == "cuda_runtime"}
+    assert {event["args"]["correlation"] for event in events if event.get("cat") == "kernel"} <= launched
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"traceEvents": [{"name": "without a phase"}]}',
+        '{"traceEvents": [{"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": 1}]}',
+        '{"traceEvents": [{"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": 1, "dur": -1}]}',
+        '{"traceEvents": [{"ph": "X", "name": "n", "ts": 1, "dur": 1}]}',
+    ],
+)
+def test_a_file_that_no_viewer_would_show_is_no_timeline(tool: ModuleType, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"timeline\.json (is no trace|has an event that is nowhere)"):
+        tool.kernels_of(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("", "nsys is not installed: no report of it"),
+        (
+            'for word; do case $word in --output=*) : >"${word#--output=}.nsys-rep";; esac; done',
+            "nsys report: {report}",
+        ),
+        ("echo no such driver >&2; exit 1", "nsys made no report: no such driver"),
+        ("exec sleep 30", "nsys made no report within 0.2 s"),
+    ],
+    ids=["absent", "works", "fails", "hangs"],
+)
+def test_what_came_of_nsys_is_said(
+    tool: ModuleType, script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of that name stands in for it; an old report is not taken for a new one."""
+    report = tmp_path / "cuda-timing.nsys-rep"
+    if script:
+        program = tmp_path / "bin" / "nsys"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        report.write_text("of an earlier run")
+        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        monkeypatch.setattr(tool, "_NSYS_LIMIT_S", 0.2 if "sleep" in script else 30)
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert tool.nsys_record(["--op=add2"], tmp_path) == said.format(report=report)
+
+
+@pytest.mark.parametrize(("text", "meaning"), [("f32[7]", ("float32", (7,))), ("bf16[2,3]", ("bfloat16", (2, 3)))])
+def test_inputs_are_spelt_as_types_with_sizes(
+    tool: ModuleType, text: str, meaning: tuple[str, tuple[int, ...]]
+) -> None:
+    assert tool.parse_input(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "f32", "f32[]", "f32[-1]", "f64[3]", "f32[3] "])
+def test_other_inputs_are_refused(tool: ModuleType, text: str) -> None:
+    with pytest.raises(ValueError, match="expected TYPE"):
+        tool.parse_input(text)
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    document = json.loads(figures.DATA.read_text())
+    page = figures.PAGE.read_text()
+    assert figures.page_with(page, document) == page, "run: python -m recipes.cuda_ops.figures"
+    assert document["tests"]["failures"] == document["tests"]["errors"] == 0
+    assert all(item["status"] == 0 for item in document["sanitizer"].values())
+
+
+def test_the_figures_say_what_was_skipped_and_how_many_tests_were_watched() -> None:
+    document = json.loads(figures.DATA.read_text())
+    skips = [f"SKIPPED [{count}] tests/a.py:1{count}: no {what}" for count, what in ((2, "GPU: none"), (3, "toolkit"))]
+    watched = {"memcheck": {"summary": "ERROR SUMMARY: 0 errors", "tests": "1 failed, 7 passed, 12 deselected in 2s"}}
+    counts = {"tests": 20, "skipped": 5, "skips": skips}
+    text = figures.render({**document, "tests": counts, "sanitizer": watched})
+    assert "Tests: 15 passed, 5 skipped (2: no GPU: none; 3: no toolkit). " in text
+    assert "a selection of them (`SANITIZED` in `on_gpu.py`): memcheck, 8 of 20: error summary: 0 errors." in text
+    text = figures.render({**document, "tests": {**counts, "skipped": 0, "skips": []}})
+    assert "20 passed, 0 skipped. compute" in text

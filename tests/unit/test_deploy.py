@@ -1,0 +1,418 @@
+"""Deploying to an exported tree: what is replaced, what is removed, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from device_parts import bootable, booted, elsewhere
+
+from device import deploy
+from flow import main_job
+from nfsroot.layout import Layout, identity_of, write_marker
+from nfsroot.tree import TreeHash
+from toolchain import process
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, InUse, PlatformMismatch
+from toolchain.manifest import Artefact, Manifest
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="files of the board's owners need root")
+
+SITE = "usr/local/lib/python3.13/dist-packages"
+
+
+def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
+    """A small tree, with the marker and the manifest that an export leaves."""
+    layout = Layout(folder / "nfsroot")
+    layout.tree.mkdir(parents=True)
+    for path, text in content.items():
+        place = layout.tree / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    layout.folder.mkdir()
+    write_marker(layout, frozenset({identity_of(layout.tree)}))
+    facts = {"image_id": "sha256:1", "rootfs_sha256": TreeHash.of(layout.tree).sha256}
+    Manifest(step="nfsroot", key="k", inputs={}, facts=facts).write(layout.manifest)
+    return layout
+
+
+def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
+    """The same, each file after its folders."""
+    found: dict[str, str] = {}
+    for path, text in content.items():
+        for parent in reversed(list(Path(path).parents)[:-1]):
+            found.setdefault(f"{parent}/", "")
+        found[path] = text
+    return found
+
+
+def layer(path: Path, content: Mapping[str, str]) -> Artefact:
+    """A layer's tar; a text that begins with ``->`` makes a link."""
+    with tarfile.open(path, "w") as archive:
+        for name, text in with_folders(content).items():
+            member = tarfile.TarInfo(name)
+            member.mtime = 1735689600
+            if text.startswith("->"):
+                member.type, member.linkname = tarfile.SYMTYPE, text[2:]
+                archive.addfile(member)
+            elif name.endswith("/"):
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(member)
+            else:
+                member.mode, member.size = 0o755 if "/bin/" in name else 0o644, len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return Artefact.of(path)
+
+
+LIBRARY = {
+    "opt/pitorch/lib/libqpu.so.1.0": "library 2",
+    "opt/pitorch/lib/libqpu.so.1": "->libqpu.so.1.0",
+    "opt/pitorch/include/QPULib.h": "header",
+}
+
+
+@root_only
+def test_changed_files_change_places_and_the_others_are_left_alone(tmp_path: Path) -> None:
+    layout = exported_tree(
+        tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1", "opt/pitorch/include/QPULib.h": "header", "etc/x": "y"}
+    )
+    header = layout.tree / "opt/pitorch/include/QPULib.h"
+    header.chmod(0o644)
+    inode = header.stat().st_ino
+    before = Manifest.read(layout.manifest)
+    with (layout.tree / "opt/pitorch/lib/libqpu.so.1.0").open() as in_use:
+        done = deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+        assert in_use.read() == "library 1", "a program that runs keeps its library"
+    library = layout.tree / "opt/pitorch/lib/libqpu.so.1.0"
+    assert library.read_text() == "library 2"
+    assert (library.stat().st_mode & 0o7777, library.stat().st_mtime) == (0o644, 1735689600)
+    assert (layout.tree / "opt/pitorch/lib/libqpu.so.1").readlink() == Path("libqpu.so.1.0")
+    assert header.stat().st_ino == inode
+    assert (layout.tree / "etc/x").read_text() == "y"
+    (change,) = done.changes
+    assert change.replaced == ("opt/pitorch/lib/libqpu.so.1.0", "opt/pitorch/lib/libqpu.so.1")
+    assert (change.removed, change.unchanged, done.changed) == ((), 1, True)
+    after = Manifest.read(layout.manifest)
+    assert before is not None
+    assert after is not None
+    assert after.facts["rootfs_sha256"] == done.rootfs_sha256 == TreeHash.of(layout.tree).sha256
+    assert after.facts["rootfs_sha256"] != before.facts["rootfs_sha256"]
+    assert after.facts["image_id"] == before.facts["image_id"]
+    assert after.facts["deployed"] == [{"layer": "libqpu.tar", "sha256": change.layer.sha256, "replaced": 2}]
+
+
+@root_only
+def test_the_trees_manifest_notes_the_wheel_of_a_layer(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    wheel = tmp_path / "pitorch_qpu_ops-0.1.0-cp313-cp313-linux_armv7l.whl"
+    wheel.write_text("wheel")
+    layers = [
+        layer(tmp_path / "libqpu.tar", LIBRARY),
+        layer(tmp_path / "qpu-ops-site.tar", {f"{SITE}/cpu_cpp.py": "new"}),
+    ]
+    made = Artefact.of(wheel)
+    deploy.put(layout, layers, owned_prefixes=["/opt/pitorch"], wheels={"qpu-ops-site.tar": made})
+    after = Manifest.read(layout.manifest)
+    assert after is not None
+    noted = {item["layer"]: item.get("wheel") for item in after.facts["deployed"]}
+    assert noted == {
+        "libqpu.tar": None,
+        "qpu-ops-site.tar": {"name": wheel.name, "size": 5, "sha256": made.sha256},
+    }
+
+
+@root_only
+def test_the_second_time_nothing_is_touched(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    made = layer(tmp_path / "libqpu.tar", LIBRARY)
+    first = deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    stamp = layout.manifest.stat().st_mtime_ns
+    second = deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    assert (first.changed, second.changed) == (True, False)
+    assert second.rootfs_sha256 == first.rootfs_sha256
+    assert layout.manifest.stat().st_mtime_ns == stamp
+
+
+@root_only
+def test_what_a_layer_no_longer_holds_goes(tmp_path: Path) -> None:
+    old = {
+        "opt/pitorch/lib/libqpu.so.1.0": "library 2",
+        "opt/pitorch/share/old/notes": "gone upstream",
+        "opt/other/keep": "of somebody else",
+        f"{SITE}/cpu_cpp.py": "old",
+        f"{SITE}/oldest_cpp.py": "old",
+        f"{SITE}/__pycache__/oldest_cpp.cpython-313.pyc": "old",
+        f"{SITE}/somebody.py": "of somebody else",
+        f"{SITE}/pitorch_qpu_ops-0.0.9.dist-info/RECORD": "cpu_cpp.py,,\noldest_cpp.py,,\n../../../../../etc/x,,\n"
+        "../../../../../../../outside,,\npitorch_qpu_ops-0.0.9.dist-info/RECORD,,\n",
+        "etc/x": "listed by a RECORD, so it was brought by the wheel",
+    }
+    layout = exported_tree(tmp_path, old)
+    (tmp_path / "outside").write_text("of the PC")
+    wheel = {f"{SITE}/cpu_cpp.py": "new", f"{SITE}/pitorch_qpu_ops-0.1.0.dist-info/RECORD": "cpu_cpp.py,,\n"}
+    done = deploy.put(
+        layout,
+        [layer(tmp_path / "a.tar", LIBRARY), layer(tmp_path / "b.tar", wheel)],
+        owned_prefixes=["/opt/pitorch"],
+    )
+    assert done.changes[0].removed == ("opt/pitorch/share/old/notes",)
+    assert set(done.changes[1].removed) == {
+        f"{SITE}/oldest_cpp.py",
+        f"{SITE}/__pycache__/oldest_cpp.cpython-313.pyc",
+        f"{SITE}/pitorch_qpu_ops-0.0.9.dist-info/RECORD",
+        "etc/x",
+    }
+    assert not (layout.tree / "opt/pitorch/share").exists()
+    assert not (layout.tree / SITE / "pitorch_qpu_ops-0.0.9.dist-info").exists()
+    assert (layout.tree / SITE / "cpu_cpp.py").read_text() == "new"
+    assert (layout.tree / SITE / "somebody.py").is_file()
+    assert (layout.tree / "opt/other/keep").is_file()
+    assert (tmp_path / "outside").is_file()
+
+
+@root_only
+def test_byte_code_that_the_board_wrote_does_not_outlive_its_source(tmp_path: Path) -> None:
+    """Same size, same time stamp: Python would take the old byte code for that of the new source."""
+    cache = f"{SITE}/__pycache__"
+    layout = exported_tree(
+        tmp_path,
+        {f"{SITE}/m.py": "N = 1", f"{cache}/m.cpython-313.pyc": "of 1", f"{cache}/other.cpython-313.pyc": "stays"},
+    )
+    done = deploy.put(layout, [layer(tmp_path / "a.tar", {f"{SITE}/m.py": "N = 2"})], owned_prefixes=[])
+    assert done.changes[0].removed == (f"{cache}/m.cpython-313.pyc",)
+    assert (layout.tree / cache / "other.cpython-313.pyc").is_file()
+
+
+@root_only
+def test_links_of_the_board_do_not_lead_out_of_the_tree(tmp_path: Path) -> None:
+    outside = tmp_path / "pc"
+    outside.mkdir()
+    layout = exported_tree(tmp_path, {"srv/pitorch/lib/old": "x"})
+    (layout.tree / "opt").mkdir()
+    (layout.tree / "opt/pitorch").symlink_to("/srv/pitorch")
+    (layout.tree / "srv/pitorch/include").symlink_to("../../../../../../" + str(outside).lstrip("/"))
+    (layout.tree / str(outside).lstrip("/")).mkdir(parents=True)
+    deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+    assert (layout.tree / "srv/pitorch/lib/libqpu.so.1.0").read_text() == "library 2"
+    assert not (layout.tree / "srv/pitorch/lib/old").exists()
+    assert list(outside.iterdir()) == []
+
+
+@root_only
+def test_interrupted_before_the_exchange_leaves_the_tree_as_it_was(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
+    before = TreeHash.of(layout.tree).sha256
+    manifest = layout.manifest.read_bytes()
+    torn = layer(tmp_path / "b.tar", {"opt/pitorch/lib": "a file where the tree has a folder"})
+    with pytest.raises(ArtefactDamaged) as caught:
+        deploy.put(layout, [layer(tmp_path / "a.tar", LIBRARY), torn], owned_prefixes=["/opt/pitorch"])
+    assert caught.value.found == "a folder"
+    assert TreeHash.of(layout.tree).sha256 == before
+    assert layout.manifest.read_bytes() == manifest
+
+
+@root_only
+def test_a_killed_deployment_can_be_made_good(tmp_path: Path) -> None:
+    """Killed between the exchange and the hash, the manifest states no hash rather than an old one."""
+    layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
+    made = layer(tmp_path / "libqpu.tar", LIBRARY)
+    deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    manifest = Manifest.read(layout.manifest)
+    assert manifest is not None
+    replace(manifest, facts={**manifest.facts, "rootfs_sha256": ""}).write(layout.manifest)
+    again = deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    assert not again.changed
+    assert again.rootfs_sha256 == TreeHash.of(layout.tree).sha256
+
+
+@root_only
+def test_ctrl_c_while_writing_clears_up(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
+    before = TreeHash.of(layout.tree).sha256
+    tar = tmp_path / "big.tar"
+    content = {f"opt/pitorch/lib/{number}": "x" * 4096 for number in range(20000)}
+    made = layer(tar, content)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+            status = 2
+        os._exit(status if status == 2 else 0)
+    deadline = time.monotonic() + 60
+    while not list((layout.tree / "opt/pitorch/lib").glob(".*.part")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGINT)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "it was interrupted, not finished"
+    assert TreeHash.of(layout.tree).sha256 == before
+
+
+@root_only
+def test_a_damaged_layer_is_refused(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    made = layer(tmp_path / "libqpu.tar", LIBRARY)
+    with made.path.open("r+b") as stream:
+        stream.seek(600)
+        stream.write(b"?")
+    with pytest.raises(ArtefactDamaged, match="not the file that its manifest states"):
+        deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    assert not (layout.tree / "opt").exists()
+
+
+@root_only
+def test_a_device_in_a_layer_is_refused(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    with tarfile.open(tmp_path / "odd.tar", "w") as archive:
+        member = tarfile.TarInfo("dev-null")
+        member.type, member.devmajor, member.devminor = tarfile.CHRTYPE, 1, 3
+        archive.addfile(member)
+    with pytest.raises(ArtefactDamaged, match=r"odd\.tar cannot be deployed"):
+        deploy.put(layout, [Artefact.of(tmp_path / "odd.tar")], owned_prefixes=[])
+
+
+def test_only_an_exported_tree_is_written_to(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    made = layer(tmp_path / "libqpu.tar", LIBRARY)
+    layout.tree.rename(tmp_path / "other")
+    layout.tree.mkdir()
+    with pytest.raises(ArtefactMissing) as caught:
+        deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    assert "./inv export-nfsroot" in caught.value.fix
+    assert list(layout.tree.iterdir()) == []
+
+
+def test_not_while_an_export_runs(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    with layout.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InUse, match="exported or deployed"):
+            deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+
+
+@root_only
+def test_a_library_that_the_loader_does_not_know_is_told(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/ld.so.cache": "libqpu.so.1\0/opt/pitorch/lib/libqpu.so.1"})
+    known = deploy.put(layout, [layer(tmp_path / "a.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+    assert known.warnings == ()
+    content = {path.replace("libqpu.so.1", "libqpu.so.2"): text for path, text in LIBRARY.items()}
+    new = deploy.put(layout, [layer(tmp_path / "b.tar", content)], owned_prefixes=["/opt/pitorch"])
+    assert new.warnings == ("libqpu.so.2 is new to the board's loader: run ldconfig on the board",)
+
+
+def test_an_extension_goes_with_its_own_torch_only(tmp_path: Path) -> None:
+    record = f"{SITE}/torch-2.6.0.dist-info/RECORD"
+    for name, text in (("tree", "one"), ("same", "one"), ("other", "another")):
+        (tmp_path / name / record).parent.mkdir(parents=True)
+        (tmp_path / name / record).write_text(text)
+    (tmp_path / "none").mkdir()
+    deploy.require_same_torch(tmp_path / "tree", tmp_path / "same")
+    deploy.require_same_torch(tmp_path / "tree", tmp_path / "none")
+    with pytest.raises(PlatformMismatch) as caught:
+        deploy.require_same_torch(tmp_path / "tree", tmp_path / "other")
+    assert "./inv export-nfsroot" in caught.value.fix
+    with pytest.raises(PlatformMismatch) as caught:
+        deploy.require_same_torch(tmp_path / "none", tmp_path / "other")
+    assert caught.value.found == "no torch"
+
+
+UPSTREAM = {
+    "opt/pitorch/lib/libqpu.so.1": "library",
+    "opt/pitorch/lib/libqpu.so": "library",
+    "opt/pitorch/include/QPULib.h": "header",
+    "opt/pitorch/lib/pkgconfig/qpu.pc": "flags",
+}
+OWN = {**UPSTREAM, "opt/pitorch/include/qpu.h": "header", "opt/pitorch/bin/qpu-info": "program"}
+
+
+@pytest.mark.parametrize(("content", "has"), [(OWN, "local"), (UPSTREAM, "upstream"), ({"etc/x": "y"}, "")])
+def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: Mapping[str, str], has: str) -> None:
+    tree = exported_tree(tmp_path, content).tree
+    assert deploy.library_of(tree) == has
+    for chosen in deploy.LIBRARIES:
+        if has in ("", chosen):
+            deploy.require_same_library(tree, chosen)
+            continue
+        with pytest.raises(PlatformMismatch) as caught:
+            deploy.require_same_library(tree, chosen)
+        assert caught.value.exit_code == 18
+        assert deploy.LIBRARIES[chosen][1] in caught.value.expected
+        assert deploy.LIBRARIES[has][1] in caught.value.found
+        assert f"./inv deploy --qpulib={has}" in caught.value.fix
+        assert f"./inv build-image --qpulib={chosen}" in caught.value.fix
+
+
+@root_only
+@pytest.mark.parametrize(("choice", "content"), [([], UPSTREAM), (["--qpulib=upstream"], OWN)])
+def test_it_is_refused_before_anything_is_built(tmp_path: Path, choice: list[str], content: Mapping[str, str]) -> None:
+    layout = exported_tree(tmp_path, content)
+    variables = {
+        "INVOKE_NFS_FOLDER": str(layout.place),
+        "INVOKE_BUILD_FOLDER": str(tmp_path / "build"),
+        "DOCKER_HOST": f"unix://{tmp_path}/none",  # no build starts here, come what may
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "invoke", "deploy", *choice],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 18, done.stderr
+    assert "the exported tree has the other QPU library" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "build").exists()
+
+
+def test_only_the_steps_that_are_deployed_and_what_they_need(tmp_path: Path) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    planned = [item.step.name for item in main_job.plan(config, only=deploy.STEPS)]
+    assert planned[-2:] == list(deploy.STEPS)
+    assert "mirror" in planned
+    assert not {"rootfs", "system"} & set(planned)
+    with pytest.raises(ConfigError, match="no step 'libcpu'"):
+        main_job.plan(config, only=["libcpu"])
+
+
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+@root_only
+def test_a_board_that_is_up_sees_what_was_deployed(exported_config: Config, tmp_path: Path) -> None:
+    config = bootable(exported_config)
+    source = Layout.of(config)
+    copy = Layout(tmp_path / "nfsroot")
+    process.run(["cp", "-a", "--reflink=auto", source.place, copy.place], limit_s=600)
+    process.run(["cp", "-a", source.folder, copy.folder], limit_s=60)
+    write_marker(copy, frozenset({identity_of(copy.tree)}))
+    manifest = Manifest.read(source.manifest)
+    assert manifest is not None
+    manifest.write(copy.manifest)
+    there = elsewhere(config, tmp_path)
+    there = replace(there, nfs=replace(there.nfs, folder=str(copy.place)))
+
+    def version(number: int) -> Artefact:
+        module = {f"{SITE}/deployed_here.py": f"NUMBER = {number}\n"}
+        program = {"opt/pitorch/bin/deployed": f"#!/bin/sh\necho {number}\n"}
+        return layer(tmp_path / "trial.tar", {**module, **program})
+
+    deploy.put(copy, [version(1)], owned_prefixes=[])
+    with booted(there, tmp_path) as board:
+        asked = ("sh", "-c", "deployed; python3 -c 'import deployed_here as d; print(d.NUMBER)'")
+        environment = ("env", f"PYTHONPATH=/{SITE}", "PATH=/opt/pitorch/bin:/usr/bin:/bin")
+        assert board.run(*environment, *asked).split() == ["1", "1"]
+        done = deploy.put(copy, [version(2)], owned_prefixes=[])
+        assert len(done.changes[0].replaced) == 2
+        assert board.run(*environment, *asked).split() == ["2", "2"]

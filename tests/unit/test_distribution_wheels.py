@@ -1,0 +1,95 @@
+"""The distribution's Python packages as wheels: what is in them, and that pip can install them."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from registry_parts import small_disk
+
+from images.flavour import load_suite
+from toolchain.architecture import ARCHITECTURES, host_architecture
+from toolchain.errors import DiskFull
+from wheels import distribution as distribution_wheels
+from wheels import find as wheels
+
+SITE = "usr/lib/python3/dist-packages"
+ARMHF, TRIXIE = ARCHITECTURES["armhf"], load_suite("trixie")
+
+
+def root(path: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Path:
+    """A root's tar, with its folders."""
+    folders = {str(parent) for name in {**files, **(links or {})} for parent in Path(name).parents} - {"."}
+    with tarfile.open(path, "w") as archive:
+        for name in sorted(folders - {*(links or {})}):
+            member = tarfile.TarInfo(f"./{name}")
+            member.type = tarfile.DIRTYPE
+            archive.addfile(member)
+        for name, target in (links or {}).items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+FILES = {
+    f"{SITE}/numpy/__init__.py": "import os\nversion = '2.2.4'\n",
+    f"{SITE}/numpy/__pycache__/__init__.cpython-313.pyc": "byte code",
+    f"{SITE}/numpy-2.2.4.dist-info/METADATA": "Metadata-Version: 2.1\nName: numpy\nVersion: 2.2.4\n",
+    f"{SITE}/numpy-2.2.4.dist-info/entry_points.txt": "[console_scripts]\nf2py = numpy:version\n",
+    "usr/lib/gnu/python3-numpy/include/numpy/ndarraytypes.h": "#define A\n",
+    f"{SITE}/scipy/__init__.py": "",
+    f"{SITE}/scipy-1.15.3.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: scipy\nVersion: 1.15.3\n",
+    f"{SITE}/pandas/__init__.py": "",
+    f"{SITE}/pandas-0.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: pandas\nVersion: no version\n",
+}
+LINKS = {
+    f"{SITE}/numpy/_core/include/numpy": "../../../../../gnu/python3-numpy/include/numpy",
+    f"{SITE}/numpy/gone": "/nowhere",
+}
+
+
+def test_wheels_have_what_the_root_has(tmp_path: Path) -> None:
+    """Headers too, which Debian's numpy has elsewhere, behind a link."""
+    distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", ARMHF, TRIXIE)
+    tag = "cp313-cp313-linux_armv7l.whl"
+    names = [f"numpy-2.2.4-{tag}", f"scipy-1.15.3-{tag}"]
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names, "pip would refuse pandas' version"
+    for name in names:
+        assert wheels.audit(tmp_path / "made" / name, ARMHF) == 0
+    with zipfile.ZipFile(tmp_path / "made" / names[0]) as wheel:
+        assert wheel.read("numpy/_core/include/numpy/ndarraytypes.h") == b"#define A\n"
+        assert not [item for item in wheel.namelist() if item.endswith((".pyc", "gone"))]
+        assert b"f2py" in wheel.read("numpy-2.2.4.dist-info/entry_points.txt")
+
+
+def test_pip_installs_them(tmp_path: Path) -> None:
+    host = host_architecture()
+    distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", host, TRIXIE)
+    words = ["--no-deps", "--no-index", f"--find-links={tmp_path / 'made'}", f"--target={tmp_path / 'site'}"]
+    words += ["--only-binary=:all:", "--python-version=3.13", f"--platform={host.wheel_platform}", "numpy", "scipy"]
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
+    subprocess.run(argv, check=True, timeout=300)
+    code = "import numpy, scipy; print(numpy.version)"
+    seen = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert seen.stdout == "2.2.4\n"
+
+
+def test_a_disk_without_room_for_them_keeps_none(tmp_path: Path) -> None:
+    files = {**FILES, f"{SITE}/numpy/large": "x" * 300_000}
+    tar = root(tmp_path / "dev.tar", files, LINKS)
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(DiskFull, match="no room for wheels of the distribution's packages"):
+            distribution_wheels.make(tar, disk / "made", ARMHF, TRIXIE)
+        assert list(disk.iterdir()) == []

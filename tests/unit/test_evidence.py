@@ -1,0 +1,476 @@
+"""The chain from the commit to the board: which link breaks by what, and which breaks are done on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from device import evidence
+from flow import layers as composed
+from flow.main_steps import Flow, _source_record, wheels_in
+from images.apt import Source
+from images.flavour import Pocket
+from images.system import LEFT_OUT, render
+from nfsroot import export, unpack
+from nfsroot.layout import Layout
+from toolchain import checkout
+from toolchain.config import load_config
+from toolchain.manifest import Artefact, Manifest
+from toolchain.steps import MANIFEST_SUFFIX, Made, Pipeline, Step, key_of
+
+COMMIT, OTHER = "a" * 40, "b" * 40
+CLEAN = {"commit": COMMIT, "dirty": False}
+IMAGE, NEWER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+LIBRARY = "opt/pitorch/lib/libqpu.so.1.0"
+SITE = "usr/local/lib/python3.13/dist-packages"
+BUILT_LAST = "the exported tree is of the image that was built last"
+HOLDS_LIBQPU = "the tree holds the libqpu that was built last"
+HOLDS_WHEEL = "the tree holds the QPU extension that was built last"
+IMAGE_COMMIT = "the image was built from the commit of the tests"
+TREE_COMMIT = "the tree was exported from the commit of the tests"
+
+
+def layer(path: Path, content: Mapping[str, str]) -> Artefact:
+    """A layer's tar; a text that begins with ``->`` makes a link."""
+    with tarfile.open(path, "w") as archive:
+        for name, text in content.items():
+            member = tarfile.TarInfo(name)
+            if text.startswith("->"):
+                member.type, member.linkname = tarfile.SYMTYPE, text[2:]
+                archive.addfile(member)
+            else:
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return Artefact.of(path)
+
+
+class Chain:
+    """What a build and an export leave, whole: tests break it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = load_config(
+            {"nfs": {"folder": str(folder / "nfsroot")}, "build": {"folder": str(folder / "build")}}
+        )
+        self.root = self.config.target_root
+        self.layout = Layout.of(self.config)
+        self.content = {
+            LIBRARY: "library",
+            "opt/pitorch/lib/libqpu.so.1": "->libqpu.so.1.0",
+            f"{SITE}/dot_cpp.py": "module",
+            f"{SITE}/__pycache__/dot_cpp.cpython-313.pyc": "byte code",
+        }
+        self.root.mkdir(parents=True)
+        for path, text in self.content.items():
+            place = self.layout.tree / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if text.startswith("->"):
+                place.symlink_to(text[2:])
+            else:
+                place.write_text(text)
+        self.made("libqpu", {name: text for name, text in self.content.items() if name.startswith("opt")})
+        self.made("qpu-ops", {name: text for name, text in self.content.items() if name.startswith("usr")})
+        self.system(IMAGE)
+        self.exported()
+        self.facts: dict[str, Any] = {
+            "libqpu": {"path": f"/{LIBRARY}", "sha256": hashlib.sha256(b"library").hexdigest()},
+            "root": f"10.0.2.2:{self.layout.tree} / nfs4 rw 0 0",
+        }
+
+    def made(self, step: str, content: Mapping[str, str]) -> Artefact:
+        """A step that made a layer."""
+        tar = layer(self.root / f"{step}.tar", content)
+        Manifest(step=step, key="k", inputs={}, artefacts=(tar,)).write(self.root / f"{step}{MANIFEST_SUFFIX}")
+        return tar
+
+    def system(self, image: str, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
+        """The image was built."""
+        made = Manifest(step="system", key="k", inputs={}, facts={"image": image, **facts}, source=source)
+        made.write(self.root / f"system{MANIFEST_SUFFIX}")
+
+    def exported(self, image: str = IMAGE, *, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
+        """The tree was exported, as the export notes it."""
+        found = unpack.SourceImage(reference="r", id=image, digests=(), size=1, layers=(), labels={LEFT_OUT: "[]"})
+        noted = {"image_id": image, **export.origin_of(self.config, found), **facts}
+        Manifest(step="nfsroot", key="k", inputs={}, facts=noted, source=source).write(self.layout.manifest)
+
+    def links(self, source: Mapping[str, Any] = CLEAN) -> dict[str, dict[str, Any]]:
+        """The links by name."""
+        record = evidence.Record(facts=self.facts, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
+        found = evidence.links(
+            self.config,
+            record,
+            Manifest.read(self.layout.manifest),
+            evidence._steps(self.config, self.layout),
+            source=source,
+        )
+        return {item["name"]: item for item in found}
+
+    def document(self) -> dict[str, Any]:
+        """The evidence of a run in which nothing was tested."""
+        record = evidence.Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
+        return evidence.collect(self.config, record, started_by_us=True, access="QEMU", through="boot")
+
+    def broken(self, severity: str = "error", source: Mapping[str, Any] = CLEAN) -> list[str]:
+        """Names of the links that do not hold."""
+        return [
+            name for name, item in self.links(source).items() if item["holds"] is False and item["severity"] == severity
+        ]
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    return Chain(tmp_path)
+
+
+def test_a_whole_chain_holds(chain: Chain) -> None:
+    links = chain.links()
+    assert list(links) == [
+        IMAGE_COMMIT,
+        TREE_COMMIT,
+        BUILT_LAST,
+        HOLDS_LIBQPU,
+        HOLDS_WHEEL,
+        "the board loads the tree's libqpu",
+        "the board's root is the exported tree",
+    ]
+    assert [item for item in links.values() if item["holds"] is not True] == []
+
+
+def test_a_library_that_was_put_into_the_tree_by_hand_breaks_the_chain(chain: Chain) -> None:
+    """The board loads what the tree has, and the tree has not what was built."""
+    (chain.layout.tree / LIBRARY).write_text("another")
+    chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"another").hexdigest()
+    assert chain.broken() == [HOLDS_LIBQPU]
+    assert chain.links()[HOLDS_LIBQPU]["found"] == f"another /{LIBRARY}"
+
+
+@pytest.mark.parametrize("change", ["gone", "a link", "link elsewhere"])
+def test_a_tree_that_lacks_a_part_of_a_layer_breaks_the_chain(chain: Chain, change: str) -> None:
+    module, link = chain.layout.tree / f"{SITE}/dot_cpp.py", chain.layout.tree / "opt/pitorch/lib/libqpu.so.1"
+    if change == "link elsewhere":
+        link.unlink()
+        link.symlink_to("/usr/lib/libqpu.so.1")
+    else:
+        module.rename(module.with_name("kept.py"))
+        if change == "a link":
+            module.symlink_to("kept.py")
+    assert chain.broken() == [HOLDS_LIBQPU if change == "link elsewhere" else HOLDS_WHEEL]
+
+
+def test_byte_code_that_a_board_wrote_breaks_nothing(chain: Chain) -> None:
+    (chain.layout.tree / f"{SITE}/__pycache__/dot_cpp.cpython-313.pyc").write_text("written by the board")
+    assert chain.broken() == []
+
+
+def test_a_board_that_loads_another_library_breaks_the_chain(chain: Chain) -> None:
+    chain.facts["libqpu"]["sha256"] = "0" * 64
+    assert chain.broken() == ["the board loads the tree's libqpu"]
+
+
+def test_an_image_that_was_built_after_the_export_breaks_the_chain(chain: Chain) -> None:
+    chain.system(NEWER)
+    assert chain.broken() == [BUILT_LAST]
+    chain.exported(NEWER)
+    assert chain.broken() == []
+
+
+def test_a_kernel_that_was_built_and_not_deployed_breaks_the_chain(chain: Chain) -> None:
+    chain.made("libqpu", {LIBRARY: "library 2"})
+    assert chain.broken() == [HOLDS_LIBQPU]
+
+
+def test_deploying_stays_green(chain: Chain) -> None:
+    """The layers are in the tree and noted in its manifest, whatever image it was, and whatever was built since."""
+    tar = chain.made("libqpu", {LIBRARY: "library 2"})
+    (chain.layout.tree / LIBRARY).write_text("library 2")
+    chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"library 2").hexdigest()
+    chain.exported(deployed=[{"layer": "libqpu.tar", "sha256": tar.sha256, "replaced": 1}])
+    assert chain.broken() == []
+    assert chain.broken("warning") == []
+    chain.system(NEWER)
+    assert chain.broken() == []
+    assert chain.broken("warning") == [BUILT_LAST]
+
+
+def test_a_pulled_image_is_not_held_against_what_was_built_here(chain: Chain) -> None:
+    (chain.layout.tree / LIBRARY).write_text("of the registry")
+    chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"of the registry").hexdigest()
+    chain.exported(NEWER)
+    assert chain.broken() == []
+    assert chain.broken("warning") == [BUILT_LAST]
+    assert chain.links()[IMAGE_COMMIT]["holds"] is None
+    assert chain.links()[IMAGE_COMMIT]["found"] == "unknown"
+
+
+def test_another_path_of_the_root_alone_is_a_warning(chain: Chain) -> None:
+    chain.facts["root"] = "nas:/volume1/pi / nfs4 rw 0 0"
+    assert chain.broken() == []
+    assert chain.broken("warning") == ["the board's root is the exported tree"]
+
+
+def test_a_layer_that_is_gone_leaves_it_open(chain: Chain) -> None:
+    (chain.root / "libqpu.tar").unlink()
+    assert chain.links()[HOLDS_LIBQPU]["holds"] is None
+    assert "is gone" in chain.links()[HOLDS_LIBQPU]["found"]
+    assert chain.broken() == []
+
+
+def test_another_commit_alone_is_a_warning(chain: Chain) -> None:
+    tests = {"commit": OTHER, "dirty": False}
+    assert chain.broken(source=tests) == []
+    assert chain.broken("warning", tests) == [IMAGE_COMMIT, TREE_COMMIT]
+    link = chain.links(tests)[IMAGE_COMMIT]
+    assert (link["expected"], link["found"]) == (OTHER, COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("tests", "build", "found"),
+    [
+        ({**CLEAN, "dirty": True}, CLEAN, COMMIT),
+        (CLEAN, {**CLEAN, "dirty": True}, f"{COMMIT} with uncommitted changes"),
+        ({**CLEAN, "dirty": True}, {**CLEAN, "dirty": True}, f"{COMMIT} with uncommitted changes, perhaps others"),
+    ],
+)
+def test_uncommitted_changes_are_not_of_the_commit(
+    chain: Chain, tests: Mapping[str, Any], build: Mapping[str, Any], found: str
+) -> None:
+    chain.system(IMAGE, build)
+    chain.exported(source=build)
+    assert chain.broken("warning", tests) == [IMAGE_COMMIT, TREE_COMMIT]
+    assert chain.links(tests)[TREE_COMMIT]["found"] == found
+
+
+def test_outside_a_checkout_the_commit_is_unknown(chain: Chain) -> None:
+    tests: dict[str, Any] = {"commit": "", "dirty": None, "changes": [], "reason": "no checkout"}
+    assert chain.links(tests)[IMAGE_COMMIT]["holds"] is None
+    assert chain.links(tests)[IMAGE_COMMIT]["expected"] == "unknown"
+    assert chain.broken("warning", tests) == []
+
+
+def test_the_document_tells_the_commit_of_the_build(chain: Chain) -> None:
+    document = chain.document()
+    assert document["image"]["source"] == CLEAN
+    assert document["image"]["left_out"] == []
+    assert document["rootfs"]["source"] == CLEAN
+    assert {step["step"]: step["source"] for step in document["steps"]}["system"] == CLEAN
+    assert json.loads(json.dumps(document)) == document
+
+
+TORCH: dict[str, Any] = {"name": "torch-2.6.0-cp313-cp313-linux_armv7l.whl", "size": 5, "sha256": "c" * 64}
+EXTENSION: dict[str, Any] = {
+    "name": "pitorch_qpu_ops-0.1.0-cp313-cp313-linux_armv7l.whl",
+    "size": 6,
+    "sha256": "d" * 64,
+}
+
+
+def built_wheel(chain: Chain, content: str) -> Artefact:
+    """The extension was built, and lies in the build folder."""
+    path = chain.root / EXTENSION["name"]
+    path.write_text(content)
+    made = Artefact.of(path)
+    facts = {"wheel": path.name}
+    Manifest(step="qpu-ops", key="k", inputs={}, artefacts=(made,), facts=facts).write(
+        chain.root / f"qpu-ops{MANIFEST_SUFFIX}"
+    )
+    return made
+
+
+def test_the_wheels_are_those_of_the_image_that_was_tested(chain: Chain) -> None:
+    """Whatever was built since, and lies in the build folder now."""
+    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
+    chain.exported()
+    chain.system(NEWER, wheels=[])
+    built_wheel(chain, "newer")
+    document = chain.document()
+    assert document["wheels"] == [EXTENSION, TORCH]
+    assert document["wheels_unknown"] == ""
+
+
+def test_a_wheel_that_was_deployed_takes_the_place_of_the_images(chain: Chain) -> None:
+    deployed = {**EXTENSION, "sha256": "e" * 64}
+    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
+    chain.exported(deployed=[{"layer": "libqpu.tar"}, {"layer": "qpu-ops-site.tar", "wheel": deployed}])
+    assert chain.document()["wheels"] == [deployed, TORCH]
+    assert chain.document()["wheels_unknown"] == ""
+    chain.exported(deployed=[{"layer": "qpu-ops-site.tar"}])
+    assert chain.document()["wheels"] == [TORCH]
+    assert "was deployed before" in chain.document()["wheels_unknown"]
+
+
+def test_wheels_of_an_image_from_elsewhere_are_unknown(chain: Chain) -> None:
+    """A pulled one, beside an image and a wheel that were built here."""
+    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
+    built_wheel(chain, "of this machine")
+    chain.exported(NEWER)
+    assert chain.document()["wheels"] == []
+    assert "was not built here" in chain.document()["wheels_unknown"]
+    chain.exported(NEWER, deployed=[{"layer": "qpu-ops-site.tar", "wheel": EXTENSION}])
+    assert chain.document()["wheels"] == [EXTENSION]
+    assert "was not built here" in chain.document()["wheels_unknown"]
+    chain.exported(IMAGE)
+    assert chain.document()["wheels"] == [EXTENSION, TORCH]
+    chain.system(IMAGE)
+    chain.exported(IMAGE)
+    assert "before wheels were noted" in chain.document()["wheels_unknown"]
+    chain.layout.manifest.unlink()
+    assert chain.document()["wheels"] == []
+    assert "no image is known" in chain.document()["wheels_unknown"]
+
+
+def test_an_image_notes_the_wheels_that_it_is_made_of(chain: Chain, tmp_path: Path) -> None:
+    extension = built_wheel(chain, "extension")
+    noted = {"name": extension.path.name, "size": extension.size, "sha256": extension.sha256}
+    found = Manifest.read(chain.root / f"qpu-ops{MANIFEST_SUFFIX}")
+    assert found is not None
+    (tmp_path / TORCH["name"]).write_text("torch")
+    torch = {"wheel": str(tmp_path / TORCH["name"]), "sha256": TORCH["sha256"]}
+    ffi = {"wheel": "apache_tvm_ffi-0.1-cp313-cp313-linux_armv7l.whl", "size": 7, "sha256": "f" * 64}
+    others = {"torch": torch, "tvm-ffi": ffi, "libqpu": {"library": "libqpu"}}
+    needs = {name: Manifest(step=name, key="k", inputs={}, facts=facts) for name, facts in others.items()}
+    ffi_noted = {"name": ffi["wheel"], "size": 7, "sha256": "f" * 64}
+    assert wheels_in({**needs, "qpu-ops": found}) == [ffi_noted, noted, TORCH]
+    without = {name: dataclasses.replace(made, facts={"wheel": ""}) for name, made in needs.items()}
+    assert wheels_in(without) == []
+
+
+def git(folder: Path, *words: str) -> str:
+    """Git in a folder, whatever the caller's settings are."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    identity = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *identity, *words], cwd=folder, env=kept, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_the_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    # Folders above are no checkout of ours, wherever the tests keep their files.
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    folder = tmp_path / "checkout"
+    (folder / "below").mkdir(parents=True)
+    outside = checkout.state(folder)
+    assert (outside["commit"], outside["dirty"]) == ("", None)
+    assert outside["reason"]
+    assert checkout.origin(folder) == {}
+    assert checkout.described(outside) == "unknown"
+    git(folder, "init", "--quiet")
+    assert checkout.state(folder)["commit"] == "", "there is no commit yet"
+    (folder / "file").write_text("1")
+    git(folder, "add", "file")
+    git(folder, "commit", "--quiet", "--message=m")
+    commit = git(folder, "rev-parse", "HEAD")
+    assert checkout.state(folder) == {"commit": commit, "dirty": False, "changes": []}
+    assert checkout.origin(folder) == {"commit": commit, "dirty": False}
+    (folder / "file").write_text("2")
+    assert checkout.origin(folder) == {"commit": commit, "dirty": True}
+    assert checkout.described(checkout.origin(folder)) == f"{commit} with uncommitted changes"
+    assert "file" in checkout.state(folder)["changes"][0]
+    assert checkout.origin(folder / "below") == {}, "unpacked inside somebody else's checkout"
+
+
+def test_every_step_notes_the_commit_and_a_new_one_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(needs: Mapping[str, Manifest]) -> Made:
+        (tmp_path / "out.txt").write_text("same")
+        return Made((tmp_path / "out.txt",))
+
+    steps = (
+        Step(name="one", title="one", inputs={"a": "1"}, action=write),
+        Step(name="two", title="two", inputs={}, needs=("one",), action=write),
+    )
+    pipeline = Pipeline(tmp_path, steps)
+    monkeypatch.setattr(checkout, "origin", lambda: CLEAN)
+    first = pipeline.execute(pipeline.plan())
+    assert [item.source for item in first] == [CLEAN, CLEAN]
+    monkeypatch.setattr(checkout, "origin", lambda: {"commit": OTHER, "dirty": True})
+    assert [item.reason for item in pipeline.plan() if item.runs] == []
+    again = pipeline.execute(pipeline.plan(force=frozenset({"one"})))
+    assert [item.source["commit"] for item in again] == [OTHER, COMMIT], "the second was not woken"
+    assert again[0].key == first[0].key == key_of("one", {"a": "1"})
+
+
+def source(suite: str, *architectures: str) -> Source:
+    pocket = Pocket(name=suite.partition("-")[2] or "main", suite=suite, mirror="main")
+    return Source(
+        pocket, "http://mirror.example/debian", ("main",), Path("/k.gpg"), architectures or ("amd64", "armhf")
+    )
+
+
+def mirror_of(*sources: Source) -> Manifest:
+    facts = {"indices": {}, "sources": [_source_record(item) for item in sources]}
+    return Manifest(step="mirror", key="k", inputs={}, facts=facts)
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> Flow:
+    made = Flow(load_config({"build": {"folder": str(tmp_path)}}))
+    made.sources = (
+        source("trixie"),
+        source("trixie-updates"),
+        source("trixie-security"),
+        source("sid", "amd64"),
+    )
+    return made
+
+
+def test_pockets_of_the_target_that_did_not_verify_are_left_out(flow: Flow) -> None:
+    assert flow.left_out(mirror_of(*flow.sources)) == []
+    assert flow.left_out(mirror_of(source("trixie"), source("trixie-updates"))) == ["trixie-security"]
+    assert flow.left_out(mirror_of(*flow.sources[:3])) == [], "what is for this PC alone is not in the image"
+
+
+def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
+    facts = {
+        "rootfs": {"image": IMAGE, "reference": "r", "size": 1, **rootfs},
+        "libqpu": {"library": "libqpu"},
+        "torch": {"version": "2.6.0"},
+    }
+    return {name: Manifest(step=name, key="k", inputs={}, facts=found) for name, found in facts.items()}
+
+
+def test_the_image_is_labelled_with_what_was_left_out() -> None:
+    def labels(**rootfs: Any) -> dict[str, str]:
+        return composed.labels(load_config({}).image, needs_of_the_image(**rootfs))
+
+    assert json.loads(labels(left_out=["trixie-security"])[LEFT_OUT]) == ["trixie-security"]
+    assert labels(left_out=[])[LEFT_OUT] == "[]"
+    text = render(IMAGE, [], labels=labels(left_out=["trixie-security"]), bootable=True)
+    assert f"{LEFT_OUT}=" + r'"[\"trixie-security\"]"' in [line.strip(" \\") for line in text.splitlines()]
+    assert text.count("LABEL ") == 1, "the engine makes a container for each"
+    assert LEFT_OUT not in labels(), "of a root from before it was noted nobody knows"
+
+
+def test_the_image_is_made_anew_by_another_set_of_pockets_and_by_nothing_else() -> None:
+    one, same = (needs_of_the_image(left_out=["trixie-security"])["rootfs"] for _ in range(2))
+    worded_otherwise = dataclasses.replace(same, warnings=("another sentence about the same pocket",))
+    assert worded_otherwise.product == one.product
+    assert needs_of_the_image(left_out=[])["rootfs"].product != one.product
+
+
+@pytest.mark.parametrize(
+    ("label", "left_out"),
+    [('["trixie-security"]', ["trixie-security"]), ("[]", []), ("torn [", None), ('"text"', None), (None, None)],
+)
+def test_the_export_keeps_what_the_image_says_was_left_out(
+    chain: Chain, label: str | None, left_out: list[str] | None
+) -> None:
+    labels = {} if label is None else {LEFT_OUT: label}
+    image = unpack.SourceImage(reference="r", id=IMAGE, digests=(), size=1, layers=(), labels=labels)
+    origin = export.origin_of(chain.config, image)
+    assert origin.get("left_out") == left_out
+    warnings = export.left_out_warnings(origin)
+    assert len(warnings) == len(left_out or ())
+    assert all("trixie-security" in text and "updates are missing" in text for text in warnings)
+    assert (origin["built_image"], origin["image_source"]) == (IMAGE, CLEAN)

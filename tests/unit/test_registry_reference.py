@@ -1,0 +1,338 @@
+"""Image references, and an engine's words about a registry: what needs no registry at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from typing import Any
+
+import pytest
+import requests
+import urllib3.exceptions
+
+from registry import distribution, transfer
+from registry.credentials import Credentials
+from registry.reference import Reference, resolve
+from toolchain.config import Config, load_config
+from toolchain.errors import (
+    DiskFull,
+    PlatformMismatch,
+    ReferenceInvalid,
+    ReferenceNotFound,
+    RegistryBroke,
+    RegistryConnectionRefused,
+    RegistryFailed,
+    RegistryFull,
+    RegistryHostUnknown,
+    RegistryRefused,
+    RegistryUnreachable,
+    RegistryUntrusted,
+)
+
+HERE = Reference(host="r.example:5000", repository="pitorch/system", tag="trixie-armhf")
+
+
+def test_the_configuration_names_the_reference() -> None:
+    assert str(resolve(Config())) == "127.0.0.1:5000/pitorch/system:trixie-armhf"
+
+
+@pytest.mark.parametrize(
+    ("registry", "tag", "expected"),
+    [
+        ("registry.example.com/group", None, "registry.example.com/group/system:trixie-armhf"),
+        ("registry.example.com/group/", None, "registry.example.com/group/system:trixie-armhf"),
+        ("registry.example.com:8443/a/b", "1.0", "registry.example.com:8443/a/b/system:1.0"),
+        ("localhost/a", None, "localhost/a/system:trixie-armhf"),
+        ("127.0.0.1:5000", "T", "127.0.0.1:5000/pitorch/system:T"),
+        ("[::1]:5000/a", None, "[::1]:5000/a/system:trixie-armhf"),
+        ("docker.io/somebody", None, "docker.io/somebody/system:trixie-armhf"),
+        ("r.example:65535/a__b/c--d/e.f", "_" + 127 * "x", "r.example:65535/a__b/c--d/e.f/system:_" + 127 * "x"),
+    ],
+)
+def test_options_override_the_configuration(registry: str, tag: str | None, expected: str) -> None:
+    assert str(resolve(Config(), registry=registry, tag=tag)) == expected
+
+
+def test_the_names_of_the_course_project_can_be_reached() -> None:
+    config = load_config({"registry": {"repository": "myrasp"}})
+    found = resolve(config, registry="registry.cn-hangzhou.aliyuncs.com/ja1zhou", tag="torch")
+    assert str(found) == "registry.cn-hangzhou.aliyuncs.com/ja1zhou/myrasp:torch"
+
+
+def test_docker_hub_is_asked_at_its_own_host() -> None:
+    assert resolve(Config(), registry="docker.io/somebody").api_host == "registry-1.docker.io"
+    assert HERE.api_host == "r.example:5000"
+
+
+@pytest.mark.parametrize(
+    ("registry", "tag", "words"),
+    [
+        ("https://r.example/a", None, "without a scheme"),
+        ("r.example/Upper", None, "lower case"),
+        ("r.example/a b", None, "cannot be a repository"),
+        ("r.example/a//b", None, "cannot be a repository"),
+        ("r.example/a:tag", None, "give the tag with --tag"),
+        ("r.example/a@sha256", None, "give the tag with --tag"),
+        ("r.example/.a", None, "cannot be a repository"),
+        ("r.example/a___b", None, "cannot be a repository"),
+        ("me:word@r.example/a", None, "no user or password"),
+        ("", None, "not a registry's address"),
+        ("/a", None, "not a registry's address"),
+        ("r.example:0/a", None, "not a registry's address"),
+        ("r.example:65536/a", None, "not a registry's address"),
+        ("r.example:port/a", None, "not a registry's address"),
+        ("-r.example/a", None, "not a registry's address"),
+        ("r_x.example/a", None, "not a registry's address"),
+        ("somebody/a", None, "Docker Hub"),
+        ("r.example/" + 250 * "a", None, "too long"),
+        ("r.example/a", "", "cannot be a tag"),
+        ("r.example/a", "a b", "cannot be a tag"),
+        ("r.example/a", ".a", "cannot be a tag"),
+        ("r.example/a", 129 * "x", "cannot be a tag"),
+        ("r.example/a", "ü", "cannot be a tag"),
+    ],
+)
+def test_a_bad_reference_is_refused_with_its_fix(registry: str, tag: str | None, words: str) -> None:
+    with pytest.raises(ReferenceInvalid) as caught:
+        resolve(Config(), registry=registry, tag=tag)
+    assert words in str(caught.value)
+    assert caught.value.fix
+    assert caught.value.exit_code == 33
+
+
+def test_a_password_in_the_address_is_not_repeated() -> None:
+    with pytest.raises(ReferenceInvalid) as caught:
+        resolve(Config(), registry="me:word@r.example/a")
+    assert "word@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        # As dockerd 20.10.24 says it.
+        ("no basic auth credentials", RegistryRefused),
+        ("unauthorized: authentication required", RegistryRefused),
+        ('Head "http://r.example:5000/v2/a/manifests/t": no basic auth credentials', RegistryRefused),
+        (
+            'Get "https://r.example:5000/v2/": dial tcp 10.0.0.1:5000: connect: connection refused',
+            RegistryConnectionRefused,
+        ),
+        ('Get "https://r.example/v2/": dial tcp: lookup r.example on 10.0.0.53:53: no such host', RegistryHostUnknown),
+        ("dial tcp: lookup r.example on 10.0.0.53:53: read: connection refused", RegistryUnreachable),
+        ('Get "https://r.example/v2/": net/http: TLS handshake timeout', RegistryUnreachable),
+        ('Get "https://r.example/v2/": x509: certificate signed by unknown authority', RegistryUntrusted),
+        ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', RegistryUntrusted),
+        ("An image does not exist locally with the tag: r.example/a", ReferenceNotFound),
+        ("manifest for r.example/a:t not found: manifest unknown: manifest unknown", ReferenceNotFound),
+        ("invalid reference format: repository name must be lowercase", ReferenceInvalid),
+        ("no matching manifest for linux/arm/v7 in the manifest list entries", PlatformMismatch),
+        ("received unexpected HTTP status: 500 Internal Server Error", RegistryBroke),
+        ('Put "http://127.0.0.1:5000/v2/a/manifests/x": EOF', RegistryBroke),
+        (
+            "failed to register layer: Error processing tar file(exit status 1): write /data: no space left on device",
+            DiskFull,
+        ),
+        # As later engines and other registries say it.
+        (
+            "error from registry: failed to authorize: failed to fetch anonymous token: unexpected status from GET "
+            "request to https://auth.example/token: 401 Unauthorized",
+            RegistryRefused,
+        ),
+        (
+            'failed to do request: Head "https://r.example/v2/a/blobs/sha256:0": dial tcp 10.0.0.1:443: connect: '
+            "connection refused",
+            RegistryConnectionRefused,
+        ),
+        (
+            'Get "https://r.example/v2/": tls: failed to verify certificate: x509: certificate signed by unknown '
+            "authority",
+            RegistryUntrusted,
+        ),
+        ("failed to resolve reference: r.example/a:t: not found: manifest unknown", ReferenceNotFound),
+        (
+            "no matching manifest for linux/arm/v7 in the manifest list entries: no match for platform in manifest: "
+            "not found",
+            PlatformMismatch,
+        ),
+        ("unknown: unknown error", RegistryBroke),
+        ("denied: requested access to the resource is denied", RegistryRefused),
+        (
+            "denied: adding 53.0 MiB of storage resource, which when updated to current usage of 4.9 GiB will exceed "
+            "the configured upper limit of 5.0 GiB.",
+            RegistryFull,
+        ),
+        ("write tcp 127.0.0.1:1->127.0.0.1:2: write: connection reset by peer", RegistryBroke),
+        ("something nobody has seen before", RegistryFailed),
+    ],
+)
+def test_an_engines_words_become_the_error_that_fits(message: str, kind: type[Exception]) -> None:
+    fault = transfer.explain(message, HERE, None)
+    assert type(fault) is kind
+    assert fault.fix
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ('Put "http://127.0.0.1:44013/v2/denied/eof/manifests/quota": EOF', RegistryBroke),
+        ("Put http://127.0.0.1:44013/v2/denied/eof/manifests/quota: EOF", RegistryBroke),
+        ("read tcp 127.0.0.1:54012->127.0.0.1:44013: read: connection reset by peer", RegistryBroke),
+        ("read tcp [::1]:401->[::1]:44013: use of closed network connection", RegistryBroke),
+        ("write tcp 127.0.0.1:44013: broken pipe, layer sha256:1401" + 60 * "0", RegistryBroke),
+        ("layer 4010aaaabbbb: 24010401-0401-0401-0401-000000000401: unexpected EOF", RegistryBroke),
+        ("manifest for 127.0.0.1:44013/denied/eof:quota not found: manifest unknown", ReferenceNotFound),
+        ("An image does not exist locally with the tag: 127.0.0.1:44013/denied/eof", ReferenceNotFound),
+        ("dial tcp 127.0.0.1:44013: connect: no route to host", RegistryUnreachable),
+        ("127.0.0.1:44013/denied/eof:quota: something nobody has seen before", RegistryFailed),
+        ('Head "http://127.0.0.1:44013/v2/denied/eof/manifests/quota": no basic auth credentials', RegistryRefused),
+        ("unexpected status from PUT request to http://127.0.0.1:44013/v2/: 401", RegistryRefused),
+    ],
+)
+def test_what_a_registry_or_an_image_is_called_says_nothing_of_a_fault(message: str, kind: type[Exception]) -> None:
+    called = Reference(host="127.0.0.1:44013", repository="denied/eof", tag="quota")
+    assert type(transfer.explain(message, called, None)) is kind
+
+
+def test_a_long_message_is_judged_whole_and_shown_with_its_end() -> None:
+    message = (
+        'failed commit on ref "layer-sha256:0": failed to do request: Put "http://r.example:5000/v2/a/blobs/uploads/1'
+        f'?_state={500 * "x"}&digest=sha256%3A0": {300 * "y"} write: connection reset by peer'
+    )
+    fault = transfer.explain(message, HERE, None)
+    assert isinstance(fault, RegistryBroke)
+    assert fault.found.endswith("connection reset by peer")
+    assert len(fault.found) < 320
+    assert "xxx" not in fault.found
+
+
+def test_a_quota_is_a_full_registry_and_a_reset_is_worth_another_try() -> None:
+    quota = transfer.explain("denied: will exceed the configured upper limit", HERE, None)
+    assert isinstance(quota, RegistryFull)
+    assert isinstance(transfer.explain("connection reset by peer", HERE, None), RegistryBroke)
+    raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
+    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "worth another try"
+    assert not isinstance(transfer.explain("who knows", HERE, None), RegistryBroke)
+
+
+def test_credentials_keep_their_secret_out_of_repr() -> None:
+    known = Credentials(user="me", password="hidden-1", identity_token="hidden-2", source="a test")
+    assert "me" in repr(known)
+    assert "hidden" not in repr(known)
+    assert "hidden" not in str(transfer.explain("unauthorized", HERE, known))
+
+
+def test_a_stream_that_ends_in_an_error_raises_it_with_its_words() -> None:
+    events: list[dict[str, Any]] = [
+        {"status": "The push refers to repository [r.example/a]"},
+        {"status": "Pushing", "progressDetail": {"current": 1, "total": 2}, "id": "a"},
+        {"errorDetail": {"message": "unauthorized: no"}, "error": "unauthorized: no"},
+    ]
+    with pytest.raises(transfer.EngineReported, match="unauthorized: no"):
+        transfer.Transfer("test").follow(events)
+
+
+def test_a_stream_tells_digest_and_layers_and_counts_over_attempts() -> None:
+    digest = "sha256:" + 64 * "a"
+    waits: list[int] = []
+    shown = transfer.Transfer("test", lambda: waits.append(1))
+    with pytest.raises(transfer.EngineReported):
+        shown.follow(
+            [
+                {"status": "Pushed", "progressDetail": {}, "id": "one"},
+                {"status": "Retrying in 2 seconds", "progressDetail": {}, "id": "two"},
+                {"status": "Retrying in 1 second", "progressDetail": {}, "id": "two"},
+                {"status": "Pushing", "progressDetail": {"current": 5, "total": 9}, "id": "two"},
+                {"status": "Retrying in 3 seconds", "progressDetail": {}, "id": "two"},
+                {"error": "EOF"},
+            ]
+        )
+    assert len(waits) == 2, "once for each wait, not for each second of it"
+    assert shown.digest == ""
+    shown.follow(
+        [
+            {"status": "Layer already exists", "progressDetail": {}, "id": "one"},
+            {"status": "Pushing", "progressDetail": {"current": 9, "total": 9}, "id": "two"},
+            {"status": "Pushed", "progressDetail": {}, "id": "two"},
+            {"status": f"t: digest: {digest} size: 735"},
+            {"progressDetail": {}, "aux": {"Tag": "t", "Digest": digest, "Size": 735}},
+        ]
+    )
+    assert (shown.digest, shown.moved) == (digest, {"one", "two"})
+
+
+def test_insecure_hosts_are_those_that_the_engine_names() -> None:
+    info = {
+        "RegistryConfig": {
+            "InsecureRegistryCIDRs": ["::1/128", "127.0.0.0/8"],
+            "IndexConfigs": {"docker.io": {"Secure": True}, "plain.example:80": {"Secure": False}},
+        }
+    }
+    for host in ("127.0.0.1", "127.9.9.9:5000", "localhost:5000", "[::1]:5000", "plain.example:80"):
+        assert distribution.is_insecure(host, info), host
+    for host in ("docker.io", "192.0.2.1:5000", "nosuch.invalid"):
+        assert not distribution.is_insecure(host, info), host
+
+
+def test_a_failed_request_is_told_apart_by_its_innermost_cause() -> None:
+    refused = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionRefusedError(111, "refused")))
+    assert type(distribution.explain(refused, "h")) is RegistryConnectionRefused
+    late = requests.ConnectTimeout(urllib3.exceptions.ConnectTimeoutError("x", "timed out"))
+    assert type(distribution.explain(late, "h")) is RegistryUnreachable
+    unknown = requests.ConnectionError(socket.gaierror(-2, "Name or service not known"))
+    assert type(distribution.explain(unknown, "h")) is RegistryHostUnknown
+    socks = distribution.explain(requests.exceptions.InvalidSchema("Missing dependencies for SOCKS support."), "h:1")
+    assert type(socks) is RegistryUnreachable
+    assert "PySocks" in socks.fix
+    reset = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionResetError(104, "reset by peer")))
+    assert isinstance(distribution.explain(reset, "h"), RegistryBroke)
+    bad = requests.exceptions.SSLError(ssl.SSLCertVerificationError(1, "certificate verify failed"))
+    assert isinstance(distribution.explain(bad, "h"), RegistryUntrusted)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("[SSL: TLSV1_ALERT_PROTOCOL_VERSION] tlsv1 alert protocol version", RegistryUntrusted),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", RegistryUntrusted),
+        ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol", RegistryBroke),
+    ],
+)
+def test_an_address_with_telling_letters_says_nothing_of_a_fault(said: str, kind: type[Exception]) -> None:
+    """The state of an upload is random letters and digits; these came along."""
+    pool = urllib3.HTTPConnectionPool("h")
+    address = "/v2/a/blobs/uploads/1?_state=EOF"
+    fault = urllib3.exceptions.MaxRetryError(pool, address, urllib3.exceptions.SSLError(ssl.SSLError(1, said)))
+    assert "EOF" in str(fault)
+    found = distribution.explain(requests.exceptions.SSLError(fault), "h")
+    assert type(found) is kind
+    assert ("plain HTTP" in found.found) is ("WRONG_VERSION" in said)
+
+
+@pytest.mark.parametrize(
+    ("detail", "full"),
+    [
+        (
+            {"DriverName": "filesystem", "Enclosed": {"Op": "mkdir", "Path": "/quota/my/quota/_uploads", "Err": 28}},
+            True,
+        ),
+        (
+            {"DriverName": "filesystem", "Enclosed": {"Op": "mkdir", "Path": "/quota/my/quota/_uploads", "Err": 13}},
+            False,
+        ),
+        ({"DriverName": "filesystem", "Enclosed": {"Op": "mkdir", "Path": "/srv", "Err": 280}}, False),
+        ({"name": "my/quota", "reason": "no writer"}, False),
+        ({"name": "my/quota", "reason": "the quota of the project is used up"}, True),
+        ("write: no space left on device", True),
+        ("Insufficient storage", True),
+    ],
+)
+def test_what_a_repository_is_called_does_not_make_a_registry_full(detail: object, full: bool) -> None:
+    answer = json.dumps({"errors": [{"code": "UNKNOWN", "message": "unknown error", "detail": detail}]})
+    assert distribution._tells_of_no_room(answer, "my/quota") is full
+
+
+def test_the_platforms_of_an_index_are_named_when_ours_is_not_among_them() -> None:
+    entries = [{"digest": "sha256:1", "platform": {"os": "linux", "architecture": "arm64"}}]
+    with pytest.raises(PlatformMismatch, match="linux/arm64"):
+        distribution._choose(json.loads(json.dumps({"manifests": entries})), "linux/arm/v7", HERE)

@@ -1,0 +1,662 @@
+"""The package index for the board's pip: real requests by a real pip, and what must never be handed out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import http.server
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from test_torch_wheel import a_wheel
+from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
+
+from recipes import recipe
+from recipes.torch import provenance, resolve
+from recipes.tvm_ffi import kept as tvm_ffi
+from toolchain import progress
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed, UserError
+from toolchain.ports import free_port
+from wheels import artefacts
+from wheels import index as serve_wheels
+from wheels.index import Offer
+
+TORCH = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
+
+
+@pytest.fixture
+def wheelhouse(tmp_path: Path) -> Path:
+    """Two wheels, and much that must not be served."""
+    folder = tmp_path / "wheelhouse"
+    make_wheel(folder, {"thing.py": "x = 1\n", "blob": os.urandom(300_000)}, tag="py3-none-any", purelib=True)
+    make_wheel(folder, {"torch.py": "x = 1\n"}, name="torch", version="2.6.0")
+    make_wheel(folder / "replaced", name="old", tag="py3-none-any")
+    (folder / "README.md").write_text("not a wheel")
+    (folder / "thing-1.0.tar.gz").write_text("not a wheel either")
+    (folder / "no.whl").write_text("no wheel's name")
+    (tmp_path / "secret-1.0-py3-none-any.whl").write_text("beside the wheelhouse")
+    (folder / "secret-1.0-py3-none-any.whl").symlink_to(tmp_path / "secret-1.0-py3-none-any.whl")
+    return folder
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(progress, "say", lines.append)
+    return lines
+
+
+def those_in(*folders: Path) -> Callable[[], Mapping[str, Path]]:
+    return functools.partial(serve_wheels.wheels_in, folders)
+
+
+@pytest.fixture
+def index(wheelhouse: Path, said: list[str]) -> Iterator[str]:
+    """The index's root URL."""
+    with serve_wheels.running_index(those_in(wheelhouse)) as (url, _):
+        yield url.removesuffix("/simple/")
+
+
+def get(url: str, method: str = "GET", **options: object) -> requests.Response:
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.request(method, url, timeout=30, **options)  # type: ignore[arg-type]
+
+
+def raw(index: str, target: str, method: str = "GET") -> bytes:
+    """The answer to a request whose path is sent as it stands: no client tidies it up."""
+    host, _, port = index.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"{method} {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        parts = []
+        while block := connection.recv(1 << 16):
+            parts.append(block)
+    return b"".join(parts)
+
+
+def wait_until(told: Callable[[], bool]) -> None:
+    """Requests are told when they have ended, which the client knows a little earlier."""
+    for _ in range(400):
+        if told():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("not told in 20 s")
+
+
+def wait_for(said: list[str], count: int) -> None:
+    wait_until(lambda: len(said) >= count)
+
+
+def config_for(tmp_path: Path, wheelhouse: Path, **wheels: object) -> Config:
+    return load_config(
+        {
+            "build": {"folder": str(tmp_path / "build")},
+            "torch": {"wheelhouse": [str(wheelhouse)]},
+            "wheels": {"address": "127.0.0.1", "port": free_port(), **wheels},
+        }
+    )
+
+
+def test_the_index_lists_wheels_with_their_sha256(index: str, wheelhouse: Path) -> None:
+    page = get(f"{index}/simple/").text
+    assert re.findall(r'href="([^"]+)"', page) == ["/simple/thing/", "/simple/torch/"], "and nothing else"
+    answer = get(f"{index}/simple/thing/")
+    (link,) = re.findall(r'href="([^"]+)"', answer.text)
+    path, _, digest = link.partition("#sha256=")
+    wheel = wheelhouse / "thing-1.0-py3-none-any.whl"
+    assert digest == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert requests.compat.urljoin(answer.url, path) == f"{index}/packages/{wheel.name}"
+    assert get(f"{index}/packages/{wheel.name}").content == wheel.read_bytes()
+
+
+def test_names_are_normalised_as_pep_503_says(index: str, wheelhouse: Path) -> None:
+    assert get(f"{index}/simple/Torch/").url == f"{index}/simple/torch/"
+    assert get(f"{index}/simple/nothing/").status_code == 404
+    make_wheel(wheelhouse, name="foo_Bar.baz", tag="py3-none-any")
+    for name in ("foo-bar-baz", "Foo_Bar.baz", "foo--bar__BAZ", "foo.bar.baz"):
+        answer = get(f"{index}/simple/{name}/")
+        assert (answer.status_code, answer.url) == (200, f"{index}/simple/foo-bar-baz/"), name
+        assert "foo_Bar.baz-1.0-py3-none-any.whl" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "led_to"),
+    [
+        ("/simple", 308, "/simple/"),
+        ("/simple/thing", 308, "/simple/thing/"),
+        ("/simple/Thing", 308, "/simple/Thing/"),
+        ("/simple/Thing/", 301, "/simple/thing/"),
+        ("/simple/Nothing.At_All/", 301, "/simple/nothing-at-all/"),
+    ],
+)
+def test_addresses_that_differ_from_pep_503s_lead_to_them(index: str, asked: str, code: int, led_to: str) -> None:
+    answer = get(f"{index}{asked}", allow_redirects=False)
+    assert answer.status_code == code
+    assert requests.compat.urljoin(answer.url, answer.headers["Location"]) == f"{index}{led_to}"
+
+
+def test_a_wheel_that_is_put_there_later_is_served(index: str, wheelhouse: Path) -> None:
+    make_wheel(wheelhouse, name="later", tag="py3-none-any")
+    assert "later-1.0" in get(f"{index}/simple/later/").text
+
+
+def test_pip_downloads_and_checks(index: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
+    argv = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps"]
+    argv += ["--no-cache-dir", "--index-url", f"{index}/simple/", "--dest", str(tmp_path / "got"), "thing"]
+    # A proxy of this machine has no business on the loopback.
+    environment |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (tmp_path / "got").iterdir()] == ["thing-1.0-py3-none-any.whl"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "slice_"),
+    [("bytes=0-0", slice(0, 1)), ("bytes=100-199", slice(100, 200)), ("bytes=1000-", slice(1000, None)),
+     ("bytes=-10", slice(-10, None)), ("bytes=100-99999999", slice(100, None))],
+)  # fmt: skip
+def test_ranges(index: str, wheelhouse: Path, asked: str, slice_: slice) -> None:
+    whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked})
+    assert answer.status_code == 206
+    assert answer.content == whole[slice_]
+    first = (slice_.start or 0) % len(whole)
+    assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
+
+
+@pytest.mark.parametrize("asked", ["items=0-1", "bytes=0-1,4-5", "bytes=0-1, 4-", "Bytes=0-,-1", "nonsense", "=", ""])
+def test_of_what_is_no_single_range_of_bytes_the_whole_is_sent(index: str, wheelhouse: Path, asked: str) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked})
+    assert answer.status_code == 200
+    assert "Content-Range" not in answer.headers
+    assert answer.content == (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
+
+
+def test_a_range_counts_for_content_alone(index: str, wheelhouse: Path) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", "HEAD", headers={"Range": "bytes=0-1"})
+    assert answer.status_code == 200
+    assert int(answer.headers["Content-Length"]) == (wheelhouse / "thing-1.0-py3-none-any.whl").stat().st_size
+
+
+@pytest.mark.parametrize("asked", ["bytes=9999999-", "bytes=5-4"])
+def test_a_range_that_the_wheel_does_not_have_is_refused(index: str, asked: str) -> None:
+    assert get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked}).status_code == 416
+
+
+def test_a_download_that_broke_off_goes_on(index: str, wheelhouse: Path) -> None:
+    url = f"{index}/packages/thing-1.0-py3-none-any.whl"
+    whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
+    with contextlib.closing(get(url, stream=True)) as broken:
+        part = next(broken.iter_content(1000))
+    rest = get(url, headers={"Range": f"bytes={len(part)}-"})
+    assert part + rest.content == whole
+
+
+def test_head_sends_no_content(index: str, wheelhouse: Path) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", "HEAD")
+    assert answer.content == b""
+    assert int(answer.headers["Content-Length"]) == (wheelhouse / "thing-1.0-py3-none-any.whl").stat().st_size
+    assert answer.headers["Accept-Ranges"] == "bytes"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/packages/README.md",
+        "/packages/thing-1.0.tar.gz",
+        "/packages/no.whl",
+        "/packages/replaced/old-1.0-py3-none-any.whl",
+        "/packages/secret-1.0-py3-none-any.whl",
+        "/packages/../secret-1.0-py3-none-any.whl",
+        "/packages/..%2fsecret-1.0-py3-none-any.whl",
+        "/packages/%2e%2e/secret-1.0-py3-none-any.whl",
+        "/packages/....//secret-1.0-py3-none-any.whl",
+        "/packages//etc/passwd",
+        "/packages/../../../../../../../../etc/passwd",
+        "/packages/%2e%2e%2f%2e%2e%2f%2e%2e%2f%2e%2e%2f%2e%2e%2f%2e%2e%2fetc/passwd",
+        "/packages/..\\..\\etc\\passwd",
+        "/packages/thing-1.0-py3-none-any.whl%00.txt",
+        "/../../etc/passwd",
+        "/simple/../packages/README.md",
+    ],
+)
+def test_no_path_leads_to_anything_but_a_listed_wheel(index: str, target: str) -> None:
+    answer = raw(index, target)
+    status = int(answer.split(b" ", 2)[1])
+    assert status != 200, answer
+    for secret in (b"beside the wheelhouse", b"not a wheel", b"no wheel's name", b"root:"):
+        assert secret.strip() not in answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(index: str, wheelhouse: Path, method: str) -> None:
+    before = sorted(path.name for path in wheelhouse.iterdir())
+    body = {":action": "file_upload", "name": "evil", "version": "1"}
+    upload = {"content": ("evil-1.0-py3-none-any.whl", b"evil")}
+    assert get(f"{index}/", method, data=body, files=upload).status_code == 405
+    assert (
+        get(f"{index}/", method, data={":action": "remove_pkg", "name": "thing", "version": "1.0"}).status_code == 405
+    )
+    assert sorted(path.name for path in wheelhouse.iterdir()) == before
+
+
+def test_each_request_is_one_line(index: str, said: list[str]) -> None:
+    get(f"{index}/simple/thing/")
+    wait_for(said, 1)  # a line is written when its answer is out: the next request may overtake it
+    get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": "bytes=0-1023"})
+    wait_for(said, 2)
+    raw(index, "/simple/%1b%5b31mred/")
+    wait_for(said, 3)
+    raw(index, "/simple/", "\x1b]0;GET\x07")
+    wait_for(said, 4)
+    assert len(said) == 4
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", said[0])
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", said[1])
+    assert all(line.isprintable() for line in said), "whoever asks cannot write to this terminal"
+    assert r"'\x1b]0;GET\x07' /simple/ 405" in said[3]
+
+
+def damage_metadata(wheel: Path, *, how: int = zipfile.ZIP_DEFLATED) -> None:
+    """Spoil what is packed of a wheel's metadata, and nothing else."""
+    with zipfile.ZipFile(wheel, "w", how) as archive:
+        archive.writestr("thing.py", "x = 1\n")
+        archive.writestr("thing-1.0.dist-info/METADATA", f"Name: thing\nRequires-Python: >=3\n\n{'text ' * 99}")
+    with zipfile.ZipFile(wheel) as archive:
+        member = archive.getinfo("thing-1.0.dist-info/METADATA")
+    content = bytearray(wheel.read_bytes())
+    begin = member.header_offset + 30 + len(member.filename)
+    # Behind LZMA's own head.
+    for place in range(begin + (0 if how == zipfile.ZIP_DEFLATED else 9), begin + member.compress_size):
+        content[place] ^= 0xFF
+    wheel.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_wheel_with_damaged_metadata_keeps_no_other_back(
+    index: str, wheelhouse: Path, said: list[str], how: int
+) -> None:
+    make_wheel(wheelhouse, name="thing", version="2.0", tag="py3-none-any")
+    damage_metadata(wheelhouse / "thing-1.0-py3-none-any.whl", how=how)
+    answer = get(f"{index}/simple/thing/")
+    assert answer.status_code == 200
+    assert re.findall(r">(thing-[^<]+)<", answer.text) == [
+        f"thing-{number}-py3-none-any.whl" for number in ("1.0", "2.0")
+    ]
+    assert "data-requires-python" not in answer.text
+    wait_for(said, 1)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(progress, "warn", lines.append)
+    return lines
+
+
+def test_what_goes_wrong_is_a_warning_and_a_line_and_no_traceback(
+    said: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def offered() -> Mapping[str, Path]:
+        raise ValueError("\x1b[31mnobody expects this")
+
+    with serve_wheels.running_index(offered) as (url, told):
+        answer = get(f"{url}thing/")
+        wait_for(said, 1)
+        assert told.count == 1
+    assert answer.status_code == 500
+    assert "nobody expects" not in answer.text
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 500 \d+ B, \d+\.\d s", said[0])
+    (line,) = warned
+    assert line.startswith("/simple/thing/ cannot be served: ")
+    assert "ValueError: \\x1b[31mnobody expects this" in line
+    assert capfd.readouterr().err == ""
+
+
+def test_a_wheel_that_cannot_be_read_is_told_too(
+    said: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first bytes of a process's memory are nobody's: the kernel answers with a fault of input."""
+    with serve_wheels.running_index(lambda: {TORCH: Path("/proc/self/mem")}) as (url, _):
+        get(url.replace("/simple/", f"/packages/{TORCH}"))
+        wait_for(said, 1)
+    assert f"GET /packages/{TORCH} 200 0 B" in said[0]
+    assert [line for line in warned if "Input/output error" in line]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def large(wheelhouse: Path) -> Path:
+    """A file that no socket's buffers hold; by its name alone it is a wheel."""
+    path = wheelhouse / "large-1.0-py3-none-any.whl"
+    path.write_bytes(bytes(32 << 20))
+    return path
+
+
+def test_a_log_tells_how_far_a_wheel_is(
+    index: str, large: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "console", progress.make_console(file=io.StringIO()))
+    monkeypatch.setattr(progress._LineBar, "_EVERY_S", 0.0)
+    assert get(f"{index}/packages/{large.name}").content == large.read_bytes()
+    wait_until(lambda: any(" 200 " in line for line in said))
+    get(f"{index}/simple/thing/")
+    wait_until(lambda: "/simple/thing/" in said[-1])
+    told = [re.fullmatch(rf" *{re.escape(large.name)}: (\d+) %", line) for line in said[:-2]]
+    shares = [int(found[1]) for found in told if found]
+    assert len(shares) == len(told) > 100, "it is sent in blocks"
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 100)
+    assert re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 32\.0 MiB, \d+\.\d s", said[-2])
+    assert "/simple/thing/ 200" in said[-1], "a page has no bar"
+
+
+def test_a_download_that_broke_off_is_told_with_what_was_sent(index: str, large: Path, said: list[str]) -> None:
+    with contextlib.closing(get(f"{index}/packages/{large.name}", stream=True)) as broken:
+        next(broken.iter_content(1000))
+    wait_for(said, 1)
+    (line,) = said
+    found = re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 ([\d.]+) (B|KiB|MiB) of 32\.0 MiB, .*", line)
+    assert found, line
+    assert float(found[1]) < 32 or found[2] != "MiB"
+
+
+def test_of_two_files_of_one_name_the_first_folders_is_served(tmp_path: Path, said: list[str]) -> None:
+    first, second = (make_wheel(tmp_path / name, {"a.py": f"{name} = 1\n"}) for name in ("one", "two"))
+    with serve_wheels.running_index(those_in(first.parent, second.parent)) as (url, _):
+        page = get(f"{url}thing/").text
+        assert re.findall(r"sha256=([0-9a-f]+)", page) == [hashlib.sha256(first.read_bytes()).hexdigest()]
+        assert get(url.replace("/simple/", f"/packages/{first.name}")).content == first.read_bytes()
+
+
+def test_a_folder_that_is_not_there_is_passed_over(tmp_path: Path, wheelhouse: Path, said: list[str]) -> None:
+    with serve_wheels.running_index(those_in(tmp_path / "none", wheelhouse)) as (url, _):
+        assert get(f"{url}thing/").status_code == 200
+
+
+# --- which torch, and what else lies elsewhere than in the wheelhouse -------------------------------------------------
+
+
+@pytest.fixture
+def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of the repository's wheel, empty."""
+    place = tmp_path / "prebuilt"
+    place.mkdir()
+    monkeypatch.setattr(resolve, "PREBUILT", place)
+    return place
+
+
+def offering(tmp_path: Path, *wheelhouses: Path, **torch: Any) -> Config:
+    folders = [str(folder) for folder in wheelhouses]
+    return load_config({"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": folders, **torch}})
+
+
+def torch_wheel(folder: Path, version: str = "2.6.0", *, python: str = "cp313", content: bytes = b"") -> Path:
+    contents = {"torch/_C.so": content or elf(EM_ARM, flags=HARD)}
+    return make_wheel(folder, contents, name="torch", version=version, tag=f"{python}-{python}-linux_armv7l")
+
+
+def keep(config: Config, folder: Path) -> Path:
+    """Put a torch wheel of the recipe's key into the artefact cache, as pull-artefacts does."""
+    folder.mkdir(exist_ok=True)
+    key = resolve.key(config)
+    whole = provenance.artefact_key(key, {"compiler": "arm-linux-gnueabihf-g++ 14.2.0"})
+    return artefacts.put(config, "torch", whole, a_wheel(folder, key), recipe=key)[-1]
+
+
+def test_a_torch_that_lies_in_the_artefact_cache_alone_is_served(
+    tmp_path: Path, wheelhouse: Path, nothing_kept: Path, said: list[str]
+) -> None:
+    (wheelhouse / TORCH).unlink()
+    config = offering(tmp_path, wheelhouse)
+    offer = Offer(config)
+    assert TORCH not in offer()
+    with serve_wheels.running_index(offer) as (url, _):
+        assert get(f"{url}torch/").status_code == 404
+        kept = keep(config, tmp_path / "made")
+        assert hashlib.sha256(kept.read_bytes()).hexdigest() in get(f"{url}torch/").text, "and at once"
+        assert get(url.replace("/simple/", f"/packages/{TORCH}")).content == kept.read_bytes()
+        assert get(f"{url}thing/").status_code == 200
+    assert offer()[TORCH] == resolve.resolve(config).wheel
+
+
+def test_the_wheelhouses_torch_is_served_where_the_image_takes_it(tmp_path: Path, nothing_kept: Path) -> None:
+    ours = torch_wheel(tmp_path / "house")
+    config = offering(tmp_path, tmp_path / "house")
+    kept = keep(config, tmp_path / "made")
+    assert Offer(config)() == {TORCH: ours}
+    assert Offer(offering(tmp_path, tmp_path / "house", from_source=True))() == {TORCH: kept}
+
+
+def test_a_torch_of_another_key_is_not_served(tmp_path: Path, nothing_kept: Path) -> None:
+    """Neither what build-torch left before the recipe changed, nor the wheel that the repository keeps."""
+    config = offering(tmp_path, tmp_path / "house")
+    resolve.products(config).mkdir(parents=True)
+    for folder in (resolve.products(config), nothing_kept):
+        a_wheel(folder, "0" * 64)
+    offer = Offer(config)
+    assert offer() == {}
+    assert offer.torch.reason.count("of another recipe key") == 2
+    a_wheel(nothing_kept, resolve.key(config))
+    assert offer() == {TORCH: nothing_kept / TORCH}
+    a_wheel(resolve.products(config), resolve.key(config))
+    assert offer() == {TORCH: resolve.products(config) / TORCH}, "the one that the image takes"
+
+
+def test_of_the_torch_wheels_that_fit_the_images_is_served_alone(tmp_path: Path, nothing_kept: Path) -> None:
+    first = torch_wheel(tmp_path / "first", "2.1.0")
+    torch_wheel(tmp_path / "first", "2.0.0")
+    torch_wheel(tmp_path / "second", "2.10.0")
+    other = torch_wheel(tmp_path / "second", "2.11.0", python="cp311")
+    offer = Offer(offering(tmp_path, tmp_path / "first", tmp_path / "second"))
+    assert offer() == {first.name: first, other.name: other}, "pip on the board cannot take what is for another Python"
+    assert [name.split("-")[1] for name in offer.left_out] == ["2.0.0", "2.10.0"]
+    assert serve_wheels._of_torch(offer)[0].endswith(f"the image's torch is {first.name}")
+
+
+def test_a_torch_that_a_link_leads_to_is_the_images_alone(tmp_path: Path, wheelhouse: Path, nothing_kept: Path) -> None:
+    (wheelhouse / TORCH).unlink()
+    elsewhere = torch_wheel(tmp_path / "elsewhere")
+    link = wheelhouse / TORCH
+    link.symlink_to(elsewhere)
+    config = offering(tmp_path, wheelhouse)
+    offer = Offer(config)
+    assert resolve.resolve(config).wheel == link
+    assert list(offer()) == ["thing-1.0-py3-none-any.whl"]
+    (told,) = serve_wheels._of_torch(offer)
+    assert told == f"torch is not served: {link} is a link to elsewhere; put the wheel itself there"
+    with serve_wheels.running_index(offer) as (url, _):
+        assert get(f"{url}torch/").status_code == 404
+        assert get(url.replace("/simple/", f"/packages/{TORCH}")).status_code == 404
+    link.unlink()
+    elsewhere.rename(link)
+    assert offer()[TORCH] == link
+
+
+def test_a_torch_that_is_required_and_not_there_keeps_nothing_else_back(
+    tmp_path: Path, wheelhouse: Path, nothing_kept: Path
+) -> None:
+    for name in (TORCH, "no.whl"):
+        (wheelhouse / name).unlink()
+    offer = Offer(offering(tmp_path, wheelhouse, required=True))
+    assert list(offer()) == ["thing-1.0-py3-none-any.whl"]
+    assert serve_wheels._of_torch(offer) == [f"torch is not served: no torch wheel in {wheelhouse}"]
+
+
+def test_a_damaged_torch_is_an_error_at_the_start_and_a_warning_later(
+    tmp_path: Path, wheelhouse: Path, nothing_kept: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    offer = Offer(offering(tmp_path, wheelhouse))
+    torch_wheel(wheelhouse, "2.7.0", content=elf(EM_X86_64, bits=64))
+    with pytest.raises(PlatformMismatch):
+        Offer(offering(tmp_path, wheelhouse))
+    with serve_wheels.running_index(offer) as (url, _):
+        assert get(f"{url}torch/").status_code == 404
+        assert get(f"{url}thing/").status_code == 200
+        assert len(warned) == 1, "once, not for each request"
+        assert "torch-2.7.0" in warned[0]
+        torch_wheel(wheelhouse, "2.7.0")
+        assert "torch-2.7.0" in get(f"{url}torch/").text
+    assert len(warned) == 1
+
+
+def test_the_kept_wheel_of_tvms_ffi_is_served(tmp_path: Path, nothing_kept: Path) -> None:
+    config = offering(tmp_path, tmp_path / "house")
+    version = recipe.load(tvm_ffi.NAME).settings["version"]
+    content = {"tvm_ffi/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}
+    made = make_wheel(tmp_path, content, name="apache_tvm_ffi", version=version)
+    offer = Offer(config)
+    assert offer() == {}
+    (kept,) = artefacts.put(config, tvm_ffi.NAME, "f" * 64, [made], recipe=tvm_ffi.key(config))
+    assert offer() == {made.name: kept}
+    ours = make_wheel(tmp_path / "house", content, name="apache_tvm_ffi", version=version)
+    assert offer() == {made.name: ours}, "a wheelhouse's is taken first, as by the image"
+    ours.unlink()
+    kept.chmod(0o644)
+    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArtefactDamaged):
+        Offer(config)
+    config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
+    assert Offer(config)() == {}, "there it is the package index's"
+
+
+def test_nothing_to_serve_is_said_with_its_fix(tmp_path: Path, nothing_kept: Path) -> None:
+    with pytest.raises(ArtefactMissing, match="build-wheel") as caught:
+        serve_wheels.serve_wheels(config_for(tmp_path, tmp_path / "empty"))
+    assert caught.value.found == f"no torch wheel in {tmp_path / 'empty'}"
+
+
+@pytest.mark.parametrize("port", [-1, 99999])
+def test_what_is_no_port_is_refused(wheelhouse: Path, port: int) -> None:
+    with (
+        pytest.raises(UserError, match=f"the package index cannot listen on port {port}") as caught,
+        serve_wheels.running_index(those_in(wheelhouse), port=port),
+    ):
+        raise AssertionError("must not start")
+    assert "wheels.port" in caught.value.fix
+
+
+def test_a_taken_port(tmp_path: Path, wheelhouse: Path) -> None:
+    config = config_for(tmp_path, wheelhouse)
+    with socket.create_server(("127.0.0.1", config.wheels.port)), pytest.raises(PortTaken) as caught:
+        serve_wheels.serve_wheels(config)
+    assert caught.value.exit_code == 44
+    assert "wheels.port" in caught.value.fix
+
+
+def test_an_address_of_another_machine(tmp_path: Path, wheelhouse: Path) -> None:
+    with pytest.raises(ServerFailed, match=r"wheels\.address"):
+        serve_wheels.serve_wheels(config_for(tmp_path, wheelhouse, address="192.0.2.1"))
+
+
+def test_what_to_type_names_the_index_and_the_wheels() -> None:
+    lines = serve_wheels.what_to_type("http://192.168.77.1:8080/simple/", ["torch-2.6.0-cp313-cp313-linux_armv7l.whl"])
+    assert "serving 1 wheel at http://192.168.77.1:8080/simple/" in lines[0]
+    typed = [line for line in lines if "pip install" in line]
+    assert (
+        "--index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 --no-deps --ignore-installed torch"
+        in typed[0]
+    )
+    assert "--extra-index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1" in typed[1]
+    assert typed[1].endswith(" torch")
+
+
+@pytest.fixture
+def usual_index(tmp_path: Path) -> Iterator[str]:
+    """The index that the board's pip uses anyway: it has newer source of two packages, which cannot be built here."""
+    for name in ("thing", "needy"):
+        source = tmp_path / "public" / f"{name}-2.0"
+        source.mkdir(parents=True)
+        (source / "setup.py").write_text("raise SystemExit('compiled on the board')\n")
+        (source / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
+        folder = tmp_path / "public" / "simple" / name
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / f"{name}-2.0.tar.gz", "w:gz") as archive:
+            archive.add(source, source.name)
+        (folder / "index.html").write_text(f'<!DOCTYPE html><a href="{name}-2.0.tar.gz">{name}-2.0.tar.gz</a>')
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "public")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_printed_line_prefers_our_wheels_to_newer_source(tmp_path: Path, usual_index: str, said: list[str]) -> None:
+    """Of what is asked for, and of what that requires."""
+    house = tmp_path / "house"
+    make_wheel(house, {"thing.py": "version = 1\n"}, tag="py3-none-any", purelib=True)
+    contents = {"needy.py": "import thing\n"}
+    needy = make_wheel(house, contents, name="needy", tag="py3-none-any", purelib=True, requires="thing")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": usual_index, "NO_PROXY": "*", "no_proxy": "*"}
+    with serve_wheels.running_index(those_in(house)) as (url, _):
+        line = serve_wheels.what_to_type(url, [needy.name])[-1].split()
+        assert line[0] == "~/venv/bin/python"
+        argv = [sys.executable, *line[1:], f"--target={tmp_path / 'installed'}"]
+        without = [word for word in argv if word != "--prefer-binary"]
+        done = [
+            subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
+            for words in (without, argv)
+        ]
+    assert done[0].returncode != 0
+    assert "compiled on the board" in done[0].stdout + done[0].stderr, "what pip does by itself"
+    assert done[1].returncode == 0, done[1].stdout + done[1].stderr
+    assert "Successfully installed needy-1.0 thing-1.0" in done[1].stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_task_ends_cleanly(tmp_path: Path, wheelhouse: Path, number: signal.Signals) -> None:
+    port = free_port()
+    environment = {
+        **os.environ,
+        "INVOKE_BUILD_FOLDER": str(tmp_path / "build"),
+        "INVOKE_TORCH_WHEELHOUSE": str(wheelhouse),
+        "INVOKE_WHEELS_ADDRESS": "127.0.0.1",
+        "INVOKE_WHEELS_PORT": str(port),
+    }
+    argv = [sys.executable, "-m", "toolchain.cli", "serve-wheels"]
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        told = []
+        try:
+            for line in running.stderr:
+                told.append(line)
+                if "usual index" in line:
+                    break
+            url = f"http://127.0.0.1:{port}"
+            assert get(f"{url}/simple/torch/").status_code == 200
+            assert get(f"{url}/packages/{TORCH}", headers={"Range": "bytes=9999999-"}).status_code == 416
+            running.send_signal(number)
+            rest = running.stderr.read()
+            assert running.wait(30) == 0
+        finally:
+            running.kill()
+    assert f"serving 2 wheels at {url}/simple/" in "".join(told)
+    assert "stopping the package index" in rest
+    assert "GET /simple/torch/ 200" in rest
+    assert "Traceback" not in rest
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", port))

@@ -1,0 +1,970 @@
+"""torch's builder without its containers: trees, space, what its programs say; and how a second build is compared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import docker
+import pytest
+from registry_parts import small_disk
+from test_torch_job import FIT, UNFIT, StandIn
+
+from benchmarks import torch_wheel
+from engine.containers import Ran
+from flow import torch_job as job
+from flow import verify
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.torch import build as building
+from recipes.torch import source
+from recipes.torch.remaining import Remaining
+from toolchain import progress
+from toolchain.config import load_config
+from toolchain.errors import (
+    ArtefactMissing,
+    CommandFailed,
+    DiskFull,
+    MemoryExhausted,
+    NotReproducible,
+    RecipeInvalid,
+)
+from toolchain.manifest import Artefact, Manifest
+
+
+def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **torch: object) -> building.Builder:
+    """A builder of the recipe's plan, whose build folder is there."""
+    data, suite = recipe.load("torch"), load_suite("trixie")
+    config = load_config({"build": {"folder": str(folder), "jobs": 2}, "torch": torch})
+    found = source.Source(kind="archive", folder=folder, identity="archive pytorch 1", files={})
+    plan = building.Plan.of(data, config, suite)
+    return kind(cast("docker.DockerClient", None), "image", "sha256:1", plan, found, folder / "logs" / "torch.log")
+
+
+# What it runs: here on this PC, in place of the container.
+
+
+@pytest.fixture
+def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
+    """The environments of what was run, with containers.run_in's way of telling lines and failures."""
+    seen: list[Mapping[str, str]] = []
+
+    def run_in(
+        client: object,
+        image: str,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None],
+        check: bool,
+        fix: str,
+        **_: object,
+    ) -> Ran:
+        del client, image
+        seen.append(environment)
+        done = subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **environment},
+        )
+        *lines, _rest = done.stdout.split("\n")
+        for line in lines:
+            on_line(line)
+        if done.returncode and check:
+            raise CommandFailed("failed", returncode=done.returncode, tail=done.stdout[-4000:], fix=fix)
+        return Ran(done.stdout, 0.0)
+
+    monkeypatch.setattr(building, "run_in", run_in)
+    monkeypatch.setattr(building, "packages_in", lambda *_: {"clang-19:amd64": "1:19.1.7-3", "sed:amd64": "4.9-2"})
+    return seen
+
+
+FULL = {
+    "assembler": ["gcc", "-c", "large.c", "-o", "DISK/large.o"],
+    "linker": ["gcc", "-shared", "-nostdlib", "large.o", "-o", "DISK/large.so"],
+    "compiler": ["env", "TMPDIR=DISK", "gcc", "-c", "large.c", "-o", "large-again.o"],
+    "shell": ["sh", "-c", "yes | head -c 1000000 >DISK/file"],
+}
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize("who", FULL)
+def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """The very programs, on a disk that is full."""
+    monkeypatch.chdir(tmp_path)
+    Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
+    subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
+    with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(DiskFull) as caught:
+        a_builder(tmp_path).run([word.replace("DISK", str(disk)) for word in FULL[who]])
+    assert "No space left on device" in caught.value.found
+    assert caught.value.exit_code == 21
+    assert "go on from here" in caught.value.fix
+
+
+@pytest.mark.usefixtures("without_container")
+def test_a_linker_on_a_full_disk_leaves_no_half_a_library_and_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
+    subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
+    with small_disk(tmp_path / "disk", "400k") as disk:
+        (disk / "others").write_bytes(bytes(300 << 10))
+        rules = f"rule link\n  command = gcc -shared -nostdlib $in -o $out\nbuild {disk}/large.so: link large.o\n"
+        Path("build.ninja").write_text(rules)
+        with pytest.raises(DiskFull, match="the disk became full"):
+            a_builder(tmp_path).run(["ninja"])
+        assert [path.name for path in disk.iterdir()] == ["others"]
+        (disk / "others").unlink()
+        a_builder(tmp_path).run(["ninja"])
+        assert (disk / "large.so").stat().st_size > 300000
+
+
+SAID = (
+    "/tmp/ccdfkpK2.s: Fatal error: can't write 3919 bytes to section .rodata of d/large.o: 'No space left on device'",
+    "/usr/lib/gcc-cross/arm-linux-gnueabihf/12/../../../../arm-linux-gnueabihf/bin/ld: final link failed: "
+    "No space left on device",
+    "large.c:1:1: fatal error: error writing to /tmp/d/ccksJc0c.s: No space left on device",
+    "cp: error writing 'd/large.c': No space left on device",
+    f"cp: error writing 'd/large.c': {os.strerror(errno.EDQUOT)}",
+)
+"""Of the cross compiler's programs and of cp on a disk of 64 KiB; the last with the C library's word for quotas."""
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize("words", SAID)
+def test_the_words_of_a_full_disk(tmp_path: Path, words: str) -> None:
+    builder = a_builder(tmp_path)
+    said = f"printf '%s\\n' {shlex.quote(words)}; yes 'and much more' | head -c 9000; exit 1"
+    for check in (True, False):
+        with pytest.raises(DiskFull) as caught:
+            builder.run(["sh", "-c", said], check=check)
+        assert caught.value.found == words
+    with pytest.raises(DiskFull) as caught:
+        builder.run(["sh", "-c", f"printf %s {shlex.quote(words)}; exit 1"])
+    assert caught.value.found == words, "a last line that nothing ends"
+
+
+@pytest.mark.usefixtures("without_container")
+def test_another_failure_stays_what_it_is(tmp_path: Path) -> None:
+    builder = a_builder(tmp_path)
+    with pytest.raises(CommandFailed, match="failed"):
+        builder.run(["sh", "-c", "echo 'error: no such thing'; exit 1"])
+    assert builder.run(["sh", "-c", f"echo {shlex.quote(SAID[1])}"]).startswith("/usr/lib"), "nothing failed"
+
+
+SILENT = {
+    "nothing said": "yes | head -c 90000000 >HOME/file 2>/dev/null; echo died; exit 1",
+    "words in two lines": "yes | head -c 90000000 >HOME/file 2>/dev/null; printf 'No space left\\n on device'; exit 1",
+    "taken away": "yes | head -c 90000000 >HOME/file 2>/dev/null; sleep 1; rm HOME/file; echo died; exit 1",
+}
+"""What fails without the words: a signal at a mapped page, CMake's lines of 77 columns, a folder that is cleaned up."""
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize("how", SILENT)
+def test_a_full_disk_is_told_as_one_where_no_program_says_so(tmp_path: Path, how: str) -> None:
+    with small_disk(tmp_path / "disk", "40m") as disk:
+        builder = a_builder(disk)
+        builder.home.mkdir(parents=True)
+        with pytest.raises(DiskFull) as caught:
+            builder.run(["sh", "-c", SILENT[how].replace("HOME", str(builder.home))])
+        last = "on device" if "two" in how else "died"
+        assert caught.value.found == f"0 MiB were left there when a program failed ({last})"
+        assert isinstance(caught.value.__cause__, CommandFailed)
+        for path in builder.home.iterdir():
+            path.unlink()
+        with pytest.raises(CommandFailed, match="failed"):
+            builder.run(
+                ["sh", "-c", "head -c 10000000 /dev/zero >HOME; exit 1".replace("HOME", f"{builder.home}/file")]
+            )
+
+
+def test_room_is_looked_for_before_a_tree_before_going_on_and_before_packaging(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "3m") as disk:
+        builder = a_builder(disk)
+        with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
+            builder.build(tmp_path / "out")
+        assert caught.value.expected.startswith("9000 MiB")
+        assert not builder.home.exists()
+        tree = builder.home / "pytorch" / "build"
+        tree.mkdir(parents=True)
+        (builder.home / "runs.json").write_text("[]")
+        with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
+            builder.build(tmp_path / "out")
+        assert caught.value.expected.startswith("9000 MiB"), "what is begun before an object is compiled is no tree yet"
+        (tree / ".ninja_log").touch()
+        with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
+            builder.build(tmp_path / "out")
+        assert caught.value.expected.startswith("1500 MiB")
+        with pytest.raises(DiskFull, match="torch's wheel"):
+            builder.package(tmp_path / "out")
+
+
+# Its phases.
+
+
+class Quick(building.Builder):
+    """Phases that take no time; one of them may fail."""
+
+    fault: BaseException | None = None
+
+    def prepare(self) -> None:
+        """A tree."""
+        (self.home / "pytorch").mkdir(exist_ok=True)
+
+    def configure(self) -> None:
+        """Nothing."""
+
+    def compile(self) -> None:
+        """To the end, or not."""
+        if self.fault is not None:
+            raise self.fault
+
+    def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
+        """A wheel."""
+        built = StandIn(FIT).build(folder)
+        return built.wheel, built.symbols, []
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
+    monkeypatch.setattr(building, "_NEEDED_MIB", 1)
+    monkeypatch.setattr(building, "_NEEDED_TO_GO_ON_MIB", 1)
+    return cast("Quick", a_builder(tmp_path, Quick))
+
+
+def test_a_tree_notes_what_every_run_at_it_took(quick: Quick, tmp_path: Path) -> None:
+    assert quick.runs() == []
+    quick.fault = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        quick.build(tmp_path / "out")
+    quick.fault = None
+    built = quick.build(tmp_path / "out")
+    first, second = quick.runs()
+    assert (list(first.seconds), first.finished) == (["prepare", "configure", "compile"], False)
+    assert (list(second.seconds), second.finished) == (["prepare", "configure", "compile", "package"], True)
+    assert second.seconds == built.seconds
+    assert (built.cache_hits, built.cache_calls) == (0, 0), "ccache was never called"
+    (quick.home / "runs.json").write_text("{")
+    assert quick.runs() == []
+    quick.build(tmp_path / "out")
+    assert [dict(run.seconds) for run in quick.runs()[:-1]] == [{}], "earlier ones, of which nothing is known"
+
+
+def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
+    """With something of 64 KiB in it."""
+    made = quick.home.with_name(name)
+    (made / "pytorch" / "build").mkdir(parents=True)
+    (made / "pytorch" / "build" / "x.o").write_bytes(b"x" * 65536)
+    if made_for is not None:
+        (made / "made-for").write_text(made_for)
+    return made
+
+
+class FoundHere(Quick):
+    """Its ``find`` runs here."""
+
+    def run(self, argv: Sequence[str], **_: Any) -> str:
+        """What would run in a container."""
+        words = [str(self.home) if word == "/usr/src/torch" else word for word in argv]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_finished_build_removes_the_trees_that_it_takes_the_place_of(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    quick.__class__ = FoundHere
+    quick.build(tmp_path / "out")
+    mine = (quick.home / "made-for").read_text()
+    goes = [older_tree(quick, f"torch-{'0' * 12}{more}", mine) for more in ("", "-again")]
+    stays = [
+        older_tree(quick, f"torch-{'1' * 12}", "baseline archive\n"),
+        older_tree(quick, f"torch-{'2' * 12}", None),
+        older_tree(quick, f"{quick.home.name}-again", mine),
+    ]
+    job.tidy(quick)
+    assert sorted(quick.home.parent.iterdir()) == sorted([quick.home, *stays])
+    for tree in goes:
+        assert any(re.search(rf"removed: {tree} \(\d+\.\d KiB\); ccache keeps its objects", line) for line in said)
+    (told,) = [line for line in said if "other build trees" in line]
+    assert all(f"{tree.name} (" in told for tree in stays)
+    assert f"sudo rm -r {quick.home.parent}/" in said[-1]
+    for tree in stays:
+        shutil.rmtree(tree)
+    said.clear()
+    job.tidy(quick)
+    assert said == []
+
+
+def test_a_tree_that_cannot_be_removed_is_told_and_fails_no_finished_build(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    quick.build(tmp_path / "out")
+    old = older_tree(quick, f"torch-{'0' * 12}", (quick.home / "made-for").read_text())
+
+    def refuse(self: Quick, *_: object, **__: object) -> str:
+        raise CommandFailed(f"no container at {self.home}")
+
+    monkeypatch.setattr(Quick, "run", refuse)
+    job.tidy(quick)
+    assert old.is_dir()
+    assert len(warned) == 1
+    assert f"no container at {old}" in warned[0]
+
+
+@pytest.mark.parametrize(
+    "torch",
+    [{"variant": "baseline"}, {"source": "git"}, {"options": ["USE_OPENMP=OFF"]}],
+    ids=lambda item: next(iter(item)),
+)
+def test_a_build_takes_the_place_of_its_like_alone(quick: Quick, tmp_path: Path, torch: dict[str, Any]) -> None:
+    quick.build(tmp_path / "out")
+    kind = str(torch.get("source", "archive"))
+    other = a_builder(tmp_path, Quick, **torch)
+    other._source = dataclasses.replace(other._source, kind=kind)
+    other.home = quick.home.with_name(f"torch-{'9' * 12}")
+    replaced, others = other.older()
+    assert ([item.home for item in replaced], [item.home for item in others]) == ([], [quick.home])
+
+
+def test_a_full_disk_of_ours_is_told_as_one_too(quick: Quick, tmp_path: Path) -> None:
+    def fill() -> None:
+        Path("/dev/full").write_bytes(b"x" * 10000)
+
+    quick.compile = fill  # type: ignore[method-assign]
+    with pytest.raises(DiskFull, match="no room for torch's build"):
+        quick.build(tmp_path / "out")
+    assert [run.finished for run in quick.runs()] == [False]
+
+
+class Recorder(building.Builder):
+    """Remembers what it was told to run, and does as CMake does: leaves a folder."""
+
+    ran: list[Sequence[str]]
+    said: Sequence[str] = ()
+    fails = False
+
+    def run(self, argv: Sequence[str], *, on_line: Callable[[str], None] | None = None, **_: Any) -> str:
+        """What ``said`` holds, line by line."""
+        self.ran.append(argv)
+        for line in self.said:
+            if on_line is not None:
+                on_line(line)
+        if argv[0] == "cmake":
+            (self.home / "pytorch" / "build").mkdir(parents=True)
+            if self.fails:
+                raise CommandFailed("cmake failed")
+        return "\n".join(self.said)
+
+
+def recorder(folder: Path, **torch: object) -> Recorder:
+    made = cast("Recorder", a_builder(folder, Recorder, **torch))
+    made.ran = []
+    made.home = folder / "home"
+    made.home.mkdir(exist_ok=True)
+    return made
+
+
+def test_a_source_is_unpacked_once(tmp_path: Path) -> None:
+    builder = recorder(tmp_path)
+    builder.prepare()
+    assert builder.ran == [["/usr/src/recipe/inside/prepare", "/usr/src/source", "archive"]]
+    (builder.home / "pytorch").mkdir()
+    builder.prepare()
+    assert len(builder.ran) == 1
+
+
+def test_cmake_runs_again_when_its_options_change_and_after_a_failure(tmp_path: Path) -> None:
+    first = recorder(tmp_path)
+    first.fails = True
+    with pytest.raises(CommandFailed):
+        first.configure()
+    first.fails = False
+    first.configure()
+    first.configure()
+    assert len(first.ran) == 2
+    made = first.home / "pytorch" / "build" / "made"
+    made.write_text("by cmake")
+    other = recorder(tmp_path, options=["USE_OPENMP=OFF"])
+    other.configure()
+    assert "-DUSE_OPENMP=OFF" in other.ran[0]
+    assert not made.exists(), "what was made with other options is gone"
+
+
+@pytest.mark.parametrize("options", [[], ["USE_OPENMP=OFF", "USE_XNNPACK=ON"]])
+def test_where_cmake_fails_the_users_options_are_named(tmp_path: Path, options: list[str]) -> None:
+    builder = recorder(tmp_path, options=options)
+    builder.fails = True
+    with pytest.raises(CommandFailed, match="cmake failed") as caught:
+        builder.configure()
+    assert ("try it without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.fix) == bool(options)
+    assert ("docs/torch.md says which" in caught.value.fix) == bool(options)
+    assert not (builder.home / "configured").exists()
+
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.18)
+project(Small NONE)
+include(CMakeDependentOption)
+option(USE_PLAIN "" OFF)
+cmake_dependent_option(USE_DEPENDENT "Of another processor" ON "CMAKE_SYSTEM_PROCESSOR STREQUAL m68k" OFF)
+option(USE_FORCED "" ON)
+set(USE_FORCED OFF CACHE BOOL "What it wants is not there" FORCE)
+option(USE_HIDDEN "" ON)
+set(USE_HIDDEN OFF)
+option(USE_OPENMP "" ON)
+set(USE_OPENMP OFF CACHE BOOL "" FORCE)
+set(NAMED "x" CACHE STRING "")
+message(STATUS "  USE_HIDDEN            : ${USE_HIDDEN}")
+message(STATUS "    USE_PLAIN           : ${USE_PLAIN}")
+"""
+"""The ways in which torch's options become others: its own, and the recipe's USE_OPENMP."""
+
+
+class Configures(building.Builder):
+    """Runs CMake here, with the recipe's whole command line."""
+
+    def run(self, argv: Sequence[str], **_: Any) -> str:
+        """What it printed."""
+        here = {"/usr/src/torch": str(self.home), "/usr/src/recipe": str(self._plan.recipe.folder)}
+        words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def configures(folder: Path, *options: str) -> building.Builder:
+    made = a_builder(folder, Configures, options=list(options))
+    made.home = folder / "home"
+    (made.home / "pytorch").mkdir(parents=True, exist_ok=True)
+    (made.home / "pytorch" / "CMakeLists.txt").write_text(CMAKE)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["USE_DEPENDENT=ON"], "USE_DEPENDENT is OFF"),
+        (["USE_FORCED=ON", "USE_PLAIN=ON"], "USE_FORCED is OFF"),
+        (["USE_HIDDEN=yes"], "USE_HIDDEN is OFF"),
+        (["USE_FORCED=TRUE", "USE_DEPENDENT=1"], "USE_FORCED is OFF, USE_DEPENDENT is OFF"),
+    ],
+)
+def test_an_option_of_the_users_that_cmake_overrides_is_refused(tmp_path: Path, options: list[str], found: str) -> None:
+    builder = configures(tmp_path, *options)
+    for _ in range(2):
+        with pytest.raises(RecipeInvalid, match="torch's CMake does not take USE_") as caught:
+            builder.configure()
+        assert caught.value.found == found
+        assert "USE_PLAIN" not in caught.value.summary
+        assert str(builder.log) in caught.value.fix
+        assert not (builder.home / "configured").exists(), "and nothing is compiled"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["USE_PLAIN=ON"],
+        ["USE_PLAIN=off"],
+        ["USE_DEPENDENT=OFF", "USE_FORCED=0", "USE_HIDDEN=NO", "USE_OPENMP=OFF"],
+        ["NAMED=ON", "MINE=1", "SECOND=OFF", "CMAKE_BUILD_TYPE=Debug", "LIST=a;b"],
+    ],
+)
+def test_options_that_are_as_they_were_given_and_what_is_no_option_pass(tmp_path: Path, options: list[str]) -> None:
+    """So does what CMake made of the recipe's own: they were built so."""
+    builder = configures(tmp_path, *options)
+    builder.configure()
+    assert (builder.home / "configured").is_file()
+    assert (builder.home / "pytorch" / "build" / "build.ninja").is_file()
+    builder.configure()
+
+
+def test_a_tree_that_was_configured_before_is_asked_for_its_options_too(tmp_path: Path) -> None:
+    builder = configures(tmp_path, "USE_DEPENDENT=ON")
+    builder.run(builder._plan.configure)
+    (builder.home / "configured").write_text(shlex.join(builder._plan.configure))
+    with pytest.raises(RecipeInvalid, match="does not take USE_DEPENDENT=ON"):
+        builder.configure()
+
+
+NINJA = (
+    "ninja: Entering directory `/usr/src/torch/pytorch/build'",
+    "[1/1219] Building CXX object c10/CMakeFiles/c10.dir/core/Allocator.cpp.o",
+    "[90/1219] Linking C static library lib/libfp16.a",
+    "In file included from /usr/src/torch/pytorch/aten/src/ATen/core/IListRef.h:631,",
+    "  171 |     const auto& ivalue = (*it).get();",
+    "[545/1219] Building CXX object caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/cpu/"
+    "batch_norm_kernel.cpp.DEFAULT.cpp.o\r",
+)
+"""Of a build's log."""
+
+
+def test_ninjas_lines_move_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = bars(monkeypatch)
+    builder = recorder(tmp_path)
+    builder.said = NINJA
+    builder.compile()
+    assert builder.ran == [["ninja", "-C", "/usr/src/torch/pytorch/build", "-j2"]]
+    assert shown == [
+        (1, 1219, "Allocator.cpp"),
+        (90, 1219, "libfp16.a"),
+        (545, 1219, "batch_norm_kernel.cpp.DEFAULT.cpp"),
+    ]
+
+
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str]]:
+    """What every bar is told from now on."""
+    shown: list[tuple[float, float | None, str]] = []
+
+    class Bar:
+        def update(self, completed: float, *, total: float | None = None, note: str = "") -> None:
+            shown.append((completed, total, note))
+
+    @contextlib.contextmanager
+    def bar(*_: object, **__: object) -> Iterator[Bar]:
+        yield Bar()
+
+    monkeypatch.setattr(progress, "bar", bar)
+    return shown
+
+
+def database(tree: Path, *outputs: str) -> None:
+    """CMake's, as of the build tree of torch."""
+    tree.mkdir(parents=True, exist_ok=True)
+    listed = [
+        {"output": name, "file": "/usr/src/torch/pytorch/x.cpp", "command": "", "directory": ""} for name in outputs
+    ]
+    (tree / "compile_commands.json").write_text(json.dumps(listed))
+
+
+def test_what_is_left_is_told_by_what_objects_of_a_kind_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that copy headers count nothing, and neither do objects that an earlier run has made."""
+    builder = recorder(tmp_path)
+    tree = builder.home / "pytorch" / "build"
+    python = [f"caffe2/torch/CMakeFiles/torch_python.dir/{name}.cpp.o" for name in "abcde"]
+    other = [f"caffe2/CMakeFiles/torch_cpu.dir/{name}.cpp.o" for name in "fg"]
+    database(tree, *python, *other)
+    made = tree / python[0]
+    made.parent.mkdir(parents=True)
+    made.touch()
+    clock = iter([0.0, 1.0, 20.0, 40.0, 80.0, 84.0])
+    monkeypatch.setattr(building, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    shown = bars(monkeypatch)
+    names = [python[1], other[0], python[2], python[3]]
+    builder.said = [
+        "[1/9] Copying a.h",
+        *(f"[{number}/9] Building CXX object {name}" for number, name in enumerate(names, 2)),
+    ]
+    builder.compile()
+    total = 4 * 10.6 + 2 * 2.2
+    done = [0.0, 10.6, 12.8, 23.4, 34.0]
+    assert [now for now, _, _ in shown] == pytest.approx(done)
+    assert [end for _, end, _ in shown] == pytest.approx([total] * len(done))
+    left = [seconds / now * (total - now) / 60 for seconds, now in zip([20, 40, 80, 84], done[1:], strict=True)]
+    notes = [
+        "Copying a.h",
+        *(f"{minutes:.0f} min left, {name}.cpp" for minutes, name in zip(left, "bfcd", strict=True)),
+    ]
+    assert [note for _, _, note in shown] == notes
+    assert notes[3] == "1 min left, c.cpp"
+
+
+def test_little_done_tells_nothing_of_what_is_left(tmp_path: Path) -> None:
+    database(tmp_path, *(f"CMakeFiles/torch_python.dir/{number}.cpp.o" for number in range(100)))
+    left = Remaining.of(tmp_path)
+    assert left.total == pytest.approx(1060)
+    seen = []
+    for number in range(100):
+        left.finished(f"Building CXX object CMakeFiles/torch_python.dir/{number}.cpp.o\r")
+        seen.append(left.minutes((number + 1) * 12.0))
+    assert seen[:4] == [None] * 4, "a twentieth"
+    assert seen[5] == pytest.approx(94 * 12 / 60)
+    assert seen[-1] == pytest.approx(0)
+    left.finished("Building CXX object CMakeFiles/torch_python.dir/0.cpp.o")
+    assert left.done == pytest.approx(left.total), "made once more, it counts no more"
+
+
+@pytest.mark.parametrize("text", [None, "", "[{}]", "{}"], ids=["none", "empty", "no output", "no list"])
+def test_without_a_database_nothing_is_known_of_what_is_left(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "compile_commands.json").write_text(text)
+    left = Remaining.of(tmp_path)
+    left.finished("Building CXX object a.o")
+    assert (left.total, left.minutes(10.0)) == (0, None)
+
+
+CCACHE = """Cacheable calls:   4 / 5 (80.00%)
+  Hits:            2 / 4 (50.00%)
+    Direct:        2 / 2 (100.0%)
+    Preprocessed:  0 / 2 ( 0.00%)
+  Misses:          2 / 4 (50.00%)
+Uncacheable calls: 1 / 5 (20.00%)
+Local storage:
+  Hits:            2 / 4 (50.00%)
+  Misses:          2 / 4 (50.00%)
+"""
+"""Of ``ccache --show-log-stats``, version 4.11.2: two files compiled, one of them three times, and a link."""
+
+
+def test_the_compilers_cache_tells_how_many_calls_it_answered(tmp_path: Path) -> None:
+    builder = recorder(tmp_path)
+    assert builder.cache_use() == (0, 0)
+    assert builder.ran == [], "without a log of the tree nobody is asked"
+    (builder.home / "ccache.log").touch()
+    builder.said = CCACHE.splitlines()
+    assert builder.cache_use() == (2, 4)
+    assert builder.ran == [["ccache", "--show-log-stats"]]
+    builder.said = []
+    assert builder.cache_use() == (0, 0), "an empty log has no statistics"
+
+
+def test_a_second_build_has_a_tree_of_its_own_and_no_cache(
+    tmp_path: Path, without_container: list[Mapping[str, str]]
+) -> None:
+    builder = a_builder(tmp_path)
+    again = builder.elsewhere("again")
+    assert again.home.parent == builder.home.parent
+    assert again.home != builder.home
+    assert again.log != builder.log
+    for item in (builder, again):
+        item.run(["true"])
+    assert [found.get("CCACHE_DISABLE") for found in without_container] == [None, "1"]
+
+
+BUILDER = {
+    "apt:amd64": "3.0.3",
+    "base-files:amd64": "13.8",
+    "binutils-arm-linux-gnueabihf:amd64": "2.44-3",
+    "clang-19:amd64": "1:19.1.7-3+b1",
+    "cmake:amd64": "3.31.6-2",
+    "cpp-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
+    "g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
+    "gcc-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
+    "libbinutils:amd64": "2.44-3",
+    "libc6:amd64": "2.41-12",
+    "libclang-cpp19:amd64": "1:19.1.7-3+b1",
+    "libcpuinfo0:armhf": "0.0~git20250327.39ea79a-1",
+    "libgcc-14-dev-armhf-cross:all": "14.2.0-19cross1",
+    "libisl23:amd64": "0.27-1",
+    "libllvm19:amd64": "1:19.1.7-3+b1",
+    "libmpfr6:amd64": "4.2.2-1",
+    "libstdc++-14-dev-armhf-cross:all": "14.2.0-19cross1",
+    "llvm-19-linker-tools:amd64": "1:19.1.7-3+b1",
+    "ninja-build:amd64": "1.12.1-1",
+}
+"""A few packages of the builder image."""
+OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
+
+
+def test_ccache_knows_the_compilers_by_all_packages_that_they_are_of() -> None:
+    """Not by the program that is called: ``clang`` is a few KiB, and loads all that compiles."""
+    check = building.compiler_check(BUILDER)
+    kind, _, told = check.partition(":")
+    assert kind == "string", "ccache takes what follows as it is"
+    assert dict(item.split("=") for item in told.split(" ")) == {
+        name: version for name, version in BUILDER.items() if name.split(":")[0] not in OTHERS
+    }
+    assert building.compiler_check(dict(reversed(BUILDER.items()))) == check
+    assert building.compiler_check({**BUILDER, "libclang-cpp19:amd64": "1:19.1.7-3+b2"}) != check
+    assert building.compiler_check({**BUILDER, "cmake:amd64": "4.0"}) == check, "objects stay"
+
+
+def test_the_image_is_asked_for_its_compilers_once_and_only_for_the_cache(
+    tmp_path: Path, without_container: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def packages_in(_: object, image: str) -> dict[str, str]:
+        asked.append(image)
+        return BUILDER
+
+    monkeypatch.setattr(building, "packages_in", packages_in)
+    builder = a_builder(tmp_path)
+    builder.elsewhere("again").run(["true"])
+    assert asked == []
+    for _ in range(2):
+        builder.run(["true"])
+    assert asked == ["image"]
+    assert [found.get("CCACHE_COMPILERCHECK") for found in without_container] == [
+        None,
+        *[building.compiler_check(BUILDER)] * 2,
+    ]
+
+
+def test_the_caches_settings_are_no_part_of_the_key(tmp_path: Path) -> None:
+    plan = a_builder(tmp_path)._plan
+    assert not [name for name in (*plan.environment, *plan.setup_environment) if name.startswith("CCACHE")]
+
+
+# What the user sees at the end.
+
+
+@pytest.mark.parametrize(
+    ("facts", "note"),
+    [
+        ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache answered 1204 of 1219 compiler calls (99 %)"),
+        ({"ccache": {"hits": 815, "calls": 816}}, "ccache answered 815 of 816 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 9999, "calls": 10000}}, "ccache answered 9999 of 10000 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 816, "calls": 816}}, "ccache answered 816 of 816 compiler calls (100 %)"),
+        ({"ccache": {"hits": 0, "calls": 1219}}, "ccache answered 0 of 1219 compiler calls (0 %)"),
+        ({"ccache": {"hits": 0, "calls": 0}}, ""),
+        ({"cache": "a" * 64}, "from the artefact cache"),
+        ({}, ""),
+    ],
+)
+def test_the_final_table_says_what_the_compilers_cache_did(tmp_path: Path, facts: dict[str, Any], note: str) -> None:
+    made = StandIn(FIT).build(tmp_path)
+    artefacts = tuple(Artefact.of(path) for path in (made.wheel, made.symbols))
+    manifest = Manifest(step="torch-wheel", key="", inputs={}, artefacts=artefacts, facts=facts, seconds=3.0)
+    assert [(row.name, row.note) for row in job.Done((manifest,), 3.0).rows] == [
+        (made.wheel.name, note),
+        (made.symbols.name, ""),
+    ]
+
+
+NINJA_LOG = """# ninja log v6
+52	4701	1795331943094015057	aten/src/ATen/CPUFunctions.h	b92bf50270735989
+51783	67515	1795331994827153310	caffe2/CMakeFiles/torch_cpu.dir/cmake_pch.hxx.gch	ec77b1797e073375
+2410937	2417757	1795334353982110259	caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/jit/ir/subgraph_matcher.cpp.o	f3747
+"""
+
+
+@pytest.mark.parametrize(
+    ("runs", "use", "figures", "notes"),
+    [
+        ([({"compile": 90.0, "package": 10.0}, True)], (0, 9), [100.0, 22.552, 45.104], []),
+        ([({"compile": 90.0, "package": 10.0}, True)], (4, 9), [100.0], ["ccache answered 4 of 9 compiler calls"]),
+        ([({"compile": 90.0, "package": 10.0}, True)], (0, 0), [100.0], ["not known what ccache answered"]),
+        (
+            [({"compile": 50.0}, False), ({"compile": 40.0}, True), ({"compile": 1.0}, True)],
+            (0, 9),
+            [90.0, 22.552, 45.104],
+            [],
+        ),
+        ([({"compile": 50.0}, False)], (9, 9), [], ["not every run", "answered 9 of 9"]),
+        ([({}, False), ({"compile": 50.0}, True)], (9, 9), [], ["not every run", "answered 9 of 9"]),
+        ([], (0, 0), [], ["not every run", "not known"]),
+    ],
+)
+def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
+    tmp_path: Path,
+    runs: list[tuple[dict[str, float], bool]],
+    use: tuple[int, int],
+    figures: list[float],
+    notes: list[str],
+) -> None:
+    (tmp_path / "pytorch" / "build").mkdir(parents=True)
+    (tmp_path / "pytorch" / "build" / ".ninja_log").write_text(NINJA_LOG)
+    listed = [building.Run(seconds=seconds, finished=finished) for seconds, finished in runs]
+    builder = types.SimpleNamespace(home=tmp_path, runs=lambda: listed, cache_use=lambda: use)
+    found, told = torch_wheel.figures_of_the_build(cast("building.Builder", builder), 2.0)
+    assert [item.value for item in found] == pytest.approx(figures)
+    hits, calls = use
+    assert [item.goal.text(item.unit) for item in found if item.goal] == ["≤ 2700 s"] * bool(
+        runs and calls and not hits
+    )
+    assert len(told) == len(notes)
+    assert all(part in text for part, text in zip(notes, told, strict=True))
+    if len(runs) == 3:
+        assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
+
+
+def test_the_benchmarks_command_line_for_gcc_is_one_that_gcc_takes(tmp_path: Path) -> None:
+    """Clang's own words and its warnings go, with what belongs to them; what makes the object stays."""
+    (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
+    stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
+    goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]
+    goes += ["-fclang-abi-compat=17"]
+    goes += ["-fcolor-diagnostics", "-Xclang", "-fno-pch-timestamp", "-Xclang", "-include-pch", "-Xclang", "some.pch"]
+    words = torch_wheel.for_gcc(["/usr/bin/clang++", *goes, *stays], "g++")
+    assert words == ["g++", *stays]
+    assert subprocess.run([*words], cwd=tmp_path, check=False).returncode == 0
+
+
+# verify: a second build is compared.
+
+
+@dataclasses.dataclass
+class Compiles:
+    """Runs a builder's commands on this PC, by this PC's compiler."""
+
+    home: Path
+    log: Path
+
+    def run(self, argv: Sequence[str], **_: object) -> str:
+        """What it printed."""
+        here = {"/tmp/again.o": str(self.home / "again.o"), "/usr/src/torch/": f"{self.home}/"}
+        words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            raise CommandFailed("failed", returncode=done.returncode, tail=done.stdout)
+        return done.stdout
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Compiles:
+    """A build tree of three objects, and its commands."""
+    build = tmp_path / "pytorch" / "build"
+    build.mkdir(parents=True)
+    commands = []
+    for name in ("one", "two", "three"):
+        (build / f"{name}.c").write_text(f"int {name}(void) {{ return {len(name)}; }}\n")
+        words = ["gcc", "-O1", "-o", str(build / f"{name}.c.o"), "-c", str(build / f"{name}.c")]
+        subprocess.run(words, check=True)
+        commands.append({"file": f"{build}/{name}.c", "directory": str(build), "command": shlex.join(words)})
+    (build / "compile_commands.json").write_text(json.dumps(commands))
+    return Compiles(home=tmp_path, log=tmp_path / "torch.log")
+
+
+def sampled(tree: Compiles, sample: int, seed: int = 7) -> verify.Verified:
+    return verify.sampled(cast("building.Builder", tree), sample, seed)
+
+
+def test_objects_that_are_compiled_again_to_the_same_bytes(tree: Compiles) -> None:
+    done = sampled(tree, 20)
+    assert sorted(done.names) == ["one.c", "three.c", "two.c"]
+    assert re.fullmatch(r"3 objects built again to the same bytes in \d+ s, drawn with seed 7", done.summary())
+    assert sampled(tree, 2).names == sampled(tree, 2).names
+    assert len(sampled(tree, 2).names) == 2
+
+
+def test_an_object_that_is_not_the_same_is_named(tree: Compiles) -> None:
+    with (tree.home / "pytorch" / "build" / "two.c.o").open("ab") as stream:
+        stream.write(b"\0")
+    with pytest.raises(NotReproducible, match="1 of 3 objects") as caught:
+        sampled(tree, 3)
+    assert caught.value.found == "two.c"
+    assert "--seed=7" in caught.value.fix
+    assert str(tree.log) in caught.value.fix
+
+
+def test_a_tree_that_was_interrupted_is_told_as_one_before_anything_is_compiled(
+    tree: Compiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tree.home / "pytorch" / "build" / f"{name}.c.o").unlink()
+    monkeypatch.setattr(Compiles, "run", None)
+    with pytest.raises(ArtefactMissing, match="is not complete") as caught:
+        sampled(tree, 3)
+    assert re.fullmatch(r"no (one|two)\.c\.o and 1 more", caught.value.found)
+    assert "./inv build-torch --again" in caught.value.fix
+
+
+@pytest.mark.usefixtures("without_container")
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [
+        ("false", CommandFailed),
+        ("sh -c 'kill -9 $$'", MemoryExhausted),
+        ("sh -c 'echo gcc: fatal error: Killed signal terminated program cc1plus; exit 1'", MemoryExhausted),
+    ],
+)
+def test_what_does_not_compile_is_not_taken_for_another_object(
+    tmp_path: Path, tree: Compiles, monkeypatch: pytest.MonkeyPatch, program: str, fault: type[CommandFailed]
+) -> None:
+    monkeypatch.setattr(building, "memory_kills", lambda: 0)
+    monkeypatch.setattr(verify, "_TREE", str(tree.home / "pytorch" / "build"))
+    listed = tree.home / "pytorch" / "build" / "compile_commands.json"
+    commands = [{**item, "command": f"{program} {item['command']}"} for item in json.loads(listed.read_text())]
+    listed.write_text(json.dumps(commands))
+    builder = a_builder(tmp_path)
+    builder.home = tree.home
+    with pytest.raises(fault) as caught:
+        verify.sampled(builder, 3, 7)
+    assert type(caught.value) is fault
+
+
+def test_united_sources_are_drawn_and_precompiled_headers_are_not(tree: Compiles) -> None:
+    """As CMake names them."""
+    build = tree.home / "pytorch" / "build"
+    commands = json.loads((build / "compile_commands.json").read_text())
+    for name in ("t.dir/Unity/unity_torch_cpu_jit_0_cxx.cxx", "t.dir/cmake_pch.hxx.cxx"):
+        source, out = build / name, build / f"{name}.o"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("int united() { return 1; }\n")
+        words = ["g++", "-O1", "-o", str(out), "-c", str(source)]
+        if "Unity" in name:
+            subprocess.run(words, check=True)
+        commands.append({"file": str(source), "directory": str(build), "command": shlex.join(words)})
+    (build / "compile_commands.json").write_text(json.dumps(commands))
+    assert sorted(sampled(tree, 20).names) == ["one.c", "three.c", "two.c", "unity_torch_cpu_jit_0_cxx.cxx"]
+
+
+def test_nothing_to_draw_from(tree: Compiles) -> None:
+    with pytest.raises(ArtefactMissing, match="nothing to compare"):
+        sampled(tree, 0)
+    shutil.rmtree(tree.home / "pytorch")
+    with pytest.raises(ArtefactMissing, match="no build tree") as caught:
+        sampled(tree, 3)
+    assert "./inv build-torch --again" in caught.value.fix, "without it a wheel that is at hand is taken"
+    with pytest.raises(ArtefactMissing, match="no build tree") as caught:
+        torch_wheel.command_lines(cast("building.Builder", tree))
+    assert "./inv build-torch --again" in caught.value.fix
+
+
+class Again(StandIn):
+    """Builds in another tree, which it notes."""
+
+    def __init__(self, members: dict[str, str | bytes], home: Path) -> None:
+        super().__init__(members)
+        self.home = home
+
+    def elsewhere(self, name: str) -> Again:
+        """With the folder of an earlier attempt in its place."""
+        assert name == "again"
+        self.home.mkdir()
+        (self.home / "half").write_text("of an earlier attempt")
+        return self
+
+    def discard(self) -> None:
+        """The tree."""
+        shutil.rmtree(self.home)
+
+    def build(self, folder: Path) -> building.Built:
+        """As the other, from an empty place."""
+        assert not self.home.exists()
+        self.home.mkdir()
+        return super().build(folder)
+
+
+def full(folder: Path, members: dict[str, str | bytes], before: Path) -> verify.Verified:
+    made = types.SimpleNamespace(products=folder / "torch", root=folder)
+    again = Again(members, folder / "torch-again-tree")
+    return verify._full(cast("job.TorchFlow", made), cast("building.Builder", again), before, "built here")
+
+
+def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    built = StandIn(FIT).build(tmp_path / "torch")
+    done = full(tmp_path, FIT, built.wheel)
+    assert done.summary().startswith(f"{built.wheel.name} (built here) built again to the same bytes in ")
+    assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are gone"
+
+
+def test_a_whole_wheel_that_is_another(tmp_path: Path) -> None:
+    first = StandIn(FIT).build(tmp_path / "torch")
+    with pytest.raises(NotReproducible, match="not the same when built again") as caught:
+        full(tmp_path, UNFIT, first.wheel)
+    second = tmp_path / "torch-again" / first.wheel.name
+    assert caught.value.expected == f"SHA-256 {Artefact.of(first.wheel).sha256}"
+    assert caught.value.found == f"SHA-256 {Artefact.of(second).sha256}"
+    assert str(second) in caught.value.fix

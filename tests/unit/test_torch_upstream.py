@@ -1,0 +1,196 @@
+"""What ``upstream-tests`` fetches and unpacks before anything runs, and what it takes for explained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from registry_parts import small_disk
+from wheel_parts import make_wheel
+
+from flow import upstream_tests as upstream
+from recipes import recipe
+from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, SourceUnavailable
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Whatever pip is set to on this PC, it takes wheels from this folder alone."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "house"))
+    (tmp_path / "house").mkdir()
+    return tmp_path / "house"
+
+
+def test_what_pytest_needs_is_put_into_a_folder(house: Path, tmp_path: Path) -> None:
+    make_wheel(house, {"thing.py": "x = 1\n"}, tag="py3-none-any", purelib=True)
+    folder = upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
+    assert (folder / "thing.py").read_text() == "x = 1\n"
+
+
+def test_without_an_index_it_is_the_network(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(NetworkUnreachable, match="what upstream's tests need cannot be fetched") as caught:
+        upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
+    assert caught.value.exit_code == 20
+    assert str(tmp_path / "log") in caught.value.found
+
+
+def test_a_pin_that_the_index_does_not_have_is_named(house: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable, match=r"does not have thing==1\.0") as caught:
+        upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
+    assert "upstream.toml" in caught.value.fix
+
+
+def test_a_disk_without_room_for_it_is_told_as_one(house: Path, tmp_path: Path) -> None:
+    make_wheel(house, {"blob": os.urandom(300_000)}, tag="py3-none-any", purelib=True)
+    with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(DiskFull, match="no room for") as caught:
+        upstream.fetch_packages(["thing==1.0"], disk / "packages", tmp_path / "log")
+    assert "No space left on device" in caught.value.found
+
+
+def test_of_the_content_store_the_four_tests_that_compile_are_explained_and_no_other() -> None:
+    explained = tomllib.loads((recipe.HERE / "torch" / "upstream.toml").read_text())["explained"]
+    four = ["basic", "load_tensor", "repeated_hash", "scalar"]
+    failed = [f"test_content_store.py::TestContentStoreCPU::test_{name}_cpu" for name in (*four, "other")]
+    lines = [
+        json.dumps({"nodeid": name, "when": when, "outcome": outcome, "$report_type": "TestReport"})
+        for name in failed
+        for when, outcome in (("call", "failed"), ("teardown", "passed"))
+    ]
+    end = json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})
+    file = upstream.Part("test_content_store.py")
+    told = upstream.tally(
+        file, [*lines, end], upstream.Reasons(explained), upstream.Collected(failed, failed), seconds=9, limit_s=60
+    )
+    assert list(told.explained) == failed[:4]
+    assert list(told.failures) == failed[4:]
+
+
+def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
+    """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin writes down."""
+    shutil.copy(Path(upstream.__file__).with_name("upstream_plugin.py"), folder)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
+    subprocess.run(argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=60)
+    return upstream.Collected(**json.loads((folder / "collected.json").read_text()))
+
+
+def test_what_is_left_out_is_not_run_and_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "test_a.py").write_text(
+        "from pathlib import Path\n"
+        "def test_left(): raise AssertionError\n"
+        "def test_leftover(): Path('ran').write_text('')\n"
+    )
+    tests = run_with_the_plugin(tmp_path, "deep/test_a.py", "--leave-out=deep/test_a.py::test_left")
+    left, leftover = tests.whole
+    assert (left, leftover) == ("deep/test_a.py::test_left", "deep/test_a.py::test_leftover")
+    assert tests.part == tests.whole
+    assert (tmp_path / "ran").exists()
+    lines = [
+        json.dumps({"nodeid": leftover, "when": when, "outcome": "passed", "$report_type": "TestReport"})
+        for when in ("call", "teardown")
+    ]
+    lines += [json.dumps({"exitstatus": 0, "$report_type": "SessionFinish"})]
+    reasons = upstream.Reasons({}, {left: "too long"})
+    told = upstream.tally(upstream.Part("deep/test_a.py"), lines, reasons, tests, seconds=9, limit_s=60)
+    assert (told.counts["passed"], told.counts["left out"], told.ended) == (1, 1, "")
+    assert (told.record()["left_out"], told.record()["omissions"]) == (1, {left: "too long"})
+    outcome = upstream.Outcome([told], tmp_path)
+    assert outcome.summary() == "1 of upstream's test files: 1 passed, 1 left out"
+    assert "left out" in outcome.table().splitlines()[0]
+
+
+def test_a_pattern_that_meets_no_test_of_its_file_is_told() -> None:
+    reasons = upstream.Reasons(
+        {"t.py::A::test_*": "", "t.py::A::tset_b": "", "t.py::B": "", "u.py::*": ""}, {"t.py::C::*": ""}
+    )
+    collection = {"nodeid": "t.py::B", "outcome": "failed", "$report_type": "CollectReport"}
+    lines = [json.dumps(collection), json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})]
+    file, tests = upstream.Part("t.py", 2, 2), upstream.Collected(["t.py::A::test_b"], [])
+    told = upstream.tally(file, lines, reasons, tests, seconds=9, limit_s=60)
+    assert told.unmet == ["t.py::A::tset_b", "t.py::C::*"], "what is in another part is there"
+    assert upstream.tally(file, lines, reasons, None, seconds=9, limit_s=60).unmet == []
+
+
+def test_parts_of_a_file_are_disjoint_and_cover_it(tmp_path: Path) -> None:
+    body = "from pathlib import Path\n" + "".join(
+        f"def test_{name}(): Path('ran').open('a').write('{name}')\n" for name in "dacbe"
+    )
+    (tmp_path / "test_a.py").write_text(body)
+    parts = [run_with_the_plugin(tmp_path, "test_a.py", f"--part={part}/3") for part in (1, 2, 3)]
+    names = [f"test_a.py::test_{name}" for name in "abcde"]
+    assert all(found.whole == names for found in parts)
+    assert [[*found.part] for found in parts] == [names[0::3], names[1::3], names[2::3]]
+    assert (tmp_path / "ran").read_text() == "da" + "be" + "c", "each once, in the file's order"
+
+
+@pytest.mark.parametrize("text", ["test_nn.py 2/4", "nn/test_pooling.py", "test_nn.py 1/1"])
+def test_a_file_or_a_part_of_it_is_named(text: str) -> None:
+    assert str(upstream.Part.parse(text)) == text.removesuffix(" 1/1")
+
+
+@pytest.mark.parametrize("text", ["", "test_nn", "test_nn.py 0/4", "test_nn.py 5/4", "test_nn.py 2", "test_nn.py 2/0"])
+def test_what_is_no_part_of_a_file_is_refused(text: str) -> None:
+    with pytest.raises(ArtefactMissing, match="names no test file") as caught:
+        upstream.Part.parse(text)
+    assert "'test_nn.py 2/4'" in caught.value.expected
+
+
+def test_each_pattern_is_of_a_listed_file_and_has_a_reason() -> None:
+    data = tomllib.loads(upstream.LIST.read_text())
+    tables = {**data["explained"], **data["left_out"]}
+    assert len(tables) == len(data["explained"]) + len(data["left_out"])
+    parts = [upstream.Part.parse(name) for name in data["files"]]
+    assert {pattern.partition("::")[0] for pattern in tables} <= {item.file for item in parts}
+    assert all("::" in pattern and reason for pattern, reason in tables.items())
+    assert len(data["files"]) == len(set(parts))
+
+
+def test_of_each_listed_file_all_parts_are_listed() -> None:
+    parts = [upstream.Part.parse(name) for name in tomllib.loads(upstream.LIST.read_text())["files"]]
+    for item in parts:
+        mine = [other for other in parts if other.file == item.file]
+        assert [other.part for other in mine] == [*range(1, item.parts + 1)], str(item)
+        assert {other.parts for other in mine} == {item.parts}, str(item)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """A source with tests, and more."""
+    root = tmp_path / "small-1.0"
+    (root / "test" / "data").mkdir(parents=True)
+    (root / "test" / "test_a.py").write_text("def test_a(): pass\n")
+    (root / "test" / "data" / "blob").write_bytes(os.urandom(300_000))
+    (root / "setup.py").write_text("no test")
+    packed = tmp_path / "small_1.0.orig.tar.xz"
+    with tarfile.open(packed, "w:xz") as tar:
+        tar.add(root, root.name)
+    return packed
+
+
+def test_of_a_source_the_tests_alone_are_unpacked(archive: Path, tmp_path: Path) -> None:
+    upstream.unpack(archive, tmp_path / "sources" / "tests")
+    found = {str(path.relative_to(tmp_path / "sources")) for path in (tmp_path / "sources").rglob("*")}
+    assert found == {"tests", "tests/test_a.py", "tests/data", "tests/data/blob"}
+
+
+def test_a_disk_without_room_for_the_tests_keeps_none_of_them(archive: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(DiskFull, match="no room for upstream's tests") as caught:
+            upstream.unpack(archive, disk / "tests")
+        assert list(disk.iterdir()) == []
+    assert caught.value.found.startswith("tar: ")

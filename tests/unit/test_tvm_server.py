@@ -1,0 +1,102 @@
+"""TVM's RPC server for an image: what is staged, for whom, and that the main job takes it by a setting."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from device.remote import environment
+from doctor import examination as doctor
+from flow.main_steps import Flow
+from images import probe, rootfs
+from images.flavour import load_suite
+from recipes import recipe
+from recipes.tvm_server import build
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import Config, load_config
+from toolchain.errors import WheelUnusable
+from toolchain.process import run
+
+
+def machines(root: Path) -> set[int]:
+    """The machines (e_machine) of all ELF files."""
+    found = set()
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            head = path.read_bytes()[:20]
+            if head[:4] == b"\x7fELF":
+                found.add(struct.unpack("<H", head[18:20])[0])
+    return found
+
+
+def test_the_server_is_staged_for_the_target_without_its_compiler(tmp_path: Path) -> None:
+    data = recipe.load("tvm_server")
+    build.stage(data, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
+    site = tmp_path / "root/opt/pitorch/tvm"
+    assert machines(tmp_path / "root") == {183}  # EM_AARCH64
+    assert (site / "tvm/lib/libtvm_runtime.so").is_file()
+    assert (site / "board_server.py").read_text() == build.SERVER.read_text()
+    for name in data.settings["left_out"].split():
+        assert not (site / name).exists()
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 60 << 20
+    launcher = tmp_path / "root/usr/local/bin/pitorch-rpc-server"
+    assert os.access(launcher, os.X_OK)
+    assert data.settings["prefix"] in launcher.read_text()
+
+
+def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Path) -> None:
+    data = recipe.load("tvm_server")
+    with pytest.raises(WheelUnusable) as caught:
+        build.stage(data, ARCHITECTURES["armhf"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
+    assert "apache-tvm==" in caught.value.expected
+    assert "our loader" in caught.value.fix
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
+    image = {"architecture": "arm64", "profile": "container"}
+    given = {"image": image, "build": {"folder": str(tmp_path)}, "remote": {"server_in_image": wanted}}
+    with Flow(load_config(given)) as flow:
+        steps = {step.name: step for step in flow.pipeline().steps}
+    assert ("tvm-server" in steps) == wanted
+    assert ("tvm-server" in steps["system"].needs) == wanted
+    assert list(steps)[-1] == "system"
+
+
+def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "probe"
+    program.write_bytes(probe.PROGRAMS["arm64"]())
+    program.chmod(0o755)
+    if not Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() and os.uname().machine != "aarch64":
+        pytest.skip("qemu-aarch64 is not registered; ./inv does it")
+    rootfs.require_execution(ARCHITECTURES["arm64"], program)
+    assert doctor.check_execution_64(tmp_path).verdict is doctor.Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tracker", "lab:9190"], "need a --key"),
+        (["--proxy", "lab"], "expected HOST:PORT"),
+        (["--tracker", "lab:x", "--key", "k"], "expected HOST:PORT"),
+        (["--port", "many"], "invalid int"),
+    ],
+)
+def test_a_wrong_command_line_of_the_server_is_refused(words: list[str], told: str) -> None:
+    done = subprocess.run([sys.executable, build.SERVER, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_the_server_shows_that_it_starts(product_config: Config) -> None:
+    """What build-image asks of an image with the server in it, here with this PC's TVM."""
+    beside = environment.ready(product_config)
+    done = run([sys.executable, build.SERVER, "--check"], env=beside.variables, limit_s=300)
+    version = next(pin for pin in build.pins() if pin.startswith("apache-tvm==")).partition("==")[2]
+    assert f"pitorch: TVM {version} serves" in done.output
+    assert "Traceback" not in done.output

@@ -1,0 +1,1 @@
+"""Python wheels: find, audit, build, cache and serve them."""
