@@ -1,0 +1,75 @@
+"""The language check: codespell with this project's settings, and phrases that single words do not cover."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolchain import checks
+from toolchain.config import ROOT
+
+PHRASES = re.compile(
+    r"""(?<!\bthere\ )\bis\ no\b(?!\ longer)  # is not a
+    | \bcomes?\ to\ an\ end\b                 # ends
+    | \bgoes\ by\b                            # uses
+    | \bat\ hand\b                            # available
+    | \bof\ (?:its|their)\ own\ accord\b      # automatically
+    | \bholds?\ good\b                        # applies
+    | \bstands?\ in\ for\b                    # replaces
+    | \bgives?\ way\b                         # fails, yields
+    | \bbroke\ off\b                          # was interrupted
+    | \bnone\ but\b                           # only
+    | \bin\ vain\b                            # without success
+    | \bwant\ of\b                            # lack of
+    | \bof\ (?:yours|theirs|ours)\b           # your, their, our
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def codespell(page: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "codespell_lib", str(page)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [
+        ("The user is told the reason.", "told ==> reported"),
+        ("The tree is made anew.", "anew ==> again"),
+        ("It checks the maschine.", "maschine ==> machine"),
+    ],
+)
+def test_banned_and_misspelled_words_are_reported(tmp_path: Path, text: str, report: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{text}\n")
+    ended = codespell(page)
+    assert ended.returncode != 0
+    assert f"{page}:1: {report}" in ended.stdout
+
+
+def test_plain_words_and_identifiers_are_accepted(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("The error names the reason. `test_the_user_is_told` and kInf are identifiers.\n")
+    ended = codespell(page)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
+def test_banned_words_are_sorted_and_unique() -> None:
+    words = [line.partition("->")[0] for line in (ROOT / ".codespell/banned-words.txt").read_text().splitlines()]
+    assert words == sorted(set(words))
+
+
+def test_pages_contain_no_banned_phrase() -> None:
+    pages = [path for path in checks.files_of_the_project() if path.suffix == ".md"]
+    found = [
+        f"{page.relative_to(ROOT)}:{number}: {phrase[0]}"
+        for page in pages
+        for number, line in enumerate(page.read_text().splitlines(), start=1)
+        for phrase in PHRASES.finditer(line)
+    ]
+    assert found == []
