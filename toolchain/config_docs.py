@@ -61,8 +61,8 @@ Combinations of flavour and kernel:
   emulation, because it generates ARMv6 code and Debian's does not. torch's wheel is ARMv7 code,
   which does not run on a Pi 1.
 - `kernel: raspberrypi`: only the kernel and boot firmware come from the Raspberry Pi's archive;
-  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is that of a
-  Pi 2 and 3, or for arm64 the 64-bit one; `extra_packages` adds other kernels of that archive.
+  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is that of
+  a Pi 2 and 3, or for arm64 the 64-bit one; `extra_packages` adds other kernels of that archive.
 - The tests build both from substitute archives. Neither was built from the real archives.
 """,
 }
