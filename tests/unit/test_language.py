@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -65,16 +66,24 @@ def test_banned_words_are_sorted_and_unique() -> None:
     assert words == sorted(set(words))
 
 
+def phrases_in(text: str) -> list[str]:
+    return [phrase[0] for phrase in PHRASES.finditer(text)]
+
+
 def test_pages_contain_no_banned_phrase() -> None:
     """Outside code blocks, which have the output of programs."""
-    pages = {
-        page.relative_to(ROOT): CODE.sub(lambda code: "\n" * code[0].count("\n"), page.read_text())
-        for page in checks.files_of_the_project()
-        if page.suffix == ".md"
-    }
-    found = [
-        f"{page}:{text.count(chr(10), 0, phrase.start()) + 1}: {phrase[0]}"
-        for page, text in pages.items()
-        for phrase in PHRASES.finditer(text)
-    ]
-    assert found == []
+    pages = [path for path in checks.files_of_the_project() if path.suffix == ".md"]
+    found = {page.relative_to(ROOT): phrases_in(CODE.sub("", page.read_text())) for page in pages}
+    assert {page: phrases for page, phrases in found.items() if phrases} == {}
+
+
+def test_strings_contain_no_banned_phrase() -> None:
+    """The messages, help texts and docstrings of the product's Python code."""
+    found: dict[Path, list[str]] = {}
+    for path in checks.files_of_the_project():
+        module = path.relative_to(ROOT)
+        if path.suffix == ".py" and module.parts[0] != "tests":
+            nodes = ast.walk(ast.parse(path.read_text()))
+            strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            found[module] = [phrase for text in strings for phrase in phrases_in(text)]
+    assert {module: phrases for module, phrases in found.items() if phrases} == {}
