@@ -290,7 +290,7 @@ def serve(
         ) as server:
             if (first := unprivileged_port_start()) < _RESERVED:
                 progress.warn(
-                    f"every user of this PC may use ports from {first}: the server cannot distinguish them from root; run "
+                    f"every user of this PC may use ports from {first}: the server cannot tell them from root; run "
                     f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
                 )
             for line in _what_to_type(server, str(subnet)):

@@ -66,7 +66,7 @@ SCRIPTS = ("images/hooks/date-byte-code",)
 
 
 def linters() -> tuple[Check, ...]:
-    """The linters and the type checker."""
+    """The linters, the type checker and the spelling check."""
     python = (sys.executable, "-m")
     scripts = tuple(str(path.relative_to(ROOT)) for path in shell_scripts())
     return (
@@ -74,6 +74,7 @@ def linters() -> tuple[Check, ...]:
         Check("ruff format", (*python, "ruff", "format", "--check", ".")),
         Check("mypy", (*python, "mypy")),
         *(Check(f"mypy {place}", (*python, "mypy", place)) for place in (*folders_of_tests(), *SCRIPTS)),
+        Check("codespell", (*python, "codespell_lib")),
         Check("shellcheck", (str(process.require_program("shellcheck", "to check the shell scripts")), *scripts)),
     )
 
