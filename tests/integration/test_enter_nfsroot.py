@@ -114,12 +114,12 @@ def test_help(words: tuple[str, ...]) -> None:
         ((), "usage:"),
         (("-o",), "-o needs a value"),
         (("--wrong", "h:/p"), "unknown option --wrong"),
-        (("server",), "not of the form HOST:/PATH"),
-        (("server:relative",), "not of the form HOST:/PATH"),
+        (("server",), "expected HOST:/PATH"),
+        (("server:relative",), "expected HOST:/PATH"),
         ((":/path",), "has no host"),
         (("-a", "sparc", "h:/p"), "unknown architecture 'sparc'"),
         (("-o", "ro"), "HOST:/PATH is missing"),
-        (("--local", "/nonexistent/folder"), "there is no folder /nonexistent/folder"),
+        (("--local", "/nonexistent/folder"), "folder /nonexistent/folder does not exist"),
     ],
 )
 def test_bad_usage_is_refused_before_anything_is_mounted(words: tuple[str, ...], said: str) -> None:
@@ -134,7 +134,7 @@ def test_an_ordinary_user_is_refused() -> None:
     words = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-s", "h:/p"]
     done = subprocess.run(words, input=HELPER.read_text(), capture_output=True, text=True, check=False)
     assert done.returncode == 125
-    assert "root is needed" in done.stderr
+    assert "root privileges are required" in done.stderr
     assert "sudo" in done.stderr
 
 
@@ -147,7 +147,7 @@ def test_without_mount_nfs_the_package_is_named(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 125
-    assert "no mount.nfs" in done.stderr
+    assert "mount.nfs is not installed" in done.stderr
     assert "nfs-common" in done.stderr
 
 

@@ -219,7 +219,7 @@ def test_a_chain_that_refuses_by_its_last_rule_is_reported(net: Net, refusal: st
     made = net.share("on")
     assert net.fetch() == ""
     (problem,) = made["problems"]
-    assert "the chain inet firewalld filter_FORWARD refuses" in problem
+    assert "the chain inet firewalld filter_FORWARD rejects" in problem
     assert f"accept {SUBNET}" in problem
     assert made["opened"] == [], "it is another's"
     net.run(net.gateway, "nft", f"insert rule inet firewalld filter_FORWARD_ZONES ip saddr {SUBNET} accept")
@@ -238,7 +238,7 @@ def test_a_table_that_was_flushed_is_reported_and_fixed(net: Net) -> None:
     net.run(net.gateway, "nft", "flush", "ruleset")
     found = net.share("status")
     assert not found["on"]
-    assert any("is gone" in problem for problem in found["problems"])
+    assert any("is missing" in problem for problem in found["problems"])
     assert net.share("on")["on"]
     assert net.fetch() == "hello, board"
     net.share("off")
