@@ -133,14 +133,14 @@ TEST_CASE("the ioctl's number tells 32-bit and 64-bit programs apart") {
 TEST_CASE("questions to the firmware") {
   FakeVcio pi;
   Mailbox box(pi);
-  CHECK(box.ask(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
-  CHECK(box.ask(qpu::runtime::tag::kBoardRevision) == 0xa02082);
+  CHECK(box.query(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
+  CHECK(box.query(qpu::runtime::tag::kBoardRevision) == 0xa02082);
   CHECK(box.vcMemory().bytes == 0x04000000);
   CHECK(box.vcMemory().base == FakeVcio::kPhysical);
   CHECK(box.clockRate(5) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kTemperature, {0}) == 47236);
-  CHECK(thrown<qpu::BackendError>([&] { box.ask(0x00030099); }).find("does not serve") !=
+  CHECK(box.query(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
+  CHECK(box.query(qpu::runtime::tag::kTemperature, {0}) == 47236);
+  CHECK(thrown<qpu::BackendError>([&] { box.query(0x00030099); }).find("does not serve") !=
         std::string::npos);
   CHECK(pi.complaints() == "tag 0x00030099\n");
 }
