@@ -56,7 +56,7 @@ TEST_CASE("the hardware's backends are refused where there is none") {
 TEST_CASE("an unknown name is answered with the valid ones") {
   const Setting s("gpu");
   const std::string text = thrown<qpu::BackendError>([] { compile([](Int) {}); });
-  CHECK(contains(text, "QPU_BACKEND=gpu names no backend"));
+  CHECK(contains(text, "QPU_BACKEND=gpu does not name a backend"));
   for (const char* name : {"interpreter", "emulator", "vc4-mailbox", "vc4-registers"})
     CHECK(contains(text, name));
 }

@@ -142,7 +142,7 @@ def test_a_damaged_kernel_is_refused(qpu: ModuleType, axpy: Path) -> None:
         if name.endswith(b"\xff"):
             damaged[16:24] = _checksum(bytes(damaged)).to_bytes(8, "little")
         axpy.write_bytes(damaged)
-        with pytest.raises(qpu.QpuError, match="is damaged, or of another version of libqpu") as fault:
+        with pytest.raises(qpu.QpuError, match="is damaged or was saved by another version of libqpu") as fault:
             qpu.Program.open(axpy)
         assert fault.value.kind == "ArgumentError"
     axpy.write_bytes(saved)
@@ -182,7 +182,7 @@ def test_misuse_is_told(qpu: ModuleType, axpy: Path, tmp_path: Path, monkeypatch
         kernel.run(1 << 32, 1.0, x, x)
     with pytest.raises(TypeError, match="4 bytes"):
         qpu.Buffer(16, numpy.float64)
-    with pytest.raises(qpu.QpuError, match="without elements"):
+    with pytest.raises(qpu.QpuError, match="must be at least 1"):
         qpu.Buffer(0)
     with pytest.raises(ValueError, match="broadcast"):
         x.write(numpy.zeros(17))
