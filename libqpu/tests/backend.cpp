@@ -28,7 +28,7 @@ TEST_CASE("the interpreter runs when nothing is asked for") {
 TEST_CASE("the interpreter runs when asked for, and empty means not asked") {
   {
     const Setting s("interpreter");
-    CHECK(std::string(qpu::backend().reason) == "chosen by QPU_BACKEND=interpreter");
+    CHECK(std::string(qpu::backend().reason) == "selected by QPU_BACKEND=interpreter");
   }
   const Setting s("");
   CHECK(contains(qpu_backend_reason(), "is not set"));

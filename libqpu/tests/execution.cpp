@@ -297,7 +297,7 @@ TEST_CASE("semaInc waits at 15") {
 
 TEST_CASE("a semaphore that is not back at 0") {
   CHECK(contains(thrown<qpu::ExecutionError>([] { compile([] { semaInc(5); })(); }),
-                 "semaphore 5 is left at 1"));
+                 "semaphore 5 is 1 at the end"));
 }
 
 TEST_CASE("a QPU that polls memory does not starve the one it waits for") {

@@ -222,7 +222,7 @@ TEST_CASE("text and JSON carry the findings") {
     CHECK_MESSAGE(text.find(part) != std::string::npos, part);
   const std::string json = qpu::runtime::asJson(f);
   for (const char* part :
-       {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" names)",
+       {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" does)",
         R"({"name": "vc4-registers", "usable": false, "reason": "no power"})",
         R"("compatible": ["raspberrypi,some", "brcm,bcm2837"])", R"("suitable": true)",
         R"("code": "a02082")", R"("memory_mib": 1024)", R"("state": "full")",

@@ -120,7 +120,7 @@ TEST_CASE("a pointer that is not into shared memory is refused") {
                  "only pointers into live SharedArrays"));
   p[0] = qpu::BusPointer<float>::fromAddress(0x1234);
   CHECK(contains(thrown<qpu::ArgumentError>([&] { (void)static_cast<float*>(p[0]); }),
-                 "0x00001234 is in no live SharedArray"));
+                 "0x00001234 is not in a live SharedArray"));
 }
 
 TEST_CASE("a cast bus address works as a pointer, as on a 32-bit board") {
