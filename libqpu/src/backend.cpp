@@ -29,7 +29,7 @@ constexpr std::array<Known, 4> kBackends = {{
     {"emulator", Kind::Emulator},
 }};
 
-// "" when the backend works.
+// Returns why the backend does not work, or "" if it works.
 std::string faultOf(Kind kind) {
   if (kind == Kind::Interpreter || kind == Kind::Emulator) return {};
   const Opened& opened = openDevice();

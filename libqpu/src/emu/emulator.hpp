@@ -39,7 +39,7 @@ struct Launch {
   // For error messages; can be null.
   const code::Object* object = nullptr;
   const Board* board = nullptr;  // null: kDefaultBoard
-  bool profile = false;          // fill Report::instructions
+  bool profile = false;          // fill Report::perInstruction
   // Maximum number of instructions per QPU; more is an error. 0: no limit.
   std::uint64_t limit = 0;
   // Maximum number of clocks of the model; more is an error. 0: no limit.

@@ -36,7 +36,7 @@ class History {
   // Clears everything and releases the memory of a large launch.
   void clear();
 
-  // Order.
+  // Synchronisation between threads.
   void release(std::uint32_t qpu, Times& at);
   void acquire(std::uint32_t qpu, const Times& from);
   void start(std::uint32_t qpu, bool load, std::uint32_t instruction);

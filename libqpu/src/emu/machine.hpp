@@ -2,8 +2,8 @@
 //
 // Actors are the QPUs, then the load engine, then the store engine. They act in the order of
 // their clocks, and in the order of their numbers if the clocks are equal. A QPU runs ahead
-// of the others until it accesses shared state. DMA moves its data when it is started; its
-// time passes after that. TMU requests read the words at the time of the request.
+// of the others until it accesses shared state. DMA moves its data when it is started; the
+// time of the transfer passes after that. TMU requests read the words at the time of the request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP
 

@@ -33,7 +33,7 @@ struct Window {
   std::uint32_t size = 2;  // 0: bytes, 1: halves, 2: words
   std::uint32_t address = 0;
   std::uint32_t stride = 0;
-  std::uint32_t left = 0;  // reads left of the setup
+  std::uint32_t left = 0;  // vectors still to be read
 
   explicit Window(std::uint32_t setup);
   Window() = default;

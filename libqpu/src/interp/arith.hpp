@@ -17,7 +17,7 @@ constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 // fmul of an inexact product: square 0x3f800001 and compare with 0x3f800002.
 constexpr bool kFmulTruncates = true;
 // fadd overflow: 0x7f7fffff plus itself; expected Inf.
-// ftoi of -2^31: expected 0x80000000; of larger magnitudes: 0, as Inf gives.
+// ftoi of -2^31: expected 0x80000000; of larger magnitudes: 0, as for Inf.
 // Carry flag of mul24 if the product exceeds this value: set flags from the MUL pipe
 // (op_add nop) with 0xffffff times 1, 2 and 0x1000.
 constexpr std::uint64_t kMul24CarryAbove = 0xffffffU;
@@ -48,7 +48,7 @@ inline std::uint64_t isNotZero(std::uint64_t x) { return (x | (0 - x)) >> 63U; }
 inline std::uint32_t truncateToFloat(std::uint64_t bits) {
   const auto d = bitCast<double>(bits & ~std::uint64_t{0x1fffffff});
   const auto f = bitCast<std::uint32_t>(static_cast<float>(d));
-  constexpr std::uint32_t upperOfLeastNormal = 0x38100000U;  // of 2^-126 as a double
+  constexpr std::uint32_t upperOfLeastNormal = 0x38100000U;  // upper half of 2^-126 as a double
   const auto upper = static_cast<std::uint32_t>(bits >> 32U) & kMagnitude;
   return f & ~mask(upper < upperOfLeastNormal);
 }

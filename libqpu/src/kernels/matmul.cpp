@@ -221,7 +221,7 @@ class Tile : public Sums {
   std::array<Float, 2> a_;            // values of a of this iteration, four rows each
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of b
   std::array<Int, 2> rows_;           // addresses of the rows in a, for the first iteration
-  Int beyond_;                        // k minus their number, for the next values of a
+  Int beyond_;                        // k minus the number of values of k, for the next values of a
   Int from_, stepA_, lastA_;          // bytes from rows_ to the next a
   Int offset_, stepB_, lastB_;        // bytes to the rows of b of an iteration, one per element
   Int offsetAfter_, next_;            // with tables: offset_ of the next iteration; address in the table

@@ -262,7 +262,7 @@ class SharedTile : public Sums {
   std::array<Float, kRows> a_;     // the rest of 16 values of k, then rows of the next ones
   Int rows_;                       // addresses of the rows; the next to request are first
   Int from_;                       // bytes from rows_ to the next values
-  Int beyond_;                     // k minus their number
+  Int beyond_;                     // k minus the number of values of k
   Int row_;                        // VPM row to read next
 };
 

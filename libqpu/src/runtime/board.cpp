@@ -73,10 +73,10 @@ void classify(Board& b) {
   const std::string subject = b.model.empty() ? b.socName : b.model + " (" + b.socName + ")";
   if (b.socName == "BCM2835" || b.socName == "BCM2836" || b.socName == "BCM2837") {
     b.soc = Soc::Suitable;
-    b.verdict = subject +  " has the VideoCore IV's 12 QPUs";
+    b.verdict = subject + " has the VideoCore IV's 12 QPUs";
   } else if (b.socName == "BCM2711" || b.socName == "BCM2712") {
     b.soc = Soc::Unsuitable;
-    b.verdict = subject +  (b.socName == "BCM2711" ? " has a VideoCore VI" : " has a VideoCore VII") +
+    b.verdict = subject + (b.socName == "BCM2711" ? " has a VideoCore VI" : " has a VideoCore VII") +
                 ", whose QPUs have another instruction set";
   } else if (!b.model.empty() || !b.compatible.empty()) {
     b.soc = Soc::Unsuitable;
