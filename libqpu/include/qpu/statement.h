@@ -77,8 +77,8 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
 // initially 0) in memory to skip between two elements of the vector. With 1, *p reads
 // every other word. The stride is a C++ number and is set outside of If, While, For and
 // Where. It does not apply to gather() and explicit DMA; store(x, p, n) is an error while
-// a stride is set. Strides are slow: a load takes up to 16 loads and 16 rotations, a
-// store takes 16 stores of one word. To iterate over an array, gather(p + index() * 2) is
+// a stride is set. Strides are slow: a load becomes up to 16 loads and 16 rotations, a
+// store becomes 16 stores of one word. To iterate over an array, gather(p + index() * 2) is
 // faster.
 //
 // Programs for QPULib use these functions, but its documentation does not define them.
