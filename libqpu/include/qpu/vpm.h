@@ -7,7 +7,7 @@
 //
 // In a kernel that uses any of these functions, store() and *p = x place their vectors in
 // row 63 - me(). So does reading *p if a store can precede it. The compiler never uses
-// rows 0 to 51. Windows and set-ups are unchanged.
+// rows 0 to 51. Windows and setups are unchanged.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 
@@ -32,7 +32,7 @@ inline void dmaSetReadPitch(const IntExpr& bytes, Location where = QPU_HERE) {
 // Reads numRows (1..16) memory rows of rowLength (1..16) words. Each row starts vpmPitch
 // (1..16) VPM rows after the previous one, for both HORIZ and VERT. VERT with rowLength 1
 // therefore fills one column with words from memory rows, and VERT with vpmPitch 16
-// places columns below each other. Source: Broadcom's guide, VPITCH of the DMA load set-up.
+// places columns below each other. Source: Broadcom's guide, VPITCH of the DMA load setup.
 inline void dmaSetupRead(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                          int rowLength = 16, int vpmPitch = 1, Location where = QPU_HERE) {
   detail::dmaReadSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, vpmPitch,
@@ -62,7 +62,7 @@ void dmaStartWrite(const PtrExpr<T>& memory, Location where = QPU_HERE) {
 inline void dmaWaitWrite(Location where = QPU_HERE) { detail::dmaWriteWait(where); }
 
 // Sets up reading of `vectors` (1..16) vectors, from `address` in steps of `stride`
-// (1..64). All of them must be read before the next set-up.
+// (1..64). All of them must be read before the next setup.
 inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, int stride = 1,
                          Location where = QPU_HERE) {
   detail::vpmReadSetup(detail::direction(d), vectors, address.node(), stride, where);

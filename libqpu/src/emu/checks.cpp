@@ -25,12 +25,12 @@ void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, cons
 // rule that instruction `at` breaks, or null.
 const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_t before) const {
   const Traits& t = program_->traits[at];
-  const std::uint32_t soon = rotatedTooSoon(program_->traits[before], t);
+  const std::uint32_t affected = rotatedTooSoon(program_->traits[before], t);
   const Vector* const now = q.v + slot::kAccumulators;
   for (std::size_t n = 0; n < q.old.size(); ++n)
-    if (((soon & t.rotated) >> n & 1U) != 0 && q.old[n].e != now[n].e)
+    if (((affected & t.rotated) >> n & 1U) != 0 && q.old[n].e != now[n].e)
       return "an accumulator is rotated in the instruction after the one that changes it";
-  if (t.rotatesByR5 && soon >> 5U != 0 && ((q.old[5].e[0] ^ now[5].e[0]) & 15U) != 0)
+  if (t.rotatesByR5 && affected >> 5U != 0 && ((q.old[5].e[0] ^ now[5].e[0]) & 15U) != 0)
     return "a rotation by r5 is in the instruction after the one that changes r5";
   return nullptr;
 }

@@ -402,8 +402,8 @@ void Machine::jump(Qpu& q, std::uint32_t at) {
                              std::to_string(launch_->limit));
   if (launch_->clockLimit != 0 && q.clock > launch_->clockLimit) failTimeOut(q, at);
   std::uint32_t broken = q.jump;
-  const bool kept = (program_->ops[at].after & need::kKeepOld) != 0;
-  const char* rule = kept ? rotatesChanged(q, q.jump, at) : nullptr;
+  const bool hasOld = (program_->ops[at].after & need::kKeepOld) != 0;
+  const char* rule = hasOld ? rotatesChanged(q, q.jump, at) : nullptr;
   if (rule == nullptr) rule = program_->faultOfJump(q.jumpedAt, q.jump, broken);
   if (rule != nullptr)
     fail<ExecutionError>(q, broken,
@@ -427,7 +427,7 @@ void Machine::end(Qpu& q, std::uint32_t at) {
   if (q.reads.left != 0)
     fail<ExecutionError>(q, at,
                          "the program ends before reading " + std::to_string(q.reads.left) +
-                             " vectors of its VPM read set-up");
+                             " vectors of its VPM read setup");
   for (const RequestQueue& queue : q.tmu)
     if (queue.count != 0)
       fail<ExecutionError>(q, at,

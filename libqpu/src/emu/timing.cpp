@@ -91,8 +91,8 @@ Ticks Timing::takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& o
 // `hit` or `miss` clocks after its turn.
 Clock Timing::l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss) {
   const Clock turn = l2Port_.take(now, l2Ticks_);
-  const Clock* const there = l2_.find(line);
-  if (there != nullptr) return std::max(turn + hit, *there);
+  const Clock* const cached = l2_.find(line);
+  if (cached != nullptr) return std::max(turn + hit, *cached);
   traffic_.readBytes += kLineBytes;
   Ticks opening = 0;
   const Ticks begin = takeMemory(line * kLineBytes, turn << kTickBits, memoryTicks_, opening);
@@ -102,8 +102,8 @@ Clock Timing::l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss) {
 }
 
 Clock Timing::codeLine(std::uint32_t slice, std::uint32_t line) {
-  const Clock* const there = code_[slice].find(line);
-  return there != nullptr ? *there : kNever;
+  const Clock* const cached = code_[slice].find(line);
+  return cached != nullptr ? *cached : kNever;
 }
 
 Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
@@ -113,8 +113,8 @@ Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
 }
 
 Clock Timing::uniformLine(std::uint32_t slice, std::uint32_t line, Clock now) {
-  const Clock* const there = uniforms_[slice].find(line);
-  if (there != nullptr) return std::max(*there, now);
+  const Clock* const cached = uniforms_[slice].find(line);
+  if (cached != nullptr) return std::max(*cached, now);
   const Clock arrives = l2Line(line, now, fetchL2_, fetchMemory_);
   uniforms_[slice].put(line, arrives);
   return arrives;
@@ -128,10 +128,10 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
     const std::uint32_t line = lineOf(Space::Memory, address);
     if (line == last) continue;
     last = line;
-    const Clock* const there = l1_[unit].find(line);
+    const Clock* const cached = l1_[unit].find(line);
     Clock arrives = 0;
-    if (there != nullptr) {
-      arrives = std::max(turn + tmuL1_, *there);
+    if (cached != nullptr) {
+      arrives = std::max(turn + tmuL1_, *cached);
     } else {
       arrives = l2Line(line, turn, tmuL2_, tmuMemory_);
       l1_[unit].put(line, arrives);

@@ -24,7 +24,7 @@ constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 // BLOCKMODE with columns continues at the top of the next column: store 2 rows of 48 words.
 // With DEPTH 1 each row is one unit further down the column: store 16 rows of 1 halfword.
 
-// Vector accesses of one QPU. The set-up word is described in the manual's table "VPM generic
+// Vector accesses of one QPU. The setup word is described in the manual's table "VPM generic
 // block".
 struct Window {
   bool ready = false;
@@ -84,7 +84,7 @@ struct Transfer {
   std::uint32_t within(std::uint32_t i, std::uint32_t j) const;
 };
 
-// Set-up of a QPU for DMA loads, or for DMA stores.
+// Setup of a QPU for DMA loads, or for DMA stores.
 struct DmaSetup {
   bool ready = false;
   bool hasPitch = false;

@@ -1,4 +1,4 @@
-// The VPM window, and the set-ups of one QPU for it.
+// The VPM window, and the setups of one QPU for it.
 #ifndef QPU_SRC_INTERP_VPM_HPP
 #define QPU_SRC_INTERP_VPM_HPP
 

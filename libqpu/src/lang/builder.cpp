@@ -24,7 +24,7 @@ constexpr int kVpmRows = 64, kVpmColumns = 16;
 constexpr int kMaxPitch = 8191;
 
 // Checks an address or distance that is a C++ number, even if the statement is never
-// executed: the hardware does not define such a set-up word.
+// executed: the hardware does not define such a setup word.
 void requireConstant(const Statement& s, const char* what, std::uint32_t expression, int high) {
   Recorder& r = Recorder::current();
   const Expression& e = r.expression(expression);
@@ -32,7 +32,7 @@ void requireConstant(const Statement& s, const char* what, std::uint32_t express
     r.requireRange(s.site, what, static_cast<std::int32_t>(e.bits), 0, high);
 }
 
-// Checks the VPM words that a DMA set-up accesses from a constant address. In loads, each
+// Checks the VPM words that a DMA setup accesses from a constant address. In loads, each
 // memory row starts s.pitch VPM rows after the previous one. In stores along columns, each
 // memory row comes from the next column.
 void requireInWindow(const Statement& s) {

@@ -83,7 +83,7 @@ std::string buildIdentity() {
     std::uintptr_t here;
     std::string id;
   } search{reinterpret_cast<std::uintptr_t>(&buildIdentity), {}};
-  const auto look = [](dl_phdr_info* info, std::size_t, void* data) -> int {
+  const auto visit = [](dl_phdr_info* info, std::size_t, void* data) -> int {
     auto& s = *static_cast<Search*>(data);
     bool ours = false;
     for (int i = 0; i < info->dlpi_phnum; ++i) {
@@ -113,7 +113,7 @@ std::string buildIdentity() {
     }
     return 1;
   };
-  (void)dl_iterate_phdr(look, &search);
+  (void)dl_iterate_phdr(visit, &search);
   return search.id;
 }
 
