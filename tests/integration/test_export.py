@@ -1058,7 +1058,7 @@ def test_boards_get_free_addresses_of_the_subnet(
 @pytest.mark.parametrize("subnet", ["192.168.77.4/31", "192.168.77.5/32"])
 def test_a_subnet_without_free_address_is_reported(bootable: Path, tmp_path: Path, subnet: str) -> None:
     folder, warnings = written(bootable, tmp_path, subnet=subnet, address="192.168.77.5")
-    assert any("no address for a board" in warning for warning in warnings)
+    assert any("no free address for a board" in warning for warning in warnings)
     assert (folder / "dnsmasq.conf").exists()
     assert not (folder / "dnsmasq-alone.conf").exists()
 
