@@ -1,5 +1,5 @@
-// The back half of the compiler: the words that it makes of machine operations
-// compute, on the emulator, what the operations do.
+// The back end of the compiler: the emulator runs the code generated from machine operations and must
+// produce the results of these operations.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -115,7 +115,7 @@ Counts countLoop(const Object& object) {
 
 }  // namespace
 
-TEST_CASE("random programs") {
+TEST_CASE("random programs compute the same at every level") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
     mir::RandomOptions random;
@@ -128,7 +128,7 @@ TEST_CASE("random programs") {
   }
 }
 
-TEST_CASE("random programs with few registers") {
+TEST_CASE("random programs with few registers are correct") {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
     mir::RandomOptions random;
@@ -142,7 +142,7 @@ TEST_CASE("random programs with few registers") {
   }
 }
 
-TEST_CASE("programs whose spills went wrong once") {
+TEST_CASE("programs with past spilling errors are correct") {
   for (const std::uint32_t seed : {32U, 932U, 2200U}) {
     CAPTURE(seed);
     mir::RandomOptions random;
@@ -156,7 +156,7 @@ TEST_CASE("programs whose spills went wrong once") {
   }
 }
 
-TEST_CASE("more vectors than registers") {
+TEST_CASE("programs with more vectors than registers are correct") {
   for (const int loops : {0, 1}) {
     mir::RandomOptions random;
     random.variables = 200;
@@ -169,7 +169,7 @@ TEST_CASE("more vectors than registers") {
   }
 }
 
-TEST_CASE("a function that keeps its write window asks for another before it spills") {
+TEST_CASE("spilling requires a write window that is not kept") {
   mir::RandomOptions random;
   random.variables = 90;
   Function f = mir::Random(5, random).f;
@@ -177,7 +177,7 @@ TEST_CASE("a function that keeps its write window asks for another before it spi
   CHECK_THROWS_AS(emit(f, {}), qpu::compiler::SpillsNeeded);
 }
 
-TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error") {
+TEST_CASE("spilling is an error if the kernel sets up the VPM") {
   mir::RandomOptions random;
   random.variables = 90;
   Function f = mir::Random(5, random).f;
@@ -193,7 +193,7 @@ TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error"
   CHECK(text.find("because the kernel sets up the VPM") != std::string::npos);
 }
 
-TEST_CASE("branches over more code than the instruction cache holds") {
+TEST_CASE("branches can span more than the instruction cache") {
   mir::RandomOptions random;
   random.variables = 30;
   random.operations = 3000;
@@ -204,7 +204,7 @@ TEST_CASE("branches over more code than the instruction cache holds") {
   CHECK(emit(f, {}).words.size() * 8 > 2 * 4096);
 }
 
-TEST_CASE("loads through the VPM, the mutex, semaphores and the host interrupt") {
+TEST_CASE("VPM loads, mutex, semaphores and interrupt work") {
   Builder b;
   b.f.usesVpmByHand = true;
   const mir::Vreg parts = b.fresh();
@@ -227,7 +227,7 @@ TEST_CASE("loads through the VPM, the mutex, semaphores and the host interrupt")
   for (int level = 0; level <= 2; ++level) checkRuns(b.f, {level, 32}, wanted);
 }
 
-TEST_CASE("the VPM is read by either port of a loop's instructions") {
+TEST_CASE("both read ports are used for the VPM") {
   constexpr int kVectors = 16;
   constexpr std::uint32_t kRow = 16;
   Builder b;
@@ -269,14 +269,14 @@ TEST_CASE("the VPM is read by either port of a loop's instructions") {
     const auto i = isa::decode(word);
     if (i->form != isa::Form::Alu) continue;
     byA += i->raddrA == isa::address::kVpm ? 1 : 0;
-    // As a small immediate the number is a rotation.
+    // With a small immediate, this number is a rotation.
     byB += i->raddrB == isa::address::kVpm && i->signal != isa::Signal::SmallImmediate ? 1 : 0;
   }
   CHECK(byA + byB == kVectors);
   CHECK(byB > 0);
 }
 
-TEST_CASE("instructions name the construct of their first operation") {
+TEST_CASE("instructions carry the site of their first operation") {
   Builder b;
   b.f.sites = {{"first", "first at 1"}, {"second", "second at 2"}};
   const mir::Vreg x = b.elementNumber();
@@ -312,15 +312,15 @@ TEST_CASE("an empty kernel ends") {
   CHECK(object.siteOf.size() == object.words.size());
 }
 
-TEST_CASE("a matrix product's inner block fills both pipes") {
+TEST_CASE("the inner block of a matrix product fills both pipes") {
   for (const int steps : {1, 2}) {
     const Function f = mir::matrixBlock(8, 4, steps);
     for (int level = 0; level <= 2; ++level) checkRuns(f, {level, 32}, expected(f));
     const Object object = emit(f, {});
     const Counts counts = countLoop(object);
     CHECK(counts.floats == 64 * steps);
-    // MUL pipe: products and broadcasts; ADD pipe: sums and addresses; either:
-    // five requests and the four results that are used more than once.
+    // MUL pipe: products and broadcasts; ADD pipe: sums and addresses; either pipe: five requests
+    // and the four results that are used more than once.
     const int ideal = (64 + 8 + 5 + 5 + 5) * steps / 2 + 1;
     MESSAGE(steps << " steps: " << counts.instructions << " instructions, ideal " << ideal << ", "
                   << counts.dual << " dual");

@@ -5,13 +5,13 @@
 #define TESTS_FAKE_VCIO_HPP
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "runtime/device.hpp"
 #include "runtime/os.hpp"
+#include "tests/folder.hpp"
 
 namespace test {
 
@@ -109,10 +109,10 @@ class FakeTree {
 
   FakeTree& file(const std::string& path, const std::string& text);
   qpu::runtime::Host host(FakeVcio& os) const;
-  std::string state() const { return (directory_ / "state").string(); }
+  std::string state() const { return (folder_.path / "state").string(); }
 
  private:
-  std::filesystem::path directory_;
+  Folder folder_;
 };
 
 }  // namespace test

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <fstream>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include "runtime/sha256.hpp"
 #include "runtime/words.hpp"
 #include "tests/fake_vcio.hpp"
+#include "tests/folder.hpp"
 #include "tests/run.hpp"
 #include "tutorial/oet.hpp"
 #include "tutorial/rot3d.hpp"
@@ -25,45 +25,17 @@
 using test::contains;
 using test::FakeTree;
 using test::FakeVcio;
+using test::Folder;
+using test::Setting;
 using test::thrown;
 
 namespace {
-
-struct Setting {
-  Setting(const char* key, const std::string& value) : name(key) {
-    setenv(key, value.c_str(), 1);
-  }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { unsetenv(name); }
-  const char* name;
-};
 
 // A Pi in this machine's place.
 struct Pi {
   FakeVcio os{8U << 20U};
   FakeTree tree;
   qpu::runtime::WithHost host{tree.host(os)};
-};
-
-struct Folder {
-  Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "qpu-cache-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = pattern;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
-    std::filesystem::remove_all(path);
-  }
-  std::vector<std::filesystem::path> files() const {
-    std::vector<std::filesystem::path> all;
-    for (const auto& f : std::filesystem::directory_iterator(path)) all.push_back(f.path());
-    return all;
-  }
-  std::filesystem::path path;
 };
 
 // What `f` writes to the process's standard error.

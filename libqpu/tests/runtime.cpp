@@ -18,6 +18,7 @@
 #include "runtime/report.hpp"
 #include "runtime/round_trip.hpp"
 #include "tests/fake_vcio.hpp"
+#include "tests/support.hpp"
 
 using qpu::runtime::Device;
 using qpu::runtime::GpuMemory;
@@ -25,28 +26,14 @@ using qpu::runtime::Mailbox;
 using qpu::runtime::Message;
 using qpu::runtime::Method;
 using qpu::runtime::Start;
+using test::contains;
 using test::FakeTree;
 using test::FakeVcio;
 using test::Launched;
+using test::Setting;
+using test::thrown;
 
 namespace {
-
-template <typename E, typename F>
-std::string thrown(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    FAIL("another exception: " << e.what());
-  }
-  FAIL("no exception");
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::string refusal(FakeVcio& pi, const FakeTree& tree) {
   return thrown<qpu::BackendError>([&] { (void)Device::open(tree.host(pi)); });
@@ -93,14 +80,6 @@ int inChild(F f) {
   waitpid(child, &status, 0);
   return status;
 }
-
-struct Setting {
-  Setting(const char* key, const char* value) : name(key) { setenv(key, value, 1); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { unsetenv(name); }
-  const char* name;
-};
 
 }  // namespace
 
