@@ -1,5 +1,5 @@
-// Runs machine operations over virtual registers, so that the front half of the
-// compiler is tested without the back half. Memory is that of the SharedArrays.
+// Runs machine operations on virtual registers, to test the front end of the compiler without its back
+// end. The memory is that of the SharedArrays.
 #ifndef TESTS_MIR_RUN_HPP
 #define TESTS_MIR_RUN_HPP
 
@@ -29,7 +29,7 @@ class MirMachine {
     for (std::size_t i = 0; i < qpus_.size(); ++i) {
       Qpu& q = qpus_[i];
       q.number = static_cast<std::uint32_t>(i);
-      // Junk, as on hardware.
+      // Undefined contents, as on hardware.
       for (Vector& v : q.registers = std::vector<Vector>(f.registers))
         for (std::uint32_t e = 0; e < 16; ++e) v.e[e] = 0xdeadbe00U + e;
       for (const qpu::code::Uniform& u : f.uniforms) {
@@ -47,14 +47,14 @@ class MirMachine {
       bool progress = false;
       ended = 0;
       for (Qpu& q : qpus_) {
-        progress = turn(q) || progress;
+        progress = advance(q) || progress;
         if (q.ended) ++ended;
       }
       if (!progress && ended < qpus_.size()) throw std::runtime_error("deadlock");
     }
     for (const int s : semaphores_)
-      if (s != 0) throw std::runtime_error("a semaphore is left set");
-    if (interrupts_ != 1) throw std::runtime_error("not one host interrupt");
+      if (s != 0) throw std::runtime_error("a semaphore is not 0 at the end");
+    if (interrupts_ != 1) throw std::runtime_error("the host interrupt was not raised exactly once");
   }
 
  private:
@@ -80,7 +80,7 @@ class MirMachine {
 
   unsigned char* words(std::uint32_t address, std::uint32_t count) {
     unsigned char* p = memory_.find(0, address, 4 * count);
-    if (p == nullptr) fail("access outside of arrays: " + std::to_string(address));
+    if (p == nullptr) fail("access outside of all arrays: " + std::to_string(address));
     return p;
   }
 
@@ -156,7 +156,7 @@ class MirMachine {
   }
 
   void load(Qpu& q, std::uint32_t address) {
-    if (q.loading) fail("a DMA load before the last was waited for");
+    if (q.loading) fail("a DMA load starts before a wait for the previous one");
     const std::uint32_t w = q.loadWord;
     if (w >> 31U == 0) fail("no DMA load is set up");
     const auto or16 = [](std::uint32_t n) { return n == 0 ? 16 : n; };
@@ -175,7 +175,7 @@ class MirMachine {
   }
 
   void store(Qpu& q, std::uint32_t address) {
-    if (q.storing) fail("a DMA store before the last was waited for");
+    if (q.storing) fail("a DMA store starts before a wait for the previous one");
     const std::uint32_t w = q.storeWord;
     if (w >> 30U != 2) fail("no DMA store is set up");
     const auto or128 = [](std::uint32_t n) { return n == 0 ? 128 : n; };
@@ -193,7 +193,7 @@ class MirMachine {
     q.storing = true;
   }
 
-  // False when the QPU has to wait.
+  // Returns false if the QPU has to wait.
   bool step(Qpu& q, const mir::Operation& o) {
     using mir::Op;
     const Vector a = value(q, o.a);
@@ -241,7 +241,7 @@ class MirMachine {
         q.tmu[o.unit].push_back(r);
         break;
       case Op::TmuReceive:
-        if (q.tmu[o.unit].empty()) fail("nothing to receive");
+        if (q.tmu[o.unit].empty()) fail("no request is outstanding");
         set(q, o, q.tmu[o.unit].front());
         q.tmu[o.unit].pop_front();
         break;
@@ -251,7 +251,7 @@ class MirMachine {
         } else if (a.e[0] >> 31U != 0) {
           q.loadWord = a.e[0];
         } else {
-          if (q.reads.left != 0) fail("vectors of the last read setup are unread");
+          if (q.reads.left != 0) fail("vectors of the previous read setup are unread");
           if (q.loading) fail("a VPM read is set up while a DMA load runs");
           q.reads = {a.e[0], true, (a.e[0] >> 20U & 15U) == 0 ? 16 : a.e[0] >> 20U & 15U};
         }
@@ -263,17 +263,17 @@ class MirMachine {
           q.storeWord = a.e[0];
         else
           q.writes = {a.e[0], true, 0};
-        if (a.e[0] >> 30U != 0 && q.storing) fail("a DMA store is set up while another runs");
+        if (a.e[0] >> 30U != 0 && q.storing) fail("a DMA store is set up while another one runs");
         break;
       case Op::VpmRead:
-        if (q.reads.left == 0) fail("a VPM read that is not set up");
+        if (q.reads.left == 0) fail("a VPM read without setup");
         for (std::uint32_t i = 0; i < 16; ++i) r.e[i] = element(q.reads.word, q.reads.word, i);
         advance(q.reads);
         --q.reads.left;
         set(q, o, r);
         break;
       case Op::VpmWrite:
-        if (!q.writes.ready) fail("a VPM write that is not set up");
+        if (!q.writes.ready) fail("a VPM write without setup");
         for (std::uint32_t i = 0; i < 16; ++i) element(q.writes.word, q.writes.word, i) = a.e[i];
         advance(q.writes);
         break;
@@ -299,7 +299,7 @@ class MirMachine {
     return true;
   }
 
-  bool turn(Qpu& q) {
+  bool advance(Qpu& q) {
     bool progress = false;
     while (!q.ended) {
       const mir::Block& block = f_.blocks[q.block];
@@ -331,9 +331,9 @@ class MirMachine {
   }
 
   static void end(Qpu& q) {
-    if (q.storing || q.loading) fail("the end while a DMA runs");
-    if (!q.tmu[0].empty() || !q.tmu[1].empty()) fail("requests are left at the end");
-    if (q.reads.left != 0) fail("announced vectors are unread at the end");
+    if (q.storing || q.loading) fail("the program ends while a DMA transfer runs");
+    if (!q.tmu[0].empty() || !q.tmu[1].empty()) fail("the program ends with outstanding requests");
+    if (q.reads.left != 0) fail("the program ends with unread vectors");
     q.ended = true;
   }
 
