@@ -93,8 +93,8 @@ TEST_CASE("spills between a kernel's own stores are correct") {
 TEST_CASE("rematerialisation requires operands that are alive") {
   constexpr int live = 34;
   constexpr int spread = 2048;
+  SharedArray<int> in = cases::ints(1024), out(3 * spread);
   // The last use of x is in the loop; `half` is used after the loop.
-  // The last use of x lies in the loop; `half` is needed after it.
   const auto f = [](Int n, Float x, Ptr<Int> p, Ptr<Int> q) {
     std::vector<Int> v;
     v.reserve(live);
