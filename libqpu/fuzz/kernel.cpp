@@ -12,7 +12,7 @@
 
 #include "compiler/compile.hpp"
 #include "fuzz/check.hpp"
-#include "fuzz/emulate.hpp"
+#include "fuzz/object.hpp"
 #include "fuzz/kernel_maker.hpp"
 #include "fuzz/pressure.hpp"
 #include "interp/machine.hpp"
@@ -166,18 +166,18 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
     }
     for (const qpu::isa::Fault& f : qpu::isa::verify(object.words))
       if (causedByCompiler(f, ended && facts.queuesInOrder))
-        differ(c, level, std::string(f.rule) + ": " + f.text + "\n" + fuzz::pressure::listing(object));
+        differ(c, level, std::string(f.rule) + ": " + f.text + "\n" + fuzz::listing(object));
     if (!facts.ends) continue;
     arrays().reset();
     const bool emulated = emulate(object, c, error);
     if (!ended || !facts.ordered) continue;
-    if (!emulated) differ(c, level, error + "\n" + fuzz::pressure::listing(object));
+    if (!emulated) differ(c, level, error + "\n" + fuzz::listing(object));
     const Words words = arrays().words();
     for (std::size_t i = 0; i < words.size(); ++i)
       if (words[i] != expected[i])
         differ(c, level, "word " + std::to_string(i) + " is " + std::to_string(words[i]) +
                              ", expected " + std::to_string(expected[i]) + "\n" +
-                             fuzz::pressure::listing(object));
+                             fuzz::listing(object));
   }
 }
 

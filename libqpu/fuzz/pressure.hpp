@@ -8,11 +8,10 @@
 #include <string>
 
 #include "compiler/compile.hpp"
-#include "fuzz/emulate.hpp"
+#include "fuzz/object.hpp"
 #include "fuzz/pressure_evaluate.hpp"
 #include "fuzz/pressure_record.hpp"
 #include "interp/machine.hpp"
-#include "isa/text.hpp"
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 #include "lang/recorder.hpp"
@@ -68,13 +67,6 @@ inline qpu::detail::Source record(const Program& program) {
   qpu::detail::Source source = recorder.finish();
   qpu::detail::checkGathers(source);
   return source;
-}
-
-inline std::string listing(const qpu::code::Object& object) {
-  std::string text;
-  for (std::size_t i = 0; i < object.words.size(); ++i)
-    text += std::to_string(i) + ": " + qpu::isa::disassemble(object.words[i]) + "\n";
-  return text;
 }
 
 class Check {

@@ -5,25 +5,14 @@
 
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
-#include "emu/emulator.hpp"
-#include "isa/text.hpp"
+#include "fuzz/object.hpp"
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
-#include "mem/heap.hpp"
 
 // Included last: it defines words of the language as macros.
 #include "tests/compiler_cases.hpp"
 
-namespace {
-
-std::string listing(const qpu::code::Object& object) {
-  std::string text;
-  for (std::size_t i = 0; i < object.words.size(); ++i)
-    text += std::to_string(i) + ": " + qpu::isa::disassemble(object.words[i]) + "\n";
-  return text;
-}
-
-}  // namespace
+using fuzz::listing;
 
 void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments) {
@@ -33,26 +22,8 @@ void execute(const qpu::detail::Source& source, const qpu::compiler::Options& op
               << listing(object);
   for (const qpu::isa::Fault& fault : qpu::isa::verify(object.words))
     FAIL(fault.rule << ": " << fault.text << "\n" << listing(object));
-  const auto table = qpu::detail::Heap::instance().table();
-  // The spill areas are past all arrays.
-  std::vector<std::uint32_t> spills(static_cast<std::size_t>(qpus) * object.spillBytes / 4 + 1);
-  qpu::emu::Launch launch;
-  for (const auto& block : table->blocks)
-    launch.memory.push_back({block->start, block->bytes, block->host});
-  constexpr std::uint32_t spillStart = 0xf0000000U;
-  launch.memory.push_back({spillStart, static_cast<std::uint32_t>(4 * spills.size()),
-                           reinterpret_cast<unsigned char*>(spills.data())});
-  launch.words = object.words.data();
-  launch.count = object.words.size();
-  launch.object = &object;
-  launch.limit = 10'000'000;
-  for (int i = 0; i < qpus; ++i)
-    launch.uniforms.push_back(qpu::code::uniformStream(
-        object, i, qpus, arguments.data(),
-        spillStart + static_cast<std::uint32_t>(i) * object.spillBytes));
   try {
-    const qpu::emu::Report report = qpu::emu::run(launch);
-    CHECK(report.hostInterrupt);
+    CHECK(fuzz::emulate(object, qpus, arguments, 10'000'000).hostInterrupt);
   } catch (const qpu::Error& e) {
     FAIL(std::string(e.what()) << "\n" << listing(object) << text(select(source, options)));
   }

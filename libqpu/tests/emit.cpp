@@ -6,7 +6,7 @@
 
 #include "compiler/compile.hpp"
 #include "emu/emulator.hpp"
-#include "isa/text.hpp"
+#include "fuzz/object.hpp"
 #include "isa/verify.hpp"
 #include "mir_build.hpp"
 #include "qpu/error.h"
@@ -31,13 +31,6 @@ std::vector<std::uint32_t> freshMemory() {
   std::mt19937 engine(7);
   for (std::uint32_t& w : words) w = static_cast<std::uint32_t>(engine());
   return words;
-}
-
-std::string listing(const Object& object) {
-  std::string text;
-  for (std::size_t k = 0; k < object.words.size(); ++k)
-    text += std::to_string(k) + "  " + isa::disassemble(object.words[k]) + "\n";
-  return text;
 }
 
 std::vector<std::uint32_t> expected(const Function& f) {
@@ -66,6 +59,14 @@ std::vector<std::uint32_t> emulated(const Object& object) {
   return words;
 }
 
+Function randomFunction(std::uint32_t seed) {
+  mir::RandomOptions random;
+  random.variables = 3 + static_cast<int>(seed * 3 % 31);
+  random.operations = 20 + static_cast<int>(seed * 11 % 150);
+  random.loops = static_cast<int>(seed % 4);
+  return mir::Random(seed, random).f;
+}
+
 void checkRuns(const Function& f, const Options& options, const std::vector<std::uint32_t>& wanted) {
   CAPTURE(options.level);
   CAPTURE(options.fileRegisters);
@@ -81,7 +82,7 @@ void checkRuns(const Function& f, const Options& options, const std::vector<std:
   if (fault.empty() && got == wanted) return;
   std::size_t at = 0;
   while (at < got.size() && got[at] == wanted[at]) ++at;
-  FAIL(fault << " first difference at word " << at << "\n" << listing(object));
+  FAIL(fault << " first difference at word " << at << "\n" << fuzz::listing(object));
 }
 
 struct Counts {
@@ -131,11 +132,7 @@ TEST_CASE("random programs compute the same at every level") {
 TEST_CASE("random programs with few registers are correct") {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
-    mir::RandomOptions random;
-    random.variables = 3 + static_cast<int>(seed * 3 % 31);
-    random.operations = 20 + static_cast<int>(seed * 11 % 150);
-    random.loops = static_cast<int>(seed % 4);
-    const Function f = mir::Random(seed, random).f;
+    const Function f = randomFunction(seed);
     const std::vector<std::uint32_t> wanted = expected(f);
     for (const int registers : {4, 5, 6, 8, 12, 20})
       for (const int level : {0, 2}) checkRuns(f, {level, registers}, wanted);
@@ -145,11 +142,7 @@ TEST_CASE("random programs with few registers are correct") {
 TEST_CASE("programs with past spilling errors are correct") {
   for (const std::uint32_t seed : {32U, 932U, 2200U}) {
     CAPTURE(seed);
-    mir::RandomOptions random;
-    random.variables = 3 + static_cast<int>(seed * 3 % 31);
-    random.operations = 20 + static_cast<int>(seed * 11 % 150);
-    random.loops = static_cast<int>(seed % 4);
-    const Function f = mir::Random(seed, random).f;
+    const Function f = randomFunction(seed);
     const std::vector<std::uint32_t> wanted = expected(f);
     for (int level = 0; level <= 2; ++level)
       for (const int registers : {5, 9, 18}) checkRuns(f, {level, registers}, wanted);

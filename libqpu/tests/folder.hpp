@@ -12,8 +12,7 @@
 namespace test {
 
 // A temporary folder that is removed with its contents.
-class Folder {
- public:
+struct Folder {
   Folder() {
     std::string pattern = (std::filesystem::temp_directory_path() / "qpu-test-XXXXXX").string();
     if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot create " + pattern);

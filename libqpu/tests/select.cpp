@@ -34,7 +34,7 @@ void execute(const qpu::detail::Source& source, const qpu::compiler::Options& op
   }
 }
 
-// --- what optimisation makes of kernels ---
+// --- results of optimisation ---
 
 namespace {
 

@@ -157,7 +157,7 @@ TEST_CASE("loading random contents does not crash") {
     if (const auto o = load(seal(bad))) {
       ++sound;
       if (o->siteOf.size() != o->words.size()) FAIL_CHECK("site numbers missing");
-      if (save(*o) != seal(bad)) FAIL_CHECK("came back otherwise");
+      if (save(*o) != seal(bad)) FAIL_CHECK("saved differently");
     }
   }
   CHECK(sound > 1000);

@@ -10,7 +10,7 @@
 using test::contains;
 using test::thrown;
 
-TEST_CASE("a new array is zero and aligned to 64 bytes on both sides") {
+TEST_CASE("a new array is zero and aligned to 64 bytes") {
   for (const std::size_t n : {1U, 15U, 16U, 17U, 100000U}) {
     SharedArray<float> a(n);
     CHECK(a.size() == n);

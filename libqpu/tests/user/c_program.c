@@ -47,13 +47,13 @@ static void run(void) {
   qpu_buffer *buffer = qpu_buffer_new(sizeof result);
   qpu_program *program = qpu_program_from_words(words, (size_t)count, "rows");
   check(count == 15, "the program has 15 words");
-  check(buffer != NULL && program != NULL, "buffer and program are there");
+  check(buffer != NULL && program != NULL, "buffer and program exist");
   if (buffer == NULL || program == NULL) return;
   check(qpu_buffer_bytes(buffer) == sizeof result, "the buffer has the requested size");
   check(qpu_buffer_address(buffer) % 64 == 0, "the buffer is aligned");
   check(strcmp(qpu_program_name(program), "rows") == 0, "the program keeps its name");
   check(qpu_program_words(program, &kept) == 15 && kept[0] == words[0], "the program keeps its words");
-  check(qpu_program_parameters(program) == 0 && !qpu_program_uses_sfu(program), "and facts");
+  check(qpu_program_parameters(program) == 0 && !qpu_program_uses_sfu(program), "the program has no parameters and uses no SFU");
   check(qpu_program_cycles(program, &cycles) == -1, "no cycles before a run");
   check(qpu_thread_cycles(NULL) == -1, "a null pointer for cycles is rejected");
   for (i = 0; i < 3; ++i) {
@@ -67,7 +67,7 @@ static void run(void) {
   check(qpu_buffer_read(buffer, 0, result, sizeof result) == 0, "the result is read");
   for (i = 0; i < 48; ++i)
     check(result[i] == 100 + (uint32_t)i / 16, "a word is the sum of the uniforms");
-  check(((const uint32_t *)qpu_buffer_data(buffer))[47] == 102, "the CPU sees it too");
+  check(((const uint32_t *)qpu_buffer_data(buffer))[47] == 102, "the CPU reads the result");
   check(qpu_program_cycles(program, &cycles) == 0 && cycles.instructions == 45 &&
             cycles.clocks >= 60 && cycles.seconds > 0 && cycles.memory_write_bytes == 192,
         "45 instructions, 192 bytes");
@@ -98,7 +98,7 @@ static void run(void) {
   check(qpu_buffer_write(buffer, 188, result, 8) == -1, "a copy past the end is rejected");
   check(qpu_buffer_write(buffer, 2, result, 4) == -1, "a copy of half words is rejected");
   check(qpu_buffer_write(NULL, 0, result, 4) == -1 && strstr(qpu_last_error(), "NULL") != NULL,
-        "NULL is told");
+        "NULL is reported");
   qpu_program_delete(program);
   qpu_buffer_delete(buffer);
 }
@@ -112,7 +112,7 @@ static void files(const char *folder) {
   check(qpu_program_save(program, path) == 0, "the program is saved");
   qpu_program_delete(program);
   program = qpu_program_open(path);
-  check(program != NULL && strcmp(qpu_program_name(program), "rows") == 0, "and opened");
+  check(program != NULL && strcmp(qpu_program_name(program), "rows") == 0, "the program is opened");
   qpu_program_delete(program);
   /* Change one byte of the name. */
   FILE *file = fopen(path, "r+b");
