@@ -1,4 +1,4 @@
-"""Run Python scripts without importing torch each time: this takes seconds on a Pi, and half a minute in an emulator.
+"""Run Python scripts without the time to import torch: seconds on a Pi, half a minute on an emulated one.
 
     python3 -m pitorch.preloaded SCRIPT [ARGUMENT...]       like python3 SCRIPT
     python3 -m pitorch.preloaded -c CODE [ARGUMENT...]      like python3 -c CODE
@@ -103,25 +103,25 @@ def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S
         "environment": dict(os.environ),
         "umask": _umask(),
     }
-    why = ""
+    reason = ""
     for _ in range(3):
-        with contextlib.closing(_connect(modules, idle_s, why)) as link:
-            answer = _request(link, request)
-        if "status" in answer:
-            return int(answer["status"])
-        if "started" in answer:
+        with contextlib.closing(_connect(modules, idle_s, reason)) as connection:
+            response = _request(connection, request)
+        if "status" in response:
+            return int(response["status"])
+        if "started" in response:
             raise NotStarted("the server was terminated while the script ran")
-        why = str(answer.get("stale", "the previous server has just ended"))
-    raise NotStarted(f"no server could be used in three attempts: {why}")
+        reason = str(response.get("stale", "the previous server has just ended"))
+    raise NotStarted(f"no server could be used in three attempts: {reason}")
 
 
 def stop() -> int:
     """Stop the server, if there is one. Active runs continue."""
-    with contextlib.closing(_new_socket()) as link:
-        if not _try_connect(link, _folder()):
+    with contextlib.closing(_new_socket()) as connection:
+        if not _try_connect(connection, _folder()):
             print("pitorch.preloaded: no server is running")
             return 0
-        _request(link, {"stop": True})
+        _request(connection, {"stop": True})
     print("pitorch.preloaded: server stopped")
     return 0
 
@@ -146,26 +146,26 @@ def _folder() -> Path:
     return folder
 
 
-def _connect(modules: Sequence[str], idle_s: float, why: str) -> socket.socket:
-    """Connect to the server, and start one if necessary; ``why`` is the reason for the start, if known."""
+def _connect(modules: Sequence[str], idle_s: float, reason: str) -> socket.socket:
+    """Connect to the server, and start one if necessary; ``reason`` is the reason for the start, if known."""
     folder = _folder()
     with contextlib.ExitStack() as stack:
-        link = stack.enter_context(contextlib.closing(_new_socket()))
-        if not _try_connect(link, folder):
+        connection = stack.enter_context(contextlib.closing(_new_socket()))
+        if not _try_connect(connection, folder):
             with (folder / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _try_connect(link, folder):  # another caller may have started it
-                    _start(folder, modules, idle_s, why)
-                    if not _try_connect(link, folder):
+                if not _try_connect(connection, folder):  # another caller may have started it
+                    _start(folder, modules, idle_s, reason)
+                    if not _try_connect(connection, folder):
                         raise NotStarted(f"the server does not accept connections at {folder}/socket")
         stack.pop_all()
-        return link
+        return connection
 
 
-def _try_connect(link: socket.socket, folder: Path) -> bool:
+def _try_connect(connection: socket.socket, folder: Path) -> bool:
     try:
         with _short_path(folder) as path:
-            link.connect(path)
+            connection.connect(path)
     except OSError:
         return False
     return True
@@ -181,9 +181,9 @@ def _short_path(folder: Path) -> Iterator[str]:
         os.close(number)
 
 
-def _start(folder: Path, modules: Sequence[str], idle_s: float, why: str) -> None:
+def _start(folder: Path, modules: Sequence[str], idle_s: float, reason: str) -> None:
     names = ", ".join(modules)
-    print(f"pitorch.preloaded: loading {names}{f' ({why})' if why else ''} …", file=sys.stderr, flush=True)
+    print(f"pitorch.preloaded: loading {names}{f' ({reason})' if reason else ''} …", file=sys.stderr, flush=True)
     began = time.monotonic()
     path = folder / "socket"
     path.unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def _start(folder: Path, modules: Sequence[str], idle_s: float, why: str) -> Non
     print(f"pitorch.preloaded: loaded in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
 
-def _request(link: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
+def _request(connection: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
     """Send a request with our standard files, and forward signals until the response is complete."""
     body = json.dumps(request).encode()
     with contextlib.ExitStack() as stack:
@@ -223,27 +223,27 @@ def _request(link: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
         before = {}
         if "words" in request:
             for number in _FORWARDED:
-                before[number] = signal.signal(number, lambda got, _: _send_signal(link, bytes([got])))
+                before[number] = signal.signal(number, lambda got, _: _send_signal(connection, bytes([got])))
         try:
-            socket.send_fds(link, [_LENGTH.pack(len(body))], files)
-            link.sendall(body)
+            socket.send_fds(connection, [_LENGTH.pack(len(body))], files)
+            connection.sendall(body)
             text = b""
-            while chunk := link.recv(1 << 16):
+            while chunk := connection.recv(1 << 16):
                 text += chunk
         except ConnectionError:
             text = b""
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    answer: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     for line in text.splitlines():
-        answer |= json.loads(line)
-    return answer
+        response |= json.loads(line)
+    return response
 
 
-def _send_signal(link: socket.socket, number: bytes) -> None:
+def _send_signal(connection: socket.socket, number: bytes) -> None:
     with contextlib.suppress(OSError):
-        link.send(number)
+        connection.send(number)
 
 
 def _open_or_null(number: int, stack: contextlib.ExitStack) -> int:
@@ -270,7 +270,7 @@ class _Server:
     def __init__(self, listener: socket.socket, path: Path, idle_s: float, modules: Sequence[str]) -> None:
         self._listener, self._path, self._idle_s, self._modules = listener, path, idle_s, list(modules)
         self._environment = _import_variables(os.environ)
-        self._links: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._libc = ctypes.CDLL(None)
         self._open = True
         for name in modules:
@@ -289,8 +289,8 @@ class _Server:
         with selectors.DefaultSelector() as ready:
             ready.register(self._listener, selectors.EVENT_READ)
             ready.register(wake, selectors.EVENT_READ)
-            while self._open or self._links:
-                found = ready.select(self._idle_s if not self._links else None)
+            while self._open or self._connections:
+                found = ready.select(self._idle_s if not self._connections else None)
                 if not found:
                     self._close(ready)
                 for key, _ in found:
@@ -299,8 +299,8 @@ class _Server:
                             wake.recv(1 << 12)
                         self._reap(ready)
                     elif key.fileobj is self._listener:
-                        link, _address = self._listener.accept()
-                        request = self._handle(link, ready)
+                        connection, _address = self._listener.accept()
+                        request = self._handle(connection, ready)
                         if request is not None:
                             wake.close()
                             waker.close()
@@ -309,21 +309,21 @@ class _Server:
                         self._forward(key.data, ready)
         raise SystemExit(0)
 
-    def _handle(self, link: socket.socket, ready: selectors.BaseSelector) -> dict[str, Any] | None:
+    def _handle(self, connection: socket.socket, ready: selectors.BaseSelector) -> dict[str, Any] | None:
         """Respond to a request, or fork a process for it. Returns the request in the forked process."""
         try:
-            request, files = _receive(link)
+            request, files = _receive(connection)
         except (OSError, ValueError, EOFError):
-            link.close()
+            connection.close()
             return None
         try:
             if request.get("stop"):
                 self._close(ready)
-                _finish(link, {"stopped": True})
+                _finish(connection, {"stopped": True})
                 return None
-            if why := self._stale(request):
+            if reason := self._stale(request):
                 self._close(ready)
-                _finish(link, {"stale": why})
+                _finish(connection, {"stale": reason})
                 return None
             child = os.fork()
             if child == 0:
@@ -332,7 +332,7 @@ class _Server:
                     signal.signal(ours, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 self._listener.close()
-                for other in (link, *self._links.values()):
+                for other in (connection, *self._connections.values()):
                     other.close()
                 os.setsid()
                 # If the server is killed, the caller reports a failure, so the script must end as well.
@@ -340,9 +340,9 @@ class _Server:
                 for place, number in enumerate(files):
                     os.dup2(number, place)
                 return request
-            self._links[child] = link
-            _send(link, {"started": child})
-            ready.register(link, selectors.EVENT_READ, child)
+            self._connections[child] = connection
+            _send(connection, {"started": child})
+            ready.register(connection, selectors.EVENT_READ, child)
             return None
         finally:
             for number in files:
@@ -350,7 +350,7 @@ class _Server:
                     os.close(number)
 
     def _stale(self, request: Mapping[str, Any]) -> str:
-        """The reason why this server cannot run a request; empty if it can."""
+        """The reason reason this server cannot run a request; empty if it can."""
         if request["modules"] != self._modules:
             return f"the previous server had imported {', '.join(self._modules)}"
         requested = _import_variables(request["environment"])
@@ -364,28 +364,28 @@ class _Server:
 
     def _forward(self, child: int, ready: selectors.BaseSelector) -> None:
         """Forward the signals that a caller sends. If the caller has ended, send SIGHUP, as when a terminal closes."""
-        link = self._links[child]
+        connection = self._connections[child]
         try:
-            numbers = link.recv(64)
+            numbers = connection.recv(64)
         except OSError:
             numbers = b""
         for number in numbers or bytes([signal.SIGHUP]):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, number)
         if not numbers:
-            ready.unregister(link)
-            link.shutdown(socket.SHUT_RDWR)
+            ready.unregister(connection)
+            connection.shutdown(socket.SHUT_RDWR)
 
     def _reap(self, ready: selectors.BaseSelector) -> None:
-        while self._links:
+        while self._connections:
             child, status = os.waitpid(-1, os.WNOHANG)
             if child == 0:
                 return
-            link = self._links.pop(child)
+            connection = self._connections.pop(child)
             with contextlib.suppress(KeyError):
-                ready.unregister(link)
+                ready.unregister(connection)
             code = os.waitstatus_to_exitcode(status)
-            _finish(link, {"status": code if code >= 0 else 128 - code})
+            _finish(connection, {"status": code if code >= 0 else 128 - code})
 
     def _close(self, ready: selectors.BaseSelector) -> None:
         """Accept no more requests, and remove the socket, so that a new server can start."""
@@ -396,17 +396,17 @@ class _Server:
             self._listener.close()
 
 
-def _receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Receive a request and the caller's three standard files. Raises OSError, ValueError, EOFError."""
-    user = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
-    head, files, _flags, _address = socket.recv_fds(link, _LENGTH.size, 3)
+    user = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
+    head, files, _flags, _address = socket.recv_fds(connection, _LENGTH.size, 3)
     try:
         if user != os.getuid() or len(files) != 3:
             raise ValueError("the request is not from this user")
         (length,) = _LENGTH.unpack(head)
         body = b""
         while len(body) < length:
-            chunk = link.recv(length - len(body))
+            chunk = connection.recv(length - len(body))
             if not chunk:
                 raise EOFError("the request is incomplete")
             body += chunk
@@ -417,15 +417,15 @@ def _receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise
 
 
-def _send(link: socket.socket, answer: Mapping[str, Any]) -> None:
+def _send(connection: socket.socket, response: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        link.sendall(json.dumps(answer).encode() + b"\n")
+        connection.sendall(json.dumps(response).encode() + b"\n")
 
 
-def _finish(link: socket.socket, answer: Mapping[str, Any]) -> None:
+def _finish(connection: socket.socket, response: Mapping[str, Any]) -> None:
     """Send the final response."""
-    _send(link, answer)
-    link.close()
+    _send(connection, response)
+    connection.close()
 
 
 def _import_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -530,6 +530,6 @@ if __name__ == "__main__":
         _serve(sys.argv[2:])
     try:
         sys.exit(main(sys.argv[1:]))
-    except NotStarted as reason:
-        print(f"pitorch.preloaded: {reason}", file=sys.stderr)
+    except NotStarted as error:
+        print(f"pitorch.preloaded: {error}", file=sys.stderr)
         sys.exit(NOT_STARTED)
