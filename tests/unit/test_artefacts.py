@@ -261,7 +261,7 @@ def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
 PUT = """
 import os, signal, sys
 from pathlib import Path
-from recipes import artefacts
+from wheels import artefacts
 from toolchain.config import load_config
 folder, name, key, number = sys.argv[1:5]
 

@@ -330,7 +330,7 @@ def test_an_ordinary_user_is_told_to_use_sudo_before_anything_is_done(
     assert f"root is needed to give files to their owners {titles}" in ended.stderr
     assert "found:    user id 65534" in ended.stderr
     kept = "--preserve-env=DOCKER_HOST,INVOKE_BUILD_FOLDER"
-    assert ended.stderr.rstrip().endswith(f"fix:     sudo {kept} {fix}"), "all that was typed, and what was set"
+    assert ended.stderr.rstrip().endswith(f"fix:      sudo {kept} {fix}"), "all that was typed, and what was set"
     assert "Traceback" not in ended.stderr
     assert not (public / "build").exists()
 

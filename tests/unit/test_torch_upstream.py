@@ -17,6 +17,7 @@ from wheel_parts import make_wheel
 
 from flow import upstream_tests as upstream
 from recipes import recipe
+from toolchain.config import ROOT
 from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, SourceUnavailable
 
 
@@ -81,7 +82,7 @@ def test_of_the_content_store_the_four_tests_that_compile_are_explained_and_no_o
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
     """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin writes down."""
-    shutil.copy(Path(upstream.__file__).with_name("upstream_plugin.py"), folder)
+    shutil.copy(ROOT / "recipes" / "torch" / "upstream_plugin.py", folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
     subprocess.run(argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=60)
