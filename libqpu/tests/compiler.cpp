@@ -16,6 +16,7 @@ using fuzz::listing;
 
 void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments) {
+  CHECK(check(select(source, options)) == "");
   const qpu::code::Object object = qpu::compiler::compile(source, options);
   if (std::getenv("COMPILER_VERBOSE") != nullptr)
     std::cout << "level " << options.level << " " << text(select(source, options))

@@ -1,5 +1,4 @@
-// Kernels for which compiled code must produce the same bits as the interpreter. The file that includes
-// this header defines how compiled code runs: as machine operations, or as words on the emulator.
+// Kernels for which compiled code must produce the same bits as the interpreter.
 #ifndef TESTS_COMPILER_CASES_HPP
 #define TESTS_COMPILER_CASES_HPP
 

@@ -1,43 +1,17 @@
-// Compares the machine operations of the compiler's front end with the interpreter.
-#include <cstdlib>
-#include <iostream>
-#include <stdexcept>
+// Machine operations that the front end of the compiler selects and optimises.
+#include <doctest/doctest.h>
+
+#include <algorithm>
 
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
-#include "tests/mir_run.hpp"
 
 // Included last: it defines words of the language as macros.
-#include "tests/compiler_cases.hpp"
+#include "tests/trace.hpp"
+
+namespace {
 
 using qpu::compiler::Function;
-
-namespace {
-
-Function selected(const qpu::detail::Source& source, const qpu::compiler::Options& options) {
-  Function function = select(source, options);
-  if (std::getenv("SELECT_VERBOSE") != nullptr)
-    std::cout << "level " << options.level << " " << text(function);
-  CHECK(check(function) == "");
-  return function;
-}
-
-}  // namespace
-
-void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
-             const std::vector<std::uint32_t>& arguments) {
-  const Function function = selected(source, options);
-  try {
-    test::MirMachine(function, qpus, arguments).run();
-  } catch (const std::runtime_error& e) {
-    FAIL(std::string(e.what()) << "\n" << text(function));
-  }
-}
-
-// --- results of optimisation ---
-
-namespace {
-
 using qpu::compiler::Op;
 using qpu::compiler::Operation;
 using qpu::compiler::Options;
@@ -47,7 +21,9 @@ template <typename F>
 Function compiled(F f, int level = 2) {
   Options options;
   options.level = level;
-  return selected(test::trace(f), options);
+  Function function = select(test::trace(f), options);
+  CHECK(check(function) == "");
+  return function;
 }
 
 // The operations of all blocks in loops of at least this depth.
