@@ -125,11 +125,11 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
         warnings.append(f"this PC's address {address} is not in nfs.subnet ({subnet}), so boards cannot reach it")
     parts = boot_parts(tree)
     place = Layout(folder / final.place.name)
-    beside = folder / final.folder.name
+    output = folder / final.folder.name
     path = str(final.tree)
     if re.search(r"[\s,:\"'\\]", path):
         warnings.append(f"{path} has a character that is invalid on a kernel command line: boards cannot boot it")
-    tftp = beside / place.tftp.name
+    tftp = output / place.tftp.name
     tftp.mkdir(parents=True)
     initramfs = parts.initramfs is not None
     (tftp / "cmdline.txt").write_text(
@@ -155,7 +155,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
             (tftp / name).chmod(0o644)
     if missing := parts.missing():
         warnings.append("missing in the TFTP folder for boards without a card: " + "; ".join(missing))
-    (beside / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
+    (output / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
     # For a server that the user starts: serve-nfsroot renders another one with its own address and port.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
@@ -163,7 +163,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     except ProgramMissing as fault:
         warnings.append(f"{fault.summary}; ganesha.conf was not written")
     else:
-        (beside / final.ganesha_conf.name).write_text(
+        (output / final.ganesha_conf.name).write_text(
             ganesha_configuration(
                 [final.tree],
                 address=address,
@@ -175,16 +175,14 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
                 major=major,
             )
         )
-    (beside / "ganesha-recovery").mkdir()
+    (output / "ganesha-recovery").mkdir()
     leases = lease_range(subnet, ipaddress.IPv4Address(address))
     if leases is None:
-        warnings.append(
-            f"nfs.subnet ({subnet}) has no address for a board besides this PC's: dnsmasq-alone.conf was not written"
-        )
+        warnings.append(f"nfs.subnet ({subnet}) has no free address for a board: dnsmasq-alone.conf was not written")
     for name, proxy in (("dnsmasq.conf", True), ("dnsmasq-alone.conf", False)):
         if leases is None and not proxy:
             continue
-        (beside / name).write_text(
+        (output / name).write_text(
             render(
                 "dnsmasq.conf",
                 proxy=proxy,
@@ -198,7 +196,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
                 tftp=str(final.tftp),
             )
         )
-    helper = beside / final.helper.name
+    helper = output / final.helper.name
     helper.write_bytes(HELPER.read_bytes())
     helper.chmod(0o755)
     return warnings

@@ -121,13 +121,13 @@ def export(
                 method = unpack.unpack(client, source, tree)
                 copied = time.monotonic() - copy_began
             hashed, before = _hash(tree, source.size)
-            beside = aside / final.folder.name
+            metadata = aside / final.folder.name
             origin = origin_of(config, source) if role == "system" else {}
-            warnings = (*left_out_warnings(origin), *write_boot_files(config, final, tree, beside.parent))
+            warnings = (*left_out_warnings(origin), *write_boot_files(config, final, tree, metadata.parent))
             settings = Settings(
                 hostname=config.image.name.replace("/", "-").replace("_", "-").replace(".", "-"),
                 nameservers=nameservers_of_host(),
-                client_public_key=_client_key(final, beside),
+                client_public_key=_client_key(final, metadata),
                 now=int(time.time()),
             )
             findings: tuple[Finding, ...] = ()
@@ -136,7 +136,7 @@ def export(
                     audited = audit(tree, settings)
                 findings = tuple(audited.findings)
                 hashed.refresh(audited.touched)
-                (beside / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
+                (metadata / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
             rootfs, counts = hashed.sha256, dict(hashed.counts())
             inputs = {"image": source.id, "hostname": settings.hostname, "fix": str(fix)}
             packed = _pack(tree, tarball) if tarball is not None else None
@@ -160,7 +160,7 @@ def export(
                 seconds=time.monotonic() - began,
                 source=checkout.origin(),
             )
-            _swap_in(final, tree if as_folder else None, beside, manifest)
+            _swap_in(final, tree if as_folder else None, metadata, manifest)
     return ExportResult(
         layout=final if as_folder else None,
         tarball=packed,
@@ -211,9 +211,9 @@ def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:
         return hashed, hashed.sha256
 
 
-def _client_key(final: Layout, beside: Path) -> str:
+def _client_key(final: Layout, metadata: Path) -> str:
     """The public key for logins to the board; the key pair of an earlier export is reused."""
-    private, public = beside / final.client_key.name, beside / f"{final.client_key.name}.pub"
+    private, public = metadata / final.client_key.name, metadata / f"{final.client_key.name}.pub"
     old = final.client_key
     if old.is_file() and old.with_name(public.name).is_file():
         private.touch(mode=0o600)
@@ -363,11 +363,11 @@ def _aside(final: Layout) -> Iterator[Path]:
         remove(aside)
 
 
-def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
+def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:
     """Move the finished parts into place. All files are written before, so that a full disk changes nothing."""
-    written = beside.with_name(final.manifest.name)
+    written = metadata.with_name(final.manifest.name)
     manifest.write(written)
-    holder = beside.with_name(f"{final.place.name}.new")
+    holder = metadata.with_name(f"{final.place.name}.new")
     holder.mkdir(mode=0o700)
     with swapping():
         trees: frozenset[str] = frozenset()
@@ -376,13 +376,13 @@ def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest)
             if final.folder.is_dir():
                 # If the power fails between the two exchanges, either marker names both trees.
                 write_marker(final, named_trees(final) | trees)
-        (beside / MARKER).write_text(marker_of(trees))
+        (metadata / MARKER).write_text(marker_of(trees))
         if tree is not None:
             if not final.place.exists():
                 holder.rename(final.place)
             keep_private(final)
             _exchange(tree, final.tree)
-        _exchange(beside, final.folder)
+        _exchange(metadata, final.folder)
         os.replace(written, final.manifest)
 
 

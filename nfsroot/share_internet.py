@@ -84,18 +84,18 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
     if kept is not None and (kept["subnet"] != str(subnet) or kept["uplink"] != uplink):
         off(config, state=state)
         kept = None
-    anew = kept is None
+    first = kept is None
     if kept is None:
         # Record the value before our first change only.
         kept = {"subnet": str(subnet), "uplink": uplink, "ip_forward": _FORWARD.read_text().strip()}
         write_text_atomically(state, json.dumps(kept) + "\n", mode=0o600)
     try:
         # Rules without a state file may be for another subnet.
-        old = _deletions() if anew else []
-        closed = [chain for chain in _closed_chains() if anew or not any(_is_ours(rule) for rule in _rules(chain))]
+        old = _deletions() if first else []
+        closed = [chain for chain in _closed_chains() if first or not any(_is_ours(rule) for rule in _rules(chain))]
         ruleset = render(
             "nat.nft",
-            table="" if _has_table() and not anew else TABLE,
+            table="" if _has_table() and not first else TABLE,
             chains=[_place(chain) for chain in closed],
             subnet=str(subnet),
             uplink=uplink,

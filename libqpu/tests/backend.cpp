@@ -18,7 +18,7 @@ TEST_CASE("the interpreter is the default") {
 TEST_CASE("the interpreter runs if selected; empty means unset") {
   {
     const Setting backend("QPU_BACKEND", "interpreter");
-    CHECK(std::string(qpu::backend().reason) == "chosen by QPU_BACKEND=interpreter");
+    CHECK(std::string(qpu::backend().reason) == "selected by QPU_BACKEND=interpreter");
   }
   const Setting backend("QPU_BACKEND", "");
   CHECK(contains(qpu_backend_reason(), "is not set"));
@@ -46,7 +46,7 @@ TEST_CASE("hardware backends are rejected without hardware") {
 TEST_CASE("the error for an unknown backend lists the valid ones") {
   const Setting backend("QPU_BACKEND", "gpu");
   const std::string text = thrown<qpu::BackendError>([] { compile([](Int) {}); });
-  CHECK(contains(text, "QPU_BACKEND=gpu names no backend"));
+  CHECK(contains(text, "QPU_BACKEND=gpu does not name a backend"));
   for (const char* name : {"interpreter", "emulator", "vc4-mailbox", "vc4-registers"})
     CHECK(contains(text, name));
 }

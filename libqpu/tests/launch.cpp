@@ -148,7 +148,7 @@ TEST_CASE("arrays and programs release their GPU memory") {
   b.dealloc();
   CHECK(pi.os.allocations() == 0);
   CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> big(4U << 20U); }),
-                 "SharedArray of 4194304 elements: the GPU's memory of 64 MiB has no room"));
+                 "SharedArray of 4194304 elements: the GPU memory of 64 MiB has no room"));
   CHECK(pi.os.complaints().empty());
 }
 
@@ -332,7 +332,7 @@ TEST_CASE("QPU_TIMEOUT_MS ends an endless loop on the emulator") {
   SharedArray<int> out(16);
   const std::string text = thrown<qpu::ExecutionError>([&] { k(&out); });
   CHECK(contains(text, "kernel 'endless', QPU "));
-  CHECK(contains(text, "has not ended in 3 ms, 1200000 clocks of the modelled pi3. It loops"));
+  CHECK(contains(text, "has not finished within 3 ms, 1200000 clocks of the modelled pi3. It loops"));
   // The timeout does not affect the next kernel.
   checkScaled(1);
 }
@@ -357,7 +357,7 @@ TEST_CASE("a lenient emulator warns once and continues") {
   });
   CHECK(out[15] == 7);
   const std::string warning = "libqpu: warning: kernel 'twice', QPU 0, instruction 5 (mov "
-                              "vpm_st_addr, r1): a DMA store is started while";
+                              "vpm_st_addr, r1): a DMA store is started without";
   CHECK(said.find(warning) == 0);
   CHECK(said.find(warning, 1) == std::string::npos);
 }

@@ -111,14 +111,14 @@ TEST_CASE("the ioctl number differs for 32-bit programs") {
 TEST_CASE("the firmware answers questions") {
   FakeVcio pi;
   Mailbox box(pi);
-  CHECK(box.ask(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
-  CHECK(box.ask(qpu::runtime::tag::kBoardRevision) == 0xa02082);
+  CHECK(box.query(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
+  CHECK(box.query(qpu::runtime::tag::kBoardRevision) == 0xa02082);
   CHECK(box.vcMemory().bytes == 0x04000000);
   CHECK(box.vcMemory().base == FakeVcio::kPhysical);
   CHECK(box.clockRate(5) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kTemperature, {0}) == 47236);
-  CHECK(thrown<qpu::BackendError>([&] { box.ask(0x00030099); }).find("does not serve") !=
+  CHECK(box.query(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
+  CHECK(box.query(qpu::runtime::tag::kTemperature, {0}) == 47236);
+  CHECK(thrown<qpu::BackendError>([&] { box.query(0x00030099); }).find("does not support") !=
         std::string::npos);
   CHECK(pi.complaints() == "tag 0x00030099\n");
 }
@@ -189,7 +189,7 @@ TEST_CASE("GPU memory is released after exhaustion") {
   CHECK(pi.allocations() == 256);
   const std::string text =
       thrown<qpu::AllocationError>([&] { device->allocate(1, "SharedArray: "); });
-  CHECK(contains(text, "SharedArray: the GPU's memory of 64 MiB has no room for 4096 bytes"));
+  CHECK(contains(text, "SharedArray: the GPU memory of 64 MiB has no room for 4096 bytes"));
   CHECK(contains(text, "gpu_mem"));
   all.erase(all.begin(), all.begin() + 2);
   CHECK(device->allocate(8192, "")->bus() == 0xc0000000 + FakeVcio::kPhysical);
@@ -211,7 +211,7 @@ TEST_CASE("obstacles are reported with a fix, QPUs stay off") {
   refused("refuses to enable the QPUs", "vc4-kms-v3d");
   pi.refusesQpus = false;
   pi.lacksQpuTags = true;
-  refused("does not serve the property tag 0x00030012", "gpu_mem=64");
+  refused("does not support the property tag 0x00030012", "gpu_mem=64");
   pi.lacksQpuTags = false;
   pi.openMemError = EACCES;
   refused("cannot open /dev/mem: Permission denied", "run as root");
@@ -222,7 +222,7 @@ TEST_CASE("obstacles are reported with a fix, QPUs stay off") {
   refused("cannot open /dev/vcio", "Raspberry Pi kernel");
   pi.openVcioError = 0;
   pi.ioctlError = ENOTTY;
-  refused("Inappropriate ioctl", "not that of a Raspberry Pi kernel");
+  refused("Inappropriate ioctl", "does not belong to a Raspberry Pi kernel");
   pi.ioctlError = ETIMEDOUT;
   refused("timed out", "reboot");
   pi.ioctlError = EPERM;
@@ -259,7 +259,7 @@ TEST_CASE("the mailbox is used without V3D's registers") {
   CHECK(contains(fault(strict), "iomem=relaxed"));
   FakeVcio powerless;
   powerless.powerless = true;
-  CHECK(contains(fault(powerless), "reads 0xdeadbeef"));
+  CHECK(contains(fault(powerless), "identification is 0xdeadbeef"));
   FakeVcio drawing;
   drawing.draws = true;
   CHECK(contains(fault(drawing), "3D job"));
@@ -276,10 +276,10 @@ TEST_CASE("wrongly mapped memory is detected before use") {
   const auto device = Device::open(tree.host(pi));
   pi.memoryElsewhere = true;
   CHECK(contains(device->fault(Method::Registers),
-                 "kernel 'round trip through GPU memory' did not end within 500 ms"));
+                 "kernel 'round trip through GPU memory' did not finish within 500 ms"));
   pi.runs = [](const auto&) { return FakeVcio::Ends::Yes; };
-  CHECK(contains(device->fault(Method::Mailbox), "memory at bus address 0xfb000000 is not what "
-                                                 "the CPU sees at 0x3b000000"));
+  CHECK(contains(device->fault(Method::Mailbox), "memory at bus address 0xfb000000 differs "
+                                                 "from what the CPU reads at 0x3b000000"));
   CHECK(pi.allocations() == 0);
 }
 
@@ -302,9 +302,9 @@ TEST_CASE("a timeout by registers resets the QPUs") {
   const auto memory = device->allocate(4096, "");
   const std::string text = thrown<qpu::ExecutionError>(
       [&] { device->launch(Method::Registers, starts(*memory, 3), *memory, 2048, "endless"); });
-  CHECK(contains(text, "kernel 'endless' did not end within 250 ms (SRQCS 0x00000300, PCS "
+  CHECK(contains(text, "kernel 'endless' did not finish within 250 ms (SRQCS 0x00000300, PCS "
                        "0x00000000, ERRSTAT 0x00000000)"));
-  CHECK(contains(text, "switched off and on"));
+  CHECK(contains(text, "disabled and enabled again"));
   CHECK(pi.enables() == 2);
   pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
   device->launch(Method::Registers, starts(*memory, 2), *memory, 2048, "next");
@@ -322,12 +322,12 @@ TEST_CASE("a timeout by mailbox resets the QPUs") {
         [&] { device->launch(Method::Mailbox, starts(*memory, 3), *memory, 2048, "long"); });
   };
   pi.runs = [](const auto&) { return FakeVcio::Ends::WithoutInterrupt; };
-  CHECK(contains(text(), "did not end within 10000 ms, or raised no host interrupt"));
+  CHECK(contains(text(), "did not finish within 10000 ms, or did not raise the host interrupt"));
   pi.kernelLimitMs = 1000;
-  CHECK(contains(text(), "did not end within 1000 ms, the time that this kernel of Linux gives"));
+  CHECK(contains(text(), "did not finish within 1000 ms, the limit of this Linux kernel"));
   CHECK(contains(text(), "QPU_BACKEND=vc4-registers, or split"));
   const Setting limit("QPU_TIMEOUT_MS", "500");
-  CHECK(contains(text(), "500 ms, or raised"));
+  CHECK(contains(text(), "500 ms, or did not raise"));
   CHECK(pi.complaints().empty());
 }
 
@@ -396,7 +396,7 @@ TEST_CASE("resources of killed processes are released") {
   CHECK(dead[0].pieces == 2);
   auto device = Device::open(tree.host(pi));
   CHECK(device->openingNote() ==
-        "gave back what 1 ended processes had left: 2 pieces of GPU memory, 12288 bytes");
+        "released resources of 1 ended processes: 2 allocations of GPU memory, 12288 bytes");
   CHECK(pi.allocations() == 0);
   CHECK(pi.enabled() == 1);
   CHECK(pi.enables() == 2);

@@ -184,19 +184,19 @@ TEST_CASE("invalid strides are rejected") {
                      setReadStride(1);
                    End
                  }),
-                 "not possible inside If at"));
+                 "not allowed inside If at"));
   CHECK(contains(refused([](Ptr<Int> p) {
                    setWriteStride(1);
                    store(index(), p, 3);
                  }),
-                 "not possible with a stride"));
+                 "not allowed with a stride"));
   CHECK(contains(refused([](Ptr<Int> p) {
                    setWriteStride(1);
                    Where (index() == 0)
                      *p = 1;
                    End
                  }),
-                 "not possible inside Where"));
+                 "not allowed inside Where"));
   // The stride does not carry over to the next kernel.
   (void)compile([](Ptr<Int>) { setReadStride(5); });
   SharedArray<int> a = counting(16), out(16);

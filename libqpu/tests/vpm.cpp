@@ -185,14 +185,14 @@ TEST_CASE("invalid sequences of VPM calls are errors") {
     CHECK(contains(found, "kernel 'vpm'"));
     CHECK((test::onEmulator() || contains(found, text)));
   };
-  checkError([](Ptr<Int> p) { *p = vpmGetInt(); }, "no vpmSetupRead has announced");
+  checkError([](Ptr<Int> p) { *p = vpmGetInt(); }, "more vectors than vpmSetupRead has set up");
   checkError([](Ptr<Int>) { vpmPut(1); }, "vpmSetupWrite is missing");
-  checkError([](Ptr<Int>) { vpmSetupRead(HORIZ, 2, 0); }, "2 announced VPM vectors");
+  checkError([](Ptr<Int>) { vpmSetupRead(HORIZ, 2, 0); }, "before reading 2 vectors");
   checkError([](Ptr<Int> p) {
     vpmSetupRead(HORIZ, 2, 0);
     *p = vpmGetInt();
     vpmSetupRead(HORIZ, 2, 0);
-  }, "1 vectors of the vpmSetupRead before are unread");
+  }, "1 vectors of the previous vpmSetupRead are unread");
   checkError([](Ptr<Int> p) { dmaStartRead(p); }, "dmaSetupRead is missing");
   checkError([](Ptr<Int> p) { dmaStartWrite(p); }, "dmaSetupWrite is missing");
   checkError([](Ptr<Int> p) {
@@ -236,13 +236,13 @@ TEST_CASE("VPM places out of range are errors at the call") {
     dmaStartRead(p);
     dmaWaitRead();
   };
-  checkError(reading, 64 * 16, "leave the window");
-  checkError(reading, 8, "leave the window");
+  checkError(reading, 64 * 16, "exceed the window");
+  checkError(reading, 8, "exceed the window");
   checkError([](Int x, Ptr<Int> p) {
     dmaSetupWrite(HORIZ, 1, x);
     dmaStartWrite(p);
     dmaWaitWrite();
-  }, -1, "leave the window");
+  }, -1, "exceed the window");
   checkError([](Int x, Ptr<Int>) {
     vpmSetupWrite(HORIZ, x);
     vpmPut(1);
@@ -250,7 +250,7 @@ TEST_CASE("VPM places out of range are errors at the call") {
   checkError([](Int x, Ptr<Int>) { dmaSetWriteStride(x); }, -4, "-4 bytes");
   // Only the interpreter can detect values that a setup word cannot represent.
   if (test::onEmulator()) return;
-  checkError(reading, 63 * 16, "2 rows by 16 columns from VPM word 1008 leave the window");
+  checkError(reading, 63 * 16, "2 rows by 16 columns from VPM word 1008 exceed the window");
   checkError([](Int x, Ptr<Int>) { dmaSetReadPitch(x); }, 8192, "must be 0..8191");
 }
 
