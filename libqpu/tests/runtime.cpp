@@ -1,4 +1,4 @@
-// The way to the hardware, on a Raspberry Pi that is a test double.
+// Access to the hardware, with a Raspberry Pi that is a test double.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -18,6 +18,7 @@
 #include "runtime/report.hpp"
 #include "runtime/round_trip.hpp"
 #include "tests/fake_vcio.hpp"
+#include "tests/support.hpp"
 
 using qpu::runtime::Device;
 using qpu::runtime::GpuMemory;
@@ -25,34 +26,20 @@ using qpu::runtime::Mailbox;
 using qpu::runtime::Message;
 using qpu::runtime::Method;
 using qpu::runtime::Start;
+using test::contains;
 using test::FakeTree;
 using test::FakeVcio;
 using test::Launched;
+using test::Setting;
+using test::thrown;
 
 namespace {
-
-template <typename E, typename F>
-std::string thrown(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    FAIL("another exception: " << e.what());
-  }
-  FAIL("no exception");
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::string refusal(FakeVcio& pi, const FakeTree& tree) {
   return thrown<qpu::BackendError>([&] { (void)Device::open(tree.host(pi)); });
 }
 
-// Programs that "run" by adding 1 to the word at their uniforms' address.
+// Simulates programs that add 1 to the word at their uniforms' address.
 FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
   for (const Launched& p : programs) {
     std::uint32_t value = 0;
@@ -65,8 +52,7 @@ FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
   return FakeVcio::Ends::Yes;
 }
 
-// Layout of these tests: code at 0, uniforms of QPU i at 256 + 64 i, control
-// block at 2048.
+// Memory layout of these tests: code at 0, uniforms of QPU i at 256 + 64 i, control block at 2048.
 std::vector<Start> starts(const GpuMemory& memory, std::uint32_t qpus) {
   std::vector<Start> all;
   for (std::uint32_t i = 0; i < qpus; ++i) {
@@ -81,7 +67,7 @@ std::uint32_t uniform(const GpuMemory& memory, std::uint32_t qpu) {
   return value;
 }
 
-// Runs `f` in a child and returns how it ended, as waitpid() tells.
+// Runs `f` in a child process and returns its status from waitpid().
 template <typename F>
 int inChild(F f) {
   const pid_t child = fork();
@@ -94,17 +80,9 @@ int inChild(F f) {
   return status;
 }
 
-struct Setting {
-  Setting(const char* key, const char* value) : name(key) { setenv(key, value, 1); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { unsetenv(name); }
-  const char* name;
-};
-
 }  // namespace
 
-TEST_CASE("messages, word for word") {
+TEST_CASE("mailbox messages have the expected words") {
   using Words = std::array<std::uint32_t, 14>;
   CHECK(Message(0x00010006, {}, 2).words == Words{32, 0, 0x00010006, 8, 0, 0, 0, 0});
   CHECK(Message(0x0003000c, {4096, 4096, 4}, 1).words ==
@@ -125,12 +103,12 @@ TEST_CASE("messages, word for word") {
   CHECK_FALSE(reply.succeeded(2));
 }
 
-TEST_CASE("the ioctl's number tells 32-bit and 64-bit programs apart") {
+TEST_CASE("the ioctl number differs for 32-bit programs") {
   CHECK(qpu::runtime::propertyRequest(4) == 0xc0046400UL);
   CHECK(qpu::runtime::propertyRequest(8) == 0xc0086400UL);
 }
 
-TEST_CASE("questions to the firmware") {
+TEST_CASE("the firmware answers questions") {
   FakeVcio pi;
   Mailbox box(pi);
   CHECK(box.query(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
@@ -145,7 +123,7 @@ TEST_CASE("questions to the firmware") {
   CHECK(pi.complaints() == "tag 0x00030099\n");
 }
 
-TEST_CASE("on, memory, launch, off: both ways to launch") {
+TEST_CASE("both methods enable, allocate, launch and disable") {
   for (const Method method : {Method::Registers, Method::Mailbox}) {
     FakeVcio pi;
     const FakeTree tree;
@@ -176,7 +154,7 @@ TEST_CASE("on, memory, launch, off: both ways to launch") {
   }
 }
 
-TEST_CASE("memory flags and bus addresses differ between boards") {
+TEST_CASE("memory flags and bus addresses depend on the board") {
   FakeVcio pi;
   const FakeTree newer;
   CHECK((Device::open(newer.host(pi))->allocate(4, "")->bus() & 0xf0000000U) == 0xf0000000);
@@ -189,7 +167,7 @@ TEST_CASE("memory flags and bus addresses differ between boards") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("peripherals are where the device tree says") {
+TEST_CASE("peripherals are located by the device tree") {
   FakeTree tree;
   const auto base = [&tree](const std::string& ranges) {
     FakeVcio none;
@@ -202,7 +180,7 @@ TEST_CASE("peripherals are where the device tree says") {
   CHECK(base("") == 0x20000000);
 }
 
-TEST_CASE("many pieces of memory at once, and none left") {
+TEST_CASE("GPU memory is released after exhaustion") {
   FakeVcio pi(1U << 20U);
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
@@ -218,7 +196,7 @@ TEST_CASE("many pieces of memory at once, and none left") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
+TEST_CASE("obstacles are reported with a fix, QPUs stay off") {
   FakeVcio pi;
   const FakeTree tree;
   const auto refused = [&](const std::string& what, const std::string& fix) {
@@ -255,7 +233,7 @@ TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("a board with another SoC, or under KMS, is refused before anything is touched") {
+TEST_CASE("unsuitable boards are rejected without access") {
   FakeVcio pi;
   FakeTree four("bcm2711");
   CHECK(contains(refusal(pi, four), "VideoCore VI"));
@@ -268,7 +246,7 @@ TEST_CASE("a board with another SoC, or under KMS, is refused before anything is
   CHECK(pi.enables() == 0);
 }
 
-TEST_CASE("without V3D's registers the mailbox is left") {
+TEST_CASE("the mailbox is used without V3D's registers") {
   const FakeTree tree;
   const auto fault = [&tree](FakeVcio& pi) {
     const auto device = Device::open(tree.host(pi));
@@ -287,12 +265,12 @@ TEST_CASE("without V3D's registers the mailbox is left") {
   CHECK(contains(fault(drawing), "3D job"));
 }
 
-TEST_CASE("the program of the round trip keeps the rules") {
+TEST_CASE("the round trip program violates no rule") {
   const auto words = qpu::runtime::roundTripProgram();
   CHECK(qpu::isa::verify(words).empty());
 }
 
-TEST_CASE("memory that the QPUs see elsewhere is found out before a kernel runs") {
+TEST_CASE("wrongly mapped memory is detected before use") {
   FakeVcio pi;
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
@@ -305,7 +283,7 @@ TEST_CASE("memory that the QPUs see elsewhere is found out before a kernel runs"
   CHECK(pi.allocations() == 0);
 }
 
-TEST_CASE("memory that cannot be mapped is given back") {
+TEST_CASE("memory that cannot be mapped is released") {
   FakeVcio pi;
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
@@ -315,7 +293,7 @@ TEST_CASE("memory that cannot be mapped is given back") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("a kernel that does not end, by registers") {
+TEST_CASE("a timeout by registers resets the QPUs") {
   FakeVcio pi;
   const FakeTree tree;
   const Setting limit("QPU_TIMEOUT_MS", "250");
@@ -334,7 +312,7 @@ TEST_CASE("a kernel that does not end, by registers") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("a kernel that does not end, by mailbox") {
+TEST_CASE("a timeout by mailbox resets the QPUs") {
   FakeVcio pi;
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
@@ -367,7 +345,7 @@ TEST_CASE("a V3D that cannot be recovered is not used again") {
   CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
 }
 
-TEST_CASE("a queue that overflows, and a limit that is none") {
+TEST_CASE("queue overflows and invalid timeouts are errors") {
   FakeVcio pi;
   const FakeTree tree;
   pi.queueOverflows = true;
@@ -381,7 +359,7 @@ TEST_CASE("a queue that overflows, and a limit that is none") {
   CHECK(contains(thrown<qpu::BackendError>(go), "QPU_TIMEOUT_MS=soon"));
 }
 
-TEST_CASE("two processes: the first switches on, the last switches off") {
+TEST_CASE("the first process enables, the last one disables") {
   FakeVcio pi;
   const FakeTree tree;
   auto device = Device::open(tree.host(pi));
@@ -400,7 +378,7 @@ TEST_CASE("two processes: the first switches on, the last switches off") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("what a killed process leaves is given back at the next start") {
+TEST_CASE("resources of killed processes are released") {
   FakeVcio pi;
   const FakeTree tree;
   const int status = inChild([&] {
@@ -427,7 +405,7 @@ TEST_CASE("what a killed process leaves is given back at the next start") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("beside a living process a dead one's memory is given back, the QPUs stay on") {
+TEST_CASE("releasing for a dead process keeps the QPUs on") {
   FakeVcio pi;
   const FakeTree tree;
   const auto mine = Device::open(tree.host(pi));
@@ -444,14 +422,14 @@ TEST_CASE("beside a living process a dead one's memory is given back, the QPUs s
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("signals and exit() that end a process switch the QPUs off") {
+TEST_CASE("fatal signals and exit() disable the QPUs") {
   for (const int signal : {SIGTERM, SIGINT, SIGSEGV, SIGABRT, 0}) {
     FakeVcio pi;
     const FakeTree tree;
     const int status = inChild([&] {
       (void)::signal(SIGINT, SIG_DFL);
       for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) (void)::signal(s, SIG_DFL);
-      // Static: the process ends with them alive, as programs do.
+      // Static objects still exist when the process ends, as in real programs.
       static const qpu::runtime::WithHost* host = nullptr;
       static const GpuMemory* memory = nullptr;
       host = new qpu::runtime::WithHost(tree.host(pi));
@@ -471,7 +449,7 @@ TEST_CASE("signals and exit() that end a process switch the QPUs off") {
   }
 }
 
-TEST_CASE("a signal that the program handles itself is left alone") {
+TEST_CASE("signals with a handler of the program are unchanged") {
   FakeVcio pi;
   const FakeTree tree;
   CHECK(inChild([&] {
@@ -483,7 +461,7 @@ TEST_CASE("a signal that the program handles itself is left alone") {
         }) == 0);
 }
 
-TEST_CASE("a fork of a process with the QPUs open cannot use or close them") {
+TEST_CASE("a forked process cannot use or disable the QPUs") {
   FakeVcio pi;
   const FakeTree tree;
   auto device = Device::open(tree.host(pi));
@@ -498,7 +476,7 @@ TEST_CASE("a fork of a process with the QPUs open cannot use or close them") {
   CHECK(pi.allocations() == 1);
 }
 
-TEST_CASE("the report shows what the hardware says") {
+TEST_CASE("the report contains the state of the hardware") {
   FakeVcio pi;
   const FakeTree tree;
   const qpu::runtime::WithHost with(tree.host(pi));
