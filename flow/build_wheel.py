@@ -29,11 +29,13 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from engine.containers import run_in
 from engine.daemon import connect
-from flow import main_job
-from flow.main_steps import Flow
+from flow import main_job, pipelines
+from flow.context import Context
+from flow.native_compiler import native_compiler
+from flow.wheelhouse import place
 from images import build_tools, native
 from images.flavour import Suite, load_suite
-from recipes.torch import resolve
+from recipes.wheelhouses import wheelhouses
 from toolchain import files, progress
 from toolchain.config import Config
 from toolchain.errors import (
@@ -49,9 +51,6 @@ from wheels import find as wheels
 from wheels import pip_settings
 from wheels.faults import explain, explain_apt, shortened
 from wheels.request import Options, Wanted
-
-REPLACED = "replaced"
-"""Folder in the wheelhouse for wheels that another of the same name took the place of."""
 
 _HOME = "/usr/src/wheel"
 _WHEELHOUSE = "/usr/src/wheelhouse"
@@ -94,10 +93,11 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
     """
     wanted = Wanted.parse(text, folder=folder)
     main_job.ready_workbench(config, task="./inv build-wheel")
-    flow = Flow(config)
-    stand_ins = flow.compiler()
+    context = Context(config)
+    stand_ins = native_compiler(context)
     if stand_ins.paths:
-        stand_ins = build_tools.together(stand_ins, build_tools.tool_mounts(flow.tools, flow.target, flow.suite))
+        tools = build_tools.tool_mounts(context.tools, context.target, context.suite)
+        stand_ins = build_tools.together(stand_ins, tools)
     with contextlib.closing(connect()) as client:
         return build_in(
             client,
@@ -112,8 +112,8 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
 
 def offered(config: Config) -> list[Path]:
     """Wheels that a build may require and that are in no wheelhouse: the image's torch, and the distribution's."""
-    flow = Flow(config)
-    manifests = flow.pipeline(workbench=True)
+    context = Context(config)
+    manifests = pipelines.main_job(context, with_workbench=True)
     torch = require(manifests.manifest_path("torch"), "build-image").facts["wheel"]
     root = require(manifests.manifest_path("dev"), "build-image").artefact(".tar")
     folder = config.target_root / "distribution-wheels" / root.sha256[:16]
@@ -121,7 +121,7 @@ def offered(config: Config) -> list[Path]:
         with progress.step("wheels of the distribution's numpy, SciPy and pandas"):
             files.remove(folder.parent)
             folder.parent.mkdir(parents=True)
-            distribution_wheels.make(root.path, folder, config.image.target, flow.suite)
+            distribution_wheels.make(root.path, folder, config.image.target, context.suite)
     return [*([Path(torch)] if torch else []), *sorted(folder.glob("*.whl"))]
 
 
@@ -138,7 +138,7 @@ def build_in(
     """As ``build_wheel``, in a given image; ``offered`` are wheels that the build may require."""
     began = time.monotonic()
     suite = load_suite(config.image.suite)
-    wheelhouse = resolve.wheelhouses(config)[0]
+    wheelhouse = wheelhouses(config)[0]
     wheelhouse.mkdir(parents=True, exist_ok=True)
     log = config.target_root / "logs" / f"build-wheel-{wanted.label}.log"
     files.remove(log)
@@ -249,26 +249,6 @@ def _to_install(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
     unknown = by_package.pop("", [])
     words = [f"apt-get install {' '.join(by_package)} (for {', '.join(sorted(owners))})"] if by_package else []
     return "; ".join([*words, *([f"{', '.join(unknown)}, of no package of the build"] if unknown else [])])
-
-
-def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
-    """Move a wheel into the wheelhouse; a different one of the same name is moved aside. Its path, and warnings.
-
-    Raises DiskFull: what was there stays, under its own name.
-    """
-    target = wheelhouse / wheel.name
-    warnings = []
-    with files.room_for(wheel.name, wheelhouse), files.replacing(target) as part:
-        shutil.copyfile(wheel, part)
-        part.chmod(0o644)
-        if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
-            aside = wheelhouse / REPLACED / before[:16] / wheel.name
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            # A second name first: at no moment is there none of the two.
-            files.remove(aside)
-            aside.hardlink_to(target)
-            warnings.append(f"{target.name} was there with other contents; that one is now {aside}")
-    return target, warnings
 
 
 def _built_before(found: Sequence[Path], wanted: Wanted) -> list[str]:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from flow import native_checks as native
+from flow import native_environment as native
+from flow import native_job
 from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
@@ -124,7 +125,7 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         made = scratch / "made"
         process.run(
             [
-                native.ready_python(config),
+                native_job.ready_python(config),
                 "-m",
                 "pip",
                 "--disable-pip-version-check",

@@ -15,7 +15,7 @@ from engine.daemon import connect
 from recipes.torch import build as torch_build
 from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import build as tvm_ffi_build
-from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, RecipeInvalid, ReferenceNotFound, UserError

@@ -31,8 +31,11 @@ import docker
 
 from engine.containers import run_in
 from engine.daemon import ensure_running
-from flow import main_steps as flow
-from flow import torch_job as job
+from flow import pipelines
+from flow.build_lock import build_lock
+from flow.context import Context
+from images.recorded_sources import sources_of
+from recipes import recipe
 from recipes.recipe import HERE
 from recipes.torch import source as sources
 from toolchain import files, process, progress
@@ -168,8 +171,8 @@ def run_tests(
     data = tomllib.loads(LIST.read_text())
     wanted = [Part.parse(name) for name in names or data["files"]]
     ensure_running(config)
-    with flow.alone(config.target_root), job.TorchFlow(config) as made:
-        folder = tests or _unpacked(made)
+    with build_lock(config.target_root), Context(config) as context:
+        folder = tests or _unpacked(context)
         if absent := [str(item) for item in wanted if not (folder / item.file).is_file()]:
             raise ArtefactMissing(
                 f"upstream has no test file {absent[0]}",
@@ -177,15 +180,15 @@ def run_tests(
                 found=", ".join(absent),
                 fix=f"the files are in {folder}",
             )
-        with files.scratch_folder(made.root, "upstream") as scratch:
-            packages = fetch_packages(data["packages"], scratch / "packages", made.log("upstream"))
+        with files.scratch_folder(context.root, "upstream") as scratch:
+            packages = fetch_packages(data["packages"], scratch / "packages", context.log("upstream"))
             shutil.copy(_PLUGIN, packages)
             told = _run_all(
-                made, folder, packages, scratch, wanted, Reasons(data["explained"], data["left_out"]), limit_s
+                context, folder, packages, scratch, wanted, Reasons(data["explained"], data["left_out"]), limit_s
             )
     outcome = Outcome(told, config.target_root / "torch" / "upstream-tests.json")
     outcome.path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"emulated": config.image.target != made.native, "files": [item.record() for item in told]}
+    document = {"emulated": config.image.target != context.native, "files": [item.record() for item in told]}
     files.write_text_atomically(outcome.path, json.dumps(document, indent=2) + "\n")
     for pattern in dict.fromkeys(pattern for item in told for pattern in item.unmet):
         progress.warn(f"recipes/torch/upstream.toml names {pattern}, and upstream has no such test")
@@ -196,7 +199,7 @@ def run_tests(
             f"{outcome.total('failed')} of upstream's tests fail, and nothing explains it",
             expected="failures only where recipes/torch/upstream.toml gives the reason",
             found="\n".join(found[:20]),
-            fix=f"all are in {outcome.path}; the output is in {made.log('upstream')}",
+            fix=f"all are in {outcome.path}; the output is in {context.log('upstream')}",
         )
     return outcome
 
@@ -236,32 +239,30 @@ def unpack(archive: Path, place: Path) -> None:
         (scratch / "test").rename(place)
 
 
-def _unpacked(made: job.TorchFlow) -> Path:
-    """The folder of upstream's tests, out of the source."""
+def _unpacked(context: Context) -> Path:
+    """The folder of upstream's tests from the source that the recipe pins."""
+    folder = context.config.build_root / "sources"
+    pipeline = pipelines.torch_job(context)
+    (mirror,) = pipeline.execute(pipeline.plan(only=("mirror",)))
     source = sources.obtain(
-        made.recipe,
-        made.suite,
-        made.config.torch.source,
-        flow.sources_of(_mirror(made)),
-        made.config.build_root / "sources",
-        made.log("torch-source"),
+        recipe.load("torch"),
+        context.suite,
+        context.config.torch.source,
+        sources_of(mirror),
+        folder,
+        context.log("torch-source"),
     )
     if source.kind == "git":
         return source.folder / "test"
-    place = made.config.build_root / "sources" / f"{source.folder.name}-tests"
+    place = folder / f"{source.folder.name}-tests"
     if not place.is_dir():
         (archive,) = source.folder.glob("*.orig.tar.*")
         unpack(archive, place)
     return place
 
 
-def _mirror(made: job.TorchFlow) -> Any:
-    pipeline = made.pipeline()
-    return pipeline.execute(pipeline.plan()[:1])[0]
-
-
 def _run_all(
-    made: job.TorchFlow,
+    context: Context,
     folder: Path,
     packages: Path,
     out: Path,
@@ -269,14 +270,15 @@ def _run_all(
     reasons: Reasons,
     limit_s: float,
 ) -> list[Told]:
-    client, done = made.client, 0
+    client, done = context.client, 0
     told: dict[Part, Told] = {}
     with (
         progress.bar("upstream's tests: files", total=len(wanted)) as bar,
-        concurrent.futures.ThreadPoolExecutor(compile_jobs(made.config.build)) as pool,
+        concurrent.futures.ThreadPoolExecutor(compile_jobs(context.config.build)) as pool,
     ):
         waiting = {
-            pool.submit(_run_one, client, made, folder, packages, out, item, reasons, limit_s): item for item in wanted
+            pool.submit(_run_one, client, context, folder, packages, out, item, reasons, limit_s): item
+            for item in wanted
         }
         try:
             for future in concurrent.futures.as_completed(waiting):
@@ -293,7 +295,7 @@ def _run_all(
 
 def _run_one(
     client: docker.DockerClient,
-    made: job.TorchFlow,
+    context: Context,
     folder: Path,
     packages: Path,
     out: Path,
@@ -312,13 +314,13 @@ def _run_one(
     try:
         run_in(
             client,
-            made.config.image_reference("system"),
+            context.config.image_reference("system"),
             # Ended from inside, so that a file that is cut off still tells what it saw.
             [
                 *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
                 *(*pytest, *options, *plugin, item.file),
             ],
-            architecture=made.target,
+            architecture=context.target,
             binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
             environment={
                 "PYTHONPATH": "/packages",
@@ -332,7 +334,7 @@ def _run_one(
             },
             workdir=_MOUNTED,
             limit_s=limit_s + _LEFT_TO_END_S,
-            log=made.log("upstream"),
+            log=context.log("upstream"),
             check=False,
         )
     except CommandTimedOut:

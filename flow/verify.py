@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.daemon import ensure_running
-from flow import main_steps as flow
-from flow import torch_job as job
+from flow import torch_job
+from flow.build_lock import build_lock
+from flow.context import Context
 from recipes.torch import build as building
 from recipes.torch import provenance, resolve
 from toolchain import files, progress
@@ -52,12 +53,12 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
     compile at all is no other object: CommandFailed, DiskFull, MemoryExhausted, as by ``Builder.run``.
     """
     ensure_running(config)
-    with flow.alone(config.target_root), job.TorchFlow(config) as made:
+    with build_lock(config.target_root), Context(config) as context:
         if full:
             before = wheels_to_compare(config)
-            builder = made.builder()
-            return _full(made, builder, *made_alike(before, builder.versions()))
-        builder = made.builder()
+            builder = torch_job.ready_builder(context)
+            return _full(context.root, builder, *made_alike(before, builder.versions()))
+        builder = torch_job.ready_builder(context)
         return sampled(builder, sample, random.SystemRandom().randrange(1 << 32) if seed is None else seed)
 
 
@@ -123,12 +124,12 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
         )
 
 
-def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: str) -> Verified:
+def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Verified:
     began = time.monotonic()
     progress.say(f"    compared with {wheel.name}, {where}")
     again = builder.elsewhere("again")
     again.discard()
-    out = made.root / "torch-again"
+    out = root / "torch-again"
     built = again.build(out)
     first, second = files.sha256_of(wheel), files.sha256_of(built.wheel)
     if first != second:

@@ -22,10 +22,10 @@ from recipes.recipe import HERE, load
 from recipes.torch import provenance
 from recipes.torch.build import Plan
 from recipes.torch.source import identity as source_identity
+from recipes.wheelhouses import wheelhouses
 from toolchain import progress
-from toolchain.config import ROOT, Config
+from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, RecipeInvalid, SourceUnavailable, WheelUnusable
-from toolchain.files import sha256_of
 from wheels import artefacts
 from wheels import find as wheels
 
@@ -56,11 +56,6 @@ class Spoilt:
     def __str__(self) -> str:
         found = f" ({self.fault.found})" if self.fault.found else ""
         return f"a torch wheel is passed over, {self.where}: {self.fault.summary}{found}"
-
-
-def wheelhouses(config: Config) -> list[Path]:
-    """The configured folders, absolute."""
-    return [ROOT / folder for folder in config.torch.wheelhouse]
 
 
 def products(config: Config) -> Path:
@@ -201,8 +196,3 @@ def _reason(folders: Sequence[Path], refused: Sequence[str], wanted: str) -> str
     if refused:
         return f"no wheel is tagged {wanted} and taken: " + "; ".join(refused)
     return "no torch wheel in " + ", ".join(str(folder) for folder in folders)
-
-
-def identity(resolution: Resolution) -> str:
-    """SHA-256 of the wheel, or an empty string."""
-    return sha256_of(resolution.wheel) if resolution.wheel else ""

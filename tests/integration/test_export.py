@@ -630,7 +630,7 @@ def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
 def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
     try:
-        with pytest.raises(DiskFull, match="not enough room"):
+        with pytest.raises(DiskFull, match="not enough disk space"):
             export(config_for(heavy), destination=tmp_path / "nfsroot")
         assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
     finally:

@@ -20,7 +20,8 @@ from device.remote import profiling
 from device.remote.loader_session import Timing
 from engine import containers
 from flow import main_job, shell
-from flow import main_steps as flow
+from flow.context import Context
+from flow.native_compiler import native_compiler
 from images.archive import verify
 from images.flavour import load_suite
 from images.system import LEFT_OUT
@@ -164,7 +165,7 @@ def test_both_compilers_make_the_same_bytes(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     made = {}
-    for kind, mounts in (("native", flow.Flow(product_config).compiler().binds()), ("emulated", [])):
+    for kind, mounts in (("native", native_compiler(Context(product_config)).binds()), ("emulated", [])):
         folder = tmp_path / kind
         folder.mkdir()
         for name, text in SOURCES.items():
@@ -195,7 +196,7 @@ def test_files_made_in_the_shell_belong_to_the_caller(
         workbench["workbench"].facts["reference"],
         product_config.image.target,
         tmp_path,
-        compiler=flow.Flow(product_config).compiler(),
+        compiler=native_compiler(Context(product_config)),
         command=["bash", "-c", "cmake -G Ninja -B out . && cmake --build out && out/p && id -u && python3 use.py"],
         interactive=False,
         user=(4711, 4712),

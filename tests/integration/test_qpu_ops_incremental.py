@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from flow import main_job
-from flow.main_steps import Flow
+from flow.compilers import is_extension_cross_compiled
+from flow.context import Context
+from flow.native_compiler import native_compiler
+from flow.steps import qpu_ops
 from recipes import recipe
 from recipes.qpu_ops import incremental, target
 from toolchain.config import Config
@@ -222,15 +225,15 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     shutil.copytree(data.folder, copy, ignore=shutil.ignore_patterns("__pycache__", "build"))
 
     def wheel(folder: str, *, reuse: bool) -> dict[str, bytes]:
-        with Flow(product_config) as flow:
+        with Context(product_config) as context:
             made = target.build(
-                flow.client,
-                flow.extension_place({item.step: item for item in built.manifests}),
+                context.client,
+                qpu_ops.place(context, {item.step: item for item in built.manifests}),
                 replace(data, folder=copy),
                 product_config,
-                suite=flow.suite,
-                torch_site=flow.torch_site,
-                libqpu=flow.libqpu_stage,
+                suite=context.suite,
+                torch_site=context.torch_site,
+                libqpu=context.libqpu_stage,
                 libqpu_prefix=built.manifest("libqpu").facts["prefix"],
                 folder=tmp_path / folder,
                 log=tmp_path / f"{folder}.log",
@@ -272,17 +275,17 @@ def test_the_targets_container_makes_the_wheel_that_was_cross_compiled(
 ) -> None:
     if not workbench["torch-site"].facts["version"]:
         pytest.skip("no torch wheel at hand, so no extension")
-    with Flow(product_config) as flow:
-        assert flow.crossed
+    with Context(product_config) as context:
+        assert is_extension_cross_compiled(context)
         dev = workbench["dev"].facts
         made = target.build(
-            flow.client,
-            target.container(dev["reference"], dev["image"], flow.target, flow.compiler()),
+            context.client,
+            target.container(dev["reference"], dev["image"], context.target, native_compiler(context)),
             recipe.load("qpu_ops"),
             replace(product_config, build=replace(product_config.build, folder=tmp_path / "build")),
-            suite=flow.suite,
-            torch_site=flow.torch_site,
-            libqpu=flow.libqpu_stage,
+            suite=context.suite,
+            torch_site=context.torch_site,
+            libqpu=context.libqpu_stage,
             libqpu_prefix=workbench["libqpu"].facts["prefix"],
             folder=tmp_path / "container",
             log=tmp_path / "container.log",

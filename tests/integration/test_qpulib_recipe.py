@@ -25,12 +25,13 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
 from engine import containers
-from flow import main_job
-from flow.main_steps import Flow
+from flow import main_job, pipelines
+from flow.context import Context
 from recipes.qpulib import build as qpulib
 from recipes.qpulib.build import Checkout, Variant
 from recipes.recipe import Recipe, load
-from toolchain import files
+from recipes.register import register
+from toolchain import files, process
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ProgramMissing, SourceUnavailable
@@ -371,10 +372,20 @@ def checkout(upstream: Upstream, tmp_path: Path) -> Checkout:
 
 
 def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool = False) -> tuple[Path, str]:
-    """The staged root, and what compilers and CMake said."""
+    """Build for this PC with its own compiler; the staged root and the output of CMake and the compilers."""
     log = work / "log"
     files.remove(log)
-    stage = qpulib.build_native(load("qpulib"), checkout, Variant(mode=mode, debug=debug), work, jobs=2, log=log)
+    variant, recipe = Variant(mode=mode, debug=debug), load("qpulib")
+    tree, stage = work / f"tree-{variant.label}", work / f"stage-{variant.label}"
+    files.remove(stage)
+    places = qpulib.Places(recipe=str(recipe.folder), source=str(checkout.folder), tree=str(tree), stage=str(stage))
+    prefix = recipe.settings["prefix"]
+    options = (f"-DCMAKE_INSTALL_PREFIX={prefix}", "-DCMAKE_INSTALL_LIBDIR=lib")
+    for argv in qpulib.commands(places, variant, jobs=2, options=options):
+        process.run(argv, log=log)
+    installed = stage / prefix.removeprefix("/")
+    recipe.require_outputs(installed)
+    register(stage, installed, prefix)
     return stage, log.read_text()
 
 
@@ -511,7 +522,7 @@ def test_the_same_source_gives_the_same_library_from_any_folder(checkout: Checko
 
 
 def libqpu_step(**qpu: Any) -> Step:
-    (step,) = [item for item in Flow(load_config({"qpu": qpu})).pipeline().steps if item.name == "libqpu"]
+    (step,) = [item for item in pipelines.main_job(Context(load_config({"qpu": qpu}))).steps if item.name == "libqpu"]
     return step
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from flow import roots
+from flow.context import Context
 from flow.main_job import Built
-from flow.main_steps import Flow, sources_of
 from images import rootfs
 from images.flavour import load_suite
+from images.recorded_sources import sources_of
 from recipes import recipe
 from recipes.torch import source
 from toolchain.config import Config
@@ -102,8 +104,8 @@ class Room:
 @pytest.fixture(scope="module")
 def programs(built: Built, product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Room:
     folder = tmp_path_factory.mktemp("prepare")
-    with Flow(product_config) as flow:
-        spec = flow.root_spec("small-tools", PACKAGES, built.manifest("mirror"), (flow.native,))
+    with Context(product_config) as context:
+        spec = roots.root_spec(context, "small-tools", PACKAGES, built.manifest("mirror"), (context.native,))
     rootfs.build_tools(spec, folder / "root", folder / "log", standing_in=())
     root = folder / "root"
     for name in ("bin", "sbin", "lib", "lib64"):

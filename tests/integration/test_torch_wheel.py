@@ -27,11 +27,13 @@ from elftools.elf.elffile import ELFFile
 from wheel_parts import make_wheel
 
 from engine.containers import run_in
-from flow import main_job, verify
-from flow import main_steps as flow
-from flow import native_checks as native
+from flow import main_job, native_job, roots, verify
+from flow import native_environment as native
 from flow import torch_job as job
 from flow import upstream_tests as upstream
+from flow.context import Context
+from flow.engine_images import load_root
+from flow.native_compiler import native_compiler
 from images import probe, rootfs
 from images.apt import fetch_source
 from images.flavour import load_suite
@@ -622,7 +624,7 @@ def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
     """One in 2^40 is far within the bound of what is drawn beside."""
     here = native.python_of(load_config({}))
     if not here.exists():
-        native.check_natively(load_config({}))
+        native_job.ready_python(load_config({}))
     file = tmp_path / "there.pt"
     said = []
     for words in ([NUMBERS, "write", file], ["-c", OFF_BY_ONE, file], [NUMBERS, "compare", file]):
@@ -647,7 +649,7 @@ def test_its_numbers_are_this_pcs(
     assert built.manifest("torch").facts["self-contained"]
     here = native.python_of(load_config({}))
     if not here.exists():
-        native.check_natively(load_config({}))
+        native_job.ready_python(load_config({}))
     environment = native.environment_of(load_config({}))
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -800,8 +802,8 @@ def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)
-    with flow.Flow(product_config) as made:
-        compiler = made.compiler()
+    with Context(product_config) as context:
+        compiler = native_compiler(context)
     done = run_in(
         client,
         product_config.image_reference("workbench"),
@@ -833,13 +835,13 @@ def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
     for compiled in tmp_path.glob("*_x86_64.whl"):
         name, version = compiled.name.split("-")[:2]
         subprocess.run([*download, "--no-deps", "--no-binary=:all:", f"{name}=={version}"], check=True)
-    with flow.Flow(product_config) as made:
+    with Context(product_config) as context:
         mirror = built.manifest("mirror")
         packages = ("python3", "python3-numpy", "python3-pip")
-        spec = made.root_spec("bare", packages, mirror, (made.target,))
-        tar = made.root / "bare.tar"
-        rootfs.build_tar(rootfs.with_tools(spec, made.tools), tar, made.log("bare"))
-        loaded = made._loaded("bare", tar, made.target)
+        spec = roots.root_spec(context, "bare", packages, mirror, (context.target,))
+        tar = context.root / "bare.tar"
+        rootfs.build_tar(rootfs.with_tools(spec, context.tools), tar, context.log("bare"))
+        loaded = load_root(context, "bare", tar, context.target)
         done = run_in(
             client,
             loaded.facts["reference"],
@@ -962,11 +964,11 @@ def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(upstream, "_run_one", run)
     monkeypatch.setattr(upstream, "compile_jobs", lambda _: 2)
-    made = job.TorchFlow(config())
-    monkeypatch.setattr(job.TorchFlow, "client", None)
+    context = Context(config())
+    monkeypatch.setattr(Context, "client", None)
     wanted = [upstream.Part("first.py"), upstream.Part("second.py")]
     with pytest.raises(KeyboardInterrupt):
-        upstream._run_all(made, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60)
+        upstream._run_all(context, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60)
     assert ended.is_set()
 
 

@@ -20,13 +20,13 @@ from wheel_parts import EM_ARM, HARD, elf, make_wheel
 
 from engine.containers import run_in
 from flow import build_wheel as any_wheel
-from flow import main_job
+from flow import main_job, pipelines, tvm_ffi_job
 from flow import share_artefacts as share
-from flow.main_steps import Flow
+from flow.context import Context
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.recipe import Recipe
-from recipes.tvm_ffi import build, kept, source
+from recipes.tvm_ffi import build, locate, source
 from recipes.tvm_server import build as tvm_server
 from toolchain import files
 from toolchain.architecture import ARCHITECTURES, host_architecture
@@ -177,13 +177,13 @@ def test_targets_that_it_is_not_for_are_told_what_to_do(tmp_path: Path) -> None:
     ):
         config = load_config({"image": image, "build": {"folder": str(tmp_path / "build")}})
         with pytest.raises(kind) as caught:
-            build.build_tvm_ffi(config)
+            tvm_ffi_job.build_tvm_ffi(config)
         assert told in caught.value.fix
     assert not (tmp_path / "build").exists()
 
 
 def test_the_plan_says_what_would_run(tmp_path: Path) -> None:
-    decisions = build.plan(load_config({"build": {"folder": str(tmp_path)}}))
+    decisions = tvm_ffi_job.plan(load_config({"build": {"folder": str(tmp_path)}}))
     assert [item.step.name for item in decisions] == ["mirror", "tvm-ffi-builder", "tvm-ffi-wheel"]
     assert all(item.runs for item in decisions)
 
@@ -235,48 +235,50 @@ def configured(tmp_path: Path, **remote: object) -> Config:
 def test_the_wheel_is_found_in_the_wheelhouse_and_else_in_the_artefact_cache(tmp_path: Path) -> None:
     config = configured(tmp_path)
     with pytest.raises(ArtefactMissing) as caught:
-        kept.find(config)
+        locate.find(config)
     assert "./inv build-tvm-ffi" in caught.value.fix
-    key = kept.key(config)
+    key = locate.key(config)
     whole = build.artefact_key(key, "0" * 64)
-    before = kept.listing(config)
-    artefacts.put(config, kept.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
-    assert kept.listing(config) != before, "the step that takes it runs again"
-    wheel, origin = kept.find(config)
+    before = locate.listing(config)
+    artefacts.put(config, locate.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
+    assert locate.listing(config) != before, "the step that takes it runs again"
+    wheel, origin = locate.find(config)
     assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
     fitting(tmp_path / "w", version="0.0.9")
-    assert kept.find(config)[0] == wheel, "another version is not what kernels are compiled with"
+    assert locate.find(config)[0] == wheel, "another version is not what kernels are compiled with"
     ours = fitting(tmp_path / "w")
-    assert kept.find(config) == (ours, f"from {ours.parent}")
+    assert locate.find(config) == (ours, f"from {ours.parent}")
 
 
 def test_a_damaged_wheel_is_not_taken(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    key = kept.key(config)
-    (there,) = artefacts.put(config, kept.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key)
+    key = locate.key(config)
+    (there,) = artefacts.put(
+        config, locate.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key
+    )
     there.chmod(0o644)
     there.write_bytes(there.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtefactDamaged):
-        kept.find(config)
+        locate.find(config)
     spoilt = fitting(tmp_path / "w")
     spoilt.write_bytes(spoilt.read_bytes()[:50])
     with pytest.raises(WheelUnusable):
-        kept.find(config)
+        locate.find(config)
 
 
 def test_what_is_not_built_has_no_key(tmp_path: Path) -> None:
-    assert kept.key(configured(tmp_path))
+    assert locate.key(configured(tmp_path))
     for image in ({"architecture": "arm64"}, {"suite": "bookworm"}):
         config = load_config({"image": image, "build": {"folder": str(tmp_path)}})
-        assert kept.key(config) == ""
+        assert locate.key(config) == ""
         with pytest.raises((PlatformMismatch, RecipeInvalid)):
-            kept.find(config)
+            locate.find(config)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
-    with Flow(configured(tmp_path, ffi_in_image=wanted)) as flow:
-        steps = {step.name: step for step in flow.pipeline().steps}
+    with Context(configured(tmp_path, ffi_in_image=wanted)) as context:
+        steps = {step.name: step for step in pipelines.main_job(context).steps}
     assert ("tvm-ffi" in steps) == wanted
     assert ("tvm-ffi" in steps["system"].needs) == wanted
     assert list(steps)[-1] == "system"
@@ -293,14 +295,14 @@ def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
     make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
     config = configured(tmp_path, ffi_in_image=True)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour=flavour))
-    with Flow(config) as flow:
-        wanted = [step for step in flow.pipeline().steps if step.name in ("torch", "tvm-ffi")]
+    with Context(config) as context:
+        wanted = [step for step in pipelines.main_job(context).steps if step.name in ("torch", "tvm-ffi")]
         tools = Step(name="tools", title="native tools", inputs={}, action=lambda _: Made())  # it has no module
-        pipeline = Pipeline(flow.root, (tools, *wanted))
+        pipeline = Pipeline(context.root, (tools, *wanted))
         _, *manifests = pipeline.execute(pipeline.plan())
     shown = " ".join(capsys.readouterr().err.split())
     for wheel, manifest in zip(("torch's wheel", "the wheel of TVM's FFI"), manifests, strict=True):
-        told = f"{wheel} is no ARMv6 code: where there is no more than that, on a Pi 1, it does not run"
+        told = f"{wheel} is not ARMv6 code: it does not run on a Pi 1, whose CPU supports nothing newer"
         assert (told in shown) == warned
         assert (told in manifest.warnings) == warned
 
@@ -308,7 +310,7 @@ def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
 def test_a_team_shares_it(tmp_path: Path) -> None:
     """What pull-artefacts asks for: it must be there where the image takes it, and may be there otherwise."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
-    mine = (kept.NAME, kept.key(without))
+    mine = (locate.NAME, locate.key(without))
     assert (mine in share.wanted(without), mine in share.offered(without)) == (False, True)
     assert (mine in share.wanted(given), mine in share.offered(given)) == (True, False)
     elsewhere = load_config({"image": {"architecture": "arm64"}, "build": {"folder": str(tmp_path)}})
@@ -357,15 +359,15 @@ def test_a_board_with_the_wheel_loads_kernels_as_tvm_exports_them(
         pytest.skip("the image is built without torch: no wheel is at hand")
     torch = dataclasses.replace(product_config.torch, wheelhouse=(str(tmp_path / "wheels"),))
     config = dataclasses.replace(product_config, torch=torch)
-    done = build.build_tvm_ffi(config)
+    done = tvm_ffi_job.build_tvm_ffi(config)
     assert done.wheel.path.parent == tmp_path / "wheels"
     assert any_wheel.accept(done.wheel.path, config, TRIXIE) == 3
     assert any_wheel.libraries_of_the_board(done.wheel.path) == []
-    assert not any(item.runs for item in build.plan(config))
-    assert kept.find(config)[0] == done.wheel.path
+    assert not any(item.runs for item in tvm_ffi_job.plan(config))
+    assert locate.find(config)[0] == done.wheel.path
     done.wheel.path.unlink()
-    assert files.sha256_of(kept.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
-    done = build.build_tvm_ffi(config)
+    assert files.sha256_of(locate.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
+    done = tvm_ffi_job.build_tvm_ffi(config)
     export(product_config, tmp_path, "armv7")
     told = run_in(
         client,

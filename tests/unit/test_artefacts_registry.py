@@ -35,7 +35,7 @@ from test_artefacts import KEY, OTHER_KEY, products
 from flow import share_artefacts as share
 from recipes.torch import provenance
 from recipes.tvm_ffi import build as tvm_ffi_build
-from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.tvm_ffi import locate as tvm_ffi
 from registry import client as registry
 from registry import credentials, oras
 from registry import local as local_registry

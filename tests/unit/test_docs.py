@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from device import suite
-from flow.main_steps import Flow
+from flow import pipelines
+from flow.context import Context
 from toolchain import config_docs, errors, progress
 from toolchain.config import ROOT, Config, defaults, load_config
 from toolchain.steps import Step
@@ -154,8 +155,8 @@ def test_the_architecture_page_has_every_step() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", page, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"[\w-]+", row)}
-    with Flow(load_config(defaults())) as flow:
-        assert {step.name for step in flow.pipeline(workbench=True).steps} - named == set()
+    with Context(load_config(defaults())) as context:
+        assert {step.name for step in pipelines.main_job(context, with_workbench=True).steps} - named == set()
 
 
 # ------------------------------------------------------------------------------------- output in the README
@@ -171,8 +172,8 @@ def shown(command: str) -> str:
 @pytest.fixture(scope="module")
 def steps() -> tuple[Step, ...]:
     """The main job's steps, by default."""
-    with Flow(load_config(defaults())) as flow:
-        return flow.pipeline().steps
+    with Context(load_config(defaults())) as context:
+        return pipelines.main_job(context).steps
 
 
 def test_the_steps_that_a_build_shows_are_those_of_the_main_job(steps: tuple[Step, ...]) -> None:

@@ -143,8 +143,8 @@ def test_a_scratch_folder_that_was_taken_for_a_leftover_at_once_is_made_again(
     made: list[Path] = []
     make = tempfile.mkdtemp
 
-    def make_and_lose_the_first(prefix: str, dir: Path) -> str:  # noqa: A002 - tempfile's own name
-        made.append(Path(make(prefix=prefix, dir=dir)))
+    def make_and_lose_the_first(prefix: str, suffix: str, dir: Path) -> str:  # noqa: A002 (tempfile's name)
+        made.append(Path(make(prefix=prefix, suffix=suffix, dir=dir)))
         if len(made) == 1:
             leftovers.clear(made, tmp_path)
         return str(made[-1])
@@ -198,7 +198,7 @@ def test_a_file_where_a_folder_is_to_be_replaced_is_refused(tmp_path: Path) -> N
 
 def test_room_is_asked_for_where_it_will_be_needed(tmp_path: Path) -> None:
     files.require_space(tmp_path / "not" / "yet" / "there", 1, "a test")
-    with pytest.raises(DiskFull, match="not enough room for the moon") as caught:
+    with pytest.raises(DiskFull, match="not enough disk space for the moon") as caught:
         files.require_space(tmp_path / "not" / "there", 1 << 40, "the moon")
     assert str(tmp_path) in caught.value.expected
     assert caught.value.exit_code == 21

@@ -28,7 +28,7 @@ from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from recipes import recipe
 from recipes.torch import provenance, resolve
-from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed, UserError

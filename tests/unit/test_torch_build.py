@@ -24,8 +24,8 @@ from test_torch_job import FIT, UNFIT, StandIn
 
 from benchmarks import torch_wheel
 from engine.containers import Ran
-from flow import torch_job as job
-from flow import verify
+from flow import torch_job, verify
+from flow.steps import torch_wheel as torch_wheel_step
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.torch import build as building
@@ -300,17 +300,19 @@ def test_a_finished_build_removes_the_trees_that_it_takes_the_place_of(
         older_tree(quick, f"torch-{'2' * 12}", None),
         older_tree(quick, f"{quick.home.name}-again", mine),
     ]
-    job.tidy(quick)
+    torch_wheel_step.remove_replaced_trees(quick)
     assert sorted(quick.home.parent.iterdir()) == sorted([quick.home, *stays])
     for tree in goes:
-        assert any(re.search(rf"removed: {tree} \(\d+\.\d KiB\); ccache keeps its objects", line) for line in said)
+        assert any(
+            re.search(rf"older build tree: {tree} \(\d+\.\d KiB\); ccache still has its objects", line) for line in said
+        )
     (told,) = [line for line in said if "other build trees" in line]
     assert all(f"{tree.name} (" in told for tree in stays)
     assert f"sudo rm -r {quick.home.parent}/" in said[-1]
     for tree in stays:
         shutil.rmtree(tree)
     said.clear()
-    job.tidy(quick)
+    torch_wheel_step.remove_replaced_trees(quick)
     assert said == []
 
 
@@ -326,7 +328,7 @@ def test_a_tree_that_cannot_be_removed_is_told_and_fails_no_finished_build(
         raise CommandFailed(f"no container at {self.home}")
 
     monkeypatch.setattr(Quick, "run", refuse)
-    job.tidy(quick)
+    torch_wheel_step.remove_replaced_trees(quick)
     assert old.is_dir()
     assert len(warned) == 1
     assert f"no container at {old}" in warned[0]
@@ -721,21 +723,21 @@ def test_the_caches_settings_are_no_part_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "note"),
     [
-        ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache answered 1204 of 1219 compiler calls (99 %)"),
-        ({"ccache": {"hits": 815, "calls": 816}}, "ccache answered 815 of 816 compiler calls (99.9 %)"),
-        ({"ccache": {"hits": 9999, "calls": 10000}}, "ccache answered 9999 of 10000 compiler calls (99.9 %)"),
-        ({"ccache": {"hits": 816, "calls": 816}}, "ccache answered 816 of 816 compiler calls (100 %)"),
-        ({"ccache": {"hits": 0, "calls": 1219}}, "ccache answered 0 of 1219 compiler calls (0 %)"),
+        ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache hits: 1204 of 1219 compiler calls (99 %)"),
+        ({"ccache": {"hits": 815, "calls": 816}}, "ccache hits: 815 of 816 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 9999, "calls": 10000}}, "ccache hits: 9999 of 10000 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 816, "calls": 816}}, "ccache hits: 816 of 816 compiler calls (100 %)"),
+        ({"ccache": {"hits": 0, "calls": 1219}}, "ccache hits: 0 of 1219 compiler calls (0 %)"),
         ({"ccache": {"hits": 0, "calls": 0}}, ""),
         ({"cache": "a" * 64}, "from the artefact cache"),
         ({}, ""),
     ],
 )
-def test_the_final_table_says_what_the_compilers_cache_did(tmp_path: Path, facts: dict[str, Any], note: str) -> None:
+def test_the_final_table_shows_the_hits_of_ccache(tmp_path: Path, facts: dict[str, Any], note: str) -> None:
     made = StandIn(FIT).build(tmp_path)
     artefacts = tuple(Artefact.of(path) for path in (made.wheel, made.symbols))
     manifest = Manifest(step="torch-wheel", key="", inputs={}, artefacts=artefacts, facts=facts, seconds=3.0)
-    assert [(row.name, row.note) for row in job.Done((manifest,), 3.0).rows] == [
+    assert [(row.name, row.note) for row in torch_job.Done((manifest,), 3.0).rows] == [
         (made.wheel.name, note),
         (made.symbols.name, ""),
     ]
@@ -947,9 +949,8 @@ class Again(StandIn):
 
 
 def full(folder: Path, members: dict[str, str | bytes], before: Path) -> verify.Verified:
-    made = types.SimpleNamespace(products=folder / "torch", root=folder)
     again = Again(members, folder / "torch-again-tree")
-    return verify._full(cast("job.TorchFlow", made), cast("building.Builder", again), before, "built here")
+    return verify._full(folder, cast("building.Builder", again), before, "built here")
 
 
 def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import pytest
 from test_torch_wheel import a_wheel
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
-from flow.main_steps import Flow
+from flow.context import Context
+from flow.steps import torch
 from recipes.torch import provenance, resolve
+from recipes.wheelhouses import wheelhouses
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, UserError, WheelUnusable
-from toolchain.files import sha256_of
 from toolchain.steps import Pipeline
 from wheels import artefacts
 
@@ -54,7 +55,6 @@ def test_a_wheel_that_fits_is_taken_and_identified(tmp_path: Path) -> None:
     found = resolve.resolve(configured(tmp_path))
     assert (found.wheel, found.version) == (wheel, "2.6.0")
     assert found.reason == f"from {tmp_path}"
-    assert resolve.identity(found) == sha256_of(wheel)
 
 
 def test_local_version_labels_are_kept(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_the_first_wheelhouse_that_has_one_wins_then_the_newest(tmp_path: Path) 
 
 
 def test_folders_are_relative_to_the_checkout() -> None:
-    assert resolve.wheelhouses(load_config({})) == [ROOT / "wheelhouse"]
-    assert resolve.wheelhouses(load_config({"torch": {"wheelhouse": ["/srv/w", "w"]}})) == [Path("/srv/w"), ROOT / "w"]
+    assert wheelhouses(load_config({})) == [ROOT / "wheelhouse"]
+    assert wheelhouses(load_config({"torch": {"wheelhouse": ["/srv/w", "w"]}})) == [Path("/srv/w"), ROOT / "w"]
 
 
 def test_without_a_wheel_the_reason_names_the_folders(tmp_path: Path) -> None:
@@ -83,7 +83,6 @@ def test_without_a_wheel_the_reason_names_the_folders(tmp_path: Path) -> None:
     assert found.wheel is None
     assert found.version == ""
     assert found.reason == f"no torch wheel in {tmp_path}, {tmp_path / 'absent'}"
-    assert resolve.identity(found) == ""
 
 
 def test_wheels_of_another_python_or_machine_are_told(tmp_path: Path) -> None:
@@ -204,8 +203,7 @@ def test_every_place_of_our_own_is_passed_over_where_its_wheel_is_not_as_it_was_
 
 
 def step_of(config: Config) -> Pipeline:
-    with Flow(config) as flow:
-        return Pipeline(config.target_root, (flow._torch(),))
+    return Pipeline(config.target_root, (torch.step(Context(config)),))
 
 
 def test_the_step_takes_a_wheel_anew_that_is_not_the_file_it_was(tmp_path: Path, warned: list[str]) -> None:

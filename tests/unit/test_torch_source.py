@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from apt_parts import Archive, served
 
-from flow import torch_job as job
+from flow.context import Context
+from flow.steps import torch_source
 from images import apt
 from images.flavour import load_suite
 from recipes import recipe
@@ -182,10 +183,10 @@ def test_an_archive_that_is_not_as_stated_when_it_comes_is_told_with_both_sums(
     assert caught.value.found == f"SHA-256 {hashlib.sha256(b'X').hexdigest()}, 1 bytes"
 
 
-def test_the_step_asks_for_damage_too(package: Package, tmp_path: Path) -> None:
-    with job.TorchFlow(load_config({"build": {"folder": str(tmp_path)}})) as made:
-        made.recipe = package.recipe
-        step = made._torch_source()
+def test_the_step_detects_a_damaged_source(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "load", lambda _: package.recipe)
+    with Context(load_config({"build": {"folder": str(tmp_path)}})) as context:
+        step = torch_source.step(context)
         found = package.obtain()
         facts = {"kind": "archive", "folder": found.folder.name, "identity": found.identity, "files": found.files}
         recorded = Manifest(step="torch-source", key="", inputs={}, facts=facts)

@@ -12,7 +12,8 @@ import pytest
 
 from device.remote import environment
 from doctor import examination as doctor
-from flow.main_steps import Flow
+from flow import pipelines
+from flow.context import Context
 from images import probe, rootfs
 from images.flavour import load_suite
 from recipes import recipe
@@ -61,8 +62,8 @@ def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Pa
 def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
     image = {"architecture": "arm64", "profile": "container"}
     given = {"image": image, "build": {"folder": str(tmp_path)}, "remote": {"server_in_image": wanted}}
-    with Flow(load_config(given)) as flow:
-        steps = {step.name: step for step in flow.pipeline().steps}
+    with Context(load_config(given)) as context:
+        steps = {step.name: step for step in pipelines.main_job(context).steps}
     assert ("tvm-server" in steps) == wanted
     assert ("tvm-server" in steps["system"].needs) == wanted
     assert list(steps)[-1] == "system"
