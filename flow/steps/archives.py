@@ -20,7 +20,7 @@ def step(context: Context) -> Step:
 
     return Step(
         name="archives",
-        title="packages, downloaded",
+        title="packages, fetched",
         code=__name__,
         inputs=roots.target_packages(context),
         needs=("mirror", "torch"),

@@ -259,7 +259,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
 
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
-def test_the_root_is_entered_from_a_system_that_has_nothing_of_it(exported_config: Config) -> None:
+def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> None:
     """--chroot in QEMU: what the self-test finds of libqpu it finds in the tree that was entered."""
     result = suite.test_on_pi(exported_config, qemu=True, chroot=True, keyword="test_selftest", timing=False)
     assert result.ok, result.summary()

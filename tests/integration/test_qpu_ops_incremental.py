@@ -51,7 +51,7 @@ class Build:
     def __init__(self, folder: Path) -> None:
         self.recipe, self.out = folder / "recipe", folder / "out"
         self.out.mkdir()
-        self.kept = incremental.Kept(folder / "kept")
+        self.previous = incremental.PreviousBuild(folder / "previous")
         self.ran: list[Sequence[str]] = []
         for name, text in TREE.items():
             (self.recipe / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,29 +67,29 @@ class Build:
 
     def full(self, said: Callable[[str], str] = str) -> None:
         """Build everything and keep it; ``said`` may spoil what the build printed."""
-        shutil.copytree(self.recipe, self.kept.source)
-        (self.kept.source / "build").mkdir()
+        shutil.copytree(self.recipe, self.previous.source)
+        (self.previous.source / "build").mkdir()
         self._execute(self.commands)
         wheel = self.out / "trial-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as sink:
-            sink.write(self.kept.source / "src/module.py", "module.py")
-            sink.write(self.kept.source / "build/_native.so", "trial/_native.so")
-            sink.write(self.kept.source / "build/_other.so", "other/_other.so")
+            sink.write(self.previous.source / "src/module.py", "module.py")
+            sink.write(self.previous.source / "build/_native.so", "trial/_native.so")
+            sink.write(self.previous.source / "build/_other.so", "other/_other.so")
             sink.writestr("trial-1.0.dist-info/METADATA", "Name: trial\n")
             sink.writestr("trial-1.0.dist-info/RECORD", "of the full build\n")
         printed = "\n".join(["running build_ext", *map(shlex.join, self.commands), "done"])
-        self.kept.remember("as ever", said(printed), wheel)
+        self.previous.remember("as ever", said(printed), wheel)
         wheel.unlink()
 
     def rebuild(self, surroundings: str = "as ever") -> Path | None:
         """Bring the kept build up to date; the wheel, if it could be used."""
         self.ran = []
-        return self.kept.rebuild(self.recipe, surroundings, self._execute, self.out)
+        return self.previous.rebuild(self.recipe, surroundings, self._execute, self.out)
 
     def _execute(self, commands: Sequence[Sequence[str]]) -> None:
         for words in commands:
             self.ran.append(words)
-            done = subprocess.run(words, cwd=self.kept.source, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, cwd=self.previous.source, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CommandFailed("the compiler", tail=done.stderr)
 
@@ -117,7 +117,7 @@ def test_a_changed_source_is_compiled_and_linked_and_no_other(build: Build) -> N
     assert wheel is not None
     assert build.compiled() == ["csrc/two.cpp", "link"]
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read("trial/_native.so") == (build.kept.source / "build/_native.so").read_bytes()
+        assert archive.read("trial/_native.so") == (build.previous.source / "build/_native.so").read_bytes()
         assert archive.testzip() is None
     assert build.rebuild() is not None
     assert build.compiled() == [], "it is up to date now"
@@ -131,7 +131,7 @@ def test_a_build_whose_output_was_garbled_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
     change(build, "csrc/other/own.h", "THIRD 3", "THIRD 33")
-    with zipfile.ZipFile(build.kept.folder / "trial-1.0-py3-none-any.whl") as archive:
+    with zipfile.ZipFile(build.previous.folder / "trial-1.0-py3-none-any.whl") as archive:
         before = archive.read("other/_other.so"), archive.read("trial/_native.so")
     wheel = build.rebuild()
     assert wheel is not None
@@ -141,7 +141,7 @@ def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
         assert archive.read("trial/_native.so") == before[1]
 
 
-def test_a_changed_source_that_another_includes_compiles_that_one(build: Build) -> None:
+def test_a_changed_included_source_recompiles_the_includer(build: Build) -> None:
     change(build, "csrc/other/part.cpp", "return 30", "return 40")
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/other/three.cpp", "link"]
@@ -185,17 +185,17 @@ def test_what_does_not_fit_leads_to_a_full_build(build: Build, spoil: str) -> No
     elif spoil == "gone file":
         (build.recipe / "csrc/both.h").unlink()
     elif spoil == "torn record":
-        (build.kept.folder / "kept.json").write_text('{"wheel": "tri')
+        (build.previous.folder / "build.json").write_text('{"wheel": "tri')
     elif spoil == "no record":
-        (build.kept.folder / "kept.json").unlink()
+        (build.previous.folder / "build.json").unlink()
     else:
-        next(build.kept.folder.glob("*.whl")).unlink()
+        next(build.previous.folder.glob("*.whl")).unlink()
     assert build.rebuild(surroundings) is None
     assert build.ran == []
 
 
 def test_a_lost_object_is_made_again(build: Build) -> None:
-    (build.kept.source / "build/one.o").unlink()
+    (build.previous.source / "build/one.o").unlink()
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/one.cpp", "link"]
 
@@ -259,7 +259,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     assert {Path(name).parent.name for name in libraries} == {"qpu_ops", "torch_qpu"}
     changed_libraries = [name for name in libraries if rebuilt[name] != first[name]]
     assert [Path(name).parent.name for name in changed_libraries] == ["qpu_ops"]
-    kept = json.loads((product_config.target_root / "work/qpu-ops-kept/kept.json").read_text())
+    kept = json.loads((product_config.target_root / "work/qpu-ops-previous/build.json").read_text())
     sources = list((copy / "csrc").rglob("*.cpp"))
     included = {line.split('"')[1] for path in sources for line in path.read_text().splitlines() if '.cpp"' in line}
     assert "operators.cpp" in included
@@ -270,7 +270,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_the_targets_container_makes_the_wheel_that_was_cross_compiled(
+def test_native_and_cross_builds_give_the_same_wheel(
     product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path
 ) -> None:
     if not workbench["torch-site"].facts["version"]:

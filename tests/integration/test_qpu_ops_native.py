@@ -121,7 +121,7 @@ def test_nothing_runs_again_when_nothing_changed(checks: NativeChecks, config: C
     assert [item.reason for item in pipelines.native_checks(Context(config)).plan() if item.runs] == []
 
 
-def test_the_wheel_holds_the_modules_and_links_libqpu_by_its_soname_alone(checks: NativeChecks, tmp_path: Path) -> None:
+def test_the_wheel_contains_modules_and_links_libqpu(checks: NativeChecks, tmp_path: Path) -> None:
     with zipfile.ZipFile(checks.wheel) as wheel:
         names = wheel.namelist()
         assert {"dot_cpp.py", "matrix_cpp.py", "cpu_cpp.py", "qpu_ops/__init__.py", "qpu_ops/py.typed"} <= set(names)
@@ -157,7 +157,7 @@ def test_the_timing_table_is_made_and_says_that_it_is_a_model(checks: NativeChec
     assert "not measured on QPUs" in done.stderr
 
 
-def test_widths_beyond_the_time_budget_are_left_out_with_the_reason(checks: NativeChecks) -> None:
+def test_widths_beyond_the_time_budget_are_omitted(checks: NativeChecks) -> None:
     done = run(checks, str(ROOT / "tests/device/timing.py"), "--budget-s=0.05", "--repeats=1")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -261,7 +261,7 @@ def test_without_libqpu_on_the_loaders_path_the_import_names_it(checks: NativeCh
 
 
 @pytest.mark.parametrize("changed", ["tools/info.cpp", "python/pitorch/qpu/__init__.py", "tutorial/new.cpp"])
-def test_the_native_library_is_built_again_when_anything_that_is_installed_with_it_changes(
+def test_every_installed_file_rebuilds_the_native_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     def inputs() -> dict[str, dict[str, str]]:

@@ -153,7 +153,7 @@ def configured(tmp_path: Path, **qpu: Any) -> Config:
 # The data file.
 
 
-def test_the_recipe_is_pinned_to_a_full_commit_of_the_public_repository() -> None:
+def test_qpulib_is_pinned_to_a_full_commit() -> None:
     recipe = load("qpulib")
     assert recipe.settings["url"] == "https://github.com/mn416/QPULib.git"
     assert re.fullmatch("[0-9a-f]{40}", qpulib.pin(recipe))
@@ -176,7 +176,7 @@ def test_a_branch_or_a_short_commit_is_refused(upstream: Upstream, commit: str) 
 # How the source is had.
 
 
-def test_the_pinned_commit_is_fetched_even_when_the_branch_has_moved_on(upstream: Upstream, tmp_path: Path) -> None:
+def test_the_pinned_commit_is_fetched_after_the_branch_moved(upstream: Upstream, tmp_path: Path) -> None:
     config = configured(tmp_path)
     got = qpulib.obtain(pinned(upstream), config)
     assert got == Checkout(tmp_path / "build/sources/qpulib", upstream.commit)
@@ -199,7 +199,7 @@ def test_a_new_pin_is_fetched_in_place_of_the_old_one(upstream: Upstream, tmp_pa
     assert "HALF 50" in (got.folder / "Lib/Common/Half.h").read_text()
 
 
-def test_a_commit_that_is_not_there_is_told_with_what_to_put_where(upstream: Upstream, tmp_path: Path) -> None:
+def test_an_unavailable_commit_is_reported_with_the_fix(upstream: Upstream, tmp_path: Path) -> None:
     missing = "0123456789" * 4
     with pytest.raises(SourceUnavailable) as caught:
         qpulib.obtain(pinned(upstream, missing), configured(tmp_path))
@@ -209,7 +209,7 @@ def test_a_commit_that_is_not_there_is_told_with_what_to_put_where(upstream: Ups
     assert list((tmp_path / "build/sources").iterdir()) == []
 
 
-def test_without_a_network_the_error_says_so_and_what_to_put_where(
+def test_without_a_network_the_error_names_the_fix(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(os.environ):
@@ -292,12 +292,12 @@ def test_a_users_checkout_is_taken_from_the_named_folder(upstream: Upstream, tmp
     assert not (tmp_path / "build").exists()
 
 
-def test_a_named_folder_that_is_not_there_is_not_made_up_for_by_fetching(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_missing_configured_folder_is_not_fetched(upstream: Upstream, tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailable, match=r"qpu\.upstream_source names is not there"):
         qpulib.obtain(pinned(upstream), configured(tmp_path, upstream_source=str(tmp_path / "none")))
 
 
-def test_a_users_checkout_of_another_commit_is_refused_and_left_alone(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_users_checkout_of_another_commit_is_rejected(upstream: Upstream, tmp_path: Path) -> None:
     place = tmp_path / "build/sources"
     place.mkdir(parents=True)
     git(place, "clone", "--quiet", str(upstream.folder), "qpulib")
@@ -328,7 +328,7 @@ def test_a_folder_without_the_library_is_refused(upstream: Upstream, tmp_path: P
         qpulib.obtain(pinned(upstream), config)
 
 
-def test_a_fetched_commit_without_the_library_is_refused_and_not_kept(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_fetched_commit_without_the_library_is_rejected(upstream: Upstream, tmp_path: Path) -> None:
     git(upstream.folder, "rm", "-r", "--quiet", "Lib")
     empty = commit_all(plant(upstream.folder, {"README": ""}), "empty")
     with pytest.raises(SourceUnavailable, match=r"no Lib/QPULib\.h"):
@@ -447,7 +447,7 @@ def soname_of(library: Path) -> str:
         ("qpu", True, "42 qpu qpu 1 201103"),
     ],
 )
-def test_a_program_that_asks_pkg_config_is_compiled_for_the_librarys_mode(
+def test_pkg_config_selects_the_mode_of_the_library(
     checkout: Checkout, tmp_path: Path, mode: str, debug: bool, says: str
 ) -> None:
     if shutil.which("pkg-config") is None:
@@ -490,7 +490,7 @@ def test_each_mode_has_objects_of_its_own(checkout: Checkout, tmp_path: Path) ->
     assert trees == ["tree-emulation", "tree-qpu"]
 
 
-def test_a_changed_file_recompiles_what_depends_on_it_and_no_more(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_changed_file_recompiles_only_its_dependents(checkout: Checkout, tmp_path: Path) -> None:
     made(checkout, tmp_path / "work")
     (checkout.folder / "Lib/Answer.cpp").write_text(STAND_IN["Lib/Answer.cpp"] + "// changed\n")
     assert compiled(made(checkout, tmp_path / "work")[1]) == {"Answer.cpp"}
@@ -572,7 +572,7 @@ def test_shells_and_deployments_choose_it_too(tmp_path: Path, task: str) -> None
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_it_is_cross_compiled_in_the_builder_and_loads_in_the_image(
+def test_cross_compiled_qpulib_loads_in_the_image(
     built: main_job.Built,
     product_config: Config,
     client: docker.DockerClient,

@@ -136,7 +136,7 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
     assert "KeyboardInterrupt" in said
 
 
-def test_ctrl_c_in_the_middle_of_a_link_leaves_no_container_and_the_next_run_goes_on(
+def test_ctrl_c_while_linking_leaves_no_container(
     tmp_path: Path, tree: Path, builder: building.Builder, image: str, client: docker.DockerClient
 ) -> None:
     library = tree / "libboth.so"
@@ -179,7 +179,7 @@ def test_who_does_not_want_to_wait_presses_ctrl_c_again(
     assert containers_at(client, tmp_path) == []
 
 
-def test_a_disk_that_becomes_full_at_a_link_leaves_no_half_a_library_and_the_next_run_goes_on(
+def test_a_full_disk_while_linking_leaves_no_partial_library(
     tmp_path: Path, image: str, client: docker.DockerClient
 ) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -218,7 +218,7 @@ def test_a_compiler_that_is_killed_is_told_as_want_of_memory(tree: Path, builder
     assert not (tree / "two.o").exists()
 
 
-def test_what_the_kernel_killed_is_told_where_no_program_says_so(
+def test_processes_killed_by_the_kernel_are_reported(
     builder: building.Builder, client: docker.DockerClient, image: str
 ) -> None:
     """A process of another container, which has little memory, stands in for a compiler that says nothing."""

@@ -179,7 +179,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 @pytest.mark.parametrize("lost", ["damaged", "set aside by another task", "deleted"])
-def test_a_lost_entry_of_the_cache_is_made_of_the_products_without_building(
+def test_a_lost_cache_entry_is_restored_without_building(
     tmp_path: Path, whole: StandIn, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     said: list[str] = []
@@ -214,7 +214,7 @@ def test_a_lost_entry_of_the_cache_is_made_of_the_products_without_building(
     assert "put into the artefact cache again" not in "".join(said)
 
 
-def test_a_wheel_that_is_at_hand_is_built_again_where_that_is_asked_for(tmp_path: Path, whole: StandIn) -> None:
+def test_an_existing_wheel_is_built_again_on_request(tmp_path: Path, whole: StandIn) -> None:
     config = load_config({"build": {"folder": str(tmp_path)}})
     job.build_torch(config)
     shutil.rmtree(resolve.products(config))
@@ -239,7 +239,7 @@ def test_a_refused_wheel_reaches_nobody(tmp_path: Path) -> None:
     assert [path.name for path in made.root.iterdir()] == [], "nothing is left beside either"
 
 
-def test_a_refused_wheel_leaves_the_earlier_one_with_its_statement(tmp_path: Path) -> None:
+def test_a_rejected_wheel_keeps_the_previous_one(tmp_path: Path) -> None:
     StandInJob(tmp_path, StandIn(FIT)).run()
     made = StandInJob(tmp_path, StandIn(UNFIT))
     before = made.placed
@@ -251,7 +251,7 @@ def test_a_refused_wheel_leaves_the_earlier_one_with_its_statement(tmp_path: Pat
 
 
 @pytest.mark.parametrize("moved", range(3))
-def test_no_statement_lies_beside_another_wheel_wherever_the_placing_ends(tmp_path: Path, moved: int) -> None:
+def test_no_provenance_is_ever_next_to_another_wheel(tmp_path: Path, moved: int) -> None:
     folder = tmp_path / "products"
     folder.mkdir()
     old_wheel, old_statement = a_wheel(folder, "0" * 64)
@@ -266,7 +266,7 @@ def test_no_statement_lies_beside_another_wheel_wherever_the_placing_ends(tmp_pa
     assert not old_statement.exists()
 
 
-def test_a_kept_wheel_whose_statement_speaks_of_another_recipe_is_refused(tmp_path: Path) -> None:
+def test_a_cached_wheel_of_another_recipe_is_rejected(tmp_path: Path) -> None:
     made = StandInJob(tmp_path, StandIn(FIT))
     made.run()
     (whole,) = made.cached
@@ -355,7 +355,7 @@ def test_a_statement_is_as_in_toto_and_slsa_want_it(tmp_path: Path, kind: str) -
     assert provenance.read(provenance.beside(built.wheel), built.wheel)["recipeKey"] == "a" * 64
 
 
-def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path) -> None:
+def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
     _, document = written(tmp_path, "archive")
     uris = [item["uri"] for item in document["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" in item]
     found = {}
@@ -369,7 +369,7 @@ def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path)
     assert document["predicate"]["buildDefinition"]["internalParameters"]["compiler"] == VERSIONS["compiler"]
 
 
-def test_a_wheel_is_compared_where_compiler_and_packages_are_the_same_alone(tmp_path: Path) -> None:
+def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
     """``verify --full``: what another compiler makes is another wheel, and says nothing of the build."""
     wheels = []
     for name in ("first", "second"):
@@ -411,7 +411,7 @@ def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:
     }
 
 
-def test_a_statements_byproducts_tell_seconds_and_the_compilers_cache(tmp_path: Path) -> None:
+def test_the_provenance_contains_seconds_and_ccache_hits(tmp_path: Path) -> None:
     _, document = written(tmp_path, "archive")
     told = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
     assert {name: json.loads(base64.b64decode(item["content"])) for name, item in told.items()} == {
@@ -438,7 +438,7 @@ FAULTS = {
 
 @pytest.mark.engine
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_command_ends_with_the_faults_own_exit_code_and_leaves_nothing(tmp_path: Path, fault: str) -> None:
+def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: str) -> None:
     variables, code, words = FAULTS[fault]
     folder = tmp_path / "build"
     done = subprocess.run(

@@ -123,7 +123,7 @@ def room(programs: Room) -> Room:
     return programs
 
 
-def test_a_source_package_is_unpacked_patched_and_given_what_its_distribution_takes_out(room: Room) -> None:
+def test_a_source_package_is_unpacked_patched_and_completed(room: Room) -> None:
     room.source_package()
     done = room.prepare("archive")
     assert done.returncode == 0, done.stderr
@@ -148,7 +148,7 @@ def test_a_tag_of_upstreams_is_copied_and_patched(room: Room) -> None:
     assert room.left() == ["pytorch"]
 
 
-def test_a_patch_that_does_not_fit_leaves_nothing_that_is_taken_for_a_source(room: Room) -> None:
+def test_a_patch_that_fails_leaves_no_source_tree(room: Room) -> None:
     room.plain_source(room.source)
     second = room.patches / "0002-second.patch"
     fits = second.read_text()
@@ -162,7 +162,7 @@ def test_a_patch_that_does_not_fit_leaves_nothing_that_is_taken_for_a_source(roo
     assert room.left() == ["pytorch"]
 
 
-def test_an_archive_that_is_not_what_its_description_says_is_refused(room: Room) -> None:
+def test_an_archive_with_a_wrong_checksum_is_rejected(room: Room) -> None:
     room.source_package()
     archive = room.source / "small_1.0.orig.tar.xz"
     content = bytearray(archive.read_bytes())

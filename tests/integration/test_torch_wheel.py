@@ -120,7 +120,7 @@ def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.Monke
         (("-DCMAKE_C_COMPILER=mine", "-DCMAKE_CXX_COMPILER=clang++"), "mine clang++"),
     ],
 )
-def test_a_compiler_of_the_command_line_wins_over_the_toolchain_file(
+def test_command_line_compiler_overrides_the_toolchain_file(
     tmp_path: Path, given: tuple[str, ...], compilers: str
 ) -> None:
     script = tmp_path / "told.cmake"
@@ -153,7 +153,7 @@ def test_the_first_pis_cpu_is_refused_with_the_reason() -> None:
         plan(variant="vfp9")
 
 
-def test_a_release_without_a_source_package_has_no_key_and_says_why() -> None:
+def test_a_release_without_a_source_package_has_no_key() -> None:
     older = load_config({"image": {"suite": "bookworm"}})
     assert resolve.key(older) == ""
     with pytest.raises(SourceUnavailable, match="no source package of bookworm") as caught:
@@ -219,7 +219,7 @@ def files_as_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("files_as_submodules")
-def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing_else(tmp_path: Path) -> None:
+def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> None:
     commit = a_repository(tmp_path / "repositories" / "upstream")
     data = recipe.load("torch")
 
@@ -380,7 +380,7 @@ def test_the_baseline_variant_is_for_cpus_of_sixteen_registers(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("fpu", ["neon-vfpv4", "vfpv3-d16"])
-def test_kernels_without_neon_are_no_product_of_the_variant_that_is_named_by_it(tmp_path: Path, fpu: str) -> None:
+def test_kernels_without_neon_are_rejected_for_variant_neon(tmp_path: Path, fpu: str) -> None:
     wheel = torch_of(
         tmp_path, {"torch/lib/libtorch_cpu.so": cross_compiled(tmp_path, "one", "int one;", f"-mfpu={fpu}")}
     )
@@ -398,7 +398,7 @@ def test_a_library_that_is_in_the_wheel_is_no_stray_one(tmp_path: Path) -> None:
     assert examined(torch_of(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
 
 
-def test_a_file_that_does_not_say_what_it_was_compiled_for_is_refused(tmp_path: Path) -> None:
+def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
     cross_compiled(tmp_path, "one", "int one;")
     argv = ["arm-linux-gnueabihf-objcopy", "--remove-section=.ARM.attributes", "one.so"]
     subprocess.run(argv, cwd=tmp_path, check=True)
@@ -408,7 +408,7 @@ def test_a_file_that_does_not_say_what_it_was_compiled_for_is_refused(tmp_path: 
     assert caught.value.found == "torch/lib/one.so: it has no .ARM.attributes"
 
 
-def test_code_that_needs_no_floating_point_unit_is_for_every_cpu(tmp_path: Path) -> None:
+def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
     """Its attributes name none; that its arguments would be in such registers, number 28 says."""
     (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
     for words in (
@@ -494,9 +494,7 @@ def test_another_compiler_or_package_is_another_key() -> None:
     assert len({key, *others}) == 5
 
 
-def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     resolve.products(mine).mkdir(parents=True)
@@ -511,9 +509,7 @@ def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_fix(
         resolve.resolve(mine)
 
 
-def test_a_build_is_compared_with_a_wheel_of_its_own_recipe_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``verify --full``: any other wheel differs, however well the build repeats itself."""
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel kept in this repository")]
@@ -536,7 +532,7 @@ def kept() -> Path:
     return KEPT
 
 
-def test_the_kept_wheel_is_of_the_recipes_key_and_of_its_provenance(kept: Path) -> None:
+def test_the_prebuilt_wheel_has_the_key_of_the_recipe(kept: Path) -> None:
     stated = provenance.read(provenance.beside(kept), kept)
     assert stated["recipeKey"] == resolve.key(config())
     found = resolve.resolve(config(wheelhouse=[]))
@@ -680,7 +676,7 @@ def test_its_numbers_are_this_pcs(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(900)
-def test_the_device_suites_files_on_torch_itself_pass_in_the_image(
+def test_the_torch_tests_of_the_device_suite_pass(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
     """Sizes and indices beyond 32 bits; gradcheck, layers, optimisers, unaligned memory, what is saved and loaded."""
@@ -795,7 +791,7 @@ print("an extension of", torch.__version__, "computes")
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
+def test_a_cpp_extension_shares_the_threads_of_torch(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     """By torch.utils.cpp_extension, as a user would: GCC's objects and the wheel's have one ABI and one OpenMP."""
@@ -819,7 +815,7 @@ def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
+def test_torch_imports_with_only_python_and_numpy(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
     # What its metadata asks for is plain Python, from the package index that pip is set up for here.

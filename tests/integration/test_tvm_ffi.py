@@ -207,7 +207,7 @@ def test_a_wheel_that_is_not_for_the_board_is_refused(
 
 
 @pytest.mark.skipif(shutil.which("arm-linux-gnueabihf-gcc") is None, reason="no cross compiler for armhf")
-def test_a_library_with_symbols_or_with_the_builds_path_is_refused(tmp_path: Path) -> None:
+def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> None:
     text = tmp_path / "a.c"
     text.write_text(f'const char *where(void) {{ return "{build.HOME}/a.c"; }}\n')
     for options, told in (([], "has a symbol table"), (["-s"], "holds the path of its build")):
@@ -232,7 +232,7 @@ def configured(tmp_path: Path, **remote: object) -> Config:
     )
 
 
-def test_the_wheel_is_found_in_the_wheelhouse_and_else_in_the_artefact_cache(tmp_path: Path) -> None:
+def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> None:
     config = configured(tmp_path)
     with pytest.raises(ArtefactMissing) as caught:
         locate.find(config)
@@ -307,14 +307,14 @@ def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
         assert (told in manifest.warnings) == warned
 
 
-def test_a_team_shares_it(tmp_path: Path) -> None:
+def test_pull_artefacts_requests_the_wheel(tmp_path: Path) -> None:
     """What pull-artefacts asks for: it must be there where the image takes it, and may be there otherwise."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
     mine = (locate.NAME, locate.key(without))
-    assert (mine in share.wanted(without), mine in share.offered(without)) == (False, True)
-    assert (mine in share.wanted(given), mine in share.offered(given)) == (True, False)
+    assert (mine in share.wanted(without), mine in share.optional(without)) == (False, True)
+    assert (mine in share.wanted(given), mine in share.optional(given)) == (True, False)
     elsewhere = load_config({"image": {"architecture": "arm64"}, "build": {"folder": str(tmp_path)}})
-    assert share.offered(elsewhere) == []
+    assert share.optional(elsewhere) == []
 
 
 ON_BOARD = """
@@ -352,7 +352,7 @@ END
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(7200)
-def test_a_board_with_the_wheel_loads_kernels_as_tvm_exports_them(
+def test_a_board_with_the_wheel_loads_exported_tvm_kernels(
     product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     if not built.manifest("torch").facts["wheel"]:

@@ -341,7 +341,7 @@ def test_what_comes_without_provenance_is_refused(plain: Registry, tmp_path: Pat
 def test_a_recipe_without_provenance_is_pulled_and_torch_is_not(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
     ((name, key),) = share.wanted(here)
-    ((other, offered),) = share.offered(here)
+    ((other, offered),) = share.optional(here)
     (wheel, symbols, _) = products(tmp_path)
     artefacts.put(here, name, key, [wheel, symbols])
     artefacts.put(here, other, "f" * 64, [wheel], recipe=offered)
@@ -568,7 +568,7 @@ def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_p
     (pulled,) = share.pull_artefacts(there)
     assert (pulled.entry.name, pulled.entry.key) == (name, key)
     assert artefacts.get(there, name, key)
-    ((other, offered),) = share.offered(here)
+    ((other, offered),) = share.optional(here)
     artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
     share.push_artefacts(here)
     assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (

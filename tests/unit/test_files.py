@@ -40,7 +40,7 @@ def test_a_digest_is_that_of_the_content(tmp_path: Path, size: int) -> None:
     assert files.sha256_of(path) == hashlib.sha256(b"z" * size).hexdigest()
 
 
-def test_text_is_written_whole_with_its_mode_and_makes_its_folder(tmp_path: Path) -> None:
+def test_write_text_atomically_sets_mode_and_creates_folder(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "text"
     files.write_text_atomically(path, "öne\n", mode=0o600)
     assert path.read_text() == "öne\n"
@@ -70,9 +70,7 @@ def test_a_reader_never_sees_half_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [ValueError("broken"), KeyboardInterrupt()])
-def test_what_fails_in_the_middle_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path, fault: BaseException
-) -> None:
+def test_a_failed_replacement_keeps_the_old_file(tmp_path: Path, fault: BaseException) -> None:
     path = write(tmp_path / "file", "old")
 
     def fail() -> None:
@@ -87,7 +85,7 @@ def test_what_fails_in_the_middle_leaves_the_old_file_and_nothing_beside_it(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_block_that_writes_nothing_is_a_bug_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_replacing_without_writing_keeps_the_old_file(tmp_path: Path) -> None:
     path = write(tmp_path / "file", "old")
     with pytest.raises(FileNotFoundError), files.replacing(path):
         pass
@@ -105,7 +103,7 @@ with files.replacing(Path(sys.argv[1])) as aside:
 """
 
 
-def test_ctrl_c_in_the_middle_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_ctrl_c_while_replacing_keeps_the_old_file(tmp_path: Path) -> None:
     path = write(tmp_path / "file", "old")
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -136,9 +134,7 @@ def test_a_scratch_folder_is_gone_afterwards_whatever_happens(tmp_path: Path) ->
     assert tmp_path.is_dir()
 
 
-def test_a_scratch_folder_that_was_taken_for_a_leftover_at_once_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scratch_folder_removed_as_leftover_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its making and its being held another task may clear it."""
     made: list[Path] = []
     make = tempfile.mkdtemp
@@ -212,7 +208,7 @@ def fingerprint_tree(root: Path) -> Path:
     return root
 
 
-def test_a_fingerprint_is_about_names_modes_and_contents_not_about_place_or_time(tmp_path: Path) -> None:
+def test_fingerprint_covers_names_modes_and_contents(tmp_path: Path) -> None:
     one, two = fingerprint_tree(tmp_path / "one"), fingerprint_tree(tmp_path / "two")
     os.utime(two / "a.cpp", (1, 1))
     (two / "empty folder").mkdir()
@@ -262,7 +258,7 @@ def tree_to_pack(root: Path, *, mtime: int) -> Path:
     return root
 
 
-def test_the_same_tree_packs_to_the_same_bytes_whenever_it_was_made(tmp_path: Path) -> None:
+def test_pack_does_not_depend_on_the_creation_time(tmp_path: Path) -> None:
     now = int(time.time())
     one = packed(tree_to_pack(tmp_path / "one", mtime=now), tmp_path / "one.tar")
     two = packed(tree_to_pack(tmp_path / "two", mtime=now - 5000), tmp_path / "two.tar")
@@ -271,7 +267,7 @@ def test_the_same_tree_packs_to_the_same_bytes_whenever_it_was_made(tmp_path: Pa
     assert packed(tmp_path / "two", tmp_path / "two.tar") != one
 
 
-def test_what_is_packed_belongs_to_root_keeps_its_modes_and_is_no_newer_than_the_epoch(tmp_path: Path) -> None:
+def test_pack_sets_owner_and_limits_times_to_the_epoch(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     (root / "bin" / "tool").chmod(0o4755)
     if os.geteuid() == 0:
@@ -312,7 +308,7 @@ def test_pipes_are_packed_and_sockets_left_out(tmp_path: Path) -> None:
         assert "socket" not in archive.getnames()
 
 
-def test_a_folder_is_packed_over_another_and_what_is_not_wanted_left_out(tmp_path: Path) -> None:
+def test_pack_merges_two_folders_and_omits_patterns(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     beside = tmp_path / "beside"
     write(beside / "etc" / "conf", "other", mtime=400)
@@ -358,7 +354,7 @@ def test_a_full_disk_in_the_middle_of_writing_is_told_as_one(tmp_path: Path) -> 
         (tmp_path / "absent").read_bytes()
 
 
-def test_a_full_disk_is_told_as_one_where_a_whole_folder_is_copied(tmp_path: Path) -> None:
+def test_a_full_disk_while_copying_a_folder_raises_diskfull(tmp_path: Path) -> None:
     write(tmp_path / "from" / "large", "x" * 200_000)
     write(tmp_path / "from" / "small")
     with small_disk(tmp_path / "disk", "64k") as disk:

@@ -94,7 +94,7 @@ def test_all_faults_of_a_data_file_are_told_at_once(thing: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["recipe.toml", "Makefile", "src/a.c", "src/deep/b.c", "src/new.c"])
-def test_the_fingerprint_changes_with_every_input_and_the_data_file(thing: Path, changed: str) -> None:
+def test_recipe_fingerprint_covers_data_file_and_inputs(thing: Path, changed: str) -> None:
     before = load("thing").fingerprint()
     with (thing / changed).open("a") as stream:
         stream.write("# changed\n")

@@ -98,7 +98,7 @@ def test_a_changed_input_is_told_with_its_difference(tmp_path: Path) -> None:
     }
 
 
-def test_long_values_and_digests_are_shortened_in_the_difference(tmp_path: Path) -> None:
+def test_long_values_are_shortened_in_the_reason(tmp_path: Path) -> None:
     runs: Runs = []
     execute(tmp_path, writer(tmp_path, runs, "root", sources="a" * 64, packages="p" * 80))
     (decision,) = Pipeline(tmp_path, [writer(tmp_path, runs, "root", sources="b" * 64, packages="q" * 80)]).plan()
@@ -125,7 +125,7 @@ def test_what_the_probe_misses_is_the_reason(tmp_path: Path) -> None:
     assert reasons(Pipeline(tmp_path, [step]).plan()) == {"image": "image is gone from the engine"}
 
 
-def test_the_probe_is_not_asked_about_a_step_that_never_finished(tmp_path: Path) -> None:
+def test_missing_is_not_called_for_unfinished_steps(tmp_path: Path) -> None:
     def never(_: Manifest) -> str:
         raise AssertionError("asked")
 
@@ -167,9 +167,7 @@ def test_what_is_made_again_to_the_same_bytes_wakes_nobody(tmp_path: Path) -> No
     assert runs == ["sources", "library", "image", "sources"]
 
 
-def test_what_is_made_again_to_other_bytes_wakes_who_needs_it_with_both_digests_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_products_make_dependent_steps_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs: Runs = []
 
     def steps(version: str) -> tuple[Step, ...]:
@@ -262,7 +260,7 @@ def test_steps_that_do_not_need_each_other_run_side_by_side(tmp_path: Path) -> N
     assert [item.step for item in execute(tmp_path, step("one"), step("two"))] == ["one", "two"]
 
 
-def test_a_skipped_step_lets_the_next_begin_beside_one_that_runs(tmp_path: Path) -> None:
+def test_a_skipped_step_lets_the_next_one_start(tmp_path: Path) -> None:
     done = Step(name="done", title="done", inputs={}, action=lambda _: Made())
     execute(tmp_path, done)
     together = threading.Barrier(2, timeout=60)
@@ -317,7 +315,7 @@ def test_no_more_steps_run_at_once_than_allowed(tmp_path: Path) -> None:
     assert most == 1
 
 
-def test_the_first_failure_is_kept_running_steps_end_and_no_new_one_starts(tmp_path: Path) -> None:
+def test_after_a_failure_no_further_step_starts(tmp_path: Path) -> None:
     runs: Runs = []
     both_run = threading.Barrier(2, timeout=60)
     failed = threading.Event()
@@ -391,7 +389,7 @@ def test_a_step_that_fails_after_it_once_succeeded_runs_again(tmp_path: Path) ->
     assert reasons(Pipeline(tmp_path, [step]).plan()) == {"library": "never finished before"}
 
 
-def test_a_step_that_does_not_make_what_it_says_has_not_finished(tmp_path: Path) -> None:
+def test_a_step_without_its_artefact_is_not_finished(tmp_path: Path) -> None:
     step = Step(name="root", title="root", inputs={}, action=lambda _: Made((tmp_path / "never made",)))
     with pytest.raises(FileNotFoundError):
         execute(tmp_path, step)
@@ -443,7 +441,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_what_running_steps_started_and_leaves_no_manifest(tmp_path: Path) -> None:
+def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
         cwd=ROOT,

@@ -30,7 +30,6 @@ from images.flavour import load_suite
 from recipes import recipe
 from recipes.torch import build as building
 from recipes.torch import source
-from recipes.torch.remaining import Remaining
 from toolchain import progress
 from toolchain.config import load_config
 from toolchain.errors import (
@@ -117,9 +116,7 @@ def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("without_container")
-def test_a_linker_on_a_full_disk_leaves_no_half_a_library_and_goes_on_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_linker_on_a_full_disk_leaves_no_partial_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
     subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
@@ -195,7 +192,7 @@ def test_a_full_disk_is_told_as_one_where_no_program_says_so(tmp_path: Path, how
             )
 
 
-def test_room_is_looked_for_before_a_tree_before_going_on_and_before_packaging(tmp_path: Path) -> None:
+def test_disk_space_is_checked_before_each_stage(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "3m") as disk:
         builder = a_builder(disk)
         with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
@@ -286,7 +283,7 @@ class FoundHere(Quick):
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_finished_build_removes_the_trees_that_it_takes_the_place_of(
+def test_a_finished_build_removes_the_trees_it_replaces(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -316,7 +313,7 @@ def test_a_finished_build_removes_the_trees_that_it_takes_the_place_of(
     assert said == []
 
 
-def test_a_tree_that_cannot_be_removed_is_told_and_fails_no_finished_build(
+def test_a_tree_that_cannot_be_removed_is_only_a_warning(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
@@ -396,7 +393,7 @@ def test_a_source_is_unpacked_once(tmp_path: Path) -> None:
     assert len(builder.ran) == 1
 
 
-def test_cmake_runs_again_when_its_options_change_and_after_a_failure(tmp_path: Path) -> None:
+def test_cmake_runs_again_after_a_change_or_failure(tmp_path: Path) -> None:
     first = recorder(tmp_path)
     first.fails = True
     with pytest.raises(CommandFailed):
@@ -491,7 +488,7 @@ def test_an_option_of_the_users_that_cmake_overrides_is_refused(tmp_path: Path, 
         ["NAMED=ON", "MINE=1", "SECOND=OFF", "CMAKE_BUILD_TYPE=Debug", "LIST=a;b"],
     ],
 )
-def test_options_that_are_as_they_were_given_and_what_is_no_option_pass(tmp_path: Path, options: list[str]) -> None:
+def test_unchanged_and_unknown_options_are_accepted(tmp_path: Path, options: list[str]) -> None:
     """So does what CMake made of the recipe's own: they were built so."""
     builder = configures(tmp_path, *options)
     builder.configure()
@@ -500,7 +497,7 @@ def test_options_that_are_as_they_were_given_and_what_is_no_option_pass(tmp_path
     builder.configure()
 
 
-def test_a_tree_that_was_configured_before_is_asked_for_its_options_too(tmp_path: Path) -> None:
+def test_options_of_a_configured_tree_are_checked_too(tmp_path: Path) -> None:
     builder = configures(tmp_path, "USE_DEPENDENT=ON")
     builder.run(builder._plan.configure)
     (builder.home / "configured").write_text(shlex.join(builder._plan.configure))
@@ -549,69 +546,21 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str
     return shown
 
 
-def database(tree: Path, *outputs: str) -> None:
-    """CMake's, as of the build tree of torch."""
-    tree.mkdir(parents=True, exist_ok=True)
-    listed = [
-        {"output": name, "file": "/usr/src/torch/pytorch/x.cpp", "command": "", "directory": ""} for name in outputs
-    ]
-    (tree / "compile_commands.json").write_text(json.dumps(listed))
-
-
-def test_what_is_left_is_told_by_what_objects_of_a_kind_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that copy headers count nothing, and neither do objects that an earlier run has made."""
+def test_the_progress_of_a_compilation_is_that_of_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = recorder(tmp_path)
-    tree = builder.home / "pytorch" / "build"
-    python = [f"caffe2/torch/CMakeFiles/torch_python.dir/{name}.cpp.o" for name in "abcde"]
-    other = [f"caffe2/CMakeFiles/torch_cpu.dir/{name}.cpp.o" for name in "fg"]
-    database(tree, *python, *other)
-    made = tree / python[0]
-    made.parent.mkdir(parents=True)
-    made.touch()
-    clock = iter([0.0, 1.0, 20.0, 40.0, 80.0, 84.0])
-    monkeypatch.setattr(building, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     shown = bars(monkeypatch)
-    names = [python[1], other[0], python[2], python[3]]
     builder.said = [
-        "[1/9] Copying a.h",
-        *(f"[{number}/9] Building CXX object {name}" for number, name in enumerate(names, 2)),
+        "[1/3] Copying a.h",
+        "[2/3] Building CXX object caffe2/CMakeFiles/torch_cpu.dir/f.cpp.o",
+        "a warning",
+        "[3/3] Linking CXX shared library lib/libtorch_cpu.so",
     ]
     builder.compile()
-    total = 4 * 10.6 + 2 * 2.2
-    done = [0.0, 10.6, 12.8, 23.4, 34.0]
-    assert [now for now, _, _ in shown] == pytest.approx(done)
-    assert [end for _, end, _ in shown] == pytest.approx([total] * len(done))
-    left = [seconds / now * (total - now) / 60 for seconds, now in zip([20, 40, 80, 84], done[1:], strict=True)]
-    notes = [
-        "Copying a.h",
-        *(f"{minutes:.0f} min left, {name}.cpp" for minutes, name in zip(left, "bfcd", strict=True)),
+    assert shown == [
+        (1.0, 3.0, "Copying a.h"),
+        (2.0, 3.0, "f.cpp"),
+        (3.0, 3.0, "libtorch_cpu.so"),
     ]
-    assert [note for _, _, note in shown] == notes
-    assert notes[3] == "1 min left, c.cpp"
-
-
-def test_little_done_tells_nothing_of_what_is_left(tmp_path: Path) -> None:
-    database(tmp_path, *(f"CMakeFiles/torch_python.dir/{number}.cpp.o" for number in range(100)))
-    left = Remaining.of(tmp_path)
-    assert left.total == pytest.approx(1060)
-    seen = []
-    for number in range(100):
-        left.finished(f"Building CXX object CMakeFiles/torch_python.dir/{number}.cpp.o\r")
-        seen.append(left.minutes((number + 1) * 12.0))
-    assert seen[:4] == [None] * 4, "a twentieth"
-    assert seen[5] == pytest.approx(94 * 12 / 60)
-    assert seen[-1] == pytest.approx(0)
-    left.finished("Building CXX object CMakeFiles/torch_python.dir/0.cpp.o")
-    assert left.done == pytest.approx(left.total), "made once more, it counts no more"
-
-
-@pytest.mark.parametrize("text", [None, "", "[{}]", "{}"], ids=["none", "empty", "no output", "no list"])
-def test_without_a_database_nothing_is_known_of_what_is_left(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "compile_commands.json").write_text(text)
-    left = Remaining.of(tmp_path)
-    left.finished("Building CXX object a.o")
-    assert (left.total, left.minutes(10.0)) == (0, None)
 
 
 CCACHE = """Cacheable calls:   4 / 5 (80.00%)
@@ -677,7 +626,7 @@ BUILDER = {
 OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
-def test_ccache_knows_the_compilers_by_all_packages_that_they_are_of() -> None:
+def test_ccache_identifies_compilers_by_their_packages() -> None:
     """Not by the program that is called: ``clang`` is a few KiB, and loads all that compiles."""
     check = building.compiler_check(BUILDER)
     kind, _, told = check.partition(":")
@@ -690,7 +639,7 @@ def test_ccache_knows_the_compilers_by_all_packages_that_they_are_of() -> None:
     assert building.compiler_check({**BUILDER, "cmake:amd64": "4.0"}) == check, "objects stay"
 
 
-def test_the_image_is_asked_for_its_compilers_once_and_only_for_the_cache(
+def test_compilers_are_queried_once_and_only_for_ccache(
     tmp_path: Path, without_container: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -767,7 +716,7 @@ NINJA_LOG = """# ninja log v6
         ([], (0, 0), [], ["not every run", "not known"]),
     ],
 )
-def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
+def test_the_benchmark_ignores_builds_answered_by_ccache(
     tmp_path: Path,
     runs: list[tuple[dict[str, float], bool]],
     use: tuple[int, int],
@@ -790,7 +739,7 @@ def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
         assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
 
 
-def test_the_benchmarks_command_line_for_gcc_is_one_that_gcc_takes(tmp_path: Path) -> None:
+def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
     """Clang's own words and its warnings go, with what belongs to them; what makes the object stays."""
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
@@ -859,9 +808,7 @@ def test_an_object_that_is_not_the_same_is_named(tree: Compiles) -> None:
     assert str(tree.log) in caught.value.fix
 
 
-def test_a_tree_that_was_interrupted_is_told_as_one_before_anything_is_compiled(
-    tree: Compiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_tree_is_recorded_before_compiling(tree: Compiles, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         (tree.home / "pytorch" / "build" / f"{name}.c.o").unlink()
     monkeypatch.setattr(Compiles, "run", None)
@@ -895,7 +842,7 @@ def test_what_does_not_compile_is_not_taken_for_another_object(
     assert type(caught.value) is fault
 
 
-def test_united_sources_are_drawn_and_precompiled_headers_are_not(tree: Compiles) -> None:
+def test_unity_sources_are_chosen_and_precompiled_headers_not(tree: Compiles) -> None:
     """As CMake names them."""
     build = tree.home / "pytorch" / "build"
     commands = json.loads((build / "compile_commands.json").read_text())

@@ -110,7 +110,7 @@ def test_what_fits_follows_the_image(tmp_path: Path, image: dict[str, Any], tag:
     assert found.wheel.name == f"torch-2.6.0-{tag}.whl"
 
 
-def test_a_required_wheel_that_is_missing_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_missing_required_wheel_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WheelUnusable, match=r"torch\.required is set") as caught:
         resolve.resolve(configured(tmp_path, required=True))
     assert caught.value.exit_code == 22
@@ -120,13 +120,13 @@ def test_a_required_wheel_that_is_missing_is_an_error_with_its_name(tmp_path: Pa
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_a_wheel_that_fits_by_its_name_alone_is_an_error_at_any_rate(tmp_path: Path, required: bool) -> None:
+def test_a_wheel_with_only_a_suitable_name_is_an_error(tmp_path: Path, required: bool) -> None:
     torch_wheel(tmp_path, content=elf(EM_X86_64, bits=64))
     with pytest.raises(PlatformMismatch, match=r"torch/_C\.so"):
         resolve.resolve(configured(tmp_path, required=required))
 
 
-def test_a_damaged_wheel_is_an_error_and_not_passed_over_for_an_older_one(tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_not_replaced_by_an_older_one(tmp_path: Path) -> None:
     torch_wheel(tmp_path, "2.5.0")
     newest = torch_wheel(tmp_path, "2.6.0")
     newest.write_bytes(newest.read_bytes()[:-30])
@@ -146,7 +146,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
 
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("later", ["wheelhouse", "prebuilt"])
-def test_a_wheel_that_cannot_be_used_does_not_keep_the_next_places_back(
+def test_an_unusable_wheel_does_not_hide_the_next_place(
     tmp_path: Path, warned: list[str], spoil: str, later: str
 ) -> None:
     change, fault, words = SPOILS[spoil]
@@ -168,9 +168,7 @@ def test_a_wheel_that_cannot_be_used_does_not_keep_the_next_places_back(
     assert all(part in warned[0] for part in (first.name, f"from {first.parent}", words)), warned
 
 
-def test_every_place_of_our_own_is_passed_over_where_its_wheel_is_not_as_it_was_made(
-    tmp_path: Path, warned: list[str]
-) -> None:
+def test_damaged_own_wheels_are_skipped_in_every_place(tmp_path: Path, warned: list[str]) -> None:
     config = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     key = resolve.key(config)
     for name in ("made", "older"):
@@ -206,7 +204,7 @@ def step_of(config: Config) -> Pipeline:
     return Pipeline(config.target_root, (torch.step(Context(config)),))
 
 
-def test_the_step_takes_a_wheel_anew_that_is_not_the_file_it_was(tmp_path: Path, warned: list[str]) -> None:
+def test_a_changed_wheel_is_chosen_again(tmp_path: Path, warned: list[str]) -> None:
     for name in ("first", "second"):
         torch_wheel(tmp_path / name)
     torch = {"wheelhouse": [str(tmp_path / "first"), str(tmp_path / "second")]}

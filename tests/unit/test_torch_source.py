@@ -153,7 +153,7 @@ def test_what_lies_beside_the_package_is_no_part_of_it(package: Package) -> None
     assert package.obtain() == first
 
 
-def test_a_damaged_archive_that_cannot_be_fetched_anew_is_never_used(package: Package, warned: list[str]) -> None:
+def test_a_damaged_archive_is_never_used(package: Package, warned: list[str]) -> None:
     package.obtain()
     (package.place / ORIGINAL).write_bytes(b"X")
     mirror, package.sources = (
@@ -167,9 +167,7 @@ def test_a_damaged_archive_that_cannot_be_fetched_anew_is_never_used(package: Pa
     package.obtain()
 
 
-def test_an_archive_that_is_not_as_stated_when_it_comes_is_told_with_both_sums(
-    package: Package, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_archive_is_reported_with_both_checksums(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch = apt.fetch_source
 
     def fetched_badly(sources: tuple[apt.Source, ...], name: str, version: str, folder: Path, log: Path) -> None:

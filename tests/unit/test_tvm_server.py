@@ -35,7 +35,7 @@ def machines(root: Path) -> set[int]:
     return found
 
 
-def test_the_server_is_staged_for_the_target_without_its_compiler(tmp_path: Path) -> None:
+def test_the_server_is_staged_without_the_compiler(tmp_path: Path) -> None:
     data = recipe.load("tvm_server")
     build.stage(data, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
     site = tmp_path / "root/opt/pitorch/tvm"
@@ -50,7 +50,7 @@ def test_the_server_is_staged_for_the_target_without_its_compiler(tmp_path: Path
     assert data.settings["prefix"] in launcher.read_text()
 
 
-def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Path) -> None:
+def test_an_architecture_without_wheels_names_the_alternative(tmp_path: Path) -> None:
     data = recipe.load("tvm_server")
     with pytest.raises(WheelUnusable) as caught:
         build.stage(data, ARCHITECTURES["armhf"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
