@@ -293,7 +293,7 @@ def test_a_users_checkout_is_taken_from_the_named_folder(upstream: Upstream, tmp
 
 
 def test_a_missing_configured_folder_is_not_fetched(upstream: Upstream, tmp_path: Path) -> None:
-    with pytest.raises(SourceUnavailable, match=r"qpu\.upstream_source names is not there"):
+    with pytest.raises(SourceUnavailable, match=r"folder in qpu\.upstream_source does not exist"):
         qpulib.obtain(pinned(upstream), configured(tmp_path, upstream_source=str(tmp_path / "none")))
 
 

@@ -236,7 +236,7 @@ def test_processes_killed_by_the_kernel_are_reported(
         assert (builder.home / "end").read_text() == "137\n"
     finally:
         hog.remove(force=True)
-    assert caught.value.found == "the kernel killed 1 process meanwhile"
+    assert caught.value.found == "the kernel killed 1 process during the build"
 
 
 def test_a_step_that_is_killed_itself_is_told_too(builder: building.Builder) -> None:

@@ -243,7 +243,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
         before = change.read_text() if change.exists() else None
         change.parent.mkdir(exist_ok=True)
         change.write_text("2.6.1\n")
-        with pytest.raises(SourceUnavailable, match=r"is not what upstream's v2\.6\.0 is") as caught:
+        with pytest.raises(SourceUnavailable, match=r"differs from upstream's v2\.6\.0 is") as caught:
             obtain(commit)
         assert change.relative_to(found.folder).parts[0] in caught.value.found
         assert "patches/git" in caught.value.fix
@@ -253,7 +253,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
             change.write_text(before)
         assert obtain(commit) == found
     git_at(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
-    with pytest.raises(SourceUnavailable, match="is not what upstream's"):
+    with pytest.raises(SourceUnavailable, match="differs from upstream's"):
         obtain(commit)
 
 
@@ -308,9 +308,9 @@ def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) ->
     if whole:
         assert examined(wheel).elf_files == 2
         return
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/one.so needs the symbol missing, which nothing in the wheel defines"
+    assert caught.value.found == "torch/lib/one.so requires the symbol missing, which nothing in the wheel defines"
 
 
 @pytest.mark.parametrize(
@@ -324,12 +324,12 @@ def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) ->
         (("-mfpu=neon-vfpv4",), "float one(float a) { return a * a; }", ""),
         (("-march=armv5te+fp", "-marm"), "int one;", ": it was compiled for CPU architecture 4"),
         (("-Wl,-rpath,$ORIGIN:$ORIGIN/../../torch.libs",), "int one;", ""),
-        (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " looks for libraries in $ORIGIN/../../../lib"),
-        (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
-        (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
-        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " holds the path of its build"),
+        (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " searches for libraries in $ORIGIN/../../../lib"),
+        (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " searches for libraries in /opt/lib"),
+        (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " searches for libraries in /opt/lib"),
+        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " contains a path of its build"),
         ((), 'const char one[] = "/usr/src/tvm";', ""),
-        (("-Wl,--no-as-needed", "stray.so"), "int one;", " needs libstray.so.1, which a bare system lacks"),
+        (("-Wl,--no-as-needed", "stray.so"), "int one;", " requires libstray.so.1, which a minimal system does not have"),
         (("-Wl,--no-as-needed", "usual.so"), "int one;", ""),
     ],
 )
@@ -340,9 +340,9 @@ def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ..
     if not fault:
         assert examined(wheel).elf_files == 1
         return
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    place, lacks = "torch/lib/one.so", "which not every CPU of the variant has"
+    place, lacks = "torch/lib/one.so", "which some CPUs of the variant do not have"
     assert caught.value.found == place + fault.format(place=place, lacks=lacks)
 
 
@@ -353,17 +353,17 @@ def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ..
 def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: str, path: str) -> None:
     """In texts too, and where a read of a mebibyte ends in the middle of it."""
     members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(torch_of(tmp_path, members))
-    assert caught.value.found == f"{name} holds the path of its build"
+    assert caught.value.found == f"{name} contains a path of its build"
 
 
 @pytest.mark.parametrize(
     ("fpu", "fault"),
     [
         ("vfpv3-d16", ""),
-        ("vfpv3", "it uses VFPv3, which not every CPU of the variant has"),
-        ("vfpv4-d16", "it uses VFPv4-D16, which not every CPU of the variant has"),
+        ("vfpv3", "it uses VFPv3, which some CPUs of the variant do not have"),
+        ("vfpv4-d16", "it uses VFPv4-D16, which some CPUs of the variant do not have"),
         ("neon", "it uses NEON, and the variant must not"),
     ],
 )
@@ -387,9 +387,9 @@ def test_kernels_without_neon_are_rejected_for_variant_neon(tmp_path: Path, fpu:
     if fpu == "neon-vfpv4":
         assert examined(wheel).elf_files == 1
         return
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/libtorch_cpu.so: it was compiled without NEON, which the variant is for"
+    assert caught.value.found == "torch/lib/libtorch_cpu.so: it was compiled without NEON, which the variant requires"
 
 
 def test_a_library_that_is_in_the_wheel_is_no_stray_one(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
     wheel = torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})
     with pytest.raises(WheelUnusable) as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/one.so: it has no .ARM.attributes"
+    assert caught.value.found == "torch/lib/one.so: it does not have .ARM.attributes"
 
 
 def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(audit, "GOAL_MB", 2)
     warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
     if more:
-        assert warnings == ("torch-2.6.0-cp313-cp313-linux_armv7l.whl has 2.1 MB; the goal is 2",)
+        assert warnings == ("the size of torch-2.6.0-cp313-cp313-linux_armv7l.whl is 2.1 MB; the goal is 2",)
     else:
         assert warnings == ()
 
@@ -499,27 +499,27 @@ def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: py
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     resolve.products(mine).mkdir(parents=True)
     wheel, statement = a_wheel(resolve.products(mine), "0" * 64)
-    assert "of another recipe key: ./inv build-torch builds it anew" in resolve.resolve(mine).reason
+    assert "has another recipe key: ./inv build-torch builds it again" in resolve.resolve(mine).reason
     statement.unlink()
     assert "has no provenance" in resolve.resolve(mine).reason
     a_wheel(resolve.products(mine), resolve.key(mine))
     assert resolve.resolve(mine).wheel == wheel
     wheel.write_bytes(wheel.read_bytes() + b"X")
-    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+    with pytest.raises(ArtefactDamaged, match="does not match its provenance"):
         resolve.resolve(mine)
 
 
 def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``verify --full``: any other wheel differs, however well the build repeats itself."""
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
-    assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel kept in this repository")]
+    assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel in this repository")]
     resolve.products(mine).mkdir(parents=True)
     wheel, _ = a_wheel(resolve.products(mine), "0" * 64)
     assert [path for path, _ in verify.wheels_to_compare(mine)] == [KEPT]
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     with pytest.raises(ArtefactMissing, match="no wheel to compare with") as caught:
         verify.wheels_to_compare(mine)
-    assert "of another recipe key" in caught.value.found
+    assert "has another recipe key" in caught.value.found
     a_wheel(resolve.products(mine), resolve.key(mine))
     assert verify.wheels_to_compare(mine) == [(wheel, "built here")]
 
@@ -561,7 +561,7 @@ def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
 def test_a_kept_wheel_of_another_key_is_left_alone() -> None:
     found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
     assert found.wheel is None
-    assert "of another recipe key: ./inv build-torch builds it anew" in found.reason
+    assert "has another recipe key: ./inv build-torch builds it again" in found.reason
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
@@ -580,7 +580,7 @@ def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path, monkeypatch: pytes
     content[len(content) // 2] ^= 1
     copy.write_bytes(content)
     shutil.copy(provenance.beside(kept), provenance.beside(copy))
-    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+    with pytest.raises(ArtefactDamaged, match="does not match its provenance"):
         provenance.read(provenance.beside(copy), copy)
     with pytest.raises(WheelUnusable, match="damaged"):
         resolve.resolve(config(wheelhouse=[str(tmp_path)]))
@@ -919,12 +919,12 @@ def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
     begun = reports(*(("a", when, "passed") for when in ("setup", "call", "teardown")), status=None)
     told = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
     assert (told.counts, told.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
-    assert told.ended == "cut off after 60 s: 1 of 3 tests were run"
+    assert told.ended == "cut off after 60 s: 1 of 3 tests ran"
     crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
-    assert crashed.failures == {"t.py": "ended by itself"}
+    assert crashed.failures == {"t.py": "pytest ended early"}
     hung = upstream.tally(T, begun, none, tests, seconds=181, limit_s=60, hung=True)
-    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests were run")
+    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests ran")
 
 
 @pytest.mark.parametrize("status", [0, 1, 5])
@@ -935,14 +935,14 @@ def test_an_exit_status_alone_makes_no_file_complete(status: int) -> None:
         *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status
     )
     told = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
-    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests were run", 2)
+    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
     assert told.record()["not_run"] == 2
     crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
-    assert (crashed.ended, crashed.counts["failed"]) == ("ended by itself: 1 of 3 tests were run", 1)
+    assert (crashed.ended, crashed.counts["failed"]) == ("pytest ended early: 1 of 3 tests ran", 1)
     uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
-    assert (uncollected.ended, uncollected.counts["failed"]) == ("ended by itself", 1)
+    assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest ended early", 1)
     outcome = upstream.Outcome([told, crashed], Path("none"))
-    assert outcome.summary().endswith("4 not run; 2 not run to the end")
+    assert outcome.summary().endswith("4 not run; 2 not completed")
 
 
 def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1002,10 +1002,10 @@ files = ["test_some.py"]
     with pytest.raises(ArtefactMissing, match=r"no test file test_none\.py"):
         upstream.run_tests(mine, ["test_none.py"], tests=tmp_path)
     names = ["test_some.py", "deep/test_some.py", "test_lost.py", "test_lost.py 3/3"]
-    with pytest.raises(ChecksFailed, match="3 of upstream's tests fail, and nothing explains it") as caught:
+    with pytest.raises(ChecksFailed, match="3 of upstream's tests fail for no known reason") as caught:
         upstream.run_tests(mine, names, tests=tmp_path, limit_s=300)
     assert "test_broken" in caught.value.found
-    assert "upstream.toml names test_some.py::*::test_unkown, and upstream has no such test" in capsys.readouterr().err
+    assert "upstream.toml contains test_some.py::*::test_unkown, but upstream has no such test" in capsys.readouterr().err
     told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
     file, deep, lost, part = told["files"]
     assert told["emulated"]
@@ -1013,7 +1013,7 @@ files = ["test_some.py"]
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
     assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")
     assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
-    assert (lost["ended"], lost["not_run"]) == ("ended by itself: 1 of 3 tests were run", 2)
+    assert (lost["ended"], lost["not_run"]) == ("pytest ended early: 1 of 3 tests ran", 2)
     assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
 
 

@@ -138,7 +138,7 @@ def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"), [({"sha256": "0" * 64}, "other bytes"), ({"version": "0.0.99"}, "does not have")]
+    ("settings", "told"), [({"sha256": "0" * 64}, "another file"), ({"version": "0.0.99"}, "does not have")]
 )
 def test_another_source_is_refused_and_nothing_is_left(
     fetched: tuple[Path, Path], tmp_path: Path, settings: dict[str, str], told: str
@@ -191,7 +191,7 @@ def test_the_plan_says_what_would_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "tag", "kind", "told"),
     [
-        ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "no library at all"),
+        ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "it has no library"),
         ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
         ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "no .ARM.attributes"),
         ({"a.so": elf(183, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
@@ -210,7 +210,7 @@ def test_a_wheel_that_is_not_for_the_board_is_refused(
 def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> None:
     text = tmp_path / "a.c"
     text.write_text(f'const char *where(void) {{ return "{build.HOME}/a.c"; }}\n')
-    for options, told in (([], "has a symbol table"), (["-s"], "holds the path of its build")):
+    for options, told in (([], "has a symbol table"), (["-s"], "contains a path of its build")):
         library = tmp_path / "a.so"
         subprocess.run(["arm-linux-gnueabihf-gcc", "-shared", "-fPIC", *options, text, "-o", library], check=True)
         wheel = make_wheel(tmp_path, {"tvm_ffi/a.so": library.read_bytes()}, name="apache_tvm_ffi")

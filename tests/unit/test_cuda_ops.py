@@ -255,7 +255,7 @@ def test_cuda_timing_without_the_wheel_names_the_task_that_makes_it(tmp_path: Pa
 
 @pytest.mark.parametrize("version", ["2.9.1", "newest", "2.10", "2.10.0; x"])
 def test_a_torch_that_the_wheel_is_not_for_is_refused(tmp_path: Path, version: str) -> None:
-    with pytest.raises(WheelUnusable, match="not for torch"):
+    with pytest.raises(WheelUnusable, match="does not support torch"):
         native.other_torch(load_config({"build": {"folder": str(tmp_path / "b")}}), version)
     assert not (tmp_path / "b").exists()
 

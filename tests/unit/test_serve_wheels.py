@@ -452,7 +452,7 @@ def test_a_torch_of_another_key_is_not_served(tmp_path: Path, nothing_kept: Path
         a_wheel(folder, "0" * 64)
     offer = Offer(config)
     assert offer() == {}
-    assert offer.torch.reason.count("of another recipe key") == 2
+    assert offer.torch.reason.count("has another recipe key") == 2
     a_wheel(nothing_kept, resolve.key(config))
     assert offer() == {TORCH: nothing_kept / TORCH}
     a_wheel(resolve.products(config), resolve.key(config))

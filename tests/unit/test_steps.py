@@ -110,10 +110,10 @@ def test_a_product_that_is_gone_or_cut_short_is_made_again(tmp_path: Path) -> No
     step = writer(tmp_path, runs, "root", version="1")
     execute(tmp_path, step)
     (tmp_path / "root.txt").write_text("")
-    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product gone or cut short: root.txt"}
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product missing or incomplete: root.txt"}
     execute(tmp_path, step)
     (tmp_path / "root.txt").unlink()
-    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product gone or cut short: root.txt"}
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product missing or incomplete: root.txt"}
     execute(tmp_path, step)
     assert runs == ["root"] * 3
 
@@ -138,7 +138,7 @@ def test_a_step_that_is_asked_for_runs_once(tmp_path: Path) -> None:
     steps = (writer(tmp_path, runs, "root"), writer(tmp_path, runs, "image", needs=("root",)))
     execute(tmp_path, *steps)
     assert reasons(Pipeline(tmp_path, steps).plan(force=frozenset({"root"}))) == {
-        "root": "asked for",
+        "root": "requested",
         "image": "root will be made again",
     }
     execute(tmp_path, *steps, force=frozenset({"root"}))

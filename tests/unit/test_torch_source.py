@@ -118,11 +118,11 @@ def test_a_damaged_archive_is_fetched_anew(package: Package, warned: list[str], 
         path.unlink()
     else:
         path.write_bytes(b"X" * 9 if spoil == "cut short" else b"X" * len(CONTENTS[ORIGINAL]))
-    assert package.missing == f"{ORIGINAL} is gone or damaged"
+    assert package.missing == f"{ORIGINAL} is missing or damaged"
     assert package.obtain() == first
     assert path.read_bytes() == CONTENTS[ORIGINAL]
     assert len(warned) == 1
-    assert warned[0].startswith(f"{ORIGINAL} is not as {DSC} states (")
+    assert warned[0].startswith(f"{ORIGINAL} does not match the checksum in {DSC} (")
     assert package.missing == ""
 
 
@@ -130,10 +130,10 @@ def test_a_damaged_description_is_fetched_anew(package: Package, warned: list[st
     first = package.obtain()
     path = package.place / DSC
     path.write_bytes(path.read_bytes()[:-9])
-    assert package.missing == f"{DSC} is gone or damaged"
+    assert package.missing == f"{DSC} is missing or damaged"
     assert package.obtain() == first
     assert len(warned) == 1
-    assert warned[0].startswith(f"{DSC} is not as the recipe pins it (SHA-256 ")
+    assert warned[0].startswith(f"{DSC} does not match the checksum in the recipe (SHA-256 ")
     assert package.missing == ""
 
 
@@ -175,7 +175,7 @@ def test_a_wrong_archive_is_reported_with_both_checksums(package: Package, monke
         (folder / ORIGINAL).write_bytes(b"X")
 
     monkeypatch.setattr(apt, "fetch_source", fetched_badly)
-    with pytest.raises(SourceUnavailable, match=r"small 1\.0-1 is not whole") as caught:
+    with pytest.raises(SourceUnavailable, match=r"small 1\.0-1 is damaged") as caught:
         package.obtain()
     assert caught.value.expected == f"{ORIGINAL} with SHA-256 {hashlib.sha256(CONTENTS[ORIGINAL]).hexdigest()}"
     assert caught.value.found == f"SHA-256 {hashlib.sha256(b'X').hexdigest()}, 1 bytes"
@@ -190,4 +190,4 @@ def test_the_step_detects_a_damaged_source(package: Package, tmp_path: Path, mon
         recorded = Manifest(step="torch-source", key="", inputs={}, facts=facts)
         assert step.missing(recorded) == ""
         (package.place / ORIGINAL).write_bytes(b"X")
-        assert step.missing(recorded) == f"{ORIGINAL} is gone or damaged"
+        assert step.missing(recorded) == f"{ORIGINAL} is missing or damaged"

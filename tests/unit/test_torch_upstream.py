@@ -42,7 +42,7 @@ def test_without_an_index_it_is_the_network(house: Path, tmp_path: Path, monkeyp
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(NetworkUnreachable, match="what upstream's tests need cannot be fetched") as caught:
+    with pytest.raises(NetworkUnreachable, match="the packages of upstream's tests cannot be fetched") as caught:
         upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
     assert caught.value.exit_code == 20
     assert str(tmp_path / "log") in caught.value.found
@@ -81,7 +81,7 @@ def test_only_the_compiling_content_store_tests_are_explained() -> None:
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
     """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin writes down."""
-    shutil.copy(Path(upstream.__file__).with_name("upstream_plugin.py"), folder)
+    shutil.copy(recipe.HERE / "torch" / "upstream_plugin.py", folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
     subprocess.run(argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=60)
@@ -145,7 +145,7 @@ def test_a_file_or_a_part_of_it_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "test_nn", "test_nn.py 0/4", "test_nn.py 5/4", "test_nn.py 2", "test_nn.py 2/0"])
 def test_what_is_no_part_of_a_file_is_refused(text: str) -> None:
-    with pytest.raises(ArtefactMissing, match="names no test file") as caught:
+    with pytest.raises(ArtefactMissing, match="is not the name of a test file") as caught:
         upstream.Part.parse(text)
     assert "'test_nn.py 2/4'" in caught.value.expected
 
