@@ -111,7 +111,7 @@ def change(build: Build, name: str, old: str, new: str) -> None:
     (build.recipe / name).write_text(text.replace(old, new))
 
 
-def test_a_changed_source_is_compiled_and_linked_and_no_other(build: Build) -> None:
+def test_only_a_changed_source_is_compiled_and_linked(build: Build) -> None:
     change(build, "csrc/two.cpp", "return 2", "return 22")
     wheel = build.rebuild()
     assert wheel is not None
@@ -123,7 +123,7 @@ def test_a_changed_source_is_compiled_and_linked_and_no_other(build: Build) -> N
     assert build.compiled() == [], "it is up to date now"
 
 
-def test_a_build_whose_output_was_garbled_is_not_kept(tmp_path: Path) -> None:
+def test_a_build_with_garbled_output_is_not_recorded(tmp_path: Path) -> None:
     made = Build(tmp_path)
     made.full(lambda text: text.replace("-o build/two.o\n", "-o build/tw\no.o\n", 1))
     assert made.rebuild() is None
@@ -147,13 +147,13 @@ def test_a_changed_included_source_recompiles_the_includer(build: Build) -> None
     assert build.compiled() == ["csrc/other/three.cpp", "link"]
 
 
-def test_a_changed_header_compiles_all_of_its_folder(build: Build) -> None:
+def test_a_changed_header_recompiles_its_folder(build: Build) -> None:
     change(build, "csrc/both.h", "FIRST 1", "FIRST 11")
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/one.cpp", "csrc/two.cpp", "link"]
 
 
-def test_a_changed_module_compiles_nothing_and_is_in_the_wheel(build: Build) -> None:
+def test_a_changed_python_module_compiles_nothing(build: Build) -> None:
     change(build, "src/module.py", "1", "2")
     wheel = build.rebuild()
     assert wheel is not None
@@ -166,7 +166,7 @@ def test_a_changed_module_compiles_nothing_and_is_in_the_wheel(build: Build) -> 
     assert len(record) == 5
 
 
-def test_a_source_that_does_not_compile_leaves_no_kept_build(build: Build) -> None:
+def test_a_failed_compilation_removes_the_record(build: Build) -> None:
     change(build, "csrc/one.cpp", "return FIRST", "return nothing")
     with pytest.raises(CommandFailed) as caught:
         build.rebuild()
@@ -176,7 +176,7 @@ def test_a_source_that_does_not_compile_leaves_no_kept_build(build: Build) -> No
 
 
 @pytest.mark.parametrize("spoil", ["surroundings", "new file", "gone file", "torn record", "no record", "no wheel"])
-def test_what_does_not_fit_leads_to_a_full_build(build: Build, spoil: str) -> None:
+def test_an_unusable_record_leads_to_a_full_build(build: Build, spoil: str) -> None:
     surroundings = "as ever"
     if spoil == "surroundings":
         surroundings = "another torch"
@@ -194,13 +194,13 @@ def test_what_does_not_fit_leads_to_a_full_build(build: Build, spoil: str) -> No
     assert build.ran == []
 
 
-def test_a_lost_object_is_made_again(build: Build) -> None:
+def test_a_missing_object_is_compiled_again(build: Build) -> None:
     (build.previous.source / "build/one.o").unlink()
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/one.cpp", "link"]
 
 
-def test_surroundings_are_everything_but_the_sources(tmp_path: Path) -> None:
+def test_surroundings_exclude_only_the_sources(tmp_path: Path) -> None:
     for name, text in TREE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

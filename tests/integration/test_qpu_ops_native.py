@@ -139,7 +139,7 @@ def test_the_wheel_contains_modules_and_links_libqpu(checks: NativeChecks, tmp_p
         assert not [tag for tag, _ in tags if tag in ("DT_RPATH", "DT_RUNPATH")]
 
 
-def test_the_timing_table_is_made_and_says_that_it_is_a_model(checks: NativeChecks, tmp_path: Path) -> None:
+def test_the_timing_table_states_that_it_is_a_model(checks: NativeChecks, tmp_path: Path) -> None:
     output = tmp_path / "timing.json"
     done = run(checks, str(ROOT / "tests/device/timing.py"), "--quick", "--repeats=2", f"--output={output}")
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def test_widths_beyond_the_time_budget_are_omitted(checks: NativeChecks) -> None
     assert all("would take" in row["reason"] for row in document["left_out"])
 
 
-def test_a_suite_that_fails_is_told_with_its_output(
+def test_a_failing_suite_is_reported_with_its_output(
     checks: NativeChecks, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "test_ops.py").write_text("def test_sum():\n    assert 1 + 1 == 3\n")
@@ -185,7 +185,9 @@ def test_a_suite_that_fails_is_told_with_its_output(
     [("/nowhere", "no header"), ("HEADER-ONLY", "no libqpu.so"), ("", "qpu")],
     ids=["no header", "no library", "neither prefix nor pkg-config"],
 )
-def test_a_missing_libqpu_is_told_with_the_fix(checks: NativeChecks, tmp_path: Path, prefix: str, found: str) -> None:
+def test_a_missing_libqpu_is_reported_with_the_fix(
+    checks: NativeChecks, tmp_path: Path, prefix: str, found: str
+) -> None:
     if prefix == "HEADER-ONLY":
         (tmp_path / "include").mkdir()
         (tmp_path / "include" / "QPULib.h").touch()
@@ -226,7 +228,7 @@ def test_libqpu_is_found_by_pkg_config_too(checks: NativeChecks, tmp_path: Path)
     assert done.stdout.split()[-1] == "0.1.0"
 
 
-def test_torch_knows_the_device_without_an_import(checks: NativeChecks) -> None:
+def test_torch_finds_the_device_without_an_import(checks: NativeChecks) -> None:
     done = run(checks, "-c", "import torch; print(torch.ones(3, device='qpu').sum().item(), torch.qpu.is_available())")
     assert (done.stdout, done.stderr) == ("3.0 True\n", "")
 
@@ -254,7 +256,7 @@ def test_the_bench_prints_a_model_of_the_qpus_times(checks: NativeChecks, tmp_pa
     assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 
 
-def test_without_libqpu_on_the_loaders_path_the_import_names_it(checks: NativeChecks) -> None:
+def test_an_import_without_libqpu_names_the_library(checks: NativeChecks) -> None:
     done = run(checks, "-c", "import dot_cpp", LD_LIBRARY_PATH="")
     assert done.returncode != 0
     assert "libqpu.so.1" in done.stderr

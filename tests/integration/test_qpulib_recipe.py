@@ -160,14 +160,14 @@ def test_qpulib_is_pinned_to_a_full_commit() -> None:
     assert recipe.source == "git"
 
 
-def test_it_is_installed_where_our_own_library_is() -> None:
+def test_it_has_the_same_prefix_as_our_library() -> None:
     own, theirs = load("libqpu"), load("qpulib")
     assert own.settings["prefix"] == theirs.settings["prefix"]
     assert {"lib/libqpu.so.1", "include/QPULib.h"} <= set(own.outputs) & set(theirs.outputs)
 
 
 @pytest.mark.parametrize("commit", ["main", "a2e730c", "A" * 40, "g" * 40, "", "a" * 41])
-def test_a_branch_or_a_short_commit_is_refused(upstream: Upstream, commit: str) -> None:
+def test_a_branch_or_a_short_commit_is_rejected(upstream: Upstream, commit: str) -> None:
     recipe = dataclasses.replace(load("qpulib"), settings={**load("qpulib").settings, "commit": commit})
     with pytest.raises(SourceUnavailable, match="40 hexadecimal digits"):
         qpulib.pin(recipe)
@@ -184,14 +184,14 @@ def test_the_pinned_commit_is_fetched_after_the_branch_moved(upstream: Upstream,
     assert [item.name for item in got.folder.parent.iterdir()] == ["qpulib"]
 
 
-def test_what_was_fetched_is_not_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_fetched_source_is_not_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
     config = configured(tmp_path)
     first = qpulib.obtain(pinned(upstream), config)
     shutil.rmtree(upstream.folder)
     assert qpulib.obtain(pinned(upstream), config) == first
 
 
-def test_a_new_pin_is_fetched_in_place_of_the_old_one(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_new_pin_replaces_the_old_checkout(upstream: Upstream, tmp_path: Path) -> None:
     config = configured(tmp_path)
     qpulib.obtain(pinned(upstream), config)
     got = qpulib.obtain(pinned(upstream, upstream.later), config)
@@ -284,7 +284,7 @@ def test_proxies_are_used(
 # A checkout that the user put there.
 
 
-def test_a_users_checkout_is_taken_from_the_named_folder(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_users_checkout_is_used(upstream: Upstream, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", str(upstream.folder), "mine")
     git(tmp_path / "mine", "checkout", "--quiet", upstream.commit)
     config = configured(tmp_path, upstream_source=str(tmp_path / "mine"))
@@ -307,7 +307,7 @@ def test_a_users_checkout_of_another_commit_is_rejected(upstream: Upstream, tmp_
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "deleted"])
-def test_a_checkout_with_changes_is_refused_with_their_names(upstream: Upstream, tmp_path: Path, change: str) -> None:
+def test_a_checkout_with_changes_is_rejected(upstream: Upstream, tmp_path: Path, change: str) -> None:
     config = configured(tmp_path)
     folder = qpulib.obtain(pinned(upstream), config).folder
     if change == "changed":
@@ -321,7 +321,7 @@ def test_a_checkout_with_changes_is_refused_with_their_names(upstream: Upstream,
 
 
 @pytest.mark.parametrize("tree", [{}, {"Lib/notes.txt": ""}, {"Lib/QPULib.h": ""}, {"Lib/Answer.cpp": ""}])
-def test_a_folder_without_the_library_is_refused(upstream: Upstream, tmp_path: Path, tree: dict[str, str]) -> None:
+def test_a_folder_without_the_library_is_rejected(upstream: Upstream, tmp_path: Path, tree: dict[str, str]) -> None:
     plant(tmp_path / "mine", tree).mkdir(exist_ok=True)
     config = configured(tmp_path, upstream_source=str(tmp_path / "mine"))
     with pytest.raises(SourceUnavailable, match=r"no Lib/QPULib\.h, or no Lib/\*\*/\*\.cpp"):
@@ -336,7 +336,7 @@ def test_a_fetched_commit_without_the_library_is_rejected(upstream: Upstream, tm
     assert list((tmp_path / "build/sources").iterdir()) == []
 
 
-def test_an_unpacked_archive_is_taken_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
+def test_an_unpacked_archive_is_used_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
     """Also where the folder lies inside another git tree, whose commit must not be taken for its own."""
     outer = tmp_path / "outer"
     outer.mkdir()
@@ -409,7 +409,7 @@ def test_every_source_is_compiled_with_the_published_flags(checkout: Checkout, t
     assert re.search(r" -shared .*-Wl,-soname,libqpu\.so\.1 ", said)
 
 
-def test_the_layout_and_the_soname_are_our_own_librarys(checkout: Checkout, tmp_path: Path) -> None:
+def test_layout_and_soname_match_our_library(checkout: Checkout, tmp_path: Path) -> None:
     stage, _ = made(checkout, tmp_path / "work")
     prefix = stage / "opt/pitorch"
     found = {str(path.relative_to(stage)) for path in stage.rglob("*") if not path.is_dir()}
@@ -480,7 +480,7 @@ def test_only_debug_keeps_its_symbols(checkout: Checkout, tmp_path: Path) -> Non
             assert (ELFFile(stream).get_section_by_name(".debug_info") is not None) is debug
 
 
-def test_each_mode_has_objects_of_its_own(checkout: Checkout, tmp_path: Path) -> None:
+def test_each_mode_has_its_own_objects(checkout: Checkout, tmp_path: Path) -> None:
     _, first = made(checkout, tmp_path / "work", "emulation")
     _, other = made(checkout, tmp_path / "work", "qpu")
     _, again = made(checkout, tmp_path / "work", "emulation")
@@ -498,7 +498,7 @@ def test_a_changed_file_recompiles_only_its_dependents(checkout: Checkout, tmp_p
     assert compiled(made(checkout, tmp_path / "work")[1]) == {"Answer.cpp", "Mode.cpp"}
 
 
-def test_a_new_file_is_found_and_a_deleted_one_forgotten(checkout: Checkout, tmp_path: Path) -> None:
+def test_new_and_deleted_files_are_detected(checkout: Checkout, tmp_path: Path) -> None:
     made(checkout, tmp_path / "work")
     plant(checkout.folder, {"Lib/Source/New.cpp": "int fresh() { return 7; }\n"})
     stage, said = made(checkout, tmp_path / "work")
@@ -551,7 +551,7 @@ def planned(tmp_path: Path, choice: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_is_chosen_on_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_selects_it(tmp_path: Path) -> None:
     assert "QPULib (upstream) for the target" in planned(tmp_path, "upstream").stdout
     own = planned(tmp_path, "local")
     assert own.returncode == 0
@@ -563,7 +563,7 @@ def test_it_is_chosen_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["shell", "deploy"])
-def test_shells_and_deployments_choose_it_too(tmp_path: Path, task: str) -> None:
+def test_shells_and_deployments_can_select_it(tmp_path: Path, task: str) -> None:
     argv = [sys.executable, "-m", "invoke", task, "--qpulib=upstreem"]
     done = subprocess.run(argv, cwd=ROOT, env=git_free(), capture_output=True, text=True, check=False)
     assert done.returncode == 11

@@ -109,7 +109,7 @@ FIT: dict[str, str | bytes] = {"torch/version.py": "version = '2.6.0'\n"}
 UNFIT: dict[str, str | bytes] = {"torch/lib/probe.so": probe.elf()}
 
 
-def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
+def test_a_wheel_is_placed_with_provenance_and_cached(tmp_path: Path) -> None:
     builder = StandIn(FIT)
     made = StandInJob(tmp_path, builder)
     done = made.run()
@@ -125,7 +125,7 @@ def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
     assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_disk_without_room_for_a_kept_wheel_is_told_as_one(tmp_path: Path) -> None:
+def test_a_full_disk_while_copying_the_wheel(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:
         made = StandInJob(disk, StandIn({**FIT, "torch/large.bin": os.urandom(300_000)}))
         made.run()
@@ -141,7 +141,7 @@ def test_a_disk_without_room_for_a_kept_wheel_is_told_as_one(tmp_path: Path) -> 
         assert len(made.placed) == 3
 
 
-def test_a_placed_file_that_is_not_as_it_was_made_is_made_anew(tmp_path: Path) -> None:
+def test_a_changed_product_is_made_again(tmp_path: Path) -> None:
     made = StandInJob(tmp_path, StandIn(FIT))
     done = made.run()
     placed = tuple(Artefact.of(cast("Path", path)) for path in done.artefacts)
@@ -231,7 +231,7 @@ def test_an_existing_wheel_is_built_again_on_request(tmp_path: Path, whole: Stan
     assert whole.built == 2
 
 
-def test_a_refused_wheel_reaches_nobody(tmp_path: Path) -> None:
+def test_a_rejected_wheel_is_not_placed(tmp_path: Path) -> None:
     made = StandInJob(tmp_path, StandIn(UNFIT))
     with pytest.raises(WheelUnusable, match="cannot be used"):
         made.run()
@@ -329,7 +329,7 @@ def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["archive", "git"])
-def test_a_statement_is_as_in_toto_and_slsa_want_it(tmp_path: Path, kind: str) -> None:
+def test_the_provenance_conforms_to_in_toto_and_slsa(tmp_path: Path, kind: str) -> None:
     """SLSA's provenance v1, in-toto's Statement, ResourceDescriptor and TypeURI v1."""
     built, document = written(tmp_path, kind)
     assert set(document) == {"_type", "subject", "predicateType", "predicate"}
@@ -395,7 +395,7 @@ def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
     assert caught.value.found.endswith("and 4 more")
 
 
-def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:
+def test_the_provenance_names_both_kinds_of_source(tmp_path: Path) -> None:
     _, archive = written(tmp_path, "archive")
     named = [item for item in archive["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" not in item]
     assert named == [
@@ -458,7 +458,7 @@ def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: st
 
 
 @pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
-def test_an_option_is_taken_whole_or_refused(tmp_path: Path, wrong: str) -> None:
+def test_an_option_is_accepted_completely_or_rejected(tmp_path: Path, wrong: str) -> None:
     """Blanks and commas are the value's; what is no NAME=VALUE is no option, and none is passed over."""
     whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
     done = subprocess.run(

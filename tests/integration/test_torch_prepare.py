@@ -138,7 +138,7 @@ def test_a_source_package_is_unpacked_patched_and_completed(room: Room) -> None:
     assert "struct ModuleT" not in made, "no object-based API was asked for"
 
 
-def test_a_tag_of_upstreams_is_copied_and_patched(room: Room) -> None:
+def test_an_upstream_tag_is_copied_and_patched(room: Room) -> None:
     room.plain_source(room.source)
     done = room.prepare("git")
     assert done.returncode == 0, done.stderr
@@ -175,7 +175,7 @@ def test_an_archive_with_a_wrong_checksum_is_rejected(room: Room) -> None:
 
 
 @pytest.mark.expensive
-def test_our_patches_fit_upstreams_own_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
+def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
     """What ``--source=git`` builds from: upstream's tree, without the distribution's patches, as a repository's tag.
 
     The tree is that of the distribution's archive of upstream's release, which lacks submodules; fetching, the pin and

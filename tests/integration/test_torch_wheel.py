@@ -66,7 +66,7 @@ def plan(**torch: object) -> Plan:
     return Plan.of(recipe.load("torch"), config(**torch), load_suite("trixie"))
 
 
-def test_the_key_holds_what_makes_the_wheel() -> None:
+def test_the_key_covers_what_determines_the_wheel() -> None:
     key = plan().key("source 1")
     assert key == plan().key("source 1")
     others = {
@@ -130,7 +130,7 @@ def test_command_line_compiler_overrides_the_toolchain_file(
     assert subprocess.run(argv, check=True, capture_output=True, text=True).stderr.strip() == compilers
 
 
-def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
+def test_irrelevant_settings_are_not_in_the_key() -> None:
     key = plan().key("source 1")
     other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
     assert Plan.of(recipe.load("torch"), other, load_suite("trixie")).key("source 1") == key
@@ -139,12 +139,12 @@ def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
     assert one.configure == two.configure
 
 
-def test_a_users_option_wins_over_the_recipes() -> None:
+def test_an_option_of_the_user_overrides_the_recipe() -> None:
     assert plan().options["USE_OPENMP"] == "ON"
     assert plan(options=["USE_OPENMP=OFF", "MINE=1"]).options.items() >= {"USE_OPENMP": "OFF", "MINE": "1"}.items()
 
 
-def test_the_first_pis_cpu_is_refused_with_the_reason() -> None:
+def test_the_cpu_of_the_pi_1_is_rejected_with_a_reason() -> None:
     with pytest.raises(RecipeInvalid, match="ARMv6") as caught:
         plan(variant="armv6")
     assert "--variant=baseline" in caught.value.fix
@@ -161,7 +161,7 @@ def test_a_release_without_a_source_package_has_no_key() -> None:
     assert "wheelhouse" in caught.value.fix
 
 
-def test_a_source_package_that_the_mirror_lacks(tmp_path: Path) -> None:
+def test_a_source_package_missing_on_the_mirror_is_reported(tmp_path: Path) -> None:
     from images import apt
 
     mirror = apt.sources_for(config(), tmp_path / "keys")
@@ -257,7 +257,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
         obtain(commit)
 
 
-def test_upstream_is_asked_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found there; who was asked is what counts."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -296,7 +296,7 @@ def examined(wheel: Path) -> audit.Examined:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
+def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
     """As a torch without one of its backends had: it linked, and could not be imported."""
     sources = {
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
@@ -329,11 +329,15 @@ def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) ->
         (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " searches for libraries in /opt/lib"),
         ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " contains a path of its build"),
         ((), 'const char one[] = "/usr/src/tvm";', ""),
-        (("-Wl,--no-as-needed", "stray.so"), "int one;", " requires libstray.so.1, which a minimal system does not have"),
+        (
+            ("-Wl,--no-as-needed", "stray.so"),
+            "int one;",
+            " requires libstray.so.1, which a minimal system does not have",
+        ),
         (("-Wl,--no-as-needed", "usual.so"), "int one;", ""),
     ],
 )
-def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
+def test_the_audit_rejects_faults_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
     for name, soname in (("stray", "libstray.so.1"), ("usual", "libm.so.6")):
         cross_compiled(tmp_path, name, f"int {name};", f"-Wl,-soname,{soname}")
     wheel = torch_of(tmp_path, {"torch/lib/one.so": cross_compiled(tmp_path, "one", text, *flags)})
@@ -367,7 +371,7 @@ def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: st
         ("neon", "it uses NEON, and the variant must not"),
     ],
 )
-def test_the_baseline_variant_is_for_cpus_of_sixteen_registers(tmp_path: Path, fpu: str, fault: str) -> None:
+def test_the_baseline_variant_allows_sixteen_registers(tmp_path: Path, fpu: str, fault: str) -> None:
     content = cross_compiled(tmp_path, "one", "float one(float a) { return a * a; }", f"-mfpu={fpu}")
     wheel = torch_of(tmp_path, {"torch/lib/one.so": content})
     flags = plan(variant="baseline").flags
@@ -392,7 +396,7 @@ def test_kernels_without_neon_are_rejected_for_variant_neon(tmp_path: Path, fpu:
     assert caught.value.found == "torch/lib/libtorch_cpu.so: it was compiled without NEON, which the variant requires"
 
 
-def test_a_library_that_is_in_the_wheel_is_no_stray_one(tmp_path: Path) -> None:
+def test_a_bundled_library_is_accepted(tmp_path: Path) -> None:
     stray = cross_compiled(tmp_path, "stray", "int stray;", "-Wl,-soname,libstray.so.1")
     one = cross_compiled(tmp_path, "one", "int one;", "-Wl,--no-as-needed", "stray.so")
     assert examined(torch_of(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
@@ -421,7 +425,7 @@ def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
     assert examined(torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})).elf_files == 1
 
 
-def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     text = 'int missing(void); const char one[] = "/usr/src/torch"; int two(void) { return missing(); }'
     one = cross_compiled(tmp_path, "one", text, "-march=armv8-a+simd", "-Wl,-rpath,/opt/lib")
     with pytest.raises(WheelUnusable) as caught:
@@ -465,7 +469,7 @@ def a_wheel(folder: Path, key: str) -> list[Path]:
     return [wheel, provenance.beside(wheel)]
 
 
-def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_with_the_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     before = resolve.listing(mine)
@@ -481,7 +485,7 @@ def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path, monk
         resolve.resolve(mine)
 
 
-def test_another_compiler_or_package_is_another_key() -> None:
+def test_another_compiler_or_package_changes_the_key() -> None:
     versions = {"libopenblas-dev:armhf": "0.3.29+ds-3", "compiler": "arm-linux-gnueabihf-g++ 14.2.0"}
     key = provenance.artefact_key("a" * 64, versions)
     assert key == provenance.artefact_key("a" * 64, dict(reversed(versions.items())))
@@ -550,7 +554,7 @@ def test_the_prebuilt_wheel_has_the_key_of_the_recipe(kept: Path) -> None:
     assert any(name.startswith("pkg:deb/debian/libopenblas0-pthread@") for name in names)
 
 
-def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
+def test_the_prebuilt_wheel_passes_its_audit(kept: Path) -> None:
     seen = audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan().flags)
     assert seen.elf_files > 8
     assert set(seen.newest) == {"GLIBC", "GLIBCXX"}
@@ -558,7 +562,7 @@ def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
     assert kept.stat().st_size <= audit.GOAL_MB * 1_000_000
 
 
-def test_a_kept_wheel_of_another_key_is_left_alone() -> None:
+def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
     found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
     assert found.wheel is None
     assert "has another recipe key: ./inv build-torch builds it again" in found.reason
@@ -573,7 +577,7 @@ def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, b
     return path
 
 
-def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_is_detected(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     copy = tmp_path / kept.name
     content = bytearray(kept.read_bytes())
@@ -586,7 +590,7 @@ def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path, monkeypatch: pytes
         resolve.resolve(config(wheelhouse=[str(tmp_path)]))
 
 
-def test_a_wheel_for_another_release_is_refused(kept: Path) -> None:
+def test_a_wheel_for_another_release_is_rejected(kept: Path) -> None:
     older = load_config({"image": {"suite": "bookworm"}, "torch": {"wheelhouse": [str(kept.parent)]}})
     found = resolve.resolve(older)
     assert found.wheel is None
@@ -638,7 +642,7 @@ def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_its_numbers_are_this_pcs(
+def test_results_agree_with_those_of_this_pc(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     """A file that x86-64 wrote is read on armv7, and back; the numbers agree within each case's bound."""
@@ -900,7 +904,7 @@ def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
     return lines + ([json.dumps({"exitstatus": status, "$report_type": "SessionFinish"})] if status is not None else [])
 
 
-def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
+def test_upstreams_tests_are_counted_by_result() -> None:
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")),
         *(("b", "setup", "passed"), ("b", "call", "failed"), ("b", "teardown", "passed")),
@@ -914,7 +918,7 @@ def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
     assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
 
 
-def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
+def test_results_before_the_time_limit_are_counted() -> None:
     none, tests = upstream.Reasons({}), upstream.Collected([*"abc"], [*"abc"])
     begun = reports(*(("a", when, "passed") for when in ("setup", "call", "teardown")), status=None)
     told = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
@@ -928,7 +932,7 @@ def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1, 5])
-def test_an_exit_status_alone_makes_no_file_complete(status: int) -> None:
+def test_an_exit_status_does_not_prove_completion(status: int) -> None:
     """A process that a test forked writes one too, while the one that is waited for is killed."""
     none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
     lines = reports(
@@ -1005,7 +1009,9 @@ files = ["test_some.py"]
     with pytest.raises(ChecksFailed, match="3 of upstream's tests fail for no known reason") as caught:
         upstream.run_tests(mine, names, tests=tmp_path, limit_s=300)
     assert "test_broken" in caught.value.found
-    assert "upstream.toml contains test_some.py::*::test_unkown, but upstream has no such test" in capsys.readouterr().err
+    assert (
+        "upstream.toml contains test_some.py::*::test_unkown, but upstream has no such test" in capsys.readouterr().err
+    )
     told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
     file, deep, lost, part = told["files"]
     assert told["emulated"]
@@ -1017,7 +1023,7 @@ files = ["test_some.py"]
     assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
 
 
-def test_the_plan_says_what_would_run() -> None:
+def test_the_plan_lists_the_steps_that_would_run() -> None:
     decisions = {item.step.name: item for item in job.plan(load_config({"build": {"folder": "build/never"}}))}
     assert list(decisions) == ["mirror", "torch-builder", "torch-source", "torch-wheel"]
     assert all(item.runs for item in decisions.values())

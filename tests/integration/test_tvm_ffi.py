@@ -71,11 +71,11 @@ def changed(**settings: str) -> Recipe:
     return dataclasses.replace(DATA, settings={**DATA.settings, **settings})
 
 
-def test_it_is_the_version_that_kernels_are_compiled_with() -> None:
+def test_the_version_is_that_of_the_kernel_compiler() -> None:
     assert f"{DATA.settings['distribution']}=={DATA.settings['version']}" in tvm_server.pins()
 
 
-def test_the_tools_are_those_that_the_source_asks_for(unpacked: Path) -> None:
+def test_the_tools_satisfy_the_requirements_of_the_source(unpacked: Path) -> None:
     stated = tomllib.loads((unpacked / "pyproject.toml").read_text())["build-system"]
     assert stated["build-backend"] == "scikit_build_core.build"
     pins = {pin.name: next(iter(pin.specifier)).version for pin in map(Requirement, DATA.settings["tools"].split())}
@@ -83,7 +83,7 @@ def test_the_tools_are_those_that_the_source_asks_for(unpacked: Path) -> None:
         assert pins[wanted.name] in wanted.specifier, wanted
 
 
-def test_the_source_says_what_the_recipe_says(unpacked: Path) -> None:
+def test_the_source_matches_the_recipe(unpacked: Path) -> None:
     told = Parser().parsestr((unpacked / "PKG-INFO").read_text())
     assert (told["Name"], told["Version"]) == (DATA.settings["distribution"], DATA.settings["version"])
     assert TRIXIE.python in SpecifierSet(told["Requires-Python"])
@@ -94,7 +94,7 @@ def test_the_source_says_what_the_recipe_says(unpacked: Path) -> None:
         assert name.startswith("CMAKE_") or name in cmake, name
 
 
-def test_the_patches_fit_the_source(unpacked: Path) -> None:
+def test_the_patches_apply_to_the_source(unpacked: Path) -> None:
     patches = sorted((DATA.folder / "patches").glob("*.patch"))
     assert patches
     for path in patches:
@@ -104,7 +104,7 @@ def test_the_patches_fit_the_source(unpacked: Path) -> None:
 
 
 @pytest.mark.parametrize(("suite", "newest"), [("trixie", 41), ("bookworm", 36)])
-def test_tools_are_taken_up_to_the_releases_glibc(
+def test_tools_for_a_newer_glibc_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
 ) -> None:
     """They run in a container of that release."""
@@ -124,7 +124,7 @@ def test_tools_are_taken_up_to_the_releases_glibc(
     assert list((tmp_path / "kept").iterdir()) == [found]
 
 
-def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_source_archive_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_path: Path) -> None:
     archive, tools = fetched
     kept = tmp_path / archive.name
     shutil.copy(archive, kept)
@@ -140,7 +140,7 @@ def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_pa
 @pytest.mark.parametrize(
     ("settings", "told"), [({"sha256": "0" * 64}, "another file"), ({"version": "0.0.99"}, "does not have")]
 )
-def test_another_source_is_refused_and_nothing_is_left(
+def test_another_source_is_rejected_and_removed(
     fetched: tuple[Path, Path], tmp_path: Path, settings: dict[str, str], told: str
 ) -> None:
     with pytest.raises(SourceUnavailable, match=told) as caught:
@@ -150,7 +150,7 @@ def test_another_source_is_refused_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
 
 
-def test_without_a_network_it_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_no_file_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pip for real, with an index where nobody listens."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
@@ -170,7 +170,7 @@ def test_without_a_network_it_is_told_and_nothing_is_left(tmp_path: Path, monkey
         assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
 
 
-def test_targets_that_it_is_not_for_are_told_what_to_do(tmp_path: Path) -> None:
+def test_unsupported_targets_are_rejected_with_a_fix(tmp_path: Path) -> None:
     for image, kind, told in (
         ({"architecture": "arm64"}, PlatformMismatch, "pip install apache-tvm-ffi=="),
         ({"suite": "bookworm"}, RecipeInvalid, "set image.suite to trixie"),
@@ -182,7 +182,7 @@ def test_targets_that_it_is_not_for_are_told_what_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / "build").exists()
 
 
-def test_the_plan_says_what_would_run(tmp_path: Path) -> None:
+def test_the_plan_lists_the_steps_that_would_run(tmp_path: Path) -> None:
     decisions = tvm_ffi_job.plan(load_config({"build": {"folder": str(tmp_path)}}))
     assert [item.step.name for item in decisions] == ["mirror", "tvm-ffi-builder", "tvm-ffi-wheel"]
     assert all(item.runs for item in decisions)
@@ -197,7 +197,7 @@ def test_the_plan_says_what_would_run(tmp_path: Path) -> None:
         ({"a.so": elf(183, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
     ],
 )
-def test_a_wheel_that_is_not_for_the_board_is_refused(
+def test_a_wheel_for_another_machine_is_rejected(
     tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], told: str
 ) -> None:
     wheel = make_wheel(tmp_path, contents, name="apache_tvm_ffi", tag=tag)
@@ -250,7 +250,7 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
     assert locate.find(config) == (ours, f"from {ours.parent}")
 
 
-def test_a_damaged_wheel_is_not_taken(tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_not_used(tmp_path: Path) -> None:
     config = configured(tmp_path)
     key = locate.key(config)
     (there,) = artefacts.put(
@@ -266,7 +266,7 @@ def test_a_damaged_wheel_is_not_taken(tmp_path: Path) -> None:
         locate.find(config)
 
 
-def test_what_is_not_built_has_no_key(tmp_path: Path) -> None:
+def test_an_unsupported_target_has_no_key(tmp_path: Path) -> None:
     assert locate.key(configured(tmp_path))
     for image in ({"architecture": "arm64"}, {"suite": "bookworm"}):
         config = load_config({"image": image, "build": {"folder": str(tmp_path)}})
@@ -276,7 +276,7 @@ def test_what_is_not_built_has_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
+def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None:
     with Context(configured(tmp_path, ffi_in_image=wanted)) as context:
         steps = {step.name: step for step in pipelines.main_job(context).steps}
     assert ("tvm-ffi" in steps) == wanted
@@ -287,7 +287,7 @@ def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> Non
 
 
 @pytest.mark.parametrize(("flavour", "warned"), [("debian", False), ("raspbian", True)])
-def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
+def test_raspbian_images_warn_about_armv7_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
 ) -> None:
     """As of torch's wheel; each in the step's manifest, for every later run."""

@@ -34,7 +34,7 @@ def write(path: Path, text: str = "", *, mode: int = 0o644, mtime: int = 0) -> P
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
-def test_a_digest_is_that_of_the_content(tmp_path: Path, size: int) -> None:
+def test_sha256_of_hashes_the_content(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"z" * size)
     assert files.sha256_of(path) == hashlib.sha256(b"z" * size).hexdigest()
@@ -48,7 +48,7 @@ def test_write_text_atomically_sets_mode_and_creates_folder(tmp_path: Path) -> N
     assert [item.name for item in path.parent.iterdir()] == ["text"]
 
 
-def test_a_reader_never_sees_half_of_a_file(tmp_path: Path) -> None:
+def test_a_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     texts = {letter * 400_000 for letter in "ab"}
     files.write_text_atomically(path, "a" * 400_000)
@@ -118,7 +118,7 @@ def test_ctrl_c_while_replacing_keeps_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_scratch_folder_is_gone_afterwards_whatever_happens(tmp_path: Path) -> None:
+def test_a_scratch_folder_is_always_removed(tmp_path: Path) -> None:
     with files.scratch_folder(tmp_path / "work", "one") as first, files.scratch_folder(tmp_path / "work", "one") as two:
         assert first != two
         write(first / "deep" / "file", "x", mode=0o400)
@@ -153,7 +153,7 @@ def test_a_scratch_folder_removed_as_leftover_is_recreated(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_removing_takes_files_folders_links_and_nothing(tmp_path: Path) -> None:
+def test_remove_handles_files_folders_links_and_absence(tmp_path: Path) -> None:
     kept = write(tmp_path / "kept" / "file")
     link = tmp_path / "link"
     link.symlink_to(kept.parent)
@@ -167,7 +167,7 @@ def test_removing_takes_files_folders_links_and_nothing(tmp_path: Path) -> None:
     assert kept.is_file()
 
 
-def test_only_our_own_or_empty_folders_may_be_replaced(tmp_path: Path) -> None:
+def test_only_our_own_or_empty_folders_are_replaced(tmp_path: Path) -> None:
     files.require_owned(tmp_path / "absent")
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -181,18 +181,18 @@ def test_only_our_own_or_empty_folders_may_be_replaced(tmp_path: Path) -> None:
     files.require_owned(folder)
 
 
-def test_a_marker_that_is_a_folder_does_not_count(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_marker(tmp_path: Path) -> None:
     (tmp_path / "folder" / files.MARKER).mkdir(parents=True)
     with pytest.raises(ForeignFolder):
         files.require_owned(tmp_path / "folder")
 
 
-def test_a_file_where_a_folder_is_to_be_replaced_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ForeignFolder, match="a file"):
         files.require_owned(write(tmp_path / "file", "precious"))
 
 
-def test_room_is_asked_for_where_it_will_be_needed(tmp_path: Path) -> None:
+def test_free_space_is_checked_at_the_nearest_parent(tmp_path: Path) -> None:
     files.require_space(tmp_path / "not" / "yet" / "there", 1, "a test")
     with pytest.raises(DiskFull, match="not enough disk space for the moon") as caught:
         files.require_space(tmp_path / "not" / "there", 1 << 40, "the moon")
@@ -217,7 +217,7 @@ def test_fingerprint_covers_names_modes_and_contents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["content", "name", "mode", "new", "gone"])
-def test_a_fingerprint_sees_each_change(tmp_path: Path, change: str) -> None:
+def test_each_change_changes_the_fingerprint(tmp_path: Path, change: str) -> None:
     root = fingerprint_tree(tmp_path / "tree")
     before = files.tree_fingerprint(root)
     if change == "content":
@@ -233,7 +233,7 @@ def test_a_fingerprint_sees_each_change(tmp_path: Path, change: str) -> None:
     assert files.tree_fingerprint(root) != before
 
 
-def test_a_fingerprint_of_patterns_counts_what_matches_once(tmp_path: Path) -> None:
+def test_a_file_that_matches_two_patterns_counts_once(tmp_path: Path) -> None:
     root = fingerprint_tree(tmp_path)
     sources = files.tree_fingerprint(root, "**/*.cpp")
     assert files.tree_fingerprint(root, "**/*.cpp", "sub/*.cpp") == sources
@@ -286,7 +286,7 @@ def test_pack_sets_owner_and_limits_times_to_the_epoch(tmp_path: Path) -> None:
     assert members["etc/twin"].linkname == "etc/conf"
 
 
-def test_what_is_packed_unpacks_to_the_same_tree(tmp_path: Path) -> None:
+def test_a_packed_tree_unpacks_unchanged(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     packed(root, tmp_path / "out.tar")
     with tarfile.open(tmp_path / "out.tar") as archive:
@@ -297,7 +297,7 @@ def test_what_is_packed_unpacks_to_the_same_tree(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "bin" / "link").readlink() == Path("tool")
 
 
-def test_pipes_are_packed_and_sockets_left_out(tmp_path: Path) -> None:
+def test_pack_includes_pipes_and_omits_sockets(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     os.mkfifo(root / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -333,7 +333,7 @@ files.pack(Path(sys.argv[1]), Path(sys.argv[2]), epoch=1)
 """
 
 
-def test_packing_that_finds_no_room_leaves_the_old_tar(tmp_path: Path) -> None:
+def test_pack_without_space_keeps_the_old_tar(tmp_path: Path) -> None:
     tar = write(tmp_path / "out.tar", "old")
     root = tree_to_pack(tmp_path / "root", mtime=500)
     write(root / "large", "x" * 200_000)
@@ -345,7 +345,7 @@ def test_packing_that_finds_no_room_leaves_the_old_tar(tmp_path: Path) -> None:
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.tar", "root"]
 
 
-def test_a_full_disk_in_the_middle_of_writing_is_told_as_one(tmp_path: Path) -> None:
+def test_a_full_disk_while_writing_raises_diskfull(tmp_path: Path) -> None:
     with pytest.raises(DiskFull, match="no room for the thing") as caught, files.room_for("the thing", tmp_path):
         Path("/dev/full").write_bytes(b"x")
     assert caught.value.found == "No space left on device"
@@ -366,7 +366,7 @@ def test_a_full_disk_while_copying_a_folder_raises_diskfull(tmp_path: Path) -> N
         shutil.copytree(tmp_path / "from", tmp_path / "to")
 
 
-def test_a_lock_that_root_made_can_be_held_by_others() -> None:
+def test_others_can_hold_a_lock_that_root_created() -> None:
     """After one build as root an ordinary user could open no shell."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")

@@ -103,7 +103,7 @@ FULL = {
 
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("who", FULL)
-def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+def test_a_full_disk_in_any_program_raises_diskfull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     """The very programs, on a disk that is full."""
     monkeypatch.chdir(tmp_path)
     Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
@@ -145,7 +145,7 @@ SAID = (
 
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("words", SAID)
-def test_the_words_of_a_full_disk(tmp_path: Path, words: str) -> None:
+def test_messages_about_a_full_disk_are_recognised(tmp_path: Path, words: str) -> None:
     builder = a_builder(tmp_path)
     said = f"printf '%s\\n' {shlex.quote(words)}; yes 'and much more' | head -c 9000; exit 1"
     for check in (True, False):
@@ -158,7 +158,7 @@ def test_the_words_of_a_full_disk(tmp_path: Path, words: str) -> None:
 
 
 @pytest.mark.usefixtures("without_container")
-def test_another_failure_stays_what_it_is(tmp_path: Path) -> None:
+def test_other_failures_are_not_a_full_disk(tmp_path: Path) -> None:
     builder = a_builder(tmp_path)
     with pytest.raises(CommandFailed, match="failed"):
         builder.run(["sh", "-c", "echo 'error: no such thing'; exit 1"])
@@ -175,7 +175,7 @@ SILENT = {
 
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("how", SILENT)
-def test_a_full_disk_is_told_as_one_where_no_program_says_so(tmp_path: Path, how: str) -> None:
+def test_a_full_disk_without_a_message_raises_diskfull(tmp_path: Path, how: str) -> None:
     with small_disk(tmp_path / "disk", "40m") as disk:
         builder = a_builder(disk)
         builder.home.mkdir(parents=True)
@@ -246,7 +246,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
     return cast("Quick", a_builder(tmp_path, Quick))
 
 
-def test_a_tree_notes_what_every_run_at_it_took(quick: Quick, tmp_path: Path) -> None:
+def test_a_tree_records_the_seconds_of_every_run(quick: Quick, tmp_path: Path) -> None:
     assert quick.runs() == []
     quick.fault = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -336,7 +336,7 @@ def test_a_tree_that_cannot_be_removed_is_only_a_warning(
     [{"variant": "baseline"}, {"source": "git"}, {"options": ["USE_OPENMP=OFF"]}],
     ids=lambda item: next(iter(item)),
 )
-def test_a_build_takes_the_place_of_its_like_alone(quick: Quick, tmp_path: Path, torch: dict[str, Any]) -> None:
+def test_a_build_replaces_only_trees_of_the_same_purpose(quick: Quick, tmp_path: Path, torch: dict[str, Any]) -> None:
     quick.build(tmp_path / "out")
     kind = str(torch.get("source", "archive"))
     other = a_builder(tmp_path, Quick, **torch)
@@ -346,7 +346,7 @@ def test_a_build_takes_the_place_of_its_like_alone(quick: Quick, tmp_path: Path,
     assert ([item.home for item in replaced], [item.home for item in others]) == ([], [quick.home])
 
 
-def test_a_full_disk_of_ours_is_told_as_one_too(quick: Quick, tmp_path: Path) -> None:
+def test_a_full_disk_in_our_own_code_raises_diskfull(quick: Quick, tmp_path: Path) -> None:
     def fill() -> None:
         Path("/dev/full").write_bytes(b"x" * 10000)
 
@@ -411,7 +411,7 @@ def test_cmake_runs_again_after_a_change_or_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["USE_OPENMP=OFF", "USE_XNNPACK=ON"]])
-def test_where_cmake_fails_the_users_options_are_named(tmp_path: Path, options: list[str]) -> None:
+def test_a_failure_of_cmake_names_the_users_options(tmp_path: Path, options: list[str]) -> None:
     builder = recorder(tmp_path, options=options)
     builder.fails = True
     with pytest.raises(CommandFailed, match="cmake failed") as caught:
@@ -467,7 +467,7 @@ def configures(folder: Path, *options: str) -> building.Builder:
         (["USE_FORCED=TRUE", "USE_DEPENDENT=1"], "USE_FORCED is OFF, USE_DEPENDENT is OFF"),
     ],
 )
-def test_an_option_of_the_users_that_cmake_overrides_is_refused(tmp_path: Path, options: list[str], found: str) -> None:
+def test_an_overridden_option_of_the_user_is_rejected(tmp_path: Path, options: list[str], found: str) -> None:
     builder = configures(tmp_path, *options)
     for _ in range(2):
         with pytest.raises(RecipeInvalid, match="torch's CMake overrides USE_") as caught:
@@ -517,7 +517,7 @@ NINJA = (
 """Of a build's log."""
 
 
-def test_ninjas_lines_move_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ninja_lines_update_the_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = bars(monkeypatch)
     builder = recorder(tmp_path)
     builder.said = NINJA
@@ -576,7 +576,7 @@ Local storage:
 """Of ``ccache --show-log-stats``, version 4.11.2: two files compiled, one of them three times, and a link."""
 
 
-def test_the_compilers_cache_tells_how_many_calls_it_answered(tmp_path: Path) -> None:
+def test_hits_of_ccache_are_counted_per_tree(tmp_path: Path) -> None:
     builder = recorder(tmp_path)
     assert builder.cache_use() == (0, 0)
     assert builder.ran == [], "without a log of the tree nobody is asked"
@@ -588,7 +588,7 @@ def test_the_compilers_cache_tells_how_many_calls_it_answered(tmp_path: Path) ->
     assert builder.cache_use() == (0, 0), "an empty log has no statistics"
 
 
-def test_a_second_build_has_a_tree_of_its_own_and_no_cache(
+def test_a_second_build_has_its_own_tree_and_no_ccache(
     tmp_path: Path, without_container: list[Mapping[str, str]]
 ) -> None:
     builder = a_builder(tmp_path)
@@ -661,7 +661,7 @@ def test_compilers_are_queried_once_and_only_for_ccache(
     ]
 
 
-def test_the_caches_settings_are_no_part_of_the_key(tmp_path: Path) -> None:
+def test_settings_of_ccache_are_not_in_the_key(tmp_path: Path) -> None:
     plan = a_builder(tmp_path)._plan
     assert not [name for name in (*plan.environment, *plan.setup_environment) if name.startswith("CCACHE")]
 
@@ -790,7 +790,7 @@ def sampled(tree: Compiles, sample: int, seed: int = 7) -> verify.Verified:
     return verify.sampled(cast("building.Builder", tree), sample, seed)
 
 
-def test_objects_that_are_compiled_again_to_the_same_bytes(tree: Compiles) -> None:
+def test_equal_objects_are_verified(tree: Compiles) -> None:
     done = sampled(tree, 20)
     assert sorted(done.names) == ["one.c", "three.c", "two.c"]
     assert re.fullmatch(r"3 objects built again to the same bytes in \d+ s, chosen with seed 7", done.summary())
@@ -798,7 +798,7 @@ def test_objects_that_are_compiled_again_to_the_same_bytes(tree: Compiles) -> No
     assert len(sampled(tree, 2).names) == 2
 
 
-def test_an_object_that_is_not_the_same_is_named(tree: Compiles) -> None:
+def test_a_different_object_is_named(tree: Compiles) -> None:
     with (tree.home / "pytorch" / "build" / "two.c.o").open("ab") as stream:
         stream.write(b"\0")
     with pytest.raises(NotReproducible, match="1 of 3 objects") as caught:
@@ -827,7 +827,7 @@ def test_an_interrupted_tree_is_recorded_before_compiling(tree: Compiles, monkey
         ("sh -c 'echo gcc: fatal error: Killed signal terminated program cc1plus; exit 1'", MemoryExhausted),
     ],
 )
-def test_what_does_not_compile_is_not_taken_for_another_object(
+def test_a_failed_compilation_is_not_a_difference(
     tmp_path: Path, tree: Compiles, monkeypatch: pytest.MonkeyPatch, program: str, fault: type[CommandFailed]
 ) -> None:
     monkeypatch.setattr(building, "memory_kills", lambda: 0)
@@ -858,7 +858,7 @@ def test_unity_sources_are_chosen_and_precompiled_headers_not(tree: Compiles) ->
     assert sorted(sampled(tree, 20).names) == ["one.c", "three.c", "two.c", "unity_torch_cpu_jit_0_cxx.cxx"]
 
 
-def test_nothing_to_draw_from(tree: Compiles) -> None:
+def test_without_objects_verify_fails(tree: Compiles) -> None:
     with pytest.raises(ArtefactMissing, match="nothing to compare"):
         sampled(tree, 0)
     shutil.rmtree(tree.home / "pytorch")
@@ -900,7 +900,7 @@ def full(folder: Path, members: dict[str, str | bytes], before: Path) -> verify.
     return verify._full(folder, cast("building.Builder", again), before, "built here")
 
 
-def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:
+def test_an_equal_wheel_is_verified(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     built = StandIn(FIT).build(tmp_path / "torch")
     done = full(tmp_path, FIT, built.wheel)
@@ -908,7 +908,7 @@ def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are gone"
 
 
-def test_a_whole_wheel_that_is_another(tmp_path: Path) -> None:
+def test_a_different_wheel_is_not_reproducible(tmp_path: Path) -> None:
     first = StandIn(FIT).build(tmp_path / "torch")
     with pytest.raises(NotReproducible, match="differs when built again") as caught:
         full(tmp_path, UNFIT, first.wheel)

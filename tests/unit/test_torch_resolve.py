@@ -50,7 +50,7 @@ def torch_wheel(folder: Path, version: str = "2.6.0", tag: str = FITS, content: 
     return make_wheel(folder, contents, name="torch", version=version, tag=tag)
 
 
-def test_a_wheel_that_fits_is_taken_and_identified(tmp_path: Path) -> None:
+def test_a_suitable_wheel_is_chosen(tmp_path: Path) -> None:
     wheel = torch_wheel(tmp_path)
     found = resolve.resolve(configured(tmp_path))
     assert (found.wheel, found.version) == (wheel, "2.6.0")
@@ -62,7 +62,7 @@ def test_local_version_labels_are_kept(tmp_path: Path) -> None:
     assert resolve.resolve(configured(tmp_path)).version == "1.4.0a0+7f73f1d"
 
 
-def test_the_first_wheelhouse_that_has_one_wins_then_the_newest(tmp_path: Path) -> None:
+def test_the_first_wheelhouse_then_the_newest_wheel_wins(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     torch_wheel(second, "2.9.0")
@@ -85,7 +85,7 @@ def test_without_a_wheel_the_reason_names_the_folders(tmp_path: Path) -> None:
     assert found.reason == f"no torch wheel in {tmp_path}, {tmp_path / 'absent'}"
 
 
-def test_wheels_of_another_python_or_machine_are_told(tmp_path: Path) -> None:
+def test_wheels_of_another_python_or_machine_are_listed(tmp_path: Path) -> None:
     names = [torch_wheel(tmp_path, tag=tag).name for tag in ("cp311-cp311-linux_armv7l", "cp313-cp313-linux_x86_64")]
     found = resolve.resolve(configured(tmp_path))
     assert found.wheel is None
@@ -101,7 +101,7 @@ def test_wheels_of_another_python_or_machine_are_told(tmp_path: Path) -> None:
         ({"suite": "trixie", "architecture": "amd64"}, "cp313-cp313-linux_x86_64"),
     ],
 )
-def test_what_fits_follows_the_image(tmp_path: Path, image: dict[str, Any], tag: str) -> None:
+def test_suitable_tags_depend_on_the_image(tmp_path: Path, image: dict[str, Any], tag: str) -> None:
     content = elf(EM_X86_64, bits=64) if tag.endswith("x86_64") else elf(EM_ARM, flags=HARD)
     for each in ("cp311-cp311-linux_armv7l", "cp313-cp313-linux_armv7l", "cp313-cp313-linux_x86_64"):
         torch_wheel(tmp_path, tag=each, content=content)
@@ -229,7 +229,7 @@ def test_a_changed_wheel_is_chosen_again(tmp_path: Path, warned: list[str]) -> N
     assert decision.runs
 
 
-def test_to_ask_for_the_recipes_own_wheel_decides_anew(tmp_path: Path) -> None:
+def test_from_source_is_an_input_of_the_step(tmp_path: Path) -> None:
     torch_wheel(tmp_path / "house")
     settings = {"wheelhouse": [str(tmp_path / "house")]}
     build = {"folder": str(tmp_path / "build")}
@@ -243,7 +243,7 @@ def test_to_ask_for_the_recipes_own_wheel_decides_anew(tmp_path: Path) -> None:
     assert made.facts["wheel"] == str(wheel)
 
 
-def test_from_source_the_very_wheel_of_build_torch_is_taken(tmp_path: Path) -> None:
+def test_from_source_uses_the_wheel_of_build_torch(tmp_path: Path) -> None:
     """Not a colleague's of the same recipe, which was pulled later and is the newest in the cache."""
     build, torch = {"folder": str(tmp_path / "build")}, {"wheelhouse": [str(tmp_path / "house")]}
     config = load_config({"torch": torch, "build": build})
@@ -258,7 +258,7 @@ def test_from_source_the_very_wheel_of_build_torch_is_taken(tmp_path: Path) -> N
     assert resolve.resolve(config).wheel in theirs
 
 
-def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> None:
+def test_the_listing_depends_on_the_wheelhouses(tmp_path: Path) -> None:
     config = configured(tmp_path)
     listings = [resolve.listing(config)]
     assert ".whl" not in listings[0]
@@ -273,7 +273,7 @@ def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> N
     assert resolve.listing(config) == listings[-1]
 
 
-def test_a_link_that_leads_nowhere_is_no_wheel(tmp_path: Path) -> None:
+def test_a_broken_link_is_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / f"torch-2.6.0-{FITS}.whl").symlink_to("gone.whl")
     assert ".whl" not in resolve.listing(configured(tmp_path))
     assert resolve.resolve(configured(tmp_path)).wheel is None

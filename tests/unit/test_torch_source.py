@@ -100,7 +100,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def test_no_other_archive_than_debian_s_is_asked_for_the_source(package: Package) -> None:
+def test_the_source_is_fetched_only_from_debian(package: Package) -> None:
     """Which Raspbian's and the Raspberry Pi's would have to be, whatever state they are in."""
     (debian,) = package.sources
     others = [dataclasses.replace(debian, uri="http://127.0.0.1:1", archive=name) for name in ("raspbian", "else")]
@@ -109,7 +109,7 @@ def test_no_other_archive_than_debian_s_is_asked_for_the_source(package: Package
 
 
 @pytest.mark.parametrize("spoil", ["cut short", "changed", "gone"])
-def test_a_damaged_archive_is_fetched_anew(package: Package, warned: list[str], spoil: str) -> None:
+def test_a_damaged_archive_is_fetched_again(package: Package, warned: list[str], spoil: str) -> None:
     first = package.obtain()
     assert first.files == {name: sha256_of(package.pool / name) for name in sorted((*CONTENTS, DSC))}
     assert (package.missing, warned) == ("", [])
@@ -126,7 +126,7 @@ def test_a_damaged_archive_is_fetched_anew(package: Package, warned: list[str], 
     assert package.missing == ""
 
 
-def test_a_damaged_description_is_fetched_anew(package: Package, warned: list[str]) -> None:
+def test_a_damaged_description_is_fetched_again(package: Package, warned: list[str]) -> None:
     first = package.obtain()
     path = package.place / DSC
     path.write_bytes(path.read_bytes()[:-9])
@@ -137,7 +137,7 @@ def test_a_damaged_description_is_fetched_anew(package: Package, warned: list[st
     assert package.missing == ""
 
 
-def test_a_source_that_is_not_the_pinned_one_is_refused(package: Package, warned: list[str]) -> None:
+def test_a_source_other_than_the_pinned_one_is_rejected(package: Package, warned: list[str]) -> None:
     pins = {**package.recipe.tables["archive"], "trixie_sha256": "0" * 64}
     package.recipe = dataclasses.replace(package.recipe, tables={**package.recipe.tables, "archive": pins})
     for number in range(2):
@@ -147,7 +147,7 @@ def test_a_source_that_is_not_the_pinned_one_is_refused(package: Package, warned
         assert len(warned) == number, "what lies here from the run before is asked for once more"
 
 
-def test_what_lies_beside_the_package_is_no_part_of_it(package: Package) -> None:
+def test_other_files_next_to_the_package_are_ignored(package: Package) -> None:
     first = package.obtain()
     (package.place / "notes.txt").write_text("mine")
     assert package.obtain() == first
