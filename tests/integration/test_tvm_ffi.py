@@ -193,7 +193,7 @@ def test_the_plan_lists_the_steps_that_would_run(tmp_path: Path) -> None:
     [
         ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "it has no library"),
         ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
-        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "no .ARM.attributes"),
+        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "does not have .ARM.attributes"),
         ({"a.so": elf(183, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
     ],
 )

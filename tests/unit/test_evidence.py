@@ -222,7 +222,7 @@ def test_another_path_of_the_root_alone_is_a_warning(chain: Chain) -> None:
 def test_a_layer_that_is_gone_leaves_it_open(chain: Chain) -> None:
     (chain.root / "libqpu.tar").unlink()
     assert chain.links()[HOLDS_LIBQPU]["holds"] is None
-    assert "is gone" in chain.links()[HOLDS_LIBQPU]["found"]
+    assert "is missing" in chain.links()[HOLDS_LIBQPU]["found"]
     assert chain.broken() == []
 
 
