@@ -464,16 +464,24 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
     name="test",
     help={
         "select": "only tests whose names match this expression (pytest -k)",
-        "checks-only": "only the linters and type checks",
-        "lanes": "2: tests that change the shared build and all others run side by side; 1: one after another",
-        "partial": "where the machine cannot build images, run what else there is, instead of refusing",
+        "checks-only": "only the linters and the type checker",
+        "quick": "the linters and the unit tests: no root, engine or network, under 90 s",
+        "lanes": "2: run the tests that share a build and all others in parallel; 1: one after another",
+        "partial": "on a machine that cannot build images: skip those tests instead of failing",
     },
 )
 @_reported
-def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2, partial: bool = False) -> None:
-    """Run every check, and the tests of this machine's side but a few of many minutes each (CONTRIBUTING.md)."""
+def run_tests(
+    _: Context,
+    select: str = "",
+    checks_only: bool = False,
+    quick: bool = False,
+    lanes: int = 2,
+    partial: bool = False,
+) -> None:
+    """Run the linters and all tests, except those that take many minutes each (CONTRIBUTING.md)."""
     _at_least(1, lanes=lanes)
-    checks.run_tests(select=select, checks_only=checks_only, lanes=lanes, partial=partial)
+    checks.run_tests(select=select, checks_only=checks_only, quick=quick, lanes=lanes, partial=partial)
 
 
 _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name != "tag"}

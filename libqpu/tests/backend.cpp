@@ -28,7 +28,7 @@ TEST_CASE("the interpreter runs when nothing is asked for") {
 TEST_CASE("the interpreter runs when asked for, and empty means not asked") {
   {
     const Setting s("interpreter");
-    CHECK(std::string(qpu::backend().reason) == "chosen by QPU_BACKEND=interpreter");
+    CHECK(std::string(qpu::backend().reason) == "selected by QPU_BACKEND=interpreter");
   }
   const Setting s("");
   CHECK(contains(qpu_backend_reason(), "is not set"));
@@ -56,7 +56,7 @@ TEST_CASE("the hardware's backends are refused where there is none") {
 TEST_CASE("an unknown name is answered with the valid ones") {
   const Setting s("gpu");
   const std::string text = thrown<qpu::BackendError>([] { compile([](Int) {}); });
-  CHECK(contains(text, "QPU_BACKEND=gpu names no backend"));
+  CHECK(contains(text, "QPU_BACKEND=gpu does not name a backend"));
   for (const char* name : {"interpreter", "emulator", "vc4-mailbox", "vc4-registers"})
     CHECK(contains(text, name));
 }

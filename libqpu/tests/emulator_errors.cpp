@@ -59,7 +59,7 @@ TEST_CASE("errors name kernel, QPU, instruction with listing, and construct") {
     CHECK(std::string(e.what()) ==
           "kernel 'broken', QPU 0, instruction 1 (mov r0, ra1) of store at broken.cpp:7: a "
           "register of file A or B is read in the instruction after the one that writes it; "
-          "before it: instruction 0 (ldi ra1, 0x3)");
+          "preceding instruction: instruction 0 (ldi ra1, 0x3)");
     CHECK(std::string(e.construct()) == "store");
     CHECK(std::string(e.kernel()) == "broken");
     CHECK(e.qpu() == 0);
@@ -78,7 +78,7 @@ TEST_CASE("registers of the files may be read two instructions after they are wr
   code << move(toA(3), r(0)) << branch(0) << nop() << nop() << move(toA(4), r(0));
   code << move(toR(1), ra(4));
   code.end();
-  says(failure(code), "jumped to from instruction 1 (brr");
+  says(failure(code), "reached by the jump from instruction 1 (brr");
   Code other;
   other << branch(8) << nop() << nop() << nop() << move(toA(4), r(0)) << move(toR(1), ra(4));
   other.end();
@@ -86,10 +86,10 @@ TEST_CASE("registers of the files may be read two instructions after they are wr
 }
 
 TEST_CASE("r4 belongs to the SFU for two instructions") {
-  says(errorOf({sfu(), move(toR(1), r(4))}), "r4 is read before the SFU's result");
-  says(errorOf({sfu(), nop(), move(toR(1), r(4))}), "r4 is read before the SFU's result");
-  says(errorOf({sfu(), nop(), sfu()}), "r4 is loaded while the SFU's result");
-  says(errorOf({tmu(), sfu(), signal(Signal::LoadTmu0)}), "r4 is loaded while the SFU's result");
+  says(errorOf({sfu(), move(toR(1), r(4))}), "r4 is read within two instructions after an SFU write");
+  says(errorOf({sfu(), nop(), move(toR(1), r(4))}), "r4 is read within two instructions after an SFU write");
+  says(errorOf({sfu(), nop(), sfu()}), "r4 is loaded within two instructions after an SFU write");
+  says(errorOf({tmu(), sfu(), signal(Signal::LoadTmu0)}), "r4 is loaded within two instructions after an SFU write");
   passes({sfu(), nop(), nop(), sfu(), nop(), nop(), move(toR(1), r(4))});
 }
 
@@ -107,8 +107,8 @@ TEST_CASE("rotating what the instruction before left as it was is no fault") {
           rotated(r(0), 1)});
   says(errorOf({two, flags(move(to(address::kNop), r(2))), move(toR(0), r(2), Cond::ZClear),
                 rotated(r(0), 1)}),
-       "an accumulator is rotated in the instruction after the one that changes it; before it: "
-       "instruction 6");
+       "an accumulator is rotated in the instruction after the one that changes it; preceding "
+       "instruction: instruction 6");
   // By r5, whose low four bits count.
   const Instruction to5 = load(toB(address::kR5), 0x12);
   passes({to5, nop(), load(toB(address::kR5), 0x22), rotated(r(0), 0)});
@@ -122,7 +122,7 @@ TEST_CASE("rotating what the instruction before left as it was is no fault") {
     return code.end();
   };
   CHECK(run(jump(5)).report.instructions == 9);
-  says(failure(jump(6)), "it was jumped to from instruction 1");
+  says(failure(jump(6)), "reached by the jump from instruction 1");
 }
 
 TEST_CASE("TMU_NOSWAP and UNIFORMS_ADDRESS take two instructions") {
@@ -135,7 +135,7 @@ TEST_CASE("TMU_NOSWAP and UNIFORMS_ADDRESS take two instructions") {
        "the SharedArray of 1024 elements at 0x40000000..0x40000fff, 1073741824 bytes before its "
        "start");
   says(errorOf({uniform}), "a uniform is read beyond the 0 uniforms of this QPU");
-  says(errorOf<qpu::BoundsError>({load(to(address::kUniformsAddress), 6)}), "no multiple of 4");
+  says(errorOf<qpu::BoundsError>({load(to(address::kUniformsAddress), 6)}), "not a multiple of 4");
 }
 
 TEST_CASE("the end of a program") {
@@ -153,7 +153,7 @@ TEST_CASE("the end of a program") {
   says(ends(nop(), branch(0), nop()), "a branch or a program end is in the two");
   Code code;
   code << nop();
-  says(failure(code), "runs on past its last instruction");
+  says(failure(code), "continues past the last instruction");
   Code other;
   other << branch(0) << signal(Signal::End) << nop() << nop() << nop();
   says(failure(other), "a program end is in the delay slots of a branch");
@@ -162,19 +162,19 @@ TEST_CASE("the end of a program") {
 TEST_CASE("branches") {
   says(errorOf({branch(0), nop(), branch(0)}), "a branch is in the delay slots of a branch");
   says(errorOf({branch(0), nop(), nop(), branch(0)}), "in the delay slots");
-  says(errorOf({branch(-4096)}), "where the program has no instruction");
-  says(errorOf({branch(4)}), "where the program has no instruction");
+  says(errorOf({branch(-4096)}), "is not an instruction of the program");
+  says(errorOf({branch(4)}), "is not an instruction of the program");
   Instruction far = branch(0);
   far.branchRelative = false;
   far.branchRegister = true;
   far.branchRegisterA = 3;
   says(errorOf({move(toA(3), ra(address::kElementNumber)), nop(), far}),
-       "the elements of the register that a branch goes to differ");
+       "the elements of the branch target register differ");
   Code code;
   code.branchTo(0).end();
   Setting setting;
   setting.limit = 1000;
-  says(failure(code, setting), "the program does not end: this QPU has run 100");
+  says(failure(code, setting), "the program does not end: this QPU has executed 100");
 }
 
 TEST_CASE("what one instruction must not do") {
@@ -184,7 +184,7 @@ TEST_CASE("what one instruction must not do") {
   says(errorOf({signal(Signal::LoadTmu0, readA(address::kMutex))}), "more than one of");
   says(errorOf({signal(Signal::LoadTmu0, write(address::kVpm))}), "a TMU load and an access");
   says(errorOf({both(write(address::kVpm), readA(address::kDmaWait))}),
-       "only VPM_READ and VPM_WRITE may go together");
+       "only VPM_READ and VPM_WRITE can be combined");
   says(errorOf({move(to(address::kTmu0S), r(0), Cond::ZSet)}), "written under a condition");
   says(errorOf({move(to(address::kVpm), r(0), Cond::NClear)}), "written under a condition");
   passes({move(to(address::kHostInterrupt), r(0), Cond::ZSet)});
@@ -195,14 +195,14 @@ TEST_CASE("what one instruction must not do") {
   const Out r5 = to(address::kR5);
   says(errorOf({both(move(r5, r(0)), mul(MulOp::V8Min, r5, r(0), r(0)))}),
        "both ALUs write the same");
-  says(errorOf({packed(4, write(address::kVpm))}), "pack of what goes to");
-  says(errorOf({packed(4, move(toR(1), r(0)))}), "pack of what goes to");
-  says(errorOf({unpacked(4, move(toR(1), ra(kUniform)))}), "unpack of what a peripheral gives");
+  says(errorOf({packed(4, write(address::kVpm))}), "a value is packed that goes to");
+  says(errorOf({packed(4, move(toR(1), r(0)))}), "a value is packed that goes to");
+  says(errorOf({unpacked(4, move(toR(1), ra(kUniform)))}), "the value of a peripheral is unpacked");
   says(errorOf({add(AddOp::Add, toR(1), ra(kUniform), rb(kUniform))}), "both ports read the same");
-  says(errorOf({signal(Signal::LoadColour)}), "a signal that user programs do not have");
-  says(errorOf({move(toR(1), ra(35))}), "a read address that user programs do not have");
-  says(errorOf({write(44)}), "a write address that user programs do not have");
-  says(errorOf({write(address::kTmu0S + 1)}), "one for a texture");
+  says(errorOf({signal(Signal::LoadColour)}), "the signal is not available to user programs");
+  says(errorOf({move(toR(1), ra(35))}), "the read address is not available to user programs");
+  says(errorOf({write(44)}), "the write address is not available to user programs");
+  says(errorOf({write(address::kTmu0S + 1)}), "a texture request");
 }
 
 TEST_CASE("what published programs do and hardware runs is accepted") {
@@ -249,18 +249,18 @@ TEST_CASE("lenient: what nobody is sure of is a warning") {
   twice(toB(address::kVpmSetup), toB(address::kDmaAddress), storeSetup(1, 16, 0), kOut, 64);
   code << readB(address::kDmaWait);
   code.end();
-  says(failure(code), "a DMA load is started while the one before has not been waited for, started "
-                      "by instruction 1 (ldi vpm_ld_addr, 0x40000000). With QPU_EMULATOR=lenient "
+  says(failure(code), "a DMA load is started without a wait for the previous one, started by "
+                      "instruction 1 (ldi vpm_ld_addr, 0x40000000). With QPU_EMULATOR=lenient "
                       "this is a warning");
   const Result result = run(code, lenient);
   CHECK(result.vector(0)[3] == 19);
   CHECK(result.vector(1)[3] == 19);
   REQUIRE(result.report.warnings.size() == 2);
   says(result.report.warnings[0],
-       "kernel '', QPU 0, instruction 2 (ldi vpm_ld_addr, 0x40000040): a DMA load is started while "
-       "the one before has not been waited for, started by instruction 1 (ldi vpm_ld_addr, "
-       "0x40000000); assumed: the QPU waits until that is done");
-  says(result.report.warnings[1], "a DMA store is started while");
+       "kernel '', QPU 0, instruction 2 (ldi vpm_ld_addr, 0x40000040): a DMA load is started "
+       "without a wait for the previous one, started by instruction 1 (ldi vpm_ld_addr, "
+       "0x40000000); assumed: the QPU waits until the previous one is done");
+  says(result.report.warnings[1], "a DMA store is started without a wait");
 
   // The second transfer waits for the first: it takes longer than with a wait of its own.
   Code waits = code;
@@ -301,12 +301,12 @@ TEST_CASE("a program that loops for ever ends at the limit of clocks") {
   setting.limit = 0;
   setting.clockLimit = 400000;
   const std::string text = failure(code, setting);
-  says(text, "kernel '', QPU 0, instruction 3 (nop): the kernel has not ended in 1 ms, 400000 "
+  says(text, "kernel '', QPU 0, instruction 3 (nop): the kernel has not finished within 1 ms, 400000 "
              "clocks of the modelled ");
-  says(text, ". It loops for ever, or QPU_TIMEOUT_MS is too low for it");
+  says(text, ". It loops forever, or QPU_TIMEOUT_MS is too low");
   setting.clockLimit = 250000;
   setting.board = &qpu::emu::kPi1;
-  says(failure(code, setting), "has not ended in 1 ms, 250000 clocks of the modelled ");
+  says(failure(code, setting), "has not finished within 1 ms, 250000 clocks of the modelled ");
 }
 
 TEST_CASE("words that are no instructions") {
@@ -316,8 +316,8 @@ TEST_CASE("words that are no instructions") {
   launch.count = 1;
   launch.uniforms = {{}};
   CHECK_THROWS_WITH_AS((void)qpu::emu::run(launch),
-                       "kernel '', QPU 0, instruction 0 (.word 0x1000000009000000): the word is no "
-                       "instruction",
+                       "kernel '', QPU 0, instruction 0 (.word 0x1000000009000000): the word is "
+                       "not a valid instruction",
                        qpu::ExecutionError);
 }
 
@@ -335,10 +335,10 @@ TEST_CASE("a launch has 1 to 12 QPUs") {
 
 TEST_CASE("the TMU's queue") {
   const Instruction in = load(toR(0), kIn);
-  says(errorOf({in, tmu(), tmu(), tmu(), tmu(), tmu()}), "a fifth request to TMU0 is in flight");
-  says(errorOf({in, tmu()}), "ends with 1 results of a TMU that were not loaded");
-  says(errorOf({signal(Signal::LoadTmu1)}), "loaded from that has no request in flight");
-  says(errorOf({in, tmu(), write(address::kTmuNoSwap)}), "while TMU requests are in flight");
+  says(errorOf({in, tmu(), tmu(), tmu(), tmu(), tmu()}), "a fifth request to TMU0 is outstanding");
+  says(errorOf({in, tmu()}), "ends with 1 results in a TMU that were not loaded");
+  says(errorOf({signal(Signal::LoadTmu1)}), "loaded from a TMU without an outstanding request");
+  says(errorOf({in, tmu(), write(address::kTmuNoSwap)}), "while TMU requests are outstanding");
 }
 
 TEST_CASE("a gather from nowhere is an error once its vector is used") {
@@ -373,13 +373,13 @@ TEST_CASE("the VPM's windows") {
   const auto setup = [](std::uint32_t word) { return load(toA(address::kVpmSetup), word); };
   const Instruction get = readA(address::kVpm);
   says(errorOf({get}), "the VPM is read without a read setup");
-  says(errorOf({setup(rows32(0, 1)), get, get}), "once more than the read setup announced");
-  says(errorOf({setup(rows32(0, 2)), get, setup(rows32(0, 1))}), "while 1 vector of the one before");
-  says(errorOf({setup(rows32(0, 3)), get}), "ends with 2 announced VPM vectors unread");
+  says(errorOf({setup(rows32(0, 1)), get, get}), "more VPM vectors are read than the read setup specifies");
+  says(errorOf({setup(rows32(0, 2)), get, setup(rows32(0, 1))}), "while 1 vector of the previous one");
+  says(errorOf({setup(rows32(0, 3)), get}), "ends before reading 2 vectors");
   says(errorOf({write(address::kVpm)}), "the VPM is written without a write setup");
-  says(errorOf({setup(0x300)}), "the VPM setup 0x00000300 has no meaning");
+  says(errorOf({setup(0x300)}), "the VPM setup 0x00000300 is invalid");
   says(errorOf({setup(0xa40)}), "the VPM setup 0x00000a40: the row is beyond the 64 there are");
-  says(errorOf({setup(1U << 30U)}), "the VPM read setup 0x40000000 has no meaning");
+  says(errorOf({setup(1U << 30U)}), "the VPM read setup 0x40000000 is invalid");
   says(errorOf({load(toB(address::kVpmSetup), 1U << 30U)}), "the VPM write setup 0x40000000");
 }
 
@@ -397,14 +397,14 @@ TEST_CASE("limits of DMA") {
   passes(store(storeSetup(1, 16, 0), kOut));
   says(errorOf({load(toB(address::kDmaAddress), kOut)}), "a DMA store is started without a setup");
   says(errorOf<qpu::BoundsError>(store(storeSetup(1, 16, 0), kOut + 2)),
-       "writing 0x40100002, which is no multiple of 4, by DMA");
+       "writing 0x40100002 by DMA: the address is not a multiple of 4");
   says(errorOf<qpu::BoundsError>(store(storeSetup(1, 16, 0), kOut + 4 * 4096 - 60)),
-       "writing 16 words from 0x40103fc4 on by DMA reaches bus address 0x40104000, outside of "
+       "writing 16 words from 0x40103fc4 by DMA reaches bus address 0x40104000, outside of "
        "every SharedArray; nearest is");
   says(errorOf<qpu::BoundsError>(fetch(loadSetup(1, 16, 0), kIn - 64)), "reading 16 words from");
   says(errorOf(fetch(loadSetup(2, 16, 0), kIn)), "a DMA load of 2 rows is started without a pitch");
-  says(errorOf(store(storeSetup(1, 16, 0, 1), kOut)), "leaves the VPM's 64 rows by 16 columns");
-  says(errorOf(fetch(loadSetup(1, 16, 60, 0, false), kIn)), "leaves the VPM's 64 rows");
+  says(errorOf(store(storeSetup(1, 16, 0, 1), kOut)), "exceeds the VPM's 64 rows by 16 columns");
+  says(errorOf(fetch(loadSetup(1, 16, 60, 0, false), kIn)), "exceeds the VPM's 64 rows");
   says(errorOf({load(toB(address::kVpmSetup), storeStride(8192))}),
        "a DMA store stride of 8192 bytes, must be 0..8191");
   says(errorOf({load(toA(address::kVpmSetup), loadPitch(8192))}),
@@ -421,24 +421,24 @@ TEST_CASE("DMA that has not been waited for") {
     first.insert(first.end(), more.begin(), more.end());
     return first;
   };
-  says(errorOf(store), "ends while a DMA store runs that has not been waited for, started by "
+  says(errorOf(store), "ends without waiting for a DMA store, started by "
                        "instruction 5");
-  says(errorOf(fetch), "ends while a DMA load runs");
-  says(errorOf(then(store, store)), "a DMA store is started while the one before");
-  says(errorOf(then(fetch, fetch)), "a DMA load is started while the one before");
+  says(errorOf(fetch), "ends without waiting for a DMA load");
+  says(errorOf(then(store, store)), "a DMA store is started without a wait");
+  says(errorOf(then(fetch, fetch)), "a DMA load is started without a wait");
   says(errorOf(then(store, {load(toB(address::kVpmSetup), rows32(0)), write(address::kVpm)})),
-       "the VPM is written where a DMA store reads that has not been waited for");
+       "the VPM is written at a word of a DMA store without a wait for that store");
   passes(then(store, {load(toB(address::kVpmSetup), rows32(1)), write(address::kVpm),
                       readB(address::kDmaWait)}));
   says(errorOf(then(fetch, {load(toA(address::kVpmSetup), rows32(1, 1))})),
-       "the VPM is read where a DMA load writes");
+       "the VPM is read at a word of a DMA load");
   says(errorOf(then(fetch, {load(toB(address::kVpmSetup), storeSetup(1, 16, 1)),
                             load(toB(address::kDmaAddress), kOut)})),
-       "a DMA store uses words of the VPM that a DMA load uses");
+       "a DMA store uses words of the VPM of a DMA load");
   // A store and its words, read before the wait.
   says(errorOf(then(store, {load(toR(0), kOut), tmu(), signal(Signal::LoadTmu0),
                             move(toR(1), r(4)), add(AddOp::Add, toR(1), r(4), r(0))})),
-       "which may not be written yet by QPU 0, instruction 5");
+       "which might not have been written yet by QPU 0, instruction 5");
 }
 
 TEST_CASE("deadlocks and semaphores") {
@@ -448,16 +448,16 @@ TEST_CASE("deadlocks and semaphores") {
   code << nop() << semaphore(3, true);
   code.end();
   CHECK(failure<qpu::DeadlockError>(code, two) ==
-        "kernel '': deadlock, every QPU that has not ended waits: QPU 0 in instruction 1 (sacq 3) "
-        "for semaphore 3, which is 0; QPU 1 in instruction 1 (sacq 3) for semaphore 3, which is "
+        "kernel '': deadlock, every QPU that has not finished is waiting: QPU 0 in instruction 1 "
+        "(sacq 3) for semaphore 3, which is 0; QPU 1 in instruction 1 (sacq 3) for semaphore 3, which is "
         "0");
-  says(errorOf({semaphore(2, false)}), "semaphore 2 is left at 1; hardware would hand that");
+  says(errorOf({semaphore(2, false)}), "semaphore 2 is 1 at the end, must be 0");
   says(errorOf<qpu::DeadlockError>(std::vector<Instruction>(16, semaphore(2, false))),
        "for semaphore 2, which is 15");
   Code mutex;
   mutex << readA(address::kMutex);
   mutex.end();
-  says(failure(mutex), "the program ends and holds the mutex");
+  says(failure(mutex), "the program ends while it holds the mutex");
   says(errorOf({write(address::kMutex)}), "released, but this QPU does not hold it");
 }
 
@@ -487,10 +487,10 @@ TEST_CASE("QPUs that write one word need an order") {
   CHECK(run(program(true, true), two).report.instructions > 0);
   CHECK(run(program(true, false), two).report.instructions > 0);
   says(failure(program(false, true), two),
-       "bus address 0x40100000 is written, and was written by QPU ");
-  says(failure(program(false, true), two), "without an order between the two");
-  says(failure(program(false, false), two), "row 0, column 0 of the VPM is written, and was written "
-                                            "by QPU 0 without an order");
+       "bus address 0x40100000 is written without being ordered after the write by QPU ");
+  says(failure(program(false, true), two), "without being ordered after the write by");
+  says(failure(program(false, false), two), "row 0, column 0 of the VPM is written without being "
+                                            "ordered after the write by QPU 0");
 }
 
 TEST_CASE("the mutex orders") {
@@ -516,8 +516,8 @@ TEST_CASE("a cache may serve what was there before a store") {
   p[4].immediate = kOut;
   p[6].immediate = kOut + 32;
   says(errorOf(p), "came from bus address 0x40100020, written by QPU 0, instruction 8 (ldi vpm");
-  says(errorOf(p), "after a cache had fetched its line, which hardware may still serve; read it by "
-                   "DMA, or in another launch");
+  says(errorOf(p), "after a cache had fetched its cache line, so that hardware can still return the "
+                   "old data; read it by DMA, or in another launch");
   p.pop_back();
   passes(p);  // not used
 }

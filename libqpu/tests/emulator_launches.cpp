@@ -92,7 +92,7 @@ void failInTheMiddle() {
   code.set(toR(0), kIn) << move(to(address::kTmu0S), r(0)) << semaphore(2, false);
   code << readA(address::kMutex);
   code.set(toB(address::kVpmSetup), storeSetup(1, 16, 0)).set(toB(address::kDmaAddress), kOut);
-  CHECK(contains(failure(code.end(), on(1, qpu::emu::kPi2)), "the program ends while a DMA"));
+  CHECK(contains(failure(code.end(), on(1, qpu::emu::kPi2)), "the program ends without waiting for a DMA"));
 }
 
 Result alone(const Work& work) {
@@ -149,7 +149,7 @@ TEST_CASE("an error comes again each time, and is not met by the next launch") {
   stale.end();
   const Result expected = alone(writeThenRead());
   for (int n = 0; n < 3; ++n) {
-    CHECK(contains(failure(stale), "after a cache had fetched its line"));
+    CHECK(contains(failure(stale), "after a cache had fetched its cache line"));
     const Work next = writeThenRead();
     checkEqual(run(next.code, next.setting), expected);
   }

@@ -78,7 +78,7 @@ TEST_CASE("a misaligned load or store is refused, a gather drops the low bits") 
   if (test::onEmulator())
     loading();
   else
-    CHECK(contains(thrown<qpu::BoundsError>(loading), "no multiple of 4"));
+    CHECK(contains(thrown<qpu::BoundsError>(loading), "not a multiple of 4"));
   compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) {
     gather(*t);
     Int x;
@@ -179,7 +179,7 @@ TEST_CASE("gathers that only this run gets wrong") {
   CHECK(contains(thrown<qpu::ExecutionError>([&] { k(5, 5, &a); }),
                  test::onEmulator() ? "a fifth request to TMU" : "a fifth gather"));
   CHECK(contains(thrown<qpu::ExecutionError>([&] { k(2, 3, &a); }),
-                 test::onEmulator() ? "a TMU is loaded from that has no request in flight"
+                 test::onEmulator() ? "from a TMU without an outstanding request"
                                     : "no gather is outstanding"));
 }
 
@@ -297,7 +297,7 @@ TEST_CASE("semaInc waits at 15") {
 
 TEST_CASE("a semaphore that is not back at 0") {
   CHECK(contains(thrown<qpu::ExecutionError>([] { compile([] { semaInc(5); })(); }),
-                 "semaphore 5 is left at 1"));
+                 "semaphore 5 is 1 at the end"));
 }
 
 TEST_CASE("a QPU that polls memory does not starve the one it waits for") {
@@ -317,7 +317,7 @@ TEST_CASE("a QPU that polls memory does not starve the one it waits for") {
   // A QPU of the hardware may never see what no semaphore orders.
   if (test::onEmulator()) {
     CHECK(contains(thrown<qpu::ExecutionError>([&] { k(&flag, &out); }),
-                   "which may not be written yet by QPU 1"));
+                   "which might not have been written yet by QPU 1"));
     return;
   }
   k(&flag, &out);
@@ -337,7 +337,7 @@ TEST_CASE("the same run gives the same result, races included") {
     return a[0];
   };
   if (test::onEmulator()) {
-    CHECK(contains(thrown<qpu::ExecutionError>(race), "without an order between the two"));
+    CHECK(contains(thrown<qpu::ExecutionError>(race), "without being ordered after the write by"));
     return;
   }
   const int first = race();

@@ -114,7 +114,7 @@ TEST_CASE("another board, and none") {
   Tree other;
   other.file("proc/device-tree/model", "EAIDK-310" + std::string(1, '\0'));
   CHECK(other.readBoard().soc == Soc::Unsuitable);
-  CHECK(names(other.obstacles(), "EAIDK-310 is no Raspberry Pi", ""));
+  CHECK(names(other.obstacles(), "EAIDK-310 is not a Raspberry Pi", ""));
   const Tree none;
   CHECK(none.readBoard().soc == Soc::Unknown);
   CHECK(none.obstacles().size() == 1);
@@ -170,7 +170,7 @@ TEST_CASE("device nodes: missing, closed, open") {
   CHECK_FALSE(s.node("/dev/mem")->present);
   REQUIRE(s.node("/dev/dri/card0") != nullptr);
   CHECK_FALSE(names(tree.obstacles(), "/dev/vcio", ""));
-  CHECK(s.gpuMemorySource.find("only when the root is /") != std::string::npos);
+  CHECK(s.gpuMemorySource.find("only if the root is /") != std::string::npos);
   if (geteuid() != 0) {  // root may open anything
     tree.file("dev/mem", "", 0000);
     CHECK(names(tree.obstacles(), "/dev/mem (----------", "run as root"));
@@ -180,7 +180,7 @@ TEST_CASE("device nodes: missing, closed, open") {
 TEST_CASE("a render node while KMS seems off") {
   Tree tree;
   tree.pi3().v3d("disabled").file("dev/dri/renderD128", "");
-  CHECK(names(tree.obstacles(), "/dev/dri/renderD128", "KMS driver off"));
+  CHECK(names(tree.obstacles(), "/dev/dri/renderD128", "disable the KMS driver"));
 }
 
 TEST_CASE("too little GPU memory") {
@@ -196,7 +196,7 @@ TEST_CASE("text and JSON carry the findings") {
   Tree tree;
   tree.pi3().v3d("okay").file("dev/vcio", "", 0660);
   qpu::runtime::Findings f;
-  f.library = {"1.2.3", "", "QPU_BACKEND=\"x\\y\" names no backend"};
+  f.library = {"1.2.3", "", "QPU_BACKEND=\"x\\y\" does not name a backend"};
   f.backends = {{"vc4-registers", false, "no power"}, {"interpreter", true, "the reference"}};
   f.board = tree.readBoard();
   f.system = tree.readSystem();
@@ -214,15 +214,15 @@ TEST_CASE("text and JSON carry the findings") {
   f.note = "gave back much";
   const std::string text = qpu::runtime::asText(f);
   for (const char* part :
-       {"1.2.3", "none: QPU_BACKEND", "Raspberry Pi 3 Model B Rev 1.2", "no: no power",
+       {"1.2.3", "none: QPU_BACKEND", "Raspberry Pi 3 Model B Rev 1.2", "unavailable: no power",
         "works: the reference", "a02082: model 3B, BCM2837, 1024 MiB, revision 2", "full (",
         "IDENT0 0x02443356, 400 MHz (firmware)", "/run/qpu/qpu.state",
-        "process 4711 has the QPUs on", "process 12, which has ended, has the QPUs off, 12288 bytes",
-        "gave back much", "In the way of the hardware", "fix: ", "not measured on hardware"})
+        "process 4711 has enabled the QPUs", "process 12 (ended) has not enabled the QPUs, 12288 bytes",
+        "gave back much", "Obstacle to using the hardware", "fix: ", "not measured on hardware"})
     CHECK_MESSAGE(text.find(part) != std::string::npos, part);
   const std::string json = qpu::runtime::asJson(f);
   for (const char* part :
-       {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" names)",
+       {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" does)",
         R"({"name": "vc4-registers", "usable": false, "reason": "no power"})",
         R"("compatible": ["raspberrypi,some", "brcm,bcm2837"])", R"("suitable": true)",
         R"("code": "a02082")", R"("memory_mib": 1024)", R"("state": "full")",

@@ -176,7 +176,7 @@ TEST_CASE("arrays and programs give their GPU memory back") {
   b.dealloc();
   CHECK(pi.os.allocations() == 0);
   CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> big(4U << 20U); }),
-                 "SharedArray of 4194304 elements: the GPU's memory of 64 MiB has no room"));
+                 "SharedArray of 4194304 elements: the GPU memory of 64 MiB has no room"));
   CHECK(pi.os.complaints().empty());
 }
 
@@ -360,7 +360,7 @@ TEST_CASE("a kernel that loops for ever ends by QPU_TIMEOUT_MS on the emulator")
   SharedArray<int> out(16);
   const std::string text = thrown<qpu::ExecutionError>([&] { k(&out); });
   CHECK(contains(text, "kernel 'endless', QPU "));
-  CHECK(contains(text, "has not ended in 3 ms, 1200000 clocks of the modelled pi3. It loops"));
+  CHECK(contains(text, "has not finished within 3 ms, 1200000 clocks of the modelled pi3. It loops"));
   // Its machine and the next kernel are none the worse.
   checkScaled(1);
 }
@@ -385,7 +385,7 @@ TEST_CASE("a lenient emulator warns of what is not sure, once, and goes on") {
   });
   CHECK(out[15] == 7);
   const std::string warning = "libqpu: warning: kernel 'twice', QPU 0, instruction 5 (mov "
-                              "vpm_st_addr, r1): a DMA store is started while";
+                              "vpm_st_addr, r1): a DMA store is started without";
   CHECK(said.find(warning) == 0);
   CHECK(said.find(warning, 1) == std::string::npos);
 }

@@ -50,7 +50,7 @@ TEST_CASE("two Elses") {
       x = 3;
     End
   });
-  CHECK(contains(text, "has an Else already"));
+  CHECK(contains(text, "already has an Else"));
 }
 
 TEST_CASE("unbalanced End") {
@@ -82,7 +82,7 @@ TEST_CASE("For without its parts") {
                    qpu::End_();
                  }),
                  "has no body"));
-  CHECK(contains(refused([] { qpu::ForBody_(); }), "no For is waiting"));
+  CHECK(contains(refused([] { qpu::ForBody_(); }), "no For without a body"));
 }
 
 TEST_CASE("receive without gather") {
@@ -134,7 +134,7 @@ TEST_CASE("a ninth outstanding gather") {
   const std::string text = thrown<qpu::CompileError>([many] { compile(many(9), "nine"); });
   CHECK(contains(text, "kernel 'nine', ") == false);
   CHECK(contains(text, "kernel 'nine': gather at"));
-  CHECK(contains(text, "8 gathers are outstanding"));
+  CHECK(contains(text, "8 gathers are already outstanding"));
 }
 
 TEST_CASE("a fifth outstanding gather where the TMUs cannot alternate") {
@@ -156,7 +156,7 @@ TEST_CASE("a fifth outstanding gather where the TMUs cannot alternate") {
   };
   CHECK_NOTHROW(compile(uneven(3)));
   CHECK(contains(thrown<qpu::CompileError>([uneven] { compile(uneven(5)); }),
-                 "4 gathers are outstanding"));
+                 "4 gathers are already outstanding"));
   // A load needs a TMU for itself.
   const auto withLoad = [](int n) {
     return [n](Ptr<Int> p) {
@@ -167,7 +167,7 @@ TEST_CASE("a fifth outstanding gather where the TMUs cannot alternate") {
   };
   CHECK_NOTHROW(compile(withLoad(4)));
   CHECK(contains(thrown<qpu::CompileError>([withLoad] { compile(withLoad(5)); }),
-                 "4 gathers are outstanding"));
+                 "4 gathers are already outstanding"));
 }
 
 TEST_CASE("eight gathers in a loop that asks an even number of times") {
@@ -219,7 +219,7 @@ TEST_CASE("stores, gathers and loops inside Where") {
       });
     });
   };
-  CHECK(contains(inside([](Int& x, Ptr<Int>& p) { *p = x; }), "not possible inside Where"));
+  CHECK(contains(inside([](Int& x, Ptr<Int>& p) { *p = x; }), "not allowed inside Where"));
   CHECK(contains(inside([](Int& x, Ptr<Int>& p) { store(x, p); }), "store at"));
   CHECK(contains(inside([](Int& x, Ptr<Int>& p) { store(x, p, 4); }), "store at"));
   CHECK(contains(inside([](Int&, Ptr<Int>& p) { gather(p); }), "gather at"));
@@ -253,8 +253,8 @@ TEST_CASE("constant places and distances of the VPM that are not there") {
   CHECK(contains(refused([] { vpmSetupRead(VERT, 1, IntExpr(60) + 4); }),
                  "the vector address is 64"));
   CHECK(contains(refused([] { dmaSetupRead(HORIZ, 2, 63 * 16); }),
-                 "2 rows by 16 columns from VPM word 1008 leave the window"));
-  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
+                 "2 rows by 16 columns from VPM word 1008 exceed the window"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 8); }), "exceed the window"));
   CHECK(contains(refused([] { dmaSetupRead(VERT, 4, 7, 16, 17); }), "VPM pitch is 17"));
   CHECK(contains(refused([] { dmaSetupRead(VERT, 5, 7, 16, 16); }),
                  "80 rows by 1 columns from VPM word 7"));
@@ -285,13 +285,13 @@ TEST_CASE("constant places and distances of the VPM that are not there") {
 
 TEST_CASE("numbers that no Int holds") {
   CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }),
-                 "no Int holds the number 6000000000, must be -2147483648..4294967295"));
+                 "the number 6000000000 does not fit into an Int, must be -2147483648..4294967295"));
   CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }), "kernel 'bad': Int"));
   CHECK(contains(refused([] { (void)IntExpr(-2147483649.0); }), "-2147483649"));
   CHECK(contains(refused([] { (void)IntExpr(std::nan("")); }), "nan"));
   CHECK(contains(refused([] { (void)(index() + HUGE_VALF); }), "inf"));
   CHECK(contains(refused([] { (void)IntExpr(std::int64_t{1} << 40); }), "1.099511628e+12"));
-  CHECK(contains(refused([] { (void)IntExpr(UINT64_MAX); }), "no Int holds"));
+  CHECK(contains(refused([] { (void)IntExpr(UINT64_MAX); }), "does not fit into an Int"));
   SharedArray<int> out(16 * 6);
   compile([](Ptr<Int> p) {
     p[0] = -2147483648.9;
@@ -322,7 +322,7 @@ TEST_CASE("an error caught inside a kernel function makes the kernel unusable") 
   };
   CHECK(contains(caught([](Int&) { semaInc(16); }), "the semaphore is 16, must be 0..15"));
   CHECK(contains(caught([](Int&) { qpu::Else_(); }), "no If or Where is open"));
-  CHECK(contains(caught([](Int&) { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
+  CHECK(contains(caught([](Int&) { dmaSetupRead(HORIZ, 1, 8); }), "exceed the window"));
   CHECK(contains(caught([](Int& x) { x = broadcast(x, 16); }), "broadcast at"));
   Int* kept = nullptr;
   compile([&kept](Int) { kept = new Int(1); });

@@ -133,14 +133,14 @@ TEST_CASE("the ioctl's number tells 32-bit and 64-bit programs apart") {
 TEST_CASE("questions to the firmware") {
   FakeVcio pi;
   Mailbox box(pi);
-  CHECK(box.ask(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
-  CHECK(box.ask(qpu::runtime::tag::kBoardRevision) == 0xa02082);
+  CHECK(box.query(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
+  CHECK(box.query(qpu::runtime::tag::kBoardRevision) == 0xa02082);
   CHECK(box.vcMemory().bytes == 0x04000000);
   CHECK(box.vcMemory().base == FakeVcio::kPhysical);
   CHECK(box.clockRate(5) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kTemperature, {0}) == 47236);
-  CHECK(thrown<qpu::BackendError>([&] { box.ask(0x00030099); }).find("does not serve") !=
+  CHECK(box.query(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
+  CHECK(box.query(qpu::runtime::tag::kTemperature, {0}) == 47236);
+  CHECK(thrown<qpu::BackendError>([&] { box.query(0x00030099); }).find("does not support") !=
         std::string::npos);
   CHECK(pi.complaints() == "tag 0x00030099\n");
 }
@@ -211,7 +211,7 @@ TEST_CASE("many pieces of memory at once, and none left") {
   CHECK(pi.allocations() == 256);
   const std::string text =
       thrown<qpu::AllocationError>([&] { device->allocate(1, "SharedArray: "); });
-  CHECK(contains(text, "SharedArray: the GPU's memory of 64 MiB has no room for 4096 bytes"));
+  CHECK(contains(text, "SharedArray: the GPU memory of 64 MiB has no room for 4096 bytes"));
   CHECK(contains(text, "gpu_mem"));
   all.erase(all.begin(), all.begin() + 2);
   CHECK(device->allocate(8192, "")->bus() == 0xc0000000 + FakeVcio::kPhysical);
@@ -233,7 +233,7 @@ TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
   refused("refuses to enable the QPUs", "vc4-kms-v3d");
   pi.refusesQpus = false;
   pi.lacksQpuTags = true;
-  refused("does not serve the property tag 0x00030012", "gpu_mem=64");
+  refused("does not support the property tag 0x00030012", "gpu_mem=64");
   pi.lacksQpuTags = false;
   pi.openMemError = EACCES;
   refused("cannot open /dev/mem: Permission denied", "run as root");
@@ -244,7 +244,7 @@ TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
   refused("cannot open /dev/vcio", "Raspberry Pi kernel");
   pi.openVcioError = 0;
   pi.ioctlError = ENOTTY;
-  refused("Inappropriate ioctl", "not that of a Raspberry Pi kernel");
+  refused("Inappropriate ioctl", "does not belong to a Raspberry Pi kernel");
   pi.ioctlError = ETIMEDOUT;
   refused("timed out", "reboot");
   pi.ioctlError = EPERM;
@@ -281,7 +281,7 @@ TEST_CASE("without V3D's registers the mailbox is left") {
   CHECK(contains(fault(strict), "iomem=relaxed"));
   FakeVcio powerless;
   powerless.powerless = true;
-  CHECK(contains(fault(powerless), "reads 0xdeadbeef"));
+  CHECK(contains(fault(powerless), "identification is 0xdeadbeef"));
   FakeVcio drawing;
   drawing.draws = true;
   CHECK(contains(fault(drawing), "3D job"));
@@ -298,10 +298,10 @@ TEST_CASE("memory that the QPUs see elsewhere is found out before a kernel runs"
   const auto device = Device::open(tree.host(pi));
   pi.memoryElsewhere = true;
   CHECK(contains(device->fault(Method::Registers),
-                 "kernel 'round trip through GPU memory' did not end within 500 ms"));
+                 "kernel 'round trip through GPU memory' did not finish within 500 ms"));
   pi.runs = [](const auto&) { return FakeVcio::Ends::Yes; };
-  CHECK(contains(device->fault(Method::Mailbox), "memory at bus address 0xfb000000 is not what "
-                                                 "the CPU sees at 0x3b000000"));
+  CHECK(contains(device->fault(Method::Mailbox), "memory at bus address 0xfb000000 differs "
+                                                 "from what the CPU reads at 0x3b000000"));
   CHECK(pi.allocations() == 0);
 }
 
@@ -324,9 +324,9 @@ TEST_CASE("a kernel that does not end, by registers") {
   const auto memory = device->allocate(4096, "");
   const std::string text = thrown<qpu::ExecutionError>(
       [&] { device->launch(Method::Registers, starts(*memory, 3), *memory, 2048, "endless"); });
-  CHECK(contains(text, "kernel 'endless' did not end within 250 ms (SRQCS 0x00000300, PCS "
+  CHECK(contains(text, "kernel 'endless' did not finish within 250 ms (SRQCS 0x00000300, PCS "
                        "0x00000000, ERRSTAT 0x00000000)"));
-  CHECK(contains(text, "switched off and on"));
+  CHECK(contains(text, "disabled and enabled again"));
   CHECK(pi.enables() == 2);
   pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
   device->launch(Method::Registers, starts(*memory, 2), *memory, 2048, "next");
@@ -344,12 +344,12 @@ TEST_CASE("a kernel that does not end, by mailbox") {
         [&] { device->launch(Method::Mailbox, starts(*memory, 3), *memory, 2048, "long"); });
   };
   pi.runs = [](const auto&) { return FakeVcio::Ends::WithoutInterrupt; };
-  CHECK(contains(text(), "did not end within 10000 ms, or raised no host interrupt"));
+  CHECK(contains(text(), "did not finish within 10000 ms, or did not raise the host interrupt"));
   pi.kernelLimitMs = 1000;
-  CHECK(contains(text(), "did not end within 1000 ms, the time that this kernel of Linux gives"));
+  CHECK(contains(text(), "did not finish within 1000 ms, the limit of this Linux kernel"));
   CHECK(contains(text(), "QPU_BACKEND=vc4-registers, or split"));
   const Setting limit("QPU_TIMEOUT_MS", "500");
-  CHECK(contains(text(), "500 ms, or raised"));
+  CHECK(contains(text(), "500 ms, or did not raise"));
   CHECK(pi.complaints().empty());
 }
 
@@ -418,7 +418,7 @@ TEST_CASE("what a killed process leaves is given back at the next start") {
   CHECK(dead[0].pieces == 2);
   auto device = Device::open(tree.host(pi));
   CHECK(device->openingNote() ==
-        "gave back what 1 ended processes had left: 2 pieces of GPU memory, 12288 bytes");
+        "released resources of 1 ended processes: 2 allocations of GPU memory, 12288 bytes");
   CHECK(pi.allocations() == 0);
   CHECK(pi.enabled() == 1);
   CHECK(pi.enables() == 2);

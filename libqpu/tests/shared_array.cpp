@@ -74,7 +74,7 @@ TEST_CASE("the address space runs out with a clear error and is whole again afte
 TEST_CASE("elements outside are refused") {
   SharedArray<int> a(16);
   CHECK(contains(thrown<qpu::ArgumentError>([&] { a[16] = 1; }),
-                 "element 16 of an array of 16 elements"));
+                 "element 16 is not inside the array of 16 elements"));
   CHECK_THROWS_AS(a[-1], qpu::ArgumentError);
   const SharedArray<int>& constant = a;
   CHECK_THROWS_AS(constant[99], qpu::ArgumentError);
@@ -117,10 +117,10 @@ TEST_CASE("a pointer that is not into shared memory is refused") {
   SharedArray<float*> p(1);
   float local = 0;
   CHECK(contains(thrown<qpu::ArgumentError>([&] { p[0] = &local; }),
-                 "pointers into live SharedArrays only"));
+                 "only pointers into live SharedArrays"));
   p[0] = qpu::BusPointer<float>::fromAddress(0x1234);
   CHECK(contains(thrown<qpu::ArgumentError>([&] { (void)static_cast<float*>(p[0]); }),
-                 "0x00001234 is in no live SharedArray"));
+                 "0x00001234 is not in a live SharedArray"));
 }
 
 TEST_CASE("a cast bus address works as a pointer, as on a 32-bit board") {

@@ -184,19 +184,19 @@ TEST_CASE("strides that cannot be") {
                      setReadStride(1);
                    End
                  }),
-                 "not possible inside If at"));
+                 "not allowed inside If at"));
   CHECK(contains(refused([](Ptr<Int> p) {
                    setWriteStride(1);
                    store(index(), p, 3);
                  }),
-                 "not possible with a stride"));
+                 "not allowed with a stride"));
   CHECK(contains(refused([](Ptr<Int> p) {
                    setWriteStride(1);
                    Where (index() == 0)
                      *p = 1;
                    End
                  }),
-                 "not possible inside Where"));
+                 "not allowed inside Where"));
   // The next kernel begins without one.
   (void)compile([](Ptr<Int>) { setReadStride(5); });
   SharedArray<int> a = counting(16), out(16);

@@ -185,14 +185,14 @@ TEST_CASE("orders that hardware would answer with junk or a hang") {
     CHECK(contains(found, "kernel 'vpm'"));
     CHECK((test::onEmulator() || contains(found, text)));
   };
-  told([](Ptr<Int> p) { *p = vpmGetInt(); }, "no vpmSetupRead has announced");
+  told([](Ptr<Int> p) { *p = vpmGetInt(); }, "more vectors than vpmSetupRead has set up");
   told([](Ptr<Int>) { vpmPut(1); }, "vpmSetupWrite is missing");
-  told([](Ptr<Int>) { vpmSetupRead(HORIZ, 2, 0); }, "2 announced VPM vectors");
+  told([](Ptr<Int>) { vpmSetupRead(HORIZ, 2, 0); }, "before reading 2 vectors");
   told([](Ptr<Int> p) {
     vpmSetupRead(HORIZ, 2, 0);
     *p = vpmGetInt();
     vpmSetupRead(HORIZ, 2, 0);
-  }, "1 vectors of the vpmSetupRead before are unread");
+  }, "1 vectors of the previous vpmSetupRead are unread");
   told([](Ptr<Int> p) { dmaStartRead(p); }, "dmaSetupRead is missing");
   told([](Ptr<Int> p) { dmaStartWrite(p); }, "dmaSetupWrite is missing");
   told([](Ptr<Int> p) {
@@ -236,13 +236,13 @@ TEST_CASE("VPM places and pitches out of range, known at the call") {
     dmaStartRead(p);
     dmaWaitRead();
   };
-  told(reading, 64 * 16, "leave the window");
-  told(reading, 8, "leave the window");
+  told(reading, 64 * 16, "exceed the window");
+  told(reading, 8, "exceed the window");
   told([](Int x, Ptr<Int> p) {
     dmaSetupWrite(HORIZ, 1, x);
     dmaStartWrite(p);
     dmaWaitWrite();
-  }, -1, "leave the window");
+  }, -1, "exceed the window");
   told([](Int x, Ptr<Int>) {
     vpmSetupWrite(HORIZ, x);
     vpmPut(1);
@@ -250,7 +250,7 @@ TEST_CASE("VPM places and pitches out of range, known at the call") {
   told([](Int x, Ptr<Int>) { dmaSetWriteStride(x); }, -4, "-4 bytes");
   // What no word of a set-up can say is the interpreter's alone to find.
   if (test::onEmulator()) return;
-  told(reading, 63 * 16, "2 rows by 16 columns from VPM word 1008 leave the window");
+  told(reading, 63 * 16, "2 rows by 16 columns from VPM word 1008 exceed the window");
   told([](Int x, Ptr<Int>) { dmaSetReadPitch(x); }, 8192, "must be 0..8191");
 }
 

@@ -465,5 +465,5 @@ def test_the_export_keeps_what_the_image_says_was_left_out(
     assert origin.get("left_out") == left_out
     warnings = export.left_out_warnings(origin)
     assert len(warnings) == len(left_out or ())
-    assert all("trixie-security" in text and "updates are missing" in text for text in warnings)
+    assert all("trixie-security" in text and "lacks the updates" in text for text in warnings)
     assert (origin["built_image"], origin["image_source"]) == (IMAGE, CLEAN)

@@ -160,7 +160,7 @@ def test_an_exit_is_told_in_words(ending: str, returncode: int, words: str) -> N
     assert caught.value.exit_code == 14
     text = str(caught.value)
     assert "before" in text
-    assert "fix:     do this" in text
+    assert "fix:      do this" in text
     assert process.run(["sh", "-c", ending], check=False).returncode == returncode
 
 

@@ -58,7 +58,18 @@ def drive(
     imports = ["device.target", "device.strategy", here_board.__file__]
     environment = folder / "environment.yaml"
     environment.write_text(json.dumps({"imports": imports, "targets": {"main": target}, "options": options}))
-    words = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-v"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        os.devnull,
+        f"--rootdir={ROOT}",
+        f"--confcutdir={ROOT / 'tests' / 'device'}",
+        "-p",
+        "no:cacheprovider",
+        "-v",
+    ]
     words += [f"--junit-xml={folder / 'junit.xml'}", f"--lg-env={environment}", *(["-k", keyword] if keyword else [])]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = process.run(

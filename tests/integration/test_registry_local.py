@@ -62,7 +62,7 @@ def test_down_ends_it_and_only_purge_deletes_the_images(config: Config) -> None:
 def test_it_listens_on_the_loopback_only_and_outlives_its_starter(config: Config, tmp_path: Path) -> None:
     settings = Settings.of(config)
     code = (
-        "import sys; from pathlib import Path; from images import local_registry as l;"
+        "import sys; from pathlib import Path; from registry import local as l;"
         f"print(l.start(l.Settings(folder=Path({str(settings.folder)!r}), port={settings.port})).pid)"
     )
     root = Path(__file__).parents[2]
