@@ -626,7 +626,7 @@ def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Pa
 def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
     try:
-        with pytest.raises(DiskFull, match="not enough room"):
+        with pytest.raises(DiskFull, match="not enough disk space"):
             export(config_for(heavy), destination=tmp_path / "nfsroot")
         assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
     finally:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from device import suite
-from flow.main_steps import Flow
+from flow import pipelines
+from flow.context import Context
 from toolchain import config_docs, errors, progress
 from toolchain.config import ROOT, Config, defaults, load_config
 from toolchain.steps import Step
@@ -174,8 +175,8 @@ def test_architecture_page_has_every_step() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", page, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"[\w-]+", row)}
-    with Flow(load_config(defaults())) as flow:
-        assert {step.name for step in flow.pipeline(workbench=True).steps} - named == set()
+    with Context(load_config(defaults())) as context:
+        assert {step.name for step in pipelines.main_job(context, with_workbench=True).steps} - named == set()
 
 
 # ------------------------------------------------------------------------------------- output in the walk-through
@@ -192,8 +193,8 @@ def shown(command: str) -> str:
 @pytest.fixture(scope="module")
 def steps() -> tuple[Step, ...]:
     """The steps of the main job with default settings."""
-    with Flow(load_config(defaults())) as flow:
-        return flow.pipeline().steps
+    with Context(load_config(defaults())) as context:
+        return pipelines.main_job(context).steps
 
 
 def test_build_output_names_steps_of_the_main_job(steps: tuple[Step, ...]) -> None:
