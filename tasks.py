@@ -26,7 +26,7 @@ from engine import daemon as engine
 from flow import build_wheel as any_wheel
 from flow import cuda_checks as cuda_native
 from flow import cuda_timing as cuda_timing_tool
-from flow import main_job, torch_job
+from flow import main_job, serve_wheels, torch_job
 from flow import share_artefacts as share
 from flow import upstream_tests as upstream
 from flow import verify as verification
@@ -44,7 +44,6 @@ from toolchain.errors import ConfigError, UserError
 from toolchain.files import path_fault
 from toolchain.settings import named
 from toolchain.steps import plan_table
-from wheels import index as serve_wheels
 from wheels.request import Options
 
 _VARIABLES = take_variables(os.environ)
