@@ -23,11 +23,12 @@ from recipes.torch import provenance
 from recipes.torch.build import Plan
 from recipes.torch.source import identity as source_identity
 from toolchain import progress
-from toolchain.config import ROOT, Config
+from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, RecipeInvalid, SourceUnavailable, WheelUnusable
 from toolchain.files import sha256_of
 from wheels import artefacts
 from wheels import find as wheels
+from wheels.wheelhouse import wheelhouses
 
 PREBUILT = HERE / "torch" / "prebuilt"
 """Where a wheel that this recipe built is kept with its provenance, so that a first build takes minutes."""
@@ -56,11 +57,6 @@ class Spoilt:
     def __str__(self) -> str:
         found = f" ({self.fault.found})" if self.fault.found else ""
         return f"a torch wheel is passed over, {self.where}: {self.fault.summary}{found}"
-
-
-def wheelhouses(config: Config) -> list[Path]:
-    """The configured folders, absolute."""
-    return [ROOT / folder for folder in config.torch.wheelhouse]
 
 
 def products(config: Config) -> Path:

@@ -28,13 +28,12 @@ from elftools.elf.elffile import ELFFile
 
 from engine.containers import run_in
 from engine.daemon import ensure_running
-from flow import build_wheel as any_wheel
 from flow import main_steps as flow
 from images import rootfs
 from images.flavour import Suite, packages_for
 from recipes import recipe
 from recipes.libqpu.build import cross_options
-from recipes.torch import audit, resolve
+from recipes.torch import audit
 from recipes.tvm_ffi import kept, source
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
@@ -45,6 +44,7 @@ from toolchain.manifest import Artefact, Manifest, all_warnings
 from toolchain.steps import Decision, Made, Pipeline, Step
 from wheels import artefacts
 from wheels import find as wheels
+from wheels.wheelhouse import place, wheelhouses
 
 HOME = "/usr/src/tvm-ffi"
 """Where everything lies in the container, whatever the checkout is called."""
@@ -266,9 +266,9 @@ def build_tvm_ffi(config: Config) -> Done:
             pipeline = made.pipeline()
             manifests = tuple(pipeline.execute(pipeline.plan()))
     wheel = manifests[-1].artefact(".whl").path
-    wheelhouse = resolve.wheelhouses(config)[0]
+    wheelhouse = wheelhouses(config)[0]
     wheelhouse.mkdir(parents=True, exist_ok=True)
-    placed, warnings = any_wheel.place(wheel, wheelhouse)
+    placed, warnings = place(wheel, wheelhouse)
     for warning in warnings:
         progress.warn(warning)
     told = (*all_warnings(manifests), *warnings)

@@ -12,12 +12,12 @@ from pathlib import Path
 from images.flavour import Suite, load_suite
 from recipes import recipe
 from recipes.recipe import Recipe
-from recipes.torch import resolve
 from toolchain.architecture import Architecture
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, PlatformMismatch, RecipeInvalid
 from wheels import artefacts
 from wheels import find as wheels
+from wheels.wheelhouse import wheelhouses
 
 NAME = "tvm_ffi"
 """The recipe's, and the artefact's."""
@@ -62,7 +62,7 @@ def listing(config: Config) -> str:
     """What there is to choose from, as an input of a step: names, sizes and times, one a line."""
     data, wanted = recipe.load(NAME), key(config)
     lines = []
-    for folder in resolve.wheelhouses(config):
+    for folder in wheelhouses(config):
         for path in sorted(folder.glob(data.outputs[0])):
             status = path.stat()
             lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
@@ -79,7 +79,7 @@ def find(config: Config) -> tuple[Path, str]:
     data, target, suite = recipe.load(NAME), config.image.target, load_suite(config.image.suite)
     require_target(data, target, suite)
     name, version = data.settings["distribution"], data.settings["version"]
-    found, refused = wheels.candidates(resolve.wheelhouses(config), name, wheels.tags_for(target, suite))
+    found, refused = wheels.candidates(wheelhouses(config), name, wheels.tags_for(target, suite))
     refused += [f"{item.path.name}: another version" for item in found if str(item.version) != version]
     chosen = [(item.path, f"from {item.path.parent}") for item in found if str(item.version) == version]
     if not chosen:

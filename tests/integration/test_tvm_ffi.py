@@ -19,7 +19,6 @@ from remote_kernels import export
 from wheel_parts import EM_ARM, HARD, elf, make_wheel
 
 from engine.containers import run_in
-from flow import build_wheel as any_wheel
 from flow import main_job
 from flow import share_artefacts as share
 from flow.main_steps import Flow
@@ -42,6 +41,7 @@ from toolchain.errors import (
 )
 from toolchain.steps import Made, Pipeline, Step
 from wheels import artefacts
+from wheels import build as build_any
 
 TRIXIE = load_suite("trixie")
 DATA = recipe.load("tvm_ffi")
@@ -359,8 +359,8 @@ def test_a_board_with_the_wheel_loads_kernels_as_tvm_exports_them(
     config = dataclasses.replace(product_config, torch=torch)
     done = build.build_tvm_ffi(config)
     assert done.wheel.path.parent == tmp_path / "wheels"
-    assert any_wheel.accept(done.wheel.path, config, TRIXIE) == 3
-    assert any_wheel.libraries_of_the_board(done.wheel.path) == []
+    assert build_any.audit(done.wheel.path, config) == 3
+    assert build_any.libraries_not_included(done.wheel.path) == []
     assert not any(item.runs for item in build.plan(config))
     assert kept.find(config)[0] == done.wheel.path
     done.wheel.path.unlink()

@@ -197,7 +197,7 @@ def test_what_a_real_compiler_makes_is_told_apart(tmp_path: Path, abi: str, fits
 def test_an_elf_file_that_ends_in_the_middle_is_told_as_such(tmp_path: Path, length: int) -> None:
     whole = elf(EM_ARM, flags=EABI5, vfp_args=1)
     assert len(whole) > 120
-    with pytest.raises(WheelUnusable, match=r"a\.so is no readable ELF file") as caught:
+    with pytest.raises(WheelUnusable, match=r"a\.so is not a readable ELF file") as caught:
         wheels.audit(make_wheel(tmp_path, {"a.so": whole[:length]}), ARMHF)
     assert caught.value.exit_code == 22
     assert caught.value.found

@@ -19,6 +19,7 @@ from toolchain.errors import ArtefactDamaged, PlatformMismatch, UserError, Wheel
 from toolchain.files import sha256_of
 from toolchain.steps import Pipeline
 from wheels import artefacts
+from wheels.wheelhouse import wheelhouses
 
 FITS = "cp313-cp313-linux_armv7l"
 
@@ -73,8 +74,8 @@ def test_the_first_wheelhouse_that_has_one_wins_then_the_newest(tmp_path: Path) 
 
 
 def test_folders_are_relative_to_the_checkout() -> None:
-    assert resolve.wheelhouses(load_config({})) == [ROOT / "wheelhouse"]
-    assert resolve.wheelhouses(load_config({"torch": {"wheelhouse": ["/srv/w", "w"]}})) == [Path("/srv/w"), ROOT / "w"]
+    assert wheelhouses(load_config({})) == [ROOT / "wheelhouse"]
+    assert wheelhouses(load_config({"torch": {"wheelhouse": ["/srv/w", "w"]}})) == [Path("/srv/w"), ROOT / "w"]
 
 
 def test_without_a_wheel_the_reason_names_the_folders(tmp_path: Path) -> None:
