@@ -83,7 +83,7 @@ def listing(config: Config) -> str:
                 status = path.stat()
                 lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
     wanted = key(config)
-    cached = artefacts.kept_of_recipe(config, load("torch").settings["distribution"], wanted) if wanted else ()
+    cached = artefacts.keys_of_recipe(config, load("torch").settings["distribution"], wanted) if wanted else ()
     return "\n".join([*lines, f"key {wanted}", f"cached {' '.join(cached)}" if cached else "not cached"])
 
 
@@ -150,7 +150,7 @@ def of_this_recipe(config: Config, refused: list[str], spoilt: list[Spoilt]) -> 
 
 def _cached(config: Config, wanted: str, spoilt: list[Spoilt]) -> Iterator[tuple[Path, str, str]]:
     distribution = load("torch").settings["distribution"]
-    for whole_key in artefacts.kept_of_recipe(config, distribution, wanted) if wanted else ():
+    for whole_key in artefacts.keys_of_recipe(config, distribution, wanted) if wanted else ():
         what = "from the artefact cache"
         try:
             kept = artefacts.get(config, distribution, whole_key) or ()

@@ -66,7 +66,7 @@ def listing(config: Config) -> str:
         for path in sorted(folder.glob(data.outputs[0])):
             status = path.stat()
             lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-    cached = artefacts.kept_of_recipe(config, NAME, wanted) if wanted else ()
+    cached = artefacts.keys_of_recipe(config, NAME, wanted) if wanted else ()
     return "\n".join([*lines, f"key {wanted}", f"cached {' '.join(cached)}" if cached else "not cached"])
 
 
