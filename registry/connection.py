@@ -136,7 +136,7 @@ class Connection:
         return answer
 
     def upload_path(self, answer: requests.Response) -> str:
-        """The path in a ``Location`` header. Raises RegistryUntrusted for another host: never send credentials there."""
+        """The path in a ``Location`` header. Raises RegistryUntrusted if it names another host."""
         parts = _split(answer.headers.get("Location", ""), self._base)
         if parts.netloc != urlsplit(self._base).netloc:
             raise RegistryUntrusted(

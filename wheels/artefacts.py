@@ -9,9 +9,9 @@ An entry also records the recipe's key, which is known before anything is instal
 wheel of a recipe, whatever compiler built it; ``get`` returns the one with a given key.
 
 In a registry the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``, where KEY is the first 40
-digits of the key. The latest push also gets the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations. Users who
-can write to the registry are trusted: downloads are verified against the digests that the registry states and against
-their provenance, which is required unless the recipe writes none.
+digits of the key. The latest push also gets the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations.
+Users who can write to the registry are trusted: downloads are verified against the digests that the registry states and
+against their provenance, which is required unless the recipe writes none.
 """
 
 from __future__ import annotations
