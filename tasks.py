@@ -24,7 +24,7 @@ from doctor import examination
 from engine import containers
 from engine import daemon as engine
 from flow import build_wheel as any_wheel
-from flow import cuda_checks, cuda_job, main_job, torch_job, tvm_ffi_job
+from flow import cuda_checks, cuda_job, main_job, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
 from flow import share_artefacts as share
 from flow import upstream_tests as upstream
@@ -41,7 +41,6 @@ from toolchain.errors import ConfigError, UserError
 from toolchain.files import path_fault
 from toolchain.settings import named
 from toolchain.steps import plan_table
-from wheels import index as serve_wheels
 from wheels.request import Options
 
 _VARIABLES = take_variables(os.environ)

@@ -18,12 +18,12 @@ from docker.models.images import Image
 from benchmarks.measure import Observed, observe
 from engine import daemon as engine
 from flow import main_job
-from recipes.wheelhouses import wheelhouses
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import InUse
 from toolchain.manifest import Manifest
 from toolchain.steps import MANIFEST_SUFFIX
+from wheels.wheelhouse import wheelhouses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,11 @@ from engine.daemon import ensure_running
 from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
-from flow.wheelhouse import place
-from recipes.wheelhouses import wheelhouses
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.manifest import Artefact, Manifest, all_warnings
 from toolchain.steps import Decision
+from wheels.wheelhouse import place, wheelhouses
 
 
 @dataclass(frozen=True)

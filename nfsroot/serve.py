@@ -28,7 +28,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from nfsroot import private_network
 from nfsroot.layout import Layout, require_export
@@ -36,7 +35,7 @@ from nfsroot.rendering import render
 from toolchain import files, ports, process, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, ServerFailed, UserError
+from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, ServerFailed
 
 _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
@@ -170,7 +169,7 @@ def running_server(
                 f"{item} cannot be served", expected="a folder", found="no folder", fix="run ./inv export-nfsroot"
             )
     port = port or ports.free_port(address)
-    require_free(address, port)
+    ports.require_free(address, port, server="the NFS server", section="nfs")
     _provide_mtab()
     with contextlib.ExitStack() as stack:
         for item in folders:
@@ -278,7 +277,7 @@ def serve(
     subnet = subnet_of(config)
     stop = stop or threading.Event()
     began = time.monotonic()
-    with stopped_by_signals(stop) as received:
+    with process.stopped_by_signals(stop) as received:
         clients = dict.fromkeys([str(subnet), "127.0.0.1"])
         with running_server(
             layout.tree,
@@ -312,41 +311,6 @@ def unprivileged_port_start() -> int:
         return _RESERVED
 
 
-def require_free(address: str, port: int, *, server: str = "the NFS server", section: str = "nfs") -> None:
-    """Raise PortTaken if another program listens there, ServerFailed if the address is not local.
-
-    ``section`` is the section of invoke.yaml with the server's address and port. Raises UserError for an invalid port.
-    """
-    if not 0 < port < 65536:
-        raise UserError(
-            f"{server} cannot listen on port {port}",
-            expected="a TCP port from 1 to 65535",
-            found=f"{port}",
-            fix=f"use another --port, or omit it to use {section}.port",
-        )
-    kernels = " (the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((address, port))
-        except PermissionError:
-            return
-        except OSError as fault:
-            if fault.errno == 98:
-                raise PortTaken(
-                    f"port {port} is in use",
-                    expected=f"nothing listening on {address}:{port}",
-                    found=_listener(port),
-                    fix=f"stop that program{kernels}, or set {section}.port",
-                ) from fault
-            raise ServerFailed(
-                f"{server} cannot listen on {address}",
-                expected="an IPv4 address of this machine",
-                found=str(fault.strerror),
-                fix=f"set {section}.address in invoke.yaml to an address that `ip address` shows",
-            ) from fault
-
-
 def _what_to_type(server: NfsServer, subnet: str) -> list[str]:
     port = "" if server.port == 2049 else f" -o port={server.port}"
     versions = "NFSv3 and NFSv4" if server.nfsv3 else "NFSv4"
@@ -357,38 +321,6 @@ def _what_to_type(server: NfsServer, subnet: str) -> list[str]:
         "or, without the helper:",
         f"    mount -t nfs -o nolock,vers=4.1{port.replace(' -o ', ',')} {server.source()} /mnt && chroot /mnt",
     ]
-
-
-@contextlib.contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
-    """Set ``stop`` on SIGINT, SIGTERM and SIGHUP; does nothing outside the main thread, which handles signals."""
-    received: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _listener(port: int) -> str:
-    """The program that listens on the port according to ss(8)."""
-    with contextlib.suppress(ProgramMissing):
-        listed = process.run(["ss", "-Hltnp", f"sport = :{port}"], check=False, limit_s=10).output.split()
-        users = [word for word in listed if word.startswith("users:")]
-        if users:
-            return users[0].removeprefix("users:")
-        if listed:
-            return "the kernel (no process owns the socket)"
-    return "another program"
 
 
 def _alive(pid: int) -> bool:

@@ -1,12 +1,12 @@
-"""A registry on this machine, for trying out and for tests: Debian's ``docker-registry``, run detached.
+"""A registry on this machine, for experiments and tests: Debian's ``docker-registry`` as a background process.
 
-``up`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a session of its own and
-waits until it answers the protocol's version check (``GET /v2/``, distribution API specification). Its record, log
-and images stay in ``registry/`` of the build folder, so ``down`` and a later ``up`` lose nothing.
+``up`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits
+for the response to ``GET /v2/`` (distribution API specification). The process record, log and images are in
+``registry/`` of the build folder. ``down`` keeps the images.
 
-It listens where ``registry.address`` says, if that is an address of this machine: on the loopback one unless another
-is asked for there, since it lets anybody in, and engines accept plain HTTP on the loopback only. The tests use
-``serve`` for registries with TLS, passwords, token authentication or a storage of their choice.
+The registry listens on ``registry.address`` if that is an address of this machine, otherwise on the loopback address:
+it has no access control, and engines accept plain HTTP on loopback addresses only. Tests use ``serve`` for registries
+with TLS, passwords, token authentication or another storage folder.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jinja2
+import psutil
 import requests
 
-from engine.daemon import ProcessRecord
-from toolchain import files, ports, process
+from toolchain import files, ports, process, process_identity
 from toolchain.config import Config, split_registry
 from toolchain.errors import ServerFailed
 
@@ -42,22 +42,22 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenService:
-    """Where a registry with token authentication sends its clients, and whose tokens it believes."""
+    """The token server of a registry."""
 
     realm: str
     """URL of the token server."""
     service: str
     issuer: str
     certificate: Path
-    """PEM certificate of the key that signs the tokens."""
+    """PEM certificate of the key that signs tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a registry is run."""
+    """Settings of a registry."""
 
     folder: Path
-    """Holds the configuration, the record, the log and, unless ``storage`` says otherwise, the images."""
+    """Folder of the configuration, the process record, the log and, unless ``storage`` is set, the images."""
     host: str = _LOOPBACK
     port: int = 0
     """TCP port; 0: any free one."""
@@ -65,14 +65,14 @@ class Settings:
     certificate: Path | None = None
     key: Path | None = None
     htpasswd: Path | None = None
-    """bcrypt entries only."""
+    """With bcrypt entries only."""
     token: TokenService | None = None
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        """The one that ``up`` runs: at the configured address if that is this machine's, else loopback, port 5000.
+        """The settings for ``up``: the configured address if it is this machine's, otherwise 127.0.0.1:5000.
 
-        A name is another machine's: only a number says which of this machine's addresses is meant.
+        Host names other than localhost are treated as other machines.
         """
         host, port = split_registry(config.registry.address)
         folder = config.build_root / "registry"
@@ -85,12 +85,12 @@ class Settings:
         return cls(folder=folder, port=5000)
 
     def authority(self, port: int) -> str:
-        """HOST:PORT, as it stands in a URL."""
+        """HOST:PORT, as in a URL."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     @property
     def log(self) -> Path:
-        """What the registry prints, access log included."""
+        """The output of the registry, including the access log."""
         return self.folder / "registry.log"
 
     @property
@@ -100,21 +100,21 @@ class Settings:
 
     @property
     def configuration(self) -> Path:
-        """What ``docker-registry serve`` reads."""
+        """The configuration of ``docker-registry serve``."""
         return self.folder / "registry.yml"
 
     @property
     def images(self) -> Path:
-        """Where the images lie."""
+        """The folder of the images."""
         return self.storage or self.folder / "images"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """A registry that answers, or (without a pid) one that does not run."""
+    """A running registry, or (with pid 0) one that does not run."""
 
     address: str
-    """HOST:PORT; empty when it does not run."""
+    """HOST:PORT; empty if it does not run."""
     url: str
     pid: int
     settings: Settings
@@ -122,20 +122,20 @@ class Registry:
 
     @property
     def running(self) -> bool:
-        """Whether it answered."""
+        """Whether it runs."""
         return self.pid != 0
 
 
 def up(config: Config) -> Registry:
-    """Start the local registry, or find it running; it has answered when this returns.
+    """Start the local registry unless it runs, and wait until it responds.
 
-    Raises ProgramMissing, or ServerFailed (port taken, did not come up).
+    Raises ProgramMissing, or ServerFailed if the port is in use or the registry does not start.
     """
     return start(Settings.of(config))
 
 
 def down(config: Config, *, purge: bool = False) -> Registry:
-    """Stop it; with ``purge`` its images are deleted as well. Nothing to stop is fine."""
+    """Stop the registry if it runs; with ``purge``, also delete its images."""
     settings = Settings.of(config)
     stop(settings)
     if purge and settings.folder.is_dir():
@@ -145,13 +145,13 @@ def down(config: Config, *, purge: bool = False) -> Registry:
 
 
 def status(config: Config) -> Registry:
-    """What runs now, found out by asking it."""
+    """The current state of the registry."""
     return look(Settings.of(config))
 
 
 @contextlib.contextmanager
 def serve(settings: Settings) -> Iterator[Registry]:
-    """A registry for the length of a block."""
+    """Run a registry while the block runs."""
     try:
         yield start(settings)
     finally:
@@ -159,22 +159,22 @@ def serve(settings: Settings) -> Iterator[Registry]:
 
 
 def start(settings: Settings) -> Registry:
-    """``up`` for given settings."""
+    """``up`` with other settings."""
     program = process.require_program("docker-registry", "to run a local registry")
     with _locked(settings):
         running = _recorded(settings)
-        if running is not None and _answers(running, settings) and _where_wanted(running, settings):
+        if running is not None and _responds(running, settings) and _is_at_configured_port(running, settings):
             return running
         if running is not None:
             _end(settings)
         port = settings.port or ports.free_port(settings.host)
-        _refuse_taken(settings.host, port)
+        _require_free(settings.host, port)
         _render(settings, port)
         return _start(program, settings, port)
 
 
 def stop(settings: Settings) -> bool:
-    """``down`` for given settings; returns whether one was running."""
+    """``down`` with other settings; returns whether the registry was running."""
     if not settings.folder.is_dir():
         return False
     with _locked(settings):
@@ -182,21 +182,21 @@ def stop(settings: Settings) -> bool:
 
 
 def look(settings: Settings) -> Registry:
-    """``status`` for given settings."""
+    """``status`` with other settings."""
     running = _recorded(settings)
-    if running is not None and _answers(running, settings):
+    if running is not None and _responds(running, settings):
         return running
     return Registry(address="", url="", pid=0, settings=settings)
 
 
-def _where_wanted(running: Registry, settings: Settings) -> bool:
+def _is_at_configured_port(running: Registry, settings: Settings) -> bool:
     return settings.port == 0 or running.address == settings.authority(settings.port)
 
 
 def _start(program: Path, settings: Settings, port: int) -> Registry:
     address = settings.authority(port)
     scheme = "https" if settings.certificate else "http"
-    # The registry takes any setting from variables of this prefix; a stray one would override the file.
+    # Variables with this prefix override the configuration file.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
     environment["OTEL_TRACES_EXPORTER"] = "none"
     offset = settings.log.stat().st_size if settings.log.exists() else 0
@@ -211,23 +211,23 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
             start_new_session=True,
         )
     try:
-        record = ProcessRecord.of(child.pid)
+        started = process_identity.find(child.pid)
         running = Registry(
             address=address, url=f"{scheme}://{address}", pid=child.pid, settings=settings, started_now=True
         )
         deadline = time.monotonic() + _START_LIMIT_S
-        while record is None or not _answers(running, settings):
+        while started is None or not _responds(running, settings):
             ended = child.poll()
             if ended is not None or time.monotonic() > deadline:
                 raise _not_up(settings, address, ended, offset)
             time.sleep(0.05)
-        state = {"process": asdict(record), "address": address, "url": running.url}
+        state = {"process": process_identity.record(started), "address": address, "url": running.url}
         files.write_text_atomically(settings.state, json.dumps(state, indent=2) + "\n")
     except BaseException:
         child.kill()
         child.wait()
         raise
-    # Detached on purpose: it outlives this process, which must not be told off for leaving a child.
+    # The registry outlives this process: without a return code, Popen would emit a ResourceWarning.
     child.returncode = 0
     return running
 
@@ -237,10 +237,10 @@ def _not_up(settings: Settings, address: str, ended: int | None, offset: int) ->
         stream.seek(offset)
         lines = stream.read().decode(errors="replace").splitlines()
     tail = "\n".join(f"    {line[:300]}" for line in lines[-_TAIL_LINES:])
-    how = f"no answer after {_START_LIMIT_S:.0f} s" if ended is None else process.explain_exit(ended)
+    how = f"no response after {_START_LIMIT_S:.0f} s" if ended is None else process.explain_exit(ended)
     return ServerFailed(
-        "the local registry did not come up",
-        expected=f"an answer at {address}",
+        "the local registry did not start",
+        expected=f"a response at {address}",
         found=f"{how}; its last lines:\n{tail}",
         fix=f"read {settings.log}",
     )
@@ -265,7 +265,7 @@ def _render(settings: Settings, port: int) -> None:
 
 
 def _secret(settings: Settings) -> str:
-    """Signs the state of running uploads: kept, so that an upload survives a restart of the registry."""
+    """Signs the state of uploads. It is stored, so that uploads survive a restart of the registry."""
     path = settings.folder / "secret"
     if not path.exists():
         files.write_text_atomically(path, secrets.token_hex(32), mode=0o600)
@@ -275,42 +275,41 @@ def _secret(settings: Settings) -> str:
 def _recorded(settings: Settings) -> Registry | None:
     try:
         state = json.loads(settings.state.read_text())
-        record = ProcessRecord(**state["process"])
-        found = Registry(address=state["address"], url=state["url"], pid=record.pid, settings=settings)
+        found = process_identity.find_recorded(state["process"])
+        address, url = state["address"], state["url"]
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
-    return found if record.alive() else None
+    return Registry(address=address, url=url, pid=found.pid, settings=settings) if found else None
 
 
-def _answers(registry: Registry, settings: Settings) -> bool:
+def _responds(registry: Registry, settings: Settings) -> bool:
     session = requests.Session()
     session.trust_env = False
     verify = str(settings.certificate) if settings.certificate else True
-    with session, contextlib.suppress(OSError):  # requests' own are among them
+    with session, contextlib.suppress(OSError):  # the base class of requests' exceptions
         answer = session.get(f"{registry.url}/v2/", timeout=5, verify=verify)
-        spoken = answer.headers.get("Docker-Distribution-Api-Version", "")
-        return answer.status_code in (200, 401) and spoken == "registry/2.0"
+        version = answer.headers.get("Docker-Distribution-Api-Version", "")
+        return answer.status_code in (200, 401) and version == "registry/2.0"
     return False
 
 
 def _end(settings: Settings) -> bool:
     running = _recorded(settings)
     if running is not None:
-        record = ProcessRecord.of(running.pid)
+        registry = process_identity.find(running.pid)
         for sign, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
-            if record is None or not record.alive():
-                break
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(record.pid, sign)
-            deadline = time.monotonic() + wait_s
-            while record.alive() and time.monotonic() < deadline:
-                time.sleep(0.02)
-        if record is not None and record.alive():
+            if registry is not None and process_identity.running(registry):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    registry.send_signal(sign)
+                deadline = time.monotonic() + wait_s
+                while process_identity.running(registry) and time.monotonic() < deadline:
+                    time.sleep(0.02)
+        if registry is not None and process_identity.running(registry):
             raise ServerFailed(
-                "the local registry does not end",
-                expected="an end after SIGTERM, or by SIGKILL",
-                found=f"pid {record.pid} still runs",
-                fix="it waits for its disk: look at dmesg",
+                "the local registry does not stop",
+                expected="an exit after SIGTERM or SIGKILL",
+                found=f"pid {registry.pid} still runs",
+                fix="the process waits for a disk: check dmesg",
             )
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pid, os.WNOHANG)
@@ -318,10 +317,10 @@ def _end(settings: Settings) -> bool:
     return running is not None
 
 
-def _refuse_taken(host: str, port: int) -> None:
+def _require_free(host: str, port: int) -> None:
     deadline = time.monotonic() + _PORT_LIMIT_S
     while fault := _bind_fault(host, port):
-        # The threads of a registry that was killed can hold the port for a moment longer than its pid.
+        # Threads of a killed registry can keep the port open slightly longer than the process exists.
         if fault.errno == errno.EADDRINUSE and time.monotonic() < deadline:
             time.sleep(0.05)
             continue
@@ -330,7 +329,7 @@ def _refuse_taken(host: str, port: int) -> None:
             f"the local registry cannot listen on {host}:{port}",
             expected="a free port that this user may listen on",
             found=os.strerror(fault.errno or 0),
-            fix=f"stop what listens there (ss -ltnp 'sport = :{port}'{debian}), "
+            fix=f"stop the program that listens there (ss -ltnp 'sport = :{port}'{debian}), "
             "or set registry.address in invoke.yaml to another port",
         ) from fault
 
@@ -351,7 +350,7 @@ def _bind_fault(host: str, port: int) -> OSError | None:
 
 @contextlib.contextmanager
 def _locked(settings: Settings) -> Iterator[None]:
-    """One task at a time starts or stops the registry."""
+    """Let one task at a time start or stop the registry."""
     files.require_owned(settings.folder)
     settings.folder.mkdir(parents=True, exist_ok=True)
     (settings.folder / files.MARKER).touch()

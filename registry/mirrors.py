@@ -1,13 +1,13 @@
-"""Registry mirrors in the engine's ``daemon.json``: merged in, taken out, nothing else touched.
+"""Add and remove registry mirrors in the engine's ``daemon.json``.
 
-A mirror is a pull-through cache that the engine asks before Docker Hub. The engine takes an ``http(s)://HOST[:PORT]``
-without path, query, fragment or user (moby: registry/config.go, ValidateMirror) and shows it with a slash at the end.
+A mirror is a pull-through cache that the engine uses before Docker Hub. The engine accepts ``http(s)://HOST[:PORT]``
+without path, query, fragment or user (moby: registry/config.go, ValidateMirror) and prints it with a slash at the end.
 
-The file keeps its other keys, their order, its indentation, owner and mode; the old one is kept beside it. What is
-written was checked before (as JSON, and by ``dockerd --validate`` where the engine has that, 23.0 and later) and is
-renamed into place. A running engine is told to read it again (mirrors need no restart) when systemd runs it or
-``./inv`` started it; else it is said how to. In the end the engine itself is asked which mirrors it uses. Where it does
-not use them, or could not be told, the file is as it was again, and the engine is told that too.
+The file keeps its other keys, their order, its indentation, owner and mode, and a backup is written. The new file is
+validated (as JSON, and by ``dockerd --validate`` of version 23.0 and later) and renamed into place. If systemd runs the
+engine or ``./inv`` has started it, it is reloaded; mirrors do not require a restart. Otherwise the command to reload it
+is printed. Finally the engine reports which mirrors it uses. If they are others than in the file, or the reload failed,
+the old file is restored and the engine is reloaded again.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ class Mirrors:
 
     file: Path
     configured: tuple[str, ...]
-    """What the file says."""
+    """The mirrors in the file."""
     active: tuple[str, ...] | None
-    """What the engine says it uses; None when no engine answers."""
+    """The mirrors that the engine uses; None if no engine responds."""
     changed: bool = False
     backup: Path | None = None
     reload: str = ""
-    """What was done, or is left to do, for the engine to read the file again."""
+    """The command that reloaded the engine, or the one to run."""
 
     @property
     def in_effect(self) -> bool:
-        """Whether the engine uses what the file says."""
+        """Whether the engine uses the mirrors in the file."""
         return self.active is not None and [_plain(url) for url in self.active] == [
             _plain(url) for url in self.configured
         ]
 
     def lines(self) -> list[str]:
-        """The state in words, a line for each part of it."""
+        """The state as text."""
         found = [f"{self.file}: {'changed' if self.changed else 'unchanged'}, {_listed(self.configured)}"]
         if self.backup is not None:
-            found.append(f"the old file is kept as {self.backup}")
+            found.append(f"backup of the old file: {self.backup}")
         if self.reload:
             found.append(f"engine: {self.reload}")
         if self.active is not None:
-            state = "as the file says" if self.in_effect else "not what the file says"
+            state = "same as in the file" if self.in_effect else "differs from the file"
             found.append(f"the engine uses {_listed(self.active)}: {state}")
         return found
 
@@ -86,16 +86,16 @@ def _listed(urls: Sequence[str]) -> str:
 
 
 def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None) -> Mirrors:
-    """Add mirrors behind those that are there; one that is there already stays where it is.
+    """Append mirrors to the existing ones; mirrors that exist already keep their position.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``engine.Daemon.of(config)``). Raises ReferenceInvalid
-    (a URL, all of them checked first), EngineConfigUnusable or ServerFailed (the engine did not take it over).
+    ``daemon`` is the engine that ``./inv`` may have started (``engine.Daemon.of(config)``). Raises ReferenceInvalid for
+    an invalid URL, before any change, EngineConfigUnusable, or ServerFailed if the engine does not use the mirrors.
     """
-    wanted = [_checked(url) for url in urls]
+    added = [_checked(url) for url in urls]
 
     def change(now: list[str]) -> list[str]:
         known = {_plain(url) for url in now}
-        return [*now, *(url for url in dict.fromkeys(wanted) if url not in known)]
+        return [*now, *(url for url in dict.fromkeys(added) if url not in known)]
 
     return _apply(change, daemon_json, daemon)
 
@@ -103,23 +103,23 @@ def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: engin
 def remove(
     urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None
 ) -> Mirrors:
-    """Take these mirrors out, or all of them when none is named; absent ones are fine. Raises as ``merge``."""
-    unwanted = {_checked(url) for url in urls}
+    """Remove some mirrors, or all if ``urls`` is empty; unknown ones are ignored. Raises what ``merge`` raises."""
+    removed = {_checked(url) for url in urls}
 
     def change(now: list[str]) -> list[str]:
-        return [url for url in now if unwanted and _plain(url) not in unwanted]
+        return [url for url in now if removed and _plain(url) not in removed]
 
     return _apply(change, daemon_json, daemon)
 
 
 def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
-    """What the file says and what the engine uses; nothing is touched. Raises EngineConfigUnusable."""
+    """The mirrors in the file and those that the engine uses. Raises EngineConfigUnusable."""
     document, _ = _read(daemon_json)
     return Mirrors(file=daemon_json, configured=tuple(document.get(_KEY, [])), active=_active())
 
 
 def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: engine.Daemon | None) -> Mirrors:
-    _refuse_elsewhere()
+    _require_local_engine()
     path = daemon_json.resolve()
     with _locked(path):
         document, old = _read(path)
@@ -128,9 +128,9 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
         active = _active()
         backup = None
         if after != before:
-            # An empty list, not an absent key: a reload changes only what the file names (moby: daemon/reload.go).
+            # An empty list, not a missing key: a reload only changes keys in the file (moby: daemon/reload.go).
             document[_KEY] = after
-            _refuse_flag(daemon)
+            _refuse_option(daemon)
             backup = _write(path, document, old)
         state = Mirrors(
             file=daemon_json,
@@ -140,27 +140,27 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
             backup=backup,
         )
         try:
-            return _take_over(state, daemon)
-        except BaseException as fault:  # Ctrl-C too
+            return _reload(state, daemon)
+        except BaseException as fault:  # including Ctrl-C
             if state.changed:
                 _restore(path, backup)
-                note = f"{state.file} was put back as it was, {_brought_back(daemon, active)}"
+                note = f"{state.file} was restored, {_reload_restored(daemon, active)}"
                 if isinstance(fault, UserError):
                     fault.found = "; ".join(part for part in (fault.found, note) if part)
             raise
 
 
-def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
-    """Have the engine read the file again, where that is ours to do, and ask it what it uses then."""
+def _reload(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
+    """Reload the engine if systemd or ``./inv`` started it, and check which mirrors it uses."""
     if state.in_effect:
         return state
     if state.active is None:
-        return replace(state, reload="no engine answers now; the next one to start reads it")
+        return replace(state, reload="not running; it reads the file when it starts")
     argv = _reload_command(daemon)
     pid = _pid_of(daemon)
     if not argv:
         how = f"kill -HUP {pid}" if pid else "kill -HUP $(pidof dockerd)"
-        return replace(state, reload=f"left to you, since neither systemd nor ./inv started this engine: {how}")
+        return replace(state, reload=f"reload it yourself, because neither systemd nor ./inv has started it: {how}")
     process.run(argv, limit_s=60, fix="reload the engine by hand")
     deadline = time.monotonic() + _RELOAD_LIMIT_S
     while True:
@@ -172,34 +172,34 @@ def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
         time.sleep(0.1)
     log = daemon.log if daemon is not None and argv[-2:-1] == ["-HUP"] else "journalctl -u docker.service"
     raise ServerFailed(
-        "the engine did not take the mirrors over",
+        "the engine does not use the mirrors",
         expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
-        found="it answers no more" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
-        fix=f"its log says why: {log}; does it read {state.file} (--config-file)? A restart drops the rest",
+        found="no response" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
+        fix=f"see its log: {log}; does it read {state.file} (--config-file)? A restart may be required",
     )
 
 
-def _brought_back(daemon: engine.Daemon | None, used: Sequence[str] | None) -> str:
-    """Have the engine go by the file that was put back, started again where it has ended; in words, how that went."""
+def _reload_restored(daemon: engine.Daemon | None, used: Sequence[str] | None) -> str:
+    """Reload the engine after the file was restored, or start it again if it has exited; returns the result as text."""
     if used is None:
-        return "and no engine answered before"
+        return "and no engine was running before"
     try:
         if _active() is None and daemon is not None:
             engine.ensure_daemon(daemon, host=engine.chosen().host)
         elif argv := _reload_command(daemon):
             process.run(argv, limit_s=60)
     except UserError as fault:
-        return f"but the engine could not be told: {fault.summary}"
+        return f"but the engine could not be reloaded: {fault.summary}"
     deadline = time.monotonic() + _RELOAD_LIMIT_S
     while (active := _active()) != used and time.monotonic() < deadline:
         time.sleep(0.1)
     if active is None:
-        return "but no engine answers now"
-    return "and the engine uses what it used before" if active == used else "and the engine was told to read it again"
+        return "but the engine does not respond now"
+    return "and the engine uses the previous mirrors" if active == used else "and the engine was reloaded"
 
 
 def _reload_command(daemon: engine.Daemon | None) -> list[str]:
-    """SIGHUP to the engine that ``./inv`` started, ``systemctl reload`` for systemd's; else nothing."""
+    """SIGHUP for an engine that ``./inv`` has started, ``systemctl reload`` for systemd's, or nothing."""
     sudo = ["sudo"] if os.geteuid() != 0 else []
     if daemon is not None and (pid := _started_here(daemon)):
         return [*sudo, "kill", "-HUP", str(pid)]
@@ -207,20 +207,20 @@ def _reload_command(daemon: engine.Daemon | None) -> list[str]:
 
 
 def _started_here(daemon: engine.Daemon) -> int:
-    """The process id of the dockerd that ``./inv`` started and that still runs; 0 when there is none."""
+    """The process id of the running dockerd that ``./inv`` has started; 0 if there is none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         record = engine.ProcessRecord(**json.loads(daemon.state.read_text()))
         return record.pid if record.alive() else 0
     return 0
 
 
-def _refuse_elsewhere() -> None:
+def _require_local_engine() -> None:
     chosen = engine.chosen()
     if chosen.host and not chosen.host.startswith("unix://"):
         raise EngineConfigUnusable(
-            "the engine runs on another machine, and so does its configuration",
-            expected="an engine of this machine",
-            found=f"{chosen.host}, by {chosen.by}",
+            "the engine and its configuration are on another machine",
+            expected="an engine on this machine",
+            found=f"{chosen.host}, set by {chosen.by}",
             fix=f"run this task there, or {chosen.undo}",
         )
 
@@ -230,7 +230,7 @@ def _as_root() -> str:
 
 
 def _restore(path: Path, backup: Path | None) -> None:
-    """As it was before: from the backup, which is then gone, or no file at all."""
+    """Rename the backup to the original path, or delete the file if there was none."""
     if backup is None:
         path.unlink(missing_ok=True)
     else:
@@ -239,12 +239,12 @@ def _restore(path: Path, backup: Path | None) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One task at a time changes the file; the folder is the lock, so that no lock file is left in it."""
+    """Lock the file's folder, so that no lock file is left in it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as fault:
-        raise _unusable(path, "a folder that may be written", fault.strerror or "", fix=_as_root()) from fault
+        raise _unusable(path, "a writable folder", fault.strerror or "", fix=_as_root()) from fault
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -253,7 +253,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _checked(url: str) -> str:
-    """The URL in the form in which we compare and write it, or ReferenceInvalid."""
+    """Normalise a URL. Raises ReferenceInvalid."""
     fault = ""
     try:
         parts = urlsplit(url)
@@ -275,23 +275,23 @@ def _checked(url: str) -> str:
         shown = re.sub(r"//[^/@]*@", "//…@", url)
         bare = _HOST.fullmatch(url.partition("/")[0])
         raise ReferenceInvalid(
-            f"{shown!r} is not a mirror's address",
-            expected="http://HOST[:PORT] or https://HOST[:PORT], and nothing behind it",
+            f"{shown!r} is not the address of a mirror",
+            expected="http://HOST[:PORT] or https://HOST[:PORT]",
             found=fault,
             fix=f"https://{bare[0]}"
             if bare and "://" not in url
-            else "give the mirror's address as its keeper states it",
+            else "pass the address that the mirror's documentation states",
         )
     return _plain(url)
 
 
 def _plain(url: str) -> str:
-    """Without the slash that the engine puts at the end; scheme and host do not care for case."""
+    """A URL without the slash that the engine appends. Scheme and host are case-insensitive."""
     return url.rstrip("/").lower()
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """The document and its text; an absent or empty file is an empty document. Raises EngineConfigUnusable."""
+    """The document and its text; a missing or empty file is an empty document. Raises EngineConfigUnusable."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -310,7 +310,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         raise _unusable(path, "one JSON object", f"a {type(document).__name__}")
     mirrors = document.get(_KEY, [])
     if not isinstance(mirrors, list) or not all(isinstance(url, str) for url in mirrors):
-        raise _unusable(path, f'"{_KEY}" as a list of texts', json.dumps(mirrors)[:100])
+        raise _unusable(path, f'"{_KEY}" as a list of strings', json.dumps(mirrors)[:100])
     return document, text
 
 
@@ -319,7 +319,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands there twice")
+        raise ValueError(f"duplicate key {twice!r}")
     return found
 
 
@@ -328,12 +328,12 @@ def _unusable(path: Path, expected: str, found: str, *, fix: str = "") -> Engine
         f"the engine's configuration {path} cannot be used",
         expected=expected,
         found=found,
-        fix=fix or f"fix {path} by hand (nothing was changed); the engine would not start with it either",
+        fix=fix or f"fix {path} (it was not changed); the engine would not start with it either",
     )
 
 
 def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
-    """Check, back up, replace; returns the backup, None where there was no file."""
+    """Validate, back up and replace the file; returns the backup, or None if there was no file."""
     text = json.dumps(document, indent=_indentation(old), ensure_ascii=False) + "\n"
     backup = None
     try:
@@ -346,9 +346,9 @@ def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
                 os.chown(aside, owner.st_uid, owner.st_gid)
                 backup = _back_up(path)
     except PermissionError as fault:
-        raise _unusable(path, "a file that may be changed", "you may not", fix=_as_root()) from fault
+        raise _unusable(path, "a writable file", "permission denied", fix=_as_root()) from fault
     except OSError as fault:
-        raise _unusable(path, "a file that can be written", fault.strerror or str(fault)) from fault
+        raise _unusable(path, "a writable file", fault.strerror or str(fault)) from fault
     return backup
 
 
@@ -359,17 +359,17 @@ def _back_up(path: Path) -> Path:
         if not backup.exists():
             shutil.copy2(path, backup)
             return backup
-    raise _unusable(path, "room for one more backup", f"a thousand of {stamp}")
+    raise _unusable(path, "fewer than 1000 backups", f"1000 backups of {stamp}")
 
 
 def _indentation(text: str) -> int | str:
-    """As the file has it, else the two spaces of Docker's documentation."""
+    """The indentation of a file; by default two spaces, as in Docker's documentation."""
     match = re.search(r"^([ \t]+)\"", text, re.MULTILINE)
     return match[1] if match else 2
 
 
 def _validate(aside: Path, path: Path) -> None:
-    """Let the engine's own program judge, where it is here and can (``--validate``: 23.0 and later)."""
+    """Validate with dockerd if it is installed and has ``--validate`` (23.0 and later)."""
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     program = shutil.which("dockerd", path=search)
     if program is None or "--validate" not in process.output_of([program, "--help"]):
@@ -381,30 +381,30 @@ def _validate(aside: Path, path: Path) -> None:
         raise _unusable(path, "a configuration that dockerd --validate accepts", found) from fault
 
 
-def _refuse_flag(daemon: engine.Daemon | None) -> None:
-    """The engine refuses to start when a setting stands both in the file and on its command line."""
+def _refuse_option(daemon: engine.Daemon | None) -> None:
+    """Refuse to change the file if mirrors are on dockerd's command line: it would not start with both."""
     pid = _pid_of(daemon)
     if pid is None:
         return
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     if any(word.partition("=")[0] == "--registry-mirror" for word in words):
         raise EngineConfigUnusable(
-            "the engine has mirrors on its command line",
-            expected="mirrors in daemon.json only: with both the engine does not start again",
+            "mirrors are set on the engine's command line",
+            expected="mirrors in daemon.json only: with both, the engine would not start again",
             found=f"--registry-mirror among the arguments of dockerd (pid {pid})",
-            fix="take that flag out of the engine's unit or start script, restart it, then run the task again",
+            fix="remove that option from the engine's unit or start script, restart it, then run the task again",
         )
 
 
 def _active() -> tuple[str, ...] | None:
-    """Which mirrors the engine says it uses; None when none answers."""
+    """The mirrors that the engine uses; None if no engine responds."""
     try:
         client = engine.connect(timeout_s=20)
     except EngineUnavailable:
         return None
     try:
         settings = client.api.info().get("RegistryConfig") or {}
-    except (docker.errors.DockerException, requests.RequestException):  # it ends just now
+    except (docker.errors.DockerException, requests.RequestException):  # the engine exits now
         return None
     finally:
         client.close()
@@ -412,7 +412,7 @@ def _active() -> tuple[str, ...] | None:
 
 
 def _pid_of(daemon: engine.Daemon | None) -> int | None:
-    """The process id of the local dockerd, as its pid file has it, if that is a dockerd."""
+    """The process id of the local dockerd in its pid file, if that process is a dockerd."""
     own = [daemon.folder / "docker.pid"] if daemon is not None else []
     for pidfile in (*own, *_PIDFILES):
         with contextlib.suppress(OSError, ValueError):

@@ -1,12 +1,12 @@
-"""Files in an OCI registry, in ORAS's layout: what ``oras pull`` and every registry that follows the standard reads.
+"""Files in an OCI registry, in the layout of ORAS: ``oras pull`` can download them.
 
 An artefact is an image manifest (OCI image specification 1.1, "Guidelines for Artifact Usage") with an
-``artifactType``, the empty configuration, and one layer per file, uncompressed and unpacked, whose name stands in the
-annotation ``org.opencontainers.image.title``. Nothing in it depends on when or where it was pushed: the same files give
-the same manifest, and so the same digest.
+``artifactType``, the empty configuration, and one layer per file, neither compressed nor packed, with the file's name
+in the annotation ``org.opencontainers.image.title``. The manifest does not depend on the time or place of the push: the
+same files have the same digest.
 
-No engine takes part. A registry stores a blob under its digest; blobs that are there are not sent again. What is
-received is hashed on its way to the disk, so nothing of a wrong digest is ever handed on.
+No engine is involved. Registries store blobs by digest, so existing blobs are not sent again. Downloads are hashed
+while they are written, and rejected if the digest is wrong.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 import urllib3.exceptions
 
 from engine import daemon as engine
-from registry import client as registry
-from registry import credentials
-from registry.distribution import STALL_S, Blob, Distribution, explain, is_insecure, split, stalled
+from registry import credentials, distribution, faults
+from registry.connection import Connection, log_in
+from registry.distribution import Blob, digest_of
 from registry.reference import Reference
+from registry.retries import STALL_S
+from registry.trust import is_insecure
 from toolchain import progress
 from toolchain.errors import (
     EngineUnavailable,
-    ReferenceNotFound,
-    RegistryBroke,
     RegistryFailed,
-    RegistryUntrusted,
 )
 from toolchain.files import room_for, sha256_of
 from toolchain.text import one_line
@@ -53,20 +51,20 @@ _MEDIA_TYPES = {
     ".xz": "application/x-xz",
     ".provenance.json": "application/vnd.in-toto+json",
 }
-# What an engine that was told nothing else counts as insecure, for machines without one.
+# The default of the engine, for machines without one.
 _LOOPBACK_ONLY = {"RegistryConfig": {"InsecureRegistryCIDRs": ["127.0.0.0/8", "::1/128"]}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class File(Blob):
-    """A file of an artefact. ``size`` is in bytes."""
+    """A file of an artefact."""
 
     name: str
     media_type: str
 
     @classmethod
     def of(cls, path: Path) -> File:
-        """Measure a file on this machine."""
+        """Describe a file on this machine."""
         kinds = (kind for suffix, kind in _MEDIA_TYPES.items() if path.name.endswith(suffix))
         return cls(
             digest=f"sha256:{sha256_of(path)}",
@@ -78,12 +76,12 @@ class File(Blob):
 
 @dataclass(frozen=True, kw_only=True)
 class Artefact:
-    """What a registry holds under a tag."""
+    """The artefact that a registry holds under a tag."""
 
     digest: str
-    """Of the manifest, computed here."""
+    """Digest of the manifest, computed over the received bytes."""
     kind: str
-    """Its ``artifactType``."""
+    """``artifactType``."""
     files: tuple[File, ...]
     annotations: Mapping[str, str]
 
@@ -94,13 +92,12 @@ class Artefact:
 
 
 def manifest(kind: str, files: Sequence[File], annotations: Mapping[str, str]) -> bytes:
-    """The manifest of an artefact: a pure function of what it holds."""
-    empty = f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}"
+    """The manifest of an artefact. It depends on its contents only."""
     document = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": kind,
-        "config": {"mediaType": _EMPTY_TYPE, "digest": empty, "size": len(_EMPTY), "data": "e30="},
+        "config": {"mediaType": _EMPTY_TYPE, "digest": digest_of(_EMPTY), "size": len(_EMPTY), "data": "e30="},
         "layers": [
             {
                 "mediaType": item.media_type,
@@ -117,18 +114,18 @@ def manifest(kind: str, files: Sequence[File], annotations: Mapping[str, str]) -
 
 @contextlib.contextmanager
 def connect(reference: Reference, *, actions: str, user: str) -> Iterator[Store]:
-    """The registry, for one artefact. ``actions`` is pull, or pull,push.
+    """Connect to the registry and log in. ``actions`` is ``pull`` or ``pull,push``.
 
     Raises RegistryRefused, RegistryUnreachable, RegistryUntrusted or RegistryFailed.
     """
     credentials.require_readable()
-    with Store(reference, insecure=is_insecure(reference.host, _engine_info()), actions=actions) as remote:
-        registry.log_in(remote, actions=actions, user=user)
-        yield remote
+    with Connection(reference, insecure=is_insecure(reference.host, _engine_info()), actions=actions) as connection:
+        log_in(connection, actions=actions, user=user)
+        yield Store(connection)
 
 
 def _engine_info() -> Mapping[str, Any]:
-    """Which registries the engine trusts without a certificate; one that is not there trusts the loopback."""
+    """The output of ``docker info``, for the list of insecure registries."""
     try:
         with contextlib.closing(engine.connect(timeout_s=10)) as client:
             info: Mapping[str, Any] = client.api.info()
@@ -137,19 +134,25 @@ def _engine_info() -> Mapping[str, Any]:
         return _LOOPBACK_ONLY
 
 
-class Store(Distribution):
-    """A connection to one registry, for one artefact."""
+class Store:
+    """One artefact in a registry."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._reference = connection.reference
+        self._path = f"/v2/{connection.reference.repository}"
 
     def find(self) -> Artefact | None:
-        """What lies behind the tag, or None. Raises RegistryFailed for what is no artefact of files."""
-        path = f"/v2/{self.reference.repository}/manifests/{self.reference.tag}"
-        if self._request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:
+        """The artefact of the tag, or None. Raises RegistryFailed if it is not an artefact with files."""
+        path = f"{self._path}/manifests/{self._reference.tag}"
+        if self.connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:
             return None
         return self.artefact()
 
     def artefact(self) -> Artefact:
-        """What lies behind the tag. Raises ReferenceNotFound, or RegistryFailed for what is no artefact of files."""
-        body, digest = self._manifest(self.reference.tag)
+        """The artefact of the tag. Raises ReferenceNotFound, or RegistryFailed if it is not an artefact with files."""
+        fix = "run ./inv push-artefacts on the machine that built it, or build it here"
+        body, digest = distribution.read_manifest(self.connection, self._reference.tag, fix=fix)
         try:
             layers = tuple(
                 File(
@@ -163,18 +166,19 @@ class Store(Distribution):
             annotations = {str(name): str(value) for name, value in (body.get("annotations") or {}).items()}
             wrong = [item.name for item in layers if not _is_plain(item.name) or not _DIGEST.fullmatch(item.digest)]
         except (KeyError, TypeError, ValueError, AttributeError) as fault:
-            raise self._not_ours(str(body.get("artifactType") or body.get("mediaType") or "no media type")) from fault
+            found = str(body.get("artifactType") or body.get("mediaType") or "no media type")
+            raise self._unsupported(found) from fault
         names = [item.name for item in layers]
         if wrong or not layers or len(set(names)) != len(names):
-            raise self._not_ours(f"files named {names}")
+            raise self._unsupported(f"files named {names}")
         return Artefact(digest=digest, kind=str(body.get("artifactType", "")), files=layers, annotations=annotations)
 
-    def is_whole(self, held: Artefact) -> bool:
-        """Whether the registry has every file of the artefact, in its full size."""
+    def is_complete(self, held: Artefact) -> bool:
+        """Whether the registry holds every file of the artefact, in its full size."""
         return all(self._holds(item) for item in held.files)
 
     def push(self, kind: str, paths: Sequence[Path], annotations: Mapping[str, str]) -> tuple[Artefact, int]:
-        """Send what the registry lacks, tag it, and ask for it; what it then holds, and how many files were sent.
+        """Send missing files, tag the artefact, and read it back; returns it and the number of files sent.
 
         Raises RegistryRefused, RegistryFull, RegistryBroke or RegistryFailed.
         """
@@ -183,145 +187,116 @@ class Store(Distribution):
         for path, item in zip(paths, found, strict=True):
             with progress.bar(f"  {item.name}", total=item.size, in_bytes=True) as bar, path.open("rb") as stream:
 
-                def tell(size: float, bar: progress.Bar = bar, digest: str = item.digest) -> None:
+                def on_read(size: float, bar: progress.Bar = bar, digest: str = item.digest) -> None:
                     bar.update(size)
-                    self.advance.saw(digest, size)
+                    self.connection.activity.note(digest, size)
 
-                sent += self._upload(item, lambda stream=stream, tell=tell: _Reader(stream, tell))  # type: ignore[misc]
-        empty = Blob(digest=f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}", size=len(_EMPTY))
-        self._upload(empty, lambda: _Reader(io.BytesIO(_EMPTY)))
+                sent += self._upload(item, lambda stream=stream, on_read=on_read: _Reader(stream, on_read))  # type: ignore[misc]
+        self._upload(Blob(digest=digest_of(_EMPTY), size=len(_EMPTY)), lambda: _Reader(io.BytesIO(_EMPTY)))
         document = manifest(kind, found, annotations)
-        path_ = f"/v2/{self.reference.repository}/manifests/{self.reference.tag}"
-        answer = self._request(
-            "PUT", path_, headers={"Content-Type": MANIFEST_TYPE}, body=lambda: _Reader(io.BytesIO(document))
-        )
-        if answer.status_code != 201:
-            raise self._unexpected(answer, f"PUT {path_}")
+        self._put_manifest(self._reference.tag, document)
         held = self.artefact()
-        stated = f"sha256:{hashlib.sha256(document).hexdigest()}"
-        if held.digest != stated:
-            raise RegistryFailed(
-                f"the registry does not hold the {self.reference} that was sent",
-                expected=stated,
-                found=f"{held.digest}, computed over what the registry sent",
-                fix="somebody else may have pushed that tag meanwhile: run the task again",
-            )
+        self._compare(self._reference.tag, document, held.digest)
         for item in held.files:
-            self._check_blob(item)
+            distribution.check_blob(self.connection, item)
         return held, sent
 
-    def tag_also(self, tag: str) -> None:
-        """Let another tag of the repository mean the same artefact from now on, and ask whether it does.
+    def add_tag(self, tag: str) -> None:
+        """Point another tag of the repository to the same artefact, and verify that.
 
         Raises RegistryRefused, RegistryBroke or RegistryFailed.
         """
-        base = f"/v2/{self.reference.repository}/manifests"
-        answer = self._request("GET", f"{base}/{self.reference.tag}", headers={"Accept": MANIFEST_TYPE})
+        path = f"{self._path}/manifests/{self._reference.tag}"
+        answer = self.connection.request("GET", path, headers={"Accept": MANIFEST_TYPE})
         if answer.status_code != 200:
-            raise self._unexpected(answer, f"GET {base}/{self.reference.tag}")
-        document = answer.content
-        stated = f"sha256:{hashlib.sha256(document).hexdigest()}"
-        answer = self._request(
-            "PUT", f"{base}/{tag}", headers={"Content-Type": MANIFEST_TYPE}, body=lambda: _Reader(io.BytesIO(document))
-        )
-        if answer.status_code != 201:
-            raise self._unexpected(answer, f"PUT {base}/{tag}")
-        _, found = self._manifest(tag)
-        if found != stated:
-            raise RegistryFailed(
-                f"the registry does not hold {self.reference} under the tag {tag}",
-                expected=stated,
-                found=found,
-                fix="somebody else may have pushed that tag meanwhile: run the task again",
-            )
+            raise self.connection.unexpected(answer, f"GET {path}")
+        self._put_manifest(tag, answer.content)
+        _, found = distribution.read_manifest(self.connection, tag)
+        self._compare(tag, answer.content, found)
 
     def download(self, item: File, to: Path) -> None:
-        """Receive a file, which is at ``to`` only when its size and digest are right.
+        """Download a file; ``to`` exists only if size and digest are correct.
 
-        Raises RegistryBroke (worth another try), RegistryFailed or DiskFull.
+        Raises RegistryBroke (can be retried), RegistryFailed or DiskFull.
         """
-        path = f"/v2/{self.reference.repository}/blobs/{item.digest}"
+        path = f"{self._path}/blobs/{item.digest}"
         digest, size = hashlib.sha256(), 0
         aside = to.with_name(to.name + ".part")
+        activity = self.connection.activity
         with (
-            contextlib.closing(self._request("GET", path, stream=True)) as answer,
+            contextlib.closing(self.connection.request("GET", path, stream=True)) as answer,
             progress.bar(f"  {item.name}", total=item.size, in_bytes=True) as bar,
         ):
             if answer.status_code == 404:
-                raise self._damaged(item, "nothing under that digest")
+                raise self._damaged(item, "nothing with that digest")
             if answer.status_code != 200:
-                raise self._unexpected(answer, f"GET {path}")
+                raise self.connection.unexpected(answer, f"GET {path}")
             try:
                 with room_for(item.name, to.parent), aside.open("wb") as stream:
                     while block := answer.raw.read1(_BLOCK):
                         size += len(block)
-                        self.advance.saw(item.digest, size)
-                        if self.advance.standing_s > STALL_S:
-                            raise stalled(self.reference.host, f"{size} of {item.size} bytes of {item.name}")
+                        activity.note(item.digest, size)
+                        if activity.idle_s > STALL_S:
+                            raise faults.stalled(self._reference.host, f"{size} of {item.size} bytes of {item.name}")
                         if size > item.size:
-                            raise self._damaged(item, "more than that")
+                            raise self._damaged(item, "more bytes")
                         digest.update(block)
                         stream.write(block)
                         bar.update(size)
             except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
-                raise explain(fault, self.reference.host) from None
+                raise faults.explain(fault, self._reference.host) from None
         if size < item.size:
-            raise RegistryBroke(
-                f"{self.reference.host} broke off",
-                expected=f"{item.size} bytes of {item.name}",
-                found=f"{size} bytes",
-                fix="look at that registry's log, then run the task again",
-            )
+            raise faults.connection_lost(self._reference.host, f"{size} bytes", f"{item.size} bytes of {item.name}")
         found = f"sha256:{digest.hexdigest()}"
         if found != item.digest:
-            raise self._damaged(item, f"{found}, computed over what it sent")
+            raise self._damaged(item, f"{found}, computed over the received bytes")
         aside.rename(to)
 
     def _holds(self, blob: Blob) -> bool:
-        answer = self._request("HEAD", f"/v2/{self.reference.repository}/blobs/{blob.digest}")
+        answer = self.connection.request("HEAD", f"{self._path}/blobs/{blob.digest}")
         return answer.status_code == 200 and answer.headers.get("Content-Length") == str(blob.size)
 
     def _upload(self, blob: Blob, body: Callable[[], _Reader]) -> bool:
-        """Send a blob in one piece unless it is there; whether it was sent (distribution API, "monolithic")."""
+        """Upload a blob in one piece (distribution API, "monolithic") unless it exists; returns whether it was sent."""
         if self._holds(blob):
             return False
-        opened = self._request("POST", f"/v2/{self.reference.repository}/blobs/uploads/")
+        opened = self.connection.request("POST", f"{self._path}/blobs/uploads/")
         if opened.status_code != 202:
-            self._require_room_again(opened)
-            raise self._unexpected(opened, "the beginning of an upload")
-        target = self._target(opened)
+            self._require_space(opened)
+            raise self.connection.unexpected(opened, "the start of an upload")
+        target = self.connection.upload_path(opened)
         path = f"{target}{'&' if '?' in target else '?'}digest={blob.digest}"
-        answer = self._request("PUT", path, headers={"Content-Type": "application/octet-stream"}, body=body)
+        headers = {"Content-Type": "application/octet-stream"}
+        answer = self.connection.request("PUT", path, headers=headers, body=body)
         if answer.status_code != 201:
-            self._require_room_again(answer)
-            raise self._unexpected(answer, f"the upload of {blob.digest}")
+            self._require_space(answer)
+            raise self.connection.unexpected(answer, f"the upload of {blob.digest}")
         return True
 
-    def _target(self, answer: requests.Response) -> str:
-        """Where an upload goes, below this registry's address: what we are known by is sent nowhere else."""
-        parts = split(answer.headers.get("Location", ""), self._base)
-        if parts.netloc != urlsplit(self._base).netloc:
-            raise RegistryUntrusted(
-                f"{self.reference.host} sends uploads elsewhere",
-                expected=f"an address at {self.reference.host}",
-                found=one_line(parts.netloc) or "none",
-                fix="tell the registry's keeper",
+    def _put_manifest(self, tag: str, document: bytes) -> None:
+        path = f"{self._path}/manifests/{tag}"
+        headers = {"Content-Type": MANIFEST_TYPE}
+        answer = self.connection.request("PUT", path, headers=headers, body=lambda: _Reader(io.BytesIO(document)))
+        if answer.status_code != 201:
+            raise self.connection.unexpected(answer, f"PUT {path}")
+
+    def _compare(self, tag: str, document: bytes, found: str) -> None:
+        if found != (sent := digest_of(document)):
+            raise RegistryFailed(
+                f"the tag {tag} of {self._reference.name} is not the artefact that was sent",
+                expected=sent,
+                found=f"{found}, computed over the received bytes",
+                fix="another user may have pushed the same tag: run the task again",
             )
-        return f"{parts.path}{'?' + parts.query if parts.query else ''}"
 
-    def _require_room_again(self, answer: requests.Response) -> None:
-        """Tell a full registry from a broken one: both answer with a fault of theirs."""
+    def _require_space(self, answer: requests.Response) -> None:
+        """Distinguish a full registry from other server errors."""
         if answer.status_code >= 500:
-            self.require_room()
+            distribution.require_space(self.connection)
 
-    def _not_found(self) -> ReferenceNotFound:
-        fault = super()._not_found()
-        fault.fix = "./inv push-artefacts on the machine that built it, or build it here"
-        return fault
-
-    def _not_ours(self, found: str) -> RegistryFailed:
+    def _unsupported(self, found: str) -> RegistryFailed:
         return RegistryFailed(
-            f"{self.reference} is no artefact that can be used here",
+            f"{self._reference} is not a supported artefact",
             expected="an OCI manifest whose layers are files with plain names",
             found=one_line(found),
             fix="check --registry and registry.artefacts",
@@ -332,17 +307,17 @@ class Store(Distribution):
             f"{item.name} is damaged in the registry",
             expected=f"{item.size} bytes with the digest {item.digest}",
             found=found,
-            fix=f"delete {self.reference} there and push it anew from where it was built",
+            fix=f"delete {self._reference} there and push it again from the machine that built it",
         )
 
 
 class _Reader:
-    """A file on its way out: says its length beforehand, and how far it is."""
+    """A file to upload, as the body of a request. ``on_read`` receives the number of bytes read."""
 
-    def __init__(self, stream: io.BufferedIOBase, tell: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(self, stream: io.BufferedIOBase, on_read: Callable[[float], None] = lambda _: None) -> None:
         self._stream = stream
         self._size = stream.seek(0, io.SEEK_END)
-        self._tell = tell
+        self._on_read = on_read
         stream.seek(0)
 
     def __len__(self) -> int:
@@ -350,11 +325,11 @@ class _Reader:
 
     def read(self, size: int = -1) -> bytes:
         block = self._stream.read(size)
-        self._tell(self._stream.tell())
+        self._on_read(self._stream.tell())
         return block
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a file's name, which the registry chose, stays in the folder it is written to."""
+    """Whether a file name from a registry stays in the folder that it is written to."""
     plain = bool(name) and PurePosixPath(name).name == name and "\\" not in name
     return plain and name.isprintable() and not name.startswith(".")

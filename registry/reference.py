@@ -1,7 +1,7 @@
-"""Image references: where in which registry an image lies.
+"""References of images: registry, repository and tag.
 
-Grammar of the reference package of the distribution project: ``HOST[:PORT]/PATH[:TAG]``, at most 255 characters
-before the tag. We always write the host, so that no engine ever guesses a public one.
+The grammar is that of the distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
+characters before the tag. The host is always included; otherwise the engine would use a public registry.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Reference:
     """An image in a registry."""
 
     host: str
-    """HOST[:PORT], as it stands in the image's name."""
+    """HOST[:PORT], as in the image's name."""
     repository: str
     tag: str
 
     @property
     def name(self) -> str:
-        """Without the tag."""
+        """The reference without the tag."""
         return f"{self.host}/{self.repository}"
 
     @property
     def api_host(self) -> str:
-        """The host that speaks the registry protocol: Docker Hub's has another name than its images."""
+        """The host of the registry API. For Docker Hub it is not the host in the names of images."""
         return "registry-1.docker.io" if self.host in (_HUB, f"index.{_HUB}") else self.host
 
     def __str__(self) -> str:
@@ -43,9 +43,9 @@ class Reference:
 
 
 def resolve(config: Config, *, registry: str | None = None, tag: str | None = None) -> Reference:
-    """The reference of the system image; options override the configuration's section ``registry``.
+    """The reference of the system image; the arguments override the section ``registry`` of the configuration.
 
-    ``registry`` is HOST[:PORT]/NAMESPACE; without a namespace the configured one is used. Raises ReferenceInvalid.
+    ``registry`` is HOST[:PORT]/NAMESPACE; the default namespace is the configured one. Raises ReferenceInvalid.
     """
     host, namespace = config.registry.address, config.registry.namespace
     if registry is not None:
@@ -57,10 +57,10 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
     tag = config.tag if tag is None else tag
     if not _TAG.fullmatch(tag):
         raise ReferenceInvalid(
-            f"{tag!r} cannot be a tag",
+            f"{tag!r} is not a valid tag",
             expected="1 to 128 letters, digits, '_', '.' and '-', not starting with '.' or '-'",
             found=repr(tag),
-            fix="give another --tag",
+            fix="pass another --tag",
         )
     return Reference(host=host, repository=repository, tag=tag)
 
@@ -68,40 +68,40 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
 def _check_host(host: str, registry: str) -> None:
     if "://" in registry or registry.startswith(("http:", "https:")):
         raise ReferenceInvalid(
-            "a registry is named without a scheme",
+            "--registry must not contain a scheme",
             expected="HOST[:PORT]/NAMESPACE",
             found=registry,
             fix=f"--registry {registry.partition('://')[2] or 'HOST/NAMESPACE'}",
         )
     if "@" in host:
         raise ReferenceInvalid(
-            "a registry's name holds no user or password",
+            "--registry must not contain a user or password",
             expected="HOST[:PORT]/NAMESPACE",
-            found="something before an @",
-            fix="give --user NAME; the password comes from the credential store, the environment or a prompt",
+            found="text before an @",
+            fix="pass --user NAME; the password comes from the credential store, the environment or a prompt",
         )
     try:
         split_registry(host)
     except ValueError as fault:
         if "Docker Hub" in str(fault):
             raise ReferenceInvalid(
-                f"{host!r} would be taken for a name on Docker Hub, not for a host",
+                f"{host!r} would be a name on Docker Hub, not a host",
                 expected="a host with a dot or a port: HOST[:PORT]/NAMESPACE",
                 found=registry,
-                fix=f"--registry {host}:443/…, or docker.io/{registry} if you mean Docker Hub",
+                fix=f"pass --registry {host}:443/…, or docker.io/{registry} for Docker Hub",
             ) from fault
         raise ReferenceInvalid(
-            f"{host!r} is not a registry's address",
+            f"{host!r} is not the address of a registry",
             expected="HOST[:PORT]/NAMESPACE, the port from 1 to 65535",
             found=registry,
-            fix="for instance --registry 127.0.0.1:5000/pitorch",
+            fix="for example --registry 127.0.0.1:5000/pitorch",
         ) from fault
 
 
 def _check_repository(host: str, repository: str) -> None:
     if repository != repository.lower():
         raise ReferenceInvalid(
-            "a repository's name is written in lower case",
+            "the name of the repository must be in lower case",
             expected=repository.lower(),
             found=repository,
             fix=f"--registry {host}/{repository.lower().rpartition('/')[0]}",
@@ -109,15 +109,15 @@ def _check_repository(host: str, repository: str) -> None:
     if not _PATH.fullmatch(repository):
         tagged = ":" in repository or "@" in repository
         raise ReferenceInvalid(
-            f"{repository!r} cannot be a repository's name",
-            expected="lower-case letters and digits, parted by single '.', '_', '/' or by '-'",
+            f"{repository!r} is not a valid name of a repository",
+            expected="lower-case letters and digits, separated by single '.', '_', '/' or by '-'",
             found=repository,
-            fix="give the tag with --tag" if tagged else "give another namespace: --registry HOST[:PORT]/NAMESPACE",
+            fix="pass the tag with --tag" if tagged else "pass another namespace: --registry HOST[:PORT]/NAMESPACE",
         )
     if len(host) + 1 + len(repository) > _LONGEST_NAME:
         raise ReferenceInvalid(
-            "the image's name is too long",
+            "the name of the image is too long",
             expected=f"at most {_LONGEST_NAME} characters before the tag",
             found=f"{len(host) + 1 + len(repository)}",
-            fix="give a shorter namespace: --registry HOST[:PORT]/NAMESPACE",
+            fix="pass a shorter namespace: --registry HOST[:PORT]/NAMESPACE",
         )

@@ -1,9 +1,9 @@
-"""What an engine tells while it pushes or pulls: a bar per layer, and its faults by their true names.
+"""Follow the engine's event stream during a push or pull: progress bars per layer, and errors.
 
-The engine answers success at once and reports everything else inside the stream: a fault is an event with ``error``
-(or ``errorDetail``), after which the stream simply ends. Pushing, ``total`` counts uncompressed bytes, and
-``current`` may pass it; pulling, compressed ones. The words differ between engine generations (20.10 to 28), so
-faults are told apart by the parts of a message that all of them share; the order of the table matters.
+The engine responds with success immediately, and reports errors in the stream: an error is an event with ``error`` (or
+``errorDetail``), and ends the stream. During a push ``total`` counts uncompressed bytes, and ``current`` may exceed it;
+during a pull it counts compressed bytes. Messages differ between versions of the engine (20.10 to 28), so errors are
+recognised by the parts of a message that all versions share; the order of the checks matters.
 """
 
 from __future__ import annotations
@@ -19,35 +19,34 @@ import docker.auth
 import requests
 
 from registry.credentials import Credentials
-from registry.distribution import (
-    PATIENCE_S,
-    STALL_S,
-    Advance,
-    closed,
+from registry.faults import (
+    connection_lost,
+    connection_refused,
     denied,
+    full,
+    plain_http,
     refused,
     unknown_host,
     unreachable,
     untrusted,
 )
 from registry.reference import Reference
+from registry.retries import PATIENCE_S, STALL_S, Activity
 from toolchain import progress
 from toolchain.errors import (
     DiskFull,
     PlatformMismatch,
     ReferenceInvalid,
     ReferenceNotFound,
-    RegistryBroke,
     RegistryFailed,
-    RegistryFull,
     UserError,
 )
 from toolchain.text import one_line
 
 _LONGEST = 300
 _MOVING = ("Pushing", "Downloading")
-_HERE_ALREADY = ("Layer already exists", "Mounted from", "Already exists")
-_DONE = (*_HERE_ALREADY, "Pushed", "Download complete", "Pull complete")
+_EXISTS = ("Layer already exists", "Mounted from", "Already exists")
+_DONE = (*_EXISTS, "Pushed", "Download complete", "Pull complete")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _URLS = re.compile(r"""https?://[^\s"']*""", re.IGNORECASE)
 _ADDRESSES = re.compile(
@@ -58,11 +57,11 @@ _ADDRESSES = re.compile(
 
 
 class EngineReported(Exception):
-    """A fault that the engine reported in its stream; ``explain`` finds the error that fits."""
+    """An error that the engine reported in its stream; ``explain`` translates it."""
 
 
 class Stalled(Exception):
-    """The engine reports no progress; the text says what it reports instead, if anything."""
+    """The engine reports no progress; the text is the reason, if it is known."""
 
 
 class _Layer:
@@ -71,7 +70,7 @@ class _Layer:
         self.total = 0.0
         self.status = ""
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def update(self, event: Mapping[str, Any]) -> None:
         self.status = str(event.get("status", ""))
         detail = event.get("progressDetail") or {}
         if self.status in _MOVING:
@@ -100,10 +99,10 @@ class _Layer:
 def events(
     client: docker.DockerClient, path: str, params: Mapping[str, str], auth: Mapping[str, str]
 ) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """Have the engine push or pull; the stream of its events, hung up on at the end of the block.
+    """Let the engine push or pull; yields the stream of its events, and closes it at the end of the block.
 
-    Hanging up is what makes the engine stop, and docker-py's own generators cannot. ``auth`` is sent as it is, even
-    empty: docker-py would look for credentials by itself. Raises EngineReported when the engine refuses at once.
+    Closing the connection stops the engine; docker-py's generators cannot do that. ``auth`` is sent even if it is
+    empty: docker-py would look for credentials itself. Raises EngineReported if the engine refuses immediately.
     """
     api = client.api
     answer = api.post(
@@ -126,26 +125,26 @@ def _message_of(answer: requests.Response) -> str:
 
 
 class Transfer:
-    """One image on its way, over as many attempts as it takes.
+    """The transfer of one image, over all attempts."""
 
-    ``moved`` are the layers that were transferred, by the engine's short names; the others were there already.
-    ``digest`` is the manifest's, as the engine states it; empty until it does.
-    """
-
-    def __init__(self, title: str, on_retry: Callable[[], None] = lambda: None, advance: Advance | None = None) -> None:
-        """``on_retry`` is called when the engine begins to wait before it tries a layer again; it may raise."""
+    def __init__(
+        self, title: str, on_retry: Callable[[], None] = lambda: None, activity: Activity | None = None
+    ) -> None:
+        """``on_retry`` is called before the engine waits to retry a layer; it may raise."""
         self._title = title
-        self._advance = advance or Advance()
+        self._activity = activity or Activity()
         self._on_retry = on_retry
-        self.moved: set[str] = set()
         self._done: set[str] = set()
+        self.moved: set[str] = set()
+        """The engine's short names of the layers that were transferred; the others existed."""
         self.digest = ""
+        """Digest of the manifest; empty until the engine has reported it."""
 
     def follow(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Show an attempt's progress until its stream ends.
+        """Show the progress of an attempt until its stream ends.
 
-        On a terminal each layer has a bar of its own below the bar of the whole; in a log there is the whole's line
-        alone. Raises EngineReported at an in-band error, Stalled where no layer gets any further.
+        A terminal shows a bar for the image and one for each layer, a log only lines for the image. Raises
+        EngineReported for an error in the stream, Stalled if no layer makes progress.
         """
         layers: dict[str, _Layer] = {}
         bars: dict[str, progress.Bar] = {}
@@ -165,11 +164,11 @@ class Transfer:
                         bars[name] = stack.enter_context(progress.bar(f"  {name}", in_bytes=True))
                 layer = layers[name]
                 waited = layer.waiting
-                layer.take(event)
+                layer.update(event)
                 self._watch(name, layer, event)
                 if layer.waiting and not waited:
                     self._on_retry()
-                if layer.done and not status.startswith(_HERE_ALREADY):
+                if layer.done and not status.startswith(_EXISTS):
                     self.moved.add(name)
                 if name in bars:
                     bars[name].update(min(layer.current, layer.total), total=layer.total or None, note=status)
@@ -181,23 +180,23 @@ class Transfer:
                 )
 
     def _watch(self, name: str, layer: _Layer, event: Mapping[str, Any]) -> None:
-        """Note how far a layer is; raise Stalled where one goes on without getting any further than ever before."""
+        """Note the progress of a layer; raise Stalled if there has been no new progress for too long."""
         detail = event.get("progressDetail") or {}
         if layer.done and name not in self._done:
             self._done.add(name)
-            self._advance.begin()
+            self._activity.begin()
         elif layer.moving:
-            self._advance.saw(name, layer.current)
-        elif not layer.waiting:  # extracted, say
-            self._advance.saw(f"{name} {layer.status}", float(detail.get("current") or 0))
-        if layer.waiting and self._advance.standing_s > PATIENCE_S:
-            raise Stalled("the registry breaks off again and again")
-        if layer.moving and self._advance.standing_s > STALL_S:
+            self._activity.note(name, layer.current)
+        elif not layer.waiting:  # for example, extracted
+            self._activity.note(f"{name} {layer.status}", float(detail.get("current") or 0))
+        if layer.waiting and self._activity.idle_s > PATIENCE_S:
+            raise Stalled("the connection was lost repeatedly")
+        if layer.moving and self._activity.idle_s > STALL_S:
             raise Stalled
 
 
 def _digest_in(event: Mapping[str, Any], status: str) -> str:
-    """Push: ``aux.Digest``, or "TAG: digest: sha256:… size: N"; pull: "Digest: sha256:…"."""
+    """The digest in an event. Push: ``aux.Digest``, or "TAG: digest: sha256:… size: N"; pull: "Digest: sha256:…"."""
     stated = str((event.get("aux") or {}).get("Digest", ""))
     if not stated and "igest: " in status:
         stated = status
@@ -206,86 +205,88 @@ def _digest_in(event: Mapping[str, Any], status: str) -> str:
 
 
 def explain(message: str, reference: Reference, credentials: Credentials | None) -> UserError:
-    """The error that fits what an engine reported about a registry."""
+    """Translate an engine's message about a registry into an error."""
     found = _shortened(message)
     text = _without_names(message, reference).lower()
 
-    def says(*parts: str) -> bool:
+    def has(*parts: str) -> bool:
         return any(part in text for part in parts)
 
-    if says("invalid reference format", "must be lowercase", "invalid repository name"):
+    if has("invalid reference format", "must be lowercase", "invalid repository name"):
         return ReferenceInvalid(
-            f"the engine does not take {reference} for a name",
+            f"the engine rejects the name {reference}",
             expected="HOST[:PORT]/NAMESPACE in lower case",
             found=found,
             fix="check --registry and --tag",
         )
-    if says("does not exist locally", "no such image", "tag does not exist"):
+    if has("does not exist locally", "no such image", "tag does not exist"):
         return ReferenceNotFound(
             "the engine does not have the image",
             expected=str(reference),
             found=found,
             fix="./inv build-image",
         )
-    if says("no matching manifest", "does not provide the specified platform", "does not match the specified platform"):
+    if has("no matching manifest", "does not provide the specified platform", "does not match the specified platform"):
         return PlatformMismatch(
-            f"{reference} has no image for this platform", found=found, fix="give another --tag, or push it first"
+            f"{reference} has no image for this platform",
+            found=found,
+            fix="pass another --tag, or push an image for it first",
         )
-    if says("no space left on device") and says("write /", "mkdir /", "failed to register layer", "/var/lib/docker"):
+    if has("no space left on device") and has("write /", "mkdir /", "failed to register layer", "/var/lib/docker"):
         return DiskFull(
             "the engine's disk is full",
-            expected="room for the image's layers",
+            expected="space for the image's layers",
             found=found,
-            fix="docker system prune, or free some space in the engine's data folder (docker info names it)",
+            fix="docker system prune, or free some space in the engine's data folder (see docker info)",
         )
-    if says("no space left", "insufficient storage", "disk full", "quota", "upper limit", "exceeds the limit"):
+    if has("no space left", "insufficient storage", "disk full", "quota", "upper limit", "exceeds the limit"):
         return full(reference, found)
-    if says("unauthorized", "no basic auth credentials", "authentication required"):
+    if has("unauthorized", "no basic auth credentials", "authentication required"):
         return refused(reference, credentials, found)
-    if says("403 forbidden"):
+    if has("403 forbidden"):
         return denied(reference, credentials, found)
-    if says("denied"):  # some registries say so to whoever is not logged in
+    if has("denied"):  # some registries send this without a login
         return (denied if credentials else refused)(reference, credentials, found)
     if re.search(r"\b401\b", text):
         return refused(reference, credentials, found)
-    if says("manifest unknown", "name unknown", "manifest for", "repository name not known", "not found: "):
+    if has("manifest unknown", "name unknown", "manifest for", "repository name not known", "not found: "):
         return ReferenceNotFound(
             f"{reference} is not in the registry",
             expected=f"the tag {reference.tag}",
             found=found,
-            fix="./inv push it first, or give another --registry or --tag",
+            fix="run ./inv push first, or pass another --registry or --tag",
         )
-    if says("http response to https client"):
-        return untrusted(reference.host, "it speaks plain HTTP", plain=True)
-    if says("x509", "certificate", "tls: ") and not says("handshake timeout"):
+    if has("http response to https client"):
+        return plain_http(reference.host)
+    if has("x509", "certificate", "tls: ") and not has("handshake timeout"):
         return untrusted(reference.host, found)
-    if says("no such host", "name resolution", "server misbehaving"):
+    if has("no such host", "name resolution", "server misbehaving"):
         return unknown_host(reference.host)
-    if says("connection refused") and not says("lookup "):  # else the name server's
-        return closed(reference.host, found)
-    if says("connection refused", "no route to host", "network is unreachable", "i/o timeout", "handshake timeout"):
+    if has("connection refused") and not has("lookup "):  # otherwise the name server refused it
+        return connection_refused(reference.host, found)
+    if has("connection refused", "no route to host", "network is unreachable", "i/o timeout", "handshake timeout"):
         return unreachable(reference.host, found)
-    if says("deadline exceeded", "client.timeout", "timeout awaiting"):
+    if has("deadline exceeded", "client.timeout", "timeout awaiting"):
         return unreachable(reference.host, found)
-    if says("eof", "connection reset", "broken pipe", "closed network connection", "http status: 5", "status: 429"):
-        return broke(reference, found)
-    if says("unknown error", "blob upload", "digest did not match", "toomanyrequests", "unavailable", "500 internal"):
-        return broke(reference, found)
-    if says("blob unknown"):
-        # Seen when two push one image at once: the manifest came before the registry had linked the other's layer.
-        return broke(reference, found)
+    if has("eof", "connection reset", "broken pipe", "closed network connection", "http status: 5", "status: 429"):
+        return connection_lost(reference.host, found)
+    if has("unknown error", "blob upload", "digest did not match", "toomanyrequests", "unavailable", "500 internal"):
+        return connection_lost(reference.host, found)
+    if has("blob unknown"):
+        # Two pushes of the same image: the manifest arrived before the registry had linked the other push's layer.
+        return connection_lost(reference.host, found)
     return RegistryFailed(
         f"{reference} could not be transferred",
-        expected="an end without a fault",
+        expected="a transfer without errors",
         found=found,
-        fix="look at the registry's log and at the engine's",
+        fix="check the logs of the registry and the engine",
     )
 
 
 def _without_names(message: str, reference: Reference) -> str:
-    """A message in one line without addresses, digests and the image's own name.
+    """A message in one line, without addresses, digests and the name of the image.
 
-    Their letters and digits say nothing of the fault: a port may have 401 in it, a digest too, a repository "denied".
+    They may contain text that looks like an error: a port or digest 401, a repository "denied".
     """
     text = _URLS.sub(" ", " ".join(message.split()))
     for name in (str(reference), reference.name, reference.api_host, reference.host, reference.repository):
@@ -294,26 +295,6 @@ def _without_names(message: str, reference: Reference) -> str:
 
 
 def _shortened(message: str) -> str:
-    """In one line, without the state in upload addresses; the cause stands at the end, so the middle goes."""
+    """In one line, without the state in upload addresses. The cause is at the end, so the middle is cut."""
     line = re.sub(r"[?&]_state=[^\s\":&]+", "", one_line(message))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
-
-
-def full(reference: Reference, found: str) -> RegistryFull:
-    """The registry has no room left."""
-    return RegistryFull(
-        f"{reference.host} has no room left",
-        expected="room for the image's layers",
-        found=found,
-        fix="delete old images there and collect its garbage, or have the quota of the namespace raised",
-    )
-
-
-def broke(reference: Reference, found: str) -> RegistryBroke:
-    """The registry went away or answered nonsense in mid-transfer."""
-    return RegistryBroke(
-        f"{reference.host} broke off",
-        expected="a registry that stays to the end",
-        found=found,
-        fix="look at that registry's log, then run the task again: what arrived is not sent twice",
-    )

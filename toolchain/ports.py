@@ -1,4 +1,4 @@
-"""TCP ports for servers that are told theirs before they start."""
+"""Choose and check TCP ports before a server starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import errno
 import secrets
 import socket
 from pathlib import Path
+
+from toolchain import process
+from toolchain.errors import PortTaken, ProgramMissing, ServerFailed, UserError
 
 LOOPBACK = "127.0.0.1"
 
@@ -46,3 +49,50 @@ def _bound(host: str, port: int) -> int:
                 raise _Taken from fault
             raise
         return int(probe.getsockname()[1])
+
+
+def require_free(address: str, port: int, *, server: str, section: str) -> None:
+    """Raise PortTaken if another program listens on the port, ServerFailed if the address is not this machine's.
+
+    ``section`` is the section of invoke.yaml with the address and port. Raises UserError if the port is out of range.
+    """
+    if not 0 < port < 65536:
+        raise UserError(
+            f"{server} cannot listen on port {port}",
+            expected="a TCP port from 1 to 65535",
+            found=f"{port}",
+            fix=f"pass another --port, or omit it to use {section}.port",
+        )
+    kernels = " (the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except PermissionError:
+            return
+        except OSError as fault:
+            if fault.errno == errno.EADDRINUSE:
+                raise PortTaken(
+                    f"port {port} is in use",
+                    expected=f"no program listening on {address}:{port}",
+                    found=_listener(port),
+                    fix=f"stop that program{kernels}, or set {section}.port",
+                ) from fault
+            raise ServerFailed(
+                f"{server} cannot listen on {address}",
+                expected="an IPv4 address of this machine",
+                found=str(fault.strerror),
+                fix=f"set {section}.address in invoke.yaml to an address that `ip address` lists",
+            ) from fault
+
+
+def _listener(port: int) -> str:
+    """The program that listens on a port, as far as ss(8) can determine it."""
+    with contextlib.suppress(ProgramMissing):
+        listed = process.run(["ss", "-Hltnp", f"sport = :{port}"], check=False, limit_s=10).output.split()
+        users = [word for word in listed if word.startswith("users:")]
+        if users:
+            return users[0].removeprefix("users:")
+        if listed:
+            return "the kernel (no process owns the socket)"
+    return "another program"

@@ -435,3 +435,26 @@ def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: floa
             *whole, rest[descriptor] = (rest[descriptor] + block).split(b"\n")
             for line in whole:
                 yield descriptor == stdout_fd, line + b"\n"
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
+    """Let SIGINT, SIGTERM and SIGHUP set ``stop``; yields the list of received signals.
+
+    In other threads than the main thread no signal can be handled, and none is.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

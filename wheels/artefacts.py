@@ -1,17 +1,17 @@
-"""The artefact cache: what takes an hour to make is made once, for a machine and for a team.
+"""The artefact cache: wheels that take an hour to build are built once, for a machine or for a team.
 
-A finished wheel, what was split off it and its provenance lie together under the key of all that made them (the
-recipe's own key, the compiler, the packages that it was built with), at ``artefacts/NAME/KEY/`` of the build folder. A
-manifest beside them states sizes and SHA-256; they are checked on every use. An entry that fails is set aside, never
-used and never deleted by itself: somebody may want to know why.
+An entry has a finished wheel, the symbols that were split off, and the provenance, in ``artefacts/NAME/KEY/`` of the
+build folder. The key depends on everything that the build used: the recipe's key, the compiler and the installed
+packages. A manifest in the folder has sizes and SHA-256 digests, which are verified on every use. An entry that fails
+is renamed and never used, and not deleted, so that the cause can be examined.
 
-An entry also tells its recipe's key, which is known before anything is installed: who only wants a wheel of this recipe
-takes the newest, whatever compiler made it (``of_recipe``); who is about to build asks for the very one (``get``).
+An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns the newest
+wheel of a recipe, whatever compiler built it; ``get`` returns the one with a given key.
 
-The same entries lie in a registry as OCI artefacts (registry.oras), tagged ``NAME-KEY`` with the key's first 40 digits,
-and the one that was pushed last ``NAME-RECIPE`` as well; whole keys stand in the manifest's annotations. A registry is
-believed as far as its writers are: what is received is checked against the digests that the registry states, and
-against its own provenance, without which it is not taken (unless its recipe writes none).
+In a registry the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``, where KEY is the first 40
+digits of the key. The latest push also gets the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations.
+Users who can write to the registry are trusted: downloads are verified against the digests that the registry states and
+against their provenance, which is required unless the recipe writes none.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry import oras
-from registry.client import with_retries
 from registry.reference import Reference, resolve
+from registry.retries import with_retries
 from toolchain import files, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, RegistryFailed
@@ -39,7 +39,7 @@ KIND = "application/vnd.pitorch.artefact.v1"
 """``artifactType`` in registries."""
 MANIFEST = "manifest.json"
 PROVENANCE = ".provenance.json"
-"""Ending of the in-toto statement's name."""
+"""Suffix of the name of the in-toto statement."""
 
 _KEY_ANNOTATION, _NAME_ANNOTATION, _RECIPE_ANNOTATION = "pitorch.key", "pitorch.name", "pitorch.recipe"
 _RECIPE = "recipe"
@@ -50,12 +50,12 @@ _TAG_DIGITS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One finished artefact on this machine, intact."""
+    """One finished and verified artefact on this machine."""
 
     name: str
     key: str
     recipe: str
-    """The recipe's own key; empty where none was told."""
+    """The recipe's key; empty if it is unknown."""
     files: tuple[Artefact, ...]
 
     @property
@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all files."""
         return sum(item.size for item in self.files)
 
     @property
@@ -76,34 +76,34 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """An entry that is here and in a registry. ``moved`` are the files that had to be transferred."""
+    """An entry that is on this machine and in a registry."""
 
     entry: Entry
     reference: Reference
     digest: str
     moved: int
+    """Number of files that were transferred."""
     seconds: float
     note: str
 
     @property
     def row(self) -> progress.Row:
-        """Its line of the final table."""
+        """Its row of the final table."""
         return progress.Row(str(self.reference), self.entry.size, self.digest, self.seconds, self.note)
 
 
 def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: str = "") -> tuple[Path, ...]:
-    """Keep copies of files under a recipe's name and a key; where they are now. What was there is replaced, whole.
+    """Store copies of files under a recipe's name and a key; returns their paths. Replaces an existing entry.
 
-    ``recipe`` is the recipe's own key, by which ``of_recipe`` finds them too.
+    ``recipe`` is the recipe's key, for ``of_recipe``.
 
-    Raises ArtefactMissing for a file that is not there, ArtefactDamaged when a provenance statement among them speaks
-    of other bytes, DiskFull.
+    Raises ArtefactMissing for a missing file, ArtefactDamaged if a provenance statement has other digests, DiskFull.
     """
     place = _place(config, name, key)
     _require_all(paths)
     needed = sum(path.stat().st_size for path in paths)
     files.require_space(place.parent, (needed >> 20) + 1, f"the artefact {name}")
-    with _alone(config), files.scratch_folder(place.parent, name) as scratch:
+    with _locked(config), files.scratch_folder(place.parent, name) as scratch:
         aside = scratch / "entry"
         aside.mkdir()
         with files.room_for(f"the artefact {name}", place.parent):
@@ -112,7 +112,7 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
                 (aside / path.name).chmod(0o444)
         made = tuple(Artefact.of(aside / path.name) for path in sorted(paths, key=lambda item: item.name))
         _check_statement(made)
-        _say_if_other(place, made)
+        _warn_if_changed(place, made)
         inputs = {_RECIPE: recipe} if recipe else {}
         Manifest(step=name, key=key, inputs=inputs, artefacts=made).write(aside / MANIFEST)
         with files.swapping():
@@ -123,17 +123,16 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 
 
 def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
-    """The files that are kept under a recipe's name and a key, checked now; None when there are none.
+    """The files that are stored under a recipe's name and a key, verified; None if there are none.
 
-    Raises ArtefactDamaged when they are not what was put there: the entry is then set aside, and the next call says
-    None.
+    Raises ArtefactDamaged if they have changed. The entry is renamed then, and the next call returns None.
     """
     found = entry(config, name, key)
     return found.paths if found else None
 
 
-def kept_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Keys of what is kept of a recipe's key, the newest first, intact or not: for a plan, which reads no gigabytes."""
+def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
+    """Keys of the entries with a recipe's key, the newest first. They are not verified: a plan must be fast."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -143,13 +142,13 @@ def kept_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
 
 
 def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None:
-    """As ``get``, for the newest that is kept of a recipe's own key. Raises as it does."""
-    keys = kept_of_recipe(config, name, recipe)
+    """Like ``get``, for the newest entry with a recipe's key."""
+    keys = keys_of_recipe(config, name, recipe)
     return get(config, name, keys[0]) if keys else None
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
-    """As ``get``, with sizes and digests."""
+    """Like ``get``, with sizes and digests."""
     place = _place(config, name, key)
     while True:
         try:
@@ -161,38 +160,38 @@ def entry(config: Config, name: str, key: str) -> Entry | None:
         except (ArtefactDamaged, ArtefactMissing) as fault:
             aside = _set_aside(config, place, folder)
             if aside is None:
-                continue  # another process put one there meanwhile, which may be whole
+                continue  # another process has replaced the entry
             raise ArtefactDamaged(
-                f"the kept {name} is damaged and is not used ({fault.summary})",
+                f"{name} in the artefact cache is damaged and not used ({fault.summary})",
                 expected=fault.expected or "every file of its manifest",
-                found=fault.found or "not there",
-                fix=f"run the task again: it is made or pulled anew; the damaged one is {aside}",
+                found=fault.found or "a missing file",
+                fix=f"run the task again to build or pull it; the damaged entry is {aside}",
             ) from fault
         finally:
             os.close(folder)
 
 
 def _intact(place: Path, name: str, key: str) -> Entry:
-    """The entry in a folder, read whole. Raises ArtefactDamaged or ArtefactMissing unless it is as it was put there."""
+    """Read and verify the entry in a folder. Raises ArtefactDamaged or ArtefactMissing if it has changed."""
     manifest = Manifest.read(place / MANIFEST)
     if manifest is None or (manifest.step, manifest.key) != (name, key):
         raise ArtefactDamaged(
-            f"{place} is no whole artefact", expected=f"a manifest of {name}, {key}", found="another, or none"
+            f"{place} is not a complete artefact", expected=f"a manifest of {name}, {key}", found="another, or none"
         )
     strays = [item.path for item in manifest.artefacts if item.path.parent != place]
     if strays:
-        raise ArtefactDamaged(f"{place} names files elsewhere", expected=str(place), found=str(strays[0].parent))
+        raise ArtefactDamaged(f"{place} names files in other folders", expected=str(place), found=str(strays[0].parent))
     try:
         for item in manifest.artefacts:
             item.verify()
         _check_statement(manifest.artefacts)
-    except FileNotFoundError as fault:  # taken away just now
+    except FileNotFoundError as fault:  # removed meanwhile
         raise ArtefactMissing(f"{fault.filename} is gone") from fault
     return Entry(name=name, key=key, recipe=manifest.inputs.get(_RECIPE, ""), files=manifest.artefacts)
 
 
 def entries(config: Config) -> Iterator[Entry]:
-    """All that is kept here. Raises ArtefactDamaged at the first entry that is not intact."""
+    """All entries on this machine. Raises ArtefactDamaged at the first damaged one."""
     for place in sorted(_folder(config).glob("*/*")):
         if place.is_dir() and _NAME.fullmatch(place.parent.name) and _KEY.fullmatch(place.name):
             found = entry(config, place.parent.name, place.name)
@@ -201,32 +200,32 @@ def entries(config: Config) -> Iterator[Entry]:
 
 
 def push(config: Config, *, registry: str | None = None, user: str | None = None, name: str = "") -> list[Shared]:
-    """Send everything that is kept here (of one ``name``) to a registry, and ask it whether it has it.
+    """Push all entries (or those with one ``name``) to a registry, and verify that it holds them.
 
-    ``registry`` is HOST[:PORT]/NAMESPACE. A tag that is there, whole, is left as it is: whoever built first wins.
-    Raises ArtefactMissing when there is nothing to send, ArtefactDamaged, and what registry.oras raises.
+    ``registry`` is HOST[:PORT]/NAMESPACE. A complete artefact with the same tag is not replaced: the first push wins.
+    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged, and what registry.oras raises.
     """
-    kept = [item for item in entries(config) if name in ("", item.name)]
-    if not kept:
+    found = [item for item in entries(config) if name in ("", item.name)]
+    if not found:
         raise ArtefactMissing(
             "there is no artefact to push",
             expected=f"a finished wheel in {_folder(config)}",
             found="none" + (f" named {name}" if name else ""),
-            fix="./inv build-torch",
+            fix="run ./inv build-torch",
         )
-    return [_push(config, item, registry=registry, user=user) for item in kept]
+    return [_push(config, item, registry=registry, user=user) for item in found]
 
 
 def pull(
     config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None, stated: bool = True
 ) -> Shared:
-    """Fetch what a registry keeps under a recipe's name and a key, its own or its recipe's, unless it is here.
+    """Pull the artefact with a recipe's name and a key, either its own or the recipe's, unless it exists here.
 
-    A damaged entry of this machine is set aside, and replaced. ``stated`` is false for a recipe that writes no
-    provenance: otherwise every file must be spoken of by a statement that comes with it.
+    A damaged entry on this machine is renamed and replaced. ``stated`` is false for a recipe that writes no provenance;
+    otherwise a provenance statement must list every file.
 
-    Raises ReferenceNotFound when the registry does not have it, RegistryFailed when what it has is damaged, without
-    provenance, or is another artefact, and what registry.oras raises.
+    Raises ReferenceNotFound if the registry does not have it, RegistryFailed if it is damaged, has no provenance or is
+    another artefact, and what registry.oras raises.
     """
     began = time.monotonic()
     reference = _reference(config, _tag(name, key), registry)
@@ -234,9 +233,9 @@ def pull(
         held = remote.artefact()
         _require_ours(reference, held, name, key)
         own, recipe = held.annotations[_KEY_ANNOTATION], held.annotations.get(_RECIPE_ANNOTATION, "")
-        if (here := _whole_entry(config, name, own)) is not None:
+        if (here := _entry_or_warning(config, name, own)) is not None:
             return Shared(
-                entry=here, reference=reference, digest=held.digest, moved=0, seconds=0.0, note="is here already"
+                entry=here, reference=reference, digest=held.digest, moved=0, seconds=0.0, note="already here"
             )
         place = _place(config, name, own)
         with files.scratch_folder(place.parent, f"{name}.pull") as scratch:
@@ -247,7 +246,7 @@ def pull(
                     if not (scratch / item.name).exists():
                         remote.download(item, scratch / item.name)
 
-            with_retries(attempt, remote)
+            with_retries(attempt, remote.connection)
             if stated:
                 _require_stated(reference, [scratch / item.name for item in held.files])
             try:
@@ -257,10 +256,10 @@ def pull(
                     f"{reference} contradicts itself ({fault.summary})",
                     expected=fault.expected,
                     found=fault.found,
-                    fix="delete that tag there and push it anew from where it was built",
+                    fix="delete that tag there and push it again from the machine that built it",
                 ) from fault
     made = entry(config, name, own)
-    assert made is not None, "it was put there just now"  # noqa: S101
+    assert made is not None, "it was stored above"  # noqa: S101
     return Shared(
         entry=made,
         reference=reference,
@@ -271,12 +270,12 @@ def pull(
     )
 
 
-def _whole_entry(config: Config, name: str, key: str) -> Entry | None:
-    """An entry that is about to be pulled, so a damaged one is a warning."""
+def _entry_or_warning(config: Config, name: str, key: str) -> Entry | None:
+    """The entry, or None. A damaged one causes a warning only, because it is pulled next."""
     try:
         return entry(config, name, key)
     except ArtefactDamaged as fault:
-        progress.warn(f"{fault.summary}; it is pulled anew")
+        progress.warn(f"{fault.summary}; pulling it again")
     return None
 
 
@@ -288,10 +287,10 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
         annotations[_RECIPE_ANNOTATION] = item.recipe
     with oras.connect(reference, actions="pull,push", user=_user(config, user)) as remote:
         held = remote.find()
-        if held is not None and remote.is_whole(held):
+        if held is not None and remote.is_complete(held):
             _require_ours(reference, held, item.name, item.key)
             _tag_as_newest(remote, item)
-            note = "is there already" + ("" if _same(held, item) else ", of another build: left as it is")
+            note = "already there" + ("" if _same(held, item) else ", from another build: not replaced")
             return Shared(
                 entry=item,
                 reference=reference,
@@ -300,7 +299,7 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
                 seconds=time.monotonic() - began,
                 note=note,
             )
-        (held, sent), _ = with_retries(lambda: remote.push(KIND, item.paths, annotations), remote)
+        (held, sent), _ = with_retries(lambda: remote.push(KIND, item.paths, annotations), remote.connection)
         _tag_as_newest(remote, item)
     return Shared(
         entry=item,
@@ -313,13 +312,13 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
 
 
 def _tag_as_newest(remote: oras.Store, item: Entry) -> None:
-    """The recipe's tag is for this one from now on."""
+    """Point the recipe's tag to this entry."""
     if item.recipe:
-        with_retries(lambda: remote.tag_also(_tag(item.name, item.recipe)), remote)
+        with_retries(lambda: remote.add_tag(_tag(item.name, item.recipe)), remote.connection)
 
 
 def _same(held: oras.Artefact, item: Entry) -> bool:
-    """Whether the files are the same; statements, which tell the time of the build, left aside."""
+    """Whether the files are the same, except provenance statements, which contain the time of the build."""
     there = {file.name: file.digest for file in held.files if not file.name.endswith(PROVENANCE)}
     here = {file.path.name: f"sha256:{file.sha256}" for file in item.files if not file.path.name.endswith(PROVENANCE)}
     return there == here
@@ -331,10 +330,10 @@ def _require_ours(reference: Reference, held: oras.Artefact, name: str, key: str
     stated = (held.kind, held.annotations.get(_NAME_ANNOTATION), stated_key)
     if stated != (KIND, name, key) or MANIFEST in [item.name for item in held.files]:
         raise RegistryFailed(
-            f"{reference} is another artefact than its tag says",
+            f"{reference} is not the artefact that its tag names",
             expected=f"{KIND}, {name}, key {key}",
-            found=", ".join(str(item or "nothing stated") for item in stated),
-            fix="check --registry and registry.artefacts; delete that tag if it is wrong there",
+            found=", ".join(str(item or "none") for item in stated),
+            fix="check --registry and registry.artefacts; delete the tag if it is wrong",
         )
 
 
@@ -343,7 +342,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """As for images, in the repository that is for artefacts."""
+    """Like the reference of an image, but in the repository for artefacts."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 
@@ -358,20 +357,20 @@ def _folder(config: Config) -> Path:
 
 def _place(config: Config, name: str, key: str) -> Path:
     if not _NAME.fullmatch(name) or not _KEY.fullmatch(key):
-        raise ValueError(f"no name and key of an artefact: {name!r}, {key!r}")
+        raise ValueError(f"invalid name or key of an artefact: {name!r}, {key!r}")
     return _folder(config) / name / key
 
 
 def _require_all(paths: Sequence[Path]) -> None:
     if not paths or len({path.name for path in paths} - {MANIFEST}) != len(paths):
-        raise ValueError(f"files of an artefact have names of their own: {[path.name for path in paths]}")
+        raise ValueError(f"files of an artefact must have different names: {[path.name for path in paths]}")
     for path in paths:
         if not path.is_file():
-            raise ArtefactMissing(f"{path} is gone", expected="a finished file", found="none", fix="make it again")
+            raise ArtefactMissing(f"{path} is gone", expected="a finished file", found="none", fix="build it again")
 
 
 def _check_statement(made: Sequence[Artefact]) -> None:
-    """What a provenance statement (in-toto) says of the files beside it must be so. Raises ArtefactDamaged."""
+    """Compare digests in provenance statements (in-toto) with the files. Raises ArtefactDamaged."""
     there = {item.path.name: item.sha256 for item in made}
     for item in made:
         if not item.path.name.endswith(PROVENANCE):
@@ -381,58 +380,58 @@ def _check_statement(made: Sequence[Artefact]) -> None:
             stated = {str(one["name"]): str(one["digest"]["sha256"]) for one in subjects}
         except (ValueError, KeyError, TypeError) as fault:
             raise ArtefactDamaged(
-                f"{item.path.name} is no provenance statement",
+                f"{item.path.name} is not a provenance statement",
                 expected="an in-toto statement with subjects and their SHA-256",
                 found=f"{type(fault).__name__}: {fault}",
-                fix="build it anew",
+                fix="build it again",
             ) from fault
         wrong = [name for name in sorted(stated.keys() & there.keys()) if stated[name] != there[name]]
         if wrong or not stated.keys() & there.keys():
             raise ArtefactDamaged(
-                f"{item.path.name} speaks of other files",
+                f"{item.path.name} describes other files",
                 expected=", ".join(f"{name} with SHA-256 {stated[name]}" for name in wrong or sorted(stated)),
                 found=", ".join(f"{name} with SHA-256 {there[name]}" for name in wrong) or ", ".join(sorted(there)),
-                fix="build it anew",
+                fix="build it again",
             )
 
 
 def _require_stated(reference: Reference, received: Sequence[Path]) -> None:
-    """Every file is the subject of a statement among them; whether it is the right one, ``_check_statement`` finds."""
-    spoken_of: set[str] = set()
+    """Require a provenance statement for every file; ``_check_statement`` verifies the digests."""
+    described: set[str] = set()
     for path in received:
         if path.name.endswith(PROVENANCE):
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                spoken_of |= {str(item["name"]) for item in json.loads(path.read_text())["subject"]}
+                described |= {str(item["name"]) for item in json.loads(path.read_text())["subject"]}
     names = [path.name for path in received if not path.name.endswith(PROVENANCE)]
-    unknown = [name for name in names if name not in spoken_of]
+    unknown = [name for name in names if name not in described]
     if unknown or not names:
         raise RegistryFailed(
-            f"{reference} comes without the provenance of what is in it",
+            f"{reference} has no provenance for its files",
             expected="an in-toto statement with the SHA-256 of every file",
-            found=f"none of {', '.join(unknown)}" if unknown else "a statement alone",
-            fix="delete that tag there and push it anew from where it was built, or build it here",
+            found=f"none for {', '.join(unknown)}" if unknown else "a statement without files",
+            fix="delete that tag there and push it again from the machine that built it, or build it here",
         )
 
 
-def _say_if_other(place: Path, made: Sequence[Artefact]) -> None:
-    """The same key makes the same bytes, or the build is not reproducible: that must not pass in silence."""
+def _warn_if_changed(place: Path, made: Sequence[Artefact]) -> None:
+    """Warn if the same key has produced different bytes: the build is not reproducible."""
     before = Manifest.read(place / MANIFEST)
     known = {item.path.name: item.sha256 for item in before.artefacts} if before else {}
     for item in made:
         if not item.path.name.endswith(PROVENANCE) and known.get(item.path.name, item.sha256) != item.sha256:
             progress.warn(
-                f"{item.path.name} is not what was kept under the same key: its build is not reproducible "
+                f"{item.path.name} differs from the file with the same key: its build is not reproducible "
                 f"({known[item.path.name][:16]} → {item.sha256[:16]})"
             )
 
 
 def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
-    """Move a damaged entry, whose folder is open, out of the way: where it is now; None if it is there no more.
+    """Rename a damaged entry, whose folder is open; returns its new path, or None if it has been replaced.
 
-    As long as a folder is open no other gets its inode, so what another process put there meanwhile is told from it.
+    The inode of an open folder is not reused, so it distinguishes the entry from one that another process has stored.
     """
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
-    with _alone(config):
+    with _locked(config):
         try:
             if not os.path.samestat(place.stat(), os.fstat(folder)):
                 return None
@@ -443,7 +442,7 @@ def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
 
 
 @contextlib.contextmanager
-def _alone(config: Config) -> Iterator[None]:
-    """One process at a time changes the cache; it is a matter of moments."""
+def _locked(config: Config) -> Iterator[None]:
+    """Lock the cache while it is changed, which takes moments."""
     with files.locked(_folder(config)):
         yield

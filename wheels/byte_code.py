@@ -1,8 +1,8 @@
 """Byte-compile Python modules for the target with a native Python of the same version.
 
-Byte code does not depend on the machine: for the same Python version the files are identical to what the emulated
-one makes, in a seventh of the time. The native Python is the tools folder's, entered by chroot in a mount namespace
-of its own, since this PC may have another release.
+Byte code does not depend on the machine: for the same Python version the files are identical to those that the
+emulated Python writes, in a seventh of the time. The native Python is in the tools folder, because this PC may have
+another version. It runs in a chroot, in a separate mount namespace.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SCRIPT = """
     mount --bind "$1" "$0/mnt"
     exec chroot "$0" "/usr/bin/python$2" -I -c "$3"
 """
-# compileall's own workers, who take what comes, gave other bytes in one build of five. The likely reason, inferred and
-# not shown: marshal writes an object that two hold in another way, and what a process compiled before shares some.
-# Here a process gets the same files each time, and begins as all others do.
+# The workers of compileall, which take files from a queue, wrote different bytes in one of five builds. Probable cause
+# (inferred, not proven): marshal writes objects with several references differently, and files that one process
+# compiled earlier share objects. Here each process compiles the same files every time, and starts in the same state.
 _COMPILE = """
 import compileall, os, py_compile, sys
 modules = sorted(os.path.join(folder, name) for folder, _, names in os.walk("/mnt") for name in names
@@ -45,11 +45,11 @@ while running:
 
 
 def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
-    """Compile every module below ``root`` (a staged root: paths in the byte code are the target's); how many there are.
+    """Compile every module below ``root``, a staged root; returns the number of modules compiled.
 
-    Every module gets the time stamp ``epoch``, by which its byte code is checked: who imports it need not read the
-    source, as for a check by hash (PEP 552). Modules that do not compile (templates, other versions' code) are left as
-    they are, as by pip. Raises CommandFailed when nothing was compiled.
+    Paths in the byte code are those on the target. Every module gets the time stamp ``epoch``, which validates its byte
+    code: unlike with hashes (PEP 552), an import does not read the source. Modules that do not compile (templates, code
+    for other versions) are skipped, as by pip. Raises CommandFailed if nothing was compiled.
     """
     for module in root.rglob("*.py"):
         os.utime(module, (epoch, epoch), follow_symlinks=False)

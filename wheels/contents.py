@@ -1,8 +1,7 @@
-"""Which package of the distribution has a file that a build did not find: by the archive's Contents indices.
+"""Find the distribution's package that contains a file that a build is missing, in the archive's Contents indices.
 
-An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is fetched when a build first misses a file, and kept
-until the mirror is asked anew. It only serves to name a package in a message; what is installed comes by the verified
-lists.
+An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded when a build first misses a file, and again
+after the package lists were updated. It is used for messages only; packages are installed from the verified lists.
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ from pathlib import Path
 import requests
 
 from images import apt
-from images.recorded_sources import sources_of
 from toolchain import files, progress
 from toolchain.config import Config
-from toolchain.manifest import Manifest
 
 _LIMIT_S = 60.0
 _GNU = r"(?:[\w-]+-linux-\w+/)?"
 _MOST = 3
-"""So many missing files are looked up: those that the output names last."""
+"""Number of missing files that are looked up, the last ones in the output."""
 _MISSING = re.compile(
     r"fatal error: '?(?P<header>[\w./+-]+)'?(?:: No such file or directory| file not found)"
     r"|cannot find -l(?P<library>[\w.+-]+)"
@@ -36,16 +33,17 @@ _MISSING = re.compile(
 
 @dataclass(frozen=True)
 class Missing:
-    """A file that a build did not find: its name, and patterns of its path in a root."""
+    """A file that a build did not find."""
 
     name: str
     pattern: str
-    near: str
-    """Where a compiler finds it without being told."""
+    """Regular expression for its path below ``/``."""
+    default: str
+    """Regular expression for the paths that are searched without any option."""
 
 
 def missing_in(output: str) -> list[Missing]:
-    """Headers, libraries and pkg-config files that a compiler, linker or pkg-config missed; the last few, each once."""
+    """Headers, libraries and pkg-config files that a build did not find: the last ``_MOST``, without duplicates."""
     found: dict[Missing, None] = {}
     for line in _MISSING.finditer(output):
         if name := line["header"]:
@@ -62,14 +60,17 @@ def missing_in(output: str) -> list[Missing]:
     return list(found)[-_MOST:]
 
 
-def advice(output: str, config: Config) -> str:
-    """What to do about the files that a build did not find, a line each; empty where its output names none."""
+def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
+    """One line of advice for each file that a build did not find; empty if its output names none.
+
+    ``sources`` are the package sources of the image.
+    """
     wanted = missing_in(output)
     if not wanted:
         return ""
     owners: dict[Missing, list[str]] = {}
     searched = False
-    for index in _indices(config):
+    for index in _indices(sources, config):
         searched = True
         owners |= owners_in(index, [item for item in wanted if item not in owners])
         if len(owners) == len(wanted):
@@ -78,55 +79,54 @@ def advice(output: str, config: Config) -> str:
 
 
 def owners_in(index: Path, wanted: Sequence[Missing]) -> dict[Missing, list[str]]:
-    """The packages that have each file, of those files that the index has.
+    """The packages that contain each file, for the files in the index.
 
-    Where a header lies in a folder that a compiler searches by itself, packages that have it elsewhere are left out.
+    If packages have a file on a default path, packages that have it elsewhere are omitted.
     """
-    near: dict[Missing, set[str]] = {}
-    far: dict[Missing, set[str]] = {}
+    default: dict[Missing, set[str]] = {}
+    elsewhere: dict[Missing, set[str]] = {}
     pattern = re.compile("|".join(rf"(?:{item.pattern})" for item in wanted).encode())
-    # A damaged index is as good as none.
+    # A damaged index is treated like a missing one.
     with contextlib.suppress(OSError, EOFError), gzip.open(index) as stream:
         for line in filter(pattern.match, stream):
             path, _, where = line.decode(errors="replace").rpartition(" ")
             packages = {name.rpartition("/")[2] for name in where.strip().split(",")}
             for item in wanted:
                 if re.fullmatch(item.pattern, path.strip()):
-                    is_near = re.fullmatch(item.near, path.strip()) is not None
-                    (near if is_near else far).setdefault(item, set()).update(packages)
-    return {item: sorted(found) for item, found in {**far, **near}.items()}
+                    is_default = re.fullmatch(item.default, path.strip()) is not None
+                    (default if is_default else elsewhere).setdefault(item, set()).update(packages)
+    return {item: sorted(found) for item, found in {**elsewhere, **default}.items()}
 
 
 def _line(item: Missing, packages: Sequence[str], *, searched: bool) -> str:
     if not packages:
         if searched:
-            return f"{item.name} is missing, and no package of the distribution has a file of that name."
-        return f"{item.name} is missing. --package=NAME installs a package of the distribution for this build."
+            return f"{item.name} is missing, and no package of the distribution contains it."
+        return f"{item.name} is missing. Use --package=NAME to install a package of the distribution for this build."
     options = " or ".join(f"--package={name}" for name in packages[:4])
-    return f"{item.name} is missing. The distribution has it: add {options}"
+    return f"{item.name} is missing. Add {options} to install it."
 
 
-def _indices(config: Config) -> Iterator[Path]:
-    """The indices of the target's main archive, fetched where they are not there; none without a network."""
-    mirror = config.target_root / "mirror.manifest.json"
-    manifest = Manifest.read(mirror)
-    for source in sources_of(manifest) if manifest else ():
+def _indices(sources: Sequence[apt.Source], config: Config) -> Iterator[Path]:
+    """The indices of the target's main archive, downloaded if needed; those that cannot be downloaded are skipped."""
+    updated = (config.target_root / "mirror.manifest.json").stat().st_mtime if sources else 0.0
+    for source in sources:
         if source.pocket.name != "main" or config.image.target.debian not in source.architectures:
             continue
         for component in source.components:
             for architecture in (config.image.target.debian, "all"):
                 place = config.target_root / "contents" / f"{source.pocket.suite}-{component}-{architecture}.gz"
-                current = place.is_file() and place.stat().st_mtime >= mirror.stat().st_mtime
-                if current or _fetched(source, component, architecture, place):
+                current = place.is_file() and place.stat().st_mtime >= updated
+                if current or _downloaded(source, component, architecture, place):
                     yield place
 
 
-def _fetched(source: apt.Source, component: str, architecture: str, place: Path) -> bool:
+def _downloaded(source: apt.Source, component: str, architecture: str, place: Path) -> bool:
     uri = f"{source.uri.rstrip('/')}/dists/{source.pocket.suite}/{component}/Contents-{architecture}.gz"
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            progress.step("which package has the missing files"),
+            progress.step("find packages with the missing files"),
             requests.get(uri, timeout=_LIMIT_S, stream=True) as answer,
             files.replacing(place) as aside,
         ):

@@ -1,9 +1,9 @@
-"""The distribution's numpy, SciPy and pandas as wheels, for pip's isolated build environments.
+"""Make wheels of the distribution's numpy, SciPy and pandas, for pip's isolated build environments.
 
-An isolated environment hides what the distribution has installed, so pip would build numpy from source whenever a
-project requires it for its own build, and the index has no wheel for 32-bit ARM. Here the files of the development root
-(``dev.tar``) are put into wheels as they are; their libraries lie in the container. They are for building only and are
-neither served nor put into the wheelhouse.
+An isolated environment hides the packages of the distribution, so pip would build numpy from source for every project
+that requires it: the index has no wheel for 32-bit ARM. The wheels contain the unchanged files of the development root
+(``dev.tar``); the libraries that they require are in the container. They are for builds only, and neither served nor
+put into the wheelhouse.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def make(dev_tar: Path, folder: Path, target: Architecture, suite: Suite) -> None:
-    """Write a wheel of each of ``NAMES`` that the root in ``dev_tar`` has to ``folder``, which appears when complete.
+    """Write a wheel of each package in ``NAMES`` that the root in ``dev_tar`` has. ``folder`` appears when complete.
 
     Raises DiskFull.
     """
@@ -69,7 +69,7 @@ def _write(
     head = email.parser.BytesHeaderParser().parsebytes(metadata)
     try:
         version = str(Version(str(head["Version"])))
-    except InvalidVersion:  # one that pip would refuse
+    except InvalidVersion:  # pip would reject the wheel
         return
     stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
     tag = f"{suite.python_tag}-{suite.python_tag}-{target.wheel_platform}"
@@ -87,14 +87,14 @@ def _write(
         found[f"{stem}.dist-info/entry_points.txt"] = _content(archive, members, points)
     record = "".join(f"{path},sha256={_digest(content)},{len(content)}\n" for path, content in sorted(found.items()))
     found[f"{stem}.dist-info/RECORD"] = f"{record}{stem}.dist-info/RECORD,,\n".encode()
-    # Stored: pip unpacks it emulated.
+    # Not compressed: pip unpacks it under emulation.
     with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w", zipfile.ZIP_STORED) as wheel:
         for path, content in sorted(found.items()):
             wheel.writestr(zipfile.ZipInfo(path, _EPOCH), content)
 
 
 def _below(members: dict[str, tarfile.TarInfo], folder: str) -> dict[str, None]:
-    """Paths of files below a folder, also by links to folders (Debian's numpy has its headers elsewhere)."""
+    """Paths of files below a folder, following links to folders (the headers of Debian's numpy are behind one)."""
     found: dict[str, None] = {}
     for path in [path for path in members if path.startswith(f"{folder}/")]:
         member = members[path]
@@ -110,8 +110,8 @@ def _below(members: dict[str, tarfile.TarInfo], folder: str) -> dict[str, None]:
 
 
 def _resolved(members: dict[str, tarfile.TarInfo], path: str) -> str:
-    """The path that a path leads to, any part of which may be a link."""
-    for _ in range(40):  # as many links as Linux follows
+    """Resolve symbolic links in all parts of a path."""
+    for _ in range(40):  # the limit of Linux
         parts = path.split("/")
         links = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         link = next((item for item in links if item in members and members[item].issym()), None)

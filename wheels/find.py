@@ -1,6 +1,6 @@
-"""Wheels for the target: find one that fits, look into it, and unpack it as the target's pip would.
+"""Find a wheel that fits the target, audit it, and unpack it like the target's pip.
 
-Nothing of this needs the target's CPU, so nothing of it is emulated.
+None of this requires emulation.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from toolchain.architecture import Architecture
 from toolchain.errors import PlatformMismatch, WheelUnusable
 
 _EF_ARM_ABI_FLOAT_HARD = 0x400
-"""e_flags of hard-float ARM programs: ELF for the Arm Architecture (IHI 0044), table 4-2."""
+"""Flag in e_flags of hard-float ARM programs: ELF for the Arm Architecture (IHI 0044), table 4-2."""
 UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
     *(NotImplementedError, RuntimeError, UnicodeDecodeError),
 )
-"""What zipfile raises, beside OSError, for archives that are torn, encrypted, or packed in a way it does not know."""
+"""Exceptions of zipfile, besides OSError, for archives that are damaged, encrypted, or compressed in an unknown way."""
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
 
 
 _OLDEST_GLIBC = {"amd64": 5}
-"""Minor version of glibc 2; 17 for the others, as pip has it."""
+"""Minor version of glibc 2; 17 for the others, as in pip."""
 _EARLIER_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-"""By glibc (PEP 599, 571, 513)."""
+"""By glibc version (PEP 599, 571, 513)."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A wheel file whose name says it fits."""
+    """A wheel file whose name fits the target."""
 
     path: Path
     version: Version
 
 
 def platforms_for(target: Architecture, suite: Suite) -> list[str]:
-    """Platform names of wheels for a machine, the most special first: glibc's (PEP 600), and its own.
+    """Platform tags of wheels for a machine, the most specific first: manylinux (PEP 600), then linux.
 
-    Of glibc's all up to the release's, down to the oldest that pip knows for the machine, by their earlier names too.
+    The manylinux tags range from the release's glibc down to the oldest that pip supports, including legacy names.
     """
     machine = target.wheel_platform.removeprefix("linux_")
     newest = int(suite.glibc.removeprefix("2."))
@@ -71,7 +71,7 @@ def platforms_for(target: Architecture, suite: Suite) -> list[str]:
 
 
 def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
-    """Wheel tags that the target's Python takes (PEP 425), with all of its platform names."""
+    """Wheel tags that the target's Python supports (PEP 425), with all platform tags."""
     python = suite.python_tag
     major, minor = suite.python.split(".")
     platforms = platforms_for(target, suite)
@@ -86,9 +86,9 @@ def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
 def candidates(
     wheelhouses: Sequence[Path], distribution: str, tags: frozenset[Tag]
 ) -> tuple[list[Candidate], list[str]]:
-    """Wheels of a distribution that fit, best first, and why the others do not.
+    """Wheels of a distribution that fit, best first, and reasons why others do not fit.
 
-    An earlier wheelhouse wins over a later one; within one, the newest version.
+    An earlier wheelhouse takes precedence over a later one; within one, newer versions come first.
     """
     fitting: list[Candidate] = []
     refused: list[str] = []
@@ -111,13 +111,13 @@ def candidates(
 
 
 def audit(wheel: Path, target: Architecture) -> int:
-    """Check the archive and every ELF file in it; the number of ELF files.
+    """Check the archive and every ELF file in it; returns the number of ELF files.
 
     Raises WheelUnusable for a damaged archive, PlatformMismatch for a program of another machine or float ABI.
     """
     count = 0
     try:
-        # Every byte is read here, and compared with the archive's own checksums too.
+        # This reads every byte, so it verifies the archive's own checksums too.
         with WheelFile.open(wheel) as source:
             source.validate_record(validate_contents=True)
         with zipfile.ZipFile(wheel) as archive:
@@ -126,18 +126,18 @@ def audit(wheel: Path, target: Architecture) -> int:
                 count += 1
     except (*UNREADABLE, InstallerError, OSError) as fault:
         if isinstance(fault, OSError) and fault.errno not in (errno.EINVAL, None):
-            raise  # not the archive's fault; EINVAL is a seek to where it points outside of itself, no number bzip2's
+            raise  # not caused by the archive. EINVAL: an offset outside of it; no number: a bzip2 error
         raise WheelUnusable(
             f"{wheel.name} is damaged",
             expected="a zip archive whose RECORD matches its files",
             found=str(fault).splitlines()[0] if str(fault) else type(fault).__name__,
-            fix="copy or build the wheel anew",
+            fix="copy or build the wheel again",
         ) from fault
     return count
 
 
 def elf_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes]]]:
-    """ELF files of the archive, each as a seekable file: a library of 80 MB has no place in memory."""
+    """ELF files of the archive, each as a seekable temporary file: a library of 80 MB should not be in memory."""
     for member in archive.infolist():
         if member.is_dir():
             continue
@@ -159,8 +159,8 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
         fits = seen == (machine, bits, True)
         soft = fits and target.debian == "armhf" and not _is_hard_float(elf)
     except (ELFError, UnicodeDecodeError) as fault:
-        found = str(fault) or "it ends in the middle"
-        raise WheelUnusable(f"{name} is no readable ELF file", found=found, fix="build the wheel anew") from fault
+        found = str(fault) or "truncated file"
+        raise WheelUnusable(f"{name} is not a readable ELF file", found=found, fix="build the wheel again") from fault
     if not fits or soft:
         raise PlatformMismatch(
             f"{name} is for another machine than the image",
@@ -168,14 +168,14 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
             found=f"{seen[0]}, {seen[1]} bit"
             + ("" if elf.little_endian else ", big-endian")
             + (", soft float" if soft else ""),
-            fix=f"take a wheel that was built for {target.wheel_platform}",
+            fix=f"use a wheel that was built for {target.wheel_platform}",
         )
 
 
 def _is_hard_float(elf: ELFFile) -> bool:
-    """Whether floats are passed in VFP registers: by the header's flag, else by the attribute section.
+    """Whether floats are passed in VFP registers, by the flag in the header or the attribute section.
 
-    Shared objects of older linkers lack the flag; Tag_ABI_VFP_args (ARM IHI 0045) is 1 for the hard-float variant.
+    Older linkers do not set the flag; Tag_ABI_VFP_args (ARM IHI 0045) is 1 for the hard-float variant.
     """
     if int(elf["e_flags"]) & _EF_ARM_ABI_FLOAT_HARD:
         return True
@@ -191,9 +191,9 @@ def _is_hard_float(elf: ELFFile) -> bool:
 
 
 def unpack(wheel: Path, root: Path, suite: Suite) -> None:
-    """Install a wheel into a staged root, where Debian's Python looks for locally installed packages.
+    """Install a wheel into a staged root, in the folder of Debian's Python for locally installed packages.
 
-    Scripts get the target's interpreter. Raises WheelUnusable.
+    Scripts use the target's interpreter. Raises WheelUnusable.
     """
     packages = f"/usr/local/lib/python{suite.python}/dist-packages"
     destination = SchemeDictionaryDestination(
@@ -212,5 +212,5 @@ def unpack(wheel: Path, root: Path, suite: Suite) -> None:
         with WheelFile.open(wheel) as source:
             install(source=source, destination=destination, additional_metadata={"INSTALLER": b"pitorch\n"})
     except (*UNREADABLE, InstallerError, KeyError, ValueError, FileExistsError) as fault:
-        fix = "build the wheel anew"
+        fix = "build the wheel again"
         raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=str(fault), fix=fix) from fault

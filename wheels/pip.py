@@ -1,23 +1,76 @@
-"""pip on this PC, for what recipes and environments fetch: what its failures mean is told in one place."""
+"""Run pip on this PC, and read its output."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.daemon import SOCKS_FIX, SOCKS_MISSING
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from toolchain.process import run
 
-# Without a network pip tries several times, then says that it found no distribution: so this is asked first.
 _UNREACHABLE = re.compile(
-    r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|SSLError|Max retries exceeded|Read timed out"
+    r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeoutError|ProxyError|SSLError|CERTIFICATE_VERIFY"
+    r"|Max retries exceeded|Temporary failure in name resolution|Connection refused|No route to host|Read timed out"
 )
-_UNFOUND = re.compile(r"No matching distribution found for ([^\s;(]+)")
-# An index has answered, whatever was tried before with no success.
-_OTHERS_FOUND = re.compile(r"\(from versions: (?!none\))")
+_NOT_FOUND = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)([^\s;(]*)")
+_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
+# Printed with --verbose twice.
+_OTHER_PLATFORM = re.compile(
+    r"Skipping link: none of the wheel's tags \(.*\) are compatible .*?[:/]([^/\s#]+\.whl)(?:#|\s|$)"
+)
+_SOURCE = re.compile(r"Skipping link: No sources permitted for .*?[:/]([^/\s#]+\.(?:tar\.gz|zip))(?:#|\s|$)")
+# pip's messages for a program that it ran and that failed: the package's own build, and pip for its build requirements.
+_BUILD_FAILED = "subprocess-exited-with-error"
+_REQUIREMENTS_FAILED = "pip subprocess to install build dependencies did not run successfully"
+_CONFLICT = "ResolutionImpossible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What pip's output says about a failure."""
+
+    name: str
+    """The requirement that has no matching distribution; empty if there is none."""
+    specifier: str
+    """Its version specifier."""
+    versions: list[str]
+    """Versions of it that the index has."""
+    unreachable: str
+    """The first line about a failed connection; empty if an index answered, or no connection failed."""
+    socks_missing: bool
+    """Whether the proxy requires SOCKS, which pip does not support without PySocks."""
+    build_failed: bool
+    """Whether the package's own build failed."""
+    is_conflict: bool
+    """Whether the requirements contradict each other."""
+    other_platforms: list[str]
+    """File names of wheels that do not fit the platform or Python."""
+    sources: list[str]
+    """File names of source archives that were not allowed."""
+
+    @classmethod
+    def parse(cls, text: str) -> Output:
+        """Read the output."""
+        missing = _NOT_FOUND.search(text)
+        found = next((match[1] for match in _VERSIONS.finditer(text) if match[1] != "none"), "")
+        versions = [item.strip() for item in found.split(",") if item]
+        lines = (line for line in text.splitlines() if _UNREACHABLE.search(line))
+        return cls(
+            name=missing[1] if missing else "",
+            specifier=missing[2] if missing else "",
+            versions=versions,
+            # Without a network, pip retries and then reports that it found no distribution.
+            unreachable="" if versions else next(lines, ""),
+            socks_missing=SOCKS_MISSING in text,
+            build_failed=missing is None and _BUILD_FAILED in text and _REQUIREMENTS_FAILED not in text,
+            is_conflict=_CONFLICT in text,
+            other_platforms=[link[1] for link in _OTHER_PLATFORM.finditer(text)],
+            sources=[link[1] for link in _SOURCE.finditer(text)],
+        )
 
 
 def run_pip(
@@ -30,10 +83,10 @@ def run_pip(
     environment: Mapping[str, str] | None = None,
     limit_s: float = 1800.0,
 ) -> None:
-    """Run ``python -m pip WORDS`` without questions; ``what`` names in errors what is fetched.
+    """Run ``python -m pip WORDS`` without prompts; ``what`` is the name of the download in error messages.
 
-    ``unfound`` makes the error for a requirement that the index has nothing for. Raises NetworkUnreachable, that, or
-    CommandFailed with pip's last lines.
+    ``unfound`` makes the error for a requirement that the index does not have. Raises that error, NetworkUnreachable
+    or CommandFailed with the last lines of pip's output.
     """
     try:
         run(
@@ -43,20 +96,21 @@ def run_pip(
             log=log,
         )
     except CommandFailed as fault:
-        if SOCKS_MISSING in fault.tail:
+        output = Output.parse(fault.tail)
+        if output.socks_missing:
             raise NetworkUnreachable(
-                f"{what} cannot be fetched: the proxy speaks SOCKS, and pip does not",
+                f"{what} cannot be downloaded: the proxy requires SOCKS, which pip does not support",
                 expected="an HTTP proxy, or the package PySocks",
-                found=f"{SOCKS_MISSING} (whole log: {log})",
+                found=f"{SOCKS_MISSING} (complete log: {log})",
                 fix=SOCKS_FIX,
             ) from fault
-        if _UNREACHABLE.search(fault.tail) and not _OTHERS_FOUND.search(fault.tail):
+        if output.unreachable:
             raise NetworkUnreachable(
-                f"{what} cannot be fetched: the package index does not answer",
-                expected="the package index that this PC's pip uses (pip config list) to answer",
-                found=f"no connection (whole log: {log})",
+                f"{what} cannot be downloaded: the package index does not respond",
+                expected="a response of the package index in pip's configuration (pip config list)",
+                found=f"no connection (complete log: {log})",
                 fix="fix the network, https_proxy or pip.conf, then run the task again",
             ) from fault
-        if (asked := _UNFOUND.search(fault.tail)) is not None:
-            raise unfound(asked[1]) from fault
+        if output.name:
+            raise unfound(output.name + output.specifier) from fault
         raise

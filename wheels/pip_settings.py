@@ -1,9 +1,9 @@
-"""Where this PC's pip gets packages from, carried into build containers.
+"""Pass the package indices in this PC's pip configuration to build containers.
 
-pip is asked for its settings (``pip config list``: pip.conf files and PIP_* variables together, in pip's own order of
-precedence); those about indices, certificates and proxies are handed on as PIP_* variables. What they name on this
-PC's disk (a folder of wheels, a ``file://`` index, a certificate) is mounted at the same path, read-only. Values may
-hold passwords: they go into the container's environment only, never onto a command line or into a log.
+``pip config list`` prints the settings of pip.conf files and PIP_* variables. Those for indices, certificates and
+proxies are passed as PIP_* variables. Local paths in them (a folder of wheels, a ``file://`` index, a certificate) are
+mounted read-only at the same path. Values may contain passwords: they are passed in the container's environment only,
+never on a command line or in a log.
 """
 
 from __future__ import annotations
@@ -19,45 +19,46 @@ from urllib.parse import unquote, urlsplit
 from toolchain import process
 
 _OF_INDICES = (
-    # Not retries: it is by pip's words about them that an absent network is told from an absent package.
+    # Not "retries": without its messages a missing network could not be distinguished from a missing package.
     *("index-url", "extra-index-url", "find-links", "no-index", "trusted-host"),
     *("cert", "client-cert", "proxy", "timeout", "default-timeout", "constraint", "build-constraint"),
 )
 _LISTS = ("extra-index-url", "find-links", "trusted-host", "constraint", "build-constraint")
 _SECTIONS = ("global", "download", "wheel", ":env:")
-"""Sections that count for ``pip wheel``, the later wins."""
+"""Sections that apply to ``pip wheel``; later ones take precedence."""
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
 
 
 @dataclass(frozen=True)
 class PipSettings:
-    """Environment of a container, and what must be mounted for it: container path to host path."""
+    """Environment and mounts of a container."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
+    """Container path to host path."""
 
     def binds(self) -> list[str]:
-        """As the engine's API takes them."""
+        """The mounts in the format of the engine's API."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 
 def of_this_pc(find_links: Sequence[str] = (), constraints: Sequence[str] = ()) -> PipSettings:
-    """What pip on this PC goes by.
+    """The settings of pip on this PC.
 
-    ``find_links`` are further folders of wheels in the container, ``constraints`` further files on this PC (absolute
-    paths), or addresses.
+    ``find_links`` are additional folders of wheels in the container, ``constraints`` additional constraints files:
+    absolute paths on this PC, or URLs.
     """
-    told = process.run([sys.executable, "-m", "pip", "config", "list"], merge_stderr=False, limit_s=60).output
-    settings = parse(told)
+    listing = process.run([sys.executable, "-m", "pip", "config", "list"], merge_stderr=False, limit_s=60).output
+    settings = parse(listing)
     if constraints:
         settings["constraint"] = " ".join([*settings.get("constraint", "").split(), *constraints])
-    return carried(settings, os.environ, find_links)
+    return for_container(settings, os.environ, find_links)
 
 
-def parse(told: str) -> dict[str, str]:
-    """Settings out of ``pip config list``: lines of ``section.name='value'``, the value as Python writes it."""
+def parse(listing: str) -> dict[str, str]:
+    """Parse ``pip config list``: lines of ``section.name='value'``, with the value as a Python literal."""
     found: dict[str, dict[str, str]] = {}
-    for line in told.splitlines():
+    for line in listing.splitlines():
         name, equals, text = line.partition("=")
         section, _, key = name.rpartition(".")
         if not equals or section not in _SECTIONS:
@@ -70,8 +71,8 @@ def parse(told: str) -> dict[str, str]:
     return {key: value for section in _SECTIONS for key, value in found.get(section, {}).items()}
 
 
-def carried(settings: Mapping[str, str], environ: Mapping[str, str], find_links: Sequence[str]) -> PipSettings:
-    """The container's environment for pip's settings, and the mounts that they need."""
+def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_links: Sequence[str]) -> PipSettings:
+    """The container's environment and mounts for some settings."""
     environment = {f"PIP_{key.upper().replace('-', '_')}": settings[key] for key in _OF_INDICES if settings.get(key)}
     environment |= {name: environ[name] for name in _CERTIFICATES if environ.get(name)}
     words = [
@@ -80,7 +81,7 @@ def carried(settings: Mapping[str, str], environ: Mapping[str, str], find_links:
         for word in (value.split() if name.removeprefix("PIP_").lower().replace("_", "-") in _LISTS else [value])
     ]
     named = [path for path in map(_local, words) if path is not None and path.exists()]
-    # An index in files has its files beside it.
+    # A local index has its files next to its folder "simple".
     folders = [path.parent if path.name == "simple" and path.is_dir() else path for path in named]
     paths = {str(path): path.resolve() for path in folders}
     if find_links:
@@ -90,7 +91,7 @@ def carried(settings: Mapping[str, str], environ: Mapping[str, str], find_links:
 
 
 def _local(word: str) -> Path | None:
-    """The path on this PC that a setting names, or None."""
+    """The local path in a setting, or None."""
     parts = urlsplit(word)
     if parts.scheme == "file":
         return Path(unquote(parts.path))

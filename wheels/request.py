@@ -1,4 +1,4 @@
-"""What ``build-wheel`` is asked for: a package or a project, and how its build is to run."""
+"""The arguments of ``build-wheel``: a package or a project, and the options of its build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARCHIVES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a wheel is to be made of: a project on this PC, or a name and version from pip's index."""
+    """The source of a wheel: a project on this PC, or a name and version in pip's index."""
 
     project: Path | None = None
     name: str = ""
@@ -32,15 +32,15 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """For the name of a log."""
+        """Used in the name of the log."""
         text = self.project.name if self.project else f"{canonicalize_name(self.name)}-{self.version}"
         return re.sub(r"[^A-Za-z0-9._+-]", "-", text)
 
     @classmethod
     def parse(cls, text: str, *, folder: Path) -> Wanted:
-        """NAME==VERSION, or a path (relative to ``folder``) of a project's folder or of its source archive.
+        """Parse NAME==VERSION, or the path (relative to ``folder``) of a project's folder or source archive.
 
-        Raises SourceUnavailable for anything else, and for a path without a project.
+        Raises SourceUnavailable for anything else, and if there is no project at the path.
         """
         if not _looks_like_path(text, folder):
             return cls._pinned(text)
@@ -50,65 +50,65 @@ class Wanted:
             raise SourceUnavailable(
                 f"there is no project at {text}",
                 expected="the name of a user of this PC after ~",
-                found="no such user, or none with a home",
-                fix="check the path; a package of the index is named NAME==VERSION",
+                found="no such user, or a user without a home folder",
+                fix="check the path, or pass NAME==VERSION for a package in the index",
             ) from fault
         if path.is_dir():
             if not any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
                 raise SourceUnavailable(
-                    f"{path} is no Python project",
+                    f"{path} is not a Python project",
                     expected="a folder with pyproject.toml or setup.py",
                     found=_listing(path),
-                    fix="name the folder that has it, or NAME==VERSION",
+                    fix="pass the folder with that file, or NAME==VERSION",
                 )
             return cls(project=path)
         if path.is_file() and path.name.endswith(_ARCHIVES):
             return cls(project=path)
         raise SourceUnavailable(
             f"there is no project at {path}",
-            expected=f"a project's folder, or its source archive ({', '.join(_ARCHIVES)})",
-            found="a file of another kind" if path.is_file() else "nothing",
-            fix="check the path; a package of the index is named NAME==VERSION",
+            expected=f"a project's folder or source archive ({', '.join(_ARCHIVES)})",
+            found="a file of another type" if path.is_file() else "nothing",
+            fix="check the path, or pass NAME==VERSION for a package in the index",
         )
 
     @classmethod
     def _pinned(cls, text: str) -> Wanted:
-        fix = "for instance ./inv build-wheel pyyaml==6.0.2, or ./inv build-wheel ./my-project"
+        fix = "for example ./inv build-wheel pyyaml==6.0.2, or ./inv build-wheel ./my-project"
         try:
-            wish = Requirement(text)
-            (pin,) = wish.specifier
+            requirement = Requirement(text)
+            (pin,) = requirement.specifier
             version = str(Version(pin.version))
         except (InvalidRequirement, ValueError) as fault:
             raise SourceUnavailable(
-                f"{text!r} does not say which wheel",
+                f"{text!r} does not identify one wheel",
                 expected="NAME==VERSION, or the path of a project",
                 found="more or less than one version" if not isinstance(fault, InvalidRequirement) else repr(text),
                 fix=fix,
             ) from fault
-        if pin.operator != "==" or wish.extras or wish.marker or wish.url:
+        if pin.operator != "==" or requirement.extras or requirement.marker or requirement.url:
             raise SourceUnavailable(
-                f"{text!r} does not say which wheel",
-                expected="one version, and no extras or markers: they are not part of a wheel",
+                f"{text!r} does not identify one wheel",
+                expected="one version, without extras, markers or a URL",
                 found=text,
                 fix=fix,
             )
-        return cls(name=wish.name, version=version)
+        return cls(name=requirement.name, version=version)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a build is to run."""
+    """Options of a build."""
 
     from_source: bool = False
-    """Take no ready wheel of the index."""
+    """Build the package even if the index has a wheel of it."""
     packages: Sequence[str] = ()
-    """Packages of the distribution that are installed for this build."""
+    """Packages of the distribution to install for this build."""
     isolated: bool = True
-    """Make an environment of what the project requires for its build; else it is the workbench's own packages."""
+    """Install build requirements into an isolated environment, instead of using the container's packages."""
     constraints: Sequence[str] = ()
-    """pip's constraints, for what the build requires too: paths on this PC, or addresses."""
+    """pip's constraints files, which apply to build requirements too: paths on this PC, or URLs."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the build, over all others."""
+    """Environment variables of the build; they override all others."""
 
     @classmethod
     def parse(
@@ -121,24 +121,24 @@ class Options:
         constraints: Sequence[str],
         variables: Sequence[str],
     ) -> Options:
-        """Of a task's options; paths count from ``folder``, ``variables`` are NAME (this PC's value) or NAME=VALUE.
+        """Parse a task's options. Paths are relative to ``folder``, ``variables`` are NAME=VALUE, or NAME of a set one.
 
-        Raises SourceUnavailable for what cannot be.
+        Raises SourceUnavailable for invalid options.
         """
         if wrong := [name for name in packages if not _PACKAGE.fullmatch(name)]:
             raise SourceUnavailable(
-                "what the build wants of the distribution is named by packages",
-                expected="names of Debian packages: lower case, digits, '+', '-' and '.'",
+                "--package does not name a package of the distribution",
+                expected="names of Debian packages: lower-case letters, digits, '+', '-' and '.'",
                 found=", ".join(map(repr, wrong)),
-                fix="for instance --package=libxml2-dev",
+                fix="for example --package=libxml2-dev",
             )
         paths = [text if "://" in text else str((folder / Path(text)).resolve()) for text in constraints]
         if absent := [path for path in paths if "://" not in path and not Path(path).is_file()]:
             raise SourceUnavailable(
-                f"there is no file of constraints at {absent[0]}",
-                expected="a file with lines such as numpy<2, or its address",
-                found="nothing, or a folder",
-                fix="check the path that --constraint gives",
+                f"there is no constraints file at {absent[0]}",
+                expected="a file with lines such as numpy<2, or its URL",
+                found="no file",
+                fix="check the path after --constraint",
             )
         return cls(
             from_source=from_source,
@@ -153,17 +153,17 @@ def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
         raise SourceUnavailable(
-            f"--env={name} names no variable",
-            expected="NAME, whose value is taken from this environment, or NAME=VALUE",
+            f"--env={name} is not the name of a variable",
+            expected="NAME of a variable that is set here, or NAME=VALUE",
             found=repr(name),
-            fix="for instance --env=CFLAGS=-O3",
+            fix="for example --env=CFLAGS=-O3",
         )
     if not equals and name not in os.environ:
         raise SourceUnavailable(
-            f"--env={name} names a variable that is not set here",
+            f"--env={name}: the variable is not set",
             expected="an exported variable, or NAME=VALUE",
             found=f"no variable {name}",
-            fix=f"export {name} first (under sudo: sudo --preserve-env={name})",
+            fix=f"export {name} first (with sudo: sudo --preserve-env={name})",
         )
     return name, value if equals else os.environ[name]
 

@@ -22,12 +22,12 @@ from recipes.recipe import HERE, load
 from recipes.torch import provenance
 from recipes.torch.build import Plan
 from recipes.torch.source import identity as source_identity
-from recipes.wheelhouses import wheelhouses
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, RecipeInvalid, SourceUnavailable, WheelUnusable
 from wheels import artefacts
 from wheels import find as wheels
+from wheels.wheelhouse import wheelhouses
 
 PREBUILT = HERE / "torch" / "prebuilt"
 """Folder of the wheel in this repository and its provenance, so that a first build takes minutes."""
@@ -82,7 +82,7 @@ def listing(config: Config) -> str:
                 status = path.stat()
                 lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
     wanted = key(config)
-    cached = artefacts.kept_of_recipe(config, load("torch").settings["distribution"], wanted) if wanted else ()
+    cached = artefacts.keys_of_recipe(config, load("torch").settings["distribution"], wanted) if wanted else ()
     return "\n".join([*lines, f"key {wanted}", f"cached {' '.join(cached)}" if cached else "not cached"])
 
 
@@ -149,7 +149,7 @@ def of_this_recipe(config: Config, refused: list[str], unusable: list[Unusable])
 
 def _cached(config: Config, wanted: str, unusable: list[Unusable]) -> Iterator[tuple[Path, str, str]]:
     distribution = load("torch").settings["distribution"]
-    for artefact_key in artefacts.kept_of_recipe(config, distribution, wanted) if wanted else ():
+    for artefact_key in artefacts.keys_of_recipe(config, distribution, wanted) if wanted else ():
         origin = "from the artefact cache"
         try:
             cached = artefacts.get(config, distribution, artefact_key) or ()

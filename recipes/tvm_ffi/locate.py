@@ -12,12 +12,12 @@ from pathlib import Path
 from images.flavour import Suite, load_suite
 from recipes import recipe
 from recipes.recipe import Recipe
-from recipes.wheelhouses import wheelhouses
 from toolchain.architecture import Architecture
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, PlatformMismatch, RecipeInvalid
 from wheels import artefacts
 from wheels import find as wheels
+from wheels.wheelhouse import wheelhouses
 
 NAME = "tvm_ffi"
 """Name of the recipe and of the artefact."""
@@ -66,7 +66,7 @@ def listing(config: Config) -> str:
         for path in sorted(folder.glob(data.outputs[0])):
             status = path.stat()
             lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-    cached = artefacts.kept_of_recipe(config, NAME, wanted) if wanted else ()
+    cached = artefacts.keys_of_recipe(config, NAME, wanted) if wanted else ()
     return "\n".join([*lines, f"key {wanted}", f"cached {' '.join(cached)}" if cached else "not cached"])
 
 

@@ -1,4 +1,4 @@
-"""build-wheel: what may be asked for, what pip's words mean, what gets into the wheelhouse, and one built for real."""
+"""build-wheel: its arguments, its error messages, the audit, and builds in the development image."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from registry_parts import small_disk
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from engine.containers import run_in
-from flow import build_wheel as any_wheel
-from flow import main_job, wheelhouse
+from flow import main_job
+from flow.build_wheel import build_wheel
+from flow.serve_wheels import Offer
 from images.apt import Source
 from images.flavour import Pocket, load_suite
-from images.recorded_sources import record_of
 from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
@@ -34,12 +34,11 @@ from toolchain.errors import (
     UserError,
     WheelUnusable,
 )
-from toolchain.manifest import Manifest
 from toolchain.ports import free_port
-from wheels import faults as wheel_faults
-from wheels import pip_settings
-from wheels.index import Offer, running_index, what_to_type, wheels_in
+from wheels import build, faults, pip_settings
+from wheels.index import instructions, running_index, wheels_in
 from wheels.request import Options, Wanted
+from wheels.wheelhouse import REPLACED, place
 
 SETUP = """\
 from setuptools import Extension, setup
@@ -56,7 +55,7 @@ PyMODINIT_FUNC PyInit__trying(void) { return PyModule_Create(&module); }
 
 
 def project(folder: Path, **files: str) -> Path:
-    """A project with a C extension; ``files`` replace or add some, by name with the dot as ``_``."""
+    """A project with a C extension; ``files`` replaces or adds files, with ``_`` for the dot in their names."""
     folder.mkdir(parents=True)
     contents = {"setup_py": SETUP, "trying_c": MODULE, "trying_py": "from _trying import bits\n", **files}
     for name, text in contents.items():
@@ -65,7 +64,7 @@ def project(folder: Path, **files: str) -> Path:
     return folder
 
 
-# --- what may be asked for -------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def project(folder: Path, **files: str) -> Path:
         ("x==2!1.0+local", "x", "2!1.0+local"),
     ],
 )
-def test_a_package_is_named_with_its_version(tmp_path: Path, text: str, name: str, version: str) -> None:
+def test_packages_are_named_with_a_version(tmp_path: Path, text: str, name: str, version: str) -> None:
     assert Wanted.parse(text, folder=tmp_path) == Wanted(name=name, version=version)
 
 
@@ -85,7 +84,7 @@ def test_a_package_is_named_with_its_version(tmp_path: Path, text: str, name: st
     ["numpy", "numpy>=2", "numpy==2,!=2.1", "numpy==2.*", "numpy===2", "numpy[extra]==2", "x==1; python_version>'3'",
      "", "==1", "a b", "--index-url==1", "-r==1", "numpy @ https://example.org/x.whl"],
 )  # fmt: skip
-def test_anything_else_is_refused_with_the_form(tmp_path: Path, text: str) -> None:
+def test_other_requirements_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SourceUnavailable) as caught:
         Wanted.parse(text, folder=tmp_path)
     assert caught.value.exit_code == 23
@@ -93,14 +92,14 @@ def test_anything_else_is_refused_with_the_form(tmp_path: Path, text: str) -> No
 
 
 @pytest.mark.parametrize("text", [".", "./", "p/..", "../{name}", "{path}"])
-def test_a_path_counts_from_the_callers_folder(tmp_path: Path, text: str) -> None:
+def test_paths_are_relative_to_the_callers_folder(tmp_path: Path, text: str) -> None:
     folder = project(tmp_path / "here")
     (folder / "p").mkdir()
     asked = text.format(name=folder.name, path=folder)
     assert Wanted.parse(asked, folder=folder) == Wanted(project=folder)
 
 
-def test_a_folder_needs_no_slash_and_an_archive_is_fine(tmp_path: Path) -> None:
+def test_folders_without_a_slash_and_archives_are_accepted(tmp_path: Path) -> None:
     folder = project(tmp_path / "here")
     (tmp_path / "here-1.0.tar.gz").write_bytes(b"")
     assert Wanted.parse("here", folder=tmp_path).project == folder
@@ -108,7 +107,7 @@ def test_a_folder_needs_no_slash_and_an_archive_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["./nothing", "empty", "./notes.txt", "full/"])
-def test_a_path_without_a_project_is_refused(tmp_path: Path, text: str) -> None:
+def test_paths_without_a_project_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "main.py").write_text("")
@@ -118,24 +117,24 @@ def test_a_path_without_a_project_is_refused(tmp_path: Path, text: str) -> None:
     assert str(tmp_path) in caught.value.summary
 
 
-def test_a_user_who_is_not_there_has_no_project(tmp_path: Path) -> None:
+def test_unknown_users_home_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailable, match="no project at ~nosuchuser/x") as caught:
         Wanted.parse("~nosuchuser/x", folder=tmp_path)
     assert "no such user" in caught.value.found
 
 
-def test_a_wrong_wish_costs_no_build(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_before_building(tmp_path: Path) -> None:
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(SourceUnavailable):
-        any_wheel.build_wheel(config, "numpy", folder=tmp_path)
+        build_wheel(config, "numpy", folder=tmp_path)
     assert not config.build_root.exists()
 
 
-# --- what of a project gets into the container ------------------------------------------------------------------------
+# --- copying a project ----------------------------------------------------------------------------------------------
 
 
-def test_a_project_that_has_the_build_folder_within_is_copied_without_it(tmp_path: Path) -> None:
-    """The copy lies in there: it would be copied into itself without end."""
+def test_build_folder_in_a_project_is_not_copied(tmp_path: Path) -> None:
+    """The copy is in the build folder: it would be copied into itself endlessly."""
     here = project(tmp_path / "here")
     for name in (".git/HEAD", ".venv/pyvenv.cfg", "package/__pycache__/a.pyc", "package/a.py", "build/b.py"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,53 +142,53 @@ def test_a_project_that_has_the_build_folder_within_is_copied_without_it(tmp_pat
     config = load_config({"build": {"folder": str(here / "made")}})
     source = config.target_root / "work" / ".wheel.1" / "source"
     source.mkdir(parents=True)
-    given = any_wheel._bring(Wanted(project=here), source, config)
+    given = build.copy_project(Wanted(project=here), source, config)
     assert given == "/usr/src/wheel/source/here"
     copied = {str(path.relative_to(source / "here")) for path in (source / "here").rglob("*") if path.is_file()}
-    # The version is often the tag's, and a folder named build is a project's own.
+    # Versions often come from Git tags, and projects may have a folder named build.
     assert copied == {".git/HEAD", "build/b.py", "package/a.py", "setup.py", "trying.c", "trying.py"}
 
 
 @pytest.mark.parametrize("name", [".", "link"])
-def test_a_project_is_copied_from_within_the_build_folder_too(tmp_path: Path, name: str) -> None:
-    """Whatever its path is called by, and even where the copy's own folder lies in it."""
+def test_project_in_the_build_folder_is_copied(tmp_path: Path, name: str) -> None:
+    """The build folder may be a symbolic link, and the project may contain the folder of the copy."""
     made = project(tmp_path / "made")
     (tmp_path / "link").symlink_to("made")
     config = load_config({"build": {"folder": str(tmp_path / name)}})
     source = made / "work" / "source"
     source.mkdir(parents=True)
-    any_wheel._bring(Wanted(project=made), source, config)
+    build.copy_project(Wanted(project=made), source, config)
     assert sorted(path.name for path in (source / "made").iterdir()) == ["setup.py", "trying.c", "trying.py", "work"]
     assert list((source / "made" / "work").iterdir()) == []
 
 
-def test_what_cannot_be_copied_of_a_project_is_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_copied_are_reported(tmp_path: Path) -> None:
     here = project(tmp_path / "here")
     os.mkfifo(here / "pipe")
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     (tmp_path / "source").mkdir()
     with pytest.raises(SourceUnavailable, match="cannot be copied") as caught:
-        any_wheel._bring(Wanted(project=here), tmp_path / "source", config)
+        build.copy_project(Wanted(project=here), tmp_path / "source", config)
     assert "pipe" in caught.value.found
 
 
-# --- where pip gets packages from -----------------------------------------------------------------------------------
+# --- pip's settings -------------------------------------------------------------------------------------------------
 
 
-def test_pips_settings_are_read_in_its_own_order() -> None:
-    told = (
+def test_pip_settings_follow_pips_precedence() -> None:
+    listed = (
         "global.index-url='https://a.invalid/simple'\nglobal.extra-index-url='\\nhttps://b.invalid\\nhttps://c.invalid'\n"
         "wheel.index-url='https://wheel.invalid'\ninstall.index-url='https://install.invalid'\n:env:.cert='/c.pem'\n"
         "global.quiet='1'\n:env:.find_links='/x /y'\nnonsense\nglobal.broken='\n"
     )
-    found = pip_settings.parse(told)
-    assert found["index-url"] == "https://wheel.invalid", "a command's section wins over global"
+    found = pip_settings.parse(listed)
+    assert found["index-url"] == "https://wheel.invalid", "the command's section overrides global"
     assert found["extra-index-url"] == "https://b.invalid https://c.invalid"
     assert found["cert"] == "/c.pem"
     assert found["find-links"] == "/x /y"
 
 
-def test_what_lies_on_this_pc_is_mounted_where_it_is(tmp_path: Path) -> None:
+def test_local_paths_are_mounted_at_the_same_path(tmp_path: Path) -> None:
     for name in ("index/simple", "wheels", "other wheels"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "ca.pem").write_text("")
@@ -200,7 +199,9 @@ def test_what_lies_on_this_pc_is_mounted_where_it_is(tmp_path: Path) -> None:
         "cert": f"{tmp_path}/ca.pem",
         "quiet": "1",
     }
-    found = pip_settings.carried(settings, {"REQUESTS_CA_BUNDLE": f"{tmp_path}/ca.pem", "HOME": "/x"}, ["/inside"])
+    found = pip_settings.for_container(
+        settings, {"REQUESTS_CA_BUNDLE": f"{tmp_path}/ca.pem", "HOME": "/x"}, ["/inside"]
+    )
     assert found.environment == {
         "PIP_INDEX_URL": settings["index-url"],
         "PIP_EXTRA_INDEX_URL": settings["extra-index-url"],
@@ -208,12 +209,12 @@ def test_what_lies_on_this_pc_is_mounted_where_it_is(tmp_path: Path) -> None:
         "PIP_CERT": settings["cert"],
         "REQUESTS_CA_BUNDLE": f"{tmp_path}/ca.pem",
     }
-    # An index in files has its files beside it, so its parent is mounted.
+    # The files of a local index are next to its folder simple, so the parent is mounted.
     assert set(found.paths) == {f"{tmp_path}/index", f"{tmp_path}/wheels", f"{tmp_path}/ca.pem"}
     assert all(bind.endswith(":ro") for bind in found.binds())
 
 
-def test_this_pcs_own_pip_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_this_pcs_pip_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.conf").write_text("[global]\ntimeout = 77\n[wheel]\nno-index = true\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
@@ -222,11 +223,11 @@ def test_this_pcs_own_pip_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["PIP_INDEX_URL"] == "https://index.invalid/simple"
 
 
-# --- what pip's words mean ------------------------------------------------------------------------------------------
+# --- error messages -------------------------------------------------------------------------------------------------
 
 
 def pip_wheel(folder: Path, index: str, *words: str) -> str:
-    """What this machine's pip says when it fails so."""
+    """Output of this machine's pip, which must fail."""
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "no_proxy": "*", "NO_PROXY": "*", "LC_ALL": "C"}
     argv = [sys.executable, "-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-deps"]
@@ -245,43 +246,43 @@ def pip_wheel(folder: Path, index: str, *words: str) -> str:
     return done.stdout
 
 
-def meaning(output: str, wanted: Wanted) -> UserError:
-    fault = wheel_faults.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
+def explain(output: str, wanted: Wanted) -> UserError:
+    fault = faults.explain(CommandFailed("pip failed", tail=output), wanted, output, load_config({}))
     assert isinstance(fault, UserError)
     return fault
 
 
-def test_no_network_is_told_from_no_package(tmp_path: Path) -> None:
+def test_unreachable_index_is_a_network_error(tmp_path: Path) -> None:
     output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", "thing==1.0")
-    fault = meaning(output, Wanted(name="thing", version="1.0"))
+    fault = explain(output, Wanted(name="thing", version="1.0"))
     assert isinstance(fault, NetworkUnreachable), output
     assert "refused" in fault.found
     needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["setuptools"]\n')
     output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", str(needy))
-    assert isinstance(meaning(output, Wanted(project=needy)), NetworkUnreachable), output
+    assert isinstance(explain(output, Wanted(project=needy)), NetworkUnreachable), output
 
 
-def test_an_unknown_package_and_an_unknown_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_packages_and_versions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "say", lambda _: None)
     for version in ("1.0", "1.1"):
         make_wheel(tmp_path / "house", version=version, tag="py3-none-any")
-    with running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _):
+    with running_index(lambda: wheels_in([tmp_path / "house"])) as url:
         output = pip_wheel(tmp_path, url, "thing==7")
-        fault = meaning(output, Wanted(name="thing", version="7"))
+        fault = explain(output, Wanted(name="thing", version="7"))
         assert isinstance(fault, SourceUnavailable), output
         assert "1.0, 1.1" in fault.found
         output = pip_wheel(tmp_path, url, "nosuch==1")
-        fault = meaning(output, Wanted(name="nosuch", version="1"))
+        fault = explain(output, Wanted(name="nosuch", version="1"))
         assert isinstance(fault, SourceUnavailable), output
         assert "no package of that name" in fault.found
         needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["nosuch>=3"]\n')
         output = pip_wheel(tmp_path, url, str(needy))
-        fault = meaning(output, Wanted(project=needy))
+        fault = explain(output, Wanted(project=needy))
         assert isinstance(fault, SourceUnavailable), output
-        assert "needs nosuch>=3 to be built" in fault.summary
+        assert "requires nosuch>=3 to be built" in fault.summary
 
 
-def test_wheels_for_other_machines_alone_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_without_source_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "say", lambda _: None)
     for name, version, tag in (
         ("seeing", "1.0", "cp313-cp313-manylinux_2_17_x86_64"),
@@ -294,27 +295,27 @@ def test_wheels_for_other_machines_alone_are_reported(tmp_path: Path, monkeypatc
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("NO_PROXY", "*")
-    with running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _):
+    with running_index(lambda: wheels_in([tmp_path / "house"])) as url:
         monkeypatch.setenv("PIP_INDEX_URL", url)
-        fault = meaning(pip_wheel(tmp_path, url, "seeing==1.0"), Wanted(name="seeing", version="1.0"))
+        fault = explain(pip_wheel(tmp_path, url, "seeing==1.0"), Wanted(name="seeing", version="1.0"))
         assert isinstance(fault, SourceUnavailable)
         assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels")
-        assert fault.found.startswith("2 wheels for others, such as seeing-1.0-")
+        assert fault.found.startswith("2 wheels for other targets, such as seeing-1.0-")
         assert "docs/wheels.md" in fault.fix
         (tmp_path / "limits.txt").write_text("seeing<9\n")
         output = pip_wheel(tmp_path, url, "seeing==1.0", f"--constraint={tmp_path / 'limits.txt'}")
-        fault = meaning(output, Wanted(name="seeing", version="1.0"))
+        fault = explain(output, Wanted(name="seeing", version="1.0"))
         assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels"), output
-        fault = meaning(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
-        assert fault.fix == "./inv build-torch builds it"
+        fault = explain(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
+        assert fault.fix == "run ./inv build-torch"
         needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["seeing==1.1"]\n')
-        fault = meaning(pip_wheel(tmp_path, url, str(needy)), Wanted(project=needy))
-        assert f"seeing==1.1, which {needy} needs" in fault.summary
-        fault = meaning(pip_wheel(tmp_path, url, "seeing==3"), Wanted(name="seeing", version="3"))
-        assert "does not have seeing==3" in fault.summary, "no file at all is another matter"
+        fault = explain(pip_wheel(tmp_path, url, str(needy)), Wanted(project=needy))
+        assert f"seeing==1.1, which {needy} requires" in fault.summary
+        fault = explain(pip_wheel(tmp_path, url, "seeing==3"), Wanted(name="seeing", version="3"))
+        assert "does not have seeing==3" in fault.summary
 
 
-def test_a_package_with_source_is_not_called_sourceless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_in_another_format_counts_as_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "simple" / "seeing"
     folder.mkdir(parents=True)
     names = ["seeing-1.0-cp313-cp313-win_amd64.whl", "seeing-1.0.tar.gz", "seeing-1.1-cp313-cp313-win_amd64.whl"]
@@ -324,14 +325,14 @@ def test_a_package_with_source_is_not_called_sourceless(tmp_path: Path, monkeypa
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    assert wheel_faults.wheels_for_others("seeing", "==1.0", config) == []
-    assert wheel_faults.wheels_for_others("seeing", "==1.1", config) == names[2:]
+    assert faults.wheels_for_others("seeing", "==1.0", config) == []
+    assert faults.wheels_for_others("seeing", "==1.1", config) == names[2:]
 
 
-def test_a_package_that_does_not_build_keeps_its_own_words(tmp_path: Path) -> None:
+def test_output_of_a_failed_package_build_is_shown(tmp_path: Path) -> None:
     broken = project(tmp_path / "broken", setup_py="raise SystemExit('libfoo is needed: Connection refused')")
     output = pip_wheel(tmp_path, f"http://127.0.0.1:{free_port()}/simple/", "--no-build-isolation", str(broken))
-    fault = meaning(output, Wanted(project=broken))
+    fault = explain(output, Wanted(project=broken))
     assert isinstance(fault, CommandFailed)
     assert "libfoo is needed" in str(fault)
 
@@ -344,42 +345,42 @@ sys.exit(subprocess.run(["gcc", "-c", "large.c", "-o", "DISK/large.o"]).returnco
 """
 
 
-@pytest.mark.parametrize("who", ["pip", "gcc"])
-def test_a_full_disk_is_told_as_one_whether_pip_or_the_packages_own_build_meets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+@pytest.mark.parametrize("program", ["pip", "gcc"])
+def test_full_disk_in_pip_or_in_a_build_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.setattr(progress, "say", lambda _: None)
     make_wheel(tmp_path / "house", {"blob": os.urandom(300_000)}, tag="py3-none-any")
     with (
         small_disk(tmp_path / "disk", "64k") as disk,
-        running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _),
+        running_index(lambda: wheels_in([tmp_path / "house"])) as url,
     ):
         words = ["thing==1.0"]
         wanted = Wanted(name="thing", version="1.0")
-        if who == "gcc":
+        if program == "gcc":
             wanted = Wanted(project=project(tmp_path / "own", setup_py=GCC_FILLS.replace("DISK", str(disk))))
             words = ["--no-build-isolation", str(wanted.project)]
-        fault = meaning(pip_wheel(disk, url, *words), wanted)
+        fault = explain(pip_wheel(disk, url, *words), wanted)
     assert isinstance(fault, DiskFull)
     assert "No space left on device" in fault.found
     assert str(wanted) in fault.summary
 
 
-APT_SAYS = {
+APT_OUTPUTS = {
     "unknown": ("E: Unable to locate package libnosuch-dev\n", SourceUnavailable, "no package libnosuch-dev"),
     "virtual": ("E: Package 'libnosuch' has no installation candidate\n", SourceUnavailable, "no package libnosuch"),
     "no network": (
         "Err:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2\n  Could not resolve 'a.invalid'\n"
         "E: Failed to fetch http://a.invalid/debian/pool/x.deb  Could not resolve 'a.invalid'\n",
         NetworkUnreachable,
-        "the mirror does not give the packages",
+        "the mirror does not provide the packages",
     ),
-    "moved on": ("E: Failed to fetch http://a.invalid/x.deb  404  Not Found\n", NetworkUnreachable, "does not give"),
+    "updated": ("E: Failed to fetch http://a.invalid/x.deb  404  Not Found\n", NetworkUnreachable, "does not provide"),
     "full": (
         "E: Failed to fetch http://a.invalid/x.deb\nE: write (28: No space left on device)\n", DiskFull, "no room for"
     ),
-    "anything else": ("E: Sub-process dpkg returned an error code (1)\n", CommandFailed, "cannot be installed"),
-    "tried again with success": (
+    "other error": ("E: Sub-process dpkg returned an error code (1)\n", CommandFailed, "cannot be installed"),
+    "successful retry": (
         "Ign:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2\n"
         "  Could not connect to a.invalid:80\n"
         "Get:1 http://a.invalid/debian trixie/main armhf libyaml-0-2 armhf 0.2.5-2 [50.0 kB]\n"
@@ -387,7 +388,7 @@ APT_SAYS = {
         CommandFailed,
         "cannot be installed",
     ),
-    "words of a package's script": (
+    "output of a package's script": (
         "Could not connect to the message bus: Failed to fetch its address\nUnable to locate package data\n"
         "E: Sub-process dpkg returned an error code (1)\n",
         CommandFailed,
@@ -396,18 +397,17 @@ APT_SAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", APT_SAYS)
-def test_what_apt_says_of_packages_is_not_told_as_the_projects_own_fault(tmp_path: Path, name: str) -> None:
-    said, kind, summary = APT_SAYS[name]
+@pytest.mark.parametrize("name", APT_OUTPUTS)
+def test_errors_of_apt_are_explained(tmp_path: Path, name: str) -> None:
+    output, kind, summary = APT_OUTPUTS[name]
     config = load_config({"build": {"folder": str(tmp_path)}})
-    fault = wheel_faults.explain_apt(CommandFailed("a container failed", returncode=83, tail=said), said, config)
+    fault = faults.explain_apt(CommandFailed("a container failed", returncode=83, tail=output), output, config)
     assert type(fault) is kind
     assert summary in fault.summary
     assert fault.fix
 
 
-def test_packages_of_missing_files_are_at_the_end_of_the_output(tmp_path: Path) -> None:
-    """By the Contents indices of the mirror that the image was made from."""
+def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
     lists = {
         "armhf": "usr/include/jpeglib.h libdevel/libjpeg62-turbo-dev\n"
         "usr/include/arm-linux-gnueabihf/jpeglib.h libdevel/libother-dev\n"
@@ -426,35 +426,36 @@ def test_packages_of_missing_files_are_at_the_end_of_the_output(tmp_path: Path) 
         pocket = Pocket(name="main", suite="trixie", mirror="main")
         uri = f"http://127.0.0.1:{server.server_port}"
         source = Source(pocket, uri, ("main",), tmp_path / "key", ("armhf", "amd64"))
-        facts = {"sources": [record_of(source)]}
-        Manifest(step="mirror", key="", inputs={}, facts=facts).write(config.target_root / "mirror.manifest.json")
-        said = (
+        wanted = Wanted(name="a", version="1")
+        config.target_root.mkdir(parents=True)
+        (config.target_root / "mirror.manifest.json").touch()
+        output = (
             "a.c:1:10: fatal error: jpeglib.h: No such file or directory\n"
             "/usr/bin/ld: cannot find -lxslt: No such file or directory\n"
             "Package 'some-thing', required by 'virtual:world', not found\n"
             "error: subprocess-exited-with-error\n"
         )
-        fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)
+        fault = faults.explain(CommandFailed("x", tail=output), wanted, output, config, [source])
         server.shutdown()
     assert str(fault).splitlines()[-3:] == [
-        "jpeglib.h is missing. The distribution has it: add --package=libjpeg62-turbo-dev or --package=libother-dev",
-        "libxslt.so is missing. The distribution has it: add --package=libxslt1-dev",
-        "some-thing.pc is missing. The distribution has it: add --package=other-dev or --package=some-dev",
+        "jpeglib.h is missing. Add --package=libjpeg62-turbo-dev or --package=libother-dev to install it.",
+        "libxslt.so is missing. Add --package=libxslt1-dev to install it.",
+        "some-thing.pc is missing. Add --package=other-dev or --package=some-dev to install it.",
     ]
-    # What was fetched is kept; of a file that is nowhere, that is said.
-    said = said.replace("jpeglib.h", "nosuch.h")
-    fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)
-    assert "nosuch.h is missing, and no package of the distribution has a file of that name." in str(fault)
+    # The server has been shut down: the downloaded indices are used again.
+    output = output.replace("jpeglib.h", "nosuch.h")
+    fault = faults.explain(CommandFailed("x", tail=output), wanted, output, config, [source])
+    assert "nosuch.h is missing, and no package of the distribution contains it." in str(fault)
 
 
-def test_a_missing_header_is_named_without_the_mirror(tmp_path: Path) -> None:
-    said = "a.cpp:3:10: fatal error: 'boost/any.hpp' file not found\nerror: subprocess-exited-with-error\n"
+def test_missing_header_is_reported_without_an_index(tmp_path: Path) -> None:
+    output = "a.cpp:3:10: fatal error: 'boost/any.hpp' file not found\nerror: subprocess-exited-with-error\n"
     config = load_config({"build": {"folder": str(tmp_path)}})
-    fault = wheel_faults.explain(CommandFailed("x", tail=said), Wanted(name="a", version="1"), said, config)
-    assert str(fault).splitlines()[-1].startswith("boost/any.hpp is missing. --package=NAME installs")
+    fault = faults.explain(CommandFailed("x", tail=output), Wanted(name="a", version="1"), output, config)
+    assert str(fault).splitlines()[-1].startswith("boost/any.hpp is missing. Use --package=NAME")
 
 
-# --- what gets into the wheelhouse ----------------------------------------------------------------------------------
+# --- the audit and the wheelhouse -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -464,102 +465,101 @@ def test_a_missing_header_is_named_without_the_mirror(tmp_path: Path) -> None:
 def test_wheels_that_fit_are_accepted(tmp_path: Path, tag: str, count: int) -> None:
     contents = {"a.so": elf(EM_ARM, flags=HARD)} if count else {"a.py": "x = 1\n"}
     wheel = make_wheel(tmp_path, contents, tag=tag)
-    assert any_wheel.accept(wheel, load_config({}), load_suite("trixie")) == count
+    assert build.audit(wheel, load_config({})) == count
 
 
 @pytest.mark.parametrize(
     ("tag", "kind"),
     [("cp312-cp312-linux_armv7l", PlatformMismatch), ("cp313-cp313-linux_x86_64", PlatformMismatch)],
 )
-def test_wheels_with_another_tag_are_refused(tmp_path: Path, tag: str, kind: type[UserError]) -> None:
+def test_wheels_with_a_wrong_tag_are_refused(tmp_path: Path, tag: str, kind: type[UserError]) -> None:
     with pytest.raises(kind) as caught:
-        any_wheel.accept(make_wheel(tmp_path, tag=tag), load_config({}), load_suite("trixie"))
+        build.audit(make_wheel(tmp_path, tag=tag), load_config({}))
     assert tag in caught.value.found
 
 
-def test_a_wheel_with_another_machines_library_is_refused(tmp_path: Path) -> None:
+def test_wheels_for_another_machine_are_refused(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"a.so": elf(EM_X86_64, bits=64)})
     with pytest.raises(PlatformMismatch, match=r"a\.so"):
-        any_wheel.accept(wheel, load_config({}), load_suite("trixie"))
+        build.audit(wheel, load_config({}))
     wheel.write_bytes(wheel.read_bytes()[:-30])
     with pytest.raises(WheelUnusable):
-        any_wheel.accept(wheel, load_config({}), load_suite("trixie"))
+        build.audit(wheel, load_config({}))
 
 
-def test_a_different_wheel_of_that_name_is_moved_aside_and_said(tmp_path: Path) -> None:
+def test_replaced_wheel_is_moved_with_a_warning(tmp_path: Path) -> None:
     house = tmp_path / "house"
     old = make_wheel(house, {"a.py": "old = 1\n"})
     before = old.read_bytes()
     new = make_wheel(tmp_path / "new", {"a.py": "new = 1\n"})
-    placed, warnings = wheelhouse.place(new, house)
+    placed, warnings = place(new, house)
     assert placed == old
     assert placed.read_bytes() == new.read_bytes()
-    (kept,) = (house / wheelhouse.REPLACED).rglob("*.whl")
-    assert kept.read_bytes() == before
+    (moved,) = (house / REPLACED).rglob("*.whl")
+    assert moved.read_bytes() == before
     assert len(warnings) == 1
-    assert str(kept) in warnings[0]
-    assert wheelhouse.place(new, house) == (placed, []), "the same file again is nothing to tell"
-    assert sorted(path.name for path in house.iterdir()) == sorted([old.name, wheelhouse.REPLACED])
+    assert str(moved) in warnings[0]
+    assert place(new, house) == (placed, []), "no warning for the same contents"
+    assert sorted(path.name for path in house.iterdir()) == sorted([old.name, REPLACED])
 
 
-def test_a_full_wheelhouse_keeps_what_it_has(tmp_path: Path) -> None:
+def test_full_wheelhouse_stays_unchanged(tmp_path: Path) -> None:
     new = make_wheel(tmp_path / "new", {"blob": os.urandom(300_000)})
     with small_disk(tmp_path / "house", "64k") as house:
         old = make_wheel(house, {"a.py": "old = 1\n"})
         before = old.read_bytes()
         with pytest.raises(DiskFull, match=f"no room for {new.name}") as caught:
-            wheelhouse.place(new, house)
+            place(new, house)
         assert str(house) in caught.value.expected
         assert [path.name for path in house.iterdir()] == [old.name]
         assert old.read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])
-def test_a_project_for_which_there_is_no_room_is_told_as_that(tmp_path: Path, kind: str) -> None:
+def test_project_larger_than_the_free_space_is_reported(tmp_path: Path, kind: str) -> None:
     here = project(tmp_path / "here", large_bin="x" * 300_000)
     (tmp_path / "here.zip").write_bytes(bytes(300_000))
     wanted = here if kind == "folder" else tmp_path / "here.zip"
     with small_disk(tmp_path / "disk", "64k") as disk:
         config = load_config({"build": {"folder": str(disk)}})
         with pytest.raises(DiskFull, match="no room for a copy of") as caught:
-            any_wheel._bring(Wanted(project=wanted), disk, config)
+            build.copy_project(Wanted(project=wanted), disk, config)
     assert caught.value.found == "No space left on device"
 
 
-def test_libraries_that_are_not_in_the_wheel_are_named(tmp_path: Path) -> None:
-    """This machine's own extension modules are real ELF files that need one."""
+def test_libraries_that_a_wheel_requires_are_listed(tmp_path: Path) -> None:
+    """An extension module of this machine's Python is a real ELF file that requires libraries."""
     import _ssl
 
     if not getattr(_ssl, "__file__", ""):
-        pytest.skip("needs a Python whose ssl is a library of its own")
+        pytest.skip("requires a Python with ssl as a shared library")
     module = Path(_ssl.__file__).read_bytes()
-    needed = any_wheel.libraries_of_the_board(make_wheel(tmp_path, {"a.so": module}))
+    needed = build.libraries_not_included(make_wheel(tmp_path, {"a.so": module}))
     assert [name.partition(".so")[0] for name in needed] == ["libcrypto", "libssl"]
     vendored = make_wheel(tmp_path / "b", {"a.so": module, f"thing.libs/{needed[1]}": b"it is here"})
-    assert any_wheel.libraries_of_the_board(vendored) == needed[:1]
-    assert any_wheel.libraries_of_the_board(make_wheel(tmp_path / "c", {"a.py": "x = 1\n"})) == []
+    assert build.libraries_not_included(vendored) == needed[:1]
+    assert build.libraries_not_included(make_wheel(tmp_path / "c", {"a.py": "x = 1\n"})) == []
 
 
 def options_of(folder: Path, **given: Sequence[str]) -> Options:
-    """Options as the task has them, with nothing given but these."""
-    usual: dict[str, Sequence[str]] = {"packages": (), "constraints": (), "variables": ()}
-    return Options.parse(folder=folder, from_source=False, isolated=True, **{**usual, **given})
+    """Options of the task; those that are not given have their defaults."""
+    defaults: dict[str, Sequence[str]] = {"packages": (), "constraints": (), "variables": ()}
+    return Options.parse(folder=folder, from_source=False, isolated=True, **{**defaults, **given})
 
 
-def test_a_boards_libraries_are_named_by_their_packages(tmp_path: Path) -> None:
+def test_packages_of_required_libraries_are_listed(tmp_path: Path) -> None:
     listing = tmp_path / "libraries"
     listing.write_text(
         "/var/lib/dpkg/info/libjpeg62-turbo:armhf.list:/usr/lib/arm-linux-gnueabihf/libjpeg.so.62\n"
         "/var/lib/dpkg/info/libxml2.list:/usr/lib/arm-linux-gnueabihf/libxml2.so.2\n"
     )
     sonames = ["libjpeg.so.62", "libown.so.1", "libxml2.so.2"]
-    owners = any_wheel.packages_of(sonames, listing)
+    owners = build.packages_of(sonames, listing)
     assert owners == {"libjpeg.so.62": "libjpeg62-turbo", "libxml2.so.2": "libxml2"}
-    assert any_wheel._to_install(sonames, owners) == (
-        "apt-get install libjpeg62-turbo libxml2 (for libjpeg.so.62, libxml2.so.2); "
-        "libown.so.1, of no package of the build"
+    assert build.libraries_text(sonames, owners) == (
+        "apt-get install libjpeg62-turbo libxml2 (for libjpeg.so.62, libxml2.so.2); libown.so.1 (package unknown)"
     )
-    assert any_wheel.packages_of(sonames, tmp_path / "none") == {}
+    assert build.packages_of(sonames, tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -569,11 +569,11 @@ def test_a_boards_libraries_are_named_by_their_packages(tmp_path: Path) -> None:
         (Wanted(project=Path("/a/my project-1.0.tar.gz")), "my-project-1.0.tar.gz"),
     ],
 )
-def test_each_package_has_a_log_of_its_own(wanted: Wanted, label: str) -> None:
+def test_log_is_named_after_the_package(wanted: Wanted, label: str) -> None:
     assert wanted.label == label
 
 
-def test_constraints_and_variables_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "limits.txt").write_text("cython<3\n")
     monkeypatch.setenv("TOKEN", "secret")
     address = "https://example.invalid/limits.txt"
@@ -588,49 +588,49 @@ def test_constraints_and_variables_are_handed_on(tmp_path: Path, monkeypatch: py
     found = pip_settings.of_this_pc((), options.constraints)
     assert found.environment["PIP_CONSTRAINT"] == f"{tmp_path}/mine.txt {tmp_path}/limits.txt {address}"
     assert set(found.paths) >= {f"{tmp_path}/mine.txt", f"{tmp_path}/limits.txt"}
-    argv = any_wheel._command("x==1", Wanted(name="x", version="1"), tmp_path, options)
-    assert not any("secret" in word for word in argv), "the engine is told the value, and no command line"
+    argv = build.command("x==1", Wanted(name="x", version="1"), tmp_path, options)
+    assert not any("secret" in word for word in argv), "values are passed to the engine, not on the command line"
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
-        ({"constraints": ["none.txt"]}, "no file of constraints at"),
-        ({"constraints": ["."]}, "no file of constraints at"),
-        ({"variables": ["NOT_SET_ANYWHERE"]}, "a variable that is not set here"),
-        ({"variables": ["a b=c"]}, "names no variable"),
-        ({"variables": ["=c"]}, "names no variable"),
+        ({"constraints": ["none.txt"]}, "no constraints file at"),
+        ({"constraints": ["."]}, "no constraints file at"),
+        ({"variables": ["NOT_SET_ANYWHERE"]}, "is not set"),
+        ({"variables": ["a b=c"]}, "is not the name of a variable"),
+        ({"variables": ["=c"]}, "is not the name of a variable"),
     ],
 )
-def test_what_cannot_be_handed_on_is_refused(tmp_path: Path, given: dict[str, Sequence[str]], told: str) -> None:
-    with pytest.raises(SourceUnavailable, match=told) as caught:
+def test_wrong_options_are_refused(tmp_path: Path, given: dict[str, Sequence[str]], message: str) -> None:
+    with pytest.raises(SourceUnavailable, match=message) as caught:
         options_of(tmp_path, **given)
     assert caught.value.fix
 
 
-def test_wheels_for_a_build_are_offered_but_not_its_own(tmp_path: Path) -> None:
+def test_other_packages_wheels_are_mounted(tmp_path: Path) -> None:
     mine = make_wheel(tmp_path / "house", name="numpy", version="2.3")
     torch = make_wheel(tmp_path / "kept", name="torch", version="2.6.0")
     same = make_wheel(tmp_path / "distribution", name="numpy", version="2.3")
     found = [mine, torch, same, tmp_path / "gone-1.0-py3-none-any.whl"]
-    place = "/usr/src/wheelhouse"
-    binds = any_wheel._built_before(found, Wanted(name="other", version="1"))
-    assert sorted(binds) == sorted([f"{mine}:{place}/{mine.name}:ro", f"{torch}:{place}/{torch.name}:ro"])
-    assert any_wheel._built_before(found, Wanted(name="NumPy", version="2.3")) == [f"{torch}:{place}/{torch.name}:ro"]
+    folder = "/usr/src/wheelhouse"
+    binds = build.wheel_mounts(found, Wanted(name="other", version="1"))
+    assert sorted(binds) == sorted([f"{mine}:{folder}/{mine.name}:ro", f"{torch}:{folder}/{torch.name}:ro"])
+    assert build.wheel_mounts(found, Wanted(name="NumPy", version="2.3")) == [f"{torch}:{folder}/{torch.name}:ro"]
 
 
 @pytest.mark.parametrize("name", ["libfoo; rm -rf /", "-y", "", "Lib", "a$(b)"])
-def test_a_packages_name_is_checked_before_anything_runs(tmp_path: Path, name: str) -> None:
+def test_package_names_are_checked(tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceUnavailable, match="names of Debian packages"):
         options_of(tmp_path, packages=["libyaml-dev", name])
 
 
-# --- the whole ------------------------------------------------------------------------------------------------------
+# --- builds in the development image --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
-    """The shared build, with a wheelhouse of the test's own before its others."""
+    """The shared build, with a temporary wheelhouse before its others."""
     import dataclasses
 
     folders = (str(tmp_path / "house"), *product_config.torch.wheelhouse)
@@ -641,17 +641,17 @@ def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("no_other_build")
-def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
+def test_project_with_c_extension_runs_on_the_target(
     built: main_job.Built, client: docker.DockerClient, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
     assert built.manifests
     source = project(tmp_path / "try", pyproject_toml='[build-system]\nrequires = ["setuptools"]\n')
     before = sorted(path.name for path in source.iterdir())
-    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path)
+    done = build_wheel(own_wheelhouse, "./try", folder=tmp_path)
     python = load_suite(own_wheelhouse.image.suite).python_tag
     assert done.wheel.path == tmp_path / "house" / f"pitorch_try-1.2-{python}-{python}-linux_armv7l.whl"
     assert done.elf_files == 1
-    assert sorted(path.name for path in source.iterdir()) == before, "the project's folder is left as it was"
+    assert sorted(path.name for path in source.iterdir()) == before, "the project's folder is unchanged"
     seen = run_in(
         client,
         own_wheelhouse.image_reference("workbench"),
@@ -672,15 +672,13 @@ def test_a_project_with_c_becomes_a_wheel_that_runs_on_the_target(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.usefixtures("no_other_build")
-def test_a_project_that_does_not_compile_shows_the_compilers_words(
-    built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
-) -> None:
+def test_compiler_errors_are_shown(built: main_job.Built, own_wheelhouse: Config, tmp_path: Path) -> None:
     assert built.manifests
     project(
         tmp_path / "try", trying_c="#error no such luck\n", pyproject_toml='[build-system]\nrequires = ["setuptools"]\n'
     )
     with pytest.raises(CommandFailed, match="no such luck"):
-        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path)
+        build_wheel(own_wheelhouse, "./try", folder=tmp_path)
     assert not list(tmp_path.glob("house/*.whl"))
     assert not list((own_wheelhouse.target_root / "work").glob(".wheel*"))
 
@@ -688,10 +686,9 @@ def test_a_project_that_does_not_compile_shows_the_compilers_words(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.usefixtures("no_other_build")
-def test_a_projects_libraries_come_from_the_lists_that_the_image_was_made_by(
+def test_packages_come_from_the_images_package_lists(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """Whatever state the mirror's own index is in; and a name that no list has is told as that."""
     assert built.manifests
     project(
         tmp_path / "try",
@@ -701,11 +698,11 @@ def test_a_projects_libraries_come_from_the_lists_that_the_image_was_made_by(
         ),
         pyproject_toml='[build-system]\nrequires = ["setuptools"]\n',
     )
-    done = any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=Options(packages=["libyaml-dev"]))
+    done = build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=Options(packages=["libyaml-dev"]))
     assert any("apt-get install libyaml-0-2 (for libyaml-0.so.2)" in warning for warning in done.warnings)
     options = Options(packages=["libyaml-dev", "libnosuch-dev"])
     with pytest.raises(SourceUnavailable, match="trixie has no package libnosuch-dev") as caught:
-        any_wheel.build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=options)
+        build_wheel(own_wheelhouse, "./try", folder=tmp_path, options=options)
     assert "Unable to locate package" in caught.value.found
 
 
@@ -720,18 +717,18 @@ setup(name="needs-torch", version=f"1.0+{torch.ones(3).sum().item():.0f}", py_mo
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("no_other_build")
-def test_a_project_that_needs_torch_to_build_gets_the_images(
+def test_build_that_requires_torch_gets_the_images_torch(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """In pip's isolated environment, and without one; variables of the caller reach the build."""
+    """With and without build isolation; variables of the caller reach the build."""
     assert built.manifests
     isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
     project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)
-    done = any_wheel.build_wheel(own_wheelhouse, "./first", folder=tmp_path)
+    done = build_wheel(own_wheelhouse, "./first", folder=tmp_path)
     assert done.wheel.path.name == "needs_torch-1.0+3-py3-none-any.whl"
     project(tmp_path / "second", setup_py=NEEDS_TORCH.replace("1.0+", "{__import__('os').environ['MINE']}+"))
     options = Options(isolated=False, environment={"MINE": "2.0"})
-    done = any_wheel.build_wheel(own_wheelhouse, "./second", folder=tmp_path, options=options)
+    done = build_wheel(own_wheelhouse, "./second", folder=tmp_path, options=options)
     assert done.wheel.path.name == "needs_torch-2.0+3-py3-none-any.whl"
     logs = {path.name for path in (own_wheelhouse.target_root / "logs").glob("build-wheel-*.log")}
     assert {"build-wheel-first.log", "build-wheel-second.log"} <= logs
@@ -742,26 +739,26 @@ GREETING = "import struct\nprint(__file__, 8 * struct.calcsize('P'))\n"
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_the_targets_pip_installs_what_serve_wheels_offers(
+def test_pip_on_the_target_installs_from_serve_wheels(
     built: main_job.Built,
     client: docker.DockerClient,
     own_wheelhouse: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What serve-wheels says to type on the board, typed in the system image; it shares this machine's network."""
+    """The commands that serve-wheels prints run in the system image, which shares this machine's network."""
     assert built.manifests
-    said: list[str] = []
-    monkeypatch.setattr(progress, "say", said.append)
+    printed: list[str] = []
+    monkeypatch.setattr(progress, "say", printed.append)
     wheel = make_wheel(tmp_path / "house", {"greeting.py": GREETING}, name="greeting", tag="py3-none-any", purelib=True)
-    with running_index(Offer(own_wheelhouse)) as (url, _):
-        make_venv, install = [line.strip() for line in what_to_type(url, [wheel.name]) if "~/venv" in line][:2]
+    with running_index(Offer(own_wheelhouse)) as url:
+        make_venv, install = [line.strip() for line in instructions(url, [wheel.name]) if "~/venv" in line][:2]
         seen = run_in(
             client,
             own_wheelhouse.image_reference("system"),
             ["sh", "-euc", "\n".join([make_venv, install, "cd /", "~/venv/bin/python -c 'import greeting'"])],
             architecture=own_wheelhouse.image.target,
-            # A proxy of this machine has no business on the loopback.
+            # Bypass this machine's proxy.
             environment={
                 "HOME": "/root",
                 "no_proxy": "127.0.0.1",
@@ -773,4 +770,4 @@ def test_the_targets_pip_installs_what_serve_wheels_offers(
     python = load_suite(own_wheelhouse.image.suite).python
     place = f"/root/venv/lib/python{python}/site-packages/greeting.py"
     assert seen.output.splitlines()[-1] == f"{place} 32"
-    assert [line.split()[2:4] for line in said] == [["/simple/greeting/", "200"], [f"/packages/{wheel.name}", "200"]]
+    assert [line.split()[2:4] for line in printed] == [["/simple/greeting/", "200"], [f"/packages/{wheel.name}", "200"]]

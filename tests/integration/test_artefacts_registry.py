@@ -1,4 +1,4 @@
-"""Artefacts to a real registry and back, in ORAS's layout; no engine takes part."""
+"""Push artefacts to a real registry and pull them, in the layout of ORAS, without an engine."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ from flow import share_artefacts as share
 from recipes.torch import provenance
 from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import locate as tvm_ffi
-from registry import client as registry
-from registry import credentials, oras
+from registry import credentials, oras, retries
 from registry import local as local_registry
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
@@ -86,7 +85,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture(autouse=True)
 def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No credentials but the test's own."""
+    """An empty folder for the test's credentials."""
     folder = tmp_path / "docker-config"
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
@@ -96,7 +95,7 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def teammate(config: Config, folder: Path) -> Config:
-    """The same registry, from a machine that has nothing."""
+    """Another machine with the same registry and an empty cache."""
     section = config.registry
     return config_for(folder, section.address, namespace=section.namespace)
 
@@ -113,7 +112,7 @@ def blob_path(running: Registry, digest: str) -> Path:
     return running.settings.images / "docker/registry/v2/blobs/sha256" / digest[:2] / digest / "data"
 
 
-def test_what_a_machine_pushed_another_pulls_byte_for_byte(plain: Registry, tmp_path: Path) -> None:
+def test_pulled_files_equal_the_pushed_ones(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="whole/team")
     made = products(tmp_path)
     artefacts.put(here, "thing", KEY, made)
@@ -129,7 +128,7 @@ def test_what_a_machine_pushed_another_pulls_byte_for_byte(plain: Registry, tmp_
     assert all(path.is_relative_to(there.build_root) for path in found)
 
 
-def test_the_layout_is_that_of_oras(plain: Registry, tmp_path: Path) -> None:
+def test_layout_is_that_of_oras(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="layout")
     made = products(tmp_path)
     artefacts.put(config, "thing", KEY, made)
@@ -158,7 +157,7 @@ PULL = "import sys, oras.client; oras.client.OrasClient(insecure=True).pull(targ
 
 @pytest.fixture(scope="module")
 def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with ORAS's own client, from the package index."""
+    """A Python with the ORAS client from the package index."""
     venv = tmp_path_factory.mktemp("oras") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
     python = venv / "bin" / "python"
@@ -168,12 +167,12 @@ def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wanted = Wanted(name="oras", version=ORAS.partition("==")[2])
         fault = explain(CommandFailed(done.stderr), wanted, done.stdout + done.stderr, load_config({}))
         if isinstance(fault, (NetworkUnreachable, SourceUnavailable)):
-            pytest.skip(f"needs {ORAS} from the package index: {fault.found}")
+            pytest.skip(f"requires {ORAS} from the package index: {fault.found}")
         raise fault
     return python
 
 
-def test_oras_own_client_gets_the_same_files(plain: Registry, tmp_path: Path, oras_python: Path) -> None:
+def test_oras_client_pulls_the_same_files(plain: Registry, tmp_path: Path, oras_python: Path) -> None:
     config = config_for(tmp_path / "here", plain.address, namespace="foreign-client")
     made = products(tmp_path)
     recipe = "a" * 64
@@ -190,23 +189,23 @@ def test_oras_own_client_gets_the_same_files(plain: Registry, tmp_path: Path, or
         }
 
 
-def test_a_manifest_depends_on_nothing_but_the_files() -> None:
+def test_manifest_depends_on_its_contents_only() -> None:
     one = oras.File(digest="sha256:" + "1" * 64, size=1, name="a", media_type="x/y")
     two = oras.File(digest="sha256:" + "2" * 64, size=2, name="b", media_type="x/y")
     assert oras.manifest("k", [one, two], {"p": "1", "q": "2"}) == oras.manifest("k", [two, one], {"q": "2", "p": "1"})
 
 
-def test_a_second_push_sends_nothing(plain: Registry, tmp_path: Path) -> None:
+def test_second_push_sends_nothing(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="again")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     (first,) = artefacts.push(config)
     stored = blobs_on_disk(plain)
     (second,) = artefacts.push(config)
-    assert (second.digest, second.moved, second.note) == (first.digest, 0, "is there already")
+    assert (second.digest, second.moved, second.note) == (first.digest, 0, "already there")
     assert blobs_on_disk(plain) == stored
 
 
-def test_whoever_built_first_wins(plain: Registry, tmp_path: Path) -> None:
+def test_first_push_of_a_key_wins(plain: Registry, tmp_path: Path) -> None:
     first = config_for(tmp_path / "first", plain.address, namespace="race")
     artefacts.put(first, "thing", KEY, products(tmp_path / "a"))
     (pushed,) = artefacts.push(first)
@@ -217,40 +216,40 @@ def test_whoever_built_first_wins(plain: Registry, tmp_path: Path) -> None:
     assert "another build" in refused.note
 
 
-def test_a_second_pull_receives_nothing(plain: Registry, tmp_path: Path) -> None:
+def test_second_pull_receives_nothing(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="still")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     artefacts.push(config)
     pulled = artefacts.pull(config, "thing", KEY)
-    assert (pulled.moved, pulled.note) == (0, "is here already")
+    assert (pulled.moved, pulled.note) == (0, "already here")
 
 
-def test_a_damaged_entry_here_is_pulled_anew(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(progress, "warn", said.append)
+def test_damaged_local_entry_is_pulled_again(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(progress, "warn", warnings.append)
     config = config_for(tmp_path, plain.address, namespace="fixed")
-    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
-    right = kept[1].read_bytes()
+    stored = artefacts.put(config, "thing", KEY, products(tmp_path))
+    right = stored[1].read_bytes()
     artefacts.push(config)
-    kept[1].chmod(0o644)
-    kept[1].write_bytes(right[:-1] + b"!")
+    stored[1].chmod(0o644)
+    stored[1].write_bytes(right[:-1] + b"!")
     pulled = artefacts.pull(config, "thing", KEY)
     assert pulled.moved == 3
-    assert kept[1].read_bytes() == right
-    assert "pulled anew" in said[0]
+    assert stored[1].read_bytes() == right
+    assert "pulling it again" in warnings[0]
 
 
-def test_a_damaged_entry_is_not_pushed(plain: Registry, tmp_path: Path) -> None:
+def test_damaged_entry_is_not_pushed(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="unsent")
-    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
-    kept[0].chmod(0o644)
-    kept[0].write_bytes(b"something else")
+    stored = artefacts.put(config, "thing", KEY, products(tmp_path))
+    stored[0].chmod(0o644)
+    stored[0].write_bytes(b"something else")
     with pytest.raises(ArtefactDamaged):
         artefacts.push(config)
     assert ask(plain, "/v2/unsent/artefacts/tags/list").status_code == 404
 
 
-def test_a_flipped_bit_in_the_registry_is_found_out(plain: Registry, tmp_path: Path) -> None:
+def test_damaged_file_in_the_registry_is_refused(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="rotten")
     made = products(tmp_path, content="y = 'rotten'\n")
     artefacts.put(here, "thing", KEY, made)
@@ -264,10 +263,10 @@ def test_a_flipped_bit_in_the_registry_is_found_out(plain: Registry, tmp_path: P
         artefacts.pull(there, "thing", KEY)
     assert artefacts.get(there, "thing", KEY) is None
     left = [path for path in there.build_root.rglob("*") if path.is_file() and path.name != "lock"]
-    assert left == [], "nothing half-received stays"
+    assert left == [], "no incomplete file is left"
 
 
-def test_what_the_registry_lost_is_pushed_again(plain: Registry, tmp_path: Path) -> None:
+def test_file_missing_in_the_registry_is_pushed_again(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="lost")
     made = products(tmp_path, content="z = 'lost'\n")
     artefacts.put(config, "thing", KEY, made)
@@ -279,25 +278,25 @@ def test_what_the_registry_lost_is_pushed_again(plain: Registry, tmp_path: Path)
     assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY).moved == 3
 
 
-def test_a_key_that_nobody_pushed(plain: Registry, tmp_path: Path) -> None:
+def test_unknown_key_is_reported(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="known")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     artefacts.push(config)
     with pytest.raises(ReferenceNotFound) as caught:
         artefacts.pull(config, "thing", OTHER_KEY)
-    assert TAG in caught.value.found, "the tags that there are, are told"
+    assert TAG in caught.value.found
     assert "push-artefacts" in caught.value.fix
 
 
-def test_a_key_that_begins_alike_is_not_taken_for_it(plain: Registry, tmp_path: Path) -> None:
+def test_key_with_the_same_prefix_is_refused(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="alike")
     artefacts.put(here, "thing", KEY, products(tmp_path))
     artefacts.push(here)
-    with pytest.raises(RegistryFailed, match="another artefact than its tag says"):
+    with pytest.raises(RegistryFailed, match="not the artefact that its tag names"):
         artefacts.pull(teammate(here, tmp_path / "there"), "thing", KEY[:40] + "0" * 24)
 
 
-def test_who_knows_the_recipe_alone_gets_what_was_pushed_last(plain: Registry, tmp_path: Path) -> None:
+def test_recipe_key_pulls_the_latest_push(plain: Registry, tmp_path: Path) -> None:
     recipe = "a" * 64
     here = config_for(tmp_path / "here", plain.address, namespace="recipe")
     artefacts.put(here, "thing", KEY, products(tmp_path / "old"), recipe=recipe)
@@ -311,17 +310,17 @@ def test_who_knows_the_recipe_alone_gets_what_was_pushed_last(plain: Registry, t
     (new,) = artefacts.push(newer)
     second = artefacts.pull(there, "thing", recipe)
     assert (second.entry.key, second.digest, second.moved) == (OTHER_KEY, new.digest, 3)
-    assert artefacts.pull(there, "thing", recipe).note == "is here already"
-    assert artefacts.pull(there, "thing", KEY).digest == old.digest, "the older one stays under its own key"
+    assert artefacts.pull(there, "thing", recipe).note == "already here"
+    assert artefacts.pull(there, "thing", KEY).digest == old.digest, "the older one is still available by its key"
     tags = ask(plain, "/v2/recipe/artefacts/tags/list").json()["tags"]
     assert sorted(tags) == sorted([f"thing-{key[:40]}" for key in (KEY, OTHER_KEY, recipe)])
 
 
-@pytest.mark.parametrize("left_out", ["the statement", "the wheel's place in it"])
-def test_what_comes_without_provenance_is_refused(plain: Registry, tmp_path: Path, left_out: str) -> None:
+@pytest.mark.parametrize("left_out", ["statement", "wheel in the statement"])
+def test_artefact_without_provenance_is_refused(plain: Registry, tmp_path: Path, left_out: str) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace=f"unstated/{len(left_out)}")
     wheel, symbols, statement = products(tmp_path)
-    if left_out == "the statement":
+    if left_out == "statement":
         given = [wheel, symbols]
     else:
         document = json.loads(statement.read_text())
@@ -331,14 +330,14 @@ def test_what_comes_without_provenance_is_refused(plain: Registry, tmp_path: Pat
     artefacts.put(here, "thing", KEY, given)
     artefacts.push(here)
     there = teammate(here, tmp_path / "there")
-    with pytest.raises(RegistryFailed, match="without the provenance") as caught:
+    with pytest.raises(RegistryFailed, match="has no provenance") as caught:
         artefacts.pull(there, "thing", KEY)
     assert wheel.name in caught.value.found
     assert artefacts.get(there, "thing", KEY) is None
-    assert artefacts.pull(there, "thing", KEY, stated=False).moved == len(given), "where the recipe writes none"
+    assert artefacts.pull(there, "thing", KEY, stated=False).moved == len(given), "for a recipe without provenance"
 
 
-def test_a_recipe_without_provenance_is_pulled_and_torch_is_not(plain: Registry, tmp_path: Path) -> None:
+def test_provenance_is_optional_for_some_recipes(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
     ((name, key),) = share.wanted(here)
     ((other, offered),) = share.optional(here)
@@ -347,17 +346,17 @@ def test_a_recipe_without_provenance_is_pulled_and_torch_is_not(plain: Registry,
     artefacts.put(here, other, "f" * 64, [wheel], recipe=offered)
     share.push_artefacts(here)
     there = teammate(here, tmp_path / "there")
-    with pytest.raises(RegistryFailed, match="without the provenance"):
+    with pytest.raises(RegistryFailed, match="has no provenance"):
         share.pull_artefacts(there)
     artefacts.put(there, name, key, products(tmp_path / "own"))
     assert [(item.entry.name, item.moved) for item in share.pull_artefacts(there)] == [(name, 0), (other, 1)]
 
 
-def test_nothing_to_push(plain: Registry, tmp_path: Path) -> None:
+def test_empty_cache_cannot_be_pushed(plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address)
     with pytest.raises(ArtefactMissing) as caught:
         artefacts.push(config)
-    assert caught.value.fix == "./inv build-torch"
+    assert caught.value.fix == "run ./inv build-torch"
 
 
 def put_manifest(running: Registry, namespace: str, document: dict[str, object], kind: str = OCI) -> None:
@@ -370,7 +369,7 @@ def put_manifest(running: Registry, namespace: str, document: dict[str, object],
     assert answer.status_code == 201, answer.text
 
 
-def test_a_registry_cannot_choose_where_a_file_goes(plain: Registry, tmp_path: Path) -> None:
+def test_paths_in_file_names_are_refused(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="hostile")
     artefacts.put(here, "thing", KEY, products(tmp_path))
     artefacts.push(here)
@@ -379,7 +378,7 @@ def test_a_registry_cannot_choose_where_a_file_goes(plain: Registry, tmp_path: P
     for name in ("../../escaped.whl", "/etc/escaped", "a/b", "..", ".hidden", "a\nb", "", "thing.symbols.tar.xz"):
         document["layers"][0]["annotations"]["org.opencontainers.image.title"] = name  # type: ignore[index]
         put_manifest(plain, "hostile", document)
-        with pytest.raises(RegistryFailed, match="no artefact that can be used here"):
+        with pytest.raises(RegistryFailed, match="is not a supported artefact"):
             artefacts.pull(there, "thing", KEY)
     document["layers"][0]["annotations"]["org.opencontainers.image.title"] = "manifest.json"  # type: ignore[index]
     put_manifest(plain, "hostile", document)
@@ -388,7 +387,7 @@ def test_a_registry_cannot_choose_where_a_file_goes(plain: Registry, tmp_path: P
     assert not list(tmp_path.rglob("*escaped*"))
 
 
-def test_what_is_not_ours_is_refused(plain: Registry, tmp_path: Path) -> None:
+def test_other_artefacts_are_refused(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="foreign")
     artefacts.put(here, "thing", KEY, products(tmp_path))
     artefacts.push(here)
@@ -407,8 +406,8 @@ def test_what_is_not_ours_is_refused(plain: Registry, tmp_path: Path) -> None:
             artefacts.pull(there, "thing", KEY)
 
 
-def test_a_statement_about_another_wheel_is_found_out(plain: Registry, tmp_path: Path) -> None:
-    """Whoever may write to the registry could give a wheel the statement of another."""
+def test_statement_of_another_wheel_is_refused(plain: Registry, tmp_path: Path) -> None:
+    """A user of the registry could combine a wheel with the statement of another one."""
     one = config_for(tmp_path / "one", plain.address, namespace="forged")
     artefacts.put(one, "thing", KEY, products(tmp_path / "a"))
     artefacts.push(one)
@@ -424,12 +423,10 @@ def test_a_statement_about_another_wheel_is_found_out(plain: Registry, tmp_path:
     assert artefacts.get(there, "thing", KEY) is None
 
 
-# --- who may -------------------------------------------------------------------------------------------------------
+# --- credentials ---------------------------------------------------------------------------------------------------
 
 
-def test_a_password_is_asked_of_the_environment(
-    guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_from_the_environment(guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_for(tmp_path, guarded.address, namespace="private")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
@@ -438,12 +435,12 @@ def test_a_password_is_asked_of_the_environment(
     assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY, user=USER).moved == 3
 
 
-def test_a_wrong_password_and_none_at_all_are_refused(
+def test_missing_and_wrong_passwords_are_refused(
     guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(tmp_path, guarded.address, namespace="closed")
     artefacts.put(config, "thing", KEY, products(tmp_path))
-    with pytest.raises(RegistryRefused, match="who you are"):
+    with pytest.raises(RegistryRefused, match="authentication required"):
         artefacts.push(config)
     monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-" + PASSWORD)
     for call in (
@@ -456,11 +453,11 @@ def test_a_wrong_password_and_none_at_all_are_refused(
         assert PASSWORD not in str(caught.value)
 
 
-# --- registries that are wrong, gone or dying ------------------------------------------------------------------------
+# --- failing registries ----------------------------------------------------------------------------------------------
 
 
-def test_a_refused_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,))
+def test_refused_connection_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.01,))
     config = config_for(tmp_path, f"127.0.0.1:{free_port()}")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     for call in (lambda: artefacts.push(config), lambda: artefacts.pull(config, "thing", OTHER_KEY)):
@@ -470,7 +467,7 @@ def test_a_refused_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert "./inv registry up" in caught.value.fix
 
 
-def test_an_address_that_is_none(tmp_path: Path) -> None:
+def test_invalid_addresses_are_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, "127.0.0.1:5000")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     for wrong in ("http://127.0.0.1:5000/x", "127.0.0.1:5000/Upper", "nodots/x"):
@@ -484,10 +481,10 @@ def large(tmp_path: Path) -> list[Path]:
     return made[:2]
 
 
-def test_a_connection_that_breaks_in_mid_push_is_tried_again(
+def test_push_is_retried_if_the_connection_is_lost(
     plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,) * 4)
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.01,) * 4)
     monkeypatch.setattr(progress, "warn", lambda _: None)
     with Proxy(plain.address) as proxy:
         config = config_for(tmp_path, proxy.address, namespace="broken")
@@ -505,10 +502,10 @@ def test_a_connection_that_breaks_in_mid_push_is_tried_again(
         assert artefacts.pull(teammate(config, tmp_path / "there"), "thing", KEY, stated=False).moved == 2
 
 
-def test_a_registry_that_stays_away_is_given_up(
+def test_push_fails_if_the_connection_is_lost_repeatedly(
     plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,))
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.01,))
     monkeypatch.setattr(progress, "warn", lambda _: None)
     with Proxy(plain.address) as proxy:
         config = config_for(tmp_path, proxy.address, namespace="away")
@@ -520,9 +517,9 @@ def test_a_registry_that_stays_away_is_given_up(
     assert ask(plain, "/v2/away/artefacts/tags/list").json().get("tags") is None
 
 
-def test_a_full_registry_is_said_so_and_the_next_push_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_registry_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("docker-registry")
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.01,))
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.01,))
     monkeypatch.setattr(progress, "warn", lambda _: None)
     with (
         small_disk(tmp_path / "disk", "4m") as disk,
@@ -539,8 +536,8 @@ def test_a_full_registry_is_said_so_and_the_next_push_goes_on(tmp_path: Path, mo
         assert pushed.moved in (1, 2), "the small file may have arrived before"
 
 
-def test_a_disk_that_becomes_full_while_a_file_is_received_is_told_as_one(plain: Registry, tmp_path: Path) -> None:
-    """There was room when it was looked for: somebody else wrote meanwhile."""
+def test_full_disk_during_a_download_is_reported(plain: Registry, tmp_path: Path) -> None:
+    """Another program may fill the disk after the check for free space."""
     config = config_for(tmp_path, plain.address, namespace="room")
     artefacts.put(config, "thing", KEY, large(tmp_path))
     (pushed,) = artefacts.push(config)
@@ -555,10 +552,10 @@ def test_a_disk_that_becomes_full_while_a_file_is_received_is_told_as_one(plain:
     assert caught.value.found == "No space left on device"
 
 
-# --- the tasks' own choice -------------------------------------------------------------------------------------------
+# --- the artefacts that the tasks select -----------------------------------------------------------------------------
 
 
-def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_path: Path) -> None:
+def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks")
     ((name, key),) = share.wanted(here)
     assert name == "torch"
@@ -578,7 +575,7 @@ def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_p
 
 
 def builder_here(config: Config, step: str, root: bytes, **facts: str) -> str:
-    """Leave a builder's manifest as its step does; the SHA-256 of the builder's root."""
+    """Write the manifest of a builder's step; returns the SHA-256 of the builder's root."""
     tar = config.target_root / f"{step}.tar"
     tar.parent.mkdir(parents=True, exist_ok=True)
     tar.write_bytes(root)
@@ -587,19 +584,17 @@ def builder_here(config: Config, step: str, root: bytes, **facts: str) -> str:
     return made.artefacts[0].sha256
 
 
-def pushed_one_after_the_other(config: Config, tmp_path: Path, name: str, keys: Mapping[str, str], recipe: str) -> None:
-    """Machines of a team push, each a wheel of the same recipe under its own whole key; the last is the newest."""
+def push_in_order(config: Config, tmp_path: Path, name: str, keys: Mapping[str, str], recipe: str) -> None:
+    """Several machines each push a wheel of the same recipe with another key; the last one is the newest."""
     for machine, key in keys.items():
-        its = teammate(config, tmp_path / machine)
-        artefacts.put(its, name, key, products(tmp_path / machine, content=f"of = {machine!r}\n"), recipe=recipe)
-        artefacts.push(its)
+        other = teammate(config, tmp_path / machine)
+        artefacts.put(other, name, key, products(tmp_path / machine, content=f"of = {machine!r}\n"), recipe=recipe)
+        artefacts.push(other)
 
 
-def test_of_a_teams_builders_the_one_that_is_like_this_machines_counts(
-    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(progress, "say", said.append)
+def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(progress, "say", printed.append)
     base = config_for(tmp_path / "base", plain.address, namespace="builders")
     mine = teammate(base, tmp_path / "mine")
     root = builder_here(mine, "tvm-ffi-builder", b"its packages")
@@ -608,7 +603,7 @@ def test_of_a_teams_builders_the_one_that_is_like_this_machines_counts(
         "like-mine": tvm_ffi_build.artefact_key(recipe, root),
         "other": tvm_ffi_build.artefact_key(recipe, "0" * 64),
     }
-    pushed_one_after_the_other(base, tmp_path, tvm_ffi.NAME, keys, recipe)
+    push_in_order(base, tmp_path, tvm_ffi.NAME, keys, recipe)
     artefacts.put(base, "torch", KEY, products(tmp_path), recipe=share.wanted(base)[0][1])
     share.push_artefacts(base)
 
@@ -616,24 +611,24 @@ def test_of_a_teams_builders_the_one_that_is_like_this_machines_counts(
         _, ffi = share.pull_artefacts(config)
         return ffi.entry.key
 
-    assert pulled(mine) == keys["like-mine"], "a build here takes it, and builds nothing"
-    assert pulled(teammate(base, tmp_path / "none")) == keys["other"], "who has no builder gets the newest"
-    assert said == []
+    assert pulled(mine) == keys["like-mine"], "a build here would use it"
+    assert pulled(teammate(base, tmp_path / "none")) == keys["other"], "without a builder, the newest"
+    assert printed == []
     strange = teammate(base, tmp_path / "strange")
     builder_here(strange, "tvm-ffi-builder", b"packages that nobody else has")
     assert pulled(strange) == keys["other"]
-    assert len(said) == 1
-    assert "the registry has none of this builder" in said[0]
+    assert len(printed) == 1
+    assert "none there is of this machine's builder" in printed[0]
 
 
-def test_where_no_engine_can_tell_what_torchs_builder_holds_the_newest_is_taken(
+def test_pull_without_an_engine_selects_the_newest_torch(
     plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
     monkeypatch.setattr(progress, "warn", warned.append)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     base = config_for(tmp_path / "base", plain.address, namespace="no-engine")
-    pushed_one_after_the_other(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, share.wanted(base)[0][1])
+    push_in_order(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, share.wanted(base)[0][1])
     mine = teammate(base, tmp_path / "mine")
     builder_here(mine, "torch-builder", b"", image="sha256:" + "0" * 64)
     (pulled,) = share.pull_artefacts(mine)
@@ -649,15 +644,15 @@ COMPILERS = {
 }
 
 
-def little_builder() -> bytes:
-    """A root, as a tar, that tells of packages and of compilers as torch's builder does."""
+def small_builder() -> bytes:
+    """A root, as a tar, that reports packages and compilers like torch's builder."""
     shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
     listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
     files = {"bin/sh": Path(shell).read_bytes()}
     files |= {name[1:]: Path(name).read_bytes() for name in re.findall(r"(/\S+)", listed)}
-    told = {"dpkg-query": "\n".join(map(" ".join, LISTED.items()))}
-    told |= {name: f"{text}\nmore" for name, text in COMPILERS.items()}
-    files |= {f"bin/{name}": f"#!/bin/sh\necho '{text}'\n".encode() for name, text in told.items()}
+    outputs = {"dpkg-query": "\n".join(map(" ".join, LISTED.items()))}
+    outputs |= {name: f"{text}\nmore" for name, text in COMPILERS.items()}
+    files |= {f"bin/{name}": f"#!/bin/sh\necho '{text}'\n".encode() for name, text in outputs.items()}
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, content in files.items():
@@ -668,7 +663,7 @@ def little_builder() -> bytes:
 
 
 @pytest.mark.engine
-def test_torchs_wheel_of_this_machines_compiler_and_packages_is_the_one_that_is_pulled(
+def test_pull_prefers_the_same_compiler_and_packages(
     plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
@@ -680,12 +675,12 @@ def test_torchs_wheel_of_this_machines_compiler_and_packages_is_the_one_that_is_
         "like-mine": provenance.artefact_key(recipe, versions),
         "other": provenance.artefact_key(recipe, {**versions, "libopenblas-dev:armhf": "0.3.30+ds-1"}),
     }
-    pushed_one_after_the_other(base, tmp_path, "torch", keys, recipe)
+    push_in_order(base, tmp_path, "torch", keys, recipe)
     mine = teammate(base, tmp_path / "mine")
     reference = mine.image_reference("torch-builder")
     name, _, tag = reference.rpartition(":")
     with engine_client() as client:
-        client.api.import_image_from_data(little_builder(), repository=name, tag=tag)
+        client.api.import_image_from_data(small_builder(), repository=name, tag=tag)
         try:
             builder_here(mine, "torch-builder", b"", image=client.images.get(reference).id or "")
             (pulled,) = share.pull_artefacts(mine)
@@ -698,18 +693,18 @@ def test_torchs_wheel_of_this_machines_compiler_and_packages_is_the_one_that_is_
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["push-artefacts"], 25, "there is no artefact to push"),
-        (["pull-artefacts", "--registry", "http://x/y"], 33, "without a scheme"),
+        (["pull-artefacts", "--registry", "http://x/y"], 33, "must not contain a scheme"),
         (["build-wheel", "numpy"], 23, "NAME==VERSION"),
         (["build-wheel", "./nothing"], 23, "there is no project at"),
     ],
 )
-def test_the_tasks_end_with_the_faults_own_code(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+def test_tasks_exit_with_the_code_of_the_error(tmp_path: Path, words: list[str], code: int, message: str) -> None:
     environment = {**os.environ, "INVOKE_BUILD_FOLDER": str(tmp_path / "build")}
     argv = [sys.executable, "-m", "toolchain.cli", *words]
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == code, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

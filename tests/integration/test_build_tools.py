@@ -15,6 +15,7 @@ from flow.context import Context
 from flow.native_compiler import native_compiler
 from images import build_tools, native
 from toolchain.config import Config
+from wheels import build
 from wheels.request import Options, Wanted
 
 PYPROJECT = """\
@@ -104,16 +105,14 @@ def test_a_wheel_by_cython_and_meson_has_the_same_bytes(
     assert built.manifests
     main_job.ready_workbench(product_config)
     wanted = Wanted(project=project(tmp_path / "small"))
-    offered = any_wheel.offered(product_config)
+    offered = any_wheel.build_requirements(product_config)
     assert [path.name.partition("-")[0] for path in offered][-3:] == ["numpy", "pandas", "scipy"]
     made = {}
     for name, mounts in (("native", stand_ins(product_config)), ("emulated", native.Mounts())):
         house = dataclasses.replace(product_config.torch, wheelhouse=(str(tmp_path / name),))
         config = dataclasses.replace(product_config, torch=house)
-        image = config.image_reference("workbench")
-        done = any_wheel.build_in(
-            client, image, config, wanted, stand_ins=mounts, offered=offered, options=Options()
-        )  # fmt: skip
+        container = build.BuildContainer(image=config.image_reference("workbench"), mounts=mounts, wheels=offered)
+        done = build.build(client, container, wanted, Options(), config)
         log = config.target_root / "logs" / "build-wheel-small.log"
         assert "Successfully installed" in log.read_text()
         made[name] = (done.wheel.sha256, done.wheel.path)

@@ -29,6 +29,7 @@ from device.remote import environment
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile, profile
 from flow import main_job
+from flow.serve_wheels import Offer
 from nfsroot import qemu
 from nfsroot.layout import Layout
 from toolchain import process
@@ -43,7 +44,7 @@ from toolchain.errors import (
     SessionTimedOut,
 )
 from toolchain.manifest import Manifest
-from wheels import index as serve_wheels
+from wheels.index import instructions, running_index
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
 
@@ -376,7 +377,7 @@ def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_boa
 @pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
     """By the lines that serve-wheels prints. What is imported then is what was fetched, and not the image's torch."""
-    offer = serve_wheels.Offer(board.config)
+    offer = Offer(board.config)
     wheel = offer.torch.wheel
     assert wheel is not None, offer.torch.reason
     with zipfile.ZipFile(wheel) as archive:
@@ -387,8 +388,8 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
         "print(home.relative_to(pathlib.Path.home()), metadata.version('torch'), torch.ones(3).sum().item(),"
         "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
     )
-    with serve_wheels.running_index(offer) as (url, _):
-        told = serve_wheels.what_to_type(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
+    with running_index(offer) as url:
+        told = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
         typed = [line.strip() for line in told if "~/venv" in line][:2]
         assert len(typed) == 2
         try:

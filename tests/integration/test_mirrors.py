@@ -1,6 +1,6 @@
-"""Registry mirrors: what happens to daemon.json, and what a real engine makes of it.
+"""Registry mirrors: changes to daemon.json, and reloads of a real engine.
 
-The machine's own engine and its /etc/docker/daemon.json are never touched: the tests run a dockerd of their own.
+The tests run a separate dockerd. They never change the machine's engine and its /etc/docker/daemon.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
 
 @pytest.fixture
 def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file alone: nothing answers, nothing is reloaded."""
+    """No engine runs, and none is reloaded."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     monkeypatch.setattr(mirrors, "_PIDFILES", ())
 
@@ -45,7 +45,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Daemon]:
-    """An engine that we started, with ``tmp_path / "daemon.json"``."""
+    """A running engine with ``tmp_path / "daemon.json"``."""
     with second_engine(tmp_path) as found:
         monkeypatch.setenv("DOCKER_HOST", found.host)
         yield found
@@ -55,18 +55,18 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.D
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_a_file_is_made_where_there_was_none(tmp_path: Path) -> None:
+def test_missing_file_is_created(tmp_path: Path) -> None:
     file = tmp_path / "etc" / "docker" / "daemon.json"
     state = mirrors.merge([A, B], daemon_json=file)
     assert json.loads(file.read_text()) == {"registry-mirrors": [A, B]}
     assert (state.configured, state.changed, state.backup, state.active) == ((A, B), True, None, None)
-    assert "no engine answers" in state.reload
+    assert "not running" in state.reload
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     assert [path.name for path in file.parent.iterdir()] == ["daemon.json"]
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_other_keys_their_order_form_and_mode_stay(file: Path) -> None:
+def test_other_keys_and_the_format_are_preserved(file: Path) -> None:
     text = (
         '{\n\t"log-opts": {"max-size": "10m", "ü": "µ"},\n\t"registry-mirrors": ["https://Z.example/"],\n'
         '\t"max-download-attempts": 3,\n\t"a": [1, 2.50, null, true]\n}\n'
@@ -87,7 +87,7 @@ def test_other_keys_their_order_form_and_mode_stay(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_the_old_file_is_kept_beside_the_new_one(file: Path) -> None:
+def test_old_file_is_backed_up(file: Path) -> None:
     file.write_text('{"debug": true}')
     first = mirrors.merge([A], daemon_json=file)
     second = mirrors.merge([B], daemon_json=file)
@@ -110,7 +110,7 @@ def test_merging_twice_changes_nothing(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_removing(file: Path) -> None:
+def test_mirrors_are_removed(file: Path) -> None:
     file.write_text(json.dumps({"debug": False, "registry-mirrors": [A, "https://B.example/", C]}))
     assert mirrors.remove([A, "https://b.example", "https://never.example"], daemon_json=file).configured == (C,)
     assert not mirrors.remove([A], daemon_json=file).changed
@@ -120,13 +120,13 @@ def test_removing(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_removing_where_there_is_no_file_makes_none(file: Path) -> None:
+def test_removing_does_not_create_a_file(file: Path) -> None:
     assert not mirrors.remove(daemon_json=file).changed
     assert not file.exists()
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_showing_touches_nothing(file: Path) -> None:
+def test_showing_changes_nothing(file: Path) -> None:
     assert mirrors.show(daemon_json=file).configured == ()
     file.write_text(json.dumps({"registry-mirrors": [A]}))
     assert mirrors.show(daemon_json=file).configured == (A,)
@@ -135,14 +135,14 @@ def test_showing_touches_nothing(file: Path) -> None:
 
 @pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("empty", ["", "\n", "{}", " {\n}\n"])
-def test_an_empty_file_is_filled(file: Path, empty: str) -> None:
+def test_empty_file_is_filled(file: Path, empty: str) -> None:
     file.write_text(empty)
     mirrors.merge([A], daemon_json=file)
     assert json.loads(file.read_text()) == {"registry-mirrors": [A]}
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_a_link_stays_a_link(file: Path, tmp_path: Path) -> None:
+def test_symbolic_link_is_preserved(file: Path, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.json"
     target.write_text("{}")
     file.symlink_to(target)
@@ -152,21 +152,21 @@ def test_a_link_stays_a_link(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_merges_side_by_side_lose_nothing(file: Path) -> None:
-    wanted = [f"https://m{number}.example" for number in range(8)]
-    threads = [threading.Thread(target=mirrors.merge, args=([url],), kwargs={"daemon_json": file}) for url in wanted]
+def test_concurrent_merges_keep_all_mirrors(file: Path) -> None:
+    urls = [f"https://m{number}.example" for number in range(8)]
+    threads = [threading.Thread(target=mirrors.merge, args=([url],), kwargs={"daemon_json": file}) for url in urls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(json.loads(file.read_text())["registry-mirrors"]) == wanted
+    assert sorted(json.loads(file.read_text())["registry-mirrors"]) == urls
 
 
 # --- the command line ----------------------------------------------------------------------------------------------
 
 
 def inv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a mount namespace: /etc is a copy that has ``folder``'s daemon.json, /run is empty."""
+    """Run the command line in a mount namespace with a copy of /etc, ``folder``'s daemon.json and an empty /run."""
     enter = ["unshare", "--user", "--map-root-user", "--mount"]
     if shutil.which("unshare") is None or subprocess.run([*enter, "true"], check=False, capture_output=True).returncode:
         pytest.skip("user namespaces are not allowed here")
@@ -174,7 +174,7 @@ def inv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         folder=$0
         mkdir -p "$folder/etc"
         mount -t tmpfs tmpfs "$folder/etc"
-        cp -a /etc/. "$folder/etc" 2>/dev/null || true # what may not be read is not needed
+        cp -a /etc/. "$folder/etc" 2>/dev/null || true # unreadable files are not needed
         mkdir -p "$folder/etc/docker"
         rm -f "$folder/etc/docker/daemon.json"
         if [ -e "$folder/daemon.json" ]; then cp "$folder/daemon.json" "$folder/etc/docker"; fi
@@ -198,7 +198,7 @@ def inv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_many_urls_are_merged_and_one_is_taken_out_by_the_command_line(tmp_path: Path) -> None:
+def test_command_line_adds_and_removes_urls(tmp_path: Path) -> None:
     before = Path("/etc/docker/daemon.json").exists()
     file = tmp_path / "daemon.json"
     done = inv(tmp_path, "mirror", A, B)
@@ -206,22 +206,22 @@ def test_many_urls_are_merged_and_one_is_taken_out_by_the_command_line(tmp_path:
     assert json.loads(file.read_text()) == {"registry-mirrors": [A, B]}
     assert done.stdout.splitlines() == [
         f"/etc/docker/daemon.json: changed, mirrors {A}, {B}",
-        "engine: no engine answers now; the next one to start reads it",
+        "engine: not running; it reads the file when it starts",
     ]
     assert inv(tmp_path, "mirror", A, "--remove").returncode == 0
     assert json.loads(file.read_text()) == {"registry-mirrors": [B]}
-    assert Path("/etc/docker/daemon.json").exists() == before, "this machine's own file is none of the tests'"
+    assert Path("/etc/docker/daemon.json").exists() == before, "the file of this machine is not changed"
 
 
-def test_urls_that_are_joined_by_a_comma_are_refused_by_the_command_line(tmp_path: Path) -> None:
+def test_command_line_refuses_comma_separated_urls(tmp_path: Path) -> None:
     done = inv(tmp_path, "mirror", f"{A},{B}")
     assert done.returncode == 33
-    assert "is not a mirror's address" in done.stderr
+    assert "is not the address of a mirror" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "daemon.json").exists()
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------
+# --- invalid input -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -244,7 +244,7 @@ def test_urls_that_are_joined_by_a_comma_are_refused_by_the_command_line(tmp_pat
         ("", "no http:// or https://"),
     ],
 )
-def test_a_url_that_no_engine_takes_is_refused_before_anything_is_written(file: Path, url: str, words: str) -> None:
+def test_invalid_urls_are_refused(file: Path, url: str, words: str) -> None:
     with pytest.raises(ReferenceInvalid) as caught:
         mirrors.merge([A, url], daemon_json=file)
     assert words in caught.value.found
@@ -263,11 +263,11 @@ def test_a_url_that_no_engine_takes_is_refused_before_anything_is_written(file: 
         ('"text"', "a str"),
         ('{"registry-mirrors": "https://a.example"}', "https://a.example"),
         ('{"registry-mirrors": [3]}', "[3]"),
-        ('{"debug": true, "debug": false}', "'debug' stands there twice"),
+        ('{"debug": true, "debug": false}', "duplicate key 'debug'"),
         ('// a comment\n{"debug": true}', "line 1"),
     ],
 )
-def test_a_broken_file_is_refused_and_left_as_it_is(file: Path, text: str, words: str) -> None:
+def test_invalid_file_is_refused_and_unchanged(file: Path, text: str, words: str) -> None:
     file.write_text(text)
     calls: tuple[Callable[[], object], ...] = (
         lambda: mirrors.merge([A], daemon_json=file),
@@ -283,16 +283,16 @@ def test_a_broken_file_is_refused_and_left_as_it_is(file: Path, text: str, words
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
+def test_binary_file_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe{}")
     with pytest.raises(EngineConfigUnusable, match="UTF-8"):
         mirrors.merge([A], daemon_json=file)
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_without_the_right_to_write_it_is_said_to_use_root(file: Path) -> None:
+def test_missing_permission_suggests_root(file: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody else")
+        pytest.skip("requires root to switch to another user")
     file.write_text("{}")
     for path in (file, *list(file.parents)[:3]):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -307,7 +307,7 @@ def test_without_the_right_to_write_it_is_said_to_use_root(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["daemon.json"]
 
 
-def test_an_engine_elsewhere_has_its_file_elsewhere(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_engine_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
     with pytest.raises(EngineConfigUnusable, match="another machine"):
         mirrors.merge([A], daemon_json=file)
@@ -318,7 +318,7 @@ def test_an_engine_elsewhere_has_its_file_elsewhere(file: Path, monkeypatch: pyt
 
 
 @pytest.mark.engine
-def test_the_engine_uses_them_at_once_and_drops_them_again(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_engine_reloads_added_and_removed_mirrors(tmp_path: Path, daemon: engine.Daemon) -> None:
     file = tmp_path / "daemon.json"
     pid = json.loads(daemon.state.read_text())["pid"]
     state = mirrors.merge([A, B], daemon_json=file, daemon=daemon)
@@ -327,9 +327,9 @@ def test_the_engine_uses_them_at_once_and_drops_them_again(tmp_path: Path, daemo
     assert state.reload == f"kill -HUP {pid}"
     assert state.lines() == [
         f"{file}: changed, mirrors {A}, {B}",
-        f"the old file is kept as {state.backup}",
+        f"backup of the old file: {state.backup}",
         f"engine: kill -HUP {pid}",
-        f"the engine uses mirrors {A}/, {B}/: as the file says",
+        f"the engine uses mirrors {A}/, {B}/: same as in the file",
     ]
     again = mirrors.merge([A], daemon_json=file, daemon=daemon)
     assert again.in_effect
@@ -343,7 +343,7 @@ def test_the_engine_uses_them_at_once_and_drops_them_again(tmp_path: Path, daemo
 
 
 @pytest.mark.engine
-def test_a_file_that_somebody_changed_by_hand_is_taken_over(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_manual_change_of_the_file_is_reloaded(tmp_path: Path, daemon: engine.Daemon) -> None:
     file = tmp_path / "daemon.json"
     file.write_text(json.dumps({"registry-mirrors": [C]}))
     assert mirrors.show(daemon_json=file).active == ()
@@ -353,7 +353,7 @@ def test_a_file_that_somebody_changed_by_hand_is_taken_over(tmp_path: Path, daem
 
 
 @pytest.mark.engine
-def test_an_engine_of_somebody_else_is_left_alone_and_the_command_is_said(
+def test_foreign_engine_gets_a_suggested_command(
     tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "daemon.json"
@@ -364,12 +364,12 @@ def test_an_engine_of_somebody_else_is_left_alone_and_the_command_is_said(
     assert state.reload.endswith(f"kill -HUP {pid}")
     assert not state.in_effect
     assert state.active == ()
-    assert state.lines()[-1] == "the engine uses no mirrors: not what the file says"
+    assert state.lines()[-1] == "the engine uses no mirrors: differs from the file"
     assert json.loads(file.read_text()) == {"registry-mirrors": [A]}
 
 
 @pytest.mark.engine
-def test_what_the_engine_does_not_take_over_is_put_back(
+def test_file_is_restored_if_the_engine_ignores_it(
     tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 1.0)
@@ -377,7 +377,7 @@ def test_what_the_engine_does_not_take_over_is_put_back(
     elsewhere.write_text('{"debug": true}')
     with pytest.raises(ServerFailed) as caught:
         mirrors.merge([A], daemon_json=elsewhere, daemon=daemon)
-    assert "was put back" in caught.value.found
+    assert "was restored" in caught.value.found
     assert elsewhere.read_text() == '{"debug": true}'
     assert not list(tmp_path.glob("not-the-engines.json.*"))
     absent = tmp_path / "absent.json"
@@ -387,10 +387,10 @@ def test_what_the_engine_does_not_take_over_is_put_back(
 
 
 @pytest.mark.engine
-def test_an_engine_that_took_over_something_else_is_brought_back_too(
+def test_engine_uses_the_previous_mirrors_again(
     tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine drops what stands there twice: it takes the file, and does not use what that says."""
+    """The engine removes duplicates, so it uses other mirrors than the file lists."""
     monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 2.0)
     file, twice = tmp_path / "daemon.json", json.dumps({"registry-mirrors": [A, A + "/"]})
     file.write_text(twice)
@@ -399,15 +399,13 @@ def test_an_engine_that_took_over_something_else_is_brought_back_too(
     assert mirrors.show(daemon_json=file).active == (A + "/",)
     with pytest.raises(ServerFailed) as caught:
         mirrors.merge([B], daemon_json=file, daemon=daemon)
-    assert caught.value.found == (
-        f"it uses {A}/, {B}/; {file} was put back as it was, and the engine uses what it used before"
-    )
+    assert caught.value.found == (f"it uses {A}/, {B}/; {file} was restored, and the engine uses the previous mirrors")
     assert file.read_text() == twice
     assert mirrors.show(daemon_json=file).active == (A + "/",)
 
 
 @pytest.mark.engine
-def test_the_file_is_put_back_where_the_engine_cannot_be_told(
+def test_file_is_restored_if_the_reload_fails(
     tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the program ``kill``."""
@@ -421,23 +419,23 @@ def test_the_file_is_put_back_where_the_engine_cannot_be_told(
         patch.setenv("PATH", str(folder))
         with pytest.raises(ProgramMissing) as caught:
             mirrors.merge([A], daemon_json=file, daemon=daemon)
-    assert f"{file} was put back as it was, but the engine could not be told: cannot run kill" in caught.value.found
+    assert f"{file} was restored, but the engine could not be reloaded: cannot run kill" in caught.value.found
     assert file.read_text() == '{"debug": true}'
     assert not list(tmp_path.glob("daemon.json.*"))
 
 
 @pytest.mark.engine
-def test_an_engine_that_ended_over_it_is_started_again(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_killed_engine_is_started_again(tmp_path: Path, daemon: engine.Daemon) -> None:
     pid = json.loads(daemon.state.read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     while engine.ProcessRecord.of(pid) is not None:
         time.sleep(0.05)
-    assert mirrors._brought_back(daemon, ()) == "and the engine uses what it used before"
+    assert mirrors._reload_restored(daemon, ()) == "and the engine uses the previous mirrors"
     assert json.loads(daemon.state.read_text())["pid"] != pid
 
 
 @pytest.mark.engine
-def test_mirrors_on_the_command_line_are_not_doubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirrors_on_the_command_line_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with second_engine(tmp_path, f"--registry-mirror={C}") as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.host)
         with pytest.raises(EngineConfigUnusable, match="command line"):
@@ -447,11 +445,11 @@ def test_mirrors_on_the_command_line_are_not_doubled(tmp_path: Path, monkeypatch
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("no_engine")
-def test_what_the_engines_own_check_refuses_is_not_written(file: Path) -> None:
+def test_invalid_configuration_is_not_written(file: Path) -> None:
     need("dockerd")
     program = process.require_program("dockerd", "for this test")
     if "--validate" not in process.output_of([program, "--help"]):
-        pytest.skip("needs a dockerd that can check its configuration (--validate, 23.0 or later)")
+        pytest.skip("requires a dockerd with --validate (23.0 or later)")
     file.write_text('{"no-such-setting": 1}')
     with pytest.raises(EngineConfigUnusable) as caught:
         mirrors.merge([A], daemon_json=file)
@@ -464,7 +462,7 @@ def test_what_the_engines_own_check_refuses_is_not_written(file: Path) -> None:
 
 
 @pytest.mark.engine
-def test_what_is_written_is_what_an_engine_starts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_starts_with_the_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     mirrors.merge([A, B], daemon_json=tmp_path / "daemon.json")
     with second_engine(tmp_path) as daemon:

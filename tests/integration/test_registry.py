@@ -1,4 +1,4 @@
-"""Push and pull with a real engine and a real registry: what arrives, who may, and what is never shown."""
+"""Push and pull with a real engine and a real registry: contents, credentials and secrets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from registry_parts import (
 from rich.console import Console
 
 from registry import client as registry
-from registry import credentials
+from registry import credentials, retries
 from registry import local as local_registry
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings, TokenService
@@ -80,7 +80,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture(autouse=True)
 def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No credentials but the test's own."""
+    """An empty folder for the test's credentials."""
     folder = tmp_path / "docker-config"
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
@@ -90,31 +90,29 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def store_login(folder: Path, address: str, user: str = USER, password: str = PASSWORD) -> None:
-    """As ``docker login`` writes it."""
+    """Store credentials in the format of ``docker login``."""
     proof = base64.b64encode(f"{user}:{password}".encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {address: {"auth": proof}}}))
 
 
-def test_what_was_pushed_is_what_the_registry_has(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
+def test_pushed_image_is_in_the_registry(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, namespace="a/b", repository="c")
     before = tags_of(client, config)
     with image(client, config.image_reference("system"), (4 * KIB, 3 * MIB, 0)) as identity:
         pushed = registry.push(config, tag="v1")
     answer = ask(plain, "/v2/a/b/c/manifests/v1", headers={"Accept": MANIFEST})
     assert pushed.digest == "sha256:" + hashlib.sha256(answer.content).hexdigest()
-    # An image's id is its configuration's digest; in the containerd image store, its manifest's.
+    # The id of an image is the digest of its configuration or, in the containerd image store, of its manifest.
     assert identity in (answer.json()["config"]["digest"], pushed.digest)
     assert str(pushed.reference) == f"{plain.address}/a/b/c:v1"
     assert (pushed.layers, pushed.sent, pushed.attempts) == (3, 3, 1)
     stored = blobs_on_disk(plain)
     parts = [answer.json()["config"], *answer.json()["layers"]]
     assert pushed.size == sum(stored[part["digest"].removeprefix("sha256:")] for part in parts)
-    assert tags_of(client, config) == before, "no name is left behind in the engine"
+    assert tags_of(client, config) == before, "no additional name in the engine"
 
 
-def test_a_second_push_sends_nothing_and_changes_nothing(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_second_push_sends_nothing(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="twice")
     with image(client, config.image_reference("system"), (4 * KIB, 64 * KIB)):
         first = registry.push(config)
@@ -125,7 +123,7 @@ def test_a_second_push_sends_nothing_and_changes_nothing(
     assert ask(plain, "/v2/pitorch/twice/tags/list").json()["tags"] == ["trixie-armhf"]
 
 
-def test_what_was_pulled_is_what_was_pushed(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
+def test_pulled_image_equals_the_pushed_one(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="back")
     name = config.image_reference("system")
     before = tags_of(client, config)
@@ -138,7 +136,7 @@ def test_what_was_pulled_is_what_was_pushed(client: docker.DockerClient, plain: 
         assert (pulled.platform, pulled.size) == ("linux/arm/v7", pushed.size)
         assert (pulled.layers, pulled.received) == (2, 2)
         assert client.images.get(name).id == identity
-        assert tags_of(client, config) - before == {name}, "the local name, and no other"
+        assert tags_of(client, config) - before == {name}, "only the local name"
         digests = client.images.get(name).attrs["RepoDigests"]
         assert not [one for one in digests if one.startswith(plain.address)]
         again = registry.pull(config)
@@ -147,15 +145,15 @@ def test_what_was_pulled_is_what_was_pushed(client: docker.DockerClient, plain: 
         forget(client, name)
 
 
-@pytest.mark.parametrize("here", [False, True], ids=["a new image", "one that is here"])
+@pytest.mark.parametrize("exists", [False, True], ids=["new image", "existing image"])
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, RegistryFailed], ids=["Ctrl-C", "failure"])
-def test_a_pull_that_ends_after_the_transfer_leaves_no_name(
+def test_interrupted_pull_leaves_no_name(
     client: docker.DockerClient,
     plain: Registry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fault: type[BaseException],
-    here: bool,
+    exists: bool,
 ) -> None:
     config = config_for(tmp_path, plain.address, repository="cut-off")
     name = config.image_reference("system")
@@ -164,18 +162,18 @@ def test_a_pull_that_ends_after_the_transfer_leaves_no_name(
         found = [digest for one in client.api.images() for digest in one["RepoDigests"] or []]
         return [digest for digest in found if digest.startswith(plain.address)]
 
-    def ends(*_: object) -> None:
-        assert digests(), "the engine has it, and names it so"
+    def interrupt(*_: object) -> None:
+        assert digests(), "the engine has named the image"
         raise fault("now")
 
     try:
-        identity = load_image(client, name, (4 * KIB,), seed=f"{fault.__name__}{here}")
+        identity = load_image(client, name, (4 * KIB,), seed=f"{fault.__name__}{exists}")
         registry.push(config)
-        if not here:
+        if not exists:
             forget(client, name)
         before = tags_of(client, config)
         with monkeypatch.context() as patched:
-            patched.setattr(registry, "_compare", ends)
+            patched.setattr(registry, "_compare", interrupt)
             with pytest.raises(fault):
                 registry.pull(config)
         assert digests() == []
@@ -185,9 +183,7 @@ def test_a_pull_that_ends_after_the_transfer_leaves_no_name(
         forget(client, name)
 
 
-def test_a_pull_replaces_the_image_under_the_local_name(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_pull_replaces_the_local_image(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="replaced")
     name = config.image_reference("system")
     try:
@@ -201,9 +197,7 @@ def test_a_pull_replaces_the_image_under_the_local_name(
         forget(client, name)
 
 
-def test_a_name_that_the_engine_had_before_is_given_back(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_push_restores_an_existing_name(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="kept")
     alias = str(resolve(config))
     with image(client, config.image_reference("system")), image(client, alias, seed="other") as other:
@@ -211,9 +205,7 @@ def test_a_name_that_the_engine_had_before_is_given_back(
         assert client.images.get(alias).id == other
 
 
-def test_an_image_that_is_not_here_is_named_with_its_fix(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_push_of_a_missing_image_is_refused(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address)
     with pytest.raises(ReferenceNotFound) as caught:
         registry.push(config)
@@ -221,9 +213,7 @@ def test_an_image_that_is_not_here_is_named_with_its_fix(
     assert caught.value.fix == "./inv build-image"
 
 
-def test_an_image_for_another_platform_is_not_pushed(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_image_for_another_platform_is_not_pushed(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="foreign")
     with (
         image(client, config.image_reference("system"), variant=""),
@@ -233,9 +223,7 @@ def test_an_image_for_another_platform_is_not_pushed(
     assert ask(plain, "/v2/pitorch/foreign/tags/list").status_code == 404
 
 
-def test_an_image_for_another_platform_is_not_pulled(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_image_for_another_platform_is_not_pulled(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="alien")
     reference = resolve(config)
     with image(client, str(reference), variant=""):
@@ -249,9 +237,7 @@ def test_an_image_for_another_platform_is_not_pulled(
     assert not [digest for digest in digests if digest.startswith(plain.address)], "nothing was transferred"
 
 
-def test_of_an_image_for_many_platforms_ours_is_taken(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_pull_selects_the_platform_from_an_index(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="many")
     name = config.image_reference("system")
     reference = resolve(config)
@@ -293,7 +279,7 @@ def put_list(running: Registry, repository: str, tag: str, entries: list[dict[st
         assert session.put(url, data=body, headers={"Content-Type": LIST}, timeout=20).status_code == 201
 
 
-def test_a_tag_that_the_registry_does_not_have_is_shown_with_those_it_has(
+def test_missing_tag_is_reported_with_existing_tags(
     client: docker.DockerClient, plain: Registry, tmp_path: Path
 ) -> None:
     config = config_for(tmp_path, plain.address, repository="tags")
@@ -308,7 +294,7 @@ def test_a_tag_that_the_registry_does_not_have_is_shown_with_those_it_has(
         registry.pull(config, registry=f"{plain.address}/nowhere")
 
 
-def test_a_damaged_manifest_is_found_out(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
+def test_damaged_manifest_is_refused(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="damaged")
     with image(client, config.image_reference("system")):
         pushed = registry.push(config)
@@ -325,10 +311,10 @@ def test_a_damaged_manifest_is_found_out(client: docker.DockerClient, plain: Reg
         data.write_bytes(whole)
 
 
-def test_a_missing_layer_is_found_out(
+def test_missing_layer_is_reported(
     client: docker.DockerClient, plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.0,))
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.0,))
     config = config_for(tmp_path, plain.address, repository="holey")
     with image(client, config.image_reference("system"), (32 * KIB,)):
         registry.push(config)
@@ -340,10 +326,10 @@ def test_a_missing_layer_is_found_out(
         assert caught.value.exit_code == 54
 
 
-# --- who may -------------------------------------------------------------------------------------------------------
+# --- credentials ---------------------------------------------------------------------------------------------------
 
 
-def test_the_credential_store_opens_the_registry(
+def test_credentials_from_the_store(
     client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path
 ) -> None:
     config = config_for(tmp_path, guarded.address, repository="store")
@@ -354,7 +340,7 @@ def test_the_credential_store_opens_the_registry(
         assert registry.push(config, user=USER).sent == 0
 
 
-def test_a_credential_helper_opens_the_registry(
+def test_credentials_from_a_helper(
     client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = json.dumps({"ServerURL": guarded.address, "Username": USER, "Secret": PASSWORD})
@@ -369,7 +355,7 @@ def test_a_credential_helper_opens_the_registry(
         assert registry.push(config).layers == 1
 
 
-def test_the_environment_opens_the_registry_and_beats_the_store(
+def test_environment_overrides_the_store(
     client: docker.DockerClient,
     guarded: Registry,
     tmp_path: Path,
@@ -380,11 +366,11 @@ def test_the_environment_opens_the_registry_and_beats_the_store(
     store_login(docker_config, guarded.address, password="an old one")
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
     with image(client, config.image_reference("system")):
-        assert registry.push(config).layers == 1, "the store knows the user, the environment the password"
+        assert registry.push(config).layers == 1, "user from the store, password from the environment"
         assert registry.push(config, user=USER).layers == 1
 
 
-def test_the_prompt_opens_the_registry(
+def test_credentials_from_the_prompt(
     client: docker.DockerClient, guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -397,11 +383,11 @@ def test_the_prompt_opens_the_registry(
     with image(client, config.image_reference("system")):
         assert registry.push(config).layers == 1
     monkeypatch.setattr(sys, "stdin", Terminal("\n"))
-    with pytest.raises(RegistryRefused, match="nothing was typed"):
+    with pytest.raises(RegistryRefused, match="no input"):
         registry.pull(config)
 
 
-def test_a_wrong_password_is_refused_and_says_where_it_came_from(
+def test_wrong_password_is_reported_with_its_source(
     client: docker.DockerClient,
     guarded: Registry,
     tmp_path: Path,
@@ -423,7 +409,7 @@ def test_a_wrong_password_is_refused_and_says_where_it_came_from(
     assert ask(guarded, "/v2/_catalog", auth=(USER, PASSWORD)).status_code == 200
 
 
-def test_without_credentials_and_terminal_it_is_said_what_to_do(
+def test_missing_credentials_are_reported(
     client: docker.DockerClient, guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(tmp_path, guarded.address)
@@ -432,11 +418,11 @@ def test_without_credentials_and_terminal_it_is_said_what_to_do(
             registry.push(config)
         assert f"docker login {guarded.address}" in caught.value.fix
         monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
-        with pytest.raises(RegistryRefused, match="whose password"):
+        with pytest.raises(RegistryRefused, match="without a user name"):
             registry.push(config)
 
 
-def test_a_user_that_is_not_the_stores_does_not_get_the_stores_password(
+def test_stored_password_is_only_for_its_user(
     client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path
 ) -> None:
     config = config_for(tmp_path, guarded.address)
@@ -457,7 +443,7 @@ def test_a_user_that_is_not_the_stores_does_not_get_the_stores_password(
         '{"auths": 3}',
     ],
 )
-def test_a_broken_docker_configuration_is_named(
+def test_invalid_docker_configuration_is_reported(
     client: docker.DockerClient, plain: Registry, tmp_path: Path, docker_config: Path, broken: str
 ) -> None:
     (docker_config / "config.json").write_text(broken.replace("HOST", plain.address))
@@ -469,7 +455,7 @@ def test_a_broken_docker_configuration_is_named(
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_missing_credential_helper_is_named(
+def test_missing_credential_helper_is_reported(
     client: docker.DockerClient, guarded: Registry, tmp_path: Path, docker_config: Path
 ) -> None:
     (docker_config / "config.json").write_text('{"credsStore": "nosuchhelper"}')
@@ -479,7 +465,7 @@ def test_a_missing_credential_helper_is_named(
     assert "docker-credential-nosuchhelper" in caught.value.found
 
 
-def test_a_registry_without_passwords_does_not_ask_for_one(
+def test_open_registry_needs_no_credentials(
     client: docker.DockerClient, plain: Registry, tmp_path: Path, docker_config: Path
 ) -> None:
     (docker_config / "config.json").write_text('{"credsStore": "nosuchhelper"}')
@@ -511,13 +497,13 @@ def test_token_authentication(
                     store_login(docker_config, running.address)
                 assert registry.push(config).sent == 1
                 (docker_config / "config.json").unlink()
-                assert registry.pull(config).layers == 1, "strangers may pull there"
-                server.strangers = False
+                assert registry.pull(config).layers == 1, "anonymous pull is allowed"
+                server.anonymous = False
                 with pytest.raises(RegistryRefused):
                     registry.pull(config)
 
 
-# --- what is never shown -------------------------------------------------------------------------------------------
+# --- secrets and progress ------------------------------------------------------------------------------------------
 
 
 def secrets_of(password: str) -> list[str]:
@@ -528,8 +514,8 @@ def secrets_of(password: str) -> list[str]:
     ]
 
 
-def words_of(fault: BaseException | None) -> str:
-    """All that a traceback could show of a chain of exceptions."""
+def text_of(fault: BaseException | None) -> str:
+    """All texts of a chain of exceptions that a traceback could show."""
     found = ""
     while fault is not None:
         found += f"{fault!s} {fault!r} {vars(fault)}"
@@ -538,7 +524,7 @@ def words_of(fault: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("password", [PASSWORD, "Wrong_but_secret_42"])
-def test_the_password_appears_in_no_output_log_error_or_command_line(
+def test_password_is_never_shown(
     client: docker.DockerClient,
     guarded: Registry,
     tmp_path: Path,
@@ -574,16 +560,16 @@ def test_the_password_appears_in_no_output_log_error_or_command_line(
         done.set()
         watcher.join(30)
     captured = capfd.readouterr()
-    text = captured.out + captured.err + caplog.text + words_of(fault) + "".join(seen) + repr(config)
+    text = captured.out + captured.err + caplog.text + text_of(fault) + "".join(seen) + repr(config)
     text += guarded.settings.log.read_text()
     assert len(seen) > 1
-    assert "hidden" in text, "the watchers watch"
+    assert "hidden" in text, "the collected text is not empty"
     for secret in secrets_of(password):
         assert secret not in text
     assert (fault is None) == (password == PASSWORD)
 
 
-def test_on_a_terminal_every_layer_has_a_bar(
+def test_terminal_shows_a_bar_for_each_layer(
     client: docker.DockerClient, plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = io.StringIO()
@@ -603,14 +589,12 @@ def test_on_a_terminal_every_layer_has_a_bar(
     assert "Pushing" in screen.getvalue()
 
 
-def test_ctrl_c_stops_the_push_and_leaves_nothing_behind(
-    client: docker.DockerClient, plain: Registry, tmp_path: Path
-) -> None:
+def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     with Proxy(plain.address, rate=1 * MIB) as slow:
         config = config_for(tmp_path, slow.address, repository="interrupted")
         name = config.image_reference("system")
         code = (
-            "from toolchain.config import load_config; from images import registry;"
+            "from toolchain.config import load_config; from registry import client as registry;"
             f"registry.push(load_config({{'image': {{'name': {config.image.name!r}}},"
             f"'registry': {{'address': {slow.address!r}, 'repository': 'interrupted'}}}}))"
         )
@@ -630,15 +614,15 @@ def test_ctrl_c_stops_the_push_and_leaves_nothing_behind(
             finally:
                 child.kill()
                 child.wait()
-            assert "KeyboardInterrupt" in output, "tasks.py turns that into exit code 130"
+            assert "KeyboardInterrupt" in output, "tasks.py exits with 130 then"
             assert tags_of(client, config) == before
-            # What the engine had handed to the kernel (some MiB) still goes through the slow relay; then all is quiet.
-            wait_for(lambda: quiet(slow))
+            # Data in the kernel's buffers (some MiB) still passes the slow relay.
+            wait_for(lambda: is_idle(slow))
             assert slow.sent < 15 * MIB, "the engine stopped as well"
     assert ask(plain, "/v2/pitorch/interrupted/tags/list").status_code == 404
 
 
-def quiet(proxy: Proxy) -> bool:
+def is_idle(proxy: Proxy) -> bool:
     sent = proxy.sent
     time.sleep(0.5)
     return proxy.sent == sent
@@ -647,5 +631,5 @@ def quiet(proxy: Proxy) -> bool:
 def wait_for(condition: object, limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"nothing for {limit_s} s"
+        assert time.monotonic() < deadline, f"timed out after {limit_s} s"
         time.sleep(0.02)

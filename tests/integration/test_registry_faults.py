@@ -1,6 +1,6 @@
-"""Registries and engines that are wrong, gone or dying: each has its own error, and what can go on goes on.
+"""Failures of registries and engines: errors, retries and recovery.
 
-Nothing is imitated: the registry is killed, its disk is full, its certificate is nobody's.
+The failures are real: the registry is killed, its disk is full, its certificate is self-signed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from registry_parts import (
 )
 
 from registry import client as registry
-from registry import credentials, distribution, transfer
+from registry import connection, credentials, retries, transfer, trust
 from registry import local as local_registry
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
@@ -80,14 +80,14 @@ def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def warnings_said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    said: list[str] = []
-    monkeypatch.setattr(progress, "warn", said.append)
-    return said
+def warnings_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(progress, "warn", lines.append)
+    return lines
 
 
-def what_the_engine_makes_of_it(client: docker.DockerClient, config: Config) -> UserError:
-    """The error for a push that goes to the engine at once, without the registry being asked beforehand."""
+def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:
+    """The error of a push by the engine, without requests to the registry before."""
     reference = resolve(config)
     client.api.tag(config.image_reference("system"), reference.name, reference.tag)
     try:
@@ -99,14 +99,14 @@ def what_the_engine_makes_of_it(client: docker.DockerClient, config: Config) -> 
 
 
 def expect(client: docker.DockerClient, config: Config, kind: type[UserError], exit_code: int) -> UserError:
-    """Push and pull fail so, and the engine's own words come to the same error."""
+    """Check that push and pull fail with an error, and that the engine's message is translated to the same error."""
     before = tags_of(client, config)
     with image(client, config.image_reference("system")):
         with pytest.raises(kind) as pushing:
             registry.push(config)
         with pytest.raises(kind):
             registry.pull(config)
-        assert type(what_the_engine_makes_of_it(client, config)) is type(pushing.value)
+        assert type(error_from_the_engine(client, config)) is type(pushing.value)
     assert pushing.value.exit_code == exit_code
     assert pushing.value.fix
     assert tags_of(client, config) == before
@@ -117,22 +117,22 @@ def expect(client: docker.DockerClient, config: Config, kind: type[UserError], e
 
 
 @pytest.mark.parametrize("address", ["nosuch.invalid", "nosuch.invalid:5000"])
-def test_an_unknown_host(client: docker.DockerClient, tmp_path: Path, address: str) -> None:
+def test_unknown_host_is_reported(client: docker.DockerClient, tmp_path: Path, address: str) -> None:
     fault = expect(client, config_for(tmp_path, address), RegistryHostUnknown, 51)
-    assert "no host named nosuch.invalid" in str(fault)
+    assert "unknown host nosuch.invalid" in str(fault)
 
 
-def test_a_refused_connection(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_refused_connection_is_reported(client: docker.DockerClient, tmp_path: Path) -> None:
     fault = expect(client, config_for(tmp_path, f"127.0.0.1:{free_port()}"), RegistryConnectionRefused, 52)
     assert "refused" in fault.found
     assert "./inv registry up" in fault.fix
 
 
-def test_a_host_that_does_not_answer(
+def test_silent_host_is_unreachable(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distribution, "_CONNECT_S", 0.5)
-    monkeypatch.setattr(distribution, "_READ_S", 0.5)
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(connection, "_READ_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = config_for(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
         with image(client, config.image_reference("system")), pytest.raises(RegistryUnreachable) as caught:
@@ -140,7 +140,7 @@ def test_a_host_that_does_not_answer(
     assert (type(caught.value), caught.value.exit_code) == (RegistryUnreachable, 31)
 
 
-def test_something_that_is_not_a_registry(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_other_http_server_is_reported(client: docker.DockerClient, tmp_path: Path) -> None:
     import http.server
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -148,7 +148,7 @@ def test_something_that_is_not_a_registry(client: docker.DockerClient, tmp_path:
             self.send_error(404)
 
         def log_message(self, *_: object) -> None:
-            """Keep quiet."""
+            """Print nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -164,7 +164,7 @@ def test_something_that_is_not_a_registry(client: docker.DockerClient, tmp_path:
     assert "HTTP 404" in caught.value.found
 
 
-def test_upper_case(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_upper_case_names_are_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     config = config_for(tmp_path, "127.0.0.1:5000")
     for call in (registry.push, registry.pull):
         with pytest.raises(ReferenceInvalid) as caught:
@@ -184,7 +184,7 @@ def test_upper_case(client: docker.DockerClient, tmp_path: Path) -> None:
 
 @pytest.fixture
 def outside_tls(tmp_path: Path) -> Iterator[tuple[Registry, Path]]:
-    """A registry with a certificate that nobody signed, on an address where that counts."""
+    """A registry with a self-signed certificate, not on a loopback address."""
     address = outside_address()
     certificate, key = make_certificate(tmp_path, address)
     settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
@@ -192,7 +192,7 @@ def outside_tls(tmp_path: Path) -> Iterator[tuple[Registry, Path]]:
         yield running, certificate
 
 
-def test_an_untrusted_certificate(
+def test_untrusted_certificate_is_refused(
     client: docker.DockerClient, tmp_path: Path, outside_tls: tuple[Registry, Path]
 ) -> None:
     running, _ = outside_tls
@@ -200,11 +200,11 @@ def test_an_untrusted_certificate(
     assert f"/etc/docker/certs.d/{running.address}/ca.crt" in fault.fix
 
 
-def test_the_fix_for_an_untrusted_certificate_fixes_it(
+def test_suggested_fix_for_an_untrusted_certificate_works(
     client: docker.DockerClient, tmp_path: Path, outside_tls: tuple[Registry, Path]
 ) -> None:
     running, certificate = outside_tls
-    folder = distribution.CERTIFICATES / running.address
+    folder = trust.CERTIFICATES / running.address
     if os.geteuid() != 0:
         pytest.skip("needs root, to write to /etc/docker/certs.d")
     made = next(path for path in (folder, *folder.parents) if path.parent.exists())
@@ -222,17 +222,17 @@ def test_the_fix_for_an_untrusted_certificate_fixes_it(
         shutil.rmtree(made)
 
 
-def test_a_certificate_for_another_host(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_certificate_for_another_host_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     address = outside_address()
     certificate, key = make_certificate(tmp_path, "192.0.2.77")
     settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
     need("docker-registry")
-    with pytest.raises(Exception, match="did not come up"):
-        # Our own readiness check verifies the certificate, and so refuses as well.
-        _quickly(settings)
+    with pytest.raises(Exception, match="did not start"):
+        # The check that the registry has started verifies the certificate.
+        _start_with_short_limit(settings)
 
 
-def _quickly(settings: Settings) -> None:
+def _start_with_short_limit(settings: Settings) -> None:
     before = local_registry._START_LIMIT_S
     local_registry._START_LIMIT_S = 1.0
     try:
@@ -241,7 +241,7 @@ def _quickly(settings: Settings) -> None:
         local_registry._START_LIMIT_S = before
 
 
-def test_on_the_loopback_any_certificate_will_do_as_for_the_engine(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_loopback_accepts_any_certificate(client: docker.DockerClient, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "127.0.0.1")
     with local_registry.serve(Settings(folder=tmp_path / "r", certificate=certificate, key=key)) as running:
         config = config_for(tmp_path, running.address)
@@ -250,14 +250,14 @@ def test_on_the_loopback_any_certificate_will_do_as_for_the_engine(client: docke
             assert registry.pull(config).layers == 1
 
 
-def test_plain_http_outside_the_loopback(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_plain_http_outside_the_loopback_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     with local_registry.serve(Settings(folder=tmp_path / "r", host=outside_address())) as running:
         fault = expect(client, config_for(tmp_path, running.address), RegistryUntrusted, 32)
     assert "plain HTTP" in fault.found
     assert f'"insecure-registries": ["{running.address}"]' in fault.fix
 
 
-def test_the_fix_for_plain_http_fixes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suggested_fix_for_plain_http_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with local_registry.serve(Settings(folder=tmp_path / "r", host=outside_address())) as running:
         (tmp_path / "daemon.json").write_text(json.dumps({"insecure-registries": [running.address]}))
         with second_engine(tmp_path) as daemon:
@@ -271,7 +271,7 @@ def test_the_fix_for_plain_http_fixes_it(tmp_path: Path, monkeypatch: pytest.Mon
 # --- engines -------------------------------------------------------------------------------------------------------
 
 
-def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     for call in (registry.push, registry.pull):
         with pytest.raises(EngineUnavailable) as caught:
@@ -279,9 +279,9 @@ def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert caught.value.exit_code == 16
 
 
-# docker-py forgets to close the socket with which it finds nobody there (docker.transport.unixconn).
+# docker-py does not close its socket if the connection fails (docker.transport.unixconn).
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_engine_that_dies_in_mid_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_engine_is_reported_during_a_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         local_registry.serve(Settings(folder=tmp_path / "r")) as running,
         Proxy(running.address, rate=1 * MIB) as slow,
@@ -297,19 +297,19 @@ def test_an_engine_that_dies_in_mid_push(tmp_path: Path, monkeypatch: pytest.Mon
                     os.kill(pid, signal.SIGKILL)
                 return sent > MIB
 
-            told: list[str] = []
-            # To remove the image fails too: what is asserted in there would go under.
+            summaries: list[str] = []
+            # Removing the image fails too, and would hide a failed assertion in the block.
             with contextlib.suppress(OSError), image(other, config.image_reference("system"), (8 * MIB,)):
                 slow.watch = kill
                 try:
                     registry.push(config)
                 except EngineUnavailable as fault:
-                    told.append(fault.summary)
-            assert told == ["the Docker engine went away while it pushed the image"]
+                    summaries.append(fault.summary)
+            assert summaries == ["the Docker engine went away while it pushed the image"]
     gc.collect()
 
 
-def test_an_engine_whose_disk_is_full(
+def test_full_disk_of_the_engine_is_reported(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local_registry.serve(Settings(folder=tmp_path / "r")) as running, small_disk(tmp_path / "disk", "6m") as disk:
@@ -323,11 +323,11 @@ def test_an_engine_whose_disk_is_full(
     assert "docker system prune" in caught.value.fix
 
 
-# --- registries that are full or die -------------------------------------------------------------------------------
+# --- full and killed registries ------------------------------------------------------------------------------------
 
 
 def expected_blobs(running: Registry, repository: str) -> set[str]:
-    """What the registry must store for the one image of a repository, and nothing else."""
+    """The blobs that the registry must store for the only image of a repository."""
     media = "application/vnd.docker.distribution.manifest.v2+json"
     answer = ask(running, f"/v2/{repository}/manifests/{TAG}", headers={"Accept": media})
     digests = [answer.headers["Docker-Content-Digest"], answer.json()["config"]["digest"]]
@@ -342,9 +342,7 @@ def assert_held_once(running: Registry, pushed: registry.Pushed) -> None:
     assert ask(running, f"/v2/{pushed.reference.repository}/tags/list").json()["tags"] == [TAG]
 
 
-def test_a_full_registry_is_told_at_once_and_the_next_push_succeeds(
-    client: docker.DockerClient, tmp_path: Path
-) -> None:
+def test_full_registry_is_reported_at_once(client: docker.DockerClient, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "disk", "2m") as disk,
         local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
@@ -354,7 +352,7 @@ def test_a_full_registry_is_told_at_once_and_the_next_push_succeeds(
             with pytest.raises(RegistryFull) as caught:
                 registry.push(config)
             assert caught.value.exit_code == 53
-            assert "no room left" in str(caught.value)
+            assert "no space left" in str(caught.value)
             assert TAG not in ask(running, "/v2/pitorch/system/tags/list").text
             subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True, timeout=30)
             pushed = registry.push(config)
@@ -363,10 +361,10 @@ def test_a_full_registry_is_told_at_once_and_the_next_push_succeeds(
 
 
 @contextlib.contextmanager
-def dying_once(
+def killed_once(
     running: Registry, proxy: Proxy, when: Callable[[bytes, int], bool], *, back_after_s: float
 ) -> Iterator[None]:
-    """Kill the registry at the first block for which ``when`` is true, and start it again later."""
+    """Kill the registry at the first block that ``when`` accepts, and start it again later."""
     timers: list[threading.Timer] = []
 
     def watch(block: bytes, sent: int) -> bool:
@@ -380,52 +378,52 @@ def dying_once(
     proxy.watch = watch
     try:
         yield
-        assert timers, "it never died"
+        assert timers, "it was not killed"
     finally:
         for timer in timers:
             timer.join()
 
 
-def test_a_registry_that_dies_in_mid_push_and_comes_back(
-    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str]
+def test_push_survives_a_restart_of_the_registry(
+    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str]
 ) -> None:
     settings = Settings(folder=tmp_path / "r", port=free_port())
     with local_registry.serve(settings) as running, Proxy(running.address, rate=8 * MIB) as proxy:
         config = config_for(tmp_path, proxy.address)
         with (
             image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)),
-            dying_once(running, proxy, lambda _block, sent: sent > 2 * MIB, back_after_s=1.0),
+            killed_once(running, proxy, lambda _block, sent: sent > 2 * MIB, back_after_s=1.0),
         ):
             pushed = registry.push(config)
         assert proxy.cuts == 1
         assert pushed.sent == 2
         assert_held_once(running, pushed)
-        assert any("broke off" in line for line in warnings_said)
+        assert any("connection to" in line for line in warnings_printed)
 
 
 def is_manifest(block: bytes, _sent: int) -> bool:
     return block.startswith(b"PUT ") and b"/manifests/" in block
 
 
-def is_layer_asked_for(block: bytes, _sent: int) -> bool:
-    """Asked for by an engine, that is: we ask for blobs as well."""
+def is_layer_request(block: bytes, _sent: int) -> bool:
+    """A request for a layer by the engine; requests of this project have another user agent."""
     engines = any(name in block for name in (b"docker/", b"containerd/"))
     return block.startswith(b"GET ") and b"/blobs/" in block and engines
 
 
-def test_a_registry_that_dies_at_the_very_end_is_tried_again(
-    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_push_is_retried_if_the_manifest_fails(
+    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine itself never repeats the manifest: that is for us."""
+    """The engine itself never retries the manifest."""
     settings = Settings(folder=tmp_path / "r", port=free_port())
 
     def delays() -> Iterator[float]:
-        """It comes back, however slow that is, when it was tried a second time."""
+        """Start the registry again after the second attempt."""
         yield from (0.1, 0.1)
         local_registry.start(settings)
         yield 0.1
 
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", delays())
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", delays())
     with local_registry.serve(settings) as running, Proxy(running.address) as proxy:
         config = config_for(tmp_path, proxy.address)
 
@@ -441,13 +439,13 @@ def test_a_registry_that_dies_at_the_very_end_is_tried_again(
         assert pushed.attempts == 4
         assert pushed.sent == 2, "each layer once"
         assert_held_once(running, pushed)
-        assert len(warnings_said) == 3
+        assert len(warnings_printed) == 3
 
 
-def test_a_registry_that_stays_dead_ends_in_one_error(
-    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_stopped_registry_is_reported(
+    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.1, 0.1))
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.1, 0.1))
     with local_registry.serve(Settings(folder=tmp_path / "r")) as running, Proxy(running.address) as proxy:
         config = config_for(tmp_path, proxy.address)
 
@@ -462,14 +460,14 @@ def test_a_registry_that_stays_dead_ends_in_one_error(
         with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
             registry.push(config)
     assert caught.value.exit_code == 54
-    assert len(warnings_said) == 2
+    assert len(warnings_printed) == 2
     assert tags_of(client, config) == before
 
 
-def test_a_registry_that_dies_in_mid_pull_and_comes_back(
-    client: docker.DockerClient, tmp_path: Path, warnings_said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_pull_survives_a_restart_of_the_registry(
+    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "RETRY_DELAYS_S", (0.2, 1.0, 2.0, 5.0, 10.0))
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.2, 1.0, 2.0, 5.0, 10.0))
     settings = Settings(folder=tmp_path / "r", port=free_port())
     with local_registry.serve(settings) as running, Proxy(running.address) as proxy:
         config = config_for(tmp_path, proxy.address)
@@ -477,14 +475,14 @@ def test_a_registry_that_dies_in_mid_pull_and_comes_back(
         with image(client, name, (4 * KIB, 256 * KIB)) as identity:
             pushed = registry.push(config)
         try:
-            with dying_once(running, proxy, is_layer_asked_for, back_after_s=0.5):
+            with killed_once(running, proxy, is_layer_request, back_after_s=0.5):
                 pulled = registry.pull(config)
             assert (pulled.image_id, pulled.digest) == (identity, pushed.digest)
         finally:
             forget(client, name)
 
 
-def test_two_pushes_at_once_both_succeed(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_concurrent_pushes_succeed(client: docker.DockerClient, tmp_path: Path) -> None:
     with local_registry.serve(Settings(folder=tmp_path / "r")) as running:
         config = config_for(tmp_path, running.address)
         found: list[registry.Pushed] = []

@@ -1,4 +1,4 @@
-"""The local registry: Debian's docker-registry, started and stopped for real."""
+"""The local registry: start and stop Debian's docker-registry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Iterator[Config]:
     local_registry.down(found)
 
 
-def test_up_answers_when_it_returns_and_a_second_up_changes_nothing(config: Config) -> None:
+def test_second_up_changes_nothing(config: Config) -> None:
     first = local_registry.up(config)
     assert first.started_now
     assert first.address == config.registry.address
@@ -47,19 +47,19 @@ def test_up_answers_when_it_returns_and_a_second_up_changes_nothing(config: Conf
     assert local_registry.status(config).pid == first.pid
 
 
-def test_down_ends_it_and_only_purge_deletes_the_images(config: Config) -> None:
+def test_down_keeps_images_and_purge_deletes_them(config: Config) -> None:
     running = local_registry.up(config)
-    (running.settings.images / "kept").touch()
+    (running.settings.images / "file").touch()
     assert not local_registry.down(config).running
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(running.address.rpartition(":")[2])), timeout=5)
-    assert not local_registry.down(config).running, "nothing to stop is fine"
-    assert (running.settings.images / "kept").exists()
+    assert not local_registry.down(config).running, "already stopped"
+    assert (running.settings.images / "file").exists()
     local_registry.down(config, purge=True)
     assert not running.settings.folder.exists()
 
 
-def test_it_listens_on_the_loopback_only_and_outlives_its_starter(config: Config, tmp_path: Path) -> None:
+def test_registry_outlives_its_starter_on_loopback_only(config: Config, tmp_path: Path) -> None:
     settings = Settings.of(config)
     code = (
         "import sys; from pathlib import Path; from registry import local as l;"
@@ -82,7 +82,7 @@ def test_it_listens_on_the_loopback_only_and_outlives_its_starter(config: Config
     assert f"{settings.port:04X} 00000000000000000000000000000000:0000 0A" not in Path("/proc/net/tcp6").read_text()
 
 
-def test_one_that_was_killed_is_found_dead_and_started_anew(config: Config) -> None:
+def test_killed_registry_is_started_again(config: Config) -> None:
     first = local_registry.up(config)
     os.kill(first.pid, signal.SIGKILL)
     deadline = time.monotonic() + 5
@@ -92,37 +92,37 @@ def test_one_that_was_killed_is_found_dead_and_started_anew(config: Config) -> N
     assert local_registry.up(config).pid != first.pid
 
 
-def test_a_process_that_got_the_same_pid_later_is_not_taken_for_ours(config: Config) -> None:
+def test_reused_pid_is_not_the_registry(config: Config) -> None:
     running = local_registry.up(config)
     state = json.loads(running.settings.state.read_text())
     local_registry.down(config)
     state["process"]["pid"] = os.getpid()
     running.settings.state.write_text(json.dumps(state))
     assert not local_registry.status(config).running
-    local_registry.down(config)  # does not end the test run
+    local_registry.down(config)  # must not stop the test run
 
 
-@pytest.mark.parametrize("torn", ["", "{", "[]", '{"process": {}}', '{"process": 3, "address": "", "url": ""}'])
-def test_a_torn_record_counts_as_none(config: Config, torn: str) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"process": {}}', '{"process": 3, "address": "", "url": ""}'])
+def test_invalid_record_counts_as_stopped(config: Config, text: str) -> None:
     settings = Settings.of(config)
     settings.folder.mkdir(parents=True)
     (settings.folder / ".pitorch-owned").touch()
-    settings.state.write_text(torn)
+    settings.state.write_text(text)
     assert not local_registry.status(config).running
     assert local_registry.up(config).running
 
 
-def test_a_taken_port_is_said_so(config: Config) -> None:
+def test_port_in_use_is_reported(config: Config) -> None:
     port = int(config.registry.address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ServerFailed) as caught:
         local_registry.up(config)
     assert f"127.0.0.1:{port}" in str(caught.value)
     assert "in use" in caught.value.found
     assert f"sport = :{port}" in caught.value.fix
-    assert local_registry.up(config).running, "once it is free, it works"
+    assert local_registry.up(config).running
 
 
-def test_a_registry_that_does_not_come_up_shows_its_last_lines(tmp_path: Path) -> None:
+def test_failed_start_shows_the_last_lines_of_the_log(tmp_path: Path) -> None:
     settings = Settings(folder=tmp_path / "r", certificate=tmp_path / "no.pem", key=tmp_path / "no.key")
     with pytest.raises(ServerFailed) as caught:
         local_registry.start(settings)
@@ -131,7 +131,7 @@ def test_a_registry_that_does_not_come_up_shows_its_last_lines(tmp_path: Path) -
     assert not settings.state.exists()
 
 
-def test_a_changed_port_moves_it(config: Config, tmp_path: Path) -> None:
+def test_changed_port_restarts_the_registry(config: Config, tmp_path: Path) -> None:
     first = local_registry.up(config)
     moved = load_config(
         {"build": {"folder": str(config.build.folder)}, "registry": {"address": f"127.0.0.1:{free_port()}"}}
@@ -141,7 +141,7 @@ def test_a_changed_port_moves_it(config: Config, tmp_path: Path) -> None:
     assert not Path(f"/proc/{first.pid}/exe").exists()
 
 
-def test_ups_side_by_side_start_one(config: Config) -> None:
+def test_concurrent_ups_start_one_registry(config: Config) -> None:
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(local_registry.up(config).pid)) for _ in range(4)]
     for thread in threads:
@@ -152,7 +152,7 @@ def test_ups_side_by_side_start_one(config: Config) -> None:
     assert len(set(found)) == 1
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     config = config_for(tmp_path, f"127.0.0.1:{free_port()}")
     folder = Settings.of(config).folder
     folder.mkdir(parents=True)
@@ -164,31 +164,31 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["precious"]
 
 
-def test_without_the_program_it_is_said_what_to_install(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_program_is_reported_with_its_package(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(ProgramMissing, match="apt-get install docker-registry"):
         local_registry.up(config)
 
 
-def test_variables_of_its_own_do_not_leak_in(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_does_not_change_the_registry(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGISTRY_HTTP_ADDR", "0.0.0.0:1")
     monkeypatch.setenv("REGISTRY_STORAGE_FILESYSTEM_ROOTDIRECTORY", "/nonexistent")
     assert local_registry.up(config).running
 
 
-def test_a_remote_registry_in_the_configuration_is_not_imitated(tmp_path: Path) -> None:
+def test_remote_address_is_replaced_by_loopback(tmp_path: Path) -> None:
     remote = config_for(tmp_path, "registry.example.com:8443")
     assert (Settings.of(remote).host, Settings.of(remote).port) == ("127.0.0.1", 5000)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.7", "[::1]"])
-def test_it_listens_where_the_configuration_says(tmp_path: Path, host: str) -> None:
+def test_configured_loopback_address_is_used(tmp_path: Path, host: str) -> None:
     bare = host.strip("[]")
     with socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET) as probe:
         try:
             probe.bind((bare, 0))
         except OSError as fault:
-            pytest.skip(f"needs the address {host}: {fault}")
+            pytest.skip(f"requires the address {host}: {fault}")
     port = free_port(bare)
     config = config_for(tmp_path, f"{host}:{port}")
     running = local_registry.up(config)
@@ -202,23 +202,23 @@ def test_it_listens_where_the_configuration_says(tmp_path: Path, host: str) -> N
         local_registry.down(config)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a bridge")
-def test_another_address_of_this_machine_is_taken_where_it_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="requires root to create a bridge")
+def test_configured_address_of_this_machine_is_used(tmp_path: Path) -> None:
     with spare_bridge() as name:
-        said = subprocess.run(["ip", "-j", "-4", "address", "show", name], check=True, capture_output=True).stdout
-        own = json.loads(said)[0]["addr_info"][0]["local"]
+        listed = subprocess.run(["ip", "-j", "-4", "address", "show", name], check=True, capture_output=True).stdout
+        own = json.loads(listed)[0]["addr_info"][0]["local"]
         settings = Settings.of(config_for(tmp_path, f"{own}:5001"))
         assert (settings.host, settings.port) == (own, 5001)
     settings = Settings.of(config_for(tmp_path, f"{own}:5001"))
-    assert (settings.host, settings.port) == ("127.0.0.1", 5000), "now it is another machine's"
+    assert (settings.host, settings.port) == ("127.0.0.1", 5000), "the address no longer exists"
 
 
-def test_localhost_is_the_loopback(tmp_path: Path) -> None:
+def test_localhost_means_loopback(tmp_path: Path) -> None:
     settings = Settings.of(config_for(tmp_path, "localhost:5001"))
     assert (settings.host, settings.port) == ("127.0.0.1", 5001)
 
 
-def test_passwords_are_asked_for(tmp_path: Path) -> None:
+def test_registry_with_passwords(tmp_path: Path) -> None:
     (tmp_path / "htpasswd").write_text(HTPASSWD)
     with local_registry.serve(Settings(folder=tmp_path / "r", htpasswd=tmp_path / "htpasswd")) as running:
         assert ask(running, "/v2/").status_code == 401
@@ -227,14 +227,14 @@ def test_passwords_are_asked_for(tmp_path: Path) -> None:
     assert not local_registry.look(running.settings).running
 
 
-def test_tls_is_spoken(tmp_path: Path) -> None:
+def test_registry_with_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "127.0.0.1")
     with local_registry.serve(Settings(folder=tmp_path / "r", certificate=certificate, key=key)) as running:
         assert running.url.startswith("https://")
         assert ask(running, "/v2/").status_code == 200
 
 
-def test_the_configuration_is_private_and_survives_odd_paths(tmp_path: Path) -> None:
+def test_configuration_is_private_with_any_path(tmp_path: Path) -> None:
     folder = tmp_path / 'a "quoted": {path} #1'
     with local_registry.serve(Settings(folder=folder)) as running:
         written = yaml.safe_load(running.settings.configuration.read_text())

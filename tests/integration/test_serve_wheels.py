@@ -1,4 +1,4 @@
-"""The package index for the board's pip: real requests by a real pip, and what must never be handed out."""
+"""The package index for the board's pip: requests, pip itself, and files that must not be served."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ import requests
 from test_torch_wheel import a_wheel
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
+from flow.serve_wheels import Offer, serve_wheels
 from recipes import recipe
 from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import locate as tvm_ffi
@@ -34,42 +35,42 @@ from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed, UserError
 from toolchain.ports import free_port
 from wheels import artefacts
-from wheels import index as serve_wheels
-from wheels.index import Offer
+from wheels.index import instructions, running_index, wheels_in
+from wheels.wheelhouse import REPLACED
 
 TORCH = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
 
 
 @pytest.fixture
 def wheelhouse(tmp_path: Path) -> Path:
-    """Two wheels, and much that must not be served."""
+    """Two wheels, and files that must not be served."""
     folder = tmp_path / "wheelhouse"
     make_wheel(folder, {"thing.py": "x = 1\n", "blob": os.urandom(300_000)}, tag="py3-none-any", purelib=True)
     make_wheel(folder, {"torch.py": "x = 1\n"}, name="torch", version="2.6.0")
-    make_wheel(folder / "replaced", name="old", tag="py3-none-any")
+    make_wheel(folder / REPLACED, name="old", tag="py3-none-any")
     (folder / "README.md").write_text("not a wheel")
     (folder / "thing-1.0.tar.gz").write_text("not a wheel either")
     (folder / "no.whl").write_text("no wheel's name")
-    (tmp_path / "secret-1.0-py3-none-any.whl").write_text("beside the wheelhouse")
+    (tmp_path / "secret-1.0-py3-none-any.whl").write_text("outside the wheelhouse")
     (folder / "secret-1.0-py3-none-any.whl").symlink_to(tmp_path / "secret-1.0-py3-none-any.whl")
     return folder
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(progress, "say", lines.append)
     return lines
 
 
-def those_in(*folders: Path) -> Callable[[], Mapping[str, Path]]:
-    return functools.partial(serve_wheels.wheels_in, folders)
+def offered_from(*folders: Path) -> Callable[[], Mapping[str, Path]]:
+    return functools.partial(wheels_in, folders)
 
 
 @pytest.fixture
-def index(wheelhouse: Path, said: list[str]) -> Iterator[str]:
+def index(wheelhouse: Path, printed: list[str]) -> Iterator[str]:
     """The index's root URL."""
-    with serve_wheels.running_index(those_in(wheelhouse)) as (url, _):
+    with running_index(offered_from(wheelhouse)) as url:
         yield url.removesuffix("/simple/")
 
 
@@ -80,7 +81,7 @@ def get(url: str, method: str = "GET", **options: object) -> requests.Response:
 
 
 def raw(index: str, target: str, method: str = "GET") -> bytes:
-    """The answer to a request whose path is sent as it stands: no client tidies it up."""
+    """The response to a request whose path is sent without normalisation by a client."""
     host, _, port = index.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(f"{method} {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
@@ -90,17 +91,17 @@ def raw(index: str, target: str, method: str = "GET") -> bytes:
     return b"".join(parts)
 
 
-def wait_until(told: Callable[[], bool]) -> None:
-    """Requests are told when they have ended, which the client knows a little earlier."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for the server: it prints a request after the client has received the response."""
     for _ in range(400):
-        if told():
+        if condition():
             return
         threading.Event().wait(0.05)
-    raise AssertionError("not told in 20 s")
+    raise AssertionError("timed out after 20 s")
 
 
-def wait_for(said: list[str], count: int) -> None:
-    wait_until(lambda: len(said) >= count)
+def wait_for(printed: list[str], count: int) -> None:
+    wait_until(lambda: len(printed) >= count)
 
 
 def config_for(tmp_path: Path, wheelhouse: Path, **wheels: object) -> Config:
@@ -115,7 +116,7 @@ def config_for(tmp_path: Path, wheelhouse: Path, **wheels: object) -> Config:
 
 def test_the_index_lists_wheels_with_their_sha256(index: str, wheelhouse: Path) -> None:
     page = get(f"{index}/simple/").text
-    assert re.findall(r'href="([^"]+)"', page) == ["/simple/thing/", "/simple/torch/"], "and nothing else"
+    assert re.findall(r'href="([^"]+)"', page) == ["/simple/thing/", "/simple/torch/"]
     answer = get(f"{index}/simple/thing/")
     (link,) = re.findall(r'href="([^"]+)"', answer.text)
     path, _, digest = link.partition("#sha256=")
@@ -125,7 +126,7 @@ def test_the_index_lists_wheels_with_their_sha256(index: str, wheelhouse: Path) 
     assert get(f"{index}/packages/{wheel.name}").content == wheel.read_bytes()
 
 
-def test_names_are_normalised_as_pep_503_says(index: str, wheelhouse: Path) -> None:
+def test_names_are_normalised_as_in_pep_503(index: str, wheelhouse: Path) -> None:
     assert get(f"{index}/simple/Torch/").url == f"{index}/simple/torch/"
     assert get(f"{index}/simple/nothing/").status_code == 404
     make_wheel(wheelhouse, name="foo_Bar.baz", tag="py3-none-any")
@@ -136,7 +137,7 @@ def test_names_are_normalised_as_pep_503_says(index: str, wheelhouse: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "led_to"),
+    ("path", "code", "target"),
     [
         ("/simple", 308, "/simple/"),
         ("/simple/thing", 308, "/simple/thing/"),
@@ -145,22 +146,22 @@ def test_names_are_normalised_as_pep_503_says(index: str, wheelhouse: Path) -> N
         ("/simple/Nothing.At_All/", 301, "/simple/nothing-at-all/"),
     ],
 )
-def test_addresses_that_differ_from_pep_503s_lead_to_them(index: str, asked: str, code: int, led_to: str) -> None:
-    answer = get(f"{index}{asked}", allow_redirects=False)
+def test_other_addresses_redirect_to_those_of_pep_503(index: str, path: str, code: int, target: str) -> None:
+    answer = get(f"{index}{path}", allow_redirects=False)
     assert answer.status_code == code
-    assert requests.compat.urljoin(answer.url, answer.headers["Location"]) == f"{index}{led_to}"
+    assert requests.compat.urljoin(answer.url, answer.headers["Location"]) == f"{index}{target}"
 
 
-def test_a_wheel_that_is_put_there_later_is_served(index: str, wheelhouse: Path) -> None:
+def test_wheels_that_are_added_later_are_served(index: str, wheelhouse: Path) -> None:
     make_wheel(wheelhouse, name="later", tag="py3-none-any")
     assert "later-1.0" in get(f"{index}/simple/later/").text
 
 
-def test_pip_downloads_and_checks(index: str, tmp_path: Path) -> None:
+def test_pip_downloads_and_verifies(index: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
     argv = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps"]
     argv += ["--no-cache-dir", "--index-url", f"{index}/simple/", "--dest", str(tmp_path / "got"), "thing"]
-    # A proxy of this machine has no business on the loopback.
+    # Bypass this machine's proxy.
     environment |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1", "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -168,39 +169,39 @@ def test_pip_downloads_and_checks(index: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "slice_"),
+    ("range_", "slice_"),
     [("bytes=0-0", slice(0, 1)), ("bytes=100-199", slice(100, 200)), ("bytes=1000-", slice(1000, None)),
      ("bytes=-10", slice(-10, None)), ("bytes=100-99999999", slice(100, None))],
 )  # fmt: skip
-def test_ranges(index: str, wheelhouse: Path, asked: str, slice_: slice) -> None:
+def test_ranges(index: str, wheelhouse: Path, range_: str, slice_: slice) -> None:
     whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
-    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked})
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": range_})
     assert answer.status_code == 206
     assert answer.content == whole[slice_]
     first = (slice_.start or 0) % len(whole)
     assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
 
 
-@pytest.mark.parametrize("asked", ["items=0-1", "bytes=0-1,4-5", "bytes=0-1, 4-", "Bytes=0-,-1", "nonsense", "=", ""])
-def test_of_what_is_no_single_range_of_bytes_the_whole_is_sent(index: str, wheelhouse: Path, asked: str) -> None:
-    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked})
+@pytest.mark.parametrize("range_", ["items=0-1", "bytes=0-1,4-5", "bytes=0-1, 4-", "Bytes=0-,-1", "nonsense", "=", ""])
+def test_unsupported_ranges_get_the_complete_file(index: str, wheelhouse: Path, range_: str) -> None:
+    answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": range_})
     assert answer.status_code == 200
     assert "Content-Range" not in answer.headers
     assert answer.content == (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
 
 
-def test_a_range_counts_for_content_alone(index: str, wheelhouse: Path) -> None:
+def test_head_requests_ignore_ranges(index: str, wheelhouse: Path) -> None:
     answer = get(f"{index}/packages/thing-1.0-py3-none-any.whl", "HEAD", headers={"Range": "bytes=0-1"})
     assert answer.status_code == 200
     assert int(answer.headers["Content-Length"]) == (wheelhouse / "thing-1.0-py3-none-any.whl").stat().st_size
 
 
-@pytest.mark.parametrize("asked", ["bytes=9999999-", "bytes=5-4"])
-def test_a_range_that_the_wheel_does_not_have_is_refused(index: str, asked: str) -> None:
-    assert get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": asked}).status_code == 416
+@pytest.mark.parametrize("range_", ["bytes=9999999-", "bytes=5-4"])
+def test_ranges_outside_the_wheel_are_rejected(index: str, range_: str) -> None:
+    assert get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": range_}).status_code == 416
 
 
-def test_a_download_that_broke_off_goes_on(index: str, wheelhouse: Path) -> None:
+def test_interrupted_downloads_can_be_resumed(index: str, wheelhouse: Path) -> None:
     url = f"{index}/packages/thing-1.0-py3-none-any.whl"
     whole = (wheelhouse / "thing-1.0-py3-none-any.whl").read_bytes()
     with contextlib.closing(get(url, stream=True)) as broken:
@@ -237,11 +238,11 @@ def test_head_sends_no_content(index: str, wheelhouse: Path) -> None:
         "/simple/../packages/README.md",
     ],
 )
-def test_no_path_leads_to_anything_but_a_listed_wheel(index: str, target: str) -> None:
+def test_other_files_are_not_served(index: str, target: str) -> None:
     answer = raw(index, target)
     status = int(answer.split(b" ", 2)[1])
     assert status != 200, answer
-    for secret in (b"beside the wheelhouse", b"not a wheel", b"no wheel's name", b"root:"):
+    for secret in (b"outside the wheelhouse", b"not a wheel", b"no wheel's name", b"root:"):
         assert secret.strip() not in answer.partition(b"\r\n\r\n")[2]
 
 
@@ -257,24 +258,24 @@ def test_nothing_can_be_changed(index: str, wheelhouse: Path, method: str) -> No
     assert sorted(path.name for path in wheelhouse.iterdir()) == before
 
 
-def test_each_request_is_one_line(index: str, said: list[str]) -> None:
+def test_each_request_prints_one_line(index: str, printed: list[str]) -> None:
     get(f"{index}/simple/thing/")
-    wait_for(said, 1)  # a line is written when its answer is out: the next request may overtake it
+    wait_for(printed, 1)
     get(f"{index}/packages/thing-1.0-py3-none-any.whl", headers={"Range": "bytes=0-1023"})
-    wait_for(said, 2)
+    wait_for(printed, 2)
     raw(index, "/simple/%1b%5b31mred/")
-    wait_for(said, 3)
+    wait_for(printed, 3)
     raw(index, "/simple/", "\x1b]0;GET\x07")
-    wait_for(said, 4)
-    assert len(said) == 4
-    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", said[0])
-    assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", said[1])
-    assert all(line.isprintable() for line in said), "whoever asks cannot write to this terminal"
-    assert r"'\x1b]0;GET\x07' /simple/ 405" in said[3]
+    wait_for(printed, 4)
+    assert len(printed) == 4
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", printed[0])
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", printed[1])
+    assert all(line.isprintable() for line in printed), "no control sequences from clients"
+    assert r"'\x1b]0;GET\x07' /simple/ 405" in printed[3]
 
 
 def damage_metadata(wheel: Path, *, how: int = zipfile.ZIP_DEFLATED) -> None:
-    """Spoil what is packed of a wheel's metadata, and nothing else."""
+    """Damage the compressed metadata of a wheel."""
     with zipfile.ZipFile(wheel, "w", how) as archive:
         archive.writestr("thing.py", "x = 1\n")
         archive.writestr("thing-1.0.dist-info/METADATA", f"Name: thing\nRequires-Python: >=3\n\n{'text ' * 99}")
@@ -282,16 +283,14 @@ def damage_metadata(wheel: Path, *, how: int = zipfile.ZIP_DEFLATED) -> None:
         member = archive.getinfo("thing-1.0.dist-info/METADATA")
     content = bytearray(wheel.read_bytes())
     begin = member.header_offset + 30 + len(member.filename)
-    # Behind LZMA's own head.
+    # Skip the header of LZMA.
     for place in range(begin + (0 if how == zipfile.ZIP_DEFLATED else 9), begin + member.compress_size):
         content[place] ^= 0xFF
     wheel.write_bytes(content)
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_wheel_with_damaged_metadata_keeps_no_other_back(
-    index: str, wheelhouse: Path, said: list[str], how: int
-) -> None:
+def test_wheel_with_damaged_metadata_is_listed(index: str, wheelhouse: Path, printed: list[str], how: int) -> None:
     make_wheel(wheelhouse, name="thing", version="2.0", tag="py3-none-any")
     damage_metadata(wheelhouse / "thing-1.0-py3-none-any.whl", how=how)
     answer = get(f"{index}/simple/thing/")
@@ -300,7 +299,7 @@ def test_a_wheel_with_damaged_metadata_keeps_no_other_back(
         f"thing-{number}-py3-none-any.whl" for number in ("1.0", "2.0")
     ]
     assert "data-requires-python" not in answer.text
-    wait_for(said, 1)
+    wait_for(printed, 1)
 
 
 @pytest.fixture
@@ -310,92 +309,91 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def test_what_goes_wrong_is_a_warning_and_a_line_and_no_traceback(
-    said: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
+def test_errors_are_printed_as_warnings(
+    printed: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     def offered() -> Mapping[str, Path]:
-        raise ValueError("\x1b[31mnobody expects this")
+        raise ValueError("\x1b[31munexpected")
 
-    with serve_wheels.running_index(offered) as (url, told):
+    with running_index(offered) as url:
         answer = get(f"{url}thing/")
-        wait_for(said, 1)
-        assert told.count == 1
+        wait_for(printed, 1)
     assert answer.status_code == 500
-    assert "nobody expects" not in answer.text
-    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 500 \d+ B, \d+\.\d s", said[0])
+    assert "unexpected" not in answer.text
+    assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 500 \d+ B, \d+\.\d s", printed[0])
     (line,) = warned
     assert line.startswith("/simple/thing/ cannot be served: ")
-    assert "ValueError: \\x1b[31mnobody expects this" in line
+    assert "ValueError: \\x1b[31munexpected" in line
     assert capfd.readouterr().err == ""
 
 
-def test_a_wheel_that_cannot_be_read_is_told_too(
-    said: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
+def test_read_errors_are_printed_as_warnings(
+    printed: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first bytes of a process's memory are nobody's: the kernel answers with a fault of input."""
-    with serve_wheels.running_index(lambda: {TORCH: Path("/proc/self/mem")}) as (url, _):
+    """Address 0 of a process is not mapped: the kernel returns EIO."""
+    with running_index(lambda: {TORCH: Path("/proc/self/mem")}) as url:
         get(url.replace("/simple/", f"/packages/{TORCH}"))
-        wait_for(said, 1)
-    assert f"GET /packages/{TORCH} 200 0 B" in said[0]
+        wait_for(printed, 1)
+    assert f"GET /packages/{TORCH} 200 0 B" in printed[0]
     assert [line for line in warned if "Input/output error" in line]
     assert capfd.readouterr().err == ""
 
 
 @pytest.fixture
 def large(wheelhouse: Path) -> Path:
-    """A file that no socket's buffers hold; by its name alone it is a wheel."""
+    """A file larger than the socket buffers. Only its name is that of a wheel."""
     path = wheelhouse / "large-1.0-py3-none-any.whl"
     path.write_bytes(bytes(32 << 20))
     return path
 
 
-def test_a_log_tells_how_far_a_wheel_is(
-    index: str, large: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_log_shows_the_progress_of_a_download(
+    index: str, large: Path, printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "console", progress.make_console(file=io.StringIO()))
     monkeypatch.setattr(progress._LineBar, "_EVERY_S", 0.0)
     assert get(f"{index}/packages/{large.name}").content == large.read_bytes()
-    wait_until(lambda: any(" 200 " in line for line in said))
+    wait_until(lambda: any(" 200 " in line for line in printed))
     get(f"{index}/simple/thing/")
-    wait_until(lambda: "/simple/thing/" in said[-1])
-    told = [re.fullmatch(rf" *{re.escape(large.name)}: (\d+) %", line) for line in said[:-2]]
-    shares = [int(found[1]) for found in told if found]
-    assert len(shares) == len(told) > 100, "it is sent in blocks"
+    wait_until(lambda: "/simple/thing/" in printed[-1])
+    lines = [re.fullmatch(rf" *{re.escape(large.name)}: (\d+) %", line) for line in printed[:-2]]
+    shares = [int(found[1]) for found in lines if found]
+    assert len(shares) == len(lines) > 100, "it is sent in blocks"
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0, 100)
-    assert re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 32\.0 MiB, \d+\.\d s", said[-2])
-    assert "/simple/thing/ 200" in said[-1], "a page has no bar"
+    assert re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 32\.0 MiB, \d+\.\d s", printed[-2])
+    assert "/simple/thing/ 200" in printed[-1]
 
 
-def test_a_download_that_broke_off_is_told_with_what_was_sent(index: str, large: Path, said: list[str]) -> None:
+def test_interrupted_download_prints_its_size(index: str, large: Path, printed: list[str]) -> None:
     with contextlib.closing(get(f"{index}/packages/{large.name}", stream=True)) as broken:
         next(broken.iter_content(1000))
-    wait_for(said, 1)
-    (line,) = said
+    wait_for(printed, 1)
+    (line,) = printed
     found = re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 ([\d.]+) (B|KiB|MiB) of 32\.0 MiB, .*", line)
     assert found, line
     assert float(found[1]) < 32 or found[2] != "MiB"
 
 
-def test_of_two_files_of_one_name_the_first_folders_is_served(tmp_path: Path, said: list[str]) -> None:
+def test_first_folder_wins_for_the_same_name(tmp_path: Path, printed: list[str]) -> None:
     first, second = (make_wheel(tmp_path / name, {"a.py": f"{name} = 1\n"}) for name in ("one", "two"))
-    with serve_wheels.running_index(those_in(first.parent, second.parent)) as (url, _):
+    with running_index(offered_from(first.parent, second.parent)) as url:
         page = get(f"{url}thing/").text
         assert re.findall(r"sha256=([0-9a-f]+)", page) == [hashlib.sha256(first.read_bytes()).hexdigest()]
         assert get(url.replace("/simple/", f"/packages/{first.name}")).content == first.read_bytes()
 
 
-def test_a_folder_that_is_not_there_is_passed_over(tmp_path: Path, wheelhouse: Path, said: list[str]) -> None:
-    with serve_wheels.running_index(those_in(tmp_path / "none", wheelhouse)) as (url, _):
+def test_missing_folders_are_ignored(tmp_path: Path, wheelhouse: Path, printed: list[str]) -> None:
+    with running_index(offered_from(tmp_path / "none", wheelhouse)) as url:
         assert get(f"{url}thing/").status_code == 200
 
 
-# --- which torch, and what else lies elsewhere than in the wheelhouse -------------------------------------------------
+# --- torch and other wheels outside the wheelhouse ------------------------------------------------------------------
 
 
 @pytest.fixture
-def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place of the repository's wheel, empty."""
+def no_prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder instead of the one with the repository's wheel."""
     place = tmp_path / "prebuilt"
     place.mkdir()
     monkeypatch.setattr(resolve, "PREBUILT", place)
@@ -412,65 +410,65 @@ def torch_wheel(folder: Path, version: str = "2.6.0", *, python: str = "cp313", 
     return make_wheel(folder, contents, name="torch", version=version, tag=f"{python}-{python}-linux_armv7l")
 
 
-def keep(config: Config, folder: Path) -> Path:
-    """Put a torch wheel of the recipe's key into the artefact cache, as pull-artefacts does."""
+def cache_torch(config: Config, folder: Path) -> Path:
+    """Put a torch wheel with the recipe's key into the artefact cache, like pull-artefacts."""
     folder.mkdir(exist_ok=True)
     key = resolve.key(config)
-    whole = provenance.artefact_key(key, {"compiler": "arm-linux-gnueabihf-g++ 14.2.0"})
-    return artefacts.put(config, "torch", whole, a_wheel(folder, key), recipe=key)[-1]
+    key_of_build = provenance.artefact_key(key, {"compiler": "arm-linux-gnueabihf-g++ 14.2.0"})
+    return artefacts.put(config, "torch", key_of_build, a_wheel(folder, key), recipe=key)[-1]
 
 
-def test_a_torch_that_lies_in_the_artefact_cache_alone_is_served(
-    tmp_path: Path, wheelhouse: Path, nothing_kept: Path, said: list[str]
+def test_torch_in_the_artefact_cache_is_served(
+    tmp_path: Path, wheelhouse: Path, no_prebuilt: Path, printed: list[str]
 ) -> None:
     (wheelhouse / TORCH).unlink()
     config = offering(tmp_path, wheelhouse)
     offer = Offer(config)
     assert TORCH not in offer()
-    with serve_wheels.running_index(offer) as (url, _):
+    with running_index(offer) as url:
         assert get(f"{url}torch/").status_code == 404
-        kept = keep(config, tmp_path / "made")
-        assert hashlib.sha256(kept.read_bytes()).hexdigest() in get(f"{url}torch/").text, "and at once"
+        kept = cache_torch(config, tmp_path / "made")
+        assert hashlib.sha256(kept.read_bytes()).hexdigest() in get(f"{url}torch/").text
         assert get(url.replace("/simple/", f"/packages/{TORCH}")).content == kept.read_bytes()
         assert get(f"{url}thing/").status_code == 200
     assert offer()[TORCH] == resolve.resolve(config).wheel
 
 
-def test_the_wheelhouses_torch_is_served_where_the_image_takes_it(tmp_path: Path, nothing_kept: Path) -> None:
+def test_torch_in_the_wheelhouse_is_served(tmp_path: Path, no_prebuilt: Path) -> None:
     ours = torch_wheel(tmp_path / "house")
     config = offering(tmp_path, tmp_path / "house")
-    kept = keep(config, tmp_path / "made")
+    kept = cache_torch(config, tmp_path / "made")
     assert Offer(config)() == {TORCH: ours}
     assert Offer(offering(tmp_path, tmp_path / "house", from_source=True))() == {TORCH: kept}
 
 
-def test_a_torch_of_another_key_is_not_served(tmp_path: Path, nothing_kept: Path) -> None:
-    """Neither what build-torch left before the recipe changed, nor the wheel that the repository keeps."""
+def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path) -> None:
+    """Neither from an earlier build-torch nor from the repository."""
     config = offering(tmp_path, tmp_path / "house")
     resolve.products(config).mkdir(parents=True)
-    for folder in (resolve.products(config), nothing_kept):
+    for folder in (resolve.products(config), no_prebuilt):
         a_wheel(folder, "0" * 64)
     offer = Offer(config)
     assert offer() == {}
-    assert offer.torch.reason.count("has another recipe key") == 2
-    a_wheel(nothing_kept, resolve.key(config))
-    assert offer() == {TORCH: nothing_kept / TORCH}
+    assert offer.torch.reason.count("of another recipe key") == 2
+    a_wheel(no_prebuilt, resolve.key(config))
+    assert offer() == {TORCH: no_prebuilt / TORCH}
     a_wheel(resolve.products(config), resolve.key(config))
-    assert offer() == {TORCH: resolve.products(config) / TORCH}, "the one that the image takes"
+    assert offer() == {TORCH: resolve.products(config) / TORCH}, "the image's torch"
 
 
-def test_of_the_torch_wheels_that_fit_the_images_is_served_alone(tmp_path: Path, nothing_kept: Path) -> None:
+def test_only_the_images_torch_is_served(tmp_path: Path, no_prebuilt: Path) -> None:
     first = torch_wheel(tmp_path / "first", "2.1.0")
     torch_wheel(tmp_path / "first", "2.0.0")
     torch_wheel(tmp_path / "second", "2.10.0")
     other = torch_wheel(tmp_path / "second", "2.11.0", python="cp311")
     offer = Offer(offering(tmp_path, tmp_path / "first", tmp_path / "second"))
-    assert offer() == {first.name: first, other.name: other}, "pip on the board cannot take what is for another Python"
-    assert [name.split("-")[1] for name in offer.left_out] == ["2.0.0", "2.10.0"]
-    assert serve_wheels._of_torch(offer)[0].endswith(f"the image's torch is {first.name}")
+    assert offer() == {first.name: first, other.name: other}, "pip on the board ignores wheels for another Python"
+    assert [line.split("-")[1] for line in offer.notes()] == ["2.0.0", "2.10.0"]
+    assert offer.notes()[0].endswith(f"the image's torch is {first.name}")
 
 
-def test_a_torch_that_a_link_leads_to_is_the_images_alone(tmp_path: Path, wheelhouse: Path, nothing_kept: Path) -> None:
+def test_torch_behind_a_symbolic_link_is_not_served(tmp_path: Path, wheelhouse: Path, no_prebuilt: Path) -> None:
     (wheelhouse / TORCH).unlink()
     elsewhere = torch_wheel(tmp_path / "elsewhere")
     link = wheelhouse / TORCH
@@ -479,9 +477,8 @@ def test_a_torch_that_a_link_leads_to_is_the_images_alone(tmp_path: Path, wheelh
     offer = Offer(config)
     assert resolve.resolve(config).wheel == link
     assert list(offer()) == ["thing-1.0-py3-none-any.whl"]
-    (told,) = serve_wheels._of_torch(offer)
-    assert told == f"torch is not served: {link} is a link to elsewhere; put the wheel itself there"
-    with serve_wheels.running_index(offer) as (url, _):
+    assert offer.notes() == [f"torch is not served: {link} is a symbolic link; replace it with the wheel"]
+    with running_index(offer) as url:
         assert get(f"{url}torch/").status_code == 404
         assert get(url.replace("/simple/", f"/packages/{TORCH}")).status_code == 404
     link.unlink()
@@ -489,18 +486,16 @@ def test_a_torch_that_a_link_leads_to_is_the_images_alone(tmp_path: Path, wheelh
     assert offer()[TORCH] == link
 
 
-def test_a_torch_that_is_required_and_not_there_keeps_nothing_else_back(
-    tmp_path: Path, wheelhouse: Path, nothing_kept: Path
-) -> None:
+def test_missing_required_torch_does_not_block_others(tmp_path: Path, wheelhouse: Path, no_prebuilt: Path) -> None:
     for name in (TORCH, "no.whl"):
         (wheelhouse / name).unlink()
     offer = Offer(offering(tmp_path, wheelhouse, required=True))
     assert list(offer()) == ["thing-1.0-py3-none-any.whl"]
-    assert serve_wheels._of_torch(offer) == [f"torch is not served: no torch wheel in {wheelhouse}"]
+    assert offer.notes() == [f"torch is not served: no torch wheel in {wheelhouse}"]
 
 
-def test_a_damaged_torch_is_an_error_at_the_start_and_a_warning_later(
-    tmp_path: Path, wheelhouse: Path, nothing_kept: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_wrong_torch_is_an_error_at_start_then_a_warning(
+    tmp_path: Path, wheelhouse: Path, no_prebuilt: Path, printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
     monkeypatch.setattr(progress, "warn", warned.append)
@@ -508,7 +503,7 @@ def test_a_damaged_torch_is_an_error_at_the_start_and_a_warning_later(
     torch_wheel(wheelhouse, "2.7.0", content=elf(EM_X86_64, bits=64))
     with pytest.raises(PlatformMismatch):
         Offer(offering(tmp_path, wheelhouse))
-    with serve_wheels.running_index(offer) as (url, _):
+    with running_index(offer) as url:
         assert get(f"{url}torch/").status_code == 404
         assert get(f"{url}thing/").status_code == 200
         assert len(warned) == 1, "once, not for each request"
@@ -518,7 +513,7 @@ def test_a_damaged_torch_is_an_error_at_the_start_and_a_warning_later(
     assert len(warned) == 1
 
 
-def test_the_kept_wheel_of_tvms_ffi_is_served(tmp_path: Path, nothing_kept: Path) -> None:
+def test_tvm_ffi_in_the_artefact_cache_is_served(tmp_path: Path, no_prebuilt: Path) -> None:
     config = offering(tmp_path, tmp_path / "house")
     version = recipe.load(tvm_ffi.NAME).settings["version"]
     content = {"tvm_ffi/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}
@@ -528,60 +523,60 @@ def test_the_kept_wheel_of_tvms_ffi_is_served(tmp_path: Path, nothing_kept: Path
     (kept,) = artefacts.put(config, tvm_ffi.NAME, "f" * 64, [made], recipe=tvm_ffi.key(config))
     assert offer() == {made.name: kept}
     ours = make_wheel(tmp_path / "house", content, name="apache_tvm_ffi", version=version)
-    assert offer() == {made.name: ours}, "a wheelhouse's is taken first, as by the image"
+    assert offer() == {made.name: ours}, "the wheelhouse comes first, as for the image"
     ours.unlink()
     kept.chmod(0o644)
     kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtefactDamaged):
         Offer(config)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
-    assert Offer(config)() == {}, "there it is the package index's"
+    assert Offer(config)() == {}, "the public index has a wheel for it"
 
 
-def test_nothing_to_serve_is_said_with_its_fix(tmp_path: Path, nothing_kept: Path) -> None:
+def test_nothing_to_serve_is_an_error(tmp_path: Path, no_prebuilt: Path) -> None:
     with pytest.raises(ArtefactMissing, match="build-wheel") as caught:
-        serve_wheels.serve_wheels(config_for(tmp_path, tmp_path / "empty"))
+        serve_wheels(config_for(tmp_path, tmp_path / "empty"))
     assert caught.value.found == f"no torch wheel in {tmp_path / 'empty'}"
 
 
 @pytest.mark.parametrize("port", [-1, 99999])
-def test_what_is_no_port_is_refused(wheelhouse: Path, port: int) -> None:
+def test_invalid_ports_are_refused(wheelhouse: Path, port: int) -> None:
     with (
         pytest.raises(UserError, match=f"the package index cannot listen on port {port}") as caught,
-        serve_wheels.running_index(those_in(wheelhouse), port=port),
+        running_index(offered_from(wheelhouse), port=port),
     ):
-        raise AssertionError("must not start")
+        pytest.fail("it started")
     assert "wheels.port" in caught.value.fix
 
 
-def test_a_taken_port(tmp_path: Path, wheelhouse: Path) -> None:
+def test_port_in_use_is_refused(tmp_path: Path, wheelhouse: Path) -> None:
     config = config_for(tmp_path, wheelhouse)
     with socket.create_server(("127.0.0.1", config.wheels.port)), pytest.raises(PortTaken) as caught:
-        serve_wheels.serve_wheels(config)
+        serve_wheels(config)
     assert caught.value.exit_code == 44
     assert "wheels.port" in caught.value.fix
 
 
-def test_an_address_of_another_machine(tmp_path: Path, wheelhouse: Path) -> None:
+def test_address_of_another_machine_is_refused(tmp_path: Path, wheelhouse: Path) -> None:
     with pytest.raises(ServerFailed, match=r"wheels\.address"):
-        serve_wheels.serve_wheels(config_for(tmp_path, wheelhouse, address="192.0.2.1"))
+        serve_wheels(config_for(tmp_path, wheelhouse, address="192.0.2.1"))
 
 
-def test_what_to_type_names_the_index_and_the_wheels() -> None:
-    lines = serve_wheels.what_to_type("http://192.168.77.1:8080/simple/", ["torch-2.6.0-cp313-cp313-linux_armv7l.whl"])
+def test_instructions_name_the_index_and_the_wheels() -> None:
+    lines = instructions("http://192.168.77.1:8080/simple/", ["torch-2.6.0-cp313-cp313-linux_armv7l.whl"])
     assert "serving 1 wheel at http://192.168.77.1:8080/simple/" in lines[0]
-    typed = [line for line in lines if "pip install" in line]
+    commands = [line for line in lines if "pip install" in line]
     assert (
         "--index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1 --no-deps --ignore-installed torch"
-        in typed[0]
+        in commands[0]
     )
-    assert "--extra-index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1" in typed[1]
-    assert typed[1].endswith(" torch")
+    assert "--extra-index-url http://192.168.77.1:8080/simple/ --trusted-host 192.168.77.1" in commands[1]
+    assert commands[1].endswith(" torch")
 
 
 @pytest.fixture
-def usual_index(tmp_path: Path) -> Iterator[str]:
-    """The index that the board's pip uses anyway: it has newer source of two packages, which cannot be built here."""
+def default_index(tmp_path: Path) -> Iterator[str]:
+    """The board's default index: it has newer source of two packages, which cannot be built here."""
     for name in ("thing", "needy"):
         source = tmp_path / "public" / f"{name}-2.0"
         source.mkdir(parents=True)
@@ -603,16 +598,16 @@ def usual_index(tmp_path: Path) -> Iterator[str]:
             thread.join()
 
 
-def test_the_printed_line_prefers_our_wheels_to_newer_source(tmp_path: Path, usual_index: str, said: list[str]) -> None:
-    """Of what is asked for, and of what that requires."""
+def test_instructions_prefer_wheels_to_newer_source(tmp_path: Path, default_index: str, printed: list[str]) -> None:
+    """For the package and its dependencies."""
     house = tmp_path / "house"
     make_wheel(house, {"thing.py": "version = 1\n"}, tag="py3-none-any", purelib=True)
     contents = {"needy.py": "import thing\n"}
     needy = make_wheel(house, contents, name="needy", tag="py3-none-any", purelib=True, requires="thing")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": usual_index, "NO_PROXY": "*", "no_proxy": "*"}
-    with serve_wheels.running_index(those_in(house)) as (url, _):
-        line = serve_wheels.what_to_type(url, [needy.name])[-1].split()
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": default_index, "NO_PROXY": "*", "no_proxy": "*"}
+    with running_index(offered_from(house)) as url:
+        line = instructions(url, [needy.name])[-1].split()
         assert line[0] == "~/venv/bin/python"
         argv = [sys.executable, *line[1:], f"--target={tmp_path / 'installed'}"]
         without = [word for word in argv if word != "--prefer-binary"]
@@ -621,13 +616,13 @@ def test_the_printed_line_prefers_our_wheels_to_newer_source(tmp_path: Path, usu
             for words in (without, argv)
         ]
     assert done[0].returncode != 0
-    assert "compiled on the board" in done[0].stdout + done[0].stderr, "what pip does by itself"
+    assert "compiled on the board" in done[0].stdout + done[0].stderr, "without --prefer-binary"
     assert done[1].returncode == 0, done[1].stdout + done[1].stderr
     assert "Successfully installed needy-1.0 thing-1.0" in done[1].stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_task_ends_cleanly(tmp_path: Path, wheelhouse: Path, number: signal.Signals) -> None:
+def test_task_stops_on_a_signal(tmp_path: Path, wheelhouse: Path, number: signal.Signals) -> None:
     port = free_port()
     environment = {
         **os.environ,
@@ -639,11 +634,11 @@ def test_the_task_ends_cleanly(tmp_path: Path, wheelhouse: Path, number: signal.
     argv = [sys.executable, "-m", "toolchain.cli", "serve-wheels"]
     with subprocess.Popen(argv, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
-        told = []
+        output = []
         try:
             for line in running.stderr:
-                told.append(line)
-                if "usual index" in line:
+                output.append(line)
+                if "default index" in line:
                     break
             url = f"http://127.0.0.1:{port}"
             assert get(f"{url}/simple/torch/").status_code == 200
@@ -653,7 +648,7 @@ def test_the_task_ends_cleanly(tmp_path: Path, wheelhouse: Path, number: signal.
             assert running.wait(30) == 0
         finally:
             running.kill()
-    assert f"serving 2 wheels at {url}/simple/" in "".join(told)
+    assert f"serving 2 wheels at {url}/simple/" in "".join(output)
     assert "stopping the package index" in rest
     assert "GET /simple/torch/ 200" in rest
     assert "Traceback" not in rest

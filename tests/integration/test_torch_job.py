@@ -102,7 +102,7 @@ class StandInJob:
     @property
     def cached(self) -> tuple[str, ...]:
         """Keys in the artefact cache."""
-        return artefacts.kept_of_recipe(self.config, "torch", resolve.key(self.config))
+        return artefacts.keys_of_recipe(self.config, "torch", resolve.key(self.config))
 
 
 FIT: dict[str, str | bytes] = {"torch/version.py": "version = '2.6.0'\n"}

@@ -19,7 +19,6 @@ from remote_kernels import export
 from wheel_parts import EM_ARM, HARD, elf, make_wheel
 
 from engine.containers import run_in
-from flow import build_wheel as any_wheel
 from flow import main_job, pipelines, tvm_ffi_job
 from flow import share_artefacts as share
 from flow.context import Context
@@ -42,6 +41,7 @@ from toolchain.errors import (
 )
 from toolchain.steps import Made, Pipeline, Step
 from wheels import artefacts
+from wheels import build as build_any
 
 TRIXIE = load_suite("trixie")
 DATA = recipe.load("tvm_ffi")
@@ -361,8 +361,8 @@ def test_a_board_with_the_wheel_loads_exported_tvm_kernels(
     config = dataclasses.replace(product_config, torch=torch)
     done = tvm_ffi_job.build_tvm_ffi(config)
     assert done.wheel.path.parent == tmp_path / "wheels"
-    assert any_wheel.accept(done.wheel.path, config, TRIXIE) == 3
-    assert any_wheel.libraries_of_the_board(done.wheel.path) == []
+    assert build_any.audit(done.wheel.path, config) == 3
+    assert build_any.libraries_not_included(done.wheel.path) == []
     assert not any(item.runs for item in tvm_ffi_job.plan(config))
     assert locate.find(config)[0] == done.wheel.path
     done.wheel.path.unlink()

@@ -1,4 +1,4 @@
-"""Wheels for the target: which fit, what is found in them, and where they are unpacked to."""
+"""Wheels for the target: selection, audit, installation and byte code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wheels import find as wheels
 ARMHF = ARCHITECTURES["armhf"]
 TRIXIE = load_suite("trixie")
 
-# Which fit, by their names.
+# Selection by name.
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ TRIXIE = load_suite("trixie")
         "cp313-none-any",
     ],
 )
-def test_tags_that_the_targets_python_takes(tmp_path: Path, tag: str) -> None:
+def test_supported_tags_are_accepted(tmp_path: Path, tag: str) -> None:
     path = make_wheel(tmp_path, tag=tag)
     found, refused = wheels.candidates([tmp_path], "thing", wheels.tags_for(ARMHF, TRIXIE))
     assert [item.path for item in found] == [path]
@@ -77,14 +77,14 @@ def test_tags_that_the_targets_python_takes(tmp_path: Path, tag: str) -> None:
         "py2-none-any",
     ],
 )
-def test_tags_that_it_does_not_take_are_told(tmp_path: Path, tag: str) -> None:
+def test_unsupported_tags_are_reported(tmp_path: Path, tag: str) -> None:
     path = make_wheel(tmp_path, tag=tag)
     found, refused = wheels.candidates([tmp_path], "thing", wheels.tags_for(ARMHF, TRIXIE))
     assert found == []
     assert refused == [f"{path.name} is for {tag}"]
 
 
-def test_each_release_has_its_own_python() -> None:
+def test_releases_have_different_pythons() -> None:
     tags = {str(tag) for tag in wheels.tags_for(ARMHF, load_suite("bookworm"))}
     assert "cp311-cp311-linux_armv7l" in tags
     assert "cp313-cp313-linux_armv7l" not in tags
@@ -93,21 +93,19 @@ def test_each_release_has_its_own_python() -> None:
 
 @pytest.mark.parametrize("suite", ["trixie", "bookworm"])
 @pytest.mark.parametrize("name", ["armhf", "arm64", "amd64"])
-def test_platforms_are_those_that_packaging_has_for_that_glibc(
-    monkeypatch: pytest.MonkeyPatch, suite: str, name: str
-) -> None:
-    """As pip does: ``packaging`` on a machine of that kind."""
+def test_platform_tags_equal_those_of_packaging(monkeypatch: pytest.MonkeyPatch, suite: str, name: str) -> None:
+    """``packaging`` computes the tags of pip on such a machine."""
     release, target = load_suite(suite), ARCHITECTURES[name]
     machine = target.wheel_platform.removeprefix("linux_")
     version = _manylinux._GLibCVersion(2, int(release.glibc.split(".")[1]))
     monkeypatch.setattr(_manylinux, "_get_glibc_version", lambda: version)
     monkeypatch.setattr(_manylinux, "_have_compatible_abi", lambda *_: True)
-    theirs = {*_manylinux.platform_tags([machine]), target.wheel_platform}
+    expected = {*_manylinux.platform_tags([machine]), target.wheel_platform}
     ours = {tag.platform for tag in wheels.tags_for(target, release)} - {"any"}
-    assert ours == theirs
+    assert ours == expected
 
 
-def test_an_earlier_wheelhouse_wins_then_the_newest_version(tmp_path: Path) -> None:
+def test_candidates_are_sorted_by_wheelhouse_and_version(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     versions = {"1.9": second, "1.10": second, "1.2": first, "1.3rc1": first}
     for version, folder in versions.items():
@@ -116,7 +114,7 @@ def test_an_earlier_wheelhouse_wins_then_the_newest_version(tmp_path: Path) -> N
     assert [str(item.version) for item in found] == ["1.3rc1", "1.2", "1.10", "1.9"]
 
 
-def test_other_distributions_are_passed_over_and_names_are_normalised(tmp_path: Path) -> None:
+def test_names_of_distributions_are_normalised(tmp_path: Path) -> None:
     make_wheel(tmp_path, name="Some_Thing", version="2.0")
     make_wheel(tmp_path, name="something", version="3.0")
     found, refused = wheels.candidates([tmp_path], "some.thing", wheels.tags_for(ARMHF, TRIXIE))
@@ -124,7 +122,7 @@ def test_other_distributions_are_passed_over_and_names_are_normalised(tmp_path: 
     assert refused == []
 
 
-def test_a_file_that_is_no_wheel_by_its_name_is_told_and_folders_do_not_count(tmp_path: Path) -> None:
+def test_invalid_file_names_are_reported(tmp_path: Path) -> None:
     (tmp_path / "thing.whl").write_text("")
     (tmp_path / "thing-1.0-cp313-cp313-linux_armv7l.whl").mkdir()
     found, refused = wheels.candidates([tmp_path], "thing", wheels.tags_for(ARMHF, TRIXIE))
@@ -133,10 +131,10 @@ def test_a_file_that_is_no_wheel_by_its_name_is_told_and_folders_do_not_count(tm
     assert "thing.whl" in refused[0]
 
 
-# What is found in them.
+# Audit.
 
 
-def test_a_sound_wheel_passes_and_its_programs_are_counted(tmp_path: Path) -> None:
+def test_audit_counts_elf_files(tmp_path: Path) -> None:
     contents: dict[str, str | bytes] = {
         "thing/__init__.py": "",
         "thing/a.so": elf(EM_ARM, flags=HARD),
@@ -161,7 +159,7 @@ def test_a_sound_wheel_passes_and_its_programs_are_counted(tmp_path: Path) -> No
     ],
     ids=["x86_64", "aarch64", "soft by flag", "no flag, no attribute", "soft by attribute", "big-endian", "i386"],
 )
-def test_a_program_of_another_machine_is_named(tmp_path: Path, content: bytes, found: str) -> None:
+def test_elf_file_for_another_machine_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     wheel = make_wheel(tmp_path, {"thing/good.so": elf(EM_ARM, flags=HARD), "thing/_C.so": content})
     with pytest.raises(PlatformMismatch) as caught:
         wheels.audit(wheel, ARMHF)
@@ -171,7 +169,7 @@ def test_a_program_of_another_machine_is_named(tmp_path: Path, content: bytes, f
     assert caught.value.found == found
 
 
-def test_other_targets_have_their_own_machine(tmp_path: Path) -> None:
+def test_audit_supports_other_targets(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"a.so": elf(EM_AARCH64, bits=64)})
     assert wheels.audit(wheel, ARCHITECTURES["arm64"]) == 1
     with pytest.raises(PlatformMismatch, match="EM_X86_64, 64 bit"):
@@ -179,7 +177,7 @@ def test_other_targets_have_their_own_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("abi", "fits"), [("hard", True), ("softfp", False), ("soft", False)])
-def test_what_a_real_compiler_makes_is_told_apart(tmp_path: Path, abi: str, fits: bool) -> None:
+def test_audit_distinguishes_float_abis_of_gcc(tmp_path: Path, abi: str, fits: bool) -> None:
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (tmp_path / "a.c").write_text("float twice(float x) { return x + x; }\n")
@@ -194,18 +192,18 @@ def test_what_a_real_compiler_makes_is_told_apart(tmp_path: Path, abi: str, fits
 
 
 @pytest.mark.parametrize("length", [4, 5, 16, 40, 60, 120])
-def test_an_elf_file_that_ends_in_the_middle_is_told_as_such(tmp_path: Path, length: int) -> None:
+def test_truncated_elf_file_is_refused(tmp_path: Path, length: int) -> None:
     whole = elf(EM_ARM, flags=EABI5, vfp_args=1)
     assert len(whole) > 120
-    with pytest.raises(WheelUnusable, match=r"a\.so is no readable ELF file") as caught:
+    with pytest.raises(WheelUnusable, match=r"a\.so is not a readable ELF file") as caught:
         wheels.audit(make_wheel(tmp_path, {"a.so": whole[:length]}), ARMHF)
     assert caught.value.exit_code == 22
     assert caught.value.found
 
 
-def test_no_damage_to_an_elf_file_ends_in_a_traceback(tmp_path: Path) -> None:
+def test_damaged_elf_files_never_cause_a_traceback(tmp_path: Path) -> None:
     whole = elf(EM_ARM, flags=EABI5, vfp_args=1)
-    dice = random.Random(1)  # noqa: S311 - the same damages at each run
+    dice = random.Random(1)  # noqa: S311 - the same damage in each run
     refused = 0
     for _ in range(300):
         spoilt = bytearray(whole)
@@ -233,7 +231,7 @@ def spoil_text(text: str) -> str:
     ],
     ids=["wrong digest", "wrong size", "file not listed", "empty", "weak digest"],
 )
-def test_a_record_that_does_not_match_is_refused(tmp_path: Path, record: Callable[[str], str], found: str) -> None:
+def test_wrong_record_is_refused(tmp_path: Path, record: Callable[[str], str], found: str) -> None:
     wheel = make_wheel(tmp_path, {"thing/__init__.py": b"", "thing/a.py": "a = 1\n"}, record=record)
     with pytest.raises(WheelUnusable) as caught:
         wheels.audit(wheel, ARMHF)
@@ -249,7 +247,7 @@ def refused(wheel: Path) -> bool:
     return False
 
 
-def test_a_wheel_that_is_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+def test_truncated_wheel_is_refused(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"thing/a.py": "a = 1\n" * 100, "thing/b.so": elf(EM_ARM, flags=HARD)})
     whole = wheel.read_bytes()
     for size in range(0, len(whole), 13):
@@ -257,21 +255,21 @@ def test_a_wheel_that_is_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
         assert refused(wheel), f"the first {size} of {len(whole)} bytes"
 
 
-def test_a_changed_byte_of_any_file_in_a_wheel_is_refused_and_elsewhere_no_traceback(tmp_path: Path) -> None:
+def test_wheel_with_a_changed_byte_is_refused(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"thing/a.py": "a = 1\n" * 100, "thing/b.so": elf(EM_ARM, flags=HARD)})
     whole = wheel.read_bytes()
     contents: set[int] = set()
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             begin = member.header_offset + 30 + len(member.filename)
-            contents |= set(range(begin, begin + member.compress_size - 1))  # the last byte may be all padding
+            contents |= set(range(begin, begin + member.compress_size - 1))  # the last byte may be padding only
     for position in range(len(whole)):
         wheel.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
         assert refused(wheel) or position not in contents, f"byte {position}"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x05\x06" + bytes(18)], ids=["empty", "text", "no entries"])
-def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_archives_are_refused(tmp_path: Path, content: bytes) -> None:
     wheel = tmp_path / "thing-1.0-cp313-cp313-linux_armv7l.whl"
     wheel.write_bytes(content)
     with pytest.raises(WheelUnusable, match="is damaged"):
@@ -281,7 +279,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_damage_is_told_as_that_however_a_wheel_is_packed(tmp_path: Path, how: int) -> None:
+def test_damage_is_found_with_any_compression(tmp_path: Path, how: int) -> None:
     wheel = make_wheel(tmp_path, {"thing.py": "x = 1\n" * 99})
     with zipfile.ZipFile(wheel) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
@@ -298,14 +296,14 @@ def test_damage_is_told_as_that_however_a_wheel_is_packed(tmp_path: Path, how: i
         wheels.audit(wheel, ARMHF)
 
 
-def test_a_wheel_under_another_distributions_name_is_refused(tmp_path: Path) -> None:
+def test_renamed_wheel_is_refused(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"thing.py": ""})
     renamed = wheel.rename(tmp_path / "torch-1.0-cp313-cp313-linux_armv7l.whl")
     with pytest.raises(WheelUnusable, match="is damaged"):
         wheels.audit(renamed, ARMHF)
 
 
-# Where they are unpacked to.
+# Installation.
 
 
 def full_wheel(folder: Path) -> Path:
@@ -326,7 +324,7 @@ def full_wheel(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("suite", ["trixie", "bookworm"])
-def test_everything_lies_where_debians_python_looks(tmp_path: Path, suite: str) -> None:
+def test_files_are_installed_in_debians_folders(tmp_path: Path, suite: str) -> None:
     root, release = tmp_path / "root", load_suite(suite)
     wheels.unpack(full_wheel(tmp_path), root, release)
     packages = f"usr/local/lib/python{release.python}/dist-packages"
@@ -346,7 +344,7 @@ def test_everything_lies_where_debians_python_looks(tmp_path: Path, suite: str) 
     assert (root / info / "INSTALLER").read_text() == "pitorch\n"
 
 
-def test_scripts_start_the_targets_python_and_may_be_executed(tmp_path: Path) -> None:
+def test_scripts_are_executable_with_the_targets_python(tmp_path: Path) -> None:
     root = tmp_path / "root"
     wheels.unpack(full_wheel(tmp_path), root, TRIXIE)
     scripts = root / "usr/local/bin"
@@ -356,7 +354,7 @@ def test_scripts_start_the_targets_python_and_may_be_executed(tmp_path: Path) ->
     assert all(os.access(path, os.X_OK) for path in scripts.iterdir())
 
 
-def test_the_record_names_what_was_installed_with_its_digest(tmp_path: Path) -> None:
+def test_record_lists_installed_files_with_digests(tmp_path: Path) -> None:
     root = tmp_path / "root"
     wheels.unpack(full_wheel(tmp_path), root, TRIXIE)
     packages = root / "usr/local/lib/python3.13/dist-packages"
@@ -370,7 +368,7 @@ def test_the_record_names_what_was_installed_with_its_digest(tmp_path: Path) -> 
     assert not any(str(tmp_path) in name for name, _, _ in rows)
 
 
-def test_a_wheel_that_would_write_outside_the_root_is_refused(tmp_path: Path) -> None:
+def test_paths_outside_the_root_are_refused(tmp_path: Path) -> None:
     up = "../" * 12
     wheel = make_wheel(tmp_path, {f"{up}{str(tmp_path / 'escaped').lstrip('/')}": "out\n"})
     with pytest.raises(WheelUnusable, match="cannot be unpacked"):
@@ -378,7 +376,7 @@ def test_a_wheel_that_would_write_outside_the_root_is_refused(tmp_path: Path) ->
     assert not (tmp_path / "escaped").exists()
 
 
-def test_a_wheel_over_files_that_are_there_is_refused(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     wheel = full_wheel(tmp_path)
     wheels.unpack(wheel, tmp_path / "root", TRIXIE)
     with pytest.raises(WheelUnusable, match="cannot be unpacked"):
@@ -390,7 +388,7 @@ def test_a_wheel_over_files_that_are_there_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_byte_code_is_the_same_as_the_emulated_python_makes(
+def test_byte_code_equals_that_of_the_emulated_python(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     release = load_suite(product_config.image.suite)
@@ -421,4 +419,4 @@ def test_byte_code_is_the_same_as_the_emulated_python_makes(
     assert sorted(Path(name).name.split(".")[0] for name in trees["native"]) == ["__init__", "ok"]
     assert trees["native"] == trees["again"] == trees["emulated"]
     headers = [struct.unpack("<II", content[4:12]) for content in trees["native"].values()]
-    assert headers == [(0, epoch)] * 2, "PEP 552: checked by the source's time stamp"
+    assert headers == [(0, epoch)] * 2, "PEP 552: validated by the source's time stamp"

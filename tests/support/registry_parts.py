@@ -1,4 +1,4 @@
-"""Real parts for the tests of registries: small images, certificates, a proxy that can be slow or cut, an engine."""
+"""Helpers for tests of registries: small images, certificates, a slow or failing proxy, a second engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from toolchain.errors import EngineUnavailable
 USER = "tester"
 PASSWORD = "open-Sesame_7319"
 HTPASSWD = f"{USER}:$2b$04$zAndiu6bXdklw6fq1b9SD.7utjlP.ire7A78fCLQG.XgJx9zcbWyi\n"
-"""USER with PASSWORD, bcrypt of the lowest cost."""
+"""USER with PASSWORD, bcrypt with the lowest cost."""
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -45,7 +45,7 @@ def need(*programs: str) -> None:
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     for program in programs:
         if shutil.which(program, path=search) is None:
-            pytest.skip(f"needs the program {program}")
+            pytest.skip(f"requires the program {program}")
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def engine_client() -> Iterator[docker.DockerClient]:
     try:
         client = engine.connect(timeout_s=120)
     except EngineUnavailable as fault:
-        pytest.skip(f"needs a Docker engine: {fault.found}")
+        pytest.skip(f"requires a Docker engine: {fault.found}")
     try:
         yield client
     finally:
@@ -61,7 +61,7 @@ def engine_client() -> Iterator[docker.DockerClient]:
 
 
 def config_for(folder: Path, address: str, **registry: str) -> Config:
-    """A configuration with image names of its own, so that no real image is ever touched."""
+    """A configuration with unique image names, so that tests do not change real images."""
     return load_config(
         {
             "image": {"name": f"pitorch-test-{uuid.uuid4().hex[:10]}"},
@@ -72,7 +72,7 @@ def config_for(folder: Path, address: str, **registry: str) -> Config:
 
 
 def layer_tar(seed: str, size: int) -> bytes:
-    """A layer with one file that does not compress."""
+    """A layer with one incompressible file."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         entry = tarfile.TarInfo(f"data-{seed}")
@@ -126,7 +126,7 @@ def image(
 
 
 def forget(client: docker.DockerClient, *names: str) -> None:
-    """Remove images by all of their names, digests included."""
+    """Remove images with all their names and digests."""
     for name in names:
         with contextlib.suppress(docker.errors.ImageNotFound):
             found = client.images.get(name)
@@ -139,14 +139,14 @@ def forget(client: docker.DockerClient, *names: str) -> None:
 
 
 def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
-    """The engine's names of the configuration's images, here and at its registry; other tests make others meanwhile."""
+    """The engine's names of the configuration's images. Other tests may add other images at the same time."""
     ours = (config.image.name, config.registry.address)
     tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
     return {tag for tag in tags if tag.startswith(ours)}
 
 
 def ask(registry: Registry, path: str, **options: object) -> requests.Response:
-    """The registry's answer, asked past everything that is under test."""
+    """Send a request to the registry, without the code under test."""
     with requests.Session() as session:
         session.trust_env = False
         verify = str(registry.settings.certificate) if registry.settings.certificate else True
@@ -164,15 +164,15 @@ def unfinished_uploads(registry: Registry) -> list[Path]:
 
 
 def outside_address() -> str:
-    """An address of this machine that is not its loopback: engines trust nothing there by themselves."""
+    """An address of this machine other than loopback, where engines do not accept insecure registries."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # documentation network (RFC 5737); nothing is sent
             address = str(probe.getsockname()[0])
         except OSError as fault:
-            pytest.skip(f"needs an address besides the loopback: {fault}")
+            pytest.skip(f"requires an address other than loopback: {fault}")
     if address.startswith("127."):
-        pytest.skip("needs an address besides the loopback: the only one is its own")
+        pytest.skip("requires an address other than loopback")
     return address
 
 
@@ -194,10 +194,10 @@ def make_certificate(folder: Path, *addresses: str) -> tuple[Path, Path]:
 
 
 class Proxy:
-    """A TCP relay to a registry: counts, can be slow, and cuts connections when told to.
+    """A TCP relay to a registry that counts bytes, and can be slow or close connections.
 
-    ``watch`` sees every block that a client sends, with the number of client bytes so far; where it returns true,
-    all connections are cut.
+    ``watch`` receives every block from a client and the number of client bytes so far. If it returns true, all
+    connections are closed.
     """
 
     def __init__(self, target: str, *, rate: float | None = None) -> None:
@@ -210,7 +210,7 @@ class Proxy:
         self.watch: Callable[[bytes, int], bool] = lambda _block, _sent: False
         self.sent = 0
         self.cuts = 0
-        # A small buffer, set before listening so that it holds: else megabytes wait here behind a slow relay.
+        # A small buffer, set before listening to take effect: otherwise a slow relay buffers megabytes.
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
         self._listener.bind(("127.0.0.1", 0))
@@ -232,7 +232,7 @@ class Proxy:
         self._listener.close()
 
     def cut(self) -> None:
-        """Break every connection that is open now."""
+        """Close all open connections."""
         with self._lock:
             for one in self._open:
                 with contextlib.suppress(OSError):
@@ -281,14 +281,14 @@ class Proxy:
 
 @contextlib.contextmanager
 def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
-    """An engine beside the machine's own: its data, socket and configuration lie below ``folder``."""
+    """Run a second engine, with data, socket and configuration below ``folder``."""
     need("dockerd")
     if os.geteuid() != 0:
-        pytest.skip("needs root, to run a second dockerd")
+        pytest.skip("requires root to run a second dockerd")
     (folder / "daemon.json").touch()
     if not (folder / "daemon.json").read_text():
         (folder / "daemon.json").write_text("{}\n")
-    # A socket's path has at most 107 characters; pytest's folders can be longer.
+    # Paths of sockets are limited to 107 characters; pytest's folders can be longer.
     socket_folder = Path("/run") / f"pitorch-test-{uuid.uuid4().hex[:8]}"
     stack = contextlib.ExitStack()
     bridge = stack.enter_context(spare_bridge())
@@ -315,7 +315,7 @@ def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
         stack.close()
         for mount in sorted((socket_folder / "exec").glob("netns/*")):
             subprocess.run(["umount", str(mount)], check=False, capture_output=True, timeout=20)
-        # dockerd mounts its data folder onto itself; one that was killed did not unmount it.
+        # dockerd bind-mounts its data folder; a killed one does not unmount it.
         subprocess.run(["umount", "-l", str(folder / "data")], check=False, capture_output=True, timeout=20)
         shutil.rmtree(socket_folder, ignore_errors=True)
         shutil.rmtree(folder / "data", ignore_errors=True)
@@ -323,15 +323,15 @@ def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, so that it can be full."""
+    """Mount a small file system, which a test can fill."""
     if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a small file system")
+        pytest.skip("requires root to mount a small file system")
     folder.mkdir()
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "pitorch-test", str(folder)], check=False, capture_output=True
     )
     if made.returncode != 0:
-        pytest.skip(f"needs to mount a tmpfs: {made.stderr.decode().strip()}")
+        pytest.skip(f"requires mounting a tmpfs: {made.stderr.decode().strip()}")
     try:
         yield folder
     finally:
@@ -339,10 +339,10 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 class TokenServer:
-    """A token server as the distribution project specifies it: what a cloud registry sends its clients to.
+    """A token server after the specification of the distribution project.
 
-    Signs JSON web tokens (RS256) with the key of ``certificate``. USER with PASSWORD, or ``refresh_token``, may do
-    what they ask for; while ``strangers`` is true, anybody may pull.
+    It signs JSON web tokens (RS256) with the key of ``certificate``. USER with PASSWORD, and ``refresh_token``, get
+    the requested scope. While ``anonymous`` is true, anyone gets the scope ``pull``.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
@@ -350,27 +350,27 @@ class TokenServer:
         text = certificate.read_text()
         self._chain = ["".join(text.split("-----")[2].split())]
         self.refresh_token = f"refresh-{uuid.uuid4().hex}"
-        self.strangers = True
+        self.anonymous = True
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
                 given = self.headers.get("Authorization")
-                asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
-                self._answer(asked, known=given == expected, refused=given not in (None, expected))
+                query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+                self._answer(query, known=given == expected, refused=given not in (None, expected))
 
             def do_POST(self) -> None:
-                asked = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-                known = asked.get("refresh_token") == [outer.refresh_token]
-                self._answer(asked, known=known, refused=not known)
+                query = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                known = query.get("refresh_token") == [outer.refresh_token]
+                self._answer(query, known=known, refused=not known)
 
-            def _answer(self, asked: dict[str, list[str]], *, known: bool, refused: bool) -> None:
-                if refused or not (known or outer.strangers):
+            def _answer(self, query: dict[str, list[str]], *, known: bool, refused: bool) -> None:
+                if refused or not (known or outer.anonymous):
                     self.send_response(401)
                     self.end_headers()
                     return
-                token = outer.token(asked.get("scope", []), known=known)
+                token = outer.token(query.get("scope", []), known=known)
                 body = json.dumps({"token": token, "access_token": token, "expires_in": 300}).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
@@ -379,7 +379,7 @@ class TokenServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Keep quiet."""
+                """Print nothing."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/token"
@@ -395,7 +395,7 @@ class TokenServer:
         self._thread.join(5)
 
     def token(self, scopes: list[str], *, known: bool) -> str:
-        """A signed token for the scopes that may be granted."""
+        """A signed token for the granted scopes."""
         access = []
         for scope in " ".join(scopes).split():
             kind, name, actions = scope.split(":")

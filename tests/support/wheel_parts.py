@@ -1,4 +1,4 @@
-"""Tiny ELF files and wheels, right or spoilt as a test wants them."""
+"""Small ELF files and wheels, valid or damaged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HARD, SOFT = EABI5 | 0x400, EABI5 | 0x200
 
 
 def elf(machine: int, *, bits: int = 32, flags: int = 0, big: bool = False, vfp_args: int | None = None) -> bytes:
-    """A shared object that is little more than its header; with ``vfp_args`` it has an ARM attribute section."""
+    """A minimal shared object; with ``vfp_args`` it has an ARM attribute section."""
     order = ">" if big else "<"
     ident = b"\x7fELF" + bytes([1 if bits == 32 else 2, 2 if big else 1, 1]) + bytes(9)
     names = b"\0.shstrtab\0.ARM.attributes\0"
@@ -59,7 +59,7 @@ def make_wheel(
     purelib: bool = False,
     requires: str = "",
 ) -> Path:
-    """A wheel with a right RECORD, which ``record`` may spoil."""
+    """Make a wheel with a correct RECORD, which ``record`` can change."""
     info = f"{name}-{version}.dist-info"
     files: dict[str, bytes] = {
         key: value.encode() if isinstance(value, str) else value for key, value in (contents or {}).items()

@@ -1,4 +1,4 @@
-"""The artefact cache on this machine: what is put there comes back as it was, or not at all."""
+"""The artefact cache: storing, verifying and replacing entries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def products(folder: Path, *, content: str = "x = 1\n") -> list[Path]:
-    """A wheel, an archive of symbols, and a statement that speaks of both."""
+    """A wheel, an archive of symbols, and a provenance statement for both."""
     wheel = make_wheel(folder, {"thing.py": content})
     symbols = folder / "thing.symbols.tar.xz"
     symbols.write_bytes(b"symbols of " + content.encode())
@@ -45,17 +45,17 @@ def place_of(config: Config, key: str = KEY) -> Path:
     return config.build_root / "artefacts" / "thing" / key
 
 
-def test_what_was_put_comes_back_byte_for_byte(config: Config, tmp_path: Path) -> None:
+def test_stored_files_are_returned_unchanged(config: Config, tmp_path: Path) -> None:
     made = products(tmp_path)
-    kept = artefacts.put(config, "thing", KEY, made)
+    stored = artefacts.put(config, "thing", KEY, made)
     found = artefacts.get(config, "thing", KEY)
-    assert found == kept
+    assert found == stored
     assert {path.name: path.read_bytes() for path in found} == {path.name: path.read_bytes() for path in made}
     assert {path.parent for path in found} == {place_of(config)}
     assert sorted(path.name for path in (config.build_root / "artefacts" / "thing").iterdir()) == [KEY]
 
 
-def test_the_manifest_states_size_and_sha256_of_each_file(config: Config, tmp_path: Path) -> None:
+def test_manifest_has_size_and_sha256_of_each_file(config: Config, tmp_path: Path) -> None:
     made = products(tmp_path)
     artefacts.put(config, "thing", KEY, made)
     document = json.loads((place_of(config) / "manifest.json").read_text())
@@ -64,148 +64,148 @@ def test_the_manifest_states_size_and_sha256_of_each_file(config: Config, tmp_pa
     assert (document["step"], document["key"]) == ("thing", KEY)
 
 
-def test_another_key_is_another_artefact(config: Config, tmp_path: Path) -> None:
+def test_other_keys_and_names_are_not_found(config: Config, tmp_path: Path) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path))
     assert artefacts.get(config, "thing", OTHER_KEY) is None
     assert artefacts.get(config, "other", KEY) is None
 
 
-def test_of_one_recipe_the_newest_is_taken(config: Config, tmp_path: Path) -> None:
+def test_newest_entry_of_a_recipe_is_returned(config: Config, tmp_path: Path) -> None:
     recipe = "a" * 64
     older = artefacts.put(config, "thing", KEY, products(tmp_path / "older"), recipe=recipe)
     assert artefacts.of_recipe(config, "thing", recipe) == older
     newer = artefacts.put(config, "thing", OTHER_KEY, products(tmp_path / "newer", content="x = 2\n"), recipe=recipe)
     os.utime(place_of(config, OTHER_KEY) / "manifest.json", ns=(1 << 62, 1 << 62))
     artefacts.put(config, "thing", "e" * 64, products(tmp_path / "foreign"), recipe="b" * 64)
-    artefacts.put(config, "thing", "d" * 64, products(tmp_path / "untold"))
-    assert artefacts.kept_of_recipe(config, "thing", recipe) == (OTHER_KEY, KEY)
+    artefacts.put(config, "thing", "d" * 64, products(tmp_path / "no-recipe"))
+    assert artefacts.keys_of_recipe(config, "thing", recipe) == (OTHER_KEY, KEY)
     assert artefacts.of_recipe(config, "thing", recipe) == newer
-    assert artefacts.get(config, "thing", KEY) == older, "who asks for the very one gets it"
+    assert artefacts.get(config, "thing", KEY) == older
     assert artefacts.of_recipe(config, "thing", "c" * 64) is None
 
 
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("where", [0, -1])
-def test_a_flipped_bit_is_never_used(config: Config, tmp_path: Path, which: int, where: int) -> None:
-    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
-    spoilt = bytearray(kept[which].read_bytes())
+def test_damaged_entries_are_renamed(config: Config, tmp_path: Path, which: int, where: int) -> None:
+    stored = artefacts.put(config, "thing", KEY, products(tmp_path))
+    spoilt = bytearray(stored[which].read_bytes())
     spoilt[where] ^= 1
-    kept[which].chmod(0o644)
-    kept[which].write_bytes(spoilt)
+    stored[which].chmod(0o644)
+    stored[which].write_bytes(spoilt)
     with pytest.raises(ArtefactDamaged) as caught:
         artefacts.get(config, "thing", KEY)
-    assert kept[which].name in str(caught.value)
+    assert stored[which].name in str(caught.value)
     assert "SHA-256" in caught.value.expected
-    assert artefacts.get(config, "thing", KEY) is None, "it was set aside, so the next run makes it anew"
+    assert artefacts.get(config, "thing", KEY) is None, "the next run builds it again"
     (aside,) = (config.build_root / "artefacts" / "thing").iterdir()
     assert aside.name.startswith(f"{KEY}.damaged-")
     assert str(aside) in caught.value.fix
-    assert (aside / kept[which].name).read_bytes() == bytes(spoilt), "nothing is deleted: somebody may look into it"
+    assert (aside / stored[which].name).read_bytes() == bytes(spoilt), "it is not deleted"
 
 
-@pytest.mark.parametrize("content", ["x = 1\n", "x = 2\n"], ids=["the same bytes", "others"])
-def test_what_is_put_while_a_damaged_entry_is_read_is_not_set_aside_for_it(
+@pytest.mark.parametrize("content", ["x = 1\n", "x = 2\n"], ids=["same bytes", "other bytes"])
+def test_entry_replaced_during_a_read_is_not_renamed(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    """Another process builds anew, and its entry lies there before the reader has come to its end."""
+    """Another process replaces a damaged entry while it is being verified."""
     monkeypatch.setattr(progress, "warn", lambda _: None)
-    kept = artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
-    kept[0].chmod(0o644)
-    kept[0].write_bytes(b"damaged")
+    stored = artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
+    stored[0].chmod(0o644)
+    stored[0].write_bytes(b"damaged")
     verify = Artefact.verify
     new: list[tuple[Path, ...]] = []
 
-    def verified_late(item: Artefact) -> None:
+    def verify_late(item: Artefact) -> None:
         try:
             verify(item)
         except ArtefactDamaged:
             new.append(artefacts.put(config, "thing", KEY, products(tmp_path / "new", content=content)))
             raise
 
-    monkeypatch.setattr(Artefact, "verify", verified_late)
+    monkeypatch.setattr(Artefact, "verify", verify_late)
     assert artefacts.get(config, "thing", KEY) == new[0]
     assert len(new) == 1
     assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
     assert new[0][-1].read_bytes() == (tmp_path / "new" / new[0][-1].name).read_bytes()
 
 
-def test_two_who_meet_a_damaged_entry_set_it_aside_once(
+def test_concurrent_readers_rename_a_damaged_entry_once(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
-    kept[0].unlink()
+    stored = artefacts.put(config, "thing", KEY, products(tmp_path))
+    stored[0].unlink()
     verify = Artefact.verify
     first: list[str] = []
 
-    def verified_late(item: Artefact) -> None:
+    def verify_late(item: Artefact) -> None:
         monkeypatch.setattr(Artefact, "verify", verify)
         with pytest.raises(ArtefactDamaged):
             artefacts.get(config, "thing", KEY)
         first.extend(path.name for path in place_of(config).parent.iterdir())
         verify(item)
 
-    monkeypatch.setattr(Artefact, "verify", verified_late)
+    monkeypatch.setattr(Artefact, "verify", verify_late)
     assert artefacts.get(config, "thing", KEY) is None
     assert [path.name for path in place_of(config).parent.iterdir()] == first
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
-def test_a_torn_manifest_counts_as_damage(config: Config, tmp_path: Path, text: str) -> None:
+def test_invalid_manifest_is_damage(config: Config, tmp_path: Path, text: str) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path))
     (place_of(config) / "manifest.json").write_text(text)
-    with pytest.raises(ArtefactDamaged, match="no whole artefact"):
+    with pytest.raises(ArtefactDamaged, match="not a complete artefact"):
         artefacts.get(config, "thing", KEY)
     assert artefacts.get(config, "thing", KEY) is None
 
 
-def test_a_lost_file_counts_as_damage(config: Config, tmp_path: Path) -> None:
-    kept = artefacts.put(config, "thing", KEY, products(tmp_path))
-    kept[0].unlink()
-    with pytest.raises(ArtefactDamaged, match="is missing"):
+def test_missing_file_is_damage(config: Config, tmp_path: Path) -> None:
+    stored = artefacts.put(config, "thing", KEY, products(tmp_path))
+    stored[0].unlink()
+    with pytest.raises(ArtefactDamaged, match="is gone"):
         artefacts.get(config, "thing", KEY)
 
 
-def test_a_manifest_cannot_name_files_elsewhere(config: Config, tmp_path: Path) -> None:
+def test_manifest_cannot_name_files_in_other_folders(config: Config, tmp_path: Path) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path))
     path = place_of(config) / "manifest.json"
     document = json.loads(path.read_text())
     document["artefacts"][0]["path"] = "../../../elsewhere"
     path.write_text(json.dumps(document))
-    with pytest.raises(ArtefactDamaged, match="names files elsewhere"):
+    with pytest.raises(ArtefactDamaged, match="names files in other folders"):
         artefacts.get(config, "thing", KEY)
 
 
-def test_an_entry_under_another_key_is_not_taken_for_it(config: Config, tmp_path: Path) -> None:
+def test_entry_in_the_folder_of_another_key_is_damage(config: Config, tmp_path: Path) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path))
     place_of(config).rename(place_of(config, OTHER_KEY))
     with pytest.raises(ArtefactDamaged):
         artefacts.get(config, "thing", OTHER_KEY)
 
 
-def test_putting_again_replaces_the_whole(config: Config, tmp_path: Path) -> None:
+def test_storing_again_replaces_all_files(config: Config, tmp_path: Path) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path / "first"))
     wheel = make_wheel(tmp_path / "second", {"thing.py": "x = 1\n"})
     assert artefacts.put(config, "thing", KEY, [wheel]) == artefacts.get(config, "thing", KEY)
     assert sorted(path.name for path in place_of(config).iterdir()) == ["manifest.json", wheel.name]
 
 
-def test_the_same_key_with_other_bytes_is_said_aloud(
+def test_other_bytes_with_the_same_key_cause_a_warning(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(progress, "warn", said.append)
+    warnings: list[str] = []
+    monkeypatch.setattr(progress, "warn", warnings.append)
     artefacts.put(config, "thing", KEY, products(tmp_path / "first"))
     artefacts.put(config, "thing", KEY, products(tmp_path / "same"))
-    assert said == []
+    assert warnings == []
     artefacts.put(config, "thing", KEY, products(tmp_path / "other", content="x = 2\n"))
-    assert len(said) == 2
-    assert all("not reproducible" in line for line in said)
+    assert len(warnings) == 2
+    assert all("not reproducible" in line for line in warnings)
 
 
-def test_a_statement_about_other_bytes_is_refused(config: Config, tmp_path: Path) -> None:
+def test_statement_with_other_digests_is_refused(config: Config, tmp_path: Path) -> None:
     made = products(tmp_path)
     made[1].write_bytes(b"other symbols")
-    with pytest.raises(ArtefactDamaged, match="speaks of other files"):
+    with pytest.raises(ArtefactDamaged, match="describes other files"):
         artefacts.put(config, "thing", KEY, made)
     assert artefacts.get(config, "thing", KEY) is None
 
@@ -213,14 +213,14 @@ def test_a_statement_about_other_bytes_is_refused(config: Config, tmp_path: Path
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"subject": [{}]}', '{"subject": [{"name": "a", "digest": {"sha256": "b"}}]}']
 )
-def test_a_statement_that_states_nothing_is_refused(config: Config, tmp_path: Path, text: str) -> None:
+def test_invalid_statement_is_refused(config: Config, tmp_path: Path, text: str) -> None:
     made = products(tmp_path)
     made[2].write_text(text)
     with pytest.raises(ArtefactDamaged):
         artefacts.put(config, "thing", KEY, made)
 
 
-def test_a_missing_file_leaves_nothing_behind(config: Config, tmp_path: Path) -> None:
+def test_missing_file_creates_no_entry(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing):
         artefacts.put(config, "thing", KEY, [*products(tmp_path), tmp_path / "nothing.whl"])
     assert not place_of(config).exists()
@@ -230,21 +230,21 @@ def test_a_missing_file_leaves_nothing_behind(config: Config, tmp_path: Path) ->
     ("name", "key"),
     [("../thing", KEY), ("Thing", KEY), ("", KEY), ("thing", ""), ("thing", "../" + KEY), ("thing", "xyz")],
 )
-def test_names_and_keys_do_not_lead_elsewhere(config: Config, tmp_path: Path, name: str, key: str) -> None:
-    with pytest.raises(ValueError, match="no name and key"):
+def test_invalid_names_and_keys_are_refused(config: Config, tmp_path: Path, name: str, key: str) -> None:
+    with pytest.raises(ValueError, match="invalid name or key"):
         artefacts.put(config, name, key, products(tmp_path))
-    with pytest.raises(ValueError, match="no name and key"):
+    with pytest.raises(ValueError, match="invalid name or key"):
         artefacts.get(config, name, key)
 
 
-def test_files_of_the_same_name_and_none_at_all_are_refused(config: Config, tmp_path: Path) -> None:
+def test_empty_lists_and_duplicate_names_are_refused(config: Config, tmp_path: Path) -> None:
     same = [make_wheel(tmp_path / "a"), make_wheel(tmp_path / "b")]
     for wrong in ([], same):
-        with pytest.raises(ValueError, match="names of their own"):
+        with pytest.raises(ValueError, match="must have different names"):
             artefacts.put(config, "thing", KEY, wrong)
 
 
-def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_entry(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "3m") as disk:
         config = load_config({"build": {"folder": str(disk / "build")}})
         first = artefacts.put(config, "thing", KEY, products(tmp_path / "small"))
@@ -280,7 +280,7 @@ artefacts.put(load_config({"build": {"folder": folder}}), name, key, [Path(item)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_between_the_renames_loses_no_entry(config: Config, tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_between_renames_loses_no_entry(config: Config, tmp_path: Path, number: signal.Signals) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
     new = products(tmp_path / "new", content="x = 2\n")
     words = [sys.executable, "-c", PUT, str(config.build_root), "thing", KEY, str(int(number)), *map(str, new)]
@@ -292,7 +292,7 @@ def test_a_signal_between_the_renames_loses_no_entry(config: Config, tmp_path: P
     assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
 
 
-def test_builds_side_by_side_leave_one_whole_entry(config: Config, tmp_path: Path) -> None:
+def test_concurrent_builds_leave_one_complete_entry(config: Config, tmp_path: Path) -> None:
     made = [products(tmp_path / str(number)) for number in range(6)]
     failed: list[BaseException] = []
 
@@ -312,7 +312,7 @@ def test_builds_side_by_side_leave_one_whole_entry(config: Config, tmp_path: Pat
     assert [path.name for path in place_of(config).parent.iterdir()] == [KEY]
 
 
-def test_all_entries_are_listed_and_nothing_else(config: Config, tmp_path: Path) -> None:
+def test_entries_lists_all_entries(config: Config, tmp_path: Path) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path / "a"))
     artefacts.put(config, "thing", OTHER_KEY, products(tmp_path / "b"))
     (config.build_root / "artefacts" / "notes").mkdir()

@@ -1,4 +1,4 @@
-"""The distribution's Python packages as wheels: what is in them, and that pip can install them."""
+"""Wheels of the distribution's Python packages: their contents, and installation by pip."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARMHF, TRIXIE = ARCHITECTURES["armhf"], load_suite("trixie")
 
 
 def root(path: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Path:
-    """A root's tar, with its folders."""
+    """A tar of a root with some files and symbolic links."""
     folders = {str(parent) for name in {**files, **(links or {})} for parent in Path(name).parents} - {"."}
     with tarfile.open(path, "w") as archive:
         for name in sorted(folders - {*(links or {})}):
@@ -58,12 +58,12 @@ LINKS = {
 }
 
 
-def test_wheels_have_what_the_root_has(tmp_path: Path) -> None:
-    """Headers too, which Debian's numpy has elsewhere, behind a link."""
+def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
+    """Including headers, which Debian's numpy has in another folder, behind a symbolic link."""
     distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", ARMHF, TRIXIE)
     tag = "cp313-cp313-linux_armv7l.whl"
     names = [f"numpy-2.2.4-{tag}", f"scipy-1.15.3-{tag}"]
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names, "pip would refuse pandas' version"
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names, "pip would reject pandas' version"
     for name in names:
         assert wheels.audit(tmp_path / "made" / name, ARMHF) == 0
     with zipfile.ZipFile(tmp_path / "made" / names[0]) as wheel:
@@ -72,7 +72,7 @@ def test_wheels_have_what_the_root_has(tmp_path: Path) -> None:
         assert b"f2py" in wheel.read("numpy-2.2.4.dist-info/entry_points.txt")
 
 
-def test_pip_installs_them(tmp_path: Path) -> None:
+def test_pip_installs_the_wheels(tmp_path: Path) -> None:
     host = host_architecture()
     distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", host, TRIXIE)
     words = ["--no-deps", "--no-index", f"--find-links={tmp_path / 'made'}", f"--target={tmp_path / 'site'}"]
@@ -86,7 +86,7 @@ def test_pip_installs_them(tmp_path: Path) -> None:
     assert seen.stdout == "2.2.4\n"
 
 
-def test_a_disk_without_room_for_them_keeps_none(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_wheels(tmp_path: Path) -> None:
     files = {**FILES, f"{SITE}/numpy/large": "x" * 300_000}
     tar = root(tmp_path / "dev.tar", files, LINKS)
     with small_disk(tmp_path / "disk", "64k") as disk:

@@ -1,4 +1,4 @@
-"""What pip's failures mean, by pip itself: an index that is not there, one without the package, and neither."""
+"""Errors of run_pip: an index that does not respond, one without the package, and others."""
 
 from __future__ import annotations
 
@@ -14,46 +14,43 @@ from wheels.index import running_index, wheels_in
 from wheels.pip import run_pip
 
 ALONE = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_RETRIES": "1"}
-"""Whatever pip is set to on this PC, only the named index counts."""
+"""Use only the index on the command line, whatever pip's configuration on this PC."""
 
 
 def absent(name: str) -> SourceUnavailable:
     return SourceUnavailable(f"no {name}", expected="it", found="nothing", fix="name another")
 
 
-def test_an_index_that_does_not_answer_is_the_network(tmp_path: Path) -> None:
+def test_index_that_does_not_respond_is_a_network_error(tmp_path: Path) -> None:
     words: list[str | Path] = ["download", "--index-url=http://127.0.0.1:1/simple", "--dest", tmp_path, "six==1.16.0"]
-    with pytest.raises(NetworkUnreachable, match=r"^six 1\.16 cannot be fetched") as caught:
+    with pytest.raises(NetworkUnreachable, match=r"^six 1\.16 cannot be downloaded") as caught:
         run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment=ALONE)
     assert str(tmp_path / "log") in caught.value.found
     assert "127.0.0.1" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
-def test_a_proxy_that_pip_does_not_know_is_named(tmp_path: Path) -> None:
-    """Pip itself ends with a traceback."""
+def test_socks_proxy_without_pysocks_is_reported(tmp_path: Path) -> None:
     words: list[str | Path] = ["download", "--retries=0", "--index-url=https://index.invalid/simple"]
     words += ["--dest", tmp_path, "six==1.16.0"]
     proxies = dict.fromkeys(("all_proxy", "https_proxy", "HTTPS_PROXY"), "socks5h://127.0.0.1:1")
-    with pytest.raises(NetworkUnreachable, match="speaks SOCKS") as caught:
+    with pytest.raises(NetworkUnreachable, match="requires SOCKS") as caught:
         run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment={**proxies, "no_proxy": ""})
     assert "PySocks" in caught.value.fix
 
 
-def test_a_package_that_the_index_does_not_have_is_named(tmp_path: Path) -> None:
+def test_missing_package_is_reported(tmp_path: Path) -> None:
     words: list[str | Path] = ["download", "--no-index", f"--find-links={tmp_path}"]
     words += ["--dest", tmp_path, "no-such-thing==3.1"]
     with pytest.raises(SourceUnavailable, match=r"^no no-such-thing==3\.1"):
         run_pip(words, what="it", log=tmp_path / "log", unfound=absent, environment=ALONE)
 
 
-def test_an_index_that_answered_has_what_another_one_lacks_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A connection that failed meanwhile is not why a version is not found where others are."""
+def test_missing_version_is_not_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One index has other versions; the connection to another index fails."""
     monkeypatch.setattr(progress, "say", lambda _: None)
     make_wheel(tmp_path / "house", version="1.0", tag="py3-none-any")
-    with running_index(lambda: wheels_in([tmp_path / "house"])) as (url, _):
+    with running_index(lambda: wheels_in([tmp_path / "house"])) as url:
         words: list[str | Path] = ["download", f"--index-url={url}", "--extra-index-url=http://127.0.0.1:1/simple"]
         with pytest.raises(SourceUnavailable, match=r"^no thing==7"):
             run_pip(
@@ -66,22 +63,22 @@ def test_an_index_that_answered_has_what_another_one_lacks_or_not(
     assert "NewConnectionError" in (tmp_path / "log").read_text()
 
 
-def test_any_other_failure_keeps_its_words(tmp_path: Path) -> None:
+def test_other_errors_keep_pips_output(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed) as caught:
         run_pip(["download", "--no-such-option"], what="it", log=tmp_path / "log", unfound=absent)
     assert "no such option" in caught.value.tail
 
 
-def test_another_interpreter_and_environment_are_used(tmp_path: Path) -> None:
-    stand_in = tmp_path / "python"
-    stand_in.write_text('#!/bin/sh\necho "$PIP_OF_TEST $*"\n')
-    stand_in.chmod(0o755)
+def test_interpreter_and_environment_are_used(tmp_path: Path) -> None:
+    fake_python = tmp_path / "python"
+    fake_python.write_text('#!/bin/sh\necho "$PIP_OF_TEST $*"\n')
+    fake_python.chmod(0o755)
     run_pip(
         ["check"],
         what="it",
         log=tmp_path / "log",
         unfound=absent,
-        python=stand_in,
-        environment={"PIP_OF_TEST": "told"},
+        python=fake_python,
+        environment={"PIP_OF_TEST": "value"},
     )
-    assert "told -m pip --disable-pip-version-check --no-input check" in (tmp_path / "log").read_text()
+    assert "value -m pip --disable-pip-version-check --no-input check" in (tmp_path / "log").read_text()

@@ -1,4 +1,4 @@
-"""Image references, and an engine's words about a registry: what needs no registry at all."""
+"""References of images, and error messages of engines and requests. No registry is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import requests
 import urllib3.exceptions
 
-from registry import distribution, transfer
+from registry import distribution, faults, transfer, trust
 from registry.credentials import Credentials
 from registry.reference import Reference, resolve
 from toolchain.config import Config, load_config
@@ -33,7 +33,7 @@ from toolchain.errors import (
 HERE = Reference(host="r.example:5000", repository="pitorch/system", tag="trixie-armhf")
 
 
-def test_the_configuration_names_the_reference() -> None:
+def test_reference_comes_from_the_configuration() -> None:
     assert str(resolve(Config())) == "127.0.0.1:5000/pitorch/system:trixie-armhf"
 
 
@@ -54,13 +54,13 @@ def test_options_override_the_configuration(registry: str, tag: str | None, expe
     assert str(resolve(Config(), registry=registry, tag=tag)) == expected
 
 
-def test_the_names_of_the_course_project_can_be_reached() -> None:
+def test_another_repository_can_be_configured() -> None:
     config = load_config({"registry": {"repository": "myrasp"}})
     found = resolve(config, registry="registry.cn-hangzhou.aliyuncs.com/ja1zhou", tag="torch")
     assert str(found) == "registry.cn-hangzhou.aliyuncs.com/ja1zhou/myrasp:torch"
 
 
-def test_docker_hub_is_asked_at_its_own_host() -> None:
+def test_docker_hub_has_another_api_host() -> None:
     assert resolve(Config(), registry="docker.io/somebody").api_host == "registry-1.docker.io"
     assert HERE.api_host == "r.example:5000"
 
@@ -68,32 +68,32 @@ def test_docker_hub_is_asked_at_its_own_host() -> None:
 @pytest.mark.parametrize(
     ("registry", "tag", "words"),
     [
-        ("https://r.example/a", None, "without a scheme"),
+        ("https://r.example/a", None, "must not contain a scheme"),
         ("r.example/Upper", None, "lower case"),
-        ("r.example/a b", None, "cannot be a repository"),
-        ("r.example/a//b", None, "cannot be a repository"),
-        ("r.example/a:tag", None, "give the tag with --tag"),
-        ("r.example/a@sha256", None, "give the tag with --tag"),
-        ("r.example/.a", None, "cannot be a repository"),
-        ("r.example/a___b", None, "cannot be a repository"),
-        ("me:word@r.example/a", None, "no user or password"),
-        ("", None, "not a registry's address"),
-        ("/a", None, "not a registry's address"),
-        ("r.example:0/a", None, "not a registry's address"),
-        ("r.example:65536/a", None, "not a registry's address"),
-        ("r.example:port/a", None, "not a registry's address"),
-        ("-r.example/a", None, "not a registry's address"),
-        ("r_x.example/a", None, "not a registry's address"),
+        ("r.example/a b", None, "is not a valid name of a repository"),
+        ("r.example/a//b", None, "is not a valid name of a repository"),
+        ("r.example/a:tag", None, "pass the tag with --tag"),
+        ("r.example/a@sha256", None, "pass the tag with --tag"),
+        ("r.example/.a", None, "is not a valid name of a repository"),
+        ("r.example/a___b", None, "is not a valid name of a repository"),
+        ("me:word@r.example/a", None, "must not contain a user or password"),
+        ("", None, "is not the address of a registry"),
+        ("/a", None, "is not the address of a registry"),
+        ("r.example:0/a", None, "is not the address of a registry"),
+        ("r.example:65536/a", None, "is not the address of a registry"),
+        ("r.example:port/a", None, "is not the address of a registry"),
+        ("-r.example/a", None, "is not the address of a registry"),
+        ("r_x.example/a", None, "is not the address of a registry"),
         ("somebody/a", None, "Docker Hub"),
         ("r.example/" + 250 * "a", None, "too long"),
-        ("r.example/a", "", "cannot be a tag"),
-        ("r.example/a", "a b", "cannot be a tag"),
-        ("r.example/a", ".a", "cannot be a tag"),
-        ("r.example/a", 129 * "x", "cannot be a tag"),
-        ("r.example/a", "ü", "cannot be a tag"),
+        ("r.example/a", "", "is not a valid tag"),
+        ("r.example/a", "a b", "is not a valid tag"),
+        ("r.example/a", ".a", "is not a valid tag"),
+        ("r.example/a", 129 * "x", "is not a valid tag"),
+        ("r.example/a", "ü", "is not a valid tag"),
     ],
 )
-def test_a_bad_reference_is_refused_with_its_fix(registry: str, tag: str | None, words: str) -> None:
+def test_invalid_references_are_refused(registry: str, tag: str | None, words: str) -> None:
     with pytest.raises(ReferenceInvalid) as caught:
         resolve(Config(), registry=registry, tag=tag)
     assert words in str(caught.value)
@@ -101,7 +101,7 @@ def test_a_bad_reference_is_refused_with_its_fix(registry: str, tag: str | None,
     assert caught.value.exit_code == 33
 
 
-def test_a_password_in_the_address_is_not_repeated() -> None:
+def test_password_in_the_address_is_not_shown() -> None:
     with pytest.raises(ReferenceInvalid) as caught:
         resolve(Config(), registry="me:word@r.example/a")
     assert "word@" not in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("message", "kind"),
     [
-        # As dockerd 20.10.24 says it.
+        # dockerd 20.10.24.
         ("no basic auth credentials", RegistryRefused),
         ("unauthorized: authentication required", RegistryRefused),
         ('Head "http://r.example:5000/v2/a/manifests/t": no basic auth credentials', RegistryRefused),
@@ -133,7 +133,7 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
             "failed to register layer: Error processing tar file(exit status 1): write /data: no space left on device",
             DiskFull,
         ),
-        # As later engines and other registries say it.
+        # Later engines and other registries.
         (
             "error from registry: failed to authorize: failed to fetch anonymous token: unexpected status from GET "
             "request to https://auth.example/token: 401 Unauthorized",
@@ -163,10 +163,10 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
             RegistryFull,
         ),
         ("write tcp 127.0.0.1:1->127.0.0.1:2: write: connection reset by peer", RegistryBroke),
-        ("something nobody has seen before", RegistryFailed),
+        ("some new error", RegistryFailed),
     ],
 )
-def test_an_engines_words_become_the_error_that_fits(message: str, kind: type[Exception]) -> None:
+def test_engine_messages_are_translated(message: str, kind: type[Exception]) -> None:
     fault = transfer.explain(message, HERE, None)
     assert type(fault) is kind
     assert fault.fix
@@ -184,17 +184,17 @@ def test_an_engines_words_become_the_error_that_fits(message: str, kind: type[Ex
         ("manifest for 127.0.0.1:44013/denied/eof:quota not found: manifest unknown", ReferenceNotFound),
         ("An image does not exist locally with the tag: 127.0.0.1:44013/denied/eof", ReferenceNotFound),
         ("dial tcp 127.0.0.1:44013: connect: no route to host", RegistryUnreachable),
-        ("127.0.0.1:44013/denied/eof:quota: something nobody has seen before", RegistryFailed),
+        ("127.0.0.1:44013/denied/eof:quota: some new error", RegistryFailed),
         ('Head "http://127.0.0.1:44013/v2/denied/eof/manifests/quota": no basic auth credentials', RegistryRefused),
         ("unexpected status from PUT request to http://127.0.0.1:44013/v2/: 401", RegistryRefused),
     ],
 )
-def test_what_a_registry_or_an_image_is_called_says_nothing_of_a_fault(message: str, kind: type[Exception]) -> None:
-    called = Reference(host="127.0.0.1:44013", repository="denied/eof", tag="quota")
-    assert type(transfer.explain(message, called, None)) is kind
+def test_names_and_addresses_do_not_affect_the_error(message: str, kind: type[Exception]) -> None:
+    reference = Reference(host="127.0.0.1:44013", repository="denied/eof", tag="quota")
+    assert type(transfer.explain(message, reference, None)) is kind
 
 
-def test_a_long_message_is_judged_whole_and_shown_with_its_end() -> None:
+def test_long_messages_are_shortened_in_the_middle() -> None:
     message = (
         'failed commit on ref "layer-sha256:0": failed to do request: Put "http://r.example:5000/v2/a/blobs/uploads/1'
         f'?_state={500 * "x"}&digest=sha256%3A0": {300 * "y"} write: connection reset by peer'
@@ -206,23 +206,23 @@ def test_a_long_message_is_judged_whole_and_shown_with_its_end() -> None:
     assert "xxx" not in fault.found
 
 
-def test_a_quota_is_a_full_registry_and_a_reset_is_worth_another_try() -> None:
+def test_full_registries_and_temporary_errors() -> None:
     quota = transfer.explain("denied: will exceed the configured upper limit", HERE, None)
     assert isinstance(quota, RegistryFull)
     assert isinstance(transfer.explain("connection reset by peer", HERE, None), RegistryBroke)
     raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
-    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "worth another try"
-    assert not isinstance(transfer.explain("who knows", HERE, None), RegistryBroke)
+    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "is retried"
+    assert not isinstance(transfer.explain("some error", HERE, None), RegistryBroke)
 
 
-def test_credentials_keep_their_secret_out_of_repr() -> None:
+def test_secrets_are_not_in_repr() -> None:
     known = Credentials(user="me", password="hidden-1", identity_token="hidden-2", source="a test")
     assert "me" in repr(known)
     assert "hidden" not in repr(known)
     assert "hidden" not in str(transfer.explain("unauthorized", HERE, known))
 
 
-def test_a_stream_that_ends_in_an_error_raises_it_with_its_words() -> None:
+def test_error_in_the_event_stream_is_raised() -> None:
     events: list[dict[str, Any]] = [
         {"status": "The push refers to repository [r.example/a]"},
         {"status": "Pushing", "progressDetail": {"current": 1, "total": 2}, "id": "a"},
@@ -232,7 +232,7 @@ def test_a_stream_that_ends_in_an_error_raises_it_with_its_words() -> None:
         transfer.Transfer("test").follow(events)
 
 
-def test_a_stream_tells_digest_and_layers_and_counts_over_attempts() -> None:
+def test_event_stream_yields_digest_and_layers() -> None:
     digest = "sha256:" + 64 * "a"
     waits: list[int] = []
     shown = transfer.Transfer("test", lambda: waits.append(1))
@@ -247,7 +247,7 @@ def test_a_stream_tells_digest_and_layers_and_counts_over_attempts() -> None:
                 {"error": "EOF"},
             ]
         )
-    assert len(waits) == 2, "once for each wait, not for each second of it"
+    assert len(waits) == 2, "once per wait, not once per second"
     assert shown.digest == ""
     shown.follow(
         [
@@ -261,7 +261,7 @@ def test_a_stream_tells_digest_and_layers_and_counts_over_attempts() -> None:
     assert (shown.digest, shown.moved) == (digest, {"one", "two"})
 
 
-def test_insecure_hosts_are_those_that_the_engine_names() -> None:
+def test_insecure_hosts_come_from_the_engine() -> None:
     info = {
         "RegistryConfig": {
             "InsecureRegistryCIDRs": ["::1/128", "127.0.0.0/8"],
@@ -269,44 +269,44 @@ def test_insecure_hosts_are_those_that_the_engine_names() -> None:
         }
     }
     for host in ("127.0.0.1", "127.9.9.9:5000", "localhost:5000", "[::1]:5000", "plain.example:80"):
-        assert distribution.is_insecure(host, info), host
+        assert trust.is_insecure(host, info), host
     for host in ("docker.io", "192.0.2.1:5000", "nosuch.invalid"):
-        assert not distribution.is_insecure(host, info), host
+        assert not trust.is_insecure(host, info), host
 
 
-def test_a_failed_request_is_told_apart_by_its_innermost_cause() -> None:
+def test_failed_requests_are_explained_by_their_cause() -> None:
     refused = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionRefusedError(111, "refused")))
-    assert type(distribution.explain(refused, "h")) is RegistryConnectionRefused
+    assert type(faults.explain(refused, "h")) is RegistryConnectionRefused
     late = requests.ConnectTimeout(urllib3.exceptions.ConnectTimeoutError("x", "timed out"))
-    assert type(distribution.explain(late, "h")) is RegistryUnreachable
+    assert type(faults.explain(late, "h")) is RegistryUnreachable
     unknown = requests.ConnectionError(socket.gaierror(-2, "Name or service not known"))
-    assert type(distribution.explain(unknown, "h")) is RegistryHostUnknown
-    socks = distribution.explain(requests.exceptions.InvalidSchema("Missing dependencies for SOCKS support."), "h:1")
+    assert type(faults.explain(unknown, "h")) is RegistryHostUnknown
+    socks = faults.explain(requests.exceptions.InvalidSchema("Missing dependencies for SOCKS support."), "h:1")
     assert type(socks) is RegistryUnreachable
     assert "PySocks" in socks.fix
     reset = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionResetError(104, "reset by peer")))
-    assert isinstance(distribution.explain(reset, "h"), RegistryBroke)
+    assert isinstance(faults.explain(reset, "h"), RegistryBroke)
     bad = requests.exceptions.SSLError(ssl.SSLCertVerificationError(1, "certificate verify failed"))
-    assert isinstance(distribution.explain(bad, "h"), RegistryUntrusted)
+    assert isinstance(faults.explain(bad, "h"), RegistryUntrusted)
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("text", "kind"),
     [
         ("[SSL: TLSV1_ALERT_PROTOCOL_VERSION] tlsv1 alert protocol version", RegistryUntrusted),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", RegistryUntrusted),
         ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol", RegistryBroke),
     ],
 )
-def test_an_address_with_telling_letters_says_nothing_of_a_fault(said: str, kind: type[Exception]) -> None:
-    """The state of an upload is random letters and digits; these came along."""
+def test_letters_in_an_address_do_not_affect_the_error(text: str, kind: type[Exception]) -> None:
+    """The state in an upload address is random: it can contain EOF."""
     pool = urllib3.HTTPConnectionPool("h")
     address = "/v2/a/blobs/uploads/1?_state=EOF"
-    fault = urllib3.exceptions.MaxRetryError(pool, address, urllib3.exceptions.SSLError(ssl.SSLError(1, said)))
+    fault = urllib3.exceptions.MaxRetryError(pool, address, urllib3.exceptions.SSLError(ssl.SSLError(1, text)))
     assert "EOF" in str(fault)
-    found = distribution.explain(requests.exceptions.SSLError(fault), "h")
+    found = faults.explain(requests.exceptions.SSLError(fault), "h")
     assert type(found) is kind
-    assert ("plain HTTP" in found.found) is ("WRONG_VERSION" in said)
+    assert ("plain HTTP" in found.found) is ("WRONG_VERSION" in text)
 
 
 @pytest.mark.parametrize(
@@ -327,12 +327,12 @@ def test_an_address_with_telling_letters_says_nothing_of_a_fault(said: str, kind
         ("Insufficient storage", True),
     ],
 )
-def test_what_a_repository_is_called_does_not_make_a_registry_full(detail: object, full: bool) -> None:
+def test_full_storage_is_recognised_in_any_repository(detail: object, full: bool) -> None:
     answer = json.dumps({"errors": [{"code": "UNKNOWN", "message": "unknown error", "detail": detail}]})
-    assert distribution._tells_of_no_room(answer, "my/quota") is full
+    assert faults.is_full(answer, "my/quota") is full
 
 
-def test_the_platforms_of_an_index_are_named_when_ours_is_not_among_them() -> None:
+def test_other_platforms_of_an_index_are_reported() -> None:
     entries = [{"digest": "sha256:1", "platform": {"os": "linux", "architecture": "arm64"}}]
     with pytest.raises(PlatformMismatch, match="linux/arm64"):
-        distribution._choose(json.loads(json.dumps({"manifests": entries})), "linux/arm/v7", HERE)
+        distribution.choose_platform(json.loads(json.dumps({"manifests": entries})), "linux/arm/v7", HERE)

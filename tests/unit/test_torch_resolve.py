@@ -14,12 +14,12 @@ from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 from flow.context import Context
 from flow.steps import torch
 from recipes.torch import provenance, resolve
-from recipes.wheelhouses import wheelhouses
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, UserError, WheelUnusable
 from toolchain.steps import Pipeline
 from wheels import artefacts
+from wheels.wheelhouse import wheelhouses
 
 FITS = "cp313-cp313-linux_armv7l"
 

@@ -1,4 +1,4 @@
-"""Put a finished wheel into a wheelhouse."""
+"""Wheelhouses: folders of wheels that the user configures. A finished wheel is put into the first one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import shutil
 from pathlib import Path
 
 from toolchain import files
+from toolchain.config import ROOT, Config
 
 REPLACED = "replaced"
-"""Folder in the wheelhouse for wheels that were replaced by another one of the same name."""
+"""Folder in a wheelhouse for wheels that were replaced by another one of the same name."""
+
+
+def wheelhouses(config: Config) -> list[Path]:
+    """The configured folders, absolute."""
+    return [ROOT / folder for folder in config.torch.wheelhouse]
 
 
 def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
     """Copy a wheel into the wheelhouse; its path there, and warnings.
 
-    A different wheel of the same name is moved to another folder. Raises DiskFull; the wheelhouse is unchanged then.
+    A different wheel of the same name is moved to ``REPLACED``. Raises DiskFull; the wheelhouse is unchanged then.
     """
     target = wheelhouse / wheel.name
     warnings = []
@@ -24,7 +30,7 @@ def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
         if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
             aside = wheelhouse / REPLACED / before[:16] / wheel.name
             aside.parent.mkdir(parents=True, exist_ok=True)
-            # A hard link first: there is a wheel under one of the two names at any time.
+            # A hard link first: the old wheel exists under one of the two names at any time.
             files.remove(aside)
             aside.hardlink_to(target)
             warnings.append(f"{target.name} existed with other contents; that wheel is now {aside}")

@@ -1,0 +1,117 @@
+"""``serve-wheels``: serve the wheels of this PC to the board's pip.
+
+The index offers the wheels in the wheelhouses, the torch wheel that the image would get (recipes.torch.resolve), and
+the wheel of TVM's FFI. Other torch wheels that fit the image are left out: pip would choose the newest one, and the
+board would run another torch than the image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from pathlib import Path
+
+from images.flavour import load_suite
+from recipes.torch import resolve
+from recipes.tvm_ffi import locate as tvm_ffi
+from toolchain import process, progress
+from toolchain.addresses import server_address
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing, UserError
+from wheels import find as wheels
+from wheels.index import instructions, running_index, wheels_in
+from wheels.wheelhouse import wheelhouses
+
+
+class Offer:
+    """The wheels to serve for a configuration, by file name; call it for the current ones.
+
+    torch and TVM's FFI are chosen and audited again only if the available wheels have changed, because an audit takes
+    seconds. The constructor raises what ``resolve.resolve`` and ``tvm_ffi.find`` raise for wheels that are damaged or
+    for another machine. Later such a wheel causes a warning, and is not served.
+    """
+
+    def __init__(self, config: Config) -> None:
+        # Serve other wheels even if the image requires a torch that is missing.
+        self._config = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
+        self._lock = threading.Lock()
+        self._listing = self._list()
+        self.torch = resolve.resolve(self._config)
+        """The torch wheel of the image, or the reason why there is none."""
+        self._ffi = self._find_ffi()
+
+    def __call__(self) -> dict[str, Path]:
+        """The wheels to serve now."""
+        with self._lock:
+            listing = self._list()
+            if listing != self._listing:
+                self._choose_again()
+                self._listing = listing
+            chosen = [path for path in (self.torch.wheel, self._ffi) if path is not None and not path.is_symlink()]
+        left_out = self._fitting_torch()
+        found = {name: path for name, path in wheels_in(wheelhouses(self._config)).items() if path not in left_out}
+        return dict(sorted({**found, **{path.name: path for path in chosen}}.items()))
+
+    def notes(self) -> list[str]:
+        """Lines about torch wheels that are not served."""
+        if self.torch.wheel is None:
+            return [f"torch is not served: {self.torch.reason}"]
+        if self.torch.wheel.is_symlink():
+            return [f"torch is not served: {self.torch.wheel} is a symbolic link; replace it with the wheel"]
+        served = self()
+        left_out = [path.name for path in self._fitting_torch() if served.get(path.name) != path]
+        return [f"not served: {name}; the image's torch is {self.torch.wheel.name}" for name in left_out]
+
+    def _choose_again(self) -> None:
+        try:
+            self.torch = resolve.resolve(self._config)
+        except UserError as fault:
+            self.torch = resolve.Resolution(None, "", fault.summary)
+            progress.warn(f"torch is not served: {fault.summary}")
+        try:
+            self._ffi = self._find_ffi()
+        except UserError as fault:
+            self._ffi = None
+            progress.warn(f"TVM's FFI is not served from the artefact cache: {fault.summary}")
+
+    def _find_ffi(self) -> Path | None:
+        with contextlib.suppress(ArtefactMissing):
+            return tvm_ffi.find(self._config)[0] if tvm_ffi.key(self._config) else None
+        return None
+
+    def _list(self) -> str:
+        return f"{resolve.listing(self._config)}\n{tvm_ffi.listing(self._config)}"
+
+    def _fitting_torch(self) -> list[Path]:
+        image = self._config.image
+        tags = wheels.tags_for(image.target, load_suite(image.suite))
+        return [item.path for item in wheels.candidates(wheelhouses(self._config), "torch", tags)[0]]
+
+
+def serve_wheels(config: Config, *, address: str | None = None, port: int | None = None) -> None:
+    """Serve the wheels until Ctrl-C, SIGTERM or SIGHUP; prints the commands for the board.
+
+    Raises ArtefactMissing if there is no wheel, and what ``running_index`` raises.
+    """
+    with progress.step("examine the wheels"):
+        offer = Offer(config)
+    names = list(offer())
+    if not names:
+        raise ArtefactMissing(
+            "there is no wheel to serve",
+            expected="a torch wheel for the image, or any wheel in " + ", ".join(map(str, wheelhouses(config))),
+            found=offer.torch.reason,
+            fix="run ./inv build-torch or ./inv build-wheel NAME==VERSION",
+        )
+    stop = threading.Event()
+    address = address or config.wheels.address or server_address(config)
+    with (
+        process.stopped_by_signals(stop),
+        running_index(offer, address=address, port=config.wheels.port if port is None else port) as url,
+    ):
+        for line in (*instructions(url, names), *offer.notes()):
+            progress.say(line)
+        while not stop.wait(0.5):
+            pass
+        progress.say("stopping the package index")

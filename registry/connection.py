@@ -1,0 +1,281 @@
+"""HTTP requests to a registry, with authentication.
+
+Authentication follows the token specification of the distribution project: a response 401 contains a challenge.
+``Basic`` (RFC 7617) requires user and password. ``Bearer`` names a realm, service and scope: a token is requested from
+the realm with GET, user and password, or with an OAuth 2 POST and an identity token.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Protocol, Self
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import requests
+import requests.utils
+import urllib3.exceptions
+
+from registry import credentials as stored
+from registry import faults
+from registry.credentials import Credentials
+from registry.reference import Reference
+from registry.retries import Activity, with_retries
+from registry.trust import TlsAdapter, is_loopback
+from toolchain.errors import (
+    RegistryBroke,
+    RegistryFailed,
+    RegistryRefused,
+    RegistryUnreachable,
+    RegistryUntrusted,
+    UserError,
+)
+from toolchain.text import one_line
+
+_CONNECT_S = 10.0
+_READ_S = 60.0
+_FIRST_READ_S = 15.0
+"""For GET /v2/."""
+
+
+class Body(Protocol):
+    """The body of a request. Its length in bytes is known in advance."""
+
+    def __len__(self) -> int:
+        """Total number of bytes."""
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at most ``size`` of them."""
+
+
+class Connection:
+    """A connection to one registry, for one repository and tag."""
+
+    def __init__(self, reference: Reference, *, insecure: bool, actions: str) -> None:
+        """``actions`` is the requested scope, ``pull`` or ``pull,push``; ``insecure`` as in ``is_insecure``."""
+        self.reference = reference
+        self.activity = Activity()
+        self._scope = f"repository:{reference.repository}:{actions}"
+        self._insecure = insecure
+        self._credentials: Credentials | None = None
+        self._authorization = ""
+        self._base = f"https://{reference.api_host}"
+        self._session = requests.Session()
+        # Ignore ~/.netrc: credentials come from registry.credentials only.
+        self._session.trust_env = False
+        self._session.mount("https://", TlsAdapter(reference.api_host, insecure=insecure))
+        if not is_loopback(reference.api_host):
+            self._session.proxies.update(requests.utils.get_environ_proxies(self._base))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        self._session.close()
+
+    def ping(self) -> bool:
+        """Choose HTTPS or HTTP; returns whether the registry requires authentication.
+
+        Raises RegistryUnreachable, RegistryUntrusted or RegistryFailed.
+        """
+        answer = self._first_answer()
+        if answer.status_code == 403:
+            raise self._refused(answer)
+        if answer.status_code not in (200, 401):
+            raise self.unexpected(answer, "GET /v2/")
+        return answer.status_code == 401
+
+    def _first_answer(self) -> requests.Response:
+        """The response to GET /v2/ over HTTPS or, if the host is insecure, over HTTP."""
+        try:
+            return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
+        except (RegistryUntrusted, RegistryUnreachable, RegistryBroke) as fault:
+            if not self._insecure or self._base.startswith("http:"):
+                raise
+            over_https = fault
+        # Outside the except block: otherwise faults.explain would take the first error for a cause of the second one.
+        secure, self._base = self._base, f"http://{self.reference.api_host}"
+        try:
+            return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
+        except UserError as fault:
+            self._base = secure
+            if fault.found != over_https.found:
+                fault.found = f"over HTTP: {fault.found}; over HTTPS: {over_https.found}"
+            raise
+
+    def login(self, credentials: Credentials | None) -> None:
+        """Authenticate, or check that anonymous access is allowed. Raises RegistryRefused."""
+        self._credentials = credentials
+        self._authorization = ""
+        answer = self.request("GET", "/v2/")
+        if answer.status_code != 200:
+            raise self.unexpected(answer, "GET /v2/")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Callable[[], Body] | None = None,
+        stream: bool = False,
+    ) -> requests.Response:
+        """Send a request; ``body`` makes a new body for each attempt. Raises RegistryRefused."""
+        url = self._base + path
+        answer = self._send(method, url, headers=headers, data=body() if body else None, stream=stream)
+        if answer.status_code == 401:
+            answer.close()
+            self._authorization = self._authenticate(answer)
+            answer = self._send(method, url, headers=headers, data=body() if body else None, stream=stream)
+        if answer.status_code in (401, 403):
+            raise self._refused(answer)
+        return answer
+
+    def upload_path(self, answer: requests.Response) -> str:
+        """The path in a ``Location`` header. Raises RegistryUntrusted if it names another host."""
+        parts = _split(answer.headers.get("Location", ""), self._base)
+        if parts.netloc != urlsplit(self._base).netloc:
+            raise RegistryUntrusted(
+                f"{self.reference.host} redirects uploads to another host",
+                expected=f"an address at {self.reference.host}",
+                found=one_line(parts.netloc) or "none",
+                fix="report this to the registry's administrator",
+            )
+        return f"{parts.path}{'?' + parts.query if parts.query else ''}"
+
+    def unexpected(self, answer: requests.Response, what: str) -> RegistryFailed:
+        """The error for a response with another status than expected."""
+        kind = RegistryBroke if answer.status_code >= 500 or answer.status_code == 429 else RegistryFailed
+        return kind(
+            f"unexpected response from {self.reference.host}",
+            expected=f"success of {what}",
+            found=faults.response_text(answer),
+            fix="check that --registry names a registry, then check its log",
+        )
+
+    def _authenticate(self, answer: requests.Response) -> str:
+        """The ``Authorization`` header for a challenge."""
+        kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
+        if kind.lower() == "basic":
+            if self._credentials is None or not self._credentials.user:
+                raise self._refused(answer)
+            return self._credentials.basic
+        if kind.lower() == "bearer":
+            return f"Bearer {self._token(_challenge(rest))}"
+        raise RegistryFailed(
+            f"{self.reference.host} requires an unsupported kind of authentication",
+            expected="the challenge Basic or Bearer",
+            found=one_line(kind) or "none",
+            fix="check --registry",
+        )
+
+    def _token(self, challenge: Mapping[str, str]) -> str:
+        realm = challenge.get("realm") or ""
+        target = _split(realm)
+        if target.scheme not in ("http", "https") or (target.scheme == "http" and self._base.startswith("https:")):
+            raise RegistryUntrusted(
+                f"the token server of {self.reference.host} is not secure",
+                expected="an https:// address",
+                found=one_line(realm) or "none",
+                fix="report this to the registry's administrator",
+            )
+        scope = {"service": challenge.get("service") or "", "scope": challenge.get("scope") or self._scope}
+        credentials = self._credentials
+        if credentials is not None and credentials.identity_token:
+            grant = {"grant_type": "refresh_token", "refresh_token": credentials.identity_token, "client_id": "pitorch"}
+            answer = self._send("POST", realm, data={**scope, **grant}, authorized=False)
+        else:
+            headers = {"Authorization": credentials.basic} if credentials is not None else {}
+            answer = self._send("GET", realm, params=scope, headers=headers, authorized=False)
+        if answer.status_code in (400, 401, 403):
+            raise self._refused(answer)
+        if answer.status_code != 200:
+            raise self.unexpected(answer, f"the token server {target.netloc}")
+        try:
+            token = answer.json().get("token") or answer.json().get("access_token")
+        except (ValueError, AttributeError):
+            token = None
+        if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
+            raise RegistryFailed(
+                f"the token server of {self.reference.host} sent no token",
+                expected="a JSON object with a token",
+                found=f"{len(answer.content)} bytes of something else",
+                fix="report this to the registry's administrator",
+            )
+        return token
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+        data: Mapping[str, str] | Body | None = None,
+        authorized: bool = True,
+        stream: bool = False,
+        read_s: float = 0.0,
+    ) -> requests.Response:
+        """Send one request, with the ``Authorization`` header if ``authorized``. Any status is returned."""
+        authorization = {"Authorization": self._authorization} if authorized and self._authorization else {}
+        host = urlsplit(url).netloc
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+                return self._session.request(
+                    method,
+                    url,
+                    headers={**authorization, **(headers or {})},
+                    params=params,
+                    data=data,
+                    stream=stream,
+                    timeout=(_CONNECT_S, min(read_s or _READ_S, _READ_S)),
+                    verify=not self._insecure,
+                )
+        except requests.RequestException as fault:
+            raise faults.explain(fault, host) from None
+
+    def _refused(self, answer: requests.Response) -> RegistryRefused:
+        make = faults.denied if answer.status_code == 403 else faults.refused
+        return make(self.reference, self._credentials, faults.response_text(answer))
+
+
+def log_in(remote: Connection, *, actions: str, user: str) -> Credentials | None:
+    """Log in if the registry requires it; returns the credentials, or None for anonymous access.
+
+    Server errors, lost connections and timeouts are retried; an unknown host and a refused connection are not.
+    """
+    required, _ = with_retries(remote.ping, remote, at_first=True)
+    credentials = stored.find(remote.reference, user=user) if required else None
+    if required and credentials is None:
+        anonymous, _ = with_retries(lambda: _allows_anonymous(remote, actions), remote, at_first=True)
+        credentials = None if anonymous else stored.ask(remote.reference, user=user)
+    with_retries(lambda: remote.login(credentials), remote, at_first=True)
+    return credentials
+
+
+def _allows_anonymous(remote: Connection, actions: str) -> bool:
+    if actions != "pull":
+        return False
+    try:
+        remote.login(None)
+    except RegistryRefused:
+        return False
+    return True
+
+
+def _split(url: str, base: str = "") -> SplitResult:
+    """Split a URL from a registry, relative to ``base``; all parts are empty if it is invalid."""
+    try:
+        return urlsplit(urljoin(base, url))
+    except ValueError:
+        return urlsplit("")
+
+
+def _challenge(text: str) -> dict[str, str]:
+    """The parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
+    return {name.lower(): value for name, value in re.findall(r'([A-Za-z_]+)="([^"]*)"', text)}

@@ -1,0 +1,209 @@
+"""Errors of registries: the causes of failed requests, and the messages."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+
+import requests
+import urllib3.exceptions
+
+from engine.daemon import SOCKS_FIX, SOCKS_MISSING
+from registry.credentials import Credentials
+from registry.reference import Reference
+from registry.retries import STALL_S
+from registry.trust import CERTIFICATES, bare_host, is_loopback
+from toolchain.errors import (
+    RegistryBroke,
+    RegistryConnectionRefused,
+    RegistryFailed,
+    RegistryFull,
+    RegistryHostUnknown,
+    RegistryRefused,
+    RegistryStalled,
+    RegistryUnreachable,
+    RegistryUntrusted,
+)
+from toolchain.text import one_line
+
+
+def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
+    """The error for a failed request, by the types of its causes as far as possible, not by its text."""
+    chain = list(_causes(fault))
+    texts = " | ".join(str(item) for item in chain)
+    found = _innermost_text(chain)
+    if any(isinstance(item, ssl.SSLCertVerificationError) for item in chain) or "CERTIFICATE_VERIFY" in texts:
+        return untrusted(host, found)
+    # The text of the TLS error only: outer errors contain the requested address, which may contain any letters.
+    of_tls = [str(item) for item in chain if isinstance(item, ssl.SSLError) and not isinstance(item, TimeoutError)]
+    if of_tls:
+        if re.search(r"WRONG_VERSION_NUMBER|RECORD_LAYER|UNKNOWN_PROTOCOL|HTTP_REQUEST|PACKET_LENGTH", str(of_tls)):
+            return plain_http(host)
+        if "EOF" not in str(of_tls):
+            return untrusted(host, found)
+    if any(isinstance(item, (socket.gaierror, urllib3.exceptions.NameResolutionError)) for item in chain):
+        return unknown_host(host)
+    if any(isinstance(item, ConnectionRefusedError) for item in chain):
+        return connection_refused(host, found)
+    if SOCKS_MISSING in texts:
+        return RegistryUnreachable(
+            f"{host} cannot be reached through a SOCKS proxy",
+            expected="an HTTP proxy, or the package PySocks",
+            found=SOCKS_MISSING,
+            fix=f"{SOCKS_FIX}, or add {bare_host(host)} to no_proxy",
+        )
+    kinds = (TimeoutError, urllib3.exceptions.ConnectTimeoutError)
+    if any(isinstance(item, kinds) or "Errno 113" in str(item) or "Errno 101" in str(item) for item in chain):
+        return unreachable(host, found)
+    return connection_lost(host, found)
+
+
+def _causes(fault: BaseException) -> Iterator[BaseException]:
+    """A chain of exceptions, outermost first; requests and urllib3 store causes in ``args`` and ``reason``."""
+    waiting, seen = [fault], set()
+    while waiting:
+        item = waiting.pop(0)
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        inner = (item.__cause__, item.__context__, getattr(item, "reason", None), *item.args)
+        waiting += [one for one in inner if isinstance(one, BaseException)]
+
+
+def _innermost_text(chain: list[BaseException]) -> str:
+    for item in reversed(chain):
+        if isinstance(item, OSError) and item.strerror:
+            return item.strerror.lower() if not isinstance(item, ssl.SSLError) else one_line(str(item.args[-1]))[:200]
+    return one_line(str(chain[-1]) or type(chain[-1]).__name__)[:200]
+
+
+def response_text(answer: requests.Response) -> str:
+    """The status and the error messages of a response (``errors`` of the distribution API), in one line."""
+    messages = ""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        errors = answer.json().get("errors") or []
+        messages = one_line("; ".join(f"{item.get('code', '')}: {item.get('message', '')}" for item in errors))[:300]
+    return " ".join(f"HTTP {answer.status_code} {messages}".split())
+
+
+def is_full(text: str, repository: str) -> bool:
+    """Whether a registry's response reports full storage, whatever the names of the repository and its folder."""
+    text = re.sub(r'"Path": ?"[^"]*"', "", text).replace(repository, "")
+    # The filesystem driver reports the error number (28, ENOSPC), others report text.
+    return re.search(r'"Err": ?28\b|no space left|quota|insufficient', text, re.IGNORECASE) is not None
+
+
+def refused(reference: Reference, credentials: Credentials | None, found: str) -> RegistryRefused:
+    """Authentication failed, or is required."""
+    if credentials is None:
+        return RegistryRefused(
+            f"authentication required at {reference.host}",
+            expected="a user name and a password",
+            found=f"none given ({found})",
+            fix=f"docker login {reference.host}, or set PITORCH_REGISTRY_PASSWORD and pass --user NAME",
+        )
+    return RegistryRefused(
+        f"access to {reference.repository} at {reference.host} denied",
+        expected="a user with access, and the correct password",
+        found=f"{found} (as {_user_of(credentials)})",
+        fix=f"check the user's password and permissions; docker login {reference.host} replaces stored credentials",
+    )
+
+
+def denied(reference: Reference, credentials: Credentials | None, found: str) -> RegistryRefused:
+    """The user is not allowed to access the repository; a login would not help."""
+    return RegistryRefused(
+        f"access to {reference.repository} at {reference.host} denied",
+        expected="permission to read or write the repository",
+        found=f"{found} (as {_user_of(credentials) if credentials else 'an anonymous user'})",
+        fix="check the namespace (--registry), or ask the registry's administrator for permission",
+    )
+
+
+def _user_of(credentials: Credentials) -> str:
+    return f"{credentials.user or 'an identity token'}, from {credentials.source}"
+
+
+def full(reference: Reference, found: str) -> RegistryFull:
+    """The registry's storage is full."""
+    return RegistryFull(
+        f"no space left at {reference.host}",
+        expected="space for the image's layers",
+        found=found,
+        fix="delete old tags there and run its garbage collection, or have the quota of the namespace raised",
+    )
+
+
+def stalled(host: str, found: str = "") -> RegistryStalled:
+    """A transfer makes no progress."""
+    return RegistryStalled(
+        f"the transfer with {host} stalled",
+        expected=f"progress within {STALL_S:.0f} s",
+        found=found or "none",
+        fix="check the network and that registry's log, then run the task again: complete layers are not sent twice",
+    )
+
+
+def connection_lost(host: str, found: str, expected: str = "a response") -> RegistryBroke:
+    """The registry closed the connection, or sent an invalid response."""
+    return RegistryBroke(
+        f"connection to {host} lost",
+        expected=expected,
+        found=found,
+        fix="check that registry's log, then run the task again: complete layers are not sent twice",
+    )
+
+
+def unknown_host(host: str) -> RegistryHostUnknown:
+    """The host's name does not resolve."""
+    return RegistryHostUnknown(
+        f"unknown host {host.rpartition(':')[0] or host}",
+        expected="a name that resolves",
+        found="the name servers do not know it",
+        fix="check the spelling of --registry (or registry.address in invoke.yaml), then the name servers",
+    )
+
+
+def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
+    """The host exists, but nothing listens on the port."""
+    fix = f"check --registry and its port; is a registry running there (curl -i http://{host}/v2/)?"
+    return RegistryConnectionRefused(
+        f"no registry listens at {host}",
+        expected="a registry",
+        found=found,
+        fix="./inv registry up starts one on this machine" if is_loopback(host) else fix,
+    )
+
+
+def unreachable(host: str, found: str) -> RegistryUnreachable:
+    """The host does not respond, or there is no route to it."""
+    return RegistryUnreachable(
+        f"no response from a registry at {host}",
+        expected="a registry",
+        found=found,
+        fix=f"check --registry, the network and no_proxy; does it respond (curl -i http://{host}/v2/)?",
+    )
+
+
+def untrusted(host: str, found: str) -> RegistryUntrusted:
+    """The registry's certificate is not trusted."""
+    return RegistryUntrusted(
+        f"{host} cannot be trusted",
+        expected="TLS with a certificate that this machine trusts",
+        found=found,
+        fix=f"put the certificate of its authority into {CERTIFICATES}/{host}/ca.crt",
+    )
+
+
+def plain_http(host: str) -> RegistryUntrusted:
+    """The registry does not support TLS."""
+    fault = untrusted(host, "it uses plain HTTP")
+    fault.fix = (
+        f'enable TLS there, or add "insecure-registries": ["{host}"] to /etc/docker/daemon.json and reload the engine '
+        "(anyone on the network can then read and change transfers)"
+    )
+    return fault

@@ -1,0 +1,71 @@
+"""Retry an operation while a registry fails temporarily."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from toolchain import progress
+from toolchain.errors import RegistryBroke, RegistryConnectionRefused, RegistryHostUnknown, RegistryUnreachable
+
+if TYPE_CHECKING:
+    from registry.connection import Connection
+
+RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
+"""Delays between attempts."""
+STALL_S = 90.0
+"""A transfer without progress for this time is cancelled."""
+PATIENCE_S = 50.0
+"""Operations are retried if a transfer made progress within this time."""
+_STEP = 1 << 16
+
+Result = TypeVar("Result")
+
+
+class Activity:
+    """The time of the last progress of transfers to or from a registry, across all attempts."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Note progress now."""
+        self._at = time.monotonic()
+
+    def note(self, name: str, amount: float) -> None:
+        """Note that this attempt has moved ``amount`` bytes of a part. Repeating earlier attempts does not count."""
+        if amount >= self._best.get(name, 0) + _STEP:
+            self._best[name] = amount
+            self.begin()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last progress."""
+        return time.monotonic() - self._at
+
+
+def with_retries(attempt: Callable[[], Result], remote: Connection, *, at_first: bool = False) -> tuple[Result, int]:
+    """Run ``attempt`` until it succeeds or fails permanently; returns its result and the number of attempts.
+
+    It is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, it is not retried either if the
+    host does not exist or no registry listens there.
+    """
+    delays = iter(RETRY_DELAYS_S)
+    number = 0
+    remote.activity.begin()
+    while True:
+        number += 1
+        try:
+            if number > 1 and not at_first:
+                remote.ping()
+            return attempt(), number
+        except (RegistryBroke, RegistryUnreachable) as failure:
+            delay_s = next(delays, None)
+            if delay_s is None or remote.activity.idle_s + delay_s > PATIENCE_S:
+                raise
+            if at_first and isinstance(failure, (RegistryHostUnknown, RegistryConnectionRefused)):
+                raise
+            progress.warn(f"{failure.summary} ({failure.found}); attempt {number + 1} in {delay_s:.0f} s")
+        time.sleep(delay_s)
