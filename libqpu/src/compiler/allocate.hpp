@@ -24,6 +24,9 @@ constexpr bool isFileB(Place p) { return p >= kFileB && p < kR0; }
 constexpr bool isFile(Place p) { return p < kR0; }
 constexpr bool isAccumulator(Place p) { return p >= kR0 && p < kR4; }
 
+// The bit of a register in the mask of its file.
+constexpr std::uint32_t registerBit(Place p) { return 1U << (p % kFileB); }
+
 // The home of each of `live.globals` in a file: where it is at both ends of
 // every block that it crosses. Empty when the registers do not suffice.
 std::vector<Place> findHomes(const Function& function, const Liveness& live, int fileRegisters);

@@ -254,12 +254,12 @@ class Emitter {
     attempt(graph, Receives::AfterRequests, false, window);
     if (!repeats) return;
     attempt(graph, Receives::AfterRequests, true, window);
-    attempt(graph, Receives::Soon, true, window);
-    attempt(graph, Receives::Soon, false, 1);  // the order of the source
+    attempt(graph, Receives::Early, true, window);
+    attempt(graph, Receives::Early, false, 1);  // the order of the source
     if (fewest_[b][0] + fewest_[b][1] == 0) return;
     // The next run of the block receives what this one requests.
     Graph early = graph;
-    hurryRequests(early);
+    prioritiseRequests(early);
     attempt(early, Receives::AfterRequests, false, window);
     // Without waiting the QPUs of a slice would request more than its TMU serves.
     if (least.takes - least.waits < kQpusOfSlice * kTmuRequest * static_cast<double>(requestsOf(b)))
@@ -309,10 +309,10 @@ class Emitter {
       if (!result) continue;
       if (window == kWindows.front() && isWorthwhile(b)) {
         // Neither way is always the shorter.
-        so.takeTurns = true;
+        so.alternateFiles = true;
         std::optional<ScheduledBlock> other = schedule(graph, so);
         if (other && other->slots.size() < result->slots.size()) return other;
-        so.takeTurns = false;
+        so.alternateFiles = false;
       }
       if (options_.level > 0 && function_.blocks[b].loopDepth > 0) waitLess(graph, so, *result, b);
       return result;
@@ -348,7 +348,7 @@ class Emitter {
     isDone_[b] = 1;
     lastWritten_[b] = code.lastWritten;
     if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);
-    while (code.slots.size() < static_cast<std::size_t>(code.settles)) {
+    while (code.slots.size() < static_cast<std::size_t>(code.minimumLength)) {
       code.slots.emplace_back();
       lastWritten_[b] = 0;
     }

@@ -20,7 +20,7 @@ struct Slot {
 struct ScheduledBlock {
   std::vector<Slot> slots;
   int flagsAt = -1;               // the instruction that sets the flags of the exit
-  int settles = 0;                // instructions that the block must have at least
+  int minimumLength = 0;                // instructions that the block must have at least
   std::uint64_t lastWritten = 0;  // registers of the files that the last one writes, by Place
 };
 
@@ -33,12 +33,12 @@ struct ScheduleOptions {
   // AfterRequests: a result of a TMU is received after the requests that come before it in the source, so that as many
   // stay in flight. Spread: the last receive of the block comes after all operations that depend on no receive, with a
   // gap to the receive before it. Both are priorities: they end where no other operation can go.
-  enum class Receives : std::uint8_t { Soon, AfterRequests, Spread };
-  Receives receives = Receives::Soon;
+  enum class Receives : std::uint8_t { Early, AfterRequests, Spread };
+  Receives receives = Receives::Early;
   // The QPU waits for a DMA only when no other operation can go.
   bool lateWaits = false;
   // Vectors that are read from the VPM go to file A and file B in turn.
-  bool takeTurns = false;
+  bool alternateFiles = false;
   std::uint64_t occupied = 0;    // registers that hold a vector at the start
   std::uint64_t reserved = 0;    // homes of the vectors that must be there in the end
   std::uint64_t unreadable = 0;  // registers that the first instruction cannot read yet

@@ -3,6 +3,7 @@
 #ifndef QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -38,6 +39,7 @@ constexpr std::uint8_t kMulPipe = 2;
 constexpr std::uint8_t kToA = 1;
 constexpr std::uint8_t kToB = 2;
 constexpr std::uint8_t kToNeither = 4;
+constexpr std::array<std::uint8_t, 3> kFiles{kToA, kToB, kToNeither};
 constexpr std::uint8_t kUnitAccess = 1;  // TMU, SFU, mutex, semaphore
 constexpr std::uint8_t kVpmAccess = 2;   // VPM, DMA, and results of TMUs against those
 constexpr std::uint8_t kR5Access = 4;
@@ -58,7 +60,7 @@ struct Node {
   isa::Cond cond = isa::Cond::Always;
   bool setsFlags = false;
   bool removed = false;
-  bool homecoming = false;  // brings value `a` to its home
+  bool isLiveOutCopy = false;  // moves value `a` to its home register
   bool quadSource = false;  // the rotation stays within the first quad
   std::uint8_t rotate = 0;  // 1..15 or kRotateByR5
   std::uint8_t address = isa::address::kNop;  // I/O address written, if no register
@@ -70,8 +72,10 @@ struct Node {
   std::uint32_t target = kNone;  // a value
   std::uint32_t constant = 0;
   std::uint32_t site = code::Object::kNoSite;
-  std::uint32_t waitsFor = 0;  // edges into it
+  std::uint32_t predecessors = 0;  // edges into it
   std::int32_t height = 0;     // instructions from here to the end of the block at least
+
+  bool canStall() const { return form == Form::Receive || form == Form::Wait; }
 };
 
 // A vector from one full write of a register to the next.
@@ -91,6 +95,13 @@ struct Edge {
   std::int32_t latency;
 };
 
+struct Edges {
+  const Edge* first;
+  const Edge* last;
+  const Edge* begin() const { return first; }
+  const Edge* end() const { return last; }
+};
+
 struct Graph {
   std::vector<Node> nodes;
   std::vector<Value> values;
@@ -99,6 +110,11 @@ struct Graph {
   std::vector<Edge> edges;
   std::uint32_t lastFlags = kNone;       // node that sets the flags of the block's exit
   bool branches = false;                 // the block ends with a conditional branch
+
+  Edges edgesOf(std::uint32_t node) const {
+    return {edges.data() + firstEdge[node], edges.data() + firstEdge[node + 1]};
+  }
+  void countReads();
 };
 
 struct BlockContext {
@@ -115,11 +131,16 @@ struct BlockContext {
 
 bool isRequest(const Node& node);  // of a TMU
 
+// Whether the node keeps elements of the value that was in its target before.
+inline bool isConditionalWrite(const Node& node) {
+  return node.cond != isa::Cond::Always && node.address == isa::address::kNop;
+}
+
 Graph buildGraph(const BlockContext& context);
 
 // Gives requests of the TMUs, and what they depend on, the priority that they would have if their results were needed
 // at the end of the block.
-void hurryRequests(Graph& graph);
+void prioritiseRequests(Graph& graph);
 
 }  // namespace qpu::compiler
 
