@@ -3,7 +3,7 @@
 #include <optional>
 #include <tuple>
 
-#include "compiler/chains.hpp"
+#include "compiler/coalesce_recurrences.hpp"
 #include "compiler/compile.hpp"
 #include "compiler/schedule.hpp"
 #include "compiler/schedule_estimate.hpp"
@@ -428,7 +428,7 @@ namespace {
 
 Emitted emitWithCost(Function function, const Options& options) {
   straighten(function);
-  joinChains(function);
+  coalesceRecurrences(function);
   const std::uint32_t registers = 2 * static_cast<std::uint32_t>(options.fileRegisters);
   const std::uint32_t most = pressure(function);
   if (most <= registers) {

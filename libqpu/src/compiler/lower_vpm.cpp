@@ -11,9 +11,9 @@ using detail::Source;
 using detail::Statement;
 using detail::StatementKind;
 
-class Following {
+class VpmAnalysis {
  public:
-  explicit Following(const Source& source) : source_(source) {
+  explicit VpmAnalysis(const Source& source) : source_(source) {
     // Each evaluation of such an expression reads anew.
     reads_.resize(source.expressions.size(), 0);
     for (std::size_t i = 0; i < reads_.size(); ++i) {
@@ -159,6 +159,6 @@ class Following {
 
 }  // namespace
 
-VpmByHand followVpm(const Source& source) { return Following(source).run(); }
+VpmByHand analyseVpm(const Source& source) { return VpmAnalysis(source).run(); }
 
 }  // namespace qpu::compiler

@@ -34,7 +34,7 @@ struct VpmByHand {
   std::vector<bool> unread;
 };
 
-VpmByHand followVpm(const detail::Source& source);
+VpmByHand analyseVpm(const detail::Source& source);
 
 }  // namespace qpu::compiler
 

@@ -65,7 +65,7 @@ void simplifyPhis(Graph& graph) {
   replace(graph, replaced);
 }
 
-void removeDead(Graph& graph) {
+void eliminateDeadCode(Graph& graph) {
   std::vector<bool> used(graph.values.size(), false);
   std::vector<Value> work;
   const auto use = [&](Value v) {

@@ -13,7 +13,7 @@ namespace qpu::compiler {
 void simplifyPhis(ir::Graph& graph);
 
 // What no effect depends on goes.
-void removeDead(ir::Graph& graph);
+void eliminateDeadCode(ir::Graph& graph);
 
 // Of each value: element i is element 0 + i * stride, where that is known.
 struct Stride {
@@ -28,7 +28,7 @@ void lowerLoads(ir::Graph& graph, const std::vector<Stride>& known);
 
 // Where more than `limit` values are alive at once, cheap ones are computed anew
 // for each use, as far as that helps.
-void relievePressure(ir::Graph& graph, std::uint32_t limit);
+void rematerialiseValues(ir::Graph& graph, std::uint32_t limit);
 
 // Values that are the same in every turn of a loop are computed before it, as
 // long as no more than `limit` are alive in it.

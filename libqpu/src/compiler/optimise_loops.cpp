@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "compiler/immediates.hpp"
-#include "compiler/maker.hpp"
+#include "compiler/ir_builder.hpp"
 #include "compiler/optimise.hpp"
-#include "compiler/optimise_live.hpp"
+#include "compiler/ir_liveness.hpp"
 
 namespace qpu::compiler {
 
@@ -29,7 +29,7 @@ bool isInside(const Loop& l, std::uint32_t block) {
 class Budget {
  public:
   Budget(const Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {
-    const Live live(graph);
+    const IrLiveness live(graph);
     for (const Loop& l : graph.loops) pressure_.push_back(live.pressure(l));
   }
   bool hasRoom(std::uint32_t loop) const { return pressure_[loop] < limit_; }
@@ -343,7 +343,7 @@ class Reduction {
 
   Value counter(const Loop& l, const Linear& f) {
     const Counter c = counters_.at(f.counter);
-    Maker before(graph_, true);
+    IrBuilder before(graph_, true);
     before.at(l.preheader);
     const auto times = [&](Value v, std::uint32_t factor) {
       if (graph_.isConstant(v)) return before.constant(graph_.values[v].bits * factor);

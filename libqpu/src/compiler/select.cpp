@@ -13,7 +13,7 @@
 #include "compiler/lower.hpp"
 #include "compiler/mir_text.hpp"
 #include "compiler/optimise.hpp"
-#include "compiler/optimise_copies.hpp"
+#include "compiler/coalesce.hpp"
 
 namespace qpu::compiler {
 namespace {
@@ -499,19 +499,19 @@ std::uint32_t without(const Options& options, int spared) {
 Function select(const detail::Source& source, const Options& options) {
   Graph graph = lower(source, options);
   simplifyPhis(graph);
-  removeDead(graph);
+  eliminateDeadCode(graph);
   lowerLoads(graph, options.level > 0 ? strides(graph) : std::vector<Stride>{});
   if (options.level > 1) {
     const std::uint32_t room = without(options, kSparedWhenHoisting);
     reduceStrength(graph, room);
-    removeDead(graph);
+    eliminateDeadCode(graph);
     hoistInvariants(graph, room);
     placeConstants(graph, room);
-    relievePressure(graph, without(options, kSpared));
+    rematerialiseValues(graph, without(options, kSpared));
   }
-  removeDead(graph);
+  eliminateDeadCode(graph);
   Function function = Selection(graph).run();
-  joinCopies(function);
+  coalesceCopies(function);
   assert(check(function).empty());
   return function;
 }

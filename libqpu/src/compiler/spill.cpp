@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compiler/liveness.hpp"
-#include "compiler/recipes.hpp"
+#include "compiler/rematerialise.hpp"
 #include "compiler/spill_slots.hpp"
 #include "compiler/vpm_layout.hpp"
 #include "error_facts.hpp"
@@ -64,7 +64,7 @@ class Spiller {
  public:
   Spiller(Function& function, std::uint32_t limit, bool memory)
       : f_(function), limit_(limit), memory_(memory), live_(findLiveness(function)),
-        recipes_(findRecipes(function, live_)) {}
+        rematerialisations_(findRematerialisable(function, live_)) {}
 
   bool run(std::uint32_t& bytes) {
     inMemory_.assign(f_.registers, 0);
@@ -90,7 +90,7 @@ class Spiller {
       const auto count = [&](Vreg v) {
         const std::uint32_t g = live_.indexOf[v];
         if (g == Liveness::kLocal) return;
-        cost[g] += hasRecipe(v) ? weight * recipes_[v].steps : weight * 10;
+        cost[g] += canRematerialise(v) ? weight * rematerialisations_[v].steps : weight * 10;
         referenced[b].set(g);
       };
       for (const Operation& o : f_.blocks[b].operations) {
@@ -145,9 +145,9 @@ class Spiller {
     return true;
   }
   bool maySpill(std::size_t g) const {
-    return !isSpilled(g) && (memory_ || hasRecipe(live_.globals[g]));
+    return !isSpilled(g) && (memory_ || canRematerialise(live_.globals[g]));
   }
-  bool hasRecipe(Vreg v) const { return recipes_[v].steps != 0; }
+  bool canRematerialise(Vreg v) const { return rematerialisations_[v].steps != 0; }
   bool isSpilled(std::size_t g) const { return inMemory_[live_.globals[g]] != 0; }
 
   // Reads the address of the area first of all uniforms, and finds the row as
@@ -190,7 +190,7 @@ class Spiller {
     entry.insert(entry.begin() + static_cast<std::ptrdiff_t>(at), code.begin(), code.end());
     ready_ = at + code.size();
     inMemory_.resize(f_.registers, 0);
-    recipes_.resize(f_.registers);
+    rematerialisations_.resize(f_.registers);
     live_.indexOf.resize(f_.registers, Liveness::kLocal);
   }
 
@@ -244,7 +244,7 @@ class Spiller {
   // Their number.
   std::uint32_t placeSlots() {
     std::uint32_t slots = 0;
-    const std::vector<std::uint32_t> slotOf = shareSlots(f_, accesses_, slots);
+    const std::vector<std::uint32_t> slotOf = colourSlots(f_, accesses_, slots);
     for (std::size_t i = 0; i < accesses_.size(); ++i)
       f_.blocks[accesses_[i].block].operations[accesses_[i].position].constant =
           slotOf[i] * kSlotBytes;
@@ -328,14 +328,14 @@ class Spiller {
     room_ = limit_ - pinned;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
       if (isSpilled(g) && live_.in[b].has(g))
-        state_[live_.globals[g]].stored = !hasRecipe(live_.globals[g]);
+        state_[live_.globals[g]].stored = !canRematerialise(live_.globals[g]);
     findUnits(operations);
     for (std::uint32_t i = 0; i < operations.size(); ++i)
       if (!step(i, operations[i], operations)) return false;
     // What the next blocks expect in memory.
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
-      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && !hasRecipe(v)) {
+      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && !canRematerialise(v)) {
         if (!state_[v].resident) failWithoutContent(v);
         store(out_, v);
       }
@@ -438,11 +438,11 @@ class Spiller {
     if (isPinned(block_, v)) {
       // A vector that leaves the block has its register before the block has written it, too.
       if (v == base_ || v == row_ || live_.liveIn(block_, v) || state_[v].written) return true;
-      if (!hasRecipe(v)) failWithoutContent(v);
+      if (!canRematerialise(v)) failWithoutContent(v);
       return repeat(v, i);
     }
     if (state_[v].resident) return true;
-    if (hasRecipe(v)) return repeat(v, i);
+    if (canRematerialise(v)) return repeat(v, i);
     if (!state_[v].stored) failWithoutContent(v);
     if (noReload_[i] != 0 || !makeRoom(i)) return false;
     reload(out_, v);
@@ -452,7 +452,7 @@ class Spiller {
 
   // Computes v again.
   bool repeat(Vreg v, std::uint32_t i) {
-    const Operation o = recipes_[v].operation;
+    const Operation o = rematerialisations_[v].operation;
     const std::size_t before = busy_.size();
     bool can = true;
     forEachRead(o, [&](Vreg u) {
@@ -479,7 +479,7 @@ class Spiller {
       for (const Vreg v : residents_) {
         if (std::find(busy_.begin(), busy_.end(), v) != busy_.end()) continue;
         if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
-        const bool free = state_[v].stored || hasRecipe(v);
+        const bool free = state_[v].stored || canRematerialise(v);
         if (!free && (noStore_[i] != 0 || !memory_)) continue;
         // The farthest next use; a store weighs as much as some distance.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
@@ -495,7 +495,7 @@ class Spiller {
     return true;
   }
   void evict(Vreg v) {
-    if (!state_[v].stored && !hasRecipe(v)) {
+    if (!state_[v].stored && !canRematerialise(v)) {
       store(out_, v);
       state_[v].stored = true;
     }
@@ -520,7 +520,7 @@ class Spiller {
     std::uint32_t open = room_ > residents_.size() ? room_ - static_cast<std::uint32_t>(residents_.size()) : 0;
     std::vector<std::pair<std::uint32_t, Vreg>> candidates;
     for (const Vreg v : residents_) {
-      if (state_[v].stored || hasRecipe(v))
+      if (state_[v].stored || canRematerialise(v))
         ++open;
       else
         candidates.emplace_back(nextUse(block_, v, i), v);
@@ -553,15 +553,15 @@ class Spiller {
   }
   // Whether it takes a reload to have the vector in a register, once it is in none.
   bool needsMemory(Vreg v) const {
-    if (!hasRecipe(v)) return true;
-    return std::any_of(recipes_[v].leaves.begin(), recipes_[v].leaves.end(), [this](Vreg u) { return inMemory_[u] != 0; });
+    if (!canRematerialise(v)) return true;
+    return std::any_of(rematerialisations_[v].leaves.begin(), rematerialisations_[v].leaves.end(), [this](Vreg u) { return inMemory_[u] != 0; });
   }
 
   Function& f_;
   std::uint32_t limit_;
   bool memory_;
   Liveness live_;
-  std::vector<Recipe> recipes_;             // of each register
+  std::vector<Rematerialisation> rematerialisations_;             // of each register
   std::vector<char> inMemory_;              // between blocks
   std::vector<SlotAccess> accesses_;
   Vreg base_ = Operation::kNone, row_ = Operation::kNone;

@@ -106,7 +106,7 @@ class Sharing {
 
 }  // namespace
 
-std::vector<std::uint32_t> shareSlots(const Function& function,
+std::vector<std::uint32_t> colourSlots(const Function& function,
                                       const std::vector<SlotAccess>& accesses,
                                       std::uint32_t& slots) {
   return Sharing(function, accesses).run(slots);

@@ -20,7 +20,7 @@ struct SlotAccess {
 
 // Slots numbered from 0 on, one for each access; `slots` is their number. The
 // accesses are in the order of blocks and, within one, of execution.
-std::vector<std::uint32_t> shareSlots(const Function& function,
+std::vector<std::uint32_t> colourSlots(const Function& function,
                                       const std::vector<SlotAccess>& accesses,
                                       std::uint32_t& slots);
 

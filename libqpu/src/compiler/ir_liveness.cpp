@@ -1,4 +1,4 @@
-#include "compiler/optimise_live.hpp"
+#include "compiler/ir_liveness.hpp"
 
 #include <algorithm>
 
@@ -26,7 +26,7 @@ void forWays(const Graph& graph, const ir::Block& b, std::uint32_t number, F f) 
 
 }  // namespace
 
-Live::Live(const Graph& graph) : graph_(graph) {
+IrLiveness::IrLiveness(const Graph& graph) : graph_(graph) {
   findGlobals();
   flow();
   std::vector<char> alive(graph.values.size(), 0);
@@ -38,7 +38,7 @@ Live::Live(const Graph& graph) : graph_(graph) {
     });
 }
 
-void Live::findGlobals() {
+void IrLiveness::findGlobals() {
   bit_.assign(graph_.values.size(), kNone);
   const auto use = [this](std::uint32_t block, Value v) {
     if (graph_.values[v].block == block || bit_[v] != kNone) return;
@@ -61,7 +61,7 @@ void Live::findGlobals() {
   words_ = (globals_.size() + 63) / 64;
 }
 
-void Live::flow() {
+void IrLiveness::flow() {
   const std::size_t blocks = graph_.blocks.size();
   in_.assign(blocks * words_, 0);
   out_.assign(blocks * words_, 0);
@@ -108,7 +108,7 @@ void Live::flow() {
 }
 
 template <typename F>
-void Live::scan(std::uint32_t b, std::vector<char>& alive, F at) const {
+void IrLiveness::scan(std::uint32_t b, std::vector<char>& alive, F at) const {
   const ir::Block& block = graph_.blocks[b];
   std::vector<Value> touched;
   std::uint32_t count = 0;
@@ -137,11 +137,11 @@ void Live::scan(std::uint32_t b, std::vector<char>& alive, F at) const {
   for (const Value v : touched) alive[v] = 0;
 }
 
-std::uint32_t Live::pressure(const ir::Loop& loop) const {
+std::uint32_t IrLiveness::pressure(const ir::Loop& loop) const {
   return *std::max_element(pressure_.begin() + loop.header, pressure_.begin() + loop.last + 1);
 }
 
-std::vector<Value> Live::atPeak(std::uint32_t block, std::size_t& place) const {
+std::vector<Value> IrLiveness::atPeak(std::uint32_t block, std::size_t& place) const {
   std::vector<char> alive(graph_.values.size(), 0);
   std::vector<Value> values;
   scan(block, alive, [&](std::size_t at, std::uint32_t count) {

@@ -1,4 +1,4 @@
-#include "compiler/optimise_copies.hpp"
+#include "compiler/coalesce.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -24,9 +24,9 @@ struct Segment {
 };
 using Life = std::vector<Segment>;
 
-class Joining {
+class CopyCoalescer {
  public:
-  explicit Joining(Function& function) : f_(function) {}
+  explicit CopyCoalescer(Function& function) : f_(function) {}
 
   void run() {
     findCopies();
@@ -316,6 +316,6 @@ class Joining {
 
 }  // namespace
 
-void joinCopies(Function& function) { Joining(function).run(); }
+void coalesceCopies(Function& function) { CopyCoalescer(function).run(); }
 
 }  // namespace qpu::compiler

@@ -1,4 +1,4 @@
-#include "compiler/maker.hpp"
+#include "compiler/ir_builder.hpp"
 
 #include <utility>
 
@@ -39,7 +39,7 @@ Instruction make(Kind kind, Value a = kNone, Value b = kNone, std::uint32_t bits
 
 }  // namespace
 
-Value Maker::append(Instruction i) {
+Value IrBuilder::append(Instruction i) {
   const auto v = static_cast<Value>(graph_.values.size());
   i.block = block_;
   i.site = site_;
@@ -48,7 +48,7 @@ Value Maker::append(Instruction i) {
   return v;
 }
 
-Value Maker::find(const Instruction& i) {
+Value IrBuilder::find(const Instruction& i) {
   if (!simplify_) return append(i);
   const Key key{static_cast<std::uint64_t>(i.kind) | static_cast<std::uint64_t>(i.add) << 8U |
                     static_cast<std::uint64_t>(i.mul) << 16U |
@@ -63,20 +63,20 @@ Value Maker::find(const Instruction& i) {
   return v;
 }
 
-void Maker::forget(std::size_t mark) {
+void IrBuilder::forget(std::size_t mark) {
   for (; known_.size() > mark; known_.pop_back()) table_.erase(known_.back());
 }
 
-Value Maker::constant(std::uint32_t bits) {
+Value IrBuilder::constant(std::uint32_t bits) {
   const auto [entry, fresh] =
       constants_.try_emplace(bits, static_cast<Value>(graph_.values.size()));
   if (fresh) graph_.values.push_back(make(Kind::Constant, kNone, kNone, bits));
   return entry->second;
 }
 
-Value Maker::element() { return find(make(Kind::Element)); }
+Value IrBuilder::element() { return find(make(Kind::Element)); }
 
-Value Maker::folded(AddOp op, Value& a, Value& b) {
+Value IrBuilder::folded(AddOp op, Value& a, Value& b) {
   if (commutes(op) && (of(a).kind == Kind::Constant || (of(b).kind != Kind::Constant && a > b)))
     std::swap(a, b);
   if (of(b).kind != Kind::Constant) {
@@ -120,7 +120,7 @@ Value Maker::folded(AddOp op, Value& a, Value& b) {
   return kNone;
 }
 
-Value Maker::folded(MulOp op, Value& a, Value& b) {
+Value IrBuilder::folded(MulOp op, Value& a, Value& b) {
   if (of(a).kind == Kind::Constant || (of(b).kind != Kind::Constant && a > b)) std::swap(a, b);
   if (of(b).kind != Kind::Constant) return kNone;
   const std::uint32_t y = of(b).bits;
@@ -137,7 +137,7 @@ Value Maker::folded(MulOp op, Value& a, Value& b) {
   return kNone;
 }
 
-Value Maker::alu(AddOp op, Value a, Value b) {
+Value IrBuilder::alu(AddOp op, Value a, Value b) {
   if (simplify_) {
     const Value known = folded(op, a, b);
     if (known != kNone) return known;
@@ -147,7 +147,7 @@ Value Maker::alu(AddOp op, Value a, Value b) {
   return find(i);
 }
 
-Value Maker::mul(MulOp op, Value a, Value b) {
+Value IrBuilder::mul(MulOp op, Value a, Value b) {
   if (simplify_) {
     const Value known = folded(op, a, b);
     if (known != kNone) return known;
@@ -157,7 +157,7 @@ Value Maker::mul(MulOp op, Value a, Value b) {
   return find(i);
 }
 
-Value Maker::rotate(Value a, Value amount) {
+Value IrBuilder::rotate(Value a, Value amount) {
   if (of(amount).kind == Kind::Constant) {
     std::uint32_t n = of(amount).bits & 15U;
     if (simplify_) {
@@ -172,18 +172,18 @@ Value Maker::rotate(Value a, Value amount) {
   return find(make(Kind::Rotate, a, amount));
 }
 
-Value Maker::broadcast(Value a, std::uint32_t element) {
+Value IrBuilder::broadcast(Value a, std::uint32_t element) {
   if (simplify_ && (of(a).kind == Kind::Constant || of(a).kind == Kind::Uniform ||
                     of(a).kind == Kind::Broadcast))
     return a;
   return find(make(Kind::Broadcast, a, kNone, element));
 }
 
-Value Maker::sfu(std::uint32_t function, Value a) {
+Value IrBuilder::sfu(std::uint32_t function, Value a) {
   return find(make(Kind::Sfu, a, kNone, function));
 }
 
-Value Maker::select(Value mask, Value a, Value b) {
+Value IrBuilder::select(Value mask, Value a, Value b) {
   if (simplify_) {
     if (a == b) return a;
     if (of(mask).kind == Kind::Constant) return of(mask).bits != 0 ? a : b;
@@ -193,7 +193,7 @@ Value Maker::select(Value mask, Value a, Value b) {
   return find(i);
 }
 
-Value Maker::compare(ir::Test test, Value a, Value b) {
+Value IrBuilder::compare(ir::Test test, Value a, Value b) {
   if (simplify_) {
     if (of(a).kind == Kind::Constant && of(b).kind == Kind::Constant)
       return constant(fold(test, of(a).bits, of(b).bits) ? UINT32_MAX : 0);
@@ -207,7 +207,7 @@ Value Maker::compare(ir::Test test, Value a, Value b) {
   return find(i);
 }
 
-Value Maker::maskAnd(Value a, Value b) {
+Value IrBuilder::maskAnd(Value a, Value b) {
   if (simplify_) {
     if (a == b) return a;
     if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? b : a;
@@ -216,7 +216,7 @@ Value Maker::maskAnd(Value a, Value b) {
   return find(make(Kind::MaskAnd, a, b));
 }
 
-Value Maker::maskOr(Value a, Value b) {
+Value IrBuilder::maskOr(Value a, Value b) {
   if (simplify_) {
     if (a == b) return a;
     if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? a : b;
@@ -225,7 +225,7 @@ Value Maker::maskOr(Value a, Value b) {
   return find(make(Kind::MaskOr, a, b));
 }
 
-Value Maker::maskNot(Value a) {
+Value IrBuilder::maskNot(Value a) {
   if (simplify_) {
     if (of(a).kind == Kind::MaskNot) return of(a).a;
     if (of(a).kind == Kind::Constant) return constant(~of(a).bits);
@@ -233,20 +233,20 @@ Value Maker::maskNot(Value a) {
   return find(make(Kind::MaskNot, a));
 }
 
-Value Maker::load(Value address, std::uint8_t unit) {
+Value IrBuilder::load(Value address, std::uint8_t unit) {
   Instruction i = make(Kind::Load, address);
   i.unit = unit;
   return append(i);
 }
 
-Value Maker::effect(Op op, Value a, std::uint32_t bits, std::uint8_t unit) {
+Value IrBuilder::effect(Op op, Value a, std::uint32_t bits, std::uint8_t unit) {
   Instruction i = make(Kind::Effect, a, kNone, bits);
   i.op = op;
   i.unit = unit;
   return append(i);
 }
 
-Value Maker::phi(std::uint32_t block) {
+Value IrBuilder::phi(std::uint32_t block) {
   Instruction i = make(Kind::Phi, kNone, kNone, static_cast<std::uint32_t>(graph_.phis.size()));
   i.block = block;
   i.site = site_;

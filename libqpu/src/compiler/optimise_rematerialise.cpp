@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "compiler/optimise.hpp"
-#include "compiler/optimise_live.hpp"
+#include "compiler/ir_liveness.hpp"
 
 namespace qpu::compiler {
 
@@ -22,16 +22,16 @@ constexpr unsigned kDeepest = 3;        // operations in a row that are done aga
 constexpr double kLoopFactor = 8;       // a loop is taken to run so many times
 constexpr std::uint32_t kDearest = 12;  // operations for one value
 
-class Relief {
+class Rematerialiser {
  public:
-  Relief(Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {}
+  Rematerialiser(Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {}
 
   void run() {
     for (int round = 0; round < kRounds; ++round) {
-      const Live live(graph_);
+      const IrLiveness live(graph_);
       if (!choose(live)) return;
       rewrite();
-      removeDead(graph_);
+      eliminateDeadCode(graph_);
     }
   }
 
@@ -73,7 +73,7 @@ class Relief {
   }
 
   // At the fullest place: the values that are made anew. False when none helps.
-  bool choose(const Live& live) {
+  bool choose(const IrLiveness& live) {
     std::uint32_t worst = 0;
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b)
       if (hopeless_.count(b) == 0 &&
@@ -276,6 +276,6 @@ class Relief {
 
 }  // namespace
 
-void relievePressure(Graph& graph, std::uint32_t limit) { Relief(graph, limit).run(); }
+void rematerialiseValues(Graph& graph, std::uint32_t limit) { Rematerialiser(graph, limit).run(); }
 
 }  // namespace qpu::compiler

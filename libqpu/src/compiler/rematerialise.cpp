@@ -1,4 +1,4 @@
-#include "compiler/recipes.hpp"
+#include "compiler/rematerialise.hpp"
 
 #include <algorithm>
 
@@ -56,8 +56,8 @@ bool outlives(const Liveness& live, const Written& written, Vreg u, Vreg v, std:
 
 }  // namespace
 
-std::vector<Recipe> findRecipes(const Function& function, const Liveness& live) {
-  std::vector<Recipe> recipes(function.registers);
+std::vector<Rematerialisation> findRematerialisable(const Function& function, const Liveness& live) {
+  std::vector<Rematerialisation> rematerialisations(function.registers);
   const std::vector<Written> written = findWritten(function);
   for (std::size_t b = 0; b < function.blocks.size(); ++b)
     for (std::size_t i = 0; i < function.blocks[b].operations.size(); ++i) {
@@ -65,27 +65,27 @@ std::vector<Recipe> findRecipes(const Function& function, const Liveness& live) 
       if (!isRepeatable(o) || written[o.target].times != 1) continue;
       // A vector from the turn before is not that of this turn.
       if (live.liveIn(b, o.target)) continue;
-      Recipe recipe;
-      recipe.steps = 1;
-      recipe.operation = o;
+      Rematerialisation candidate;
+      candidate.steps = 1;
+      candidate.operation = o;
       forEachRead(o, [&](Vreg u) {
-        const Recipe& of = recipes[u];
+        const Rematerialisation& of = rematerialisations[u];
         if (of.steps == 0) {
-          recipe.leaves.push_back(u);
+          candidate.leaves.push_back(u);
           return;
         }
-        recipe.steps += of.steps;
-        recipe.leaves.insert(recipe.leaves.end(), of.leaves.begin(), of.leaves.end());
+        candidate.steps += of.steps;
+        candidate.leaves.insert(candidate.leaves.end(), of.leaves.begin(), of.leaves.end());
       });
       // An operand that is computed again needs its own leaves where this vector is used, which may be later than the
       // operand itself is.
-      const bool can = recipe.steps <= kMostSteps &&
-                       std::all_of(recipe.leaves.begin(), recipe.leaves.end(), [&](Vreg u) {
+      const bool can = candidate.steps <= kMostSteps &&
+                       std::all_of(candidate.leaves.begin(), candidate.leaves.end(), [&](Vreg u) {
                          return outlives(live, written[u], u, o.target, b, i);
                        });
-      if (can) recipes[o.target] = std::move(recipe);
+      if (can) rematerialisations[o.target] = std::move(candidate);
     }
-  return recipes;
+  return rematerialisations;
 }
 
 }  // namespace qpu::compiler

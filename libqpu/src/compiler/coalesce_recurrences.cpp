@@ -1,4 +1,4 @@
-#include "compiler/chains.hpp"
+#include "compiler/coalesce_recurrences.hpp"
 
 #include <algorithm>
 
@@ -14,9 +14,9 @@ bool isPlain(const Operation& o) {
          o.target != Operation::kNone;
 }
 
-class Chains {
+class RecurrenceCoalescer {
  public:
-  explicit Chains(Function& f)
+  explicit RecurrenceCoalescer(Function& f)
       : f_(f), live_(findLiveness(f)), writes_(f.registers), lastRead_(f.registers),
         after_(f.registers) {
     for (const Block& b : f.blocks)
@@ -97,6 +97,6 @@ class Chains {
 
 }  // namespace
 
-void joinChains(Function& function) { Chains(function).run(); }
+void coalesceRecurrences(Function& function) { RecurrenceCoalescer(function).run(); }
 
 }  // namespace qpu::compiler

@@ -1,6 +1,6 @@
 // Passes over machine operations.
-#ifndef QPU_SRC_COMPILER_OPTIMISE_COPIES_HPP
-#define QPU_SRC_COMPILER_OPTIMISE_COPIES_HPP
+#ifndef QPU_SRC_COMPILER_COALESCE_HPP
+#define QPU_SRC_COMPILER_COALESCE_HPP
 
 #include "compiler/mir.hpp"
 
@@ -12,7 +12,7 @@ namespace qpu::compiler {
 // Registers that are written in several blocks must be live only into blocks at
 // whose start a move reads them, as phis are expressed; others as in static
 // single assignment.
-void joinCopies(Function& function);
+void coalesceCopies(Function& function);
 
 // Calls f(Operand&) for each register that o reads, but not for a target that
 // keeps elements.

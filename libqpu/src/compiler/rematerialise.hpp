@@ -1,6 +1,6 @@
 // How vectors that find no register are computed again where they are used.
-#ifndef QPU_SRC_COMPILER_RECIPES_HPP
-#define QPU_SRC_COMPILER_RECIPES_HPP
+#ifndef QPU_SRC_COMPILER_REMATERIALISE_HPP
+#define QPU_SRC_COMPILER_REMATERIALISE_HPP
 
 #include <cstdint>
 #include <vector>
@@ -10,14 +10,14 @@
 
 namespace qpu::compiler {
 
-struct Recipe {
-  std::uint32_t steps = 0;  // operations that it takes, those of operands with recipes included; 0: there is none
+struct Rematerialisation {
+  std::uint32_t steps = 0;  // operations that it takes, those of operands with rematerialisations included; 0: there is none
   Operation operation;
   std::vector<Vreg> leaves;  // the vectors that it starts from: each keeps its content as long as the vector is alive
 };
 
 // Of each register: vectors that are computed once, from what is there as long as they are.
-std::vector<Recipe> findRecipes(const Function& function, const Liveness& live);
+std::vector<Rematerialisation> findRematerialisable(const Function& function, const Liveness& live);
 
 }  // namespace qpu::compiler
 

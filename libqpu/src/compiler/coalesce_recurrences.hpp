@@ -1,6 +1,6 @@
 // Running values: sum = sum + x in SSA form has a register for each sum.
-#ifndef QPU_SRC_COMPILER_CHAINS_HPP
-#define QPU_SRC_COMPILER_CHAINS_HPP
+#ifndef QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
+#define QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 
 #include "compiler/mir.hpp"
 
@@ -10,7 +10,7 @@ namespace qpu::compiler {
 // register lives across blocks and is written again only after the result's last
 // use. Without it every step of a running value that a loop carries needs a
 // register beside the one that waits for the last step.
-void joinChains(Function& function);
+void coalesceRecurrences(Function& function);
 
 }  // namespace qpu::compiler
 

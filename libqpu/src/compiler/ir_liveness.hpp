@@ -1,6 +1,6 @@
 // Which values are alive where, and how many registers that takes.
-#ifndef QPU_SRC_COMPILER_OPTIMISE_LIVE_HPP
-#define QPU_SRC_COMPILER_OPTIMISE_LIVE_HPP
+#ifndef QPU_SRC_COMPILER_IR_LIVENESS_HPP
+#define QPU_SRC_COMPILER_IR_LIVENESS_HPP
 
 #include <cstddef>
 #include <cstdint>
@@ -29,9 +29,9 @@ void forUses(const ir::Graph& graph, const ir::Instruction& i, F f) {
   if (i.c != ir::kNone) forUsed(graph, i.c, f);
 }
 
-class Live {
+class IrLiveness {
  public:
-  explicit Live(const ir::Graph& graph);
+  explicit IrLiveness(const ir::Graph& graph);
 
   // The most values that are alive at once in the block, and before which
   // instruction of its body that is.

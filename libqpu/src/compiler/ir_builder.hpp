@@ -1,6 +1,6 @@
 // Makes values: each pure value once for all blocks that it reaches.
-#ifndef QPU_SRC_COMPILER_MAKER_HPP
-#define QPU_SRC_COMPILER_MAKER_HPP
+#ifndef QPU_SRC_COMPILER_IR_BUILDER_HPP
+#define QPU_SRC_COMPILER_IR_BUILDER_HPP
 
 #include <cstddef>
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace qpu::compiler {
 
-class Maker {
+class IrBuilder {
  public:
   // Without `simplify` every value is made as asked for.
-  Maker(ir::Graph& graph, bool simplify) : graph_(graph), simplify_(simplify) {}
+  IrBuilder(ir::Graph& graph, bool simplify) : graph_(graph), simplify_(simplify) {}
 
   // Where new values go: the end of a block's body.
   void at(std::uint32_t block) { block_ = block; }
