@@ -7,7 +7,7 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr std::uint32_t kUnset = UINT32_MAX;
 
 bool isCopy(const Operation& o) {
   return o.op == Op::Move && o.a.isRegister() && o.cond == isa::Cond::Always && !o.setsFlags &&
@@ -63,25 +63,25 @@ class CopyCoalescer {
 
   // Which of the copies' registers are live into and out of each block.
   void findLiveness() {
-    std::vector<std::uint32_t> home(f_.registers, kNone);  // the block of all occurrences
+    std::vector<std::uint32_t> home(f_.registers, kUnset);  // the block of all occurrences
     std::vector<bool> global(f_.registers, false);
     severalBlocks_.assign(f_.registers, false);
-    std::vector<std::uint32_t> writer(f_.registers, kNone);
+    std::vector<std::uint32_t> writer(f_.registers, kUnset);
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
       const auto occurs = [&](Vreg v) {
         if (!related_[v]) return;
-        if (home[v] == kNone) home[v] = b;
+        if (home[v] == kUnset) home[v] = b;
         if (home[v] != b) global[v] = true;
       };
       for (const Operation& o : f_.blocks[b].operations) {
         forRegisters(o, [&](const Operand& a) { occurs(a.value); });
         if (o.target == Operation::kNone) continue;
         occurs(o.target);
-        if (writer[o.target] != kNone && writer[o.target] != b) severalBlocks_[o.target] = true;
+        if (writer[o.target] != kUnset && writer[o.target] != b) severalBlocks_[o.target] = true;
         writer[o.target] = b;
       }
     }
-    bit_.assign(f_.registers, kNone);
+    bit_.assign(f_.registers, kUnset);
     for (Vreg v = 0; v < f_.registers; ++v)
       if (global[v]) {
         bit_[v] = static_cast<std::uint32_t>(globals_.size());
@@ -95,12 +95,12 @@ class CopyCoalescer {
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b)
       for (const Operation& o : f_.blocks[b].operations) {
         const auto read = [&](Vreg v) {
-          if (bit_[v] != kNone && !test(writes, b, bit_[v])) set(reads, b, bit_[v]);
+          if (bit_[v] != kUnset && !test(writes, b, bit_[v])) set(reads, b, bit_[v]);
         };
         forRegisters(o, [&](const Operand& a) { read(a.value); });
         if (o.target == Operation::kNone) continue;
         if (keepsElements(o)) read(o.target);
-        if (bit_[o.target] != kNone) set(writes, b, bit_[o.target]);
+        if (bit_[o.target] != kUnset) set(writes, b, bit_[o.target]);
       }
     for (bool changed = true; changed;) {
       changed = false;
@@ -135,21 +135,21 @@ class CopyCoalescer {
 
   void findLives() {
     lives_.resize(f_.registers);
-    value_.assign(f_.registers, kNone);
-    start_.assign(f_.registers, kNone);
-    lastRead_.assign(f_.registers, kNone);
+    value_.assign(f_.registers, kUnset);
+    start_.assign(f_.registers, kUnset);
+    lastRead_.assign(f_.registers, kUnset);
     std::uint32_t position = 0;
     std::uint32_t values = 0;
     std::vector<Vreg> open;
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
       open.clear();
       const auto begin = [&](Vreg v, std::uint32_t value, std::uint32_t at) {
-        if (start_[v] == kNone) open.push_back(v);
+        if (start_[v] == kUnset) open.push_back(v);
         value_[v] = value;
         start_[v] = lastRead_[v] = at;
       };
       forMembers(liveIn_, b, [&](Vreg v) {
-        const bool fresh = severalBlocks_[v] || value_[v] == kNone;
+        const bool fresh = severalBlocks_[v] || value_[v] == kUnset;
         begin(v, fresh ? values++ : value_[v], position);
       });
       position += 2;
@@ -161,22 +161,22 @@ class CopyCoalescer {
           const Vreg v = o.target;
           if (keepsElements(o)) lastRead_[v] = position;
           close(v, lastRead_[v] + 1);
-          const bool copied = isCopy(o) && value_[o.a.value] != kNone;
+          const bool copied = isCopy(o) && value_[o.a.value] != kUnset;
           begin(v, copied ? value_[o.a.value] : values++, position + 1);
         }
         position += 2;
       }
       for (const Vreg v : open) {
-        const bool out = bit_[v] != kNone && test(liveOut_, b, bit_[v]);
+        const bool out = bit_[v] != kUnset && test(liveOut_, b, bit_[v]);
         close(v, out ? position + 1 : lastRead_[v] + 1);
-        start_[v] = kNone;
+        start_[v] = kUnset;
       }
       position += 2;
     }
   }
 
   void close(Vreg v, std::uint32_t to) {
-    if (start_[v] == kNone) return;
+    if (start_[v] == kUnset) return;
     lives_[v].push_back({start_[v], std::max(to, start_[v] + 1), value_[v]});
   }
 
@@ -255,7 +255,7 @@ class CopyCoalescer {
       }
       return b;
     };
-    std::vector<std::uint32_t> number(f_.blocks.size(), kNone);
+    std::vector<std::uint32_t> number(f_.blocks.size(), kUnset);
     std::vector<std::uint32_t> work = {0};
     number[0] = 0;
     while (!work.empty()) {
@@ -263,7 +263,7 @@ class CopyCoalescer {
       work.pop_back();
       const auto follow = [&](std::uint32_t& to) {
         to = end(to);
-        if (number[to] == kNone) work.push_back(to);
+        if (number[to] == kUnset) work.push_back(to);
         number[to] = 0;
       };
       if (b.exit != Block::Exit::End) follow(b.next);
@@ -272,7 +272,7 @@ class CopyCoalescer {
     std::uint32_t reached = 0;
     std::vector<Block> blocks;
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
-      if (number[b] == kNone) continue;
+      if (number[b] == kUnset) continue;
       number[b] = reached++;
       blocks.push_back(std::move(f_.blocks[b]));
     }
@@ -284,10 +284,10 @@ class CopyCoalescer {
   }
 
   void compact() {
-    std::vector<Vreg> number(f_.registers, kNone);
+    std::vector<Vreg> number(f_.registers, kUnset);
     Vreg count = 0;
     const auto renumber = [&](Vreg& v) {
-      if (number[v] == kNone) number[v] = count++;
+      if (number[v] == kUnset) number[v] = count++;
       v = number[v];
     };
     for (Block& b : f_.blocks)

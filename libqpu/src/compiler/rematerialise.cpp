@@ -5,7 +5,9 @@
 namespace qpu::compiler {
 namespace {
 
-// Gives the same vector whenever its operands are the same.
+constexpr std::uint32_t kMostOperations = 6;  // to rematerialise one vector
+
+// Whether the result depends on the operands only.
 bool isRepeatable(const Operation& o) {
   if (o.setsFlags || o.cond != isa::Cond::Always || o.target == Operation::kNone) return false;
   switch (o.op) {
@@ -15,37 +17,37 @@ bool isRepeatable(const Operation& o) {
     default: return false;
   }
 }
-constexpr std::uint32_t kMostSteps = 6;  // operations that computing a vector again may take
 
-struct Written {
-  std::uint32_t times = 0;
+// Writes of one register.
+struct Writes {
+  std::uint32_t count = 0;
   std::size_t block = 0;
   std::size_t last = 0;  // position
-  bool elsewhere = false;
+  bool inSeveralBlocks = false;
 };
 
-std::vector<Written> findWritten(const Function& f) {
-  std::vector<Written> written(f.registers);
+std::vector<Writes> findWrites(const Function& f) {
+  std::vector<Writes> writes(f.registers);
   for (std::size_t b = 0; b < f.blocks.size(); ++b)
     for (std::size_t i = 0; i < f.blocks[b].operations.size(); ++i) {
       const Operation& o = f.blocks[b].operations[i];
       if (o.target == Operation::kNone) continue;
-      Written& w = written[o.target];
-      w.elsewhere |= w.times != 0 && w.block != b;
-      ++w.times;
+      Writes& w = writes[o.target];
+      w.inSeveralBlocks |= w.count != 0 && w.block != b;
+      ++w.count;
       w.block = b;
       w.last = i;
     }
-  return written;
+  return writes;
 }
 
-// `u` is not written between the operation i of block b, which makes `v` of it, and any use of `v`, and it is in its
-// register or in memory there.
-bool outlives(const Liveness& live, const Written& written, Vreg u, Vreg v, std::size_t b, std::size_t i) {
-  if (written.elsewhere || (written.block != 0 && written.block != b)) return false;
-  if (written.block == b && written.times != 0) {
-    // After its last use in the block that writes it, it is kept only for other blocks.
-    if (written.last > i || !live.liveOut(b, u)) return false;
+// Whether `u` keeps its content, in a register or in memory, from operation i of block b, which computes `v` from it,
+// to all uses of `v`.
+bool outlives(const Liveness& live, const Writes& writes, Vreg u, Vreg v, std::size_t b, std::size_t i) {
+  if (writes.inSeveralBlocks || (writes.block != 0 && writes.block != b)) return false;
+  if (writes.block == b && writes.count != 0) {
+    // In the block that writes it, it is available after its last use only if it is live out.
+    if (writes.last > i || !live.liveOut(b, u)) return false;
   } else if (!live.liveIn(b, u)) {
     return false;
   }
@@ -57,35 +59,35 @@ bool outlives(const Liveness& live, const Written& written, Vreg u, Vreg v, std:
 }  // namespace
 
 std::vector<Rematerialisation> findRematerialisable(const Function& function, const Liveness& live) {
-  std::vector<Rematerialisation> rematerialisations(function.registers);
-  const std::vector<Written> written = findWritten(function);
+  std::vector<Rematerialisation> all(function.registers);
+  const std::vector<Writes> writes = findWrites(function);
   for (std::size_t b = 0; b < function.blocks.size(); ++b)
     for (std::size_t i = 0; i < function.blocks[b].operations.size(); ++i) {
       const Operation& o = function.blocks[b].operations[i];
-      if (!isRepeatable(o) || written[o.target].times != 1) continue;
-      // A vector from the turn before is not that of this turn.
+      if (!isRepeatable(o) || writes[o.target].count != 1) continue;
+      // A live-in vector belongs to the previous iteration.
       if (live.liveIn(b, o.target)) continue;
-      Rematerialisation candidate;
-      candidate.steps = 1;
-      candidate.operation = o;
+      Rematerialisation r;
+      r.operations = 1;
+      r.definition = o;
       forEachRead(o, [&](Vreg u) {
-        const Rematerialisation& of = rematerialisations[u];
-        if (of.steps == 0) {
-          candidate.leaves.push_back(u);
+        const Rematerialisation& operand = all[u];
+        if (operand.operations == 0) {
+          r.sources.push_back(u);
           return;
         }
-        candidate.steps += of.steps;
-        candidate.leaves.insert(candidate.leaves.end(), of.leaves.begin(), of.leaves.end());
+        r.operations += operand.operations;
+        r.sources.insert(r.sources.end(), operand.sources.begin(), operand.sources.end());
       });
-      // An operand that is computed again needs its own leaves where this vector is used, which may be later than the
-      // operand itself is.
-      const bool can = candidate.steps <= kMostSteps &&
-                       std::all_of(candidate.leaves.begin(), candidate.leaves.end(), [&](Vreg u) {
-                         return outlives(live, written[u], u, o.target, b, i);
-                       });
-      if (can) rematerialisations[o.target] = std::move(candidate);
+      // A rematerialised operand needs its own sources where this vector is used, which may be after the last use of
+      // the operand.
+      const bool isPossible =
+          r.operations <= kMostOperations &&
+          std::all_of(r.sources.begin(), r.sources.end(),
+                      [&](Vreg u) { return outlives(live, writes[u], u, o.target, b, i); });
+      if (isPossible) all[o.target] = std::move(r);
     }
-  return rematerialisations;
+  return all;
 }
 
 }  // namespace qpu::compiler

@@ -1,4 +1,5 @@
-// How vectors that find no register are computed again where they are used.
+// Rematerialisation: which vectors can be computed again where they are used, instead of staying in a register or in
+// memory. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization", 1992.
 #ifndef QPU_SRC_COMPILER_REMATERIALISE_HPP
 #define QPU_SRC_COMPILER_REMATERIALISE_HPP
 
@@ -11,12 +12,12 @@
 namespace qpu::compiler {
 
 struct Rematerialisation {
-  std::uint32_t steps = 0;  // operations that it takes, those of operands with rematerialisations included; 0: there is none
-  Operation operation;
-  std::vector<Vreg> leaves;  // the vectors that it starts from: each keeps its content as long as the vector is alive
+  std::uint32_t operations = 0;  // needed, including those for operands that are rematerialised; 0 if impossible
+  Operation definition;
+  std::vector<Vreg> sources;  // vectors that it starts from; each keeps its content as long as the vector is live
 };
 
-// Of each register: vectors that are computed once, from what is there as long as they are.
+// By register.
 std::vector<Rematerialisation> findRematerialisable(const Function& function, const Liveness& live);
 
 }  // namespace qpu::compiler

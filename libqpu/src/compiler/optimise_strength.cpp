@@ -1,13 +1,13 @@
-// What loops need not do in every turn.
+// Strength reduction: John Cocke and Ken Kennedy, "An Algorithm for Reduction of Operator Strength", 1977. Linear
+// functions of an induction variable become induction variables.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <utility>
 
-#include "compiler/immediates.hpp"
 #include "compiler/ir_builder.hpp"
+#include "compiler/loop_budget.hpp"
 #include "compiler/optimise.hpp"
-#include "compiler/ir_liveness.hpp"
 
 namespace qpu::compiler {
 
@@ -15,89 +15,9 @@ using ir::Graph;
 using ir::Instruction;
 using ir::Kind;
 using ir::kNone;
-using ir::Loop;
 using ir::Value;
+using ir::Loop;
 using isa::AddOp;
-
-namespace {
-
-bool isInside(const Loop& l, std::uint32_t block) {
-  return block != kNone && block >= l.header && block <= l.last;
-}
-
-// The pressure of each loop, kept up to date by estimate.
-class Budget {
- public:
-  Budget(const Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {
-    const IrLiveness live(graph);
-    for (const Loop& l : graph.loops) pressure_.push_back(live.pressure(l));
-  }
-  bool hasRoom(std::uint32_t loop) const { return pressure_[loop] < limit_; }
-  std::uint32_t room(std::uint32_t loop) const {
-    return hasRoom(loop) ? limit_ - pressure_[loop] : 0;
-  }
-  void take(std::uint32_t loop) {
-    const std::uint32_t now = ++pressure_[loop];
-    for (std::uint32_t l = graph_.loops[loop].parent; l != kNone; l = graph_.loops[l].parent)
-      pressure_[l] = std::max(pressure_[l], now);
-  }
-  void giveBack(std::uint32_t loop) { --pressure_[loop]; }
-
- private:
-  const Graph& graph_;
-  const std::uint32_t limit_;
-  std::vector<std::uint32_t> pressure_;
-};
-
-std::vector<std::uint32_t> countUses(const Graph& graph) {
-  std::vector<std::uint32_t> uses(graph.values.size(), 0);
-  for (const ir::Block& b : graph.blocks) {
-    for (const Value v : b.body) forOperands(graph.values[v], [&](Value o) { ++uses[o]; });
-    for (const Value phi : b.phis)
-      for (const Value o : graph.arguments(phi)) ++uses[o];
-    if (b.condition != kNone) ++uses[b.condition];
-  }
-  return uses;
-}
-
-}  // namespace
-
-void hoistInvariants(Graph& graph, std::uint32_t limit) {
-  Budget budget(graph, limit);
-  const std::vector<std::uint32_t> uses = countUses(graph);
-  std::vector<std::uint32_t> hoistedFrom(graph.values.size(), kNone);
-  for (auto n = static_cast<std::uint32_t>(graph.loops.size()); n-- > 0;) {
-    const Loop loop = graph.loops[n];
-    std::vector<Value> hoisted;
-    const auto isInvariant = [&](const Instruction& i) {
-      bool all = ir::isPure(i) && !ir::isMask(i.kind) && i.kind != Kind::Select;
-      forOperands(i, [&](Value o) { all = all && !isInside(loop, graph.values[o].block); });
-      return all;
-    };
-    for (std::uint32_t b = loop.header; b <= loop.last; ++b) {
-      std::vector<Value>& body = graph.blocks[b].body;
-      auto kept = body.begin();
-      for (const Value v : body) {
-        Instruction& i = graph.values[v];
-        if (!isInvariant(i) || !budget.hasRoom(n)) {
-          *kept++ = v;
-          continue;
-        }
-        i.block = loop.preheader;
-        hoisted.push_back(v);
-        hoistedFrom[v] = n;
-        budget.take(n);
-        // An operand that was hoisted for this alone is not alive in the loop.
-        forOperands(i, [&](Value o) {
-          if (uses[o] == 1 && hoistedFrom[o] == n) budget.giveBack(n);
-        });
-      }
-      body.erase(kept, body.end());
-    }
-    std::vector<Value>& before = graph.blocks[loop.preheader].body;
-    before.insert(before.end(), hoisted.begin(), hoisted.end());
-  }
-}
 
 namespace {
 
@@ -389,7 +309,7 @@ class Reduction {
   }
 
   Graph& graph_;
-  Budget budget_;
+  LoopBudget budget_;
   std::unordered_map<Value, Counter> counters_;
   std::unordered_map<Value, Linear> linear_;
   std::unordered_map<Value, bool> roots_;
@@ -400,80 +320,5 @@ class Reduction {
 }  // namespace
 
 void reduceStrength(Graph& graph, std::uint32_t limit) { Reduction(graph, limit).run(); }
-
-namespace {
-
-class Constants {
- public:
-  Constants(Graph& graph, std::uint32_t limit) : graph_(graph), budget_(graph, limit) {}
-
-  void run() {
-    for (std::uint32_t n = 0; n < graph_.loops.size(); ++n) {
-      for (std::uint32_t l = graph_.loops[n].parent; l != kNone; l = graph_.loops[l].parent)
-        for (std::uint32_t k = 0; k < taken_[l]; ++k) budget_.take(n);
-      taken_.push_back(0);
-      loop(n);
-    }
-  }
-
- private:
-  struct Demand {
-    std::uint32_t bits;
-    double weight;
-  };
-
-  void loop(std::uint32_t n) {
-    const Loop l = graph_.loops[n];
-    std::unordered_map<std::uint32_t, double> weights;
-    std::unordered_map<std::uint32_t, std::uint32_t> last;  // block that counted it
-    double frequency = 1;
-    for (std::uint32_t b = l.header; b <= l.last; ++b) {
-      frequency = 1;
-      for (std::uint32_t d = graph_.depth(b); d > l.depth; --d) frequency *= 8;
-      for (const Value v : graph_.blocks[b].body)
-        forConstantsInRegisters(graph_, graph_.values[v], [&](Value& o) {
-          const std::uint32_t bits = graph_.values[o].bits;
-          const auto [entry, fresh] = last.try_emplace(bits, b);
-          if (!fresh && entry->second == b) return;
-          entry->second = b;
-          weights[bits] += frequency;
-        });
-    }
-    std::vector<Demand> demands;
-    demands.reserve(weights.size());
-    for (const auto& [bits, weight] : weights) demands.push_back({bits, weight});
-    std::sort(demands.begin(), demands.end(), [](const Demand& a, const Demand& b) {
-      return a.weight != b.weight ? a.weight > b.weight : a.bits < b.bits;
-    });
-    if (demands.size() > budget_.room(n)) demands.resize(budget_.room(n));
-    if (demands.empty()) return;
-    std::unordered_map<std::uint32_t, Value> literals;
-    for (const Demand& d : demands) {
-      Instruction i;
-      i.kind = Kind::Literal;
-      i.bits = d.bits;
-      i.block = l.preheader;
-      graph_.values.push_back(i);
-      literals[d.bits] = static_cast<Value>(graph_.values.size() - 1);
-      graph_.blocks[l.preheader].body.push_back(literals[d.bits]);
-      budget_.take(n);
-      ++taken_[n];
-    }
-    for (std::uint32_t b = l.header; b <= l.last; ++b)
-      for (const Value v : graph_.blocks[b].body)
-        forConstantsInRegisters(graph_, graph_.values[v], [&](Value& o) {
-          const auto at = literals.find(graph_.values[o].bits);
-          if (at != literals.end()) o = at->second;
-        });
-  }
-
-  Graph& graph_;
-  Budget budget_;
-  std::vector<std::uint32_t> taken_;
-};
-
-}  // namespace
-
-void placeConstants(Graph& graph, std::uint32_t limit) { Constants(graph, limit).run(); }
 
 }  // namespace qpu::compiler
