@@ -14,15 +14,14 @@ bool isCopy(const Operation& o) {
          o.target != Operation::kNone;
 }
 
-// Operation n reads at position 2 n and writes at 2 n + 1. Of a register's life
-// the part from one write to the next has one value; copies have the value of
-// their source, so that both may be alive at once in one register.
+// Part of a live range, from one write to the next. Operation n reads at position 2 n and writes at 2 n + 1. A copy has
+// the same value as its source, so both may be live at once in one register.
 struct Segment {
   std::uint32_t from;
   std::uint32_t to;  // exclusive
   std::uint32_t value;
 };
-using Life = std::vector<Segment>;
+using LiveRange = std::vector<Segment>;
 
 class CopyCoalescer {
  public:
@@ -32,8 +31,8 @@ class CopyCoalescer {
     findCopies();
     if (!copies_.empty()) {
       findLiveness();
-      findLives();
-      join();
+      findLiveRanges();
+      coalesce();
     }
     rename();
     threadJumps();
@@ -61,23 +60,23 @@ class CopyCoalescer {
     std::iota(class_.begin(), class_.end(), 0U);
   }
 
-  // Which of the copies' registers are live into and out of each block.
+  // Liveness of the registers of copies.
   void findLiveness() {
-    std::vector<std::uint32_t> home(f_.registers, kUnset);  // the block of all occurrences
+    std::vector<std::uint32_t> onlyBlock(f_.registers, kUnset);  // the block of all occurrences so far
     std::vector<bool> global(f_.registers, false);
-    severalBlocks_.assign(f_.registers, false);
+    inSeveralBlocks_.assign(f_.registers, false);
     std::vector<std::uint32_t> writer(f_.registers, kUnset);
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
       const auto occurs = [&](Vreg v) {
         if (!related_[v]) return;
-        if (home[v] == kUnset) home[v] = b;
-        if (home[v] != b) global[v] = true;
+        if (onlyBlock[v] == kUnset) onlyBlock[v] = b;
+        if (onlyBlock[v] != b) global[v] = true;
       };
       for (const Operation& o : f_.blocks[b].operations) {
         forRegisters(o, [&](const Operand& a) { occurs(a.value); });
         if (o.target == Operation::kNone) continue;
         occurs(o.target);
-        if (writer[o.target] != kUnset && writer[o.target] != b) severalBlocks_[o.target] = true;
+        if (writer[o.target] != kUnset && writer[o.target] != b) inSeveralBlocks_[o.target] = true;
         writer[o.target] = b;
       }
     }
@@ -133,8 +132,8 @@ class CopyCoalescer {
         f(globals_[w * 64 + static_cast<std::size_t>(__builtin_ctzll(bits))]);
   }
 
-  void findLives() {
-    lives_.resize(f_.registers);
+  void findLiveRanges() {
+    ranges_.resize(f_.registers);
     value_.assign(f_.registers, kUnset);
     start_.assign(f_.registers, kUnset);
     lastRead_.assign(f_.registers, kUnset);
@@ -149,7 +148,7 @@ class CopyCoalescer {
         start_[v] = lastRead_[v] = at;
       };
       forMembers(liveIn_, b, [&](Vreg v) {
-        const bool fresh = severalBlocks_[v] || value_[v] == kUnset;
+        const bool fresh = inSeveralBlocks_[v] || value_[v] == kUnset;
         begin(v, fresh ? values++ : value_[v], position);
       });
       position += 2;
@@ -177,75 +176,74 @@ class CopyCoalescer {
 
   void close(Vreg v, std::uint32_t to) {
     if (start_[v] == kUnset) return;
-    lives_[v].push_back({start_[v], std::max(to, start_[v] + 1), value_[v]});
+    ranges_[v].push_back({start_[v], std::max(to, start_[v] + 1), value_[v]});
   }
 
-  // --- joining ---
+  // --- coalescing ---
 
   Vreg classOf(Vreg v) {
     while (class_[v] != v) v = class_[v] = class_[class_[v]];
     return v;
   }
 
-  static Life::const_iterator firstAfter(const Life& life, std::uint32_t position) {
-    return std::partition_point(life.begin(), life.end(),
+  static LiveRange::const_iterator firstAfter(const LiveRange& range, std::uint32_t position) {
+    return std::partition_point(range.begin(), range.end(),
                                 [position](const Segment& s) { return s.to <= position; });
   }
 
-  static bool conflict(const Life& few, const Life& many) {
+  static bool interfere(const LiveRange& few, const LiveRange& many) {
     for (const Segment& s : few)
       for (auto m = firstAfter(many, s.from); m != many.end() && m->from < s.to; ++m)
         if (m->value != s.value) return true;
     return false;
   }
 
-  static void insert(Life& life, Segment s) {
-    const auto first = life.begin() + (firstAfter(life, s.from) - life.cbegin());
+  static void insert(LiveRange& range, Segment s) {
+    const auto first = range.begin() + (firstAfter(range, s.from) - range.cbegin());
     auto last = first;
-    for (; last != life.end() && last->from < s.to; ++last) {
+    for (; last != range.end() && last->from < s.to; ++last) {
       s.from = std::min(s.from, last->from);
       s.to = std::max(s.to, last->to);
     }
     if (last == first) {
-      life.insert(first, s);
+      range.insert(first, s);
       return;
     }
     *first = s;
-    life.erase(first + 1, last);
+    range.erase(first + 1, last);
   }
 
-  void join() {
+  void coalesce() {
     for (const Copy& c : copies_) {
       Vreg a = classOf(c.target);
       Vreg b = classOf(c.source);
       if (a == b) continue;
-      if (lives_[a].size() > lives_[b].size()) std::swap(a, b);
-      if (conflict(lives_[a], lives_[b])) continue;
-      for (const Segment& s : lives_[a]) insert(lives_[b], s);
-      lives_[a] = {};
+      if (ranges_[a].size() > ranges_[b].size()) std::swap(a, b);
+      if (interfere(ranges_[a], ranges_[b])) continue;
+      for (const Segment& s : ranges_[a]) insert(ranges_[b], s);
+      ranges_[a] = {};
       class_[a] = b;
     }
   }
 
-  // --- tidying ---
+  // --- clean-up ---
 
   void rename() {
     for (Block& b : f_.blocks) {
-      auto kept = b.operations.begin();
+      auto end = b.operations.begin();
       for (Operation& o : b.operations) {
         forRegisters(o, [&](Operand& a) { a.value = classOf(a.value); });
         if (o.target != Operation::kNone) o.target = classOf(o.target);
         if (isCopy(o) && o.target == o.a.value) continue;
-        if (&*kept != &o) *kept = o;
-        ++kept;
+        if (&*end != &o) *end = o;
+        ++end;
       }
-      b.operations.erase(kept, b.operations.end());
+      b.operations.erase(end, b.operations.end());
     }
     f_.qpuNumber = classOf(f_.qpuNumber);
   }
 
-  // Ways that lead through empty blocks go where those lead; blocks that no way
-  // reaches any more go.
+  // Jumps to empty blocks go to the target of the block. Unreachable blocks are removed.
   void threadJumps() {
     const auto end = [this](std::uint32_t b) {
       for (std::size_t steps = 0; steps < f_.blocks.size(); ++steps) {
@@ -302,12 +300,12 @@ class CopyCoalescer {
   Function& f_;
   std::vector<Copy> copies_;
   std::vector<bool> related_;
-  std::vector<bool> severalBlocks_;  // written in several blocks
+  std::vector<bool> inSeveralBlocks_;  // the register is written in several blocks
   std::vector<std::uint32_t> bit_;
   std::vector<Vreg> globals_;
   std::size_t words_ = 0;
   Sets liveIn_, liveOut_;
-  std::vector<Life> lives_;
+  std::vector<LiveRange> ranges_;
   std::vector<std::uint32_t> value_;
   std::vector<std::uint32_t> start_;
   std::vector<std::uint32_t> lastRead_;

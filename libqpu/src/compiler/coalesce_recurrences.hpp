@@ -1,4 +1,4 @@
-// Running values: sum = sum + x in SSA form has a register for each sum.
+// Coalescing of recurrences, such as sum = sum + x. In SSA form each sum has a register of its own.
 #ifndef QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 #define QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 
@@ -6,10 +6,9 @@
 
 namespace qpu::compiler {
 
-// Lets a result take the register of an operand that dies there, when that
-// register lives across blocks and is written again only after the result's last
-// use. Without it every step of a running value that a loop carries needs a
-// register beside the one that waits for the last step.
+// Puts a result into the register of an operand whose last use it is, if that register is live across blocks and is not
+// written before the last use of the result. Otherwise a recurrence that a loop carries needs two registers: one for
+// the current value and one that is reserved for the value at the end of the iteration.
 void coalesceRecurrences(Function& function);
 
 }  // namespace qpu::compiler

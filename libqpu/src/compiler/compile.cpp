@@ -15,22 +15,22 @@ namespace qpu::compiler {
 namespace {
 
 constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
-constexpr double kWorthIt = 0.95;             // smaller differences between costs are noise
+constexpr double kSignificant = 0.95;             // smaller differences between costs are noise
 
-// What is thrown when there are too few registers, whatever goes to memory.
-struct NoRoom {
+// Thrown if the registers do not suffice even with spilling.
+struct OutOfRegisters {
   std::string kernel;
   bool usesVpmByHand;
   std::uint32_t needed, registers;
 };
-[[noreturn]] void fail(const NoRoom& e) {
+[[noreturn]] void fail(const OutOfRegisters& e) {
   detail::raise<CompileError>(
       "kernel '" + e.kernel + "' does not fit into " + std::to_string(e.registers) + " registers: up to " +
-          std::to_string(e.needed) + " vectors are alive at once, and single instructions need copies of some" +
-          (e.usesVpmByHand ? "; vectors cannot be kept in memory because the kernel sets up the VPM "
-                             "or its DMA itself"
+          std::to_string(e.needed) + " vectors are live at once, and some instructions need copies of them" +
+          (e.usesVpmByHand ? "; vectors cannot be spilled to memory because the kernel sets up the VPM or its DMA "
+                             "itself"
                            : "") +
-          ". Keep fewer variables alive at once",
+          ". Use fewer variables at the same time",
       {e.kernel, "", -1, 0});
 }
 
@@ -43,8 +43,8 @@ Emitted emitWithCost(Function function, const Options& options) {
     std::optional<Emitted> emitted = emitWithoutSpilling(function, options);
     if (emitted) return std::move(*emitted);
   }
-  // Computing vectors again costs less than memory, and is always possible. Every
-  // limit that leaves the scheduler more room costs more of either.
+  // Rematerialisation costs less than memory and is possible in every kernel. Lower limits leave more registers to the
+  // scheduler and cost more spill code.
   for (const bool memory : {false, true}) {
     if (memory && function.usesVpmByHand) break;
     if (memory && (function.keepsWriteWindow || function.mergesStores)) throw SpillsNeeded();
@@ -60,10 +60,10 @@ Emitted emitWithCost(Function function, const Options& options) {
       return std::move(*emitted);
     }
   }
-  throw NoRoom{function.name, function.usesVpmByHand, most, registers};
+  throw OutOfRegisters{function.name, function.usesVpmByHand, most, registers};
 }
 
-// `front` is the level of the front half.
+// `front` is the optimisation level of the front end.
 Emitted compileAt(const detail::Source& source, const Options& options, int front) {
   Options selecting = options;
   selecting.level = front;
@@ -81,20 +81,20 @@ Emitted compileAt(const detail::Source& source, const Options& options, int fron
 code::Object emit(Function function, const Options& options) {
   try {
     return emitWithCost(std::move(function), options).object;
-  } catch (const NoRoom& e) {
+  } catch (const OutOfRegisters& e) {
     fail(e);
   }
 }
 
 code::Object compile(const detail::Source& source, const Options& options) {
   std::optional<Emitted> best;
-  std::optional<NoRoom> failure;
-  // What the front half does for speed takes registers; where they do not suffice, that may cost more than it gains.
+  std::optional<OutOfRegisters> failure;
+  // Optimisations of the front end take registers. If they cause spills, a lower level may be faster.
   for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
     try {
       Emitted other = compileAt(source, options, front);
-      if (!best || other.cost < kWorthIt * best->cost) best = std::move(other);
-    } catch (const NoRoom& e) {
+      if (!best || other.cost < kSignificant * best->cost) best = std::move(other);
+    } catch (const OutOfRegisters& e) {
       if (!failure) failure = e;
     }
   }

@@ -33,7 +33,7 @@ class Emitter {
  public:
   Emitter(const Function& function, const Options& options) : function_(function), options_(options) {}
 
-  // False when the registers do not suffice.
+  // False if the registers do not suffice.
   bool run() {
     live_ = findLiveness(function_);
     homes_ = findHomes(function_, live_, options_.fileRegisters);
@@ -48,10 +48,10 @@ class Emitter {
       for (const std::uint32_t s : successors(function_.blocks[b])) predecessors_[s].push_back(b);
     for (std::uint32_t b = 0; b < n; ++b) {
       const std::size_t before = slots_.size();
-      double waits = 0;
-      if (!emitBlock(b, waits)) return false;
+      double stalls = 0;
+      if (!emitBlock(b, stalls)) return false;
       cost_ += std::pow(10, std::min(function_.blocks[b].loopDepth, 5U)) *
-               (static_cast<double>(slots_.size() - before) + waits);
+               (static_cast<double>(slots_.size() - before) + stalls);
     }
     return true;
   }
@@ -111,12 +111,12 @@ class Emitter {
     push(slot);
   }
 
-  bool emitBlock(std::uint32_t b, double& waits) {
+  bool emitBlock(std::uint32_t b, double& stalls) {
     const Block& block = function_.blocks[b];
     std::optional<ScheduledBlock> scheduled = search_->run(b, unreadableAt(b));
     if (!scheduled) return false;
     ScheduledBlock& code = *scheduled;
-    waits = estimate(code, search_->surroundings(b)).waits;
+    stalls = estimate(code, search_->surroundings(b)).stalls;
     isDone_[b] = 1;
     lastWritten_[b] = code.lastWritten;
     if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);
@@ -141,7 +141,7 @@ class Emitter {
     }
     isa::BranchCond cond = isa::BranchCond::Always;
     std::uint32_t taken = block.next;
-    bool jumpsToo = false;
+    bool needsJump = false;
     if (block.exit == Block::Exit::Branch) {
       cond = block.cond;
       taken = block.taken;
@@ -149,7 +149,7 @@ class Emitter {
         cond = opposite(cond);
         taken = block.next;
       } else {
-        jumpsToo = !isNext(block.next);
+        needsJump = !isNext(block.next);
       }
     }
     const std::size_t size = code.slots.size();
@@ -161,7 +161,7 @@ class Emitter {
       pushNops(at + kDelaySlots - size);
       lastWritten_[b] = 0;
     }
-    if (jumpsToo) {
+    if (needsJump) {
       pushBranch(isa::BranchCond::Always, block.next, block.site);
       pushNops(kDelaySlots);
     }

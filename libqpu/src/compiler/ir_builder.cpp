@@ -24,7 +24,7 @@ bool commutes(AddOp op) {
     case AddOp::And:
     case AddOp::Or:
     case AddOp::Xor: return true;
-    default: return false;  // fadd takes the sign of an infinite sum from its second operand
+    default: return false;  // fadd: the sign of an infinite sum is that of the second operand
   }
 }
 
@@ -48,15 +48,15 @@ Value IrBuilder::append(Instruction i) {
   return v;
 }
 
-Value IrBuilder::find(const Instruction& i) {
+Value IrBuilder::findOrAppend(const Instruction& i) {
   if (!simplify_) return append(i);
   const Key key{static_cast<std::uint64_t>(i.kind) | static_cast<std::uint64_t>(i.add) << 8U |
                     static_cast<std::uint64_t>(i.mul) << 16U |
                     static_cast<std::uint64_t>(i.test) << 24U |
                     static_cast<std::uint64_t>(i.bits) << 32U,
                 static_cast<std::uint64_t>(i.a) << 32U | i.b, i.c};
-  const auto [entry, fresh] = table_.try_emplace(key, kNone);
-  if (!fresh) return entry->second;
+  const auto [entry, isNew] = table_.try_emplace(key, kNone);
+  if (!isNew) return entry->second;
   known_.push_back(key);
   const Value v = append(i);
   entry->second = v;
@@ -68,13 +68,13 @@ void IrBuilder::forget(std::size_t mark) {
 }
 
 Value IrBuilder::constant(std::uint32_t bits) {
-  const auto [entry, fresh] =
+  const auto [entry, isNew] =
       constants_.try_emplace(bits, static_cast<Value>(graph_.values.size()));
-  if (fresh) graph_.values.push_back(make(Kind::Constant, kNone, kNone, bits));
+  if (isNew) graph_.values.push_back(make(Kind::Constant, kNone, kNone, bits));
   return entry->second;
 }
 
-Value IrBuilder::element() { return find(make(Kind::Element)); }
+Value IrBuilder::element() { return findOrAppend(make(Kind::Element)); }
 
 Value IrBuilder::folded(AddOp op, Value& a, Value& b) {
   if (commutes(op) && (of(a).kind == Kind::Constant || (of(b).kind != Kind::Constant && a > b)))
@@ -130,7 +130,7 @@ Value IrBuilder::folded(MulOp op, Value& a, Value& b) {
   }
   if (op == MulOp::Mul24 && (y & 0xffffffU) == 0) return constant(0);
   if (op == MulOp::FMul && (y & 0x7f800000U) == 0) return constant(0);
-  // The bits that mul24 ignores leave the word at the top.
+  // A shift by at least 8 discards the upper 8 bits, which mul24 ignores.
   if (op == MulOp::Mul24 && y < 1U << 24U && (y & (y - 1)) == 0)
     for (std::uint32_t n = 8; n < 24; ++n)
       if (y == 1U << n) return alu(AddOp::Shl, a, constant(n));
@@ -144,7 +144,7 @@ Value IrBuilder::alu(AddOp op, Value a, Value b) {
   }
   Instruction i = make(Kind::Alu, a, b);
   i.add = op;
-  return find(i);
+  return findOrAppend(i);
 }
 
 Value IrBuilder::mul(MulOp op, Value a, Value b) {
@@ -154,7 +154,7 @@ Value IrBuilder::mul(MulOp op, Value a, Value b) {
   }
   Instruction i = make(Kind::Mul, a, b);
   i.mul = op;
-  return find(i);
+  return findOrAppend(i);
 }
 
 Value IrBuilder::rotate(Value a, Value amount) {
@@ -169,18 +169,18 @@ Value IrBuilder::rotate(Value a, Value amount) {
     }
     amount = constant(n);
   }
-  return find(make(Kind::Rotate, a, amount));
+  return findOrAppend(make(Kind::Rotate, a, amount));
 }
 
 Value IrBuilder::broadcast(Value a, std::uint32_t element) {
   if (simplify_ && (of(a).kind == Kind::Constant || of(a).kind == Kind::Uniform ||
                     of(a).kind == Kind::Broadcast))
     return a;
-  return find(make(Kind::Broadcast, a, kNone, element));
+  return findOrAppend(make(Kind::Broadcast, a, kNone, element));
 }
 
 Value IrBuilder::sfu(std::uint32_t function, Value a) {
-  return find(make(Kind::Sfu, a, kNone, function));
+  return findOrAppend(make(Kind::Sfu, a, kNone, function));
 }
 
 Value IrBuilder::select(Value mask, Value a, Value b) {
@@ -190,7 +190,7 @@ Value IrBuilder::select(Value mask, Value a, Value b) {
   }
   Instruction i = make(Kind::Select, a, b);
   i.c = mask;
-  return find(i);
+  return findOrAppend(i);
 }
 
 Value IrBuilder::compare(ir::Test test, Value a, Value b) {
@@ -204,7 +204,7 @@ Value IrBuilder::compare(ir::Test test, Value a, Value b) {
   }
   Instruction i = make(Kind::Compare, a, b);
   i.test = test;
-  return find(i);
+  return findOrAppend(i);
 }
 
 Value IrBuilder::maskAnd(Value a, Value b) {
@@ -213,7 +213,7 @@ Value IrBuilder::maskAnd(Value a, Value b) {
     if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? b : a;
     if (of(b).kind == Kind::Constant) return of(b).bits != 0 ? a : b;
   }
-  return find(make(Kind::MaskAnd, a, b));
+  return findOrAppend(make(Kind::MaskAnd, a, b));
 }
 
 Value IrBuilder::maskOr(Value a, Value b) {
@@ -222,7 +222,7 @@ Value IrBuilder::maskOr(Value a, Value b) {
     if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? a : b;
     if (of(b).kind == Kind::Constant) return of(b).bits != 0 ? b : a;
   }
-  return find(make(Kind::MaskOr, a, b));
+  return findOrAppend(make(Kind::MaskOr, a, b));
 }
 
 Value IrBuilder::maskNot(Value a) {
@@ -230,7 +230,7 @@ Value IrBuilder::maskNot(Value a) {
     if (of(a).kind == Kind::MaskNot) return of(a).a;
     if (of(a).kind == Kind::Constant) return constant(~of(a).bits);
   }
-  return find(make(Kind::MaskNot, a));
+  return findOrAppend(make(Kind::MaskNot, a));
 }
 
 Value IrBuilder::load(Value address, std::uint8_t unit) {

@@ -73,7 +73,7 @@ class Lowering {
 
   // --- statements ---
 
-  void conditional(const Statement& s) {
+  void ifElse(const Statement& s) {
     const Summary summary = summariser_.summarise(s);
     const std::uint32_t yes = blocks_.newBlock();
     const std::uint32_t join = blocks_.newBlock();
@@ -82,7 +82,7 @@ class Lowering {
     const std::size_t direct = blocks_.predecessors(join);
     const std::vector<Value> before = blocks_.valuesOf(summary.assigned);
     const MemoryState entry = memory_.state;
-    if (blocks_.isReachable(yes)) part(yes, s.body, join);
+    if (blocks_.isReachable(yes)) branchBody(yes, s.body, join);
     const std::vector<Value> after = blocks_.valuesOf(summary.assigned);
     if (s.other.empty()) {
       blocks_.place(join);
@@ -90,12 +90,12 @@ class Lowering {
       blocks_.merge(summary.assigned, direct, before, after);
       return;
     }
-    const std::size_t ways = blocks_.predecessors(join);
+    const std::size_t fromYes = blocks_.predecessors(join);
     const MemoryState afterYes = memory_.state;
     blocks_.restore(summary.assigned, before);
     memory_.state = entry;
-    if (blocks_.isReachable(no)) part(no, s.other, join);
-    if (ways > 0) {
+    if (blocks_.isReachable(no)) branchBody(no, s.other, join);
+    if (fromYes > 0) {
       if (blocks_.isReachable(no))
         memory_.state.join(afterYes);
       else
@@ -103,10 +103,10 @@ class Lowering {
     }
     const std::vector<Value> afterNo = blocks_.valuesOf(summary.assigned);
     blocks_.place(join);
-    blocks_.merge(summary.assigned, ways, after, afterNo);
+    blocks_.merge(summary.assigned, fromYes, after, afterNo);
   }
 
-  void part(std::uint32_t b, const std::vector<Statement>& statements, std::uint32_t then) {
+  void branchBody(std::uint32_t b, const std::vector<Statement>& statements, std::uint32_t then) {
     blocks_.place(b);
     const std::size_t mark = c_.builder.mark();
     block(statements);
@@ -196,7 +196,7 @@ class Lowering {
   }
 
   void statement(const Statement& s) {
-    // These two touch no memory, unless they load; what was requested is on its way.
+    // Assign and Receive access no memory, unless an expression loads.
     if (s.kind != StatementKind::Assign && s.kind != StatementKind::Receive &&
         s.kind != StatementKind::Store)
       memory_.flushStores();
@@ -212,13 +212,13 @@ class Lowering {
         set(s.target, c_.builder.effect(Op::TmuReceive, kNone, 0, unitOf(s)));
         countGathers(UINT32_MAX);
         return;
-      case StatementKind::If: return conditional(s);
+      case StatementKind::If: return ifElse(s);
       case StatementKind::While:
       case StatementKind::For: return loop(s);
       case StatementKind::Where: return where(s);
       case StatementKind::PrintText: return;
       case StatementKind::PrintVector:
-        // Nothing to print on, but what it takes from the VPM is gone.
+        // A QPU cannot print, but the VPM reads of the expression take place.
         if (c_.source.expressions[s.value].readsVpm) (void)expressions_.evaluate(s.value);
         return;
       case StatementKind::SemaphoreRelease:
@@ -292,8 +292,8 @@ class Lowering {
     outstanding = c_.builder.alu(AddOp::Add, outstanding, c_.builder.constant(by));
   }
 
-  // The last store is in memory, no gather is outstanding, every QPU is done:
-  // then QPU 0 tells the host.
+  // Waits until the last store is in memory, all gathers are received and all QPUs have finished. Then QPU 0 interrupts
+  // the host.
   void finish() {
     c_.site = code::Object::kNoSite;
     c_.builder.site(c_.site);
@@ -326,7 +326,7 @@ class Lowering {
     blocks_.place(done);
   }
 
-  // Calls f so many times at run time, then goes to `then`.
+  // Builds a loop that executes the code of f() `times` times at run time and then jumps to `then`.
   template <typename F>
   void repeat(Value times, std::uint32_t then, F f) {
     const Value zero = c_.builder.constant(0);
@@ -353,8 +353,8 @@ class Lowering {
       if (!c_.facts.semaphores.test(s)) return static_cast<std::uint32_t>(s);
     detail::raise<CompileError>(
         "kernel '" + c_.source.name +
-            "': uses all 16 semaphores; one must be left for the end of the kernel, where QPU 0 "
-            "waits for the others",
+            "': uses all 16 semaphores, but QPU 0 needs one to wait for the other QPUs at the end of the kernel. "
+            "Leave one semaphore free",
         {c_.source.name, "semaphore", -1, 0});
   }
 

@@ -40,16 +40,16 @@ void BlockBuilder::branch(Value mask, bool all, std::uint32_t yes, std::uint32_t
 void BlockBuilder::merge(const std::vector<std::uint32_t>& variables, std::size_t count,
            const std::vector<Value>& first, const std::vector<Value>& second) {
   const std::uint32_t b = c_.builder.block();
-  const std::size_t ways = c_.graph.blocks[b].preds.size();
+  const std::size_t predecessors = c_.graph.blocks[b].preds.size();
   for (std::size_t i = 0; i < variables.size(); ++i) {
     Value& v = c_.environment[variables[i]];
-    if (count == 0 || count == ways || first[i] == second[i]) {
+    if (count == 0 || count == predecessors || first[i] == second[i]) {
       v = count == 0 ? second[i] : first[i];
       continue;
     }
     v = c_.builder.phi(b);
     std::vector<Value>& arguments = c_.graph.arguments(v);
-    arguments.assign(ways, second[i]);
+    arguments.assign(predecessors, second[i]);
     std::fill_n(arguments.begin(), count, first[i]);
   }
 }

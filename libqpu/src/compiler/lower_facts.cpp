@@ -44,13 +44,13 @@ void collect(const std::vector<Statement>& statements, KernelFacts& facts, std::
   }
 }
 
-// `*p = x` has recorded `*p` as a load, which nothing uses.
+// An unused load does not count: `*p = x` records `*p` as a load.
 bool hasLoad(const Source& source, std::vector<char>& used) {
   for (std::size_t i = source.expressions.size(); i-- > 0;) {
     if (used[i] == 0) continue;
     const Expression& e = source.expressions[i];
     if (e.op == detail::Op::Load) return true;
-    used[e.a] = used[e.b] = 1;  // of leaves these are 0, which is a leaf
+    used[e.a] = used[e.b] = 1;  // 0, which is a leaf, for leaves
   }
   return false;
 }

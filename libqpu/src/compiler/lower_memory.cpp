@@ -41,7 +41,7 @@ void MemoryLowering::fail(const Statement& s, const std::string& what) const {
 }
 
 std::uint32_t MemoryLowering::mostMerged() const {
-  return c_.facts.loads ? vpm::kMostMergedBesideLoads : vpm::kMostMerged;
+  return c_.facts.loads ? vpm::kMostMergedWithLoads : vpm::kMostMerged;
 }
 
 Value MemoryLowering::with(std::uint32_t word, Value field) {

@@ -54,7 +54,7 @@ class MemoryLowering {
 
   MemoryState state;
 
-  // Computes the setups of the compiler's own loads and stores.
+  // Computes the setup words for loads and stores.
   void prepare();
   ir::Value load(const detail::Statement& s, ir::Value address);
   void store(const detail::Statement& s, ir::Value value, ir::Value address, ir::Value limit);

@@ -40,7 +40,7 @@ class ConstantHoisting {
   void loop(std::uint32_t n) {
     const Loop l = graph_.loops[n];
     std::unordered_map<std::uint32_t, double> weights;
-    std::unordered_map<std::uint32_t, std::uint32_t> last;  // block that counted it
+    std::unordered_map<std::uint32_t, std::uint32_t> last;  // block in which each constant was counted last
     double frequency = 1;
     for (std::uint32_t b = l.header; b <= l.last; ++b) {
       frequency = 1;
@@ -48,8 +48,8 @@ class ConstantHoisting {
       for (const Value v : graph_.blocks[b].body)
         forConstantsInRegisters(graph_, graph_.values[v], [&](Value& o) {
           const std::uint32_t bits = graph_.values[o].bits;
-          const auto [entry, fresh] = last.try_emplace(bits, b);
-          if (!fresh && entry->second == b) return;
+          const auto [entry, isNew] = last.try_emplace(bits, b);
+          if (!isNew && entry->second == b) return;
           entry->second = b;
           weights[bits] += frequency;
         });
@@ -89,6 +89,6 @@ class ConstantHoisting {
 
 }  // namespace
 
-void placeConstants(Graph& graph, std::uint32_t limit) { ConstantHoisting(graph, limit).run(); }
+void hoistConstants(Graph& graph, std::uint32_t limit) { ConstantHoisting(graph, limit).run(); }
 
 }  // namespace qpu::compiler

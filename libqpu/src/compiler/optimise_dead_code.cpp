@@ -14,7 +14,7 @@ using ir::Value;
 
 namespace {
 
-// The value that stands for v, with the way there made short.
+// The value that finally replaces v, with path compression.
 Value resolve(std::vector<Value>& replaced, Value v) {
   Value last = v;
   while (replaced[last] != kNone) last = replaced[last];
@@ -43,7 +43,7 @@ void simplifyPhis(Graph& graph) {
   for (bool changed = true; changed;) {
     changed = false;
     for (ir::Block& b : graph.blocks) {
-      auto kept = b.phis.begin();
+      auto end = b.phis.begin();
       for (const Value phi : b.phis) {
         Value only = kNone;
         bool several = false;
@@ -54,13 +54,13 @@ void simplifyPhis(Graph& graph) {
           only = argument;
         }
         if (several || only == kNone) {
-          *kept++ = phi;
+          *end++ = phi;
           continue;
         }
         replaced[phi] = only;
         changed = true;
       }
-      b.phis.erase(kept, b.phis.end());
+      b.phis.erase(end, b.phis.end());
     }
   }
   replace(graph, replaced);

@@ -43,23 +43,23 @@ void hoistInvariants(Graph& graph, std::uint32_t limit) {
     };
     for (std::uint32_t b = loop.header; b <= loop.last; ++b) {
       std::vector<Value>& body = graph.blocks[b].body;
-      auto kept = body.begin();
+      auto end = body.begin();
       for (const Value v : body) {
         Instruction& i = graph.values[v];
         if (!isInvariant(i) || !budget.hasRoom(n)) {
-          *kept++ = v;
+          *end++ = v;
           continue;
         }
         i.block = loop.preheader;
         hoisted.push_back(v);
         hoistedFrom[v] = n;
         budget.take(n);
-        // An operand that was hoisted for this alone is not alive in the loop.
+        // An operand that was hoisted only for this value is not live in the loop.
         forOperands(i, [&](Value o) {
           if (uses[o] == 1 && hoistedFrom[o] == n) budget.giveBack(n);
         });
       }
-      body.erase(kept, body.end());
+      body.erase(end, body.end());
     }
     std::vector<Value>& before = graph.blocks[loop.preheader].body;
     before.insert(before.end(), hoisted.begin(), hoisted.end());

@@ -13,8 +13,8 @@ using isa::AddOp;
 
 void lowerLoads(Graph& graph, const std::vector<Stride>& known) {
   Value offsets = kNone;  // 0, 4, .., 60
-  std::vector<Value> prelude;
-  const auto make = [&graph](Instruction i, const Instruction& at) {
+  std::vector<Value> prologue;
+  const auto add = [&graph](Instruction i, const Instruction& at) {
     i.block = at.block;
     i.site = at.site;
     graph.values.push_back(i);
@@ -37,23 +37,23 @@ void lowerLoads(Graph& graph, const std::vector<Stride>& known) {
           entry.block = 0;
           Instruction element;
           element.kind = Kind::Element;
-          prelude.push_back(make(element, entry));
+          prologue.push_back(add(element, entry));
           Instruction two;
           two.kind = Kind::Constant;
           two.bits = 2;
           Instruction shift;
           shift.kind = Kind::Alu;
           shift.add = AddOp::Shl;
-          shift.a = prelude.back();
-          shift.b = make(two, {});
-          offsets = make(shift, entry);
-          prelude.push_back(offsets);
+          shift.a = prologue.back();
+          shift.b = add(two, {});
+          offsets = add(shift, entry);
+          prologue.push_back(offsets);
         }
         if (!stride.known || stride.step != 0) {
           Instruction broadcast;
           broadcast.kind = Kind::Broadcast;
           broadcast.a = address;
-          address = make(broadcast, load);
+          address = add(broadcast, load);
           body.push_back(address);
         }
         Instruction sum;
@@ -61,7 +61,7 @@ void lowerLoads(Graph& graph, const std::vector<Stride>& known) {
         sum.add = AddOp::Add;
         sum.a = address;
         sum.b = offsets;
-        address = make(sum, load);
+        address = add(sum, load);
         body.push_back(address);
       }
       const std::uint8_t unit = load.unit;
@@ -70,7 +70,7 @@ void lowerLoads(Graph& graph, const std::vector<Stride>& known) {
       request.op = Op::TmuRequest;
       request.unit = unit;
       request.a = address;
-      body.push_back(make(request, load));
+      body.push_back(add(request, load));
       Instruction& receive = graph.values[v];
       receive.kind = Kind::Effect;
       receive.op = Op::TmuReceive;
@@ -81,7 +81,7 @@ void lowerLoads(Graph& graph, const std::vector<Stride>& known) {
     graph.blocks[b].body = std::move(body);
   }
   std::vector<Value>& entry = graph.blocks[0].body;
-  entry.insert(entry.begin(), prelude.begin(), prelude.end());
+  entry.insert(entry.begin(), prologue.begin(), prologue.end());
 }
 
 }  // namespace qpu::compiler

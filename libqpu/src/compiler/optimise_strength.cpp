@@ -21,7 +21,6 @@ using isa::AddOp;
 
 namespace {
 
-// coefficient * counter + constant + the sum of multiple * value.
 struct Term {
   Value value;
   std::uint32_t multiple;
@@ -30,12 +29,13 @@ struct Term {
     return value != o.value ? value < o.value : multiple < o.multiple;
   }
 };
+// coefficient * counter + constant + the sum of the terms.
 struct Linear {
-  Value counter = kNone;  // a phi of the loop
+  Value counter = kNone;  // an induction variable, which is a phi of the loop
   std::uint32_t coefficient = 0;
   std::uint32_t constant = 0;
   std::vector<Term> terms;     // in order of values
-  std::uint32_t operations = 0;  // that compute it in the loop
+  std::uint32_t operations = 0;  // in the loop, to compute it
 };
 
 constexpr std::size_t kMostTerms = 4;
@@ -62,7 +62,7 @@ class Reduction {
     bool down;
   };
 
-  // x = x + factor * y; false when there are too many terms.
+  // Adds factor * y to x. False if there are too many terms.
   static bool add(Linear& x, const Linear& y, std::uint32_t factor) {
     if (x.counter != kNone && y.counter != kNone && x.counter != y.counter) return false;
     if (y.counter != kNone) x.counter = y.counter;
@@ -157,7 +157,7 @@ class Reduction {
     convert(l, number, order);
   }
 
-  // Values made later are used in their own loop alone.
+  // Values that the pass builds later are used only in their loop.
   void findLastUses() {
     lastUse_.assign(graph_.values.size(), 0);
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
@@ -165,15 +165,15 @@ class Reduction {
       const auto use = [&](Value o, std::uint32_t in) { lastUse_[o] = std::max(lastUse_[o], in); };
       for (const Value v : block.body) forOperands(graph_.values[v], [&](Value o) { use(o, b); });
       for (const Value phi : block.phis)
-        for (std::size_t way = 0; way < block.preds.size(); ++way)
-          use(graph_.arguments(phi)[way], block.preds[way]);
+        for (std::size_t k = 0; k < block.preds.size(); ++k)
+          use(graph_.arguments(phi)[k], block.preds[k]);
     }
   }
   bool isUsedAfter(const Loop& l, Value v) const {
     return v < lastUse_.size() && lastUse_[v] > l.last;
   }
 
-  // Linear values that something else uses than linear values.
+  // Finds linear values that other instructions use.
   void findRoots(const Loop& l, const std::vector<Value>& linear) {
     roots_.clear();
     const auto use = [&](Value o) { roots_[o] = true; };
@@ -189,12 +189,6 @@ class Reduction {
   }
 
   using Key = std::pair<std::pair<Value, std::uint32_t>, std::vector<Term>>;
-
-  struct Base {
-    Value phi;
-    std::uint32_t constant;
-    Value made;
-  };
 
   bool isReducible(const Linear& f) const {
     const Counter& c = counters_.at(f.counter);
@@ -212,17 +206,17 @@ class Reduction {
       const Linear& f = linear_[v];
       if (roots_.count(v) == 0 || v == counters_.at(f.counter).next || !isReducible(f)) continue;
       if (isStep(v)) continue;
-      const auto [entry, fresh] =
+      const auto [entry, isNew] =
           groups.try_emplace({{f.counter, f.coefficient}, f.terms}, std::vector<Value>{});
-      if (fresh) inOrder.push_back(&entry->first);
+      if (isNew) inOrder.push_back(&entry->first);
       entry->second.push_back(v);
     }
     std::unordered_map<Value, Value> replaced;
     for (const Key* key : inOrder) {
       const std::vector<Value>& values = groups[*key];
-      bool worth = false;
-      for (const Value v : values) worth = worth || linear_[v].operations > 1;
-      if (!worth || !budget_.hasRoom(number)) continue;
+      bool isWorthwhile = false;
+      for (const Value v : values) isWorthwhile = isWorthwhile || linear_[v].operations > 1;
+      if (!isWorthwhile || !budget_.hasRoom(number)) continue;
       budget_.take(number);
       const Linear& first = linear_[values.front()];
       const Value phi = counter(l, first);
@@ -237,7 +231,7 @@ class Reduction {
     if (!replaced.empty()) replaceAll(replaced, after ? 0 : l.header, after ? blocks : l.last + 1);
   }
 
-  // The next value of a counter made before.
+  // Whether v is the next value of an induction variable that the pass has built.
   bool isStep(Value v) const { return steps_.count(v) != 0; }
 
   Value append(std::uint32_t block, Instruction i) {
@@ -248,7 +242,7 @@ class Reduction {
     return v;
   }
 
-  // v becomes phi + difference where it is.
+  // Replaces v by phi + difference, in its place.
   Value offset(Value v, Value phi, std::uint32_t difference) {
     Instruction& i = graph_.values[v];
     i.kind = Kind::Alu;
@@ -263,26 +257,26 @@ class Reduction {
 
   Value counter(const Loop& l, const Linear& f) {
     const Counter c = counters_.at(f.counter);
-    IrBuilder before(graph_, true);
-    before.at(l.preheader);
+    IrBuilder builder(graph_, true);
+    builder.at(l.preheader);
     const auto times = [&](Value v, std::uint32_t factor) {
-      if (graph_.isConstant(v)) return before.constant(graph_.values[v].bits * factor);
-      return before.alu(AddOp::Shl, v, before.constant(logarithm(factor)));
+      if (graph_.isConstant(v)) return builder.constant(graph_.values[v].bits * factor);
+      return builder.alu(AddOp::Shl, v, builder.constant(logarithm(factor)));
     };
-    Value init = before.alu(AddOp::Add, times(c.init, f.coefficient), before.constant(f.constant));
+    Value init = builder.alu(AddOp::Add, times(c.init, f.coefficient), builder.constant(f.constant));
     for (const Term& t : f.terms) {
       const bool negative = !isPower(t.multiple);
       const Value term = times(t.value, negative ? 0U - t.multiple : t.multiple);
-      init = before.alu(negative ? AddOp::Sub : AddOp::Add, init, term);
+      init = builder.alu(negative ? AddOp::Sub : AddOp::Add, init, term);
     }
     const Value step = times(c.step, f.coefficient);
-    const Value phi = before.phi(l.header);
+    const Value phi = builder.phi(l.header);
     Instruction next;
     next.kind = Kind::Alu;
     next.add = c.down ? AddOp::Sub : AddOp::Add;
     next.a = phi;
     next.b = step;
-    // Where the old counter is stepped, at the end of that block.
+    // At the end of the block that steps the old induction variable.
     const Value stepped = append(graph_.values[c.next].block, next);
     steps_[stepped] = true;
     std::vector<Value>& arguments = graph_.arguments(phi);
@@ -314,7 +308,7 @@ class Reduction {
   std::unordered_map<Value, Linear> linear_;
   std::unordered_map<Value, bool> roots_;
   std::unordered_map<Value, bool> steps_;
-  std::vector<std::uint32_t> lastUse_;  // number of the block
+  std::vector<std::uint32_t> lastUse_;  // block, by value
 };
 
 }  // namespace

@@ -82,9 +82,9 @@ std::vector<Stride> strides(const Graph& graph) {
   for (Value v = 0; v < graph.values.size(); ++v)
     if (graph.values[v].kind == Kind::Constant || graph.values[v].kind == Kind::Uniform)
       known[v] = {true, 0};
-  // Phis start with what comes from before the loop, and lose it where the
-  // other ways disagree.
-  std::vector<bool> settled(graph.values.size(), false);
+  // A phi starts with the stride of its first argument, which comes from before a loop. It becomes unknown if the other
+  // arguments differ.
+  std::vector<bool> visited(graph.values.size(), false);
   const auto differ = [](const Stride& a, const Stride& b) {
     return a.known != b.known || (a.known && a.step != b.step);
   };
@@ -92,14 +92,14 @@ std::vector<Stride> strides(const Graph& graph) {
     changed = false;
     for (const ir::Block& b : graph.blocks) {
       for (const Value phi : b.phis) {
-        if (settled[phi] && !known[phi].known) continue;
+        if (visited[phi] && !known[phi].known) continue;
         const std::vector<Value>& arguments = graph.arguments(phi);
         Stride s = known[arguments[0]];
-        if (settled[phi])
+        if (visited[phi])
           for (const Value argument : arguments)
             if (differ(s, known[argument])) s = {};
-        if (settled[phi] && !differ(s, known[phi])) continue;
-        settled[phi] = true;
+        if (visited[phi] && !differ(s, known[phi])) continue;
+        visited[phi] = true;
         known[phi] = s;
         changed = true;
       }

@@ -19,7 +19,7 @@ class EdgeBuilder {
   EdgeBuilder(const BlockContext& context, BlockNodes& nodes)
       : context_(context), block_(context.function->blocks[context.block]), graph_(nodes.graph),
         positions_(nodes.positions), definitions_(nodes.definitions), noSwap_(nodes.noSwap),
-        track_(nodes.graph.values.size()) {
+        accesses_(nodes.graph.values.size()) {
     loose_.reserve(block_.operations.size() * 4);
   }
 
@@ -42,7 +42,7 @@ class EdgeBuilder {
   }
 
  private:
-  struct Track {
+  struct Accesses {
     std::uint32_t writer = kNone;        // last node that wrote the value
     std::vector<std::uint32_t> readers;  // since then
   };
@@ -55,17 +55,17 @@ class EdgeBuilder {
   void connectValues(std::uint32_t i, const Node& n) {
     const auto read = [&](const Source& s) {
       if (!s.isValue()) return;
-      Track& t = track_[s.number];
+      Accesses& t = accesses_[s.number];
       edge(t.writer, i, resultLatency(t.writer));
       t.readers.push_back(i);
     };
-    // The amount of a rotation stays in r5, so it comes after the vector.
+    // The amount of a rotation occupies r5, so it is computed after the vector.
     if (n.rotate == kRotateByR5 && n.a.isValue())
-      edge(track_[n.a.number].writer, definitions_[n.b.number].node, 1);
+      edge(accesses_[n.a.number].writer, definitions_[n.b.number].node, 1);
     read(n.a);
     if (!(n.b.isValue() && n.a.isValue() && n.b.number == n.a.number)) read(n.b);
     if (n.target == kNone) return;
-    Track& t = track_[n.target];
+    Accesses& t = accesses_[n.target];
     const Value& v = graph_.values[n.target];
     if (definitions_[n.target].node != i) {
       edge(t.writer, i, resultLatency(t.writer));
@@ -77,12 +77,12 @@ class EdgeBuilder {
     t.writer = i;
   }
 
-  // The vector that entered the block in the register must have been read.
+  // A live-out value can be written to its home register only after all reads of the live-in value of that register.
   void afterLiveInReads(std::uint32_t i, std::uint32_t value) {
     const std::uint32_t old = liveInValue(graph_.values[value].vreg);
     if (old == kNone) return;
-    edge(track_[old].writer, i, 1);
-    for (const std::uint32_t r : track_[old].readers) edge(r, i, 0);
+    edge(accesses_[old].writer, i, 1);
+    for (const std::uint32_t r : accesses_[old].readers) edge(r, i, 0);
   }
   std::uint32_t liveInValue(Vreg v) {
     if (liveInValues_.empty()) {
@@ -94,7 +94,7 @@ class EdgeBuilder {
   }
   void connectLiveOutCopy(std::uint32_t i) {
     const std::uint32_t value = graph_.nodes[i].a.number;
-    edge(track_[value].writer, i, resultLatency(track_[value].writer));
+    edge(accesses_[value].writer, i, resultLatency(accesses_[value].writer));
     afterLiveInReads(i, value);
   }
 
@@ -119,7 +119,7 @@ class EdgeBuilder {
   }
 
   void connectEffects(std::uint32_t i, const Node& n, const Operation& o) {
-    // Spills share one row of the VPM, so one ends before the next begins.
+    // All spills use one row of the VPM, so they stay in order.
     if (o.unit == kSpillUnit && (n.exclusive & kVpmAccess) != 0 &&
         n.form != Node::Form::Receive) {
       edge(spill_, i, 1);
@@ -168,7 +168,7 @@ class EdgeBuilder {
                                                                          : 1);
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
-        // What is read may be what was written just before, and the other way round.
+        // A kernel that uses the VPM by hand may read what it has written, and overwrite what it has read.
         if (o.unit != kSpillUnit && context_.function->usesVpmByHand) {
           edge(writeOfKernel_, i, 1);
           readOfKernel_ = i;
@@ -251,7 +251,7 @@ class EdgeBuilder {
   const std::vector<std::uint32_t>& positions_;
   const std::vector<Definition>& definitions_;
   const std::uint32_t noSwap_;
-  std::vector<Track> track_;               // by value
+  std::vector<Accesses> accesses_;  // by value
   std::vector<std::uint32_t> liveInValues_;
   std::vector<LooseEdge> loose_;
   std::vector<std::uint32_t> flagReaders_;

@@ -10,11 +10,9 @@ namespace {
 
 namespace address = isa::address;
 
-// `ofRequest`: the least height of a request of a TMU.
+// Computes the length of the critical path from each node. `ofRequest`: lower bound for requests of the TMUs.
 void findHeights(Graph& graph, std::int32_t ofRequest) {
-  // Nodes after the operations come last, so that a topological order is
-  // needed only where edges go back: from homecomings, which have no
-  // successors but those after the old tenant.
+  // Every edge leads to a later node, so the nodes are in topological order.
   for (std::size_t i = graph.nodes.size(); i-- > 0;) {
     Node& n = graph.nodes[i];
     std::int32_t height = 1;
@@ -26,6 +24,7 @@ void findHeights(Graph& graph, std::int32_t ofRequest) {
   }
 }
 
+// Fuses an operation with the write of its result to an I/O address, if that is the only use of the result.
 class Fusion {
  public:
   explicit Fusion(BlockNodes& nodes)
@@ -44,7 +43,7 @@ class Fusion {
                           m.form == Node::Form::LoadUnsigned) &&
                          m.rotate == 0 && !m.setsFlags && m.cond == isa::Cond::Always && m.result == kNowhere &&
                          m.exclusive == 0 && m.a.kind != Source::Kind::ReadEither;
-      if (!plain || !lasts(m.a, positions_[i]) || !lasts(m.b, positions_[i])) continue;
+      if (!plain || !isUnchanged(m.a, positions_[i]) || !isUnchanged(m.b, positions_[i])) continue;
       n.form = m.form;
       n.pipes = m.pipes;
       n.add = m.add;
@@ -60,7 +59,7 @@ class Fusion {
   }
 
  private:
-  bool lasts(const Source& s, std::uint32_t position) const {
+  bool isUnchanged(const Source& s, std::uint32_t position) const {
     return !s.isValue() || definitions_[s.number].end >= position;
   }
 

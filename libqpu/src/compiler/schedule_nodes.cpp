@@ -36,18 +36,19 @@ class NodeBuilder {
   }
 
  private:
+  // Finds dead operations, and results that are updated conditionally before the next full write.
   void findDead() {
     const auto& operations = block_.operations;
     dead_.assign(operations.size(), 0);
-    std::vector<char> wanted(context_.function->registers, 0);
+    std::vector<char> needed(context_.function->registers, 0);
     for (std::size_t g = 0; g < context_.live->globals.size(); ++g)
-      if (context_.live->out[context_.block].has(g)) wanted[context_.live->globals[g]] = 1;
+      if (context_.live->out[context_.block].has(g)) needed[context_.live->globals[g]] = 1;
     updated_.assign(operations.size(), 0);
     std::vector<char> updatedLater(context_.function->registers, 0);
     for (std::size_t i = operations.size(); i-- > 0;) {
       const Operation& o = operations[i];
       const bool writes = o.target != Operation::kNone;
-      if (isPure(o) && (!writes || wanted[o.target] == 0)) {
+      if (isPure(o) && (!writes || needed[o.target] == 0)) {
         dead_[i] = 1;
         continue;
       }
@@ -55,12 +56,12 @@ class NodeBuilder {
         if (isUpdate(o)) {
           updatedLater[o.target] = 1;
         } else {
-          wanted[o.target] = 0;
+          needed[o.target] = 0;
           updated_[i] = updatedLater[o.target];
           updatedLater[o.target] = 0;
         }
       }
-      forEachRead(o, [&](Vreg v) { wanted[v] = 1; });
+      forEachRead(o, [&](Vreg v) { needed[v] = 1; });
     }
   }
 
@@ -100,7 +101,7 @@ class NodeBuilder {
     }
   }
 
-  static Node blank(const Operation& o) {
+  static Node nodeOf(const Operation& o) {
     Node n;
     n.site = o.site;
     n.cond = o.cond;
@@ -121,7 +122,7 @@ class NodeBuilder {
     return static_cast<std::uint32_t>(graph_.nodes.size() - 1);
   }
 
-  // The node writes the target of `o`.
+  // Makes the node write the target of `o`.
   void define(Node& n, const Operation& o) {
     if (o.target == Operation::kNone) return;
     if (isUpdate(o)) {
@@ -140,8 +141,7 @@ class NodeBuilder {
         std::min(definitions_[value].end, static_cast<std::uint32_t>(position_));
   }
 
-  // Results in r4 and r5 that must be elsewhere at once go through a value of
-  // their own.
+  // The result appears in r4 or r5. If it is updated later, it is moved to another register at once, as a new value.
   void pushResult(Node n, const Operation& o, Place result) {
     n.result = result;
     n.cond = isa::Cond::Always;
@@ -165,7 +165,7 @@ class NodeBuilder {
     } else {
       current_[o.target] = n.target = newValue(o.target, false);
       definitions_[n.target].node = push(n);
-      throughR_.push_back(n.target);
+      inR4OrR5_.push_back(n.target);
     }
   }
 
@@ -199,13 +199,13 @@ class NodeBuilder {
   }
 
   void addOperation(const Operation& o) {
-    Node n = blank(o);
+    Node n = nodeOf(o);
     switch (o.op) {
       case Op::Add:
         n.pipes = kAddPipe;
         n.add = o.add;
-        if (!o.setsFlags && o.add == isa::AddOp::V8AddS) flexible(n, isa::MulOp::V8AddS);
-        if (!o.setsFlags && o.add == isa::AddOp::V8SubS) flexible(n, isa::MulOp::V8SubS);
+        if (!o.setsFlags && o.add == isa::AddOp::V8AddS) allowBothPipes(n, isa::MulOp::V8AddS);
+        if (!o.setsFlags && o.add == isa::AddOp::V8SubS) allowBothPipes(n, isa::MulOp::V8SubS);
         n.a = source(o.a);
         n.b = source(o.b);
         pushPlain(n, o);
@@ -213,8 +213,8 @@ class NodeBuilder {
       case Op::Mul:
         n.pipes = kMulPipe;
         n.mul = o.mul;
-        if (o.mul == isa::MulOp::V8AddS) flexible(n, isa::AddOp::V8AddS);
-        if (o.mul == isa::MulOp::V8SubS) flexible(n, isa::AddOp::V8SubS);
+        if (o.mul == isa::MulOp::V8AddS) allowBothPipes(n, isa::AddOp::V8AddS);
+        if (o.mul == isa::MulOp::V8SubS) allowBothPipes(n, isa::AddOp::V8SubS);
         if (o.setsFlags && n.pipes != kMulPipe) n.pipes = kAddPipe;
         n.a = source(o.a);
         n.b = source(o.b);
@@ -272,7 +272,7 @@ class NodeBuilder {
       case Op::SemaphoreAcquire: addSemaphore(n, (o.constant & 15U) | 16U); break;
       case Op::SemaphoreRelease: addSemaphore(n, o.constant & 15U); break;
       case Op::MutexAcquire:
-        // With an ALU operation: a bare read was seen not to take the mutex.
+        // Needs an ALU operation. A read without one was seen not to acquire the mutex.
         makeMove(n);
         n.a = {Source::Kind::ReadEither, address::kMutex};
         n.exclusive = kUnitAccess | kVpmAccess;
@@ -294,11 +294,11 @@ class NodeBuilder {
     }
   }
 
-  static void flexible(Node& n, isa::MulOp mul) {
+  static void allowBothPipes(Node& n, isa::MulOp mul) {
     n.pipes = kAddPipe | kMulPipe;
     n.mul = mul;
   }
-  static void flexible(Node& n, isa::AddOp add) {
+  static void allowBothPipes(Node& n, isa::AddOp add) {
     n.pipes = kAddPipe | kMulPipe;
     n.add = add;
   }
@@ -380,7 +380,7 @@ class NodeBuilder {
       graph_.values[current_[v]].liveOut = true;
     }
     position_ = block_.operations.size();
-    for (const std::uint32_t v : throughR_) {
+    for (const std::uint32_t v : inR4OrR5_) {
       if (!graph_.values[v].liveOut) continue;
       Node n;
       n.site = graph_.nodes[definitions_[v].node].site;
@@ -403,7 +403,7 @@ class NodeBuilder {
   std::vector<char> dead_;
   std::vector<char> updated_;            // the target is updated before its next full write
   std::vector<std::uint32_t> current_;   // value of each register
-  std::vector<std::uint32_t> throughR_;  // values that come out in r4 or r5
+  std::vector<std::uint32_t> inR4OrR5_;  // values whose results appear in r4 or r5
 };
 
 }  // namespace

@@ -7,10 +7,11 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr double kWorthIt = 0.95;  // of an estimate: what is less different is chance
-// Spread receives may take this much more by the estimate, which is for one QPU: several that share a TMU gain more.
-constexpr double kSpreadMayTake = 1.1;
-constexpr double kQpusOfSlice = 4;  // share two TMUs
+constexpr double kSignificant = 0.95;  // smaller differences between estimates are noise
+// Spread receives are used even if the estimate is this much higher. The estimate is for one QPU, but QPUs that share a
+// TMU gain more.
+constexpr double kSpreadAllowance = 1.1;
+constexpr double kQpusPerSlice = 4;  // these share two TMUs
 
 }  // namespace
 
@@ -24,73 +25,73 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
   context.mostInFlight = inFlight_.most[b];
   context.fuse = options_.level > 0;
   context.setNoSwap = b == 0 && function_.usesTwoTmus;
-  ScheduleOptions so;
-  so.fileRegisters = options_.fileRegisters;
-  so.pair = options_.level > 0;
-  so.occupied = homesOf(live_.in[b]);
-  so.reserved = homesOf(live_.out[b]);
-  so.unreadable = unreadable;
+  ScheduleOptions options;
+  options.fileRegisters = options_.fileRegisters;
+  options.pair = options_.level > 0;
+  options.occupied = homesOf(live_.in[b]);
+  options.reserved = homesOf(live_.out[b]);
+  options.unreadable = unreadable;
   const Graph graph = buildGraph(context);
   static constexpr std::array<std::uint32_t, 4> kWindows{160, 40, 8, 1};
   for (const std::uint32_t window : kWindows) {
     if (options_.level == 0 && window != 1) continue;
-    so.window = window;
-    std::optional<ScheduledBlock> result = schedule(graph, so);
+    options.window = window;
+    std::optional<ScheduledBlock> result = schedule(graph, options);
     if (!result) continue;
     if (window == kWindows.front() && readsVpmOften(b)) {
-      // Neither way is always the shorter.
-      so.alternateFiles = true;
-      std::optional<ScheduledBlock> other = schedule(graph, so);
+      // Neither setting is always better.
+      options.alternateFiles = true;
+      std::optional<ScheduledBlock> other = schedule(graph, options);
       if (other && other->slots.size() < result->slots.size()) return other;
-      so.alternateFiles = false;
+      options.alternateFiles = false;
     }
-    if (options_.level > 0 && function_.blocks[b].loopDepth > 0) reduceStalls(graph, so, *result, b);
+    if (options_.level > 0 && function_.blocks[b].loopDepth > 0) reduceStalls(graph, options, *result, b);
     return result;
   }
   if (!context.fuse) return std::nullopt;
   context.fuse = false;
-  return schedule(buildGraph(context), so);
+  return schedule(buildGraph(context), options);
 }
 
-// Other orders, in which the QPU waits less for memory, where the block is slowed down by that.
-void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions so, ScheduledBlock& best, std::uint32_t b) const {
+// If the QPU stalls for memory in the block, tries other orders.
+void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, ScheduledBlock& best, std::uint32_t b) const {
   using Receives = ScheduleOptions::Receives;
   const bool repeats = isLoop(b);
   const Surroundings around = surroundings(b);
   Estimate least = estimate(best, around);
-  const auto attempt = [&](const Graph& order, Receives receives, bool lateWaits, std::uint32_t window) {
-    if (least.waits <= 0 && (!repeats || least.whenSlow <= least.takes)) return;
-    so.receives = receives;
-    so.lateWaits = lateWaits;
-    so.window = window;
-    std::optional<ScheduledBlock> other = schedule(order, so);
+  const auto tryOrder = [&](const Graph& order, Receives receives, bool lateWaits, std::uint32_t window) {
+    if (least.stalls <= 0 && (!repeats || least.totalIfSlow <= least.total)) return;
+    options.receives = receives;
+    options.lateWaits = lateWaits;
+    options.window = window;
+    std::optional<ScheduledBlock> other = schedule(order, options);
     if (!other) return;
     const Estimate e = estimate(*other, around);
-    const bool isBetter = std::tie(e.takes, e.whenSlow) < std::tie(least.takes, least.whenSlow);
-    if (receives == Receives::Spread ? e.takes > kSpreadMayTake * least.takes
+    const bool isBetter = std::tie(e.total, e.totalIfSlow) < std::tie(least.total, least.totalIfSlow);
+    if (receives == Receives::Spread ? e.total > kSpreadAllowance * least.total
         : repeats                    ? !isBetter
-                                     : e.takes >= kWorthIt * least.takes)
+                                     : e.total >= kSignificant * least.total)
       return;
     least = e;
     best = std::move(*other);
   };
-  const std::uint32_t window = so.window;
-  attempt(graph, Receives::AfterRequests, false, window);
+  const std::uint32_t window = options.window;
+  tryOrder(graph, Receives::AfterRequests, false, window);
   if (!repeats) return;
-  attempt(graph, Receives::AfterRequests, true, window);
-  attempt(graph, Receives::Early, true, window);
-  attempt(graph, Receives::Early, false, 1);  // the order of the source
+  tryOrder(graph, Receives::AfterRequests, true, window);
+  tryOrder(graph, Receives::Early, true, window);
+  tryOrder(graph, Receives::Early, false, 1);  // source order
   if (inFlight_.fewest[b][0] + inFlight_.fewest[b][1] == 0) return;
-  // The next run of the block receives what this one requests.
+  // In a software pipeline the next iteration receives the results that this one requests.
   Graph early = graph;
   prioritiseRequests(early);
-  attempt(early, Receives::AfterRequests, false, window);
-  // Without waiting the QPUs of a slice would request more than its TMU serves.
-  if (least.takes - least.waits < kQpusOfSlice * kTmuRequest * static_cast<double>(requestsOf(b)))
-    attempt(early, Receives::Spread, false, window);
+  tryOrder(early, Receives::AfterRequests, false, window);
+  // Without stalls the QPUs of a slice would send more requests than its TMU can serve.
+  if (least.total - least.stalls < kQpusPerSlice * kTmuRequest * static_cast<double>(requestsOf(b)))
+    tryOrder(early, Receives::Spread, false, window);
 }
 
-// Whether the block runs often and reads the VPM so much that its order may matter.
+// Whether the block is in a loop and has so many VPM reads that the choice of registers may matter.
 bool ScheduleSearch::readsVpmOften(std::uint32_t b) const {
   constexpr std::ptrdiff_t kMany = 8;
   const std::vector<Operation>& all = function_.blocks[b].operations;
@@ -104,7 +105,7 @@ bool ScheduleSearch::isLoop(std::uint32_t b) const {
   return std::find(next.begin(), next.end(), b) != next.end();
 }
 
-// Of the TMU that has more of them.
+// Requests of the TMU that has more of them.
 std::ptrdiff_t ScheduleSearch::requestsOf(std::uint32_t b) const {
   const std::vector<Operation>& all = function_.blocks[b].operations;
   const auto of = [&](unsigned unit) {

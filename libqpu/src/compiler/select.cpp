@@ -1,5 +1,9 @@
-// The middle form to machine operations. Masks have no code of their own: the
-// flags are set where a mask is needed, unless they show it already.
+// Instruction selection: intermediate representation to machine operations. Masks are not computed: flags are set where a
+// mask is needed, unless they already represent it.
+//
+// Phis are eliminated with copies at the end of the predecessors and the start of the block: Vugranam C. Sreedhar, Roy
+// Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out of Static Single Assignment Form", 1999. The copies
+// are coalesced later.
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -77,7 +81,7 @@ class Selection {
         for (const Value o : graph_.arguments(phi)) ++uses_[o];
       if (b.condition != kNone) ++uses_[b.condition];
     }
-    // A result that one Select takes is computed there, under its condition.
+    // If a Select is the only use of a result, the result is computed there under the condition of the Select.
     fused_.assign(graph_.values.size(), false);
     for (const ir::Block& b : graph_.blocks)
       for (const Value v : b.body) {
@@ -93,7 +97,7 @@ class Selection {
     return (i.kind == Kind::Alu || i.kind == Kind::Mul) && uses_[v] == 1 && i.block == into.block;
   }
 
-  // Arguments that nothing reads are not in the stream.
+  // Unused arguments are not in the uniform stream.
   void prepareUniforms() {
     out_ = &function_.blocks[0].operations;
     for (Value v = 0; v < graph_.values.size(); ++v) {
@@ -106,9 +110,8 @@ class Selection {
     }
   }
 
-  // A phi becomes a register that every way in writes and the block's start
-  // reads. Ways into several blocks get a block of their own between, but for
-  // those back to a loop's header, which would cost a jump each time around.
+  // Each phi gets a register that all predecessors write and the start of the block reads. Critical edges are split, except
+  // the back edges of loops: there it would cost a jump per iteration.
   void preparePhis() {
     phiRegister_.assign(graph_.values.size(), kNone);
     for (const ir::Block& b : graph_.blocks)
@@ -156,8 +159,8 @@ class Selection {
   Operand inRegister(Value v) {
     if (!graph_.isConstant(v)) return Operand::reg(v);
     const std::uint32_t bits = graph_.values[v].bits;
-    const auto [entry, fresh] = constants_.try_emplace(bits, registers_);
-    if (fresh) load(registers_++, bits);
+    const auto [entry, isNew] = constants_.try_emplace(bits, registers_);
+    if (isNew) load(registers_++, bits);
     return Operand::reg(entry->second);
   }
 
@@ -167,7 +170,7 @@ class Selection {
     return inRegister(v);
   }
 
-  // One operation has one immediate.
+  // An operation can have only one immediate.
   std::pair<Operand, Operand> operands(Value a, Value b) {
     const Operand y = operand(b);
     const bool same = a == b || !graph_.isConstant(a) || !graph_.isConstant(b) ||
@@ -196,7 +199,7 @@ class Selection {
     emitAdd(i.add, target, a, b).cond = cond;
   }
 
-  // The operation of v, into `target`.
+  // Computes v into `target`.
   void compute(Value v, Vreg target, Cond cond) {
     const Instruction i = graph_.values[v];
     if (i.kind == Kind::Alu) return alu(i, target, cond);
@@ -210,8 +213,8 @@ class Selection {
 
   // --- masks ---
 
-  // What the flags show. A mask that came into a register since would leave others.
-  struct Shown {
+  // The mask that the flags represent.
+  struct FlagState {
     Value mask = kNone;
     Cond cond = Cond::Always;
     FlagSets sets;
@@ -226,7 +229,7 @@ class Selection {
 
   std::optional<FlagSets> sets(Value mask) const {
     const Instruction& i = graph_.values[mask];
-    if (mask == shown_.mask) return shown_.sets;
+    if (mask == flags_.mask) return flags_.sets;
     if (inRegister_.count(mask) != 0 || i.kind == Kind::Constant) return {{kFlagsN, kFlagsZ}};
     switch (i.kind) {
       case Kind::Compare:
@@ -249,7 +252,7 @@ class Selection {
     return std::nullopt;
   }
 
-  // Of `first` and then `second`, if one condition tells the outcome.
+  // Flags after comparing `first`, then `second`, if one condition then represents the result.
   std::optional<FlagSets> combined(const Instruction& i, Value first, Value second) const {
     if (!isLeaf(second)) return std::nullopt;
     const std::optional<FlagSets> a = sets(first);
@@ -260,7 +263,7 @@ class Selection {
     return result;
   }
 
-  // Sets the flags, in the elements where `cond` holds.
+  // Sets the flags of the elements for which `cond` holds.
   void setFlags(Value mask, Cond cond) {
     const Instruction i = graph_.values[mask];
     const auto known = inRegister_.find(mask);
@@ -272,8 +275,8 @@ class Selection {
     switch (i.kind) {
       case Kind::MaskNot: setFlags(i.a, cond); return;
       case Kind::Compare: {
-        // C of a maximum is set where the first is the greater. A difference will not do for
-        // floats: Inf - Inf is -Inf.
+        // A maximum sets C where its first operand is greater. A difference does not work for floats: Inf - Inf is
+        // -Inf.
         static constexpr std::array<AddOp, 3> kOps = {AddOp::Xor, AddOp::Max, AddOp::FMax};
         const bool equal = i.test == ir::Test::Equal;
         const auto [a, b] = equal ? operands(i.a, i.b) : operands(i.b, i.a);
@@ -281,11 +284,11 @@ class Selection {
         return;
       }
       default: {
-        // Callers made sure that cond is Always and the parts combine.
+        // The caller has checked that cond is Always and that the operands can be combined.
         const bool inOrder = combined(i, i.a, i.b).has_value();
         const Value first = inOrder ? i.a : i.b;
         const Value second = inOrder ? i.b : i.a;
-        const Cond holds = show(first);
+        const Cond holds = setFlagsTo(first);
         setFlags(second, i.kind == Kind::MaskAnd ? holds : opposite(holds));
         return;
       }
@@ -297,49 +300,49 @@ class Selection {
     o.cond = cond;
   }
 
-  // Makes the flags show the mask; the condition under which it holds.
-  Cond show(Value mask) {
+  // Makes the flags represent the mask. Returns the condition under which it holds.
+  Cond setFlagsTo(Value mask) {
     bool negated = false;
     while (graph_.values[mask].kind == Kind::MaskNot && inRegister_.count(mask) == 0) {
       mask = graph_.values[mask].a;
       negated = !negated;
     }
-    if (shown_.mask != mask) {
+    if (flags_.mask != mask) {
       std::optional<FlagSets> f = sets(mask);
       if (!f) {
-        keep(graph_.values[mask].a);
-        keep(graph_.values[mask].b);
+        materialise(graph_.values[mask].a);
+        materialise(graph_.values[mask].b);
         f = sets(mask);
       }
       setFlags(mask, Cond::Always);
-      shown_ = {mask, *condition(*f), *f};
+      flags_ = {mask, *condition(*f), *f};
     }
-    return negated ? opposite(shown_.cond) : shown_.cond;
+    return negated ? opposite(flags_.cond) : flags_.cond;
   }
 
-  // Into a register: all bits where the mask holds.
-  void keep(Value mask) {
+  // Computes the mask into a register: all bits are set where it holds.
+  void materialise(Value mask) {
     if (isLeaf(mask) && graph_.values[mask].kind != Kind::Compare &&
         graph_.values[mask].kind != Kind::MaskNot)
       return;
-    const Cond holds = show(mask);
+    const Cond holds = setFlagsTo(mask);
     const Vreg r = registers_++;
     load(r, 0);
     load(r, UINT32_MAX, holds);
     inRegister_[mask] = r;
-    shown_ = {};
+    flags_ = {};
   }
 
   // --- blocks ---
 
   void select(Value v, const Instruction& i) {
-    const Cond holds = show(i.c);
-    const bool newFirst = !graph_.isConstant(i.a) && !fused_[i.a] &&
+    const Cond holds = setFlagsTo(i.c);
+    const bool aFirst = !graph_.isConstant(i.a) && !fused_[i.a] &&
                           (graph_.isConstant(i.b) || fused_[i.b]);
-    const Value first = newFirst ? i.a : i.b;
-    const Value second = newFirst ? i.b : i.a;
+    const Value first = aFirst ? i.a : i.b;
+    const Value second = aFirst ? i.b : i.a;
     put(v, first, Cond::Always);
-    put(v, second, newFirst ? opposite(holds) : holds);
+    put(v, second, aFirst ? opposite(holds) : holds);
   }
 
   void put(Vreg target, Value v, Cond cond) {
@@ -398,22 +401,22 @@ class Selection {
     o.b = by;
   }
 
-  // What `b`, entered by its way number `way`, wants in its phis' registers.
-  void copies(const ir::Block& b, std::size_t way) {
-    for (const Value phi : b.phis) move(phiRegister_[phi], graph_.arguments(phi)[way]);
+  // Copies the arguments of the phis of `b` for its predecessor number `pred`.
+  void addPhiCopies(const ir::Block& b, std::size_t pred) {
+    for (const Value phi : b.phis) move(phiRegister_[phi], graph_.arguments(phi)[pred]);
   }
 
-  std::size_t wayNumber(std::uint32_t from, std::uint32_t to) const {
+  std::size_t predecessorNumber(std::uint32_t from, std::uint32_t to) const {
     const std::vector<std::uint32_t>& preds = graph_.blocks[to].preds;
     return static_cast<std::size_t>(std::find(preds.begin(), preds.end(), from) - preds.begin());
   }
 
-  // Where a branch from `from` to `to` leads: to a block for the copies if need be.
-  std::uint32_t way(std::uint32_t from, std::uint32_t to) {
+  // The target of a branch from `from` to `to`: a new block if the edge is split for phi copies.
+  std::uint32_t splitEdge(std::uint32_t from, std::uint32_t to) {
     const ir::Block& b = graph_.blocks[to];
     if (b.phis.empty()) return to;
     if (to <= from) {
-      copies(b, wayNumber(from, to));
+      addPhiCopies(b, predecessorNumber(from, to));
       return to;
     }
     const auto between = static_cast<std::uint32_t>(function_.blocks.size());
@@ -423,7 +426,7 @@ class Selection {
     block.next = to;
     block.loopDepth = std::min(graph_.depth(from), graph_.depth(to));
     out_ = &block.operations;
-    copies(b, wayNumber(from, to));
+    addPhiCopies(b, predecessorNumber(from, to));
     out_ = &function_.blocks[from].operations;
     return between;
   }
@@ -433,7 +436,7 @@ class Selection {
     out_ = &function_.blocks[number].operations;
     constants_.clear();
     inRegister_.clear();
-    shown_ = {};
+    flags_ = {};
     for (const Value phi : b.phis) {
       Operation& o = emit(Op::Move, phi);
       o.a = Operand::reg(phiRegister_[phi]);
@@ -448,15 +451,15 @@ class Selection {
       case ir::Block::Exit::Jump:
         block.exit = Block::Exit::Jump;
         block.next = b.next;
-        copies(graph_.blocks[b.next], wayNumber(number, b.next));
+        addPhiCopies(graph_.blocks[b.next], predecessorNumber(number, b.next));
         return;
       case ir::Block::Exit::Branch: break;
     }
     block.exit = Block::Exit::Branch;
-    Cond holds = show(b.condition);
+    Cond holds = setFlagsTo(b.condition);
     bool all = b.all;
-    const std::uint32_t yes = way(number, b.taken);
-    const std::uint32_t no = way(number, b.next);
+    const std::uint32_t yes = splitEdge(number, b.taken);
+    const std::uint32_t no = splitEdge(number, b.next);
     Block& done = function_.blocks[number];
     done.taken = yes;
     done.next = no;
@@ -476,8 +479,8 @@ class Selection {
   std::vector<Vreg> phiRegister_;
   std::vector<Operation>* out_ = nullptr;
   std::uint32_t site_ = code::Object::kNoSite;
-  // Of the block at hand.
-  Shown shown_;
+  // Of the current block.
+  FlagState flags_;
   std::unordered_map<std::uint32_t, Vreg> constants_;
   std::unordered_map<Value, Vreg> inRegister_;  // masks
 };
@@ -486,12 +489,12 @@ class Selection {
 
 namespace {
 
-// Of the registers, how many are left to what is short-lived.
-constexpr int kSparedWhenHoisting = 20;
-constexpr int kSpared = 12;
+// Registers that are reserved for short-lived values.
+constexpr int kReservedWhenHoisting = 20;
+constexpr int kReserved = 12;
 
-std::uint32_t without(const Options& options, int spared) {
-  return static_cast<std::uint32_t>(std::max(2 * options.fileRegisters - spared, 4));
+std::uint32_t pressureLimit(const Options& options, int reserved) {
+  return static_cast<std::uint32_t>(std::max(2 * options.fileRegisters - reserved, 4));
 }
 
 }  // namespace
@@ -502,12 +505,12 @@ Function select(const detail::Source& source, const Options& options) {
   eliminateDeadCode(graph);
   lowerLoads(graph, options.level > 0 ? strides(graph) : std::vector<Stride>{});
   if (options.level > 1) {
-    const std::uint32_t room = without(options, kSparedWhenHoisting);
-    reduceStrength(graph, room);
+    const std::uint32_t limit = pressureLimit(options, kReservedWhenHoisting);
+    reduceStrength(graph, limit);
     eliminateDeadCode(graph);
-    hoistInvariants(graph, room);
-    placeConstants(graph, room);
-    rematerialiseValues(graph, without(options, kSpared));
+    hoistInvariants(graph, limit);
+    hoistConstants(graph, limit);
+    rematerialiseValues(graph, pressureLimit(options, kReserved));
   }
   eliminateDeadCode(graph);
   Function function = Selection(graph).run();
