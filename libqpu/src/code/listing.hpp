@@ -19,8 +19,8 @@ struct Cycles {
 
 // One line per instruction: its number, the clock at which it would issue without stalls and branches, its word and its
 // text; with `profile` also its profile. The uniforms come first and totals last. Comments name the construct of the
-// source before its instructions. Throws std::invalid_argument if `profile` does not have one entry per word. `fields` is
-// passed to isa::disassemble().
+// source before its instructions. Throws std::invalid_argument if `profile` does not have one entry per word. `fields`
+// is passed to isa::disassemble().
 std::string listing(const Object& object, const std::vector<Cycles>* profile = nullptr,
                     isa::Fields fields = isa::Fields::Used);
 

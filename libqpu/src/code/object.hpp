@@ -1,5 +1,5 @@
-// A compiled kernel: instruction words for the QPUs, and the data that the runtime needs to start them. It does not depend
-// on the machine that compiled it, and it is stored in the cache on disk.
+// A compiled kernel: instruction words for the QPUs, and the data that the runtime needs to start them. It does not
+// depend on the machine that compiled it, and it is stored in the cache on disk.
 #ifndef QPU_SRC_CODE_OBJECT_HPP
 #define QPU_SRC_CODE_OBJECT_HPP
 

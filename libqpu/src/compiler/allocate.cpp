@@ -92,8 +92,8 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     for (std::size_t file = 0; file < 2; ++file)
       for (std::size_t pipe = 0; pipe < 2; ++pipe)
         if (reads[g][pipe] != 0) portLoad[file] += load[pipe][file] + load[1 - pipe][file];
-    // Vectors with few reads go to the file with more free registers. For others the operands they are read with decide,
-    // then the reads of each file by the pipes.
+    // Vectors with few reads go to the file with more free registers. For others the operands they are read with
+    // decide, then the reads of each file by the pipes.
     const auto difference = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
     std::array<std::uint64_t, 2> worse{count[0], count[1]};
     const bool isCold = readsOf(g) * 8 < readsOf(order[0]);

@@ -1,5 +1,5 @@
-// Copy coalescing on machine operations: Gregory J. Chaitin et al., "Register Allocation via Coloring", 1981. Live ranges
-// that overlap may be coalesced where they hold the same value: Benoit Boissinot et al., "Revisiting Out-of-SSA
+// Copy coalescing on machine operations: Gregory J. Chaitin et al., "Register Allocation via Coloring", 1981. Live
+// ranges that overlap may be coalesced where they hold the same value: Benoit Boissinot et al., "Revisiting Out-of-SSA
 // Translation for Correctness, Code Quality, and Efficiency", 2009.
 #ifndef QPU_SRC_COMPILER_COALESCE_HPP
 #define QPU_SRC_COMPILER_COALESCE_HPP

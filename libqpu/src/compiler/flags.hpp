@@ -55,8 +55,8 @@ constexpr std::optional<isa::Cond> condition(FlagSets f) {
   return std::nullopt;
 }
 
-// Flags after two comparisons. The second one sets flags only where the first one holds (both) or does not hold (either).
-// Other elements keep the flags of the first.
+// Flags after two comparisons. The second one sets flags only where the first one holds (both) or does not hold
+// (either). Other elements keep the flags of the first.
 constexpr FlagSets both(FlagSets first, FlagSets second) {
   return {second.yes, static_cast<std::uint8_t>(first.no | second.no)};
 }

@@ -1,5 +1,5 @@
-// Liveness and register pressure of values in SSA form. Arguments of phis are live out of the predecessors, as in Sebastian
-// Hack, "Register Allocation for Programs in SSA Form", 2007.
+// Liveness and register pressure of values in SSA form. Arguments of phis are live out of the predecessors, as in
+// Sebastian Hack, "Register Allocation for Programs in SSA Form", 2007.
 #ifndef QPU_SRC_COMPILER_IR_LIVENESS_HPP
 #define QPU_SRC_COMPILER_IR_LIVENESS_HPP
 

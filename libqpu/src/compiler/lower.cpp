@@ -25,7 +25,8 @@ using Pending = MemoryState::Pending;
 class Lowering {
  public:
   Lowering(const Source& source, const Options& options, bool mergeStores)
-      : c_(source, options, mergeStores), blocks_(c_), memory_(c_), expressions_(c_, memory_), conditions_(c_, blocks_, expressions_),
+      : c_(source, options, mergeStores), blocks_(c_), memory_(c_), expressions_(c_, memory_),
+        conditions_(c_, blocks_, expressions_),
         summariser_(source, c_.countsGathers()) {
     const KernelFacts& facts = c_.facts;
     ir::Graph& graph = c_.graph;

@@ -1,5 +1,5 @@
-// Lowers the source of a kernel to the intermediate representation. The source is structured, so SSA form is built in one
-// pass: Marc M. Brandis and Hanspeter Moessenboeck, "Single-Pass Generation of Static Single-Assignment Form for
+// Lowers the source of a kernel to the intermediate representation. The source is structured, so SSA form is built in
+// one pass: Marc M. Brandis and Hanspeter Moessenboeck, "Single-Pass Generation of Static Single-Assignment Form for
 // Structured Languages", 1994.
 #ifndef QPU_SRC_COMPILER_LOWER_HPP
 #define QPU_SRC_COMPILER_LOWER_HPP

@@ -1,6 +1,6 @@
 // Analyses kernels that set up the VPM themselves ("by hand"): which of their setups the compiler must restore after it
-// has used the VPM for a load or store. Backward and forward data-flow analyses: Gary A. Kildall, "A Unified Approach to
-// Global Program Optimization", 1973.
+// has used the VPM for a load or store. Backward and forward data-flow analyses: Gary A. Kildall, "A Unified Approach
+// to Global Program Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
 

@@ -103,12 +103,13 @@ struct Function {
   std::vector<Block> blocks;            // block 0 is the entry
   std::vector<code::Site> sites;
   bool usesTwoTmus = false;             // sets TMU_NOSWAP at the start
-  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory. If the registers do not suffice,
-  // that is a CompileError.
+  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory. If the registers do not
+  // suffice, that is a CompileError.
   bool usesVpmByHand = false;
   // One VpmWriteSetup at the start serves the VpmWrites of all blocks, so vectors cannot be spilled to memory either.
   bool keepsWriteWindow = false;
-  // Stores to adjacent addresses are merged, so their vectors are live longer. If that causes spills, merging does not pay.
+  // Stores to adjacent addresses are merged, so their vectors are live longer. If that causes spills, merging does not
+  // pay.
   bool mergesStores = false;
   // VPM row for spills: spillRow + QPU number * spillRowStride.
   std::uint32_t spillRow = 0;

@@ -1,5 +1,5 @@
-// Dependence graph of the operations of one basic block, the input of the list scheduler. Philip B. Gibbons and Steven S.
-// Muchnick, "Efficient Instruction Scheduling for a Pipelined Architecture", 1986.
+// Dependence graph of the operations of one basic block, the input of the list scheduler. Philip B. Gibbons and Steven
+// S. Muchnick, "Efficient Instruction Scheduling for a Pipelined Architecture", 1986.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
 

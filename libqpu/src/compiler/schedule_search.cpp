@@ -54,7 +54,8 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
 }
 
 // If the QPU stalls for memory in the block, tries other orders.
-void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, ScheduledBlock& best, std::uint32_t b) const {
+void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, ScheduledBlock& best,
+                                  std::uint32_t b) const {
   using Receives = ScheduleOptions::Receives;
   const bool repeats = isLoop(b);
   const Surroundings around = surroundings(b);

@@ -1,9 +1,9 @@
-// Instruction selection: intermediate representation to machine operations. Masks are not computed: flags are set where a
-// mask is needed, unless they already represent it.
+// Instruction selection: intermediate representation to machine operations. Masks are not computed: flags are set where
+// a mask is needed, unless they already represent it.
 //
 // Phis are eliminated with copies at the end of the predecessors and the start of the block: Vugranam C. Sreedhar, Roy
-// Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out of Static Single Assignment Form", 1999. The copies
-// are coalesced later.
+// Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out of Static Single Assignment Form", 1999. The
+// copies are coalesced later.
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -110,8 +110,8 @@ class Selection {
     }
   }
 
-  // Each phi gets a register that all predecessors write and the start of the block reads. Critical edges are split, except
-  // the back edges of loops: there it would cost a jump per iteration.
+  // Each phi gets a register that all predecessors write and the start of the block reads. Critical edges are split,
+  // except the back edges of loops: there it would cost a jump per iteration.
   void preparePhis() {
     phiRegister_.assign(graph_.values.size(), kNone);
     for (const ir::Block& b : graph_.blocks)

@@ -1,5 +1,5 @@
-// Assigns spill slots. Vectors whose live ranges in memory do not overlap can share a slot. The slots are the colours of an
-// interference graph: Gregory J. Chaitin, "Register Allocation and Spilling via Graph Coloring", 1982.
+// Assigns spill slots. Vectors whose live ranges in memory do not overlap can share a slot. The slots are the colours
+// of an interference graph: Gregory J. Chaitin, "Register Allocation and Spilling via Graph Coloring", 1982.
 #ifndef QPU_SRC_COMPILER_SPILL_SLOTS_HPP
 #define QPU_SRC_COMPILER_SPILL_SLOTS_HPP
 

@@ -6,16 +6,16 @@
 
 namespace qpu::compiler::vpm {
 
-// Kernels that do not set up the VPM themselves: the row is one of these plus the QPU number. Stores alternate between two
-// rows, so a vector can be written while the previous one is being stored. The write address wraps at 64, so a stride of
-// 32 alternates between the rows.
+// Kernels that do not set up the VPM themselves: the row is one of these plus the QPU number. Stores alternate between
+// two rows, so a vector can be written while the previous one is being stored. The write address wraps at 64, so a
+// stride of 32 alternates between the rows.
 constexpr std::uint32_t kStoreRow = 0;
 constexpr std::uint32_t kStoreRowDistance = 32;
 constexpr std::uint32_t kLoadRow = 12;
 constexpr std::uint32_t kSpillRow = 44;
 
-// Kernels that merge stores: the number of consecutive rows of each QPU, which one DMA stores. There are 64 rows, so there
-// are fewer for each QPU if loads also go through the VPM.
+// Kernels that merge stores: the number of consecutive rows of each QPU, which one DMA stores. There are 64 rows, so
+// there are fewer for each QPU if loads also go through the VPM.
 constexpr std::uint32_t kMostMerged = 4;
 constexpr std::uint32_t kMostMergedWithLoads = 2;
 constexpr std::uint32_t kMergingLoadRow = 24;

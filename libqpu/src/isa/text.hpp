@@ -26,8 +26,8 @@ namespace qpu::isa {
 //   brr.anyzc -64; link ra9     branch by bytes, from the end of the delay slots; absolute: bra
 //   sacq 3                      acquire a semaphore; release: srel
 //
-// Unused fields of an instruction (the sources of a nop, the address of a register that is not read) can have any value.
-// assemble() sets them to defaults. With Fields::All the line lists those that differ from the defaults:
+// Unused fields of an instruction (the sources of a nop, the address of a register that is not read) can have any
+// value. assemble() sets them to defaults. With Fields::All the line lists those that differ from the defaults:
 //
 //   nop; fmul r0, r1, r2; with cond_add=1, raddr_a=3
 //
@@ -36,8 +36,8 @@ namespace qpu::isa {
 enum class Fields : std::uint8_t { Used, All };
 std::string disassemble(Word word, Fields fields = Fields::Used);
 
-// Assembles one line. assemble(disassemble(w, Fields::All)) == w for every w. Throws std::invalid_argument with the column
-// and the expected input.
+// Assembles one line. assemble(disassemble(w, Fields::All)) == w for every w. Throws std::invalid_argument with the
+// column and the expected input.
 Word assemble(std::string_view line);
 
 }  // namespace qpu::isa
