@@ -378,7 +378,7 @@ TEST_CASE("invalid uses of VPM windows are errors") {
   says(errorOf({setup(rows32(0, 3)), get}), "ends before reading 2 vectors");
   says(errorOf({write(address::kVpm)}), "the VPM is written without a write setup");
   says(errorOf({setup(0x300)}), "the VPM setup 0x00000300 is invalid");
-  says(errorOf({setup(0xa40)}), "the VPM setup 0x00000a40: the row is beyond the 64 there are");
+  says(errorOf({setup(0xa40)}), "the VPM setup 0x00000a40: the row is not in 0..63");
   says(errorOf({setup(1U << 30U)}), "the VPM read setup 0x40000000 is invalid");
   says(errorOf({load(toB(address::kVpmSetup), 1U << 30U)}), "the VPM write setup 0x40000000");
 }

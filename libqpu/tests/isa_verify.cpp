@@ -336,8 +336,8 @@ TEST_CASE("fault texts name the instructions and the rule") {
         "instruction 1 (mov r0, ra1) after instruction 0 (ldi ra1, 0x1): a register of file A or B "
         "is not readable in the instruction after its write");
   CHECK(verify({})[0].text ==
-        "instruction 0: a path leaves the program without program end and its two slots: there is "
-        "no instruction");
+        "instruction 0: a path leaves the program without a program end and its two delay slots: the "
+        "program is empty");
 }
 
 TEST_CASE("a complete kernel has no faults") {

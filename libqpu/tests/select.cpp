@@ -262,7 +262,7 @@ TEST_CASE("the check of machine operations detects errors") {
               o.a = Operand::imm(17);
               f.blocks.back().operations.push_back(o);
             }),
-            "no code"));
+            "no small-immediate code"));
   CHECK(has(broken([](Function& f) {
               Operation o;
               o.op = Op::Move;
@@ -271,5 +271,5 @@ TEST_CASE("the check of machine operations detects errors") {
               f.blocks.back().operations.push_back(o);
             }),
             "read before it is written"));
-  CHECK(has(broken([](Function& f) { f.blocks[0].next = 100; }), "leads to no block"));
+  CHECK(has(broken([](Function& f) { f.blocks[0].next = 100; }), "a block that does not exist"));
 }

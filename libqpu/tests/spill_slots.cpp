@@ -38,7 +38,7 @@ SlotAccess reload(std::uint32_t block, std::uint32_t vector) { return {vector, b
 
 Slots share(const Function& f, const std::vector<SlotAccess>& accesses, std::uint32_t number) {
   std::uint32_t slots = 77;
-  Slots found = qpu::compiler::shareSlots(f, accesses, slots);
+  Slots found = qpu::compiler::colourSlots(f, accesses, slots);
   CHECK(slots == number);
   return found;
 }

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <stdexcept>
 
-
 namespace qpu::code {
 namespace {
 
@@ -33,7 +32,7 @@ std::string text(const Uniform& u) {
   return {};
 }
 
-// A number in every row, the columns as wide as the longest needs.
+// Width of a column.
 std::size_t digits(std::uint64_t most) { return std::to_string(most).size(); }
 
 std::string inColumn(std::uint64_t n, std::size_t width) {
@@ -109,7 +108,7 @@ class Listing {
     out_ += isa::disassemble(object_.words[n], fields_) + target(n) + "\n";
   }
 
-  // Where a branch goes.
+  // The target of a branch, as a comment.
   std::string target(std::size_t n) const {
     const auto i = isa::decode(object_.words[n]);
     if (!i || i->form != isa::Form::Branch || !i->branchRelative || i->branchRegister) return {};

@@ -1,4 +1,4 @@
-// What people read of a compiled kernel.
+// Listing of a compiled kernel.
 #ifndef QPU_SRC_CODE_LISTING_HPP
 #define QPU_SRC_CODE_LISTING_HPP
 
@@ -11,17 +11,16 @@
 
 namespace qpu::code {
 
-// How often an instruction ran and how long it waited, in clocks of the model;
-// all QPUs together.
+// Profile of one instruction: number of executions, and stalls in clocks of the model. Sums over all QPUs.
 struct Cycles {
   std::uint64_t executed = 0;
   std::uint64_t stalled = 0;
 };
 
-// One line per instruction: number, clock at which it would issue if nothing
-// stalled or branched, word, text; with `profile` (one entry per word, else
-// std::invalid_argument) also its counts. Before it the uniforms, after it sums;
-// between the lines the constructs of the source. `fields`: of the text.
+// One line per instruction: its number, the clock at which it would issue without stalls and branches, its word and its
+// text; with `profile` also its profile. The uniforms come first and totals last. Comments name the construct of the
+// source before its instructions. Throws std::invalid_argument if `profile` does not have one entry per word. `fields`
+// is passed to isa::disassemble().
 std::string listing(const Object& object, const std::vector<Cycles>* profile = nullptr,
                     isa::Fields fields = isa::Fields::Used);
 

@@ -1,6 +1,5 @@
-// A compiled kernel: words for the QPUs and what the runtime must know to start
-// them. It is plain data, is written to the cache on disk, and holds nothing
-// of the machine it was made on.
+// A compiled kernel: instruction words for the QPUs, and the data that the runtime needs to start them. It does not
+// depend on the machine that compiled it, and it is stored in the cache on disk.
 #ifndef QPU_SRC_CODE_OBJECT_HPP
 #define QPU_SRC_CODE_OBJECT_HPP
 
@@ -17,7 +16,7 @@ struct Uniform {
   enum class Kind : std::uint8_t {
     QpuNumber,   // logical, 0 .. count - 1
     QpuCount,
-    Argument,    // number `value` of the kernel
+    Argument,    // argument number `value` of the kernel
     SpillBase,   // bus address of this QPU's spill area
     Constant     // `value` itself
   };
@@ -25,7 +24,7 @@ struct Uniform {
   std::uint32_t value = 0;
 };
 
-// What an error or a listing says of an instruction: a construct of the source.
+// The construct of the source that an instruction belongs to, for errors and listings.
 struct Site {
   std::string construct;    // "store"
   std::string description;  // "store at rot3d.cpp:12"
@@ -39,12 +38,12 @@ struct Object {
   std::vector<isa::Word> words;
   std::vector<Uniform> uniforms;     // read in this order by every QPU
   std::vector<Site> sites;
-  std::vector<std::uint32_t> siteOf; // one per word, kNoSite for the compiler's own
-  std::uint32_t spillBytes = 0;      // of one QPU; a multiple of 64
-  bool usesSfu = false;              // results are not bit exact on hardware
+  std::vector<std::uint32_t> siteOf; // one per word; kNoSite for instructions of the compiler
+  std::uint32_t spillBytes = 0;      // spill area of one QPU; a multiple of 64
+  bool usesSfu = false;              // results on hardware are not bit-exact
 };
 
-// The uniform stream of logical QPU `qpu`; `spill` is the address of its own area.
+// The uniform stream of logical QPU `qpu`. `spill` is the address of its spill area.
 std::vector<std::uint32_t> uniformStream(const Object& object, int qpu, int count,
                                          const std::uint32_t* arguments, std::uint32_t spill);
 

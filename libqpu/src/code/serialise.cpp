@@ -6,12 +6,12 @@
 namespace qpu::code {
 namespace {
 
-// With a byte that text conversions would change and one no text has.
+// Contains a carriage return, which text conversions change, and a zero byte, which text files do not have.
 constexpr std::string_view kMagic("QPUobj\r\0", 8);
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kHashAt = 16;
 constexpr std::size_t kHeader = 24;
-constexpr std::uint32_t kLine = 64;  // bytes; spill areas are whole ones
+constexpr std::uint32_t kLine = 64;  // bytes; spill areas consist of whole lines
 
 std::uint64_t hash(std::string_view data, std::uint64_t from) {
   for (const char c : data) from = (from ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
@@ -22,7 +22,7 @@ std::uint64_t hashOf(std::string_view header, std::string_view content) {
   return hash(content, hash(header.substr(0, kHashAt), 0xcbf29ce484222325U));
 }
 
-// Bytes of the UTF-8 sequence at the start of `s`, 0 when there is none.
+// Length of the UTF-8 sequence at the start of `s`, or 0 if it is not valid.
 std::size_t sequence(std::string_view s) {
   const auto byte = [&](std::size_t n) { return static_cast<unsigned char>(s[n]); };
   if (s.empty()) return 0;
@@ -32,7 +32,7 @@ std::size_t sequence(std::string_view s) {
   if (first < 0xc2 || first > 0xf4 || s.size() < length) return 0;
   for (std::size_t n = 1; n < length; ++n)
     if ((byte(n) & 0xc0U) != 0x80) return 0;
-  // Longer than needed, surrogates, beyond U+10FFFF.
+  // Overlong encodings, surrogates, and characters beyond U+10FFFF.
   const unsigned second = byte(1);
   const bool wrong = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
                      (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
@@ -48,7 +48,7 @@ bool isUtf8(std::string_view s) {
   return true;
 }
 
-// With U+FFFD for what is none: a kernel's name and paths may be in any encoding.
+// Replaces invalid bytes by U+FFFD. The name of a kernel and paths can be in any encoding.
 std::string asUtf8(std::string_view s) {
   std::string text;
   while (!s.empty()) {
@@ -68,7 +68,7 @@ class Writer {
       out_ += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * n) & 0xffU);
   }
   void length(std::size_t n) {
-    if (n > UINT32_MAX) throw std::length_error("a kernel beyond 4 GB");
+    if (n > UINT32_MAX) throw std::length_error("the kernel is larger than 4 GB");
     number(static_cast<std::uint32_t>(n));
   }
   void text(std::string_view s) {
@@ -82,14 +82,14 @@ class Writer {
   std::string out_;
 };
 
-// Reads past the end give zeros and make it unsound.
+// Reads beyond the end return zeros and make the reader invalid.
 class Reader {
  public:
   explicit Reader(std::string_view data) : data_(data) {}
 
-  bool sound() const { return sound_; }
-  bool ended() const { return sound_ && data_.empty(); }
-  void require(bool condition) { sound_ = sound_ && condition; }
+  bool isValid() const { return isValid_; }
+  bool isAtEnd() const { return isValid_ && data_.empty(); }
+  void require(bool condition) { isValid_ = isValid_ && condition; }
 
   template <class T>
   T number() {
@@ -106,24 +106,24 @@ class Reader {
     return std::string(s);
   }
 
-  // Length of a list whose entries take at least `bytes` each.
+  // Length of a list whose entries have at least `bytes` bytes each.
   std::size_t length(std::size_t bytes) {
     const std::size_t n = number<std::uint32_t>();
     require(n <= data_.size() / bytes);
-    return sound_ ? n : 0;
+    return isValid_ ? n : 0;
   }
 
  private:
   std::string_view take(std::size_t n) {
     require(n <= data_.size());
-    if (!sound_) return {};
+    if (!isValid_) return {};
     const std::string_view taken = data_.substr(0, n);
     data_.remove_prefix(n);
     return taken;
   }
 
   std::string_view data_;
-  bool sound_ = true;
+  bool isValid_ = true;
 };
 
 Uniform readUniform(Reader& in, std::uint32_t parameters) {
@@ -207,10 +207,10 @@ std::optional<Object> load(std::string_view data) {
   header.require(header.number<std::uint32_t>() == kVersion);
   header.require(header.number<std::uint32_t>() == content.size());
   header.require(header.number<std::uint64_t>() == hashOf(data, content));
-  if (!header.sound()) return {};
+  if (!header.isValid()) return {};
   Reader in(content);
   Object object = readObject(in);
-  if (!in.ended()) return {};
+  if (!in.isAtEnd()) return {};
   return object;
 }
 

@@ -1,4 +1,4 @@
-// Objects as bytes, for files: the same on every machine.
+// File format of objects. It is the same on every machine.
 //
 //   0   8  magic
 //   8   4  version of the format
@@ -6,7 +6,7 @@
 //   16  8  FNV-1a (64 bit) of bytes 0..15 and of the content
 //   24     content
 //
-// Numbers are little-endian; texts, in UTF-8, and lists start with their 32-bit length.
+// Numbers are little-endian. Texts are in UTF-8. Texts and lists start with their 32-bit length.
 #ifndef QPU_SRC_CODE_SERIALISE_HPP
 #define QPU_SRC_CODE_SERIALISE_HPP
 
@@ -18,19 +18,17 @@
 
 namespace qpu::code {
 
-// Bytes of a text that are no UTF-8 become U+FFFD. Throws std::length_error for an object
-// beyond 4 GB.
+// Bytes of a text that are not valid UTF-8 become U+FFFD. Throws std::length_error if the object is larger than 4 GB.
 std::string save(const Object& object);
 
-// Nothing for data that is torn, truncated, foreign, of another version, or no
-// sound object: whatever comes out has a site number or kNoSite for every word,
-// sites and arguments that exist, and a spill area of whole lines.
+// Nothing if the data is incomplete, damaged, of another format or version, or not a valid object. In a valid object
+// every word has a site number or kNoSite, all sites and arguments exist, and the spill area consists of whole lines.
 std::optional<Object> load(std::string_view data);
 
-// Whether `data` starts like something save() wrote, sound or not.
+// Whether `data` starts like a file of this format, valid or not.
 bool looksSaved(std::string_view data);
 
-// Header and content; save() is this around what it knows of the object.
+// Adds the header to the content.
 std::string seal(std::string_view content);
 
 }  // namespace qpu::code

@@ -5,13 +5,13 @@
 namespace qpu::compiler {
 namespace {
 
-// Two vectors that one operation reads had better be in different files.
-struct Together {
+// Two vectors that one operation reads. They should be in different files.
+struct OperandPair {
   std::uint32_t one, other;
   std::uint32_t weight;
 };
 
-std::uint32_t timesEntered(const Block& block) {
+std::uint32_t weightOf(const Block& block) {
   std::uint32_t weight = 1;
   for (std::uint32_t d = 0; d < std::min(block.loopDepth, 4U); ++d) weight *= 8;
   return weight;
@@ -22,14 +22,14 @@ std::uint32_t timesEntered(const Block& block) {
 std::vector<Place> findHomes(const Function& function, const Liveness& live, int fileRegisters) {
   const std::size_t n = live.globals.size();
   const std::size_t blocks = function.blocks.size();
-  std::vector<Together> pairs;
+  std::vector<OperandPair> pairs;
   std::vector<std::uint32_t> withImmediate(n, 0);
   std::vector<std::array<std::uint64_t, 2>> reads(n, std::array<std::uint64_t, 2>{});
-  std::vector<Bits> alive(n, Bits(blocks));
+  std::vector<Bits> liveBlocks(n, Bits(blocks));
   for (std::size_t b = 0; b < blocks; ++b) {
     for (std::size_t g = 0; g < n; ++g)
-      if (live.in[b].has(g) || live.out[b].has(g)) alive[g].set(b);
-    const std::uint32_t weight = timesEntered(function.blocks[b]);
+      if (live.in[b].has(g) || live.out[b].has(g)) liveBlocks[g].set(b);
+    const std::uint32_t weight = weightOf(function.blocks[b]);
     const auto index = [&](const Operand& o) {
       return o.isRegister() ? live.indexOf[o.value] : Liveness::kLocal;
     };
@@ -44,7 +44,7 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
         if (x != Liveness::kLocal) reads[x][o.op == Op::Add ? 0 : 1] += weight;
         if (y != Liveness::kLocal) reads[y][o.op == Op::Add ? 0 : 1] += weight;
       }
-      // Rotations within a quad read file A.
+      // A rotation within a quad reads file A.
       if (o.op == Op::Broadcast && x != Liveness::kLocal && o.constant % 16 != 0 &&
           o.constant % 16 < 4)
         withImmediate[x] += weight;
@@ -53,14 +53,14 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     }
   }
   std::sort(pairs.begin(), pairs.end(),
-            [](const Together& p, const Together& q) { return p.one < q.one; });
+            [](const OperandPair& p, const OperandPair& q) { return p.one < q.one; });
 
   std::vector<Place> homes(n, kNowhere);
   std::vector<Bits> taken(kR0, Bits(blocks));
-  // Reads by the ADD and the MUL pipe from files A and B. What one pipe reads from
-  // one file needs partners that the other reads from the other.
+  // Reads by the ADD and MUL pipes from files A and B. To pair two operations, one pipe must read from one file and the
+  // other pipe from the other file.
   std::array<std::array<std::uint64_t, 2>, 2> load{};
-  // The most read first; the rest only fills both files evenly.
+  // The vectors with the most reads come first. The others are distributed evenly over both files.
   std::vector<std::uint32_t> order(n);
   for (std::uint32_t g = 0; g < n; ++g) order[g] = g;
   const auto readsOf = [&](std::uint32_t g) { return reads[g][0] + reads[g][1] + withImmediate[g]; };
@@ -68,48 +68,48 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     return readsOf(x) > readsOf(y);
   });
   for (const std::uint32_t g : order) {
-    // What speaks against file A and against file B.
-    std::array<std::uint64_t, 2> against{0, withImmediate[g]};
+    // Costs of file A and file B.
+    std::array<std::uint64_t, 2> conflicts{0, withImmediate[g]};
     for (auto pair = std::lower_bound(
              pairs.begin(), pairs.end(), g,
-             [](const Together& p, std::uint32_t x) { return p.one < x; });
+             [](const OperandPair& p, std::uint32_t x) { return p.one < x; });
          pair != pairs.end() && pair->one == g; ++pair) {
       const Place other = homes[pair->other];
-      if (other != kNowhere) against[isFileB(other) ? 1 : 0] += pair->weight;
+      if (other != kNowhere) conflicts[isFileB(other) ? 1 : 0] += pair->weight;
     }
-    // Registers of the files that are taken where g is alive in the deepest loop.
-    Bits deepest(blocks);
+    // Registers of the files that are taken in the innermost loops in which g is live.
+    Bits innermost(blocks);
     std::uint32_t depth = 0;
     for (std::size_t b = 0; b < blocks; ++b) {
-      if (!alive[g].has(b) || function.blocks[b].loopDepth < depth) continue;
-      if (function.blocks[b].loopDepth > depth) deepest = Bits(blocks);
+      if (!liveBlocks[g].has(b) || function.blocks[b].loopDepth < depth) continue;
+      if (function.blocks[b].loopDepth > depth) innermost = Bits(blocks);
       depth = function.blocks[b].loopDepth;
-      deepest.set(b);
+      innermost.set(b);
     }
     std::array<std::uint32_t, 2> count{};
-    for (Place p = 0; p < kR0; ++p) count[isFileA(p) ? 0 : 1] += taken[p].meets(deepest) ? 1U : 0U;
-    std::array<std::uint64_t, 2> crowd{};
+    for (Place p = 0; p < kR0; ++p) count[isFileA(p) ? 0 : 1] += taken[p].intersects(innermost) ? 1U : 0U;
+    std::array<std::uint64_t, 2> portLoad{};
     for (std::size_t file = 0; file < 2; ++file)
       for (std::size_t pipe = 0; pipe < 2; ++pipe)
-        if (reads[g][pipe] != 0) crowd[file] += load[pipe][file] + load[1 - pipe][file];
-    // Registers count where the vector is read seldom; else what it is read with,
-    // then what the pipes read of each file.
-    const auto differ = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
+        if (reads[g][pipe] != 0) portLoad[file] += load[pipe][file] + load[1 - pipe][file];
+    // Vectors with few reads go to the file with more free registers. For others the operands they are read with
+    // decide, then the reads of each file by the pipes.
+    const auto difference = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
     std::array<std::uint64_t, 2> worse{count[0], count[1]};
     const bool isCold = readsOf(g) * 8 < readsOf(order[0]);
-    if (!isCold || differ(count[0], count[1]) <= 2) {
-      if (against[0] != against[1])
-        worse = against;
-      else if (crowd[0] != crowd[1] && differ(crowd[0], crowd[1]) <= 2 * readsOf(g))
-        worse = crowd;
+    if (!isCold || difference(count[0], count[1]) <= 2) {
+      if (conflicts[0] != conflicts[1])
+        worse = conflicts;
+      else if (portLoad[0] != portLoad[1] && difference(portLoad[0], portLoad[1]) <= 2 * readsOf(g))
+        worse = portLoad;
     }
     const std::size_t first = worse[0] > worse[1] ? 1 : 0;
     for (std::size_t k = 0; k < 2 && homes[g] == kNowhere; ++k) {
       const std::size_t file = first ^ k;
       for (int r = 0; r < fileRegisters && homes[g] == kNowhere; ++r) {
         const auto place = static_cast<Place>(file * kFileB + static_cast<std::size_t>(r));
-        if (taken[place].meets(alive[g])) continue;
-        taken[place].add(alive[g]);
+        if (taken[place].intersects(liveBlocks[g])) continue;
+        taken[place].add(liveBlocks[g]);
         homes[g] = place;
         for (std::size_t pipe = 0; pipe < 2; ++pipe) load[pipe][file] += reads[g][pipe];
       }

@@ -1,4 +1,7 @@
-// Places of vectors in a QPU, and the registers of those that live across blocks.
+// Register allocation for vectors that are live across blocks. The scheduler assigns the registers of all others.
+//
+// Greedy graph colouring in order of priority: Fred C. Chow and John L. Hennessy, "The Priority-Based Coloring Approach
+// to Register Allocation", 1990. Live ranges are sets of whole blocks.
 #ifndef QPU_SRC_COMPILER_ALLOCATE_HPP
 #define QPU_SRC_COMPILER_ALLOCATE_HPP
 
@@ -10,7 +13,7 @@
 
 namespace qpu::compiler {
 
-// 0..31 are ra0..ra31, 32..63 rb0..rb31, then r0..r5.
+// A register of the QPU: 0..31 are ra0..ra31, 32..63 are rb0..rb31, then r0..r5.
 using Place = std::uint8_t;
 constexpr Place kFileB = 32;
 constexpr Place kR0 = 64;
@@ -24,8 +27,11 @@ constexpr bool isFileB(Place p) { return p >= kFileB && p < kR0; }
 constexpr bool isFile(Place p) { return p < kR0; }
 constexpr bool isAccumulator(Place p) { return p >= kR0 && p < kR4; }
 
-// The home of each of `live.globals` in a file: where it is at both ends of
-// every block that it crosses. Empty when the registers do not suffice.
+// The bit of a register in the mask of its file.
+constexpr std::uint32_t registerBit(Place p) { return 1U << (p % kFileB); }
+
+// The home register of each of `live.globals`: the register of file A or B that holds the vector at the start and the
+// end of every block in which it is live there. Empty if the registers do not suffice.
 std::vector<Place> findHomes(const Function& function, const Liveness& live, int fileRegisters);
 
 }  // namespace qpu::compiler

@@ -1,4 +1,4 @@
-// Source to object code.
+// Compiles the source of a kernel to object code.
 #ifndef QPU_SRC_COMPILER_COMPILE_HPP
 #define QPU_SRC_COMPILER_COMPILE_HPP
 
@@ -12,29 +12,25 @@ struct Options {
   // 0: no optimisation, one operation per instruction, in source order;
   // 1: no loop or address optimisation; 2: everything.
   int level = 2;
-  // Registers of each file that may be used, for tests of spilling; 4..32.
+  // Number of usable registers of each file, 4..32. For tests of spilling.
   int fileRegisters = 32;
-  // The VPM write window is set up once for all stores, if nothing else needs it.
-  // compile() does without for kernels that spill.
+  // Sets up the VPM write window once for all stores, if nothing else needs it. compile() disables it for kernels that
+  // spill.
   bool keepWriteWindow = true;
-  // Stores to neighbouring places, one after the other, become one DMA. compile()
-  // does without for kernels that spill.
+  // Merges consecutive stores to adjacent addresses into one DMA. compile() disables it for kernels that spill.
   bool mergeStores = true;
 };
 
-// What emit() throws when a function that keeps its write window, or merges stores,
-// has to spill.
+// Thrown by emit() if a function that keeps its write window or merges stores must spill.
 struct SpillsNeeded {};
 
-// Front half (lower.cpp, optimise*.cpp): source to optimised machine operations
-// over virtual registers.
+// Front end (lower*.cpp, optimise*.cpp, select.cpp): source to optimised machine operations on virtual registers.
 Function select(const detail::Source& source, const Options& options);
 
-// Back half (schedule*.cpp, allocate*.cpp, emit.cpp): registers, dual issue,
-// delay slots, hazards, words.
+// Back end (spill*.cpp, allocate.cpp, schedule*.cpp, emit.cpp): register allocation, scheduling and encoding.
 code::Object emit(Function function, const Options& options);
 
-// Both. Throws CompileError for what no QPU can run.
+// Both. Throws CompileError for a kernel that a QPU cannot run.
 code::Object compile(const detail::Source& source, const Options& options = {});
 
 }  // namespace qpu::compiler

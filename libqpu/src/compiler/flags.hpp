@@ -1,5 +1,4 @@
-// Which flags a comparison leaves where it holds and where it does not, and
-// what follows for comparisons made of others.
+// The flags that a comparison sets where it holds and where it does not, and those of combined comparisons.
 #ifndef QPU_SRC_COMPILER_FLAGS_HPP
 #define QPU_SRC_COMPILER_FLAGS_HPP
 
@@ -11,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// Sets of combinations of N, Z and C: bit 4 N + 2 Z + C.
+// Sets of combinations of N, Z and C. Each combination is bit 4 N + 2 Z + C.
 struct FlagSets {
   std::uint8_t yes = 0;  // possible where the mask holds
   std::uint8_t no = 0;
@@ -46,7 +45,7 @@ constexpr std::uint8_t flagsOf(isa::Cond c) {
   return 0;
 }
 
-// A condition that holds exactly where the mask does.
+// A condition that holds exactly where the mask holds, if there is one.
 constexpr std::optional<isa::Cond> condition(FlagSets f) {
   constexpr std::array<isa::Cond, 6> all = {isa::Cond::ZSet,   isa::Cond::ZClear,
                                             isa::Cond::NSet,   isa::Cond::NClear,
@@ -56,8 +55,8 @@ constexpr std::optional<isa::Cond> condition(FlagSets f) {
   return std::nullopt;
 }
 
-// Flags are set by the first mask, then by the second where the first holds
-// (both) or does not (either): elements that the second skips keep the first's.
+// Flags after two comparisons. The second one sets flags only where the first one holds (both) or does not hold
+// (either). Other elements keep the flags of the first.
 constexpr FlagSets both(FlagSets first, FlagSets second) {
   return {second.yes, static_cast<std::uint8_t>(first.no | second.no)};
 }

@@ -1,4 +1,4 @@
-// Results of operations on constants, by the interpreter's arithmetic.
+// Constant folding with the arithmetic of the interpreter.
 #ifndef QPU_SRC_COMPILER_FOLD_HPP
 #define QPU_SRC_COMPILER_FOLD_HPP
 
@@ -9,7 +9,7 @@
 
 namespace qpu::compiler {
 
-// Nothing for operations that the language does not have.
+// Nothing for operations that are not in the language.
 std::optional<std::uint32_t> fold(isa::AddOp op, std::uint32_t a, std::uint32_t b);
 std::optional<std::uint32_t> fold(isa::MulOp op, std::uint32_t a, std::uint32_t b);
 bool fold(ir::Test test, std::uint32_t a, std::uint32_t b);

@@ -1,4 +1,4 @@
-// Which constants an operation has as an immediate, and which need a register.
+// Which constants can be immediates of an operation, and which need a register.
 #ifndef QPU_SRC_COMPILER_IMMEDIATES_HPP
 #define QPU_SRC_COMPILER_IMMEDIATES_HPP
 
@@ -16,7 +16,7 @@ inline bool isShift(isa::AddOp op) {
          op == isa::AddOp::Ror;
 }
 
-// Operand b of an operation with a constant: what it becomes.
+// An equivalent operation for a constant operand b, if possible with an immediate.
 struct WithConstant {
   isa::AddOp op;
   std::uint32_t bits;
@@ -24,7 +24,7 @@ struct WithConstant {
 inline WithConstant withConstant(isa::AddOp op, std::uint32_t bits) {
   if (isShift(op)) {
     bits &= 31U;
-    if (bits > 15) bits -= 32;  // the same in the five bits that count
+    if (bits > 15) bits -= 32;  // equal in the five bits that a shift uses
   } else if (op == isa::AddOp::Add && !isImmediate(bits) && isImmediate(0U - bits)) {
     op = isa::AddOp::Sub;
     bits = 0U - bits;
@@ -32,7 +32,7 @@ inline WithConstant withConstant(isa::AddOp op, std::uint32_t bits) {
   return {op, bits};
 }
 
-// Calls f(Value&) for each operand that is a constant in want of a register.
+// Calls f(Value&) for each operand that is a constant and needs a register.
 template <typename F>
 void forConstantsInRegisters(const ir::Graph& graph, ir::Instruction& i, F f) {
   using ir::Kind;

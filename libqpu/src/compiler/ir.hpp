@@ -1,6 +1,9 @@
-// The front half's own form of a kernel: blocks of values in static single
-// assignment. Control flow came from structured source, so loops are known and
-// blocks are numbered in an order where definitions precede uses but for phis.
+// Intermediate representation of the front end: basic blocks of values in static single assignment (SSA) form. Ron
+// Cytron, Jeanne Ferrante, Barry K. Rosen, Mark N. Wegman and F. Kenneth Zadeck, "Efficiently Computing Static Single
+// Assignment Form and the Control Dependence Graph", 1991.
+//
+// The source is structured, so all loops are known. Blocks are numbered so that definitions precede uses, except for
+// arguments of phis.
 #ifndef QPU_SRC_COMPILER_IR_HPP
 #define QPU_SRC_COMPILER_IR_HPP
 
@@ -18,24 +21,23 @@ constexpr Value kNone = UINT32_MAX;
 
 enum class Kind : std::uint8_t {
   Constant,   // bits; in no block
-  Literal,    // bits, in a register from here on
-  Uniform,    // bits: number of the uniform; in no block, there from the start
+  Literal,    // bits, loaded into a register
+  Uniform,    // bits: number of the uniform; in no block, available from the start
   Element,    // 0..15
   Alu,        // `add` of a, b
   Mul,        // `mul` of a, b
-  Rotate,     // a up by b, of which element 0's low four bits count
+  Rotate,     // a rotated up by the low four bits of element 0 of b
   Broadcast,  // element `bits` of a
   Sfu,        // function `bits` of a
   Select,     // a where mask c holds, else b
   Compare,    // mask: `test` of a, b
   MaskAnd, MaskOr, MaskNot,
   Phi,        // bits: index into Graph::phis
-  Load,       // 16 words from element 0 of a on, by TMU `unit`; becomes Effects
-  Effect      // `op` of a, with `bits` and `unit`; kept in order
+  Load,       // 16 words from the address in element 0 of a, by TMU `unit`; lowered to Effects
+  Effect      // `op` of a, with `bits` and `unit`; effects stay in order
 };
 
-// Others are these with exchanged operands or under MaskNot. Floats are equal where neither
-// is less.
+// Other comparisons exchange the operands or use MaskNot. Floats are equal if neither is less.
 enum class Test : std::uint8_t { Equal, Less, FloatLess };
 
 struct Instruction {
@@ -57,19 +59,20 @@ struct Block {
   enum class Exit : std::uint8_t { Jump, Branch, End };
   std::vector<Value> phis;
   std::vector<Value> body;
-  std::vector<std::uint32_t> preds;  // phis have one value for each
+  std::vector<std::uint32_t> preds;  // phis have one argument for each
   Exit exit = Exit::End;
-  // Branch: to `taken` when mask `condition` holds in any (all) elements, else
-  // to `next`. Jump: to `next`.
+  // Branch: to `taken` if mask `condition` holds in any element (if `all`: in all elements), else to `next`. Jump: to
+  // `next`.
   Value condition = kNone;
   bool all = false;
   std::uint32_t taken = kNone;
   std::uint32_t next = kNone;
-  std::uint32_t loop = kNone;  // innermost
+  std::uint32_t loop = kNone;  // innermost loop
   std::uint32_t site = code::Object::kNoSite;
 };
 
-// Blocks header .. last; entered only from preheader, whose only way is the header.
+// The blocks from header to last. The loop is entered from the preheader only, and the preheader leads to the header
+// only.
 struct Loop {
   std::uint32_t parent = kNone;
   std::uint32_t depth = 1;
@@ -112,12 +115,12 @@ inline bool isMask(Kind k) {
 inline bool hasResult(const Instruction& i) {
   return i.kind != Kind::Effect || i.op == Op::TmuReceive || i.op == Op::VpmRead;
 }
-// Has no effect but its result, which depends on its operands alone.
+// Whether the result depends only on the operands and there are no side effects.
 inline bool isPure(const Instruction& i) {
   return i.kind != Kind::Effect && i.kind != Kind::Load && i.kind != Kind::Phi;
 }
 
-// Calls f(Value&) for each operand but those of phis.
+// Calls f(Value&) for each operand. Arguments of phis are not included.
 template <typename I, typename F>
 void forOperands(I& i, F f) {
   if (i.a != kNone) f(i.a);

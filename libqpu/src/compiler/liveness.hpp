@@ -1,4 +1,5 @@
-// Which virtual registers are alive where blocks meet.
+// Live-variable analysis of virtual registers: which are live at the start and at the end of each block. Alfred V. Aho,
+// Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers: Principles, Techniques, and Tools", 2006, section 9.2.
 #ifndef QPU_SRC_COMPILER_LIVENESS_HPP
 #define QPU_SRC_COMPILER_LIVENESS_HPP
 
@@ -17,7 +18,7 @@ class Bits {
   bool has(std::size_t i) const { return ((words_[i / 64] >> (i % 64)) & 1U) != 0; }
   void set(std::size_t i) { words_[i / 64] |= std::uint64_t{1} << (i % 64); }
   void clear(std::size_t i) { words_[i / 64] &= ~(std::uint64_t{1} << (i % 64)); }
-  // Adds `other`; true when that changed something.
+  // Adds `other`. True if that changed the set.
   bool add(const Bits& other) {
     std::uint64_t fresh = 0;
     for (std::size_t w = 0; w < words_.size(); ++w) {
@@ -26,7 +27,7 @@ class Bits {
     }
     return fresh != 0;
   }
-  // this = use + (out - def); true when that changed something.
+  // Sets this to use + (out - def). True if that changed the set.
   bool flow(const Bits& use, const Bits& out, const Bits& def) {
     std::uint64_t changed = 0;
     for (std::size_t w = 0; w < words_.size(); ++w) {
@@ -36,7 +37,7 @@ class Bits {
     }
     return changed != 0;
   }
-  bool meets(const Bits& other) const {
+  bool intersects(const Bits& other) const {
     for (std::size_t w = 0; w < words_.size(); ++w)
       if ((words_[w] & other.words_[w]) != 0) return true;
     return false;
@@ -46,7 +47,7 @@ class Bits {
   std::vector<std::uint64_t> words_;
 };
 
-// A write that keeps elements, so that the old vector is read too.
+// Whether the operation keeps elements of its target, so that it reads the old vector too.
 inline bool isUpdate(const Operation& o) {
   return o.target != Operation::kNone && o.cond != isa::Cond::Always;
 }
@@ -70,7 +71,7 @@ Successors successors(const Block& block);
 
 struct Liveness {
   static constexpr std::uint32_t kLocal = UINT32_MAX;
-  std::vector<Vreg> globals;            // those alive where some blocks meet
+  std::vector<Vreg> globals;            // registers that are live across blocks
   std::vector<std::uint32_t> indexOf;   // of each register in `globals`, or kLocal
   std::vector<Bits> in;                 // per block, over `globals`
   std::vector<Bits> out;

@@ -1,4 +1,6 @@
-// Source to the middle form.
+// Lowers the source of a kernel to the intermediate representation. The source is structured, so SSA form is built in
+// one pass: Marc M. Brandis and Hanspeter Moessenboeck, "Single-Pass Generation of Static Single-Assignment Form for
+// Structured Languages", 1994.
 #ifndef QPU_SRC_COMPILER_LOWER_HPP
 #define QPU_SRC_COMPILER_LOWER_HPP
 
@@ -8,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// Throws CompileError for what no QPU can run.
+// Throws CompileError for a kernel that a QPU cannot run.
 ir::Graph lower(const detail::Source& source, const Options& options);
 
 }  // namespace qpu::compiler

@@ -11,10 +11,10 @@ using detail::Source;
 using detail::Statement;
 using detail::StatementKind;
 
-class Following {
+class VpmAnalysis {
  public:
-  explicit Following(const Source& source) : source_(source) {
-    // Each evaluation of such an expression reads anew.
+  explicit VpmAnalysis(const Source& source) : source_(source) {
+    // Each evaluation of an expression with VPM reads repeats the reads.
     reads_.resize(source.expressions.size(), 0);
     for (std::size_t i = 0; i < reads_.size(); ++i) {
       const Expression& e = source.expressions[i];
@@ -89,16 +89,16 @@ class Following {
       case StatementKind::While:
       case StatementKind::For:
         for (;;) {
-          VpmNeeds around = before(s.body, before(s.other, needs));
-          around.add(needs);
-          if (around == needs) break;
-          needs = around;
+          VpmNeeds next = before(s.body, before(s.other, needs));
+          next.add(needs);
+          if (next == needs) break;
+          needs = next;
         }
-        here.add(needs);  // its condition is evaluated after the body too
+        here.add(needs);  // the condition is also evaluated after the body
         break;
       default: break;
     }
-    // A load within the statement comes before what the statement uses.
+    // A load within the statement comes before the uses of the statement.
     here.add(needs);
     return needs;
   }
@@ -142,8 +142,8 @@ class Following {
       case StatementKind::For:
         unread = take(s.value, unread);
         for (;;) {
-          const int around = take(s.value, after(s.other, after(s.body, unread)));
-          const int both = join(unread, around);
+          const int next = take(s.value, after(s.other, after(s.body, unread)));
+          const int both = join(unread, next);
           if (both == unread) return unread;
           unread = both;
           result_.unread[s.site.number] = true;
@@ -159,6 +159,6 @@ class Following {
 
 }  // namespace
 
-VpmByHand followVpm(const Source& source) { return Following(source).run(); }
+VpmByHand analyseVpm(const Source& source) { return VpmAnalysis(source).run(); }
 
 }  // namespace qpu::compiler

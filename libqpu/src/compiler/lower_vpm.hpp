@@ -1,5 +1,6 @@
-// What the compiler's own use of the VPM must leave as a kernel that uses it by
-// hand expects it.
+// Analyses kernels that set up the VPM themselves ("by hand"): which of their setups the compiler must restore after it
+// has used the VPM for a load or store. Backward and forward data-flow analyses: Gary A. Kildall, "A Unified Approach
+// to Global Program Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
 
@@ -10,7 +11,7 @@
 
 namespace qpu::compiler {
 
-// Set-ups that some way from a statement on uses without making them anew.
+// Setups that are live after a statement: some path uses them before it sets them up again.
 struct VpmNeeds {
   bool writeWindow = false;  // of vpmPut
   bool storeSetup = false;   // of dmaStartWrite
@@ -28,13 +29,13 @@ struct VpmNeeds {
 };
 
 struct VpmByHand {
-  // By Site::number. After the statement, and within it.
+  // By Site::number. Live after the statement or within it.
   std::vector<VpmNeeds> needs;
-  // Whether announced vectors may be unread when the statement starts.
+  // Whether vectors that vpmSetupRead has announced may be unread when the statement starts.
   std::vector<bool> unread;
 };
 
-VpmByHand followVpm(const detail::Source& source);
+VpmByHand analyseVpm(const detail::Source& source);
 
 }  // namespace qpu::compiler
 

@@ -1,7 +1,6 @@
-// Machine operations over virtual registers: what the two halves of the compiler
-// hand to each other. One operation becomes one pipe of one instruction, or a
-// short fixed sequence (Sfu, spills). The order within a block is a valid
-// order of execution; the back half may change it as the dependences allow.
+// Machine operations on virtual registers: the interface between the front end and the back end of the compiler. One
+// operation becomes one half of an instruction, or a short fixed sequence (Sfu, spills). The order within a basic block
+// is a valid order of execution. The back end may change it within the dependences.
 #ifndef QPU_SRC_COMPILER_MIR_HPP
 #define QPU_SRC_COMPILER_MIR_HPP
 
@@ -16,7 +15,7 @@ namespace qpu::compiler {
 
 using Vreg = std::uint32_t;  // a vector of 16 words
 
-// What an operation reads.
+// Source operand of an operation.
 struct Operand {
   enum class Kind : std::uint8_t {
     None,
@@ -36,10 +35,10 @@ enum class Op : std::uint8_t {
   Mul,             // `mul` of the MUL pipe on a, b
   Move,            // either pipe; a may be an Immediate
   Load,            // any 32-bit `constant`
-  LoadPerElement,  // `constant` in the per-element form, 0..3 each: index() & 3 and the like
+  LoadPerElement,  // `constant` in the per-element form, 0..3 for each element, such as index() & 3
   ElementNumber,   // 0..15
-  Uniform,         // next word of the stream. Only at the start of the entry block, in order.
-  Rotate,          // a moved up by b: an Immediate 1..15, or a register whose element 0 counts
+  Uniform,         // next word of the uniform stream; only at the start of the entry block, in order
+  Rotate,          // a rotated up by b: an Immediate 1..15, or element 0 of a register
   Broadcast,       // element `constant` (0..15) of a in all elements
   Sfu,             // function `constant` = address::kSfuRecip.. of a
   TmuRequest,      // addresses a to TMU `unit`
@@ -54,20 +53,20 @@ enum class Op : std::uint8_t {
   HostInterrupt
 };
 
-// Rules that both halves rely on.
-// - A write of a vector register under a condition other than Always keeps the
-//   old elements, so it reads the register too. Only Add, Mul, Move and Load
-//   have conditions.
-// - `setsFlags` without a target is a compare. Flags live from one operation that
-//   sets them to the next and do not leave their block but through its exit. Under
-//   a condition only the flags of the elements where it holds change.
-// - Registers are not SSA: an operation may write a register that others wrote.
-// - The order among these is kept: operations of one TMU; VpmReadSetup, VpmRead,
-//   DmaLoadStart, DmaLoadWait; VpmWriteSetup, VpmWrite, DmaStoreStart,
-//   DmaStoreWait; TmuRequest and DmaLoadStart against DmaStoreStart and
-//   DmaStoreWait (they may touch the same memory); a semaphore, the mutex and
-//   HostInterrupt against all of these. A request may go before a receive of
-//   the same TMU only while at most 4 stay in flight.
+// Rules for machine operations:
+// - A write under a condition other than Always keeps the other elements, so it also reads the register. Only Add, Mul,
+//   Move and Load have conditions.
+// - `setsFlags` without a target is a comparison. Flags are live until the next operation that sets them. They are not
+//   live across blocks; only the branch at the end of the block reads them. Under a condition, only the flags of the
+//   elements for which it holds change.
+// - Registers are not in SSA form: several operations may write the same register.
+// - These operations stay in order among each other:
+//   - operations of one TMU;
+//   - VpmReadSetup, VpmRead, DmaLoadStart and DmaLoadWait;
+//   - VpmWriteSetup, VpmWrite, DmaStoreStart and DmaStoreWait;
+//   - TmuRequest and DmaLoadStart relative to DmaStoreStart and DmaStoreWait, which may access the same memory;
+//   - operations on a semaphore or the mutex, and HostInterrupt, relative to all of these.
+//   A request may move before a receive of the same TMU only if at most 4 requests stay in flight.
 struct Operation {
   static constexpr Vreg kNone = UINT32_MAX;
 
@@ -88,8 +87,7 @@ struct Block {
   enum class Exit : std::uint8_t { Jump, Branch, End };
   std::vector<Operation> operations;
   Exit exit = Exit::End;
-  // Branch: to `taken` when `cond` holds for the flags as the block leaves them,
-  // else to `next`. Jump: to `next`.
+  // Branch: to `taken` if `cond` holds for the flags at the end of the block, else to `next`. Jump: to `next`.
   isa::BranchCond cond = isa::BranchCond::Always;
   std::uint32_t taken = 0;
   std::uint32_t next = 0;
@@ -104,21 +102,19 @@ struct Function {
   Vreg registers = 0;                   // virtual registers are 0 .. registers - 1
   std::vector<Block> blocks;            // block 0 is the entry
   std::vector<code::Site> sites;
-  bool usesTwoTmus = false;             // TMU_NOSWAP is set at the start
-  // The source sets up VPM windows and DMA itself, so that no spill may come
-  // between: running out of registers is then a CompileError.
+  bool usesTwoTmus = false;             // sets TMU_NOSWAP at the start
+  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory. If the registers do not
+  // suffice, that is a CompileError.
   bool usesVpmByHand = false;
-  // A VpmWriteSetup at the start serves VpmWrites in all blocks, so that no spill
-  // may come between either.
+  // One VpmWriteSetup at the start serves the VpmWrites of all blocks, so vectors cannot be spilled to memory either.
   bool keepsWriteWindow = false;
-  // Stores to neighbouring places are one, so that their vectors wait for each other:
-  // with spills between, less would be gained than lost.
+  // Stores to adjacent addresses are merged, so their vectors are live longer. If that causes spills, merging does not
+  // pay.
   bool mergesStores = false;
-  // First of the VPM rows of each QPU that are free for spills: row =
-  // spillRow + QPU number * spillRowStride; the QPU number comes from `qpuNumber`.
+  // VPM row for spills: spillRow + QPU number * spillRowStride.
   std::uint32_t spillRow = 0;
   std::uint32_t spillRowStride = 0;
-  Vreg qpuNumber = Operation::kNone;  // logical QPU number, there from the start on
+  Vreg qpuNumber = Operation::kNone;  // logical QPU number, available from the start
 };
 
 }  // namespace qpu::compiler

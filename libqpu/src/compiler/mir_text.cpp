@@ -152,33 +152,33 @@ std::string text(const Function& f) {
 
 namespace {
 
-enum class Wants : std::uint8_t { No, Yes, Register };
+enum class Allowed : std::uint8_t { None, Any, Register };
 
-struct Shape {
-  Wants target, a, b;
+struct Signature {
+  Allowed target, a, b;
 };
 
-Shape shape(const Operation& o) {
+Signature signatureOf(const Operation& o) {
   switch (o.op) {
     case Op::Add:
-    case Op::Mul: return {Wants::Yes, Wants::Yes, Wants::Yes};
-    case Op::Move: return {Wants::Yes, Wants::Yes, Wants::No};
+    case Op::Mul: return {Allowed::Any, Allowed::Any, Allowed::Any};
+    case Op::Move: return {Allowed::Any, Allowed::Any, Allowed::None};
     case Op::Load:
     case Op::LoadPerElement:
     case Op::ElementNumber:
     case Op::Uniform:
     case Op::TmuReceive:
-    case Op::VpmRead: return {Wants::Yes, Wants::No, Wants::No};
-    case Op::Rotate: return {Wants::Yes, Wants::Register, Wants::Yes};
+    case Op::VpmRead: return {Allowed::Any, Allowed::None, Allowed::None};
+    case Op::Rotate: return {Allowed::Any, Allowed::Register, Allowed::Any};
     case Op::Broadcast:
-    case Op::Sfu: return {Wants::Yes, Wants::Register, Wants::No};
+    case Op::Sfu: return {Allowed::Any, Allowed::Register, Allowed::None};
     case Op::TmuRequest:
     case Op::VpmReadSetup:
     case Op::VpmWriteSetup:
     case Op::VpmWrite:
     case Op::DmaLoadStart:
-    case Op::DmaStoreStart: return {Wants::No, Wants::Yes, Wants::No};
-    default: return {Wants::No, Wants::No, Wants::No};
+    case Op::DmaStoreStart: return {Allowed::None, Allowed::Any, Allowed::None};
+    default: return {Allowed::None, Allowed::None, Allowed::None};
   }
 }
 
@@ -186,13 +186,13 @@ bool mayHaveCondition(Op op) {
   return op == Op::Add || op == Op::Mul || op == Op::Move || op == Op::Load;
 }
 
-class Check {
+class Verifier {
  public:
-  explicit Check(const Function& f) : f_(f) {}
+  explicit Verifier(const Function& f) : f_(f) {}
 
   std::string run() {
-    if (f_.blocks.empty()) return "no block";
-    if (f_.qpuNumber >= f_.registers) return "no register with the QPU number";
+    if (f_.blocks.empty()) return "the function has no blocks";
+    if (f_.qpuNumber >= f_.registers) return "no register holds the QPU number";
     std::size_t uniforms = 0;
     for (std::size_t b = 0; b < f_.blocks.size() && error_.empty(); ++b) {
       const Block& block = f_.blocks[b];
@@ -202,18 +202,18 @@ class Check {
         operation(b, o);
         start = start && o.op == Op::Uniform;
         if (o.op == Op::Uniform) ++uniforms;
-        if (o.op == Op::Uniform && !start) fail(b, o, "a uniform is read after the start");
+        if (o.op == Op::Uniform && !start) fail(b, o, "uniforms can be read only at the start");
         if (o.cond != Cond::Always && !flags) fail(b, o, "no flags are set in this block");
         flags = flags || o.setsFlags;
       }
       if (block.exit != Block::Exit::End) target(b, block.next);
       if (block.exit == Block::Exit::Branch) {
         target(b, block.taken);
-        if (!flags) fail(b, "the branch has no flags");
+        if (!flags) fail(b, "the branch reads flags, but no flags are set in this block");
       }
     }
-    if (error_.empty() && uniforms != f_.uniforms.size()) error_ = "wrong number of uniforms";
-    if (error_.empty()) paths();
+    if (error_.empty() && uniforms != f_.uniforms.size()) error_ = "the number of uniforms is wrong";
+    if (error_.empty()) checkPaths();
     return error_;
   }
 
@@ -226,59 +226,59 @@ class Check {
   }
 
   void target(std::size_t block, std::uint32_t to) {
-    if (to >= f_.blocks.size()) fail(block, "leads to no block");
+    if (to >= f_.blocks.size()) fail(block, "jump to a block that does not exist");
   }
 
-  void operand(std::size_t block, const Operation& o, const Operand& a, Wants wants) {
+  void operand(std::size_t block, const Operation& o, const Operand& a, Allowed allowed) {
     switch (a.kind) {
       case Operand::Kind::None:
-        if (wants != Wants::No) fail(block, o, "an operand is missing");
+        if (allowed != Allowed::None) fail(block, o, "an operand is missing");
         break;
       case Operand::Kind::Register:
-        if (wants == Wants::No) fail(block, o, "an operand too many");
-        if (a.value >= f_.registers) fail(block, o, "no such register");
+        if (allowed == Allowed::None) fail(block, o, "too many operands");
+        if (a.value >= f_.registers) fail(block, o, "the register does not exist");
         break;
       case Operand::Kind::Immediate:
-        if (wants != Wants::Yes) fail(block, o, "an immediate where a register must be");
+        if (allowed != Allowed::Any) fail(block, o, "the operand must be a register");
         if (o.op != Op::Rotate && !isa::smallImmediateCode(a.value))
-          fail(block, o, "the immediate has no code");
+          fail(block, o, "the immediate has no small-immediate code");
         break;
     }
   }
 
   void operation(std::size_t block, const Operation& o) {
-    const Shape s = shape(o);
+    const Signature s = signatureOf(o);
     operand(block, o, o.a, s.a);
     operand(block, o, o.b, s.b);
     const bool compares = (o.op == Op::Add || o.op == Op::Mul) && o.setsFlags;
     if (o.target == Operation::kNone) {
-      if (s.target != Wants::No && !compares) fail(block, o, "the target is missing");
+      if (s.target != Allowed::None && !compares) fail(block, o, "the target is missing");
     } else {
-      if (s.target == Wants::No) fail(block, o, "has no target");
-      if (o.target >= f_.registers) fail(block, o, "no such register");
+      if (s.target == Allowed::None) fail(block, o, "the operation cannot have a target");
+      if (o.target >= f_.registers) fail(block, o, "the register does not exist");
     }
-    if (o.cond == Cond::Never) fail(block, o, "never happens");
-    if (o.cond != Cond::Always && !mayHaveCondition(o.op)) fail(block, o, "has no condition");
-    if (o.setsFlags && !mayHaveCondition(o.op)) fail(block, o, "sets no flags");
+    if (o.cond == Cond::Never) fail(block, o, "the condition is never true");
+    if (o.cond != Cond::Always && !mayHaveCondition(o.op)) fail(block, o, "the operation cannot have a condition");
+    if (o.setsFlags && !mayHaveCondition(o.op)) fail(block, o, "the operation cannot set flags");
     if (o.a.kind == Operand::Kind::Immediate && o.b.kind == Operand::Kind::Immediate &&
         o.a.value != o.b.value)
-      fail(block, o, "two immediates");
-    if (o.unit > (f_.usesTwoTmus ? 1 : 0)) fail(block, o, "no such TMU");
+      fail(block, o, "two different immediates");
+    if (o.unit > (f_.usesTwoTmus ? 1 : 0)) fail(block, o, "the TMU does not exist");
     if (o.site != code::Object::kNoSite && o.site >= f_.sites.size())
-      fail(block, o, "no such site");
+      fail(block, o, "the site does not exist");
     if (o.op == Op::Rotate && o.b.kind == Operand::Kind::Immediate &&
         (o.b.value < 1 || o.b.value > 15))
-      fail(block, o, "rotations are by 1 to 15");
-    if (o.op == Op::Broadcast && o.constant > 15) fail(block, o, "elements are 0 to 15");
+      fail(block, o, "the rotation is not in 1..15");
+    if (o.op == Op::Broadcast && o.constant > 15) fail(block, o, "the element is not in 0..15");
     if (o.op == Op::Sfu && (o.constant < isa::address::kSfuRecip ||
                             o.constant > isa::address::kSfuLog))
-      fail(block, o, "no such function");
+      fail(block, o, "the SFU function does not exist");
     if ((o.op == Op::SemaphoreAcquire || o.op == Op::SemaphoreRelease) && o.constant > 15)
-      fail(block, o, "no such semaphore");
+      fail(block, o, "the semaphore does not exist");
   }
 
-  // Registers are written before they are read, whichever way is taken.
-  void paths() {
+  // Checks that registers are written before they are read, on all paths.
+  void checkPaths() {
     const std::size_t words = (f_.registers + 63) / 64;
     std::vector<std::uint64_t> in(f_.blocks.size() * words, ~std::uint64_t{0});
     std::vector<bool> seen(f_.blocks.size(), false);
@@ -324,6 +324,6 @@ class Check {
 
 }  // namespace
 
-std::string check(const Function& function) { return Check(function).run(); }
+std::string check(const Function& function) { return Verifier(function).run(); }
 
 }  // namespace qpu::compiler

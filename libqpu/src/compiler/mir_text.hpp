@@ -1,4 +1,4 @@
-// A readable form of machine operations, and a check of their rules.
+// Text form of machine operations, and a verifier of their rules.
 #ifndef QPU_SRC_COMPILER_MIR_TEXT_HPP
 #define QPU_SRC_COMPILER_MIR_TEXT_HPP
 
@@ -11,8 +11,7 @@ namespace qpu::compiler {
 std::string text(const Operation& operation);
 std::string text(const Function& function);
 
-// The first rule of mir.hpp that the function breaks, with the operation; empty
-// for a sound one.
+// The first violation of the rules in mir.hpp, with its operation. Empty if the function is valid.
 std::string check(const Function& function);
 
 }  // namespace qpu::compiler

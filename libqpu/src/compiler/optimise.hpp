@@ -1,4 +1,4 @@
-// Passes over the middle form.
+// Passes on the intermediate representation. The sources of the techniques are named in the files that implement them.
 #ifndef QPU_SRC_COMPILER_OPTIMISE_HPP
 #define QPU_SRC_COMPILER_OPTIMISE_HPP
 
@@ -9,37 +9,35 @@
 
 namespace qpu::compiler {
 
-// Phis of one value become that value.
+// Replaces phis whose arguments are all the same value.
 void simplifyPhis(ir::Graph& graph);
 
-// What no effect depends on goes.
-void removeDead(ir::Graph& graph);
+// Removes values on which no effect depends.
+void eliminateDeadCode(ir::Graph& graph);
 
-// Of each value: element i is element 0 + i * stride, where that is known.
+// If known, element i is element 0 + i * step.
 struct Stride {
   bool known = false;
   std::uint32_t step = 0;  // 0: all elements are equal
 };
+// By value.
 std::vector<Stride> strides(const ir::Graph& graph);
 
-// Loads become requests and receives. With `known` empty nothing is assumed of
-// their addresses.
+// Lowers loads to requests and receives. If `known` is empty, nothing is assumed about their addresses.
 void lowerLoads(ir::Graph& graph, const std::vector<Stride>& known);
 
-// Where more than `limit` values are alive at once, cheap ones are computed anew
-// for each use, as far as that helps.
-void relievePressure(ir::Graph& graph, std::uint32_t limit);
+// Rematerialises cheap values where more than `limit` values are live at once.
+void rematerialiseValues(ir::Graph& graph, std::uint32_t limit);
 
-// Values that are the same in every turn of a loop are computed before it, as
-// long as no more than `limit` are alive in it.
+// Loop-invariant code motion, as long as at most `limit` values are live in the loop.
 void hoistInvariants(ir::Graph& graph, std::uint32_t limit);
 
-// Addresses and other sums of a loop's counter become counters of their own.
+// Strength reduction: linear functions of an induction variable, such as addresses, become induction variables.
 void reduceStrength(ir::Graph& graph, std::uint32_t limit);
 
-// Constants that need a register get one before the loops that use them, as
-// long as no more than `limit` values are alive there.
-void placeConstants(ir::Graph& graph, std::uint32_t limit);
+// Constant hoisting: loads constants that need a register before the loops that use them, as long as at most `limit`
+// values are live in the loop.
+void hoistConstants(ir::Graph& graph, std::uint32_t limit);
 
 }  // namespace qpu::compiler
 

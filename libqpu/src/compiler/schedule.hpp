@@ -1,6 +1,8 @@
-// Instructions from the operations of one block: order, pairs and registers are
-// chosen together, instruction by instruction, so that ports, hazards and places
-// are known exactly when two operations are put into one.
+// List scheduling of one basic block, with the critical path as priority: Philip B. Gibbons and Steven S. Muchnick,
+// "Efficient Instruction Scheduling for a Pipelined Architecture", 1986.
+//
+// Order, pairing and registers are chosen in one pass, instruction by instruction: two operations can issue together
+// only if their registers and ports fit. Register pressure limits the order (see schedule_pressure.hpp).
 #ifndef QPU_SRC_COMPILER_SCHEDULE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_HPP
 
@@ -19,32 +21,33 @@ struct Slot {
 
 struct ScheduledBlock {
   std::vector<Slot> slots;
-  int flagsAt = -1;               // the instruction that sets the flags of the exit
-  int settles = 0;                // instructions that the block must have at least
-  std::uint64_t lastWritten = 0;  // registers of the files that the last one writes, by Place
+  int flagsAt = -1;               // the instruction that sets the flags for the branch
+  int minimumLength = 0;                // in instructions
+  std::uint64_t lastWritten = 0;  // registers that the last instruction writes, as bits by Place
 };
 
 struct ScheduleOptions {
   int fileRegisters = 32;
   bool pair = true;
-  // Operations this far behind the oldest one that is left are not looked at.
-  // With 1 the order is that of the operations.
+  // Only this many operations from the first one that has not issued are considered. With 1 the order is the source
+  // order.
   std::uint32_t window = 1;
-  // AfterRequests: a result of a TMU is received after the requests that come before it in the source, so that as many
-  // stay in flight. Spread: the last receive of the block comes after all operations that depend on no receive, with a
-  // gap to the receive before it. Both are priorities: they end where no other operation can go.
-  enum class Receives : std::uint8_t { Soon, AfterRequests, Spread };
-  Receives receives = Receives::Soon;
-  // The QPU waits for a DMA only when no other operation can go.
+  // AfterRequests: a result of a TMU is received after the requests that precede it in source order, so that as many
+  // requests stay in flight. Spread: the last receive of the block issues after all operations that depend on no
+  // receive, with a gap to the receive before it. Both yield if no other operation can issue.
+  enum class Receives : std::uint8_t { Early, AfterRequests, Spread };
+  Receives receives = Receives::Early;
+  // The QPU waits for a DMA only if no other operation can issue.
   bool lateWaits = false;
-  // Vectors that are read from the VPM go to file A and file B in turn.
-  bool takeTurns = false;
-  std::uint64_t occupied = 0;    // registers that hold a vector at the start
-  std::uint64_t reserved = 0;    // homes of the vectors that must be there in the end
+  // Vectors that are read from the VPM go to files A and B alternately.
+  bool alternateFiles = false;
+  // Registers as bits by Place.
+  std::uint64_t occupied = 0;    // registers that hold live-in vectors
+  std::uint64_t reserved = 0;    // home registers of live-out vectors
   std::uint64_t unreadable = 0;  // registers that the first instruction cannot read yet
 };
 
-// Nothing when the registers did not suffice for the order that was chosen.
+// Nothing if the registers do not suffice for the chosen order.
 std::optional<ScheduledBlock> schedule(const Graph& graph, const ScheduleOptions& options);
 
 }  // namespace qpu::compiler

@@ -9,10 +9,10 @@
 namespace qpu::compiler {
 namespace {
 
-// The four QPUs of a slice share its TMUs: a request is expected to wait for one of another QPU.
-constexpr int kRequestTakes = kTmuLatency + kTmuRequest;
-constexpr int kSlowRequestTakes = kSlowTmuLatency + kSlowTmuRequest;
-constexpr int kRuns = 12;  // of what repeats; the first half is not counted
+// The four QPUs of a slice share its TMUs. A request is expected to wait for a request of another QPU.
+constexpr int kRequestTime = kTmuLatency + kTmuRequest;
+constexpr int kSlowRequestTime = kSlowTmuLatency + kSlowTmuRequest;
+constexpr int kIterations = 12;  // of a loop; the first half is not counted
 
 struct Event {
   enum class Kind : std::uint8_t { Request, Receive, StoreStart, StoreWait, LoadStart, LoadWait };
@@ -21,7 +21,7 @@ struct Event {
   int at;
 };
 
-// `branch`: the slot that the branch is put before.
+// `branch`: the slot before which the branch is inserted.
 std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   std::vector<Event> events;
   for (std::size_t i = 0; i < block.slots.size(); ++i) {
@@ -42,7 +42,7 @@ std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   return events;
 }
 
-// Rows of one transfer: the vectors that the block writes to or reads from the VPM, in equal parts.
+// Rows per transfer. The vectors that the block writes to, or reads from, the VPM are assumed to be divided equally.
 int rowsOf(const ScheduledBlock& block, isa::VpmSide vector, isa::VpmSide start) {
   int vectors = 0;
   int transfers = 0;
@@ -58,24 +58,24 @@ struct Costs {
   int request, store, load;
 };
 
-// Instructions that one run of the block waits.
-double waits(const std::vector<Event>& events, int size, const std::array<std::uint32_t, 2>& inFlight, bool repeats,
-             const Costs& costs) {
+// Stalls of one run of the block, in instructions.
+double stallsOf(const std::vector<Event>& events, int size, const std::array<std::uint32_t, 2>& inFlight, bool repeats,
+                const Costs& costs) {
   if (events.empty()) return 0;
   std::array<std::deque<int>, 2> arrives;
   std::array<int, 2> last{};
   for (std::size_t u = 0; u < 2; ++u) arrives[u].assign(std::min(inFlight[u], kTmuDepth), 0);
   int stored = 0;
   int loaded = 0;
-  int waited = 0;  // so far
+  int stalled = 0;  // so far
   int half = 0;
-  const int runs = repeats ? kRuns : 1;
-  for (int run = 0; run < runs; ++run) {
-    if (run == runs / 2) half = waited;
+  const int iterations = repeats ? kIterations : 1;
+  for (int iteration = 0; iteration < iterations; ++iteration) {
+    if (iteration == iterations / 2) half = stalled;
     for (const Event& e : events) {
-      int now = run * size + e.at + waited;
+      int now = iteration * size + e.at + stalled;
       const auto waitFor = [&](int until) {
-        waited += std::max(0, until - now);
+        stalled += std::max(0, until - now);
         now = std::max(now, until);
       };
       switch (e.kind) {
@@ -95,8 +95,8 @@ double waits(const std::vector<Event>& events, int size, const std::array<std::u
       }
     }
   }
-  const int counted = runs - runs / 2;
-  return static_cast<double>(waited - half) / counted;
+  const int counted = iterations - iterations / 2;
+  return static_cast<double>(stalled - half) / counted;
 }
 
 }  // namespace
@@ -117,12 +117,12 @@ Estimate estimate(const ScheduledBlock& block, const Surroundings& around) {
   const std::vector<Event> events = eventsOf(block, branch);
   const int store = kDmaStoreSetup + rowsOf(block, isa::kVpmWrite, isa::kStoreStart) * kDmaStoreRow;
   const int load = kDmaLoadSetup + rowsOf(block, isa::kVpmRead, isa::kLoadStart) * kDmaLoadRow;
-  const auto waitsAt = [&](int request) {
-    return waits(events, static_cast<int>(size), around.inFlight, around.repeats, {request, store, load});
+  const auto stallsWith = [&](int request) {
+    return stallsOf(events, static_cast<int>(size), around.inFlight, around.repeats, {request, store, load});
   };
   const auto instructions = static_cast<double>(size);
-  const double waited = waitsAt(kRequestTakes);
-  return {instructions + waited, waited, instructions + waitsAt(kSlowRequestTakes)};
+  const double stalls = stallsWith(kRequestTime);
+  return {instructions + stalls, stalls, instructions + stallsWith(kSlowRequestTime)};
 }
 
 }  // namespace qpu::compiler

@@ -1,5 +1,5 @@
-// How long a scheduled block takes, with what it waits for: results of the TMUs and the DMA. A guess for choosing
-// between schedules; only their order counts.
+// Estimates how long a scheduled block takes, including stalls for results of the TMUs and for the DMA. It serves to
+// compare schedules, so only the order of the estimates matters.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 
@@ -12,20 +12,20 @@ namespace qpu::compiler {
 
 constexpr std::size_t kDelaySlots = 3;
 
-// The slot that the branch at the end of a block is put before. The slots from there on fill its delay slots.
+// The slot before which the branch at the end of a block is inserted. The slots from there on fill its delay slots.
 std::size_t branchAt(const ScheduledBlock& block, bool isConditional);
 
 struct Surroundings {
   std::array<std::uint32_t, 2> inFlight{};  // requests of each TMU that are outstanding before the block
-  bool repeats = false;                     // many runs of the block follow each other
+  bool repeats = false;                     // the block is in a loop
   bool branches = false;                    // the block ends with a conditional branch to itself
 };
 
-// Of one run of the block, in instructions.
+// For one run of the block, in instructions.
 struct Estimate {
-  double takes = 0;     // with what it waits
-  double waits = 0;
-  double whenSlow = 0;  // as `takes`, with TMUs and memory at the slow end of their ranges
+  double total = 0;        // with stalls
+  double stalls = 0;
+  double totalIfSlow = 0;  // as `total`, with TMUs and memory at the slow end of their ranges
 };
 
 Estimate estimate(const ScheduledBlock& block, const Surroundings& around);

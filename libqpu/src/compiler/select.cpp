@@ -1,19 +1,21 @@
-// The middle form to machine operations. Masks have no code of their own: the
-// flags are set where a mask is needed, unless they show it already.
+// Instruction selection: intermediate representation to machine operations. Masks are not computed: flags are set where
+// a mask is needed, unless they already represent it.
+//
+// Phis are eliminated with copies at the end of the predecessors and the start of the block: Vugranam C. Sreedhar, Roy
+// Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out of Static Single Assignment Form", 1999. The
+// copies are coalesced later.
 #include <algorithm>
-#include <array>
 #include <cassert>
-#include <unordered_map>
 #include <utility>
 
+#include "compiler/coalesce.hpp"
 #include "compiler/compile.hpp"
-#include "compiler/flags.hpp"
 #include "compiler/immediates.hpp"
 #include "compiler/ir.hpp"
 #include "compiler/lower.hpp"
 #include "compiler/mir_text.hpp"
 #include "compiler/optimise.hpp"
-#include "compiler/optimise_copies.hpp"
+#include "compiler/select_masks.hpp"
 
 namespace qpu::compiler {
 namespace {
@@ -43,7 +45,7 @@ isa::BranchCond branchCondition(Cond c, bool all) {
 
 class Selection {
  public:
-  explicit Selection(Graph& graph) : graph_(graph) {}
+  explicit Selection(Graph& graph) : graph_(graph), ops_(graph), masks_(graph, ops_) {}
 
   Function run() {
     function_.name = graph_.name;
@@ -55,14 +57,13 @@ class Selection {
     function_.spillRow = graph_.spillRow;
     function_.spillRowStride = graph_.spillRowStride;
     function_.qpuNumber = graph_.qpuNumber;
-    registers_ = static_cast<Vreg>(graph_.values.size());
     function_.blocks.resize(graph_.blocks.size());
     countUses();
     prepareUniforms();
     preparePhis();
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) block(b);
     function_.sites = std::move(graph_.sites);
-    function_.registers = registers_;
+    function_.registers = ops_.registers();
     return std::move(function_);
   }
 
@@ -77,7 +78,7 @@ class Selection {
         for (const Value o : graph_.arguments(phi)) ++uses_[o];
       if (b.condition != kNone) ++uses_[b.condition];
     }
-    // A result that one Select takes is computed there, under its condition.
+    // If a Select is the only use of a result, the result is computed there under the condition of the Select.
     fused_.assign(graph_.values.size(), false);
     for (const ir::Block& b : graph_.blocks)
       for (const Value v : b.body) {
@@ -93,87 +94,28 @@ class Selection {
     return (i.kind == Kind::Alu || i.kind == Kind::Mul) && uses_[v] == 1 && i.block == into.block;
   }
 
-  // Arguments that nothing reads are not in the stream.
+  // Unused arguments are not in the uniform stream.
   void prepareUniforms() {
-    out_ = &function_.blocks[0].operations;
+    ops_.appendTo(function_.blocks[0].operations);
     for (Value v = 0; v < graph_.values.size(); ++v) {
       const Instruction& i = graph_.values[v];
       if (i.kind != Kind::Uniform) continue;
       const code::Uniform& u = graph_.uniforms[i.bits];
       if (u.kind == code::Uniform::Kind::Argument && uses_[v] == 0) continue;
       function_.uniforms.push_back(u);
-      emit(Op::Uniform, v);
+      ops_.emit(Op::Uniform, v);
     }
   }
 
-  // A phi becomes a register that every way in writes and the block's start
-  // reads. Ways into several blocks get a block of their own between, but for
-  // those back to a loop's header, which would cost a jump each time around.
+  // Each phi gets a register that all predecessors write and the start of the block reads. Critical edges are split,
+  // except the back edges of loops: there it would cost a jump per iteration.
   void preparePhis() {
     phiRegister_.assign(graph_.values.size(), kNone);
     for (const ir::Block& b : graph_.blocks)
-      for (const Value phi : b.phis) phiRegister_[phi] = registers_++;
+      for (const Value phi : b.phis) phiRegister_[phi] = ops_.newRegister();
   }
 
   // --- operations ---
-
-  Operation& emit(Op op, Vreg target = Operation::kNone) {
-    Operation o;
-    o.op = op;
-    o.target = target;
-    o.site = site_;
-    out_->push_back(o);
-    return out_->back();
-  }
-
-  Operation& emitAdd(AddOp op, Vreg target, Operand a, Operand b) {
-    Operation& o = emit(Op::Add, target);
-    o.add = op;
-    o.a = a;
-    o.b = b;
-    return o;
-  }
-
-  void load(Vreg target, std::uint32_t bits, Cond cond = Cond::Always) {
-    if (isImmediate(bits)) {
-      Operation& o = emit(Op::Move, target);
-      o.a = Operand::imm(bits);
-      o.cond = cond;
-    } else {
-      Operation& o = emit(Op::Load, target);
-      o.constant = bits;
-      o.cond = cond;
-    }
-  }
-
-  void move(Vreg target, Value from, Cond cond = Cond::Always) {
-    if (graph_.isConstant(from)) return load(target, graph_.values[from].bits, cond);
-    Operation& o = emit(Op::Move, target);
-    o.a = Operand::reg(from);
-    o.cond = cond;
-  }
-
-  Operand inRegister(Value v) {
-    if (!graph_.isConstant(v)) return Operand::reg(v);
-    const std::uint32_t bits = graph_.values[v].bits;
-    const auto [entry, fresh] = constants_.try_emplace(bits, registers_);
-    if (fresh) load(registers_++, bits);
-    return Operand::reg(entry->second);
-  }
-
-  Operand operand(Value v) {
-    if (graph_.isConstant(v) && isImmediate(graph_.values[v].bits))
-      return Operand::imm(graph_.values[v].bits);
-    return inRegister(v);
-  }
-
-  // One operation has one immediate.
-  std::pair<Operand, Operand> operands(Value a, Value b) {
-    const Operand y = operand(b);
-    const bool same = a == b || !graph_.isConstant(a) || !graph_.isConstant(b) ||
-                      graph_.values[a].bits == graph_.values[b].bits;
-    return {y.isRegister() || same ? operand(a) : inRegister(a), y};
-  }
 
   static bool isOfOne(AddOp op) {
     return op == AddOp::Not || op == AddOp::ItoF || op == AddOp::FtoI;
@@ -181,180 +123,58 @@ class Selection {
 
   void alu(const Instruction& i, Vreg target, Cond cond) {
     if (isOfOne(i.add)) {
-      const Operand a = operand(i.a);
-      emitAdd(i.add, target, a, a).cond = cond;
+      const Operand a = ops_.operand(i.a);
+      ops_.emitAdd(i.add, target, a, a).cond = cond;
       return;
     }
     if (graph_.isConstant(i.b) && !graph_.isConstant(i.a)) {
       const auto [op, bits] = withConstant(i.add, graph_.values[i.b].bits);
       if (isImmediate(bits)) {
-        emitAdd(op, target, operand(i.a), Operand::imm(bits)).cond = cond;
+        ops_.emitAdd(op, target, ops_.operand(i.a), Operand::imm(bits)).cond = cond;
         return;
       }
     }
-    const auto [a, b] = operands(i.a, i.b);
-    emitAdd(i.add, target, a, b).cond = cond;
+    const auto [a, b] = ops_.operands(i.a, i.b);
+    ops_.emitAdd(i.add, target, a, b).cond = cond;
   }
 
-  // The operation of v, into `target`.
+  // Computes v into `target`.
   void compute(Value v, Vreg target, Cond cond) {
     const Instruction i = graph_.values[v];
     if (i.kind == Kind::Alu) return alu(i, target, cond);
-    const auto [a, b] = operands(i.a, i.b);
-    Operation& o = emit(Op::Mul, target);
+    const auto [a, b] = ops_.operands(i.a, i.b);
+    Operation& o = ops_.emit(Op::Mul, target);
     o.mul = i.mul;
     o.a = a;
     o.b = b;
     o.cond = cond;
   }
 
-  // --- masks ---
-
-  // What the flags show. A mask that came into a register since would leave others.
-  struct Shown {
-    Value mask = kNone;
-    Cond cond = Cond::Always;
-    FlagSets sets;
-  };
-
-  bool isLeaf(Value mask) const {
-    const Instruction& i = graph_.values[mask];
-    if (inRegister_.count(mask) != 0) return true;
-    if (i.kind == Kind::MaskNot) return isLeaf(i.a);
-    return i.kind == Kind::Compare || i.kind == Kind::Constant;
-  }
-
-  std::optional<FlagSets> sets(Value mask) const {
-    const Instruction& i = graph_.values[mask];
-    if (mask == shown_.mask) return shown_.sets;
-    if (inRegister_.count(mask) != 0 || i.kind == Kind::Constant) return {{kFlagsN, kFlagsZ}};
-    switch (i.kind) {
-      case Kind::Compare:
-        switch (i.test) {
-          case ir::Test::Equal: return {{kFlagsZ, kFlagsNone | kFlagsN}};
-          case ir::Test::Less:
-          case ir::Test::FloatLess:
-            return {{kFlagsC | kFlagsZC | kFlagsNC, kFlagsNone | kFlagsZ | kFlagsN}};
-        }
-        break;
-      case Kind::MaskNot: {
-        const std::optional<FlagSets> a = sets(i.a);
-        if (a) return a->inverse();
-        break;
-      }
-      case Kind::MaskAnd:
-      case Kind::MaskOr: return combined(i, i.a, i.b) ? combined(i, i.a, i.b) : combined(i, i.b, i.a);
-      default: break;
-    }
-    return std::nullopt;
-  }
-
-  // Of `first` and then `second`, if one condition tells the outcome.
-  std::optional<FlagSets> combined(const Instruction& i, Value first, Value second) const {
-    if (!isLeaf(second)) return std::nullopt;
-    const std::optional<FlagSets> a = sets(first);
-    if (!a) return std::nullopt;
-    const FlagSets b = *sets(second);
-    const FlagSets result = i.kind == Kind::MaskAnd ? both(*a, b) : either(*a, b);
-    if (!condition(result)) return std::nullopt;
-    return result;
-  }
-
-  // Sets the flags, in the elements where `cond` holds.
-  void setFlags(Value mask, Cond cond) {
-    const Instruction i = graph_.values[mask];
-    const auto known = inRegister_.find(mask);
-    if (known != inRegister_.end() || i.kind == Kind::Constant) {
-      const Operand m = known != inRegister_.end() ? Operand::reg(known->second) : operand(mask);
-      test(emitAdd(AddOp::Or, Operation::kNone, m, m), cond);
-      return;
-    }
-    switch (i.kind) {
-      case Kind::MaskNot: setFlags(i.a, cond); return;
-      case Kind::Compare: {
-        // C of a maximum is set where the first is the greater. A difference will not do for
-        // floats: Inf - Inf is -Inf.
-        static constexpr std::array<AddOp, 3> kOps = {AddOp::Xor, AddOp::Max, AddOp::FMax};
-        const bool equal = i.test == ir::Test::Equal;
-        const auto [a, b] = equal ? operands(i.a, i.b) : operands(i.b, i.a);
-        test(emitAdd(kOps[static_cast<std::size_t>(i.test)], Operation::kNone, a, b), cond);
-        return;
-      }
-      default: {
-        // Callers made sure that cond is Always and the parts combine.
-        const bool inOrder = combined(i, i.a, i.b).has_value();
-        const Value first = inOrder ? i.a : i.b;
-        const Value second = inOrder ? i.b : i.a;
-        const Cond holds = show(first);
-        setFlags(second, i.kind == Kind::MaskAnd ? holds : opposite(holds));
-        return;
-      }
-    }
-  }
-
-  static void test(Operation& o, Cond cond) {
-    o.setsFlags = true;
-    o.cond = cond;
-  }
-
-  // Makes the flags show the mask; the condition under which it holds.
-  Cond show(Value mask) {
-    bool negated = false;
-    while (graph_.values[mask].kind == Kind::MaskNot && inRegister_.count(mask) == 0) {
-      mask = graph_.values[mask].a;
-      negated = !negated;
-    }
-    if (shown_.mask != mask) {
-      std::optional<FlagSets> f = sets(mask);
-      if (!f) {
-        keep(graph_.values[mask].a);
-        keep(graph_.values[mask].b);
-        f = sets(mask);
-      }
-      setFlags(mask, Cond::Always);
-      shown_ = {mask, *condition(*f), *f};
-    }
-    return negated ? opposite(shown_.cond) : shown_.cond;
-  }
-
-  // Into a register: all bits where the mask holds.
-  void keep(Value mask) {
-    if (isLeaf(mask) && graph_.values[mask].kind != Kind::Compare &&
-        graph_.values[mask].kind != Kind::MaskNot)
-      return;
-    const Cond holds = show(mask);
-    const Vreg r = registers_++;
-    load(r, 0);
-    load(r, UINT32_MAX, holds);
-    inRegister_[mask] = r;
-    shown_ = {};
-  }
-
   // --- blocks ---
 
   void select(Value v, const Instruction& i) {
-    const Cond holds = show(i.c);
-    const bool newFirst = !graph_.isConstant(i.a) && !fused_[i.a] &&
+    const Cond holds = masks_.setFlagsTo(i.c);
+    const bool aFirst = !graph_.isConstant(i.a) && !fused_[i.a] &&
                           (graph_.isConstant(i.b) || fused_[i.b]);
-    const Value first = newFirst ? i.a : i.b;
-    const Value second = newFirst ? i.b : i.a;
+    const Value first = aFirst ? i.a : i.b;
+    const Value second = aFirst ? i.b : i.a;
     put(v, first, Cond::Always);
-    put(v, second, newFirst ? opposite(holds) : holds);
+    put(v, second, aFirst ? opposite(holds) : holds);
   }
 
   void put(Vreg target, Value v, Cond cond) {
     if (fused_[v])
       compute(v, target, cond);
     else
-      move(target, v, cond);
+      ops_.move(target, v, cond);
   }
 
   void instruction(Value v) {
     const Instruction i = graph_.values[v];
-    site_ = i.site;
+    ops_.site(i.site);
     switch (i.kind) {
-      case Kind::Element: emit(Op::ElementNumber, v); return;
-      case Kind::Literal: return load(v, i.bits);
+      case Kind::Element: ops_.emit(Op::ElementNumber, v); return;
+      case Kind::Literal: return ops_.load(v, i.bits);
       case Kind::Alu:
       case Kind::Mul:
         if (!fused_[v]) compute(v, v, Cond::Always);
@@ -362,16 +182,16 @@ class Selection {
       case Kind::Rotate: return rotate(v, i);
       case Kind::Broadcast:
       case Kind::Sfu: {
-        const Operand a = inRegister(i.a);
-        Operation& o = emit(i.kind == Kind::Sfu ? Op::Sfu : Op::Broadcast, v);
+        const Operand a = ops_.inRegister(i.a);
+        Operation& o = ops_.emit(i.kind == Kind::Sfu ? Op::Sfu : Op::Broadcast, v);
         o.a = a;
         o.constant = i.bits;
         return;
       }
       case Kind::Select: return select(v, i);
       case Kind::Effect: {
-        const Operand a = i.a == kNone ? Operand{} : operand(i.a);
-        Operation& o = emit(i.op, hasResult(i) ? v : Operation::kNone);
+        const Operand a = i.a == kNone ? Operand{} : ops_.operand(i.a);
+        Operation& o = ops_.emit(i.op, hasResult(i) ? v : Operation::kNone);
         o.a = a;
         o.constant = i.bits;
         o.unit = i.unit;
@@ -389,31 +209,31 @@ class Selection {
   }
 
   void rotate(Value v, const Instruction& i) {
-    if (graph_.isConstant(i.b) && (graph_.values[i.b].bits & 15U) == 0) return move(v, i.a);
-    const Operand a = inRegister(i.a);
+    if (graph_.isConstant(i.b) && (graph_.values[i.b].bits & 15U) == 0) return ops_.move(v, i.a);
+    const Operand a = ops_.inRegister(i.a);
     Operand by = Operand::reg(i.b);
     if (graph_.isConstant(i.b)) by = Operand::imm(graph_.values[i.b].bits & 15U);
-    Operation& o = emit(Op::Rotate, v);
+    Operation& o = ops_.emit(Op::Rotate, v);
     o.a = a;
     o.b = by;
   }
 
-  // What `b`, entered by its way number `way`, wants in its phis' registers.
-  void copies(const ir::Block& b, std::size_t way) {
-    for (const Value phi : b.phis) move(phiRegister_[phi], graph_.arguments(phi)[way]);
+  // Copies the arguments of the phis of `b` for its predecessor number `pred`.
+  void addPhiCopies(const ir::Block& b, std::size_t pred) {
+    for (const Value phi : b.phis) ops_.move(phiRegister_[phi], graph_.arguments(phi)[pred]);
   }
 
-  std::size_t wayNumber(std::uint32_t from, std::uint32_t to) const {
+  std::size_t predecessorNumber(std::uint32_t from, std::uint32_t to) const {
     const std::vector<std::uint32_t>& preds = graph_.blocks[to].preds;
     return static_cast<std::size_t>(std::find(preds.begin(), preds.end(), from) - preds.begin());
   }
 
-  // Where a branch from `from` to `to` leads: to a block for the copies if need be.
-  std::uint32_t way(std::uint32_t from, std::uint32_t to) {
+  // The target of a branch from `from` to `to`: a new block if the edge is split for phi copies.
+  std::uint32_t splitEdge(std::uint32_t from, std::uint32_t to) {
     const ir::Block& b = graph_.blocks[to];
     if (b.phis.empty()) return to;
     if (to <= from) {
-      copies(b, wayNumber(from, to));
+      addPhiCopies(b, predecessorNumber(from, to));
       return to;
     }
     const auto between = static_cast<std::uint32_t>(function_.blocks.size());
@@ -422,24 +242,22 @@ class Selection {
     block.exit = Block::Exit::Jump;
     block.next = to;
     block.loopDepth = std::min(graph_.depth(from), graph_.depth(to));
-    out_ = &block.operations;
-    copies(b, wayNumber(from, to));
-    out_ = &function_.blocks[from].operations;
+    ops_.appendTo(block.operations);
+    addPhiCopies(b, predecessorNumber(from, to));
+    ops_.appendTo(function_.blocks[from].operations);
     return between;
   }
 
   void block(std::uint32_t number) {
     const ir::Block& b = graph_.blocks[number];
-    out_ = &function_.blocks[number].operations;
-    constants_.clear();
-    inRegister_.clear();
-    shown_ = {};
+    ops_.beginBlock(function_.blocks[number].operations);
+    masks_.beginBlock();
     for (const Value phi : b.phis) {
-      Operation& o = emit(Op::Move, phi);
+      Operation& o = ops_.emit(Op::Move, phi);
       o.a = Operand::reg(phiRegister_[phi]);
     }
     for (const Value v : b.body) instruction(v);
-    site_ = b.site;
+    ops_.site(b.site);
     Block& block = function_.blocks[number];
     block.loopDepth = graph_.depth(number);
     block.site = b.site;
@@ -448,15 +266,15 @@ class Selection {
       case ir::Block::Exit::Jump:
         block.exit = Block::Exit::Jump;
         block.next = b.next;
-        copies(graph_.blocks[b.next], wayNumber(number, b.next));
+        addPhiCopies(graph_.blocks[b.next], predecessorNumber(number, b.next));
         return;
       case ir::Block::Exit::Branch: break;
     }
     block.exit = Block::Exit::Branch;
-    Cond holds = show(b.condition);
+    Cond holds = masks_.setFlagsTo(b.condition);
     bool all = b.all;
-    const std::uint32_t yes = way(number, b.taken);
-    const std::uint32_t no = way(number, b.next);
+    const std::uint32_t yes = splitEdge(number, b.taken);
+    const std::uint32_t no = splitEdge(number, b.next);
     Block& done = function_.blocks[number];
     done.taken = yes;
     done.next = no;
@@ -469,29 +287,24 @@ class Selection {
   }
 
   Graph& graph_;
+  OperationWriter ops_;
+  MaskSelector masks_;
   Function function_;
-  Vreg registers_ = 0;
   std::vector<std::uint32_t> uses_;
   std::vector<bool> fused_;
   std::vector<Vreg> phiRegister_;
-  std::vector<Operation>* out_ = nullptr;
-  std::uint32_t site_ = code::Object::kNoSite;
-  // Of the block at hand.
-  Shown shown_;
-  std::unordered_map<std::uint32_t, Vreg> constants_;
-  std::unordered_map<Value, Vreg> inRegister_;  // masks
 };
 
 }  // namespace
 
 namespace {
 
-// Of the registers, how many are left to what is short-lived.
-constexpr int kSparedWhenHoisting = 20;
-constexpr int kSpared = 12;
+// Registers that are reserved for short-lived values.
+constexpr int kReservedWhenHoisting = 20;
+constexpr int kReserved = 12;
 
-std::uint32_t without(const Options& options, int spared) {
-  return static_cast<std::uint32_t>(std::max(2 * options.fileRegisters - spared, 4));
+std::uint32_t pressureLimit(const Options& options, int reserved) {
+  return static_cast<std::uint32_t>(std::max(2 * options.fileRegisters - reserved, 4));
 }
 
 }  // namespace
@@ -499,19 +312,19 @@ std::uint32_t without(const Options& options, int spared) {
 Function select(const detail::Source& source, const Options& options) {
   Graph graph = lower(source, options);
   simplifyPhis(graph);
-  removeDead(graph);
+  eliminateDeadCode(graph);
   lowerLoads(graph, options.level > 0 ? strides(graph) : std::vector<Stride>{});
   if (options.level > 1) {
-    const std::uint32_t room = without(options, kSparedWhenHoisting);
-    reduceStrength(graph, room);
-    removeDead(graph);
-    hoistInvariants(graph, room);
-    placeConstants(graph, room);
-    relievePressure(graph, without(options, kSpared));
+    const std::uint32_t limit = pressureLimit(options, kReservedWhenHoisting);
+    reduceStrength(graph, limit);
+    eliminateDeadCode(graph);
+    hoistInvariants(graph, limit);
+    hoistConstants(graph, limit);
+    rematerialiseValues(graph, pressureLimit(options, kReserved));
   }
-  removeDead(graph);
+  eliminateDeadCode(graph);
   Function function = Selection(graph).run();
-  joinCopies(function);
+  coalesceCopies(function);
   assert(check(function).empty());
   return function;
 }

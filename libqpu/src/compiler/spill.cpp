@@ -3,297 +3,60 @@
 #include <algorithm>
 
 #include "compiler/liveness.hpp"
-#include "compiler/recipes.hpp"
-#include "compiler/spill_slots.hpp"
-#include "compiler/vpm_layout.hpp"
+#include "compiler/rematerialise.hpp"
+#include "compiler/spill_barriers.hpp"
+#include "compiler/spill_code.hpp"
+#include "compiler/spill_globals.hpp"
 #include "error_facts.hpp"
 
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kSlotBytes = 64;
-// Operations read up to three vectors and the spills need a few words of setup.
-constexpr std::uint32_t kLeastLocals = 4;
-constexpr std::uint32_t kWantedLocals = 8;
-
-std::uint32_t weightOf(const Block& block) {
-  std::uint32_t weight = 1;
-  for (std::uint32_t d = 0; d < std::min(block.loopDepth, 5U); ++d) weight *= 10;
-  return weight;
-}
-
-bool isReadSide(Op op) {
-  return op == Op::VpmReadSetup || op == Op::VpmRead || op == Op::DmaLoadStart ||
-         op == Op::DmaLoadWait;
-}
-bool isWriteSide(Op op) {
-  return op == Op::VpmWriteSetup || op == Op::VpmWrite || op == Op::DmaStoreStart;
-}
-
-// Vectors alive at once in a block, those that leave it counted throughout.
-std::uint32_t pressureOf(const Function& f, const Liveness& live, std::size_t b,
-                         std::vector<char>& alive) {
-  alive.assign(f.registers, 0);
-  std::uint32_t count = 0;
-  for (std::size_t g = 0; g < live.globals.size(); ++g)
-    if (live.out[b].has(g)) {
-      alive[live.globals[g]] = 1;
-      ++count;
-    }
-  std::uint32_t most = count;
-  const auto& operations = f.blocks[b].operations;
-  for (std::size_t i = operations.size(); i-- > 0;) {
-    const Operation& o = operations[i];
-    if (o.target != Operation::kNone && !isUpdate(o) && !live.liveOut(b, o.target) &&
-        alive[o.target] != 0) {
-      alive[o.target] = 0;
-      --count;
-    }
-    forEachRead(o, [&](Vreg v) {
-      if (alive[v] == 0) {
-        alive[v] = 1;
-        ++count;
-      }
-    });
-    most = std::max(most, count);
-  }
-  return most;
-}
+constexpr std::uint32_t kMostReads = 3;  // of one operation
 
 class Spiller {
  public:
   Spiller(Function& function, std::uint32_t limit, bool memory)
       : f_(function), limit_(limit), memory_(memory), live_(findLiveness(function)),
-        recipes_(findRecipes(function, live_)) {}
+        rematerialisations_(findRematerialisable(function, live_)), code_(function) {}
 
   bool run(std::uint32_t& bytes) {
-    inMemory_.assign(f_.registers, 0);
-    if (!chooseGlobals()) return false;
-    if (memory_) addPrologue();
+    std::optional<std::vector<char>> spilled =
+        chooseSpilledGlobals(f_, live_, rematerialisations_, limit_, memory_);
+    if (!spilled) return false;
+    spilled_ = std::move(*spilled);
+    if (memory_) {
+      ready_ = code_.addPrologue();
+      spilled_.resize(f_.registers, 0);
+      rematerialisations_.resize(f_.registers);
+      live_.indexOf.resize(f_.registers, Liveness::kLocal);
+    }
     for (std::size_t b = 0; b < f_.blocks.size(); ++b)
       if (!rewrite(b)) return false;
-    bytes = placeSlots() * kSlotBytes;
+    bytes = code_.assignSlots();
     return true;
   }
 
  private:
   static constexpr std::uint32_t kNever = UINT32_MAX;
 
-  // Globals that stay in memory from block to block.
-  bool chooseGlobals() {
-    const std::size_t n = live_.globals.size();
-    const std::size_t blocks = f_.blocks.size();
-    std::vector<std::uint64_t> cost(n, 0);
-    std::vector<Bits> referenced(blocks, Bits(n));
-    for (std::size_t b = 0; b < blocks; ++b) {
-      const std::uint64_t weight = weightOf(f_.blocks[b]);
-      const auto count = [&](Vreg v) {
-        const std::uint32_t g = live_.indexOf[v];
-        if (g == Liveness::kLocal) return;
-        cost[g] += hasRecipe(v) ? weight * recipes_[v].steps : weight * 10;
-        referenced[b].set(g);
-      };
-      for (const Operation& o : f_.blocks[b].operations) {
-        forEachRead(o, count);
-        if (o.target != Operation::kNone && !isUpdate(o)) count(o.target);
-      }
-    }
-    std::vector<std::uint32_t> byCost(n);
-    for (std::uint32_t g = 0; g < n; ++g) byCost[g] = g;
-    std::stable_sort(byCost.begin(), byCost.end(),
-                     [&](std::uint32_t x, std::uint32_t y) { return cost[x] < cost[y]; });
-    std::vector<std::size_t> order(blocks);
-    for (std::size_t b = 0; b < blocks; ++b) order[b] = b;
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) {
-      return f_.blocks[x].loopDepth > f_.blocks[y].loopDepth;
-    });
-    std::vector<char> alive;
-    // The spills' own two vectors are alive everywhere.
-    const std::uint32_t room = limit_ - (memory_ ? 2 : 0);
-    for (const std::size_t b : order) {
-      std::uint32_t most = pressureOf(f_, live_, b, alive);
-      std::uint32_t resident = 0;
-      for (std::size_t g = 0; g < n; ++g) {
-        if (!live_.in[b].has(g) && !live_.out[b].has(g)) continue;
-        if (isSpilled(g)) {
-          if (!referenced[b].has(g) && most > 0) --most;
-        } else {
-          ++resident;
-        }
-      }
-      const auto drop = [&](std::uint32_t g) {
-        inMemory_[live_.globals[g]] = 1;
-        --resident;
-        if (!referenced[b].has(g) && most > 0) --most;
-      };
-      // What only passes through costs nothing here.
-      for (const std::uint32_t g : byCost) {
-        if (most <= room) break;
-        const bool passes = (live_.in[b].has(g) || live_.out[b].has(g)) && !referenced[b].has(g);
-        if (passes && maySpill(g) && cost[g] <= std::uint64_t{weightOf(f_.blocks[b])} * 40) drop(g);
-      }
-      // A vector that stays has its register for the whole block, so those that enter it and those that leave it may be
-      // too many together where the pressure is not.
-      if (most <= room && resident + kLeastLocals <= room) continue;
-      const std::uint32_t least = most > room && room >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
-      for (const std::uint32_t g : byCost) {
-        if (resident + least <= room) break;
-        if ((live_.in[b].has(g) || live_.out[b].has(g)) && maySpill(g)) drop(g);
-      }
-      if (resident + kLeastLocals > room) return false;
-    }
-    return true;
-  }
-  bool maySpill(std::size_t g) const {
-    return !isSpilled(g) && (memory_ || hasRecipe(live_.globals[g]));
-  }
-  bool hasRecipe(Vreg v) const { return recipes_[v].steps != 0; }
-  bool isSpilled(std::size_t g) const { return inMemory_[live_.globals[g]] != 0; }
-
-  // Reads the address of the area first of all uniforms, and finds the row as
-  // soon as the QPU's number is there.
-  void addPrologue() {
-    base_ = f_.registers++;
-    row_ = f_.registers++;
-    f_.uniforms.insert(f_.uniforms.begin(), {code::Uniform::Kind::SpillBase, 0});
-    auto& entry = f_.blocks[0].operations;
-    Operation read;
-    read.op = Op::Uniform;
-    read.target = base_;
-    entry.insert(entry.begin(), read);
-    std::size_t at = 1;
-    if (f_.qpuNumber != Operation::kNone) {
-      for (std::size_t i = 0; i < entry.size(); ++i)
-        if (entry[i].target == f_.qpuNumber) {
-          at = i + 1;
-          break;
-        }
-    }
-    std::vector<Operation> code;
-    if (f_.qpuNumber == Operation::kNone || f_.spillRowStride == 0) {
-      loadWord(code, row_, f_.spillRow);
-    } else {
-      const Vreg stride = f_.registers++;
-      const Vreg rows = f_.registers++;
-      const Vreg first = f_.registers++;
-      loadWord(code, stride, f_.spillRowStride);
-      Operation multiply;
-      multiply.op = Op::Mul;
-      multiply.mul = isa::MulOp::Mul24;
-      multiply.target = rows;
-      multiply.a = Operand::reg(f_.qpuNumber);
-      multiply.b = Operand::reg(stride);
-      code.push_back(multiply);
-      loadWord(code, first, f_.spillRow);
-      code.push_back(addition(row_, Operand::reg(rows), Operand::reg(first)));
-    }
-    entry.insert(entry.begin() + static_cast<std::ptrdiff_t>(at), code.begin(), code.end());
-    ready_ = at + code.size();
-    inMemory_.resize(f_.registers, 0);
-    recipes_.resize(f_.registers);
-    live_.indexOf.resize(f_.registers, Liveness::kLocal);
-  }
-
-  static void loadWord(std::vector<Operation>& code, Vreg target, std::uint32_t word) {
-    Operation o;
-    o.op = Op::Load;
-    o.target = target;
-    o.constant = word;
-    code.push_back(o);
-  }
-  static Operation addition(Vreg target, Operand a, Operand b) {
-    Operation o;
-    o.op = Op::Add;
-    o.add = isa::AddOp::Add;
-    o.target = target;
-    o.a = a;
-    o.b = b;
-    return o;
-  }
-
-  // Spill code
-
-  Vreg word(std::vector<Operation>& code, std::uint32_t bits) {
-    const Vreg v = f_.registers++;
-    loadWord(code, v, bits);
-    return v;
-  }
-  // `bits` plus the row shifted up.
-  Vreg rowWord(std::vector<Operation>& code, std::uint32_t bits, std::uint32_t shift) {
-    Vreg row = row_;
-    if (shift != 0) {
-      row = f_.registers++;
-      Operation o = addition(row, Operand::reg(row_), Operand::imm(shift));
-      o.add = isa::AddOp::Shl;
-      code.push_back(o);
-    }
-    const Vreg constant = word(code, bits);
-    const Vreg v = f_.registers++;
-    code.push_back(addition(v, Operand::reg(constant), Operand::reg(row)));
-    return v;
-  }
-  // The offset is filled in when all slots are known.
-  Vreg slotAddress(std::vector<Operation>& code, Vreg v, bool isStore) {
-    accesses_.push_back({v, static_cast<std::uint32_t>(block_),
-                         static_cast<std::uint32_t>(code.size()), isStore});
-    const Vreg offset = word(code, 0);
-    const Vreg address = f_.registers++;
-    code.push_back(addition(address, Operand::reg(base_), Operand::reg(offset)));
-    return address;
-  }
-  // Their number.
-  std::uint32_t placeSlots() {
-    std::uint32_t slots = 0;
-    const std::vector<std::uint32_t> slotOf = shareSlots(f_, accesses_, slots);
-    for (std::size_t i = 0; i < accesses_.size(); ++i)
-      f_.blocks[accesses_[i].block].operations[accesses_[i].position].constant =
-          slotOf[i] * kSlotBytes;
-    return slots;
-  }
-  static Operation effect(Op op, Vreg a) {
-    Operation o;
-    o.op = op;
-    if (a != Operation::kNone) o.a = Operand::reg(a);
-    o.unit = kSpillUnit;
-    return o;
-  }
-
-  void store(std::vector<Operation>& code, Vreg v) {
-    code.push_back(effect(Op::DmaStoreWait, Operation::kNone));
-    code.push_back(effect(Op::VpmWriteSetup, rowWord(code, vpm::writeRows(0, 1), 0)));
-    code.push_back(effect(Op::VpmWrite, v));
-    code.push_back(effect(Op::VpmWriteSetup, rowWord(code, vpm::storeRow(0), vpm::kStoreRowShift)));
-    code.push_back(effect(Op::DmaStoreStart, slotAddress(code, v, true)));
-    code.push_back(effect(Op::DmaStoreWait, Operation::kNone));
-  }
-
-  void reload(std::vector<Operation>& code, Vreg v) {
-    code.push_back(effect(Op::VpmReadSetup, rowWord(code, vpm::loadRow(0), vpm::kLoadRowShift)));
-    code.push_back(effect(Op::DmaLoadStart, slotAddress(code, v, false)));
-    code.push_back(effect(Op::DmaLoadWait, Operation::kNone));
-    code.push_back(effect(Op::VpmReadSetup, rowWord(code, vpm::readRow(0), 0)));
-    Operation read;
-    read.op = Op::VpmRead;
-    read.target = v;
-    read.unit = kSpillUnit;
-    code.push_back(read);
-  }
-
-  // One block
-
   struct State {
     bool resident = false;
-    bool stored = false;   // memory has it
+    bool stored = false;   // memory has the current content
     bool written = false;  // in this block, so far
     std::size_t use = 0;   // next in uses_
   };
 
+  bool canRematerialise(Vreg v) const { return rematerialisations_[v].operations != 0; }
+  bool isSpilled(std::size_t g) const { return spilled_[live_.globals[g]] != 0; }
+
+  // Whether the vector has a register for the whole block.
   bool isPinned(std::size_t b, Vreg v) const {
-    if (v == base_ || v == row_) return true;
-    return inMemory_[v] == 0 && (live_.liveIn(b, v) || live_.liveOut(b, v));
+    if (code_.isReserved(v)) return true;
+    return spilled_[v] == 0 && (live_.liveIn(b, v) || live_.liveOut(b, v));
   }
 
-  // Where the operations of a block read each vector.
+  // Finds the operations of a block that read each vector.
   void findUses(const std::vector<Operation>& operations) {
     for (std::uint32_t i = 0; i < operations.size(); ++i)
       forEachRead(operations[i], [&](Vreg v) {
@@ -321,99 +84,63 @@ class Spiller {
     findUses(operations);
     residents_.clear();
     runEnd_ = 0;
-    std::uint32_t pinned = memory_ ? 2 : 0;
+    std::uint32_t pinned = memory_ ? kSpillRegisters : 0;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
       if (!isSpilled(g) && (live_.in[b].has(g) || live_.out[b].has(g))) ++pinned;
-    if (pinned + 3 > limit_) return false;
+    if (pinned + kMostReads > limit_) return false;
     room_ = limit_ - pinned;
     for (std::size_t g = 0; g < live_.globals.size(); ++g)
       if (isSpilled(g) && live_.in[b].has(g))
-        state_[live_.globals[g]].stored = !hasRecipe(live_.globals[g]);
-    findUnits(operations);
-    for (std::uint32_t i = 0; i < operations.size(); ++i)
-      if (!step(i, operations[i], operations)) return false;
-    // What the next blocks expect in memory.
+        state_[live_.globals[g]].stored = !canRematerialise(live_.globals[g]);
+    const std::size_t n = operations.size();
+    barriers_ = memory_ ? findSpillBarriers(operations, b == 0 ? ready_ : 0)
+                        : SpillBarriers{std::vector<char>(n + 1, 0), std::vector<char>(n + 1, 0)};
+    for (std::uint32_t i = 0; i < n; ++i)
+      if (!rewrite(i, operations)) return false;
+    // The next blocks expect spilled vectors in memory.
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
-      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && !hasRecipe(v)) {
+      if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && !canRematerialise(v)) {
         if (!state_[v].resident) failWithoutContent(v);
-        store(out_, v);
+        code_.store(out_, block_, v);
       }
     }
     f_.blocks[b].operations = out_;
     return true;
   }
 
-  // Before which operations a spill may not be stored, a vector not reloaded:
-  // between a setup and what uses it.
-  void findUnits(const std::vector<Operation>& operations) {
-    const std::size_t n = operations.size();
-    noStore_.assign(n + 1, 0);
-    noReload_.assign(n + 1, 0);
-    if (!memory_) return;
-    std::size_t lastWrite = 0;
-    for (std::size_t i = 0; i < n; ++i)
-      if (isWriteSide(operations[i].op)) lastWrite = i;
-    bool open = false;
-    for (std::size_t i = 0; i < n; ++i) {
-      noStore_[i] = open ? 1 : 0;
-      if (operations[i].op == Op::VpmWriteSetup) open = true;
-      if (operations[i].op == Op::DmaStoreStart || i == lastWrite) open = false;
-    }
-    std::size_t next = n;  // the next operation of the read side
-    for (std::size_t i = n; i-- > 0;) {
-      if (next < n) {
-        // Between operations i and next: who was last before?
-        std::size_t last = i;
-        if (isReadSide(operations[last].op)) {
-          const Op op = operations[last].op;
-          const bool isOpen = op == Op::VpmReadSetup || op == Op::DmaLoadStart ||
-                              (op == Op::VpmRead && operations[next].op == Op::VpmRead);
-          if (isOpen)
-            for (std::size_t k = last + 1; k <= next; ++k) noReload_[k] = 1;
-        }
-      }
-      if (isReadSide(operations[i].op)) next = i;
-    }
-    if (ready_ != 0 && block_ == 0)
-      for (std::size_t i = 0; i < std::min(ready_, n); ++i) noStore_[i] = noReload_[i] = 1;
-  }
-
-  bool step(std::uint32_t i, const Operation& o, const std::vector<Operation>& operations) {
-    if (noStore_[i] == 0 && i + 1 < noStore_.size() && noStore_[i + 1] != 0)
-      storeAhead(i, operations);
-    if (noReload_[i] == 0) {
+  bool rewrite(std::uint32_t i, const std::vector<Operation>& operations) {
+    const Operation& o = operations[i];
+    const std::vector<char>& noStore = barriers_.noStore;
+    const std::vector<char>& noReload = barriers_.noReload;
+    if (noStore[i] == 0 && noStore[i + 1] != 0) storeAhead(i, operations);
+    if (noReload[i] == 0) {
       runEnd_ = i;
-      if (i + 1 < noReload_.size() && noReload_[i + 1] != 0 && !reloadAhead(i, operations)) return false;
+      if (noReload[i + 1] != 0 && !reloadAhead(i, operations)) return false;
     }
-    // The vectors that are read, those of this operation not evicted for each other.
-    std::array<Vreg, 3> reads{};
-    unsigned count = 0;
-    forEachRead(o, [&](Vreg v) { reads[count++] = v; });
-    busy_.assign(reads.begin(), reads.begin() + count);
-    for (unsigned k = 0; k < count; ++k)
-      if (!bringIn(reads[k], i)) return false;
-    for (unsigned k = 0; k < count; ++k) {
-      const Vreg v = reads[k];
-      if (isPinned(block_, v) || !state_[v].resident) continue;
-      const bool dies = nextUse(block_, v, i + 1) == kNever;
-      if (dies) leave(v);
-    }
-    if (o.target != Operation::kNone) {
-      const Vreg v = o.target;
-      if (!isPinned(block_, v)) {
-        if (!state_[v].resident) {
-          if (!makeRoom(i)) return false;
-          enter(v);
-        }
-        state_[v].stored = false;
-      }
-      state_[v].written = true;
+    busy_.clear();
+    forEachRead(o, [&](Vreg v) { busy_.push_back(v); });
+    const std::vector<Vreg> reads = busy_;
+    for (const Vreg v : reads)
+      if (!bringIn(v, i)) return false;
+    for (const Vreg v : reads)
+      if (!isPinned(block_, v) && state_[v].resident && nextUse(block_, v, i + 1) == kNever) leave(v);
+    if (o.target == Operation::kNone) {
       out_.push_back(o);
-      if (!isPinned(block_, v) && nextUse(block_, v, i + 1) == kNever) leave(v);
       return true;
     }
+    const Vreg v = o.target;
+    const bool needsRegister = !isPinned(block_, v);
+    if (needsRegister) {
+      if (!state_[v].resident) {
+        if (!makeRoom(i)) return false;
+        enter(v);
+      }
+      state_[v].stored = false;
+    }
+    state_[v].written = true;
     out_.push_back(o);
+    if (needsRegister && nextUse(block_, v, i + 1) == kNever) leave(v);
     return true;
   }
 
@@ -434,32 +161,32 @@ class Spiller {
                                 {f_.name, "", -1, 0});
   }
 
+  // Puts the vector into a register before operation i.
   bool bringIn(Vreg v, std::uint32_t i) {
     if (isPinned(block_, v)) {
-      // A vector that leaves the block has its register before the block has written it, too.
-      if (v == base_ || v == row_ || live_.liveIn(block_, v) || state_[v].written) return true;
-      if (!hasRecipe(v)) failWithoutContent(v);
-      return repeat(v, i);
+      // A live-out vector has its register even before the block has written it.
+      if (code_.isReserved(v) || live_.liveIn(block_, v) || state_[v].written) return true;
+      if (!canRematerialise(v)) failWithoutContent(v);
+      return rematerialise(v, i);
     }
     if (state_[v].resident) return true;
-    if (hasRecipe(v)) return repeat(v, i);
+    if (canRematerialise(v)) return rematerialise(v, i);
     if (!state_[v].stored) failWithoutContent(v);
-    if (noReload_[i] != 0 || !makeRoom(i)) return false;
-    reload(out_, v);
+    if (barriers_.noReload[i] != 0 || !makeRoom(i)) return false;
+    code_.reload(out_, block_, v);
     enter(v);
     return true;
   }
 
-  // Computes v again.
-  bool repeat(Vreg v, std::uint32_t i) {
-    const Operation o = recipes_[v].operation;
+  bool rematerialise(Vreg v, std::uint32_t i) {
+    const Operation o = rematerialisations_[v].definition;
     const std::size_t before = busy_.size();
-    bool can = true;
+    bool isPossible = true;
     forEachRead(o, [&](Vreg u) {
-      can = can && bringIn(u, i);
+      isPossible = isPossible && bringIn(u, i);
       busy_.push_back(u);
     });
-    if (!can) return false;
+    if (!isPossible) return false;
     if (isPinned(block_, v)) {
       state_[v].written = true;
     } else {
@@ -471,7 +198,7 @@ class Spiller {
     return true;
   }
 
-  // A register for one more vector before operation i.
+  // Frees a register for one more vector before operation i.
   bool makeRoom(std::uint32_t i) {
     while (residents_.size() >= room_) {
       Vreg victim = Operation::kNone;
@@ -479,11 +206,11 @@ class Spiller {
       for (const Vreg v : residents_) {
         if (std::find(busy_.begin(), busy_.end(), v) != busy_.end()) continue;
         if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
-        const bool free = state_[v].stored || hasRecipe(v);
-        if (!free && (noStore_[i] != 0 || !memory_)) continue;
-        // The farthest next use; a store weighs as much as some distance.
+        const bool isFree = state_[v].stored || canRematerialise(v);
+        if (!isFree && (barriers_.noStore[i] != 0 || !memory_)) continue;
+        // The farthest next use. Without a store, a use that is not quite as far counts the same.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
-        if (free) score += score / 2 + 1;
+        if (isFree) score += score / 2 + 1;
         if (score >= best) {
           best = score;
           victim = v;
@@ -495,98 +222,86 @@ class Spiller {
     return true;
   }
   void evict(Vreg v) {
-    if (!state_[v].stored && !hasRecipe(v)) {
-      store(out_, v);
+    if (!state_[v].stored && !canRematerialise(v)) {
+      code_.store(out_, block_, v);
       state_[v].stored = true;
     }
     leave(v);
   }
 
-  // Within a run of VPM writes nothing can be stored, so what may have to go is
-  // stored before it.
+  // Nothing can be stored within a run of VPM writes, so vectors that may be evicted there are stored before it.
   void storeAhead(std::uint32_t i, const std::vector<Operation>& operations) {
-    if (!memory_) return;
     std::uint32_t end = i + 1;
-    std::uint32_t fresh = 0;
-    for (; end < operations.size() && noStore_[end] != 0; ++end)
-      if (operations[end].target != Operation::kNone) ++fresh;
-    fresh += 3;
-    if (operations[i].target != Operation::kNone) ++fresh;
-    // Reloads within the run need places too.
+    std::uint32_t needed = kMostReads;
+    for (; end < operations.size() && barriers_.noStore[end] != 0; ++end)
+      if (operations[end].target != Operation::kNone) ++needed;
+    if (operations[i].target != Operation::kNone) ++needed;
+    // Reloads within the run need registers too.
     for (std::uint32_t k = i; k < end; ++k)
       forEachRead(operations[k], [&](Vreg v) {
-        if (!isPinned(block_, v) && !state_[v].resident) ++fresh;
+        if (!isPinned(block_, v) && !state_[v].resident) ++needed;
       });
     std::uint32_t open = room_ > residents_.size() ? room_ - static_cast<std::uint32_t>(residents_.size()) : 0;
     std::vector<std::pair<std::uint32_t, Vreg>> candidates;
     for (const Vreg v : residents_) {
-      if (state_[v].stored || hasRecipe(v))
+      if (state_[v].stored || canRematerialise(v))
         ++open;
       else
         candidates.emplace_back(nextUse(block_, v, i), v);
     }
     std::sort(candidates.begin(), candidates.end());
-    while (open < fresh && !candidates.empty()) {
+    while (open < needed && !candidates.empty()) {
       const Vreg v = candidates.back().second;
       candidates.pop_back();
-      store(out_, v);
+      code_.store(out_, block_, v);
       state_[v].stored = true;
       ++open;
     }
   }
 
-  // Within a run of VPM reads nothing can be reloaded: what it reads from memory, or computes again from there, is in
-  // registers before it and stays there until it is read.
+  // Nothing can be reloaded within a run of VPM reads. Vectors that the run needs from memory, or rematerialises from
+  // there, are in registers before it and stay there until they are read.
   bool reloadAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     busy_.clear();
-    std::vector<Vreg> made;
-    for (runEnd_ = i; runEnd_ < operations.size() && (runEnd_ == i || noReload_[runEnd_] != 0); ++runEnd_) {
+    std::vector<Vreg> defined;
+    for (runEnd_ = i; runEnd_ < operations.size() && (runEnd_ == i || barriers_.noReload[runEnd_] != 0); ++runEnd_) {
       const Operation& o = operations[runEnd_];
       forEachRead(o, [&](Vreg v) {
-        if (!isPinned(block_, v) && needsMemory(v) && std::find(made.begin(), made.end(), v) == made.end())
+        if (!isPinned(block_, v) && needsMemory(v) && std::find(defined.begin(), defined.end(), v) == defined.end())
           busy_.push_back(v);
       });
-      if (o.target != Operation::kNone) made.push_back(o.target);
+      if (o.target != Operation::kNone) defined.push_back(o.target);
     }
-    const std::vector<Vreg> wanted = busy_;
-    return std::all_of(wanted.begin(), wanted.end(), [&](Vreg v) { return bringIn(v, i); });
+    const std::vector<Vreg> needed = busy_;
+    return std::all_of(needed.begin(), needed.end(), [&](Vreg v) { return bringIn(v, i); });
   }
-  // Whether it takes a reload to have the vector in a register, once it is in none.
+  // Whether a vector that is in no register can come back only with a reload.
   bool needsMemory(Vreg v) const {
-    if (!hasRecipe(v)) return true;
-    return std::any_of(recipes_[v].leaves.begin(), recipes_[v].leaves.end(), [this](Vreg u) { return inMemory_[u] != 0; });
+    if (!canRematerialise(v)) return true;
+    const std::vector<Vreg>& sources = rematerialisations_[v].sources;
+    return std::any_of(sources.begin(), sources.end(), [this](Vreg u) { return spilled_[u] != 0; });
   }
 
   Function& f_;
   std::uint32_t limit_;
   bool memory_;
   Liveness live_;
-  std::vector<Recipe> recipes_;             // of each register
-  std::vector<char> inMemory_;              // between blocks
-  std::vector<SlotAccess> accesses_;
-  Vreg base_ = Operation::kNone, row_ = Operation::kNone;
-  std::size_t ready_ = 0;                   // operations of the entry block before spills can be
+  std::vector<Rematerialisation> rematerialisations_;  // by register
+  std::vector<char> spilled_;                          // between blocks, by register
+  SpillCode code_;
+  std::size_t ready_ = 0;    // operations of the entry block before which nothing can be spilled
   std::size_t block_ = 0;
-  std::uint32_t room_ = 0;                  // registers for vectors that are not pinned
+  std::uint32_t room_ = 0;   // registers for vectors that are not pinned
   std::vector<Operation> out_;
   std::vector<std::vector<std::uint32_t>> uses_;
   std::vector<Vreg> touched_, residents_;
-  std::vector<Vreg> busy_;                  // not to be evicted for each other
-  std::uint32_t runEnd_ = 0;                // of the run of VPM reads, if there is one
+  std::vector<Vreg> busy_;    // vectors that must not be evicted now
+  std::uint32_t runEnd_ = 0;  // end of the current run of VPM reads
   std::vector<State> state_;
-  std::vector<char> noStore_, noReload_;
+  SpillBarriers barriers_;
 };
 
 }  // namespace
-
-std::uint32_t pressure(const Function& function) {
-  const Liveness live = findLiveness(function);
-  std::vector<char> alive;
-  std::uint32_t most = 0;
-  for (std::size_t b = 0; b < function.blocks.size(); ++b)
-    most = std::max(most, pressureOf(function, live, b, alive));
-  return most;
-}
 
 bool spill(Function& function, std::uint32_t limit, bool memory, std::uint32_t& bytes) {
   return Spiller(function, limit, memory).run(bytes);

@@ -1,6 +1,9 @@
-// Fewer vectors alive at once. Those that find no register are computed again
-// where that is possible; else they go to memory and come back through the VPM.
-// Works on machine operations, before they are scheduled.
+// Spilling: reduces register pressure before scheduling. A vector that gets no register is rematerialised if possible,
+// else it is stored to memory and reloaded.
+//
+// Within a block the vector whose next use is farthest away is evicted: Laszlo A. Belady, "A Study of Replacement
+// Algorithms for a Virtual-Storage Computer", 1966, applied to registers as in Matthias Braun and Sebastian Hack,
+// "Register Spilling and Live-Range Splitting for SSA-Form Programs", 2009.
 #ifndef QPU_SRC_COMPILER_SPILL_HPP
 #define QPU_SRC_COMPILER_SPILL_HPP
 
@@ -10,16 +13,12 @@
 
 namespace qpu::compiler {
 
-// Marks DMA operations of spills in Operation::unit. Their memory is nobody
-// else's, so requests of the TMUs need not keep their order against them.
+// Marks DMA operations of spills in Operation::unit. Nothing else accesses their memory, so they are not ordered with
+// requests of the TMUs.
 constexpr std::uint8_t kSpillUnit = 1;
 
-// The most vectors that are alive at once in the order of the operations.
-std::uint32_t pressure(const Function& function);
-
-// Spills until at most `limit` vectors are alive anywhere. False when that is not
-// possible; without `memory` vectors can only be computed again. `bytes` is the
-// memory that each QPU needs for it.
+// Spills until at most `limit` vectors are live anywhere. False if that is not possible. Without `memory` vectors can
+// only be rematerialised. `bytes` is the spill area that each QPU needs.
 bool spill(Function& function, std::uint32_t limit, bool memory, std::uint32_t& bytes);
 
 }  // namespace qpu::compiler

@@ -1,4 +1,5 @@
-// Which spilled vectors share memory: those of which never two are wanted at once.
+// Assigns spill slots. Vectors whose live ranges in memory do not overlap can share a slot. The slots are the colours
+// of an interference graph: Gregory J. Chaitin, "Register Allocation and Spilling via Graph Coloring", 1982.
 #ifndef QPU_SRC_COMPILER_SPILL_SLOTS_HPP
 #define QPU_SRC_COMPILER_SPILL_SLOTS_HPP
 
@@ -9,18 +10,18 @@
 
 namespace qpu::compiler {
 
-// An access to the memory of a spilled vector. Spills keep their order among each
-// other, so the next tenant of a slot comes only when the last has been read.
+// An access to the memory of a spilled vector. Spill code stays in order, so a slot is not overwritten before its last
+// reload.
 struct SlotAccess {
   Vreg vector = 0;
   std::uint32_t block = 0;
-  std::uint32_t position = 0;  // of the operation that makes the slot's offset
-  bool isStore = false;        // of the whole vector; else a reload
+  std::uint32_t position = 0;  // of the operation that loads the offset of the slot
+  bool isStore = false;        // or a reload
 };
 
-// Slots numbered from 0 on, one for each access; `slots` is their number. The
-// accesses are in the order of blocks and, within one, of execution.
-std::vector<std::uint32_t> shareSlots(const Function& function,
+// The slot of each access, from 0 to `slots` - 1. The accesses must be in the order of blocks and, within a block, in
+// order of execution.
+std::vector<std::uint32_t> colourSlots(const Function& function,
                                       const std::vector<SlotAccess>& accesses,
                                       std::uint32_t& slots);
 

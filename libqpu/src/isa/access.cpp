@@ -58,7 +58,7 @@ void alu(Access& a, const Instruction& i) {
     addWrite(a, Pipe::Mul, i);
     a.readsFlags = a.readsFlags || dependsOnFlags(i.condMul);
   }
-  // The immediate is none of the file's registers.
+  // Mux B is the immediate, not a register of the file.
   if (i.signal == Signal::SmallImmediate) a.takesB = false;
   switch (i.signal) {
     case Signal::LoadCoverage:

@@ -1,4 +1,4 @@
-// What an instruction reads, writes and triggers.
+// Reads, writes and side effects of an instruction.
 #ifndef QPU_SRC_ISA_ACCESS_HPP
 #define QPU_SRC_ISA_ACCESS_HPP
 
@@ -17,12 +17,12 @@ struct Write {
   std::uint8_t address = 0;
   bool fileA = true;
   bool always = true;  // in all elements
-  bool never = false;  // in none; the strobe of an I/O address comes nevertheless
+  bool never = false;  // in no element; an I/O address is triggered nevertheless
 
   bool isRegister() const { return address < 32 && !never; }
   bool isAccumulator() const { return !never && (address < 36 || isR5()) && address >= 32; }
   bool isR5() const { return address == address::kR5 && !never; }
-  bool isIo() const;  // with effects beyond the value
+  bool isIo() const;  // has side effects
 };
 
 // Parts of the VPM and its DMA, as bits.
@@ -32,25 +32,25 @@ enum VpmSide : std::uint16_t {
 };
 
 struct Access {
-  // Writes that ALUs, loads and branches make; address 39 is none.
+  // Writes of ALUs, loads and branches, except to address 39.
   std::array<Write, 2> write;
   std::size_t writes = 0;
 
-  // Addresses on the read ports, whether an ALU takes the value or not.
+  // Addresses on the read ports, even if no ALU uses the value.
   std::optional<std::uint8_t> portA, portB;
-  bool takesA = false;  // an ALU or the branch does
+  bool takesA = false;  // an ALU or the branch uses the value
   bool takesB = false;
   std::uint8_t accumulators = 0;      // bit n: rn is read
-  std::uint8_t rotationSources = 0;   // the same, of a rotating MUL
+  std::uint8_t rotationSources = 0;   // bit n: a MUL operation with rotation reads rn
   bool rotationTakesA = false, rotationTakesB = false;
   bool rotatesByR5 = false;
   bool readsFlags = false;
   bool setsFlags = false;
 
-  bool ends = false;                  // program end signal
-  bool loadsR4 = false;               // by signal
+  bool ends = false;                  // has the program end signal
+  bool loadsR4 = false;               // has a signal that loads r4
   std::uint16_t vpm = 0;              // VpmSide
-  unsigned uniformReads = 0;          // that are certain, texture parameters included
+  unsigned uniformReads = 0;          // certain reads, including texture parameters
   bool varyingRead = false;
   bool mutexRead = false;
 
@@ -67,7 +67,7 @@ constexpr bool isSfu(std::uint8_t a) { return a >= address::kSfuRecip && a <= ad
 constexpr std::uint8_t kTlbFirst = 43, kTlbZ = 44, kTlbLast = 47, kVarying = 35, kMsFlags = 42;
 constexpr bool isTlb(std::uint8_t a) { return a >= kTlbFirst && a <= kTlbLast; }
 
-bool isFloat(AddOp op);  // converts its inputs as floats
+bool isFloat(AddOp op);  // reads its inputs as floats
 bool isUnary(AddOp op);
 
 }  // namespace qpu::isa

@@ -11,7 +11,7 @@ namespace {
 
 using names::File;
 
-// Characters of a line, and complaints about them.
+// Reads the characters of a line and reports errors with their column.
 class Cursor {
  public:
   explicit Cursor(std::string_view line) : line_(line) { space(); }
@@ -38,7 +38,7 @@ class Cursor {
     while (peek() == ' ' || peek() == '\t') ++at_;
   }
 
-  // Letters, digits, underscores; may be empty.
+  // Letters, digits and underscores. Can be empty.
   std::string_view word() {
     const std::size_t from = at_;
     while (isWordChar(peek())) ++at_;
@@ -47,7 +47,7 @@ class Cursor {
 
   bool atNumber() const { return isDigit(peek()) || peek() == '-'; }
 
-  // Decimal with an optional minus, or hexadecimal; up to 64 bits.
+  // A decimal number with an optional minus, or a hexadecimal number, of up to 64 bits.
   Word integer(Word most) {
     const std::size_t from = at_;
     const bool minus = accept('-');
@@ -62,7 +62,7 @@ class Cursor {
       value = value * base + digit;
     }
     if (digits == at_) fail("expected a number", from);
-    if (minus && value > most / 2 + 1) fail("expected a number less negative", from);
+    if (minus && value > most / 2 + 1) fail("expected a larger number", from);
     return minus ? (Word{0} - value) & most : value;
   }
 
@@ -146,7 +146,7 @@ class Parser {
       if (name == names::kRelative || name == names::kAbsolute) return branch(name);
       if (name == names::kAcquire || name == names::kRelease) return semaphore(name);
     }
-    if (i_.form != Form::Alu) in_.fail("expected nothing beside " + formName(), from);
+    if (i_.form != Form::Alu) in_.fail("expected no other operation next to " + formName(), from);
     if (pipe == Pipe::Mul) return mul(name, from);
     if (name == names::kMove || names::find(names::kAddOps, name)) return add(name);
     if (!names::find(names::kMulOps, name)) in_.fail("expected an operation", from);
@@ -159,16 +159,16 @@ class Parser {
     return i_.form == Form::Semaphore ? "a semaphore" : "a load of an immediate";
   }
 
-  // Signals and the words that stand after the operations.
+  // Signals and other parts that follow the operations.
   bool other(std::string_view name, std::size_t from) {
     if (const auto signal = names::find(names::kSignals, name)) {
-      if (i_.form != Form::Alu) in_.fail("expected no signal beside " + formName(), from);
-      if (i_.signal != Signal::None) in_.fail("expected one signal only", from);
+      if (i_.form != Form::Alu) in_.fail("expected no signal next to " + formName(), from);
+      if (i_.signal != Signal::None) in_.fail("expected only one signal", from);
       i_.signal = static_cast<Signal>(*signal);
       return true;
     }
     if (name == names::kRead) {
-      if (i_.form != Form::Alu) in_.fail("expected no read beside " + formName(), from);
+      if (i_.form != Form::Alu) in_.fail("expected no read next to " + formName(), from);
       in_.space();
       const std::size_t at = in_.at();
       const File file = fileRead();
@@ -196,7 +196,7 @@ class Parser {
     return true;
   }
 
-  // name=value, a field of the word as it is to be.
+  // name=value sets a field of the word.
   void field() {
     const std::size_t from = in_.at();
     const std::string_view name = in_.word();
@@ -209,7 +209,7 @@ class Parser {
     const std::size_t at = in_.at();
     constexpr Word kMost = 0xffffffffU;
     const Word value = in_.integer(kMost);
-    // Others than these are other forms.
+    // Higher signals would be other forms.
     constexpr Word kLastSignal = static_cast<Word>(Signal::SmallImmediate);
     const Word most = f->name == "sig" ? kLastSignal : f->mask() >> f->low;
     if (value > most) in_.fail("expected 0.." + std::to_string(most), at);
@@ -217,7 +217,7 @@ class Parser {
     withMask_ |= f->mask();
   }
 
-  // .zs, .sf, .rot3 in any order.
+  // For example .zs, .sf and .rot3, in any order.
   Suffixes suffixes() {
     Suffixes s;
     while (in_.accept('.')) {
@@ -245,7 +245,7 @@ class Parser {
   }
 
   void setFlags(bool flags, bool allowed, std::size_t from) {
-    if (flags && !allowed) in_.fail("expected sf on the operation that makes the flags", from);
+    if (flags && !allowed) in_.fail("expected sf on the operation that sets the flags", from);
     i_.setFlags = i_.setFlags || flags;
   }
 
@@ -298,7 +298,7 @@ class Parser {
     const bool second = i_.form == form;
     const bool afterNop = i_.form == Form::Alu && i_.opAdd == AddOp::Nop;
     if (pipe == Pipe::Mul && !second && !afterNop)
-      in_.fail("expected an operation like the one of the ADD pipe", from);
+      in_.fail("expected an operation of the same kind as that of the ADD pipe", from);
     if (nopFlags_) in_.fail("expected sf on the load", *nopFlags_);
     const Suffixes s = suffixes();
     if (s.rotation) in_.fail("expected a load without rotation", from);
@@ -381,11 +381,11 @@ class Parser {
     const std::string_view packName = in_.word();
     const auto pack = names::find(names::kPacks, packName);
     const auto colour = add ? std::nullopt : names::find(names::kColourPacks, packName);
-    if (i_.form == Form::Branch || (!pack && !colour)) in_.fail("expected no such pack", at);
-    if (i_.pack != 0) in_.fail("expected one pack only", at);
+    if (i_.form == Form::Branch || (!pack && !colour)) in_.fail("expected a valid pack", at);
+    if (i_.pack != 0) in_.fail("expected only one pack", at);
     i_.pack = pack ? *pack : *colour;
     setPm(colour.has_value(), at);
-    // Packs other than to colours are those of file A.
+    // Only packs to colours exist without file A.
     if (pack) setSwap(!add, at);
   }
 
@@ -394,7 +394,7 @@ class Parser {
     pm_ = pm;
   }
 
-  // A read through a file; fields and complaints.
+  // Reads the address of a register or I/O address, and sets the read port.
   File fileRead() {
     const std::size_t from = in_.at();
     const auto found = names::readAddress(in_.word());
@@ -410,7 +410,7 @@ class Parser {
     }
     auto& address = file == File::A ? raddrA_ : raddrB_;
     if (address && *address != found->number)
-      in_.fail(std::string("expected one address of file ") + (file == File::A ? "A" : "B"), from);
+      in_.fail(std::string("expected only one address of file ") + (file == File::A ? "A" : "B"), from);
     address = found->number;
     return file;
   }
@@ -436,7 +436,7 @@ class Parser {
     if (in_.accept('.')) {
       const std::size_t at = in_.at();
       const auto found = names::find(names::kUnpacks, in_.word());
-      if (!found || (mux != Mux::A && mux != Mux::R4)) in_.fail("expected no such unpack", at);
+      if (!found || (mux != Mux::A && mux != Mux::R4)) in_.fail("expected a valid unpack", at);
       unpack = *found;
       setPm(mux == Mux::R4, at);
     }
@@ -446,7 +446,7 @@ class Parser {
   }
 
   void sameUnpack(std::optional<std::uint8_t>& known, std::uint8_t unpack, std::size_t from) {
-    if (known && *known != unpack) in_.fail("expected the same unpack wherever it is read", from);
+    if (known && *known != unpack) in_.fail("expected the same unpack for all reads of the register", from);
     known = unpack;
     if (unpack != 0) i_.unpack = unpack;
   }
@@ -466,7 +466,7 @@ class Parser {
       if (smallImmediateCode(value).value_or(32) < 32) bits = value;
     }
     if (!bits) in_.fail("expected a small immediate", from);
-    if (immediate_ && *immediate_ != *bits) in_.fail("expected one small immediate", from);
+    if (immediate_ && *immediate_ != *bits) in_.fail("expected only one small immediate", from);
     immediate_ = bits;
   }
 
@@ -475,13 +475,13 @@ class Parser {
     if (pm_) i_.pm = *pm_;
     if (i_.form != Form::Alu) return i_;
     if (nopFlags_ && i_.opMul != MulOp::Nop)
-      in_.fail("expected sf on the operation that makes the flags", *nopFlags_);
+      in_.fail("expected sf on the operation that sets the flags", *nopFlags_);
     if (raddrA_) i_.raddrA = *raddrA_;
     if (raddrB_) i_.raddrB = *raddrB_;
     if (!immediate_ && !rotation_) return i_;
-    if (raddrB_) in_.fail("expected no read of file B beside a small immediate or rotation");
+    if (raddrB_) in_.fail("expected no read of file B next to a small immediate or rotation");
     if (i_.signal != Signal::None)
-      in_.fail("expected no signal beside a small immediate or rotation");
+      in_.fail("expected no signal next to a small immediate or rotation");
     i_.signal = Signal::SmallImmediate;
     i_.raddrB = rotation_ ? *rotation_ : *smallImmediateCode(*immediate_);
     if (immediate_ && smallImmediate(i_.raddrB) != *immediate_)
@@ -493,7 +493,7 @@ class Parser {
   Instruction i_;
   Next next_ = Next::Add;
   bool linked_ = false;
-  Word with_ = 0, withMask_ = 0;  // bits that stand after "with"
+  Word with_ = 0, withMask_ = 0;  // bits that "with" sets
   std::optional<bool> swap_;
   std::optional<bool> pm_;
   std::optional<std::uint8_t> raddrA_, raddrB_, rotation_, unpackA_, unpackR4_;

@@ -25,8 +25,7 @@ std::string_view in(const std::array<std::string_view, N>& table, T index) {
   return table.at(static_cast<std::size_t>(index));
 }
 
-// Writes a line and, into `shown_`, the fields that this line stands for: those of the
-// instruction but for what does nothing in it.
+// Writes a line. `shown_` collects the fields that the line expresses.
 class Writer {
  public:
   explicit Writer(const Instruction& i) : i_(i) { shown_.form = i.form; }
@@ -65,13 +64,13 @@ class Writer {
     (add ? shown_.waddrAdd : shown_.waddrMul) = address;
     const File file = add == i_.swap ? File::B : File::A;
     std::string text = names::writeName(file, address);
-    bool tellsFile = names::isSided(address);
+    bool showsFile = names::isSided(address);
     const bool packs = i_.form != Form::Branch && (i_.pm ? !add : file == File::A);
     if (const auto name = packs ? packName() : std::string_view(); !name.empty()) {
       text += suffix(name);
-      tellsFile = tellsFile || !i_.pm;
+      showsFile = showsFile || !i_.pm;
     }
-    if (tellsFile) shown_.swap = i_.swap;
+    if (showsFile) shown_.swap = i_.swap;
     return text;
   }
 
@@ -82,8 +81,8 @@ class Writer {
     return suffix(in(names::kConds, cond));
   }
 
-  std::string flags(bool owner) {
-    if (!owner || !i_.setFlags) return {};
+  std::string flags(bool setsFlags) {
+    if (!setsFlags || !i_.setFlags) return {};
     shown_.setFlags = true;
     return suffix(names::kSetFlags);
   }
@@ -105,7 +104,7 @@ class Writer {
       return names::readName(File::A, i_.raddrA) + (i_.pm ? std::string() : unpack());
     }
     if (mux == Mux::B && i_.signal == Signal::SmallImmediate) {
-      // The code of a rotation without a MUL operation is one of several for its value.
+      // A rotation without a MUL operation is just a value, and several codes have that value.
       shown_.raddrB =
           rotates() ? i_.raddrB : *smallImmediateCode(smallImmediate(i_.raddrB));
       shown_.signal = i_.signal;
@@ -166,7 +165,7 @@ class Writer {
     else
       part("nop" + flags(!mul));
     if (mul) mulPart(!add);
-    // Reads that no ALU takes still happen; those of registers do nothing.
+    // Reads of I/O addresses have effects even if no ALU uses the value.
     constexpr std::uint8_t firstIo = 32;
     if (i_.raddrA != shown_.raddrA && i_.raddrA >= firstIo) {
       shown_.raddrA = i_.raddrA;
@@ -252,8 +251,8 @@ class Writer {
   std::string out_;
 };
 
-// The fields of `word` that are not as in `shown`.
-std::string with(Word word, Word shown, Form form) {
+// Lists the fields of `word` that differ from `shown`.
+std::string differences(Word word, Word shown, Form form) {
   std::string text;
   for (const NamedField& f : kNamedFields) {
     if (!f.isIn(form) || ((word ^ shown) & f.mask()) == 0) continue;
@@ -271,7 +270,7 @@ std::string disassemble(Word word, Fields fields) {
   Writer writer(*i);
   const std::string line = writer.line();
   const bool all = fields == Fields::All || i->form == Form::Semaphore;
-  return all ? line + with(word, encode(writer.shown()), i->form) : line;
+  return all ? line + differences(word, encode(writer.shown()), i->form) : line;
 }
 
 }  // namespace qpu::isa

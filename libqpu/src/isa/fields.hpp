@@ -1,4 +1,4 @@
-// The fields of a word by name, for what a line of a listing does not say.
+// Names of the fields of an instruction word, for values that the assembly text does not express.
 #ifndef QPU_SRC_ISA_FIELDS_HPP
 #define QPU_SRC_ISA_FIELDS_HPP
 
@@ -13,7 +13,7 @@ struct NamedField {
   std::string_view name;
   unsigned low;
   unsigned bits;
-  bool inAlu, inLoad, inBranch;  // loads: of immediates, and semaphores
+  bool inAlu, inLoad, inBranch;  // forms that have the field; inLoad: loads of immediates, and semaphores
 
   constexpr Word mask() const { return ((Word{1} << bits) - 1) << low; }
   constexpr bool isIn(Form form) const {
@@ -21,7 +21,7 @@ struct NamedField {
   }
 };
 
-// Those that a form does not need for its meaning, or that can be unused in it.
+// Fields that can be unused in some form.
 constexpr std::array<NamedField, 18> kNamedFields{{
     {"sig", 60, 4, true, false, false},
     {"unpack", 57, 3, true, false, false},

@@ -32,7 +32,7 @@ class Step {
 
   void run() {
     s_.wroteReadSetup = false;
-    reads();
+    checkReads();
     std::array<Cell, 2> results{result(Pipe::Add), result(Pipe::Mul)};
     for (const Write& w : a_) ioWrite(w, results.at(static_cast<std::size_t>(w.pipe)));
     for (const Write& w : a_) registerWrite(w, results.at(static_cast<std::size_t>(w.pipe)));
@@ -42,11 +42,11 @@ class Step {
   }
 
  private:
-  void say(RuleId rule, const std::string& detail = {}) const {
+  void report(RuleId rule, const std::string& detail = {}) const {
     if (report_) report_(rule, detail);
   }
 
-  // The value does not matter where it is taken from itself.
+  // Whether the result is 0 for all values, because the operation combines a register with itself.
   static bool clears(AddOp op, Mux a, Mux b) {
     return a == b && (op == AddOp::Xor || op == AddOp::Sub || op == AddOp::V8SubS);
   }
@@ -54,41 +54,41 @@ class Step {
   bool addClears() const { return clears(i_.opAdd, i_.addA, i_.addB); }
   bool mulClears() const { return i_.opMul == MulOp::V8SubS && i_.mulA == i_.mulB; }
 
-  void reads() {
-    if (a_.readsFlags && s_.flagsUndefined) say(RuleId::Uninitialised, "flags");
+  void checkReads() {
+    if (a_.readsFlags && s_.flagsUndefined) report(RuleId::Uninitialised, "flags");
     if (i_.form == Form::Branch) {
-      if (a_.takesA) defined(s_.fileA.at(*a_.portA), "ra", *a_.portA);
+      if (a_.takesA) checkDefined(s_.fileA.at(*a_.portA), "ra", *a_.portA);
     } else if (i_.form == Form::Alu) {
       if (i_.opAdd != AddOp::Nop && !addClears()) {
-        taken(i_.addA);
-        if (!isUnary(i_.opAdd) && i_.addB != i_.addA) taken(i_.addB);
+        checkOperand(i_.addA);
+        if (!isUnary(i_.opAdd) && i_.addB != i_.addA) checkOperand(i_.addB);
       }
       if (i_.opMul != MulOp::Nop && !mulClears()) {
-        taken(i_.mulA);
-        if (i_.mulB != i_.mulA) taken(i_.mulB);
+        checkOperand(i_.mulA);
+        if (i_.mulB != i_.mulA) checkOperand(i_.mulB);
       }
-      if (a_.rotatesByR5) taken(Mux::R5);
+      if (a_.rotatesByR5) checkOperand(Mux::R5);
     }
     if ((a_.vpm & kVpmRead) != 0) vpmRead();
-    // A program that looks at BUSY may wait by that.
+    // A program that reads BUSY may use it to wait.
     if ((a_.vpm & (kLoadWait | kLoadBusy)) != 0) s_.mayLoad = false;
     if ((a_.vpm & (kStoreWait | kStoreBusy)) != 0) s_.mayStore = false;
     if (a_.mutexRead) s_.mayHoldMutex = true;
   }
 
-  void taken(Mux mux) const {
+  void checkOperand(Mux mux) const {
     const auto number = static_cast<std::size_t>(mux);
     if (mux == Mux::A) {
-      if (*a_.portA < 32) defined(s_.fileA.at(*a_.portA), "ra", *a_.portA);
+      if (*a_.portA < 32) checkDefined(s_.fileA.at(*a_.portA), "ra", *a_.portA);
     } else if (mux == Mux::B) {
-      if (a_.portB && *a_.portB < 32) defined(s_.fileB.at(*a_.portB), "rb", *a_.portB);
+      if (a_.portB && *a_.portB < 32) checkDefined(s_.fileB.at(*a_.portB), "rb", *a_.portB);
     } else {
-      defined(s_.accumulators.at(number), "r", number);
+      checkDefined(s_.accumulators.at(number), "r", number);
     }
   }
 
-  void defined(const Cell& cell, const char* name, std::size_t number) const {
-    if (cell.mayBeUndefined()) say(RuleId::Uninitialised, name + std::to_string(number));
+  void checkDefined(const Cell& cell, const char* name, std::size_t number) const {
+    if (cell.mayBeUndefined()) report(RuleId::Uninitialised, name + std::to_string(number));
   }
 
   Cell value(Mux mux) const {
@@ -164,7 +164,7 @@ class Step {
     switch (w.address) {
       case address::kTmuNoSwap: s_.mayMissNoSwap = known.isConstant() && known.bits() == 0; break;
       case address::kVpm:
-        if (s_.mayMissWriteSetup) say(RuleId::VpmWriteSetup);
+        if (s_.mayMissWriteSetup) report(RuleId::VpmWriteSetup);
         break;
       case address::kVpmSetup: setup(known, w.fileA); break;
       case address::kDmaAddress: w.fileA ? startLoad() : startStore(); break;
@@ -176,12 +176,12 @@ class Step {
   }
 
   void tmuWrite(std::uint8_t address) {
-    if (twoTmus_ && s_.mayMissNoSwap) say(RuleId::TmuSwap);
+    if (twoTmus_ && s_.mayMissNoSwap) report(RuleId::TmuSwap);
     if (!isTmuStart(address)) return;
     Counts& counts = s_.tmu.at(address == address::kTmu0S ? 0 : 1);
     constexpr Counts kAll = (2U << kTmuDepth) - 1;
     const Counts after = counts << 1U & kAll;
-    if (after == 0) say(RuleId::TmuDepth);
+    if (after == 0) report(RuleId::TmuDepth);
     counts = after == 0 ? 1U << kTmuDepth : after;
   }
 
@@ -190,21 +190,21 @@ class Step {
     if (i_.signal != Signal::LoadTmu0 && i_.signal != Signal::LoadTmu1) return;
     Counts& counts = s_.tmu.at(i_.signal == Signal::LoadTmu0 ? 0 : 1);
     const Counts after = counts >> 1U;
-    if (after == 0) say(RuleId::TmuEmpty);
+    if (after == 0) report(RuleId::TmuEmpty);
     counts = after == 0 ? 1 : after;
   }
 
   void vpmRead() {
     if (s_.vpmReads == 0) return;
     const Counts after = s_.vpmReads >> 1U;
-    if (after == 0) say(RuleId::VpmReadEmpty);
+    if (after == 0) report(RuleId::VpmReadEmpty);
     s_.vpmReads = after == 0 ? 1 : after;
   }
 
   void setup(const Cell& word, bool readSide) {
     if (!word.isConstant()) return unknownSetup(readSide);
     if (const char* const fault = setupFault(word.bits(), readSide))
-      say(RuleId::SetupWord, fault);
+      report(RuleId::SetupWord, fault);
     switch (setupKind(word.bits(), readSide)) {
       case Setup::VpmRead: readSetup(word.bits()); break;
       case Setup::VpmWrite: s_.mayMissWriteSetup = false; break;
@@ -217,7 +217,7 @@ class Step {
     }
   }
 
-  // May be any of the words that this register takes.
+  // The word may be any valid setup for this address.
   void unknownSetup(bool readSide) {
     if (readSide) {
       s_.wroteReadSetup = true;
@@ -230,22 +230,22 @@ class Step {
   }
 
   void readSetup(std::uint32_t word) {
-    if (s_.vpmReads != 0 && (s_.vpmReads & 1U) == 0) say(RuleId::VpmReadOutstanding);
+    if (s_.vpmReads != 0 && (s_.vpmReads & 1U) == 0) report(RuleId::VpmReadOutstanding);
     s_.vpmReads = 1U << setupVectors(word);
     s_.wroteReadSetup = true;
     if (!s_.mayLoad || !s_.loadSetup.isConstant()) return;
-    if ((vectorWords(word) & loadWords(s_.loadSetup.bits())).any()) say(RuleId::DmaLoadRead);
+    if ((vectorWords(word) & loadWords(s_.loadSetup.bits())).any()) report(RuleId::DmaLoadRead);
   }
 
   void startLoad() {
-    if (s_.mayMissLoadSetup) say(RuleId::DmaLoadSetup);
-    if (s_.mayLoad) say(RuleId::DmaLoadOverlap);
+    if (s_.mayMissLoadSetup) report(RuleId::DmaLoadSetup);
+    if (s_.mayLoad) report(RuleId::DmaLoadOverlap);
     s_.mayLoad = true;
   }
 
   void startStore() {
-    if (s_.mayMissStoreSetup) say(RuleId::DmaStoreSetup);
-    if (s_.mayStore) say(RuleId::DmaStoreOverlap);
+    if (s_.mayMissStoreSetup) report(RuleId::DmaStoreSetup);
+    if (s_.mayStore) report(RuleId::DmaStoreOverlap);
     s_.mayStore = true;
   }
 
@@ -280,7 +280,7 @@ bool State::join(const State& other) {
   changed = widen(tmu[1], other.tmu[1]) || changed;
   changed = widen(mayMissNoSwap, other.mayMissNoSwap) || changed;
   if (vpmReads != 0) {
-    // Unknown on one path is unknown.
+    // If it is unknown on one path, it is unknown.
     const Counts joined = other.vpmReads == 0 ? 0 : vpmReads | other.vpmReads;
     changed = changed || joined != vpmReads;
     vpmReads = joined;

@@ -1,5 +1,5 @@
-// What the paths to an instruction have done: registers that may be undefined,
-// constants in registers, work that may be outstanding.
+// Forward data-flow analysis for the verifier: undefined registers, constant propagation, and operations that may be in
+// progress. Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
 #ifndef QPU_SRC_ISA_FLOW_HPP
 #define QPU_SRC_ISA_FLOW_HPP
 
@@ -14,7 +14,7 @@
 
 namespace qpu::isa {
 
-// A register as far as it is known.
+// Lattice value of a register.
 class Cell {
  public:
   static Cell constant(std::uint32_t bits) { return {Kind::Constant, false, bits}; }
@@ -26,7 +26,7 @@ class Cell {
   bool isConstant() const { return kind_ == Kind::Constant; }
   std::uint32_t bits() const { return bits_; }
 
-  // Another path's; true if that changed anything.
+  // Merges the value from another path. True if that changed this value.
   bool join(const Cell& other);
 
  private:
@@ -40,22 +40,22 @@ class Cell {
   std::uint32_t bits_ = 0;
 };
 
-// Possible values of a count: bit n for n.
+// The possible values of a count. Bit n is set if n is possible.
 using Counts = std::uint32_t;
 
 struct State {
   std::array<Cell, 32> fileA, fileB;
   std::array<Cell, 6> accumulators;
   bool flagsUndefined = true;
-  std::array<Counts, 2> tmu{1, 1};    // requests outstanding
+  std::array<Counts, 2> tmu{1, 1};    // requests in flight
   bool mayMissNoSwap = true;
-  Counts vpmReads = 1;                // vectors to come; 0: not known
+  Counts vpmReads = 1;                // vectors left to read; 0 if unknown
   bool mayMissWriteSetup = true;
   bool mayMissLoadSetup = true, mayMissStoreSetup = true;
   Cell loadSetup;                     // the last DMA load setup
-  bool mayLoad = false, mayStore = false;  // a DMA transfer may be under way
+  bool mayLoad = false, mayStore = false;  // a DMA transfer may be in progress
   bool mayHoldMutex = false;
-  // Of the last instruction alone: it may have set up reads of the VPM.
+  // The last instruction may have set up VPM reads.
   bool wroteReadSetup = false;
 
   bool join(const State& other);
@@ -63,12 +63,11 @@ struct State {
 
 using Report = std::function<void(RuleId, const std::string& detail)>;
 
-// Runs one instruction: reports what is wrong with it in this state, and makes
-// the state that of what follows. `twoTmus`: the program uses both.
+// Applies one instruction to the state and reports violations of the rules. `twoTmus`: the program uses both TMUs.
 void step(State& state, const Instruction& instruction, const Access& access, bool twoTmus,
           const Report& report);
 
-// At the end of a program.
+// Reports violations at the end of a program.
 void finish(const State& state, const Report& report);
 
 }  // namespace qpu::isa

@@ -1,6 +1,5 @@
-// The paths through a program, with delay slots: a node is an instruction in
-// one of the places where a path may meet it. A node that branches is followed
-// by nodes for its slots, the last of which has the target as a successor.
+// Control-flow graph of a program, with delay slots. A node is an instruction together with its place relative to a
+// branch or program end. A branch is followed by the nodes of its delay slots, the last of which leads to the target.
 #ifndef QPU_SRC_ISA_GRAPH_HPP
 #define QPU_SRC_ISA_GRAPH_HPP
 
@@ -22,10 +21,10 @@ class Graph {
  public:
   using Node = std::uint32_t;
 
-  // `decoded` is the program; instructions of unknown meaning are nops.
+  // `decoded` is the program, with nops for instructions that cannot be decoded.
   explicit Graph(const std::vector<Instruction>& decoded);
 
-  // In some order that starts at the program's start.
+  // The first node is the start of the program.
   const std::vector<Node>& reachable() const { return reachable_; }
   const std::vector<Node>& successors(Node n) const { return successors_[n]; }
   const std::vector<Node>& predecessors(Node n) const { return predecessors_[n]; }
@@ -49,8 +48,7 @@ class Graph {
   std::vector<std::size_t> leaving_;
 };
 
-// The instruction that a relative branch at `at` goes to, if it is one of the
-// program's `count`.
+// Sets `target` to the target of the relative branch at `at`. False if it is not one of the `count` instructions.
 bool branchTarget(const Instruction& branch, std::size_t at, std::size_t count,
                   std::size_t& target);
 

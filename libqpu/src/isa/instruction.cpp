@@ -43,7 +43,7 @@ bool isBranchCondition(unsigned cond) {
          cond == static_cast<unsigned>(BranchCond::Always);
 }
 
-// What all forms have.
+// Fields of all forms.
 Word encodeWrites(const Instruction& i) {
   return put(kSwap, i.swap) | put(kWaddrAdd, i.waddrAdd) | put(kWaddrMul, i.waddrMul);
 }
@@ -54,7 +54,7 @@ void decodeWrites(Word word, Instruction& i) {
   i.waddrMul = get<std::uint8_t>(word, kWaddrMul);
 }
 
-// What all forms but the branch have.
+// Fields of all forms except branches.
 Word encodeResults(const Instruction& i) {
   return encodeWrites(i) | put(kPm, i.pm) | put(kPack, i.pack) | put(kCondAdd, i.condAdd) |
          put(kCondMul, i.condMul) | put(kSetFlags, i.setFlags);

@@ -1,6 +1,5 @@
-// One instruction of the VideoCore IV QPU, taken apart into its fields, and the
-// two ways between that and its 64-bit word. Manual: section 3, QPU instruction
-// encoding.
+// Instructions of the VideoCore IV QPU as fields, and conversion from and to 64-bit words. Manual: section 3, QPU
+// instruction encoding.
 #ifndef QPU_SRC_ISA_INSTRUCTION_HPP
 #define QPU_SRC_ISA_INSTRUCTION_HPP
 
@@ -26,7 +25,7 @@ enum class AddOp : std::uint8_t {
 
 enum class MulOp : std::uint8_t { Nop, FMul, Mul24, V8MulD, V8Min, V8Max, V8AddS, V8SubS };
 
-// Which elements an ALU result is written to.
+// The elements to which a result is written.
 enum class Cond : std::uint8_t {
   Never, Always, ZSet, ZClear, NSet, NClear, CSet, CClear
 };
@@ -39,14 +38,13 @@ enum class BranchCond : std::uint8_t {
 
 enum class Mux : std::uint8_t { R0, R1, R2, R3, R4, R5, A, B };
 
-// Addresses of both files from 32 on; below are the registers. A name is right
-// for the side (read or write, file A or B) that its prefix says.
+// Addresses from 32 on. Lower addresses are registers. The comments tell for which accesses and files a name is valid.
 namespace address {
 constexpr std::uint8_t kUniform = 32;        // read A, B
 constexpr std::uint8_t kElementNumber = 38;  // read A
 constexpr std::uint8_t kQpuNumber = 38;      // read B
-constexpr std::uint8_t kNop = 39;            // all four
-constexpr std::uint8_t kR0 = 32;             // write; kR0 + n for r0..r3
+constexpr std::uint8_t kNop = 39;            // read and write, A and B
+constexpr std::uint8_t kR0 = 32;             // write; kR0 + n is rn, for r0..r3
 constexpr std::uint8_t kTmuNoSwap = 36;      // write
 constexpr std::uint8_t kR5 = 37;             // write A: quads, write B: all elements
 constexpr std::uint8_t kHostInterrupt = 38;  // write
@@ -57,11 +55,11 @@ constexpr std::uint8_t kVpmSetup = 49;       // write A: read setup, write B: wr
 constexpr std::uint8_t kDmaWait = 50;        // read A: load, read B: store
 constexpr std::uint8_t kDmaAddress = 50;     // write A: load, write B: store
 constexpr std::uint8_t kMutex = 51;          // read: acquire, write: release
-constexpr std::uint8_t kSfuRecip = 52;       // write; then recipsqrt, exp, log
+constexpr std::uint8_t kSfuRecip = 52;       // write
 constexpr std::uint8_t kSfuRecipSqrt = 53;
 constexpr std::uint8_t kSfuExp = 54;
 constexpr std::uint8_t kSfuLog = 55;
-constexpr std::uint8_t kTmu0S = 56;          // write; then T, R, B
+constexpr std::uint8_t kTmu0S = 56;          // write; followed by T, R, B
 constexpr std::uint8_t kTmu1S = 60;
 }  // namespace address
 
@@ -69,10 +67,10 @@ enum class Form : std::uint8_t {
   Alu, Branch, LoadImmediate, LoadPerElementSigned, LoadPerElementUnsigned, Semaphore
 };
 
-// Defaults make a nop. Fields that the form does not have keep their defaults.
+// The defaults are those of a nop. Fields that a form does not have keep their defaults.
 struct Instruction {
   Form form = Form::Alu;
-  Signal signal = Signal::None;  // Alu: SmallImmediate makes raddrB a code (0..63)
+  Signal signal = Signal::None;  // Alu; with SmallImmediate, raddrB is a code (0..63)
   std::uint8_t unpack = 0;       // 0..7, Alu
   bool pm = false;               // Alu, LoadImmediate*, Semaphore
   std::uint8_t pack = 0;         // 0..15, all but Branch
@@ -100,16 +98,15 @@ struct Instruction {
   bool operator!=(const Instruction& other) const { return !(*this == other); }
 };
 
-// The word of an instruction whose fields are in range.
+// All fields must be in range.
 Word encode(const Instruction& instruction);
 
-// Nothing for words with reserved fields (unknown operation, branch condition
-// 12..14, load-immediate mode 2 or 5..7, ...). encode(*decode(w)) == w unless w
-// has bits set that the form ignores.
+// Nothing for words with reserved values (unknown operation, branch condition 12..14, load-immediate mode 2 or 5..7,
+// and so on). encode(*decode(w)) == w, unless w has bits set that the form ignores.
 std::optional<Instruction> decode(Word word);
 
-// Value that small-immediate code 0..63 puts on mux B; manual: table of small
-// immediates. Codes 48..63 are rotations and read as -16..-1.
+// The value of small-immediate code 0..63 on mux B. Manual: table of small immediates. Codes 48..63 are rotations, and
+// their values are -16..-1.
 std::uint32_t smallImmediate(std::uint8_t code);
 
 // The code 0..47 whose value is `bits`, if there is one.

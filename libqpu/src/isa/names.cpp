@@ -3,10 +3,10 @@
 namespace qpu::isa::names {
 namespace {
 
-constexpr std::size_t kFirst = 32;  // below are the registers
+constexpr std::size_t kFirst = 32;  // lower addresses are registers
 using Table = std::array<std::string_view, 32>;
 
-// Addresses 32..63 as read. A name that stands in both is marked in file B.
+// Read addresses 32..63. A name that is in both tables gets a suffix for file B.
 constexpr Table kReadA{
     "uniform",        "",            "",            "varying", "", "", "element_number", "nop",
     "",               "x_coord",     "ms_flags",    "",        "", "", "",               "",
@@ -16,7 +16,7 @@ constexpr Table kReadB{
     "",        "y_coord",     "rev_flag",    "",        "", "", "",           "",
     "vpm",     "vpm_st_busy", "vpm_st_wait", "mutex"};
 
-// As written. A name that stands in both tells no file.
+// Write addresses 32..63. A name that is in both tables does not determine the file.
 constexpr Table kWriteA{
     "r0", "r1", "r2", "r3", "tmu_noswap", "r5_quad", "host_int", "-",
     "uniforms_addr", "quad_x", "ms_flags", "tlb_stencil", "tlb_z", "tlb_colour_ms",
@@ -50,7 +50,7 @@ std::optional<std::uint8_t> decimal(std::string_view digits) {
   return static_cast<std::uint8_t>(value);
 }
 
-// "ra0".."rb31" as they are called on either side.
+// "ra0".."rb31". Read and write addresses have the same names.
 std::optional<Address> fileRegister(std::string_view name) {
   if (name.size() < 3 || name[0] != 'r' || (name[1] != 'a' && name[1] != 'b')) return {};
   const auto number = decimal(name.substr(2));

@@ -1,5 +1,5 @@
-// The names that listings use, for both directions. Tables are indexed by the
-// numbers of the encoding; an empty name is a number without one.
+// Names in assembly text. The tables are indexed by the numbers of the encoding. Numbers without a name have an empty
+// entry.
 #ifndef QPU_SRC_ISA_NAMES_HPP
 #define QPU_SRC_ISA_NAMES_HPP
 
@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 32> kAddOps{
 constexpr std::array<std::string_view, 8> kMulOps{"nop",   "fmul",  "mul24",  "v8muld",
                                                   "v8min", "v8max", "v8adds", "v8subs"};
 
-// or x, x in the ADD pipe, v8min x, x in the MUL pipe.
+// Stands for or x, x in the ADD pipe and v8min x, x in the MUL pipe.
 constexpr std::string_view kMove = "mov";
 
 constexpr std::array<std::string_view, 8> kConds{"never", "", "zs", "zc", "ns", "nc", "cs", "cc"};
@@ -29,7 +29,7 @@ constexpr std::array<std::string_view, 16> kBranchConds{
     "allzs", "allzc", "anyzs", "anyzc", "allns", "allnc", "anyns", "anync",
     "allcs", "allcc", "anycs", "anycc", "",      "",      "",      ""};
 
-// Not of those that are a form of their own.
+// Signals that are a form of instruction have no name.
 constexpr std::array<std::string_view, 16> kSignals{
     "bkpt",  "",       "thrsw",  "thrend", "sbwait", "sbdone", "lthrsw", "loadcv",
     "loadc", "ldcend", "ldtmu0", "ldtmu1", "loadam", "",       "",       ""};
@@ -37,12 +37,12 @@ constexpr std::array<std::string_view, 16> kSignals{
 constexpr std::array<std::string_view, 8> kUnpacks{"",   "16a", "16b", "8dr",
                                                    "8a", "8b",  "8c",  "8d"};
 
-// With pm = 0: to file A. "s" saturates.
+// With pm = 0: packs of results for file A. "s" saturates.
 constexpr std::array<std::string_view, 16> kPacks{
     "",  "16a",  "16b",  "8abcd",  "8a",  "8b",  "8c",  "8d",
     "s", "16as", "16bs", "8abcds", "8as", "8bs", "8cs", "8ds"};
 
-// With pm = 1: of the MUL result, a float to a colour.
+// With pm = 1: packs of the MUL result, from float to colour.
 constexpr std::array<std::string_view, 16> kColourPacks{
     "", "", "", "c8abcd", "c8a", "c8b", "c8c", "c8d", "", "", "", "", "", "", "", ""};
 
@@ -51,7 +51,7 @@ constexpr std::array<std::string_view, 16> kFloats{
     "0.00390625", "0.0078125", "0.015625", "0.03125", "0.0625", "0.125", "0.25", "0.5"};
 
 constexpr std::string_view kSetFlags = "sf";
-constexpr std::string_view kRotate = "rot";        // then 1..15 or the next
+constexpr std::string_view kRotate = "rot";        // followed by 1..15 or kRotateByR5
 constexpr std::string_view kRotateByR5 = "r5";
 constexpr std::string_view kRelative = "brr", kAbsolute = "bra";
 constexpr std::string_view kAcquire = "sacq", kRelease = "srel";
@@ -63,22 +63,22 @@ enum class File : std::uint8_t { A, B };
 
 struct Address {
   std::uint8_t number = 0;
-  std::optional<File> file;  // nothing: the name is the same in both
+  std::optional<File> file;  // nothing if the name is the same in both
 };
 
 // The mnemonic of a load of this form, and the form of a mnemonic.
 std::string_view load(Form form);
 std::optional<Form> loadForm(std::string_view name);
 
-// "ra1", "uniform", "uniform.b", "vpm_st_wait", "a33" for what has no name.
+// For example "ra1", "uniform", "uniform.b" or "vpm_st_wait", or "a33" for an address without a name.
 std::string readName(File file, std::uint8_t number);
 
-// The inverse, without ".b"; such names come without a file.
+// The inverse. Takes names without ".b". If both files have the name, the result has no file.
 std::optional<Address> readAddress(std::string_view name);
 
-// "rb1", "r5_all", "tmu0_s", "-".
+// For example "rb1", "r5_all", "tmu0_s" or "-".
 std::string writeName(File file, std::uint8_t number);
-bool isSided(std::uint8_t writeAddress);  // whether the name tells the file
+bool isSided(std::uint8_t writeAddress);  // whether the name depends on the file
 std::optional<Address> writeAddress(std::string_view name);
 
 // A small immediate as an operand.

@@ -1,4 +1,4 @@
-// The rules by number; their names and texts are in rules.cpp.
+// Numbers of the rules that the verifier checks. Their names and texts are in rules.cpp.
 #ifndef QPU_SRC_ISA_RULES_HPP
 #define QPU_SRC_ISA_RULES_HPP
 
@@ -8,15 +8,15 @@
 namespace qpu::isa {
 
 enum class RuleId : std::uint8_t {
-  // One instruction.
+  // Rules for single instructions.
   UnknownInstruction, Breakpoint, ThreadSwitch, NopWrites, ReservedPack, PackOnIo, UnpackOnIo,
   MixedUnpack, SameDestination, IoReadTwice, OnePeripheral, SemaphoreWrites, ConditionalTrigger,
   VpmPair, EndWritesRegister, ScoreboardStart, BranchTarget,
-  // Instructions near each other on a path.
+  // Rules for instructions that are close to each other on a path.
   RunsOut, BranchInDelaySlot, BranchNearEnd, RegisterFileLatency, SfuLatency, SfuResultWrite,
   RotateByR5Latency, RotateSourceLatency, NoSwapLatency, UniformsAddressLatency,
   VpmReadLatency, TlbZLatency, EndUniform, EndVpm, EndAddress14, EndTlbZ,
-  // What a path has done before.
+  // Rules that depend on the whole path to an instruction.
   Uninitialised, TmuDepth, TmuEmpty, TmuLeft, TmuSwap, SetupWord, VpmReadEmpty,
   VpmReadOutstanding, VpmReadLeft, VpmWriteSetup, DmaLoadSetup, DmaStoreSetup, DmaLoadOverlap,
   DmaStoreOverlap, DmaLoadRead, DmaLeft, MutexLeft,

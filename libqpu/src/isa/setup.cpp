@@ -16,10 +16,10 @@ constexpr std::uint32_t orElse(std::uint32_t value, std::uint32_t forZero) {
 
 const char* vectorFault(std::uint32_t word) {
   const std::uint32_t size = field(word, 9, 8);
-  if (size == kSizeNone) return "there is no size 3";
-  // Bits of ADDR in use: the row and column, and the part of the word.
+  if (size == kSizeNone) return "size 3 does not exist";
+  // Bits of ADDR that are used: row, column and part of the word.
   const unsigned bits = size == kSize32 ? 6 : size == 1 ? 7 : 8;
-  if (field(word, 7, 0) >> bits != 0) return "the row is beyond the 64 there are";
+  if (field(word, 7, 0) >> bits != 0) return "the row is not in 0..63";
   return nullptr;
 }
 
@@ -42,11 +42,11 @@ const char* setupFault(std::uint32_t word, bool readSide) {
     case Setup::VpmRead:
     case Setup::VpmWrite: return vectorFault(word);
     case Setup::DmaLoad:
-      if (field(word, 10, 4) >= kRows) return "the row is beyond the 64 there are";
+      if (field(word, 10, 4) >= kRows) return "the row is not in 0..63";
       break;
     case Setup::DmaStore:
-      if (field(word, 13, 7) >= kRows) return "the row is beyond the 64 there are";
-      if (field(word, 2, 0) == 1) return "there is no width 1";
+      if (field(word, 13, 7) >= kRows) return "the row is not in 0..63";
+      if (field(word, 2, 0) == 1) return "width 1 does not exist";
       if (field(word, 15, 15) != 0) return "bit 15 is set";
       break;
     case Setup::StoreStride:
@@ -84,7 +84,7 @@ VpmWords loadWords(std::uint32_t dmaLoadSetup) {
   const std::uint32_t y = field(dmaLoadSetup, 10, 4);
   const std::uint32_t x = field(dmaLoadSetup, 3, 0);
   if (y >= kRows) return words;
-  // How rows wrap, and the columns after the first, are left to the emulator.
+  // Wrapping rows, and columns after the first one, are only known to the emulator.
   const bool wraps = y % 16 + (rows - 1) * pitch >= 16;
   const std::uint32_t known = vertical || wraps ? 1 : rows;
   for (std::uint32_t r = 0; r < known; ++r) {

@@ -1,5 +1,4 @@
-// Setup words of the VPM and its DMA engines, as far as they can be judged by
-// themselves.
+// Checks of single setup words of the VPM and its DMA engines.
 #ifndef QPU_SRC_ISA_SETUP_HPP
 #define QPU_SRC_ISA_SETUP_HPP
 
@@ -16,17 +15,16 @@ enum class Setup : std::uint8_t {
 
 Setup setupKind(std::uint32_t word, bool readSide);
 
-// What is wrong with it; null if nothing is known to be.
+// Describes the error in the word. Null if no error is known.
 const char* setupFault(std::uint32_t word, bool readSide);
 
 // Vectors that a VpmRead setup announces, 1..16.
 unsigned setupVectors(std::uint32_t word);
 
-// Store strides from this on are reported broken.
+// Store strides of this size or more are reported not to work.
 constexpr std::uint32_t kStrideLimit = 8192;
 
-// Words row * 16 + column of the VPM that are certain to be touched by 32-bit
-// setups; none for others.
+// The words of the VPM, numbered row * 16 + column, that a 32-bit setup certainly accesses. Empty for other sizes.
 using VpmWords = std::bitset<1024>;
 VpmWords vectorWords(std::uint32_t vpmReadSetup);
 VpmWords loadWords(std::uint32_t dmaLoadSetup);

@@ -1,4 +1,4 @@
-// Listings of programs, and programs from listings.
+// Disassembler and assembler.
 #ifndef QPU_SRC_ISA_TEXT_HPP
 #define QPU_SRC_ISA_TEXT_HPP
 
@@ -10,37 +10,34 @@
 
 namespace qpu::isa {
 
-// One line, without address: parts with "; " between them.
+// One instruction as a line of text, without its address. The parts are separated by "; ":
 //
 //   fadd.zs.sf ra1, r4, rb2; fmul r0, r1, ra3.16a; ldtmu0
 //
-// First the ADD pipe, or nop; then the MUL pipe, if it works; then reads that no
-// ALU takes ("read vpm_st_wait") and the signal. mov is or x, x and v8min x, x.
-// Suffixes of operations: the condition (zs zc ns nc cs cc never; none: always),
-// sf sets flags, rot1..rot15 and rotr5 rotate the MUL result. Suffixes of
-// registers: packs of what is written, unpacks of what is read, ".b" for
-// registers that both files have and that are read through file B. Numbers are
-// small immediates. Which result goes to which file is in the names; where it is
-// not, "ws" says that the two are exchanged.
+// The first part is the operation of the ADD pipe, or nop. It is followed by the operation of the MUL pipe, if any, by
+// reads whose value no ALU uses ("read vpm_st_wait"), and by the signal. mov stands for or x, x and v8min x, x.
 //
-//   ldi r0, 0x3f800000          ldis, ldiu r0, [0,1,...]: per element
-//   brr.anyzc -64; link ra9     bytes after the delay slots; bra: absolute
-//   sacq 3                      semaphore, srel to release
+// Suffixes of operations: a condition (zs zc ns nc cs cc never; none means always), sf to set flags, and rot1..rot15 or
+// rotr5 to rotate the MUL result. Suffixes of registers: the pack of a result, the unpack of a source, and ".b" for
+// addresses of both files that are read through file B. Numbers are small immediates. The names show to which file each
+// result goes. If they do not, "ws" means that the files are exchanged.
 //
-// Fields that do nothing in an instruction (the sources of a nop, the address of a
-// register that is not read) may have any value. Assembled from its line, such a word
-// has the values that assemble() gives those fields. With Fields::All the line says
-// what they are, field by field:
+//   ldi r0, 0x3f800000          load; per element: ldis or ldiu r0, [0,1,...]
+//   brr.anyzc -64; link ra9     branch by bytes, from the end of the delay slots; absolute: bra
+//   sacq 3                      acquire a semaphore; release: srel
+//
+// Unused fields of an instruction (the sources of a nop, the address of a register that is not read) can have any
+// value. assemble() sets them to defaults. With Fields::All the line lists those that differ from the defaults:
 //
 //   nop; fmul r0, r1, r2; with cond_add=1, raddr_a=3
 //
-// A semaphore's always stand there, for they make it write registers. Words that
-// decode() refuses are listed as ".word 0x...".
+// For semaphores they are always listed, because they can make the instruction write registers. Words that decode()
+// rejects are listed as ".word 0x...".
 enum class Fields : std::uint8_t { Used, All };
 std::string disassemble(Word word, Fields fields = Fields::Used);
 
-// The word of one such line; assemble(disassemble(w, Fields::All)) == w for every w.
-// Throws std::invalid_argument with the place and what was expected.
+// Assembles one line. assemble(disassemble(w, Fields::All)) == w for every w. Throws std::invalid_argument with the
+// column and the expected input.
 Word assemble(std::string_view line);
 
 }  // namespace qpu::isa

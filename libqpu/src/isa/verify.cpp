@@ -14,8 +14,8 @@
 namespace qpu::isa {
 namespace {
 
-// The most instructions that a rule looks back.
-constexpr std::size_t kLongest = 3;
+// The longest distance of two instructions in a rule.
+constexpr std::size_t kMostDistance = 3;
 
 bool isReservedPmPack(std::uint8_t pack) { return pack != 0 && (pack < 3 || pack > 7); }
 
@@ -23,14 +23,13 @@ bool isTriggering(std::uint8_t a) {
   return a == address::kTmuNoSwap || a == address::kUniformsAddress || a >= kTlbFirst;
 }
 
-// The name stands for two registers, one in each file.
+// Whether the address is a different register in each file.
 bool isSided(std::uint8_t a) {
   return a == address::kVpmSetup || a == address::kDmaAddress || a == 41 || a == kMsFlags;
 }
 
-// Both pipes have the same result, whatever the registers hold: an immediate, or two moves
-// of one source.
-bool givesOneValue(const Instruction& i) {
+// Whether both pipes always have the same result: an immediate, or two moves of one source.
+bool haveSameResult(const Instruction& i) {
   if (i.form != Form::Alu) return i.form != Form::Branch;
   const bool rotates = i.signal == Signal::SmallImmediate && i.raddrB >= 48;
   return i.opAdd == AddOp::Or && i.opMul == MulOp::V8Min && i.addA == i.addB &&
@@ -49,7 +48,7 @@ class Verifier {
   }
 
   std::vector<Fault> run() {
-    if (program_.empty()) fault(0, 0, RuleId::RunsOut, "there is no instruction");
+    if (program_.empty()) fault(0, 0, RuleId::RunsOut, "the program is empty");
     for (std::size_t n = 0; n < program_.size(); ++n) single(n);
     const Graph graph(instructions_);
     for (const std::size_t n : graph.leaving()) fault(n, n, RuleId::RunsOut);
@@ -98,23 +97,23 @@ class Verifier {
     return faults;
   }
 
-  // Rules that one instruction can break.
+  // Rules for single instructions.
 
   void single(std::size_t n) {
     const Instruction& i = instructions_[n];
     const Access& a = accesses_[n];
-    const auto say = [&](RuleId rule, const std::string& detail = {}) {
+    const auto report = [&](RuleId rule, const std::string& detail = {}) {
       fault(n, n, rule, detail);
     };
     if (i.form == Form::Alu) {
       signals(n);
-      if (i.opAdd == AddOp::Nop && i.waddrAdd != address::kNop) say(RuleId::NopWrites, "ADD");
-      if (i.opMul == MulOp::Nop && i.waddrMul != address::kNop) say(RuleId::NopWrites, "MUL");
+      if (i.opAdd == AddOp::Nop && i.waddrAdd != address::kNop) report(RuleId::NopWrites, "ADD");
+      if (i.opMul == MulOp::Nop && i.waddrMul != address::kNop) report(RuleId::NopWrites, "MUL");
       unpacks(n);
     }
     if (i.form == Form::Branch) {
       std::size_t target = 0;
-      if (!branchTarget(i, n, program_.size(), target)) say(RuleId::BranchTarget);
+      if (!branchTarget(i, n, program_.size(), target)) report(RuleId::BranchTarget);
     } else {
       packs(n);
     }
@@ -122,20 +121,20 @@ class Verifier {
       const Write& w = a.write[0];
       const bool same = w.address == a.write[1].address && w.address >= 32 && !isSided(w.address);
       const bool bothWrite = w.isIo() || (!w.never && !a.write[1].never);
-      const bool equal = givesOneValue(i) && i.pack == 0 && w.address != address::kR5;
-      if (same && bothWrite && !equal) say(RuleId::SameDestination);
+      const bool equal = haveSameResult(i) && i.pack == 0 && w.address != address::kR5;
+      if (same && bothWrite && !equal) report(RuleId::SameDestination);
     }
     for (const std::uint8_t io : {address::kUniform, kVarying, address::kVpm})
-      if (a.portA == io && a.portB == io) say(RuleId::IoReadTwice);
+      if (a.portA == io && a.portB == io) report(RuleId::IoReadTwice);
     peripherals(n);
     for (const Write& w : a)
-      if (isTriggering(w.address) && !w.always) say(RuleId::ConditionalTrigger);
+      if (isTriggering(w.address) && !w.always) report(RuleId::ConditionalTrigger);
     const bool pair = (a.vpm & (a.vpm - 1)) != 0 && a.vpm != (kVpmRead | kVpmWrite);
     const bool load = i.signal == Signal::LoadTmu0 || i.signal == Signal::LoadTmu1;
-    if (pair || (load && a.vpm != 0)) say(RuleId::VpmPair);
+    if (pair || (load && a.vpm != 0)) report(RuleId::VpmPair);
     if (a.ends)
       for (const Write& w : a)
-        if (w.isRegister()) say(RuleId::EndWritesRegister);
+        if (w.isRegister()) report(RuleId::EndWritesRegister);
   }
 
   void signals(std::size_t n) {
@@ -166,7 +165,7 @@ class Verifier {
     if (i.unpack == 0 || i.pm) return;
     const Access& a = accesses_[n];
     if (a.takesA && *a.portA >= 32) fault(n, n, RuleId::UnpackOnIo);
-    constexpr std::uint8_t kReplicate = 3;  // the same for both kinds
+    constexpr std::uint8_t kReplicate = 3;  // equal for floats and integers
     if (i.unpack == kReplicate || i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop) return;
     const bool add = i.addA == Mux::A || (!isUnary(i.opAdd) && i.addB == Mux::A);
     const bool mul = i.mulA == Mux::A || i.mulB == Mux::A;
@@ -189,7 +188,7 @@ class Verifier {
     if (used > 1) fault(n, n, RuleId::OnePeripheral);
   }
 
-  // Rules of places on a path: slots and the program's end.
+  // Rules for delay slots and the end of the program.
 
   void place(Graph::Node node) {
     const std::size_t n = Graph::instruction(node);
@@ -219,11 +218,11 @@ class Verifier {
     if (touched) fault(n, from, RuleId::EndAddress14);
   }
 
-  // Rules of distance.
+  // Rules for instructions at a distance.
 
   void near(const Graph& graph, Graph::Node node) {
     std::vector<Graph::Node> at{node};
-    for (std::size_t distance = 1; distance <= kLongest; ++distance) {
+    for (std::size_t distance = 1; distance <= kMostDistance; ++distance) {
       std::vector<Graph::Node> before;
       for (const Graph::Node n : at)
         before.insert(before.end(), graph.predecessors(n).begin(), graph.predecessors(n).end());
@@ -245,34 +244,34 @@ class Verifier {
   void pair(std::size_t first, std::size_t second, std::size_t distance) {
     const Access& f = accesses_[first];
     const Access& s = accesses_[second];
-    const auto say = [&](RuleId rule) { fault(second, first, rule); };
+    const auto report = [&](RuleId rule) { fault(second, first, rule); };
     for (const Write& w : f) {
       if (distance == 1) {
         const bool taken = w.fileA ? s.takesA && s.portA == w.address
                                    : s.takesB && s.portB == w.address;
-        if (w.isRegister() && taken) say(RuleId::RegisterFileLatency);
-        if (s.rotatesByR5 && w.isR5()) say(RuleId::RotateByR5Latency);
-        if (rotates(s, w)) say(RuleId::RotateSourceLatency);
+        if (w.isRegister() && taken) report(RuleId::RegisterFileLatency);
+        if (s.rotatesByR5 && w.isR5()) report(RuleId::RotateByR5Latency);
+        if (rotates(s, w)) report(RuleId::RotateSourceLatency);
       }
       if (distance <= 2) {
-        if (isSfu(w.address)) afterSfu(s, say);
-        if (w.address == address::kTmuNoSwap && writes(s, isTmu)) say(RuleId::NoSwapLatency);
+        if (isSfu(w.address)) afterSfu(s, report);
+        if (w.address == address::kTmuNoSwap && writes(s, isTmu)) report(RuleId::NoSwapLatency);
         if (w.address == address::kUniformsAddress && s.uniformReads != 0)
-          say(RuleId::UniformsAddressLatency);
-        if (w.address == kTlbZ && s.portA == kMsFlags) say(RuleId::TlbZLatency);
+          report(RuleId::UniformsAddressLatency);
+        if (w.address == kTlbZ && s.portA == kMsFlags) report(RuleId::TlbZLatency);
       }
       if (mayBeReadSetup_[first] && w.address == address::kVpmSetup && (s.vpm & kVpmRead) != 0)
-        say(RuleId::VpmReadLatency);
+        report(RuleId::VpmReadLatency);
     }
-    // r4 is written by its signal.
+    // A signal writes r4 without a write address.
     if (distance == 1 && f.loadsR4 && (s.rotationSources & 16U) != 0)
-      say(RuleId::RotateSourceLatency);
+      report(RuleId::RotateSourceLatency);
   }
 
-  template <class Say>
-  static void afterSfu(const Access& s, const Say& say) {
-    if (s.readsR4()) say(RuleId::SfuLatency);
-    if (s.loadsR4 || writes(s, isSfu)) say(RuleId::SfuResultWrite);
+  template <class Callback>
+  static void afterSfu(const Access& s, const Callback& report) {
+    if (s.readsR4()) report(RuleId::SfuLatency);
+    if (s.loadsR4 || writes(s, isSfu)) report(RuleId::SfuResultWrite);
   }
 
   template <class Predicate>
@@ -280,25 +279,25 @@ class Verifier {
     return std::any_of(a.begin(), a.end(), [&](const Write& w) { return predicate(w.address); });
   }
 
-  // Rules of what was before, however long.
+  // Rules that depend on the whole path.
 
-  // States are kept where paths part or meet; between, they are made anew.
-  static bool keepsState(const Graph& graph, Graph::Node node) {
+  // States are stored only where paths fork or join. Between these nodes they are computed again.
+  static bool storesState(const Graph& graph, Graph::Node node) {
     if (node == graph.reachable().front()) return true;
     const auto& before = graph.predecessors(node);
     return before.size() != 1 || graph.successors(before.front()).size() != 1;
   }
 
-  // Runs from a kept state to the next ones, which `arrive` gets.
+  // Computes the states from a stored one to the next stored ones, and passes these to `arrive`.
   template <class Arrive>
   void walk(const Graph& graph, Graph::Node node, State state, bool reports, Arrive arrive) {
     for (;;) {
       const std::size_t n = Graph::instruction(node);
       std::size_t at = n;
-      const auto say = [&](RuleId rule, const std::string& detail) {
+      const auto record = [&](RuleId rule, const std::string& detail) {
         fault(at, at, rule, detail);
       };
-      const Report report = reports ? Report(say) : Report();
+      const Report report = reports ? Report(record) : Report();
       step(state, instructions_[n], accesses_[n], twoTmus_, report);
       if (state.wroteReadSetup) mayBeReadSetup_[n] = true;
       if (reports && Graph::place(node) == Place::EndSlot2) {
@@ -306,7 +305,7 @@ class Verifier {
         finish(state, report);
       }
       const auto& next = graph.successors(node);
-      if (next.size() != 1 || keepsState(graph, next.front())) {
+      if (next.size() != 1 || storesState(graph, next.front())) {
         for (const Graph::Node to : next) arrive(to, state);
         return;
       }
@@ -352,7 +351,7 @@ class Verifier {
   std::vector<Instruction> instructions_;
   std::vector<Access> accesses_;
   bool twoTmus_ = false;
-  std::vector<bool> mayBeReadSetup_;  // and not for the DMA, at the same address
+  std::vector<bool> mayBeReadSetup_;  // of the VPM, not of the DMA, which has the same address
   std::vector<Found> found_;
 };
 

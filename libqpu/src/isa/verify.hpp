@@ -1,12 +1,9 @@
-// Checks programs against the rules of the hardware without running them: every
-// path through the program, every rule of the manual's section on hazards and
-// what is known beyond it. Independent of the compiler.
+// Static verifier: checks all paths through a program against the rules of the hardware, which are those of the
+// manual's section on hazards and further known ones. It does not depend on the compiler.
 //
-// Timing rules, registers and DMA hold on every path. Counts (TMU requests, VPM
-// reads) are followed as the set of values that some path may have led to, and
-// reported where no value of the set is allowed: what depends on data is found
-// by the emulator when it happens. So are setup words and addresses that are
-// not constants of the program.
+// Rules for timing, registers and DMA must hold on every path. For counts (TMU requests, VPM reads) the verifier tracks
+// the set of possible values, and reports an error only if no value of the set is allowed. Errors that depend on data
+// are found by the emulator when they occur. The same applies to setup words and addresses that are not constants.
 #ifndef QPU_SRC_ISA_VERIFY_HPP
 #define QPU_SRC_ISA_VERIFY_HPP
 
@@ -19,14 +16,14 @@
 namespace qpu::isa {
 
 struct Fault {
-  std::size_t instruction = 0;  // where the rule is broken
-  std::size_t cause = 0;        // the earlier instruction that set it up; else the same
+  std::size_t instruction = 0;  // the instruction that violates the rule
+  std::size_t cause = 0;        // the earlier instruction that the rule refers to, or the same
   const char* rule = "";        // short name of the rule, such as "register-file-latency"
-  std::string text;             // both instructions as listed, the rule in words
+  std::string text;             // both instructions and the text of the rule
 };
 
-// Faults in order of instructions; none for a program that may run. Branch
-// targets must be relative to labels of the program itself.
+// The faults, in order of instructions. Empty if the program is valid. Branches must be relative and lead to
+// instructions of the program.
 std::vector<Fault> verify(const std::vector<Word>& program);
 
 struct Rule {
@@ -34,7 +31,7 @@ struct Rule {
   const char* text;
 };
 
-// All that verify() may report.
+// All rules that verify() checks.
 const std::vector<Rule>& rules();
 
 }  // namespace qpu::isa

@@ -1,6 +1,7 @@
-// Which values are alive where, and how many registers that takes.
-#ifndef QPU_SRC_COMPILER_OPTIMISE_LIVE_HPP
-#define QPU_SRC_COMPILER_OPTIMISE_LIVE_HPP
+// Liveness and register pressure of values in SSA form. Arguments of phis are live out of the predecessors, as in
+// Sebastian Hack, "Register Allocation for Programs in SSA Form", 2007.
+#ifndef QPU_SRC_COMPILER_IR_LIVENESS_HPP
+#define QPU_SRC_COMPILER_IR_LIVENESS_HPP
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace qpu::compiler {
 
-// A mask has no register; who uses it uses what it compares.
+// Calls f(Value) for each value that must be in a register to use v. A mask has no register: its operands are used.
 template <typename F>
 void forUsed(const ir::Graph& graph, ir::Value v, F f) {
   const ir::Instruction& i = graph.values[v];
@@ -29,17 +30,16 @@ void forUses(const ir::Graph& graph, const ir::Instruction& i, F f) {
   if (i.c != ir::kNone) forUsed(graph, i.c, f);
 }
 
-class Live {
+class IrLiveness {
  public:
-  explicit Live(const ir::Graph& graph);
+  explicit IrLiveness(const ir::Graph& graph);
 
-  // The most values that are alive at once in the block, and before which
-  // instruction of its body that is.
+  // The most values that are live at once in the block.
   std::uint32_t pressure(std::uint32_t block) const { return pressure_[block]; }
-  // Over the blocks of a loop.
+  // In the blocks of a loop.
   std::uint32_t pressure(const ir::Loop& loop) const;
-  // Those alive where the pressure of the block is highest: before body[place].
-  std::vector<ir::Value> atPeak(std::uint32_t block, std::size_t& place) const;
+  // The values that are live where the pressure of the block is highest: before body[position].
+  std::vector<ir::Value> atPeak(std::uint32_t block, std::size_t& position) const;
 
   bool isLiveIn(std::uint32_t block, ir::Value v) const { return test(in_, block, v); }
 
@@ -55,15 +55,15 @@ class Live {
   }
   void findGlobals();
   void flow();
-  // Goes through the block backward; calls at(place, count) after each step.
+  // Scans the block backward. Calls at(position, live values) before each instruction, until it returns false.
   template <typename F>
-  void scan(std::uint32_t block, std::vector<char>& alive, F at) const;
+  void scan(std::uint32_t block, std::vector<char>& isLive, F at) const;
 
   const ir::Graph& graph_;
   std::vector<std::uint32_t> bit_;
   std::vector<ir::Value> globals_;
   std::size_t words_ = 0;
-  Sets in_, out_;  // arguments of phis are alive out of the ways in
+  Sets in_, out_;
   std::vector<std::uint32_t> pressure_;
 };
 

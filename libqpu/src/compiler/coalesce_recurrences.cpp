@@ -1,4 +1,4 @@
-#include "compiler/chains.hpp"
+#include "compiler/coalesce_recurrences.hpp"
 
 #include <algorithm>
 
@@ -14,9 +14,9 @@ bool isPlain(const Operation& o) {
          o.target != Operation::kNone;
 }
 
-class Chains {
+class RecurrenceCoalescer {
  public:
-  explicit Chains(Function& f)
+  explicit RecurrenceCoalescer(Function& f)
       : f_(f), live_(findLiveness(f)), writes_(f.registers), lastRead_(f.registers),
         after_(f.registers) {
     for (const Block& b : f.blocks)
@@ -29,9 +29,9 @@ class Chains {
   }
 
  private:
-  // What comes after an operation for a register that lives across blocks.
-  struct After {
-    std::uint32_t read = kNever;  // before it is written
+  // Position of the next accesses to a register that is live across blocks.
+  struct NextAccess {
+    std::uint32_t read = kNever;  // before the next write
     std::uint32_t write = kNever;
   };
 
@@ -39,8 +39,8 @@ class Chains {
     std::vector<Operation>& operations = f_.blocks[b].operations;
     const auto end = static_cast<std::uint32_t>(operations.size());
     for (const Vreg v : live_.globals) after_[v] = {live_.liveOut(b, v) ? end : kNever, kNever};
-    // For each operation what comes after it for its operands.
-    std::vector<std::array<After, 2>> later(end);
+    // By operation, for its two operands.
+    std::vector<std::array<NextAccess, 2>> later(end);
     for (std::uint32_t i = end; i-- > 0;) {
       const Operation& o = operations[i];
       if (o.a.isRegister()) later[i][0] = after_[o.a.value];
@@ -51,52 +51,52 @@ class Chains {
     for (std::uint32_t i = 0; i < end; ++i)
       forEachRead(operations[i], [&](Vreg v) { lastRead_[v] = i; });
 
-    renamed_.assign(f_.registers, {kNever, kNever});
+    replaced_.assign(f_.registers, {kNever, kNever});
     for (std::uint32_t i = 0; i < end; ++i) {
       Operation& o = operations[i];
-      std::array<After, 2> next = later[i];
+      std::array<NextAccess, 2> next = later[i];
       std::size_t side = 0;
       for (Operand* operand : {&o.a, &o.b}) {
-        if (operand->isRegister() && renamed_[operand->value].by != kNever) {
-          // The name's next write is that of the register it was given.
+        if (operand->isRegister() && replaced_[operand->value].by != kNever) {
+          // The next write is that of the register that replaces the operand.
           next[side] = {lastRead_[operand->value] > i ? lastRead_[operand->value] : kNever,
-                        renamed_[operand->value].write};
-          operand->value = renamed_[operand->value].by;
+                        replaced_[operand->value].write};
+          operand->value = replaced_[operand->value].by;
         }
         ++side;
       }
-      if (isPlain(o)) take(o, next);
+      if (isPlain(o)) coalesce(o, next);
     }
   }
 
-  void take(Operation& o, const std::array<After, 2>& next) {
+  void coalesce(Operation& o, const std::array<NextAccess, 2>& next) {
     if (live_.indexOf[o.target] != Liveness::kLocal || writes_[o.target] != 1) return;
     std::size_t side = 0;
     for (const Operand* operand : {&o.a, &o.b}) {
-      const After& after = next[side++];
+      const NextAccess& after = next[side++];
       if (!operand->isRegister() || live_.indexOf[operand->value] == Liveness::kLocal) continue;
       if (operand->value == f_.qpuNumber || after.read != kNever) continue;
       if (after.write != kNever && lastRead_[o.target] > after.write) continue;
-      renamed_[o.target] = {operand->value, after.write};
+      replaced_[o.target] = {operand->value, after.write};
       o.target = operand->value;
       return;
     }
   }
 
-  struct Name {
-    std::uint32_t by;
-    std::uint32_t write;  // where the register is written next
+  struct Replacement {
+    std::uint32_t by;     // register
+    std::uint32_t write;  // position of its next write
   };
 
   Function& f_;
   const Liveness live_;
   std::vector<std::uint32_t> writes_, lastRead_;
-  std::vector<After> after_;
-  std::vector<Name> renamed_;
+  std::vector<NextAccess> after_;
+  std::vector<Replacement> replaced_;
 };
 
 }  // namespace
 
-void joinChains(Function& function) { Chains(function).run(); }
+void coalesceRecurrences(Function& function) { RecurrenceCoalescer(function).run(); }
 
 }  // namespace qpu::compiler

@@ -1,4 +1,4 @@
-#include "compiler/maker.hpp"
+#include "compiler/ir_builder.hpp"
 
 #include <utility>
 
@@ -24,7 +24,7 @@ bool commutes(AddOp op) {
     case AddOp::And:
     case AddOp::Or:
     case AddOp::Xor: return true;
-    default: return false;  // fadd takes the sign of an infinite sum from its second operand
+    default: return false;  // fadd: the sign of an infinite sum is that of the second operand
   }
 }
 
@@ -39,7 +39,7 @@ Instruction make(Kind kind, Value a = kNone, Value b = kNone, std::uint32_t bits
 
 }  // namespace
 
-Value Maker::append(Instruction i) {
+Value IrBuilder::append(Instruction i) {
   const auto v = static_cast<Value>(graph_.values.size());
   i.block = block_;
   i.site = site_;
@@ -48,35 +48,35 @@ Value Maker::append(Instruction i) {
   return v;
 }
 
-Value Maker::find(const Instruction& i) {
+Value IrBuilder::findOrAppend(const Instruction& i) {
   if (!simplify_) return append(i);
   const Key key{static_cast<std::uint64_t>(i.kind) | static_cast<std::uint64_t>(i.add) << 8U |
                     static_cast<std::uint64_t>(i.mul) << 16U |
                     static_cast<std::uint64_t>(i.test) << 24U |
                     static_cast<std::uint64_t>(i.bits) << 32U,
                 static_cast<std::uint64_t>(i.a) << 32U | i.b, i.c};
-  const auto [entry, fresh] = table_.try_emplace(key, kNone);
-  if (!fresh) return entry->second;
+  const auto [entry, isNew] = table_.try_emplace(key, kNone);
+  if (!isNew) return entry->second;
   known_.push_back(key);
   const Value v = append(i);
   entry->second = v;
   return v;
 }
 
-void Maker::forget(std::size_t mark) {
+void IrBuilder::forget(std::size_t mark) {
   for (; known_.size() > mark; known_.pop_back()) table_.erase(known_.back());
 }
 
-Value Maker::constant(std::uint32_t bits) {
-  const auto [entry, fresh] =
+Value IrBuilder::constant(std::uint32_t bits) {
+  const auto [entry, isNew] =
       constants_.try_emplace(bits, static_cast<Value>(graph_.values.size()));
-  if (fresh) graph_.values.push_back(make(Kind::Constant, kNone, kNone, bits));
+  if (isNew) graph_.values.push_back(make(Kind::Constant, kNone, kNone, bits));
   return entry->second;
 }
 
-Value Maker::element() { return find(make(Kind::Element)); }
+Value IrBuilder::element() { return findOrAppend(make(Kind::Element)); }
 
-Value Maker::folded(AddOp op, Value& a, Value& b) {
+Value IrBuilder::folded(AddOp op, Value& a, Value& b) {
   if (commutes(op) && (of(a).kind == Kind::Constant || (of(b).kind != Kind::Constant && a > b)))
     std::swap(a, b);
   if (of(b).kind != Kind::Constant) {
@@ -120,7 +120,7 @@ Value Maker::folded(AddOp op, Value& a, Value& b) {
   return kNone;
 }
 
-Value Maker::folded(MulOp op, Value& a, Value& b) {
+Value IrBuilder::folded(MulOp op, Value& a, Value& b) {
   if (of(a).kind == Kind::Constant || (of(b).kind != Kind::Constant && a > b)) std::swap(a, b);
   if (of(b).kind != Kind::Constant) return kNone;
   const std::uint32_t y = of(b).bits;
@@ -130,34 +130,34 @@ Value Maker::folded(MulOp op, Value& a, Value& b) {
   }
   if (op == MulOp::Mul24 && (y & 0xffffffU) == 0) return constant(0);
   if (op == MulOp::FMul && (y & 0x7f800000U) == 0) return constant(0);
-  // The bits that mul24 ignores leave the word at the top.
+  // A shift by at least 8 discards the upper 8 bits, which mul24 ignores.
   if (op == MulOp::Mul24 && y < 1U << 24U && (y & (y - 1)) == 0)
     for (std::uint32_t n = 8; n < 24; ++n)
       if (y == 1U << n) return alu(AddOp::Shl, a, constant(n));
   return kNone;
 }
 
-Value Maker::alu(AddOp op, Value a, Value b) {
+Value IrBuilder::alu(AddOp op, Value a, Value b) {
   if (simplify_) {
     const Value known = folded(op, a, b);
     if (known != kNone) return known;
   }
   Instruction i = make(Kind::Alu, a, b);
   i.add = op;
-  return find(i);
+  return findOrAppend(i);
 }
 
-Value Maker::mul(MulOp op, Value a, Value b) {
+Value IrBuilder::mul(MulOp op, Value a, Value b) {
   if (simplify_) {
     const Value known = folded(op, a, b);
     if (known != kNone) return known;
   }
   Instruction i = make(Kind::Mul, a, b);
   i.mul = op;
-  return find(i);
+  return findOrAppend(i);
 }
 
-Value Maker::rotate(Value a, Value amount) {
+Value IrBuilder::rotate(Value a, Value amount) {
   if (of(amount).kind == Kind::Constant) {
     std::uint32_t n = of(amount).bits & 15U;
     if (simplify_) {
@@ -169,31 +169,31 @@ Value Maker::rotate(Value a, Value amount) {
     }
     amount = constant(n);
   }
-  return find(make(Kind::Rotate, a, amount));
+  return findOrAppend(make(Kind::Rotate, a, amount));
 }
 
-Value Maker::broadcast(Value a, std::uint32_t element) {
+Value IrBuilder::broadcast(Value a, std::uint32_t element) {
   if (simplify_ && (of(a).kind == Kind::Constant || of(a).kind == Kind::Uniform ||
                     of(a).kind == Kind::Broadcast))
     return a;
-  return find(make(Kind::Broadcast, a, kNone, element));
+  return findOrAppend(make(Kind::Broadcast, a, kNone, element));
 }
 
-Value Maker::sfu(std::uint32_t function, Value a) {
-  return find(make(Kind::Sfu, a, kNone, function));
+Value IrBuilder::sfu(std::uint32_t function, Value a) {
+  return findOrAppend(make(Kind::Sfu, a, kNone, function));
 }
 
-Value Maker::select(Value mask, Value a, Value b) {
+Value IrBuilder::select(Value mask, Value a, Value b) {
   if (simplify_) {
     if (a == b) return a;
     if (of(mask).kind == Kind::Constant) return of(mask).bits != 0 ? a : b;
   }
   Instruction i = make(Kind::Select, a, b);
   i.c = mask;
-  return find(i);
+  return findOrAppend(i);
 }
 
-Value Maker::compare(ir::Test test, Value a, Value b) {
+Value IrBuilder::compare(ir::Test test, Value a, Value b) {
   if (simplify_) {
     if (of(a).kind == Kind::Constant && of(b).kind == Kind::Constant)
       return constant(fold(test, of(a).bits, of(b).bits) ? UINT32_MAX : 0);
@@ -204,49 +204,49 @@ Value Maker::compare(ir::Test test, Value a, Value b) {
   }
   Instruction i = make(Kind::Compare, a, b);
   i.test = test;
-  return find(i);
+  return findOrAppend(i);
 }
 
-Value Maker::maskAnd(Value a, Value b) {
+Value IrBuilder::maskAnd(Value a, Value b) {
   if (simplify_) {
     if (a == b) return a;
     if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? b : a;
     if (of(b).kind == Kind::Constant) return of(b).bits != 0 ? a : b;
   }
-  return find(make(Kind::MaskAnd, a, b));
+  return findOrAppend(make(Kind::MaskAnd, a, b));
 }
 
-Value Maker::maskOr(Value a, Value b) {
+Value IrBuilder::maskOr(Value a, Value b) {
   if (simplify_) {
     if (a == b) return a;
     if (of(a).kind == Kind::Constant) return of(a).bits != 0 ? a : b;
     if (of(b).kind == Kind::Constant) return of(b).bits != 0 ? b : a;
   }
-  return find(make(Kind::MaskOr, a, b));
+  return findOrAppend(make(Kind::MaskOr, a, b));
 }
 
-Value Maker::maskNot(Value a) {
+Value IrBuilder::maskNot(Value a) {
   if (simplify_) {
     if (of(a).kind == Kind::MaskNot) return of(a).a;
     if (of(a).kind == Kind::Constant) return constant(~of(a).bits);
   }
-  return find(make(Kind::MaskNot, a));
+  return findOrAppend(make(Kind::MaskNot, a));
 }
 
-Value Maker::load(Value address, std::uint8_t unit) {
+Value IrBuilder::load(Value address, std::uint8_t unit) {
   Instruction i = make(Kind::Load, address);
   i.unit = unit;
   return append(i);
 }
 
-Value Maker::effect(Op op, Value a, std::uint32_t bits, std::uint8_t unit) {
+Value IrBuilder::effect(Op op, Value a, std::uint32_t bits, std::uint8_t unit) {
   Instruction i = make(Kind::Effect, a, kNone, bits);
   i.op = op;
   i.unit = unit;
   return append(i);
 }
 
-Value Maker::phi(std::uint32_t block) {
+Value IrBuilder::phi(std::uint32_t block) {
   Instruction i = make(Kind::Phi, kNone, kNone, static_cast<std::uint32_t>(graph_.phis.size()));
   i.block = block;
   i.site = site_;

@@ -1,4 +1,4 @@
-#include "compiler/optimise_live.hpp"
+#include "compiler/ir_liveness.hpp"
 
 #include <algorithm>
 
@@ -13,32 +13,33 @@ namespace {
 
 bool hasRegister(const Instruction& i) { return ir::hasResult(i) && !ir::isMask(i.kind); }
 
+// Calls f(successor, index of the block among its predecessors) for each edge.
 template <typename F>
-void forWays(const Graph& graph, const ir::Block& b, std::uint32_t number, F f) {
-  const auto way = [&](std::uint32_t to) {
+void forEdges(const Graph& graph, const ir::Block& b, std::uint32_t number, F f) {
+  const auto edge = [&](std::uint32_t to) {
     const std::vector<std::uint32_t>& preds = graph.blocks[to].preds;
     for (std::size_t i = 0; i < preds.size(); ++i)
       if (preds[i] == number) f(to, i);
   };
-  if (b.exit != ir::Block::Exit::End) way(b.next);
-  if (b.exit == ir::Block::Exit::Branch && b.taken != b.next) way(b.taken);
+  if (b.exit != ir::Block::Exit::End) edge(b.next);
+  if (b.exit == ir::Block::Exit::Branch && b.taken != b.next) edge(b.taken);
 }
 
 }  // namespace
 
-Live::Live(const Graph& graph) : graph_(graph) {
+IrLiveness::IrLiveness(const Graph& graph) : graph_(graph) {
   findGlobals();
   flow();
-  std::vector<char> alive(graph.values.size(), 0);
+  std::vector<char> isLive(graph.values.size(), 0);
   pressure_.resize(graph.blocks.size(), 0);
   for (std::uint32_t b = 0; b < graph.blocks.size(); ++b)
-    scan(b, alive, [&](std::size_t, std::uint32_t count) {
+    scan(b, isLive, [&](std::size_t, std::uint32_t count) {
       pressure_[b] = std::max(pressure_[b], count);
       return true;
     });
 }
 
-void Live::findGlobals() {
+void IrLiveness::findGlobals() {
   bit_.assign(graph_.values.size(), kNone);
   const auto use = [this](std::uint32_t block, Value v) {
     if (graph_.values[v].block == block || bit_[v] != kNone) return;
@@ -53,7 +54,7 @@ void Live::findGlobals() {
     if (block.condition != kNone)
       forUsed(graph_, block.condition, [&](Value o) { use(b, o); });
     for (const Value phi : block.phis) {
-      // Alive out of the way in, even of the block that defines it.
+      // Live out of the predecessor, even if that defines the value.
       for (const Value o : graph_.arguments(phi))
         if (!graph_.isConstant(o)) use(kNone - 1, o);
     }
@@ -61,7 +62,7 @@ void Live::findGlobals() {
   words_ = (globals_.size() + 63) / 64;
 }
 
-void Live::flow() {
+void IrLiveness::flow() {
   const std::size_t blocks = graph_.blocks.size();
   in_.assign(blocks * words_, 0);
   out_.assign(blocks * words_, 0);
@@ -83,9 +84,9 @@ void Live::flow() {
       if (hasRegister(i) && bit_[v] != kNone) set(writes, at, bit_[v]);
     }
     if (block.condition != kNone) forUsed(graph_, block.condition, read);
-    forWays(graph_, block, b, [&](std::uint32_t to, std::size_t way) {
+    forEdges(graph_, block, b, [&](std::uint32_t to, std::size_t index) {
       for (const Value phi : graph_.blocks[to].phis) {
-        const Value o = graph_.arguments(phi)[way];
+        const Value o = graph_.arguments(phi)[index];
         if (!graph_.isConstant(o)) set(arguments, at, bit_[o]);
       }
     });
@@ -108,13 +109,13 @@ void Live::flow() {
 }
 
 template <typename F>
-void Live::scan(std::uint32_t b, std::vector<char>& alive, F at) const {
+void IrLiveness::scan(std::uint32_t b, std::vector<char>& isLive, F at) const {
   const ir::Block& block = graph_.blocks[b];
   std::vector<Value> touched;
   std::uint32_t count = 0;
   const auto use = [&](Value v) {
-    if (alive[v] != 0) return;
-    alive[v] = 1;
+    if (isLive[v] != 0) return;
+    isLive[v] = 1;
     touched.push_back(v);
     ++count;
   };
@@ -127,28 +128,28 @@ void Live::scan(std::uint32_t b, std::vector<char>& alive, F at) const {
     const Value v = block.body[n];
     const Instruction& i = graph_.values[v];
     if (ir::isMask(i.kind)) continue;
-    if (hasRegister(i) && alive[v] != 0) {
-      alive[v] = 0;
+    if (hasRegister(i) && isLive[v] != 0) {
+      isLive[v] = 0;
       --count;
     }
     forUses(graph_, i, use);
     more = at(n, count);
   }
-  for (const Value v : touched) alive[v] = 0;
+  for (const Value v : touched) isLive[v] = 0;
 }
 
-std::uint32_t Live::pressure(const ir::Loop& loop) const {
+std::uint32_t IrLiveness::pressure(const ir::Loop& loop) const {
   return *std::max_element(pressure_.begin() + loop.header, pressure_.begin() + loop.last + 1);
 }
 
-std::vector<Value> Live::atPeak(std::uint32_t block, std::size_t& place) const {
-  std::vector<char> alive(graph_.values.size(), 0);
+std::vector<Value> IrLiveness::atPeak(std::uint32_t block, std::size_t& position) const {
+  std::vector<char> isLive(graph_.values.size(), 0);
   std::vector<Value> values;
-  scan(block, alive, [&](std::size_t at, std::uint32_t count) {
+  scan(block, isLive, [&](std::size_t at, std::uint32_t count) {
     if (count < pressure_[block]) return true;
-    place = at;
-    for (Value v = 0; v < alive.size(); ++v)
-      if (alive[v] != 0) values.push_back(v);
+    position = at;
+    for (Value v = 0; v < isLive.size(); ++v)
+      if (isLive[v] != 0) values.push_back(v);
     return false;
   });
   return values;

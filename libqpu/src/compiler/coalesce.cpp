@@ -1,4 +1,4 @@
-#include "compiler/optimise_copies.hpp"
+#include "compiler/coalesce.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -7,33 +7,32 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr std::uint32_t kUnset = UINT32_MAX;
 
 bool isCopy(const Operation& o) {
   return o.op == Op::Move && o.a.isRegister() && o.cond == isa::Cond::Always && !o.setsFlags &&
          o.target != Operation::kNone;
 }
 
-// Operation n reads at position 2 n and writes at 2 n + 1. Of a register's life
-// the part from one write to the next has one value; copies have the value of
-// their source, so that both may be alive at once in one register.
+// Part of a live range, from one write to the next. Operation n reads at position 2 n and writes at 2 n + 1. A copy has
+// the same value as its source, so both may be live at once in one register.
 struct Segment {
   std::uint32_t from;
   std::uint32_t to;  // exclusive
   std::uint32_t value;
 };
-using Life = std::vector<Segment>;
+using LiveRange = std::vector<Segment>;
 
-class Joining {
+class CopyCoalescer {
  public:
-  explicit Joining(Function& function) : f_(function) {}
+  explicit CopyCoalescer(Function& function) : f_(function) {}
 
   void run() {
     findCopies();
     if (!copies_.empty()) {
       findLiveness();
-      findLives();
-      join();
+      findLiveRanges();
+      coalesce();
     }
     rename();
     threadJumps();
@@ -61,27 +60,27 @@ class Joining {
     std::iota(class_.begin(), class_.end(), 0U);
   }
 
-  // Which of the copies' registers are live into and out of each block.
+  // Liveness of the registers of copies.
   void findLiveness() {
-    std::vector<std::uint32_t> home(f_.registers, kNone);  // the block of all occurrences
+    std::vector<std::uint32_t> onlyBlock(f_.registers, kUnset);  // the block of all occurrences so far
     std::vector<bool> global(f_.registers, false);
-    severalBlocks_.assign(f_.registers, false);
-    std::vector<std::uint32_t> writer(f_.registers, kNone);
+    inSeveralBlocks_.assign(f_.registers, false);
+    std::vector<std::uint32_t> writer(f_.registers, kUnset);
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
       const auto occurs = [&](Vreg v) {
         if (!related_[v]) return;
-        if (home[v] == kNone) home[v] = b;
-        if (home[v] != b) global[v] = true;
+        if (onlyBlock[v] == kUnset) onlyBlock[v] = b;
+        if (onlyBlock[v] != b) global[v] = true;
       };
       for (const Operation& o : f_.blocks[b].operations) {
         forRegisters(o, [&](const Operand& a) { occurs(a.value); });
         if (o.target == Operation::kNone) continue;
         occurs(o.target);
-        if (writer[o.target] != kNone && writer[o.target] != b) severalBlocks_[o.target] = true;
+        if (writer[o.target] != kUnset && writer[o.target] != b) inSeveralBlocks_[o.target] = true;
         writer[o.target] = b;
       }
     }
-    bit_.assign(f_.registers, kNone);
+    bit_.assign(f_.registers, kUnset);
     for (Vreg v = 0; v < f_.registers; ++v)
       if (global[v]) {
         bit_[v] = static_cast<std::uint32_t>(globals_.size());
@@ -95,12 +94,12 @@ class Joining {
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b)
       for (const Operation& o : f_.blocks[b].operations) {
         const auto read = [&](Vreg v) {
-          if (bit_[v] != kNone && !test(writes, b, bit_[v])) set(reads, b, bit_[v]);
+          if (bit_[v] != kUnset && !test(writes, b, bit_[v])) set(reads, b, bit_[v]);
         };
         forRegisters(o, [&](const Operand& a) { read(a.value); });
         if (o.target == Operation::kNone) continue;
         if (keepsElements(o)) read(o.target);
-        if (bit_[o.target] != kNone) set(writes, b, bit_[o.target]);
+        if (bit_[o.target] != kUnset) set(writes, b, bit_[o.target]);
       }
     for (bool changed = true; changed;) {
       changed = false;
@@ -133,23 +132,23 @@ class Joining {
         f(globals_[w * 64 + static_cast<std::size_t>(__builtin_ctzll(bits))]);
   }
 
-  void findLives() {
-    lives_.resize(f_.registers);
-    value_.assign(f_.registers, kNone);
-    start_.assign(f_.registers, kNone);
-    lastRead_.assign(f_.registers, kNone);
+  void findLiveRanges() {
+    ranges_.resize(f_.registers);
+    value_.assign(f_.registers, kUnset);
+    start_.assign(f_.registers, kUnset);
+    lastRead_.assign(f_.registers, kUnset);
     std::uint32_t position = 0;
     std::uint32_t values = 0;
     std::vector<Vreg> open;
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
       open.clear();
       const auto begin = [&](Vreg v, std::uint32_t value, std::uint32_t at) {
-        if (start_[v] == kNone) open.push_back(v);
+        if (start_[v] == kUnset) open.push_back(v);
         value_[v] = value;
         start_[v] = lastRead_[v] = at;
       };
       forMembers(liveIn_, b, [&](Vreg v) {
-        const bool fresh = severalBlocks_[v] || value_[v] == kNone;
+        const bool fresh = inSeveralBlocks_[v] || value_[v] == kUnset;
         begin(v, fresh ? values++ : value_[v], position);
       });
       position += 2;
@@ -161,91 +160,90 @@ class Joining {
           const Vreg v = o.target;
           if (keepsElements(o)) lastRead_[v] = position;
           close(v, lastRead_[v] + 1);
-          const bool copied = isCopy(o) && value_[o.a.value] != kNone;
+          const bool copied = isCopy(o) && value_[o.a.value] != kUnset;
           begin(v, copied ? value_[o.a.value] : values++, position + 1);
         }
         position += 2;
       }
       for (const Vreg v : open) {
-        const bool out = bit_[v] != kNone && test(liveOut_, b, bit_[v]);
+        const bool out = bit_[v] != kUnset && test(liveOut_, b, bit_[v]);
         close(v, out ? position + 1 : lastRead_[v] + 1);
-        start_[v] = kNone;
+        start_[v] = kUnset;
       }
       position += 2;
     }
   }
 
   void close(Vreg v, std::uint32_t to) {
-    if (start_[v] == kNone) return;
-    lives_[v].push_back({start_[v], std::max(to, start_[v] + 1), value_[v]});
+    if (start_[v] == kUnset) return;
+    ranges_[v].push_back({start_[v], std::max(to, start_[v] + 1), value_[v]});
   }
 
-  // --- joining ---
+  // --- coalescing ---
 
   Vreg classOf(Vreg v) {
     while (class_[v] != v) v = class_[v] = class_[class_[v]];
     return v;
   }
 
-  static Life::const_iterator firstAfter(const Life& life, std::uint32_t position) {
-    return std::partition_point(life.begin(), life.end(),
+  static LiveRange::const_iterator firstAfter(const LiveRange& range, std::uint32_t position) {
+    return std::partition_point(range.begin(), range.end(),
                                 [position](const Segment& s) { return s.to <= position; });
   }
 
-  static bool conflict(const Life& few, const Life& many) {
+  static bool interfere(const LiveRange& few, const LiveRange& many) {
     for (const Segment& s : few)
       for (auto m = firstAfter(many, s.from); m != many.end() && m->from < s.to; ++m)
         if (m->value != s.value) return true;
     return false;
   }
 
-  static void insert(Life& life, Segment s) {
-    const auto first = life.begin() + (firstAfter(life, s.from) - life.cbegin());
+  static void insert(LiveRange& range, Segment s) {
+    const auto first = range.begin() + (firstAfter(range, s.from) - range.cbegin());
     auto last = first;
-    for (; last != life.end() && last->from < s.to; ++last) {
+    for (; last != range.end() && last->from < s.to; ++last) {
       s.from = std::min(s.from, last->from);
       s.to = std::max(s.to, last->to);
     }
     if (last == first) {
-      life.insert(first, s);
+      range.insert(first, s);
       return;
     }
     *first = s;
-    life.erase(first + 1, last);
+    range.erase(first + 1, last);
   }
 
-  void join() {
+  void coalesce() {
     for (const Copy& c : copies_) {
       Vreg a = classOf(c.target);
       Vreg b = classOf(c.source);
       if (a == b) continue;
-      if (lives_[a].size() > lives_[b].size()) std::swap(a, b);
-      if (conflict(lives_[a], lives_[b])) continue;
-      for (const Segment& s : lives_[a]) insert(lives_[b], s);
-      lives_[a] = {};
+      if (ranges_[a].size() > ranges_[b].size()) std::swap(a, b);
+      if (interfere(ranges_[a], ranges_[b])) continue;
+      for (const Segment& s : ranges_[a]) insert(ranges_[b], s);
+      ranges_[a] = {};
       class_[a] = b;
     }
   }
 
-  // --- tidying ---
+  // --- clean-up ---
 
   void rename() {
     for (Block& b : f_.blocks) {
-      auto kept = b.operations.begin();
+      auto end = b.operations.begin();
       for (Operation& o : b.operations) {
         forRegisters(o, [&](Operand& a) { a.value = classOf(a.value); });
         if (o.target != Operation::kNone) o.target = classOf(o.target);
         if (isCopy(o) && o.target == o.a.value) continue;
-        if (&*kept != &o) *kept = o;
-        ++kept;
+        if (&*end != &o) *end = o;
+        ++end;
       }
-      b.operations.erase(kept, b.operations.end());
+      b.operations.erase(end, b.operations.end());
     }
     f_.qpuNumber = classOf(f_.qpuNumber);
   }
 
-  // Ways that lead through empty blocks go where those lead; blocks that no way
-  // reaches any more go.
+  // Jumps to empty blocks go to the target of the block. Unreachable blocks are removed.
   void threadJumps() {
     const auto end = [this](std::uint32_t b) {
       for (std::size_t steps = 0; steps < f_.blocks.size(); ++steps) {
@@ -255,7 +253,7 @@ class Joining {
       }
       return b;
     };
-    std::vector<std::uint32_t> number(f_.blocks.size(), kNone);
+    std::vector<std::uint32_t> number(f_.blocks.size(), kUnset);
     std::vector<std::uint32_t> work = {0};
     number[0] = 0;
     while (!work.empty()) {
@@ -263,7 +261,7 @@ class Joining {
       work.pop_back();
       const auto follow = [&](std::uint32_t& to) {
         to = end(to);
-        if (number[to] == kNone) work.push_back(to);
+        if (number[to] == kUnset) work.push_back(to);
         number[to] = 0;
       };
       if (b.exit != Block::Exit::End) follow(b.next);
@@ -272,7 +270,7 @@ class Joining {
     std::uint32_t reached = 0;
     std::vector<Block> blocks;
     for (std::uint32_t b = 0; b < f_.blocks.size(); ++b) {
-      if (number[b] == kNone) continue;
+      if (number[b] == kUnset) continue;
       number[b] = reached++;
       blocks.push_back(std::move(f_.blocks[b]));
     }
@@ -284,10 +282,10 @@ class Joining {
   }
 
   void compact() {
-    std::vector<Vreg> number(f_.registers, kNone);
+    std::vector<Vreg> number(f_.registers, kUnset);
     Vreg count = 0;
     const auto renumber = [&](Vreg& v) {
-      if (number[v] == kNone) number[v] = count++;
+      if (number[v] == kUnset) number[v] = count++;
       v = number[v];
     };
     for (Block& b : f_.blocks)
@@ -302,12 +300,12 @@ class Joining {
   Function& f_;
   std::vector<Copy> copies_;
   std::vector<bool> related_;
-  std::vector<bool> severalBlocks_;  // written in several blocks
+  std::vector<bool> inSeveralBlocks_;  // the register is written in several blocks
   std::vector<std::uint32_t> bit_;
   std::vector<Vreg> globals_;
   std::size_t words_ = 0;
   Sets liveIn_, liveOut_;
-  std::vector<Life> lives_;
+  std::vector<LiveRange> ranges_;
   std::vector<std::uint32_t> value_;
   std::vector<std::uint32_t> start_;
   std::vector<std::uint32_t> lastRead_;
@@ -316,6 +314,6 @@ class Joining {
 
 }  // namespace
 
-void joinCopies(Function& function) { Joining(function).run(); }
+void coalesceCopies(Function& function) { CopyCoalescer(function).run(); }
 
 }  // namespace qpu::compiler

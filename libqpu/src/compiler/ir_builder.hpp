@@ -1,6 +1,10 @@
-// Makes values: each pure value once for all blocks that it reaches.
-#ifndef QPU_SRC_COMPILER_MAKER_HPP
-#define QPU_SRC_COMPILER_MAKER_HPP
+// Builds values of the intermediate representation. Constant folding, algebraic simplification and common subexpression
+// elimination happen as the values are built.
+//
+// The latter is scoped hash-based value numbering: Preston Briggs, Keith D. Cooper and L. Taylor Simpson, "Value
+// Numbering", 1997.
+#ifndef QPU_SRC_COMPILER_IR_BUILDER_HPP
+#define QPU_SRC_COMPILER_IR_BUILDER_HPP
 
 #include <cstddef>
 #include <cstdint>
@@ -11,12 +15,12 @@
 
 namespace qpu::compiler {
 
-class Maker {
+class IrBuilder {
  public:
-  // Without `simplify` every value is made as asked for.
-  Maker(ir::Graph& graph, bool simplify) : graph_(graph), simplify_(simplify) {}
+  // Without `simplify` every value is built as requested.
+  IrBuilder(ir::Graph& graph, bool simplify) : graph_(graph), simplify_(simplify) {}
 
-  // Where new values go: the end of a block's body.
+  // Appends new values to the body of the block.
   void at(std::uint32_t block) { block_ = block; }
   std::uint32_t block() const { return block_; }
   void site(std::uint32_t site) { site_ = site; }
@@ -37,25 +41,25 @@ class Maker {
 
   ir::Value load(ir::Value address, std::uint8_t unit);
   ir::Value effect(Op op, ir::Value a = ir::kNone, std::uint32_t bits = 0, std::uint8_t unit = 0);
-  // Goes to `block`, without arguments yet.
+  // Adds a phi without arguments to the block.
   ir::Value phi(std::uint32_t block);
 
-  // Values made after mark() are not found again after forget(mark).
+  // forget(mark()) ends a scope: values that were built since mark() are not reused.
   std::size_t mark() const { return known_.size(); }
   void forget(std::size_t mark);
 
  private:
   struct Key {
-    std::uint64_t what;
+    std::uint64_t operation;
     std::uint64_t operands;
     std::uint64_t rest;
     bool operator==(const Key& o) const {
-      return what == o.what && operands == o.operands && rest == o.rest;
+      return operation == o.operation && operands == o.operands && rest == o.rest;
     }
   };
   struct Hash {
     std::size_t operator()(const Key& k) const {
-      std::uint64_t h = k.what * 0x9e3779b97f4a7c15U;
+      std::uint64_t h = k.operation * 0x9e3779b97f4a7c15U;
       h = (h ^ (h >> 29U) ^ k.operands) * 0xbf58476d1ce4e5b9U;
       h = (h ^ (h >> 32U) ^ k.rest) * 0x94d049bb133111ebU;
       return static_cast<std::size_t>(h ^ (h >> 29U));
@@ -64,8 +68,8 @@ class Maker {
 
   const ir::Instruction& of(ir::Value v) const { return graph_.values[v]; }
   ir::Value append(ir::Instruction i);
-  ir::Value find(const ir::Instruction& i);  // or append
-  // A value that is there already or a constant, instead of the operation.
+  ir::Value findOrAppend(const ir::Instruction& i);
+  // A constant or an existing value that replaces the operation, or kNone. May exchange the operands.
   ir::Value folded(isa::AddOp op, ir::Value& a, ir::Value& b);
   ir::Value folded(isa::MulOp op, ir::Value& a, ir::Value& b);
 

@@ -1,13 +1,13 @@
-// What loops need not do in every turn.
+// Strength reduction: John Cocke and Ken Kennedy, "An Algorithm for Reduction of Operator Strength", 1977. Linear
+// functions of an induction variable become induction variables.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <utility>
 
-#include "compiler/immediates.hpp"
-#include "compiler/maker.hpp"
+#include "compiler/ir_builder.hpp"
+#include "compiler/loop_budget.hpp"
 #include "compiler/optimise.hpp"
-#include "compiler/optimise_live.hpp"
 
 namespace qpu::compiler {
 
@@ -15,93 +15,12 @@ using ir::Graph;
 using ir::Instruction;
 using ir::Kind;
 using ir::kNone;
-using ir::Loop;
 using ir::Value;
+using ir::Loop;
 using isa::AddOp;
 
 namespace {
 
-bool isInside(const Loop& l, std::uint32_t block) {
-  return block != kNone && block >= l.header && block <= l.last;
-}
-
-// The pressure of each loop, kept up to date by estimate.
-class Budget {
- public:
-  Budget(const Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {
-    const Live live(graph);
-    for (const Loop& l : graph.loops) pressure_.push_back(live.pressure(l));
-  }
-  bool hasRoom(std::uint32_t loop) const { return pressure_[loop] < limit_; }
-  std::uint32_t room(std::uint32_t loop) const {
-    return hasRoom(loop) ? limit_ - pressure_[loop] : 0;
-  }
-  void take(std::uint32_t loop) {
-    const std::uint32_t now = ++pressure_[loop];
-    for (std::uint32_t l = graph_.loops[loop].parent; l != kNone; l = graph_.loops[l].parent)
-      pressure_[l] = std::max(pressure_[l], now);
-  }
-  void giveBack(std::uint32_t loop) { --pressure_[loop]; }
-
- private:
-  const Graph& graph_;
-  const std::uint32_t limit_;
-  std::vector<std::uint32_t> pressure_;
-};
-
-std::vector<std::uint32_t> countUses(const Graph& graph) {
-  std::vector<std::uint32_t> uses(graph.values.size(), 0);
-  for (const ir::Block& b : graph.blocks) {
-    for (const Value v : b.body) forOperands(graph.values[v], [&](Value o) { ++uses[o]; });
-    for (const Value phi : b.phis)
-      for (const Value o : graph.arguments(phi)) ++uses[o];
-    if (b.condition != kNone) ++uses[b.condition];
-  }
-  return uses;
-}
-
-}  // namespace
-
-void hoistInvariants(Graph& graph, std::uint32_t limit) {
-  Budget budget(graph, limit);
-  const std::vector<std::uint32_t> uses = countUses(graph);
-  std::vector<std::uint32_t> hoistedFrom(graph.values.size(), kNone);
-  for (auto n = static_cast<std::uint32_t>(graph.loops.size()); n-- > 0;) {
-    const Loop loop = graph.loops[n];
-    std::vector<Value> hoisted;
-    const auto isInvariant = [&](const Instruction& i) {
-      bool all = ir::isPure(i) && !ir::isMask(i.kind) && i.kind != Kind::Select;
-      forOperands(i, [&](Value o) { all = all && !isInside(loop, graph.values[o].block); });
-      return all;
-    };
-    for (std::uint32_t b = loop.header; b <= loop.last; ++b) {
-      std::vector<Value>& body = graph.blocks[b].body;
-      auto kept = body.begin();
-      for (const Value v : body) {
-        Instruction& i = graph.values[v];
-        if (!isInvariant(i) || !budget.hasRoom(n)) {
-          *kept++ = v;
-          continue;
-        }
-        i.block = loop.preheader;
-        hoisted.push_back(v);
-        hoistedFrom[v] = n;
-        budget.take(n);
-        // An operand that was hoisted for this alone is not alive in the loop.
-        forOperands(i, [&](Value o) {
-          if (uses[o] == 1 && hoistedFrom[o] == n) budget.giveBack(n);
-        });
-      }
-      body.erase(kept, body.end());
-    }
-    std::vector<Value>& before = graph.blocks[loop.preheader].body;
-    before.insert(before.end(), hoisted.begin(), hoisted.end());
-  }
-}
-
-namespace {
-
-// coefficient * counter + constant + the sum of multiple * value.
 struct Term {
   Value value;
   std::uint32_t multiple;
@@ -110,12 +29,13 @@ struct Term {
     return value != o.value ? value < o.value : multiple < o.multiple;
   }
 };
+// coefficient * counter + constant + the sum of the terms.
 struct Linear {
-  Value counter = kNone;  // a phi of the loop
+  Value counter = kNone;  // an induction variable, which is a phi of the loop
   std::uint32_t coefficient = 0;
   std::uint32_t constant = 0;
   std::vector<Term> terms;     // in order of values
-  std::uint32_t operations = 0;  // that compute it in the loop
+  std::uint32_t operations = 0;  // in the loop, to compute it
 };
 
 constexpr std::size_t kMostTerms = 4;
@@ -142,7 +62,7 @@ class Reduction {
     bool down;
   };
 
-  // x = x + factor * y; false when there are too many terms.
+  // Adds factor * y to x. False if there are too many terms.
   static bool add(Linear& x, const Linear& y, std::uint32_t factor) {
     if (x.counter != kNone && y.counter != kNone && x.counter != y.counter) return false;
     if (y.counter != kNone) x.counter = y.counter;
@@ -237,7 +157,7 @@ class Reduction {
     convert(l, number, order);
   }
 
-  // Values made later are used in their own loop alone.
+  // Values that the pass builds later are used only in their loop.
   void findLastUses() {
     lastUse_.assign(graph_.values.size(), 0);
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
@@ -245,15 +165,15 @@ class Reduction {
       const auto use = [&](Value o, std::uint32_t in) { lastUse_[o] = std::max(lastUse_[o], in); };
       for (const Value v : block.body) forOperands(graph_.values[v], [&](Value o) { use(o, b); });
       for (const Value phi : block.phis)
-        for (std::size_t way = 0; way < block.preds.size(); ++way)
-          use(graph_.arguments(phi)[way], block.preds[way]);
+        for (std::size_t k = 0; k < block.preds.size(); ++k)
+          use(graph_.arguments(phi)[k], block.preds[k]);
     }
   }
   bool isUsedAfter(const Loop& l, Value v) const {
     return v < lastUse_.size() && lastUse_[v] > l.last;
   }
 
-  // Linear values that something else uses than linear values.
+  // Finds linear values that other instructions use.
   void findRoots(const Loop& l, const std::vector<Value>& linear) {
     roots_.clear();
     const auto use = [&](Value o) { roots_[o] = true; };
@@ -269,12 +189,6 @@ class Reduction {
   }
 
   using Key = std::pair<std::pair<Value, std::uint32_t>, std::vector<Term>>;
-
-  struct Base {
-    Value phi;
-    std::uint32_t constant;
-    Value made;
-  };
 
   bool isReducible(const Linear& f) const {
     const Counter& c = counters_.at(f.counter);
@@ -292,17 +206,17 @@ class Reduction {
       const Linear& f = linear_[v];
       if (roots_.count(v) == 0 || v == counters_.at(f.counter).next || !isReducible(f)) continue;
       if (isStep(v)) continue;
-      const auto [entry, fresh] =
+      const auto [entry, isNew] =
           groups.try_emplace({{f.counter, f.coefficient}, f.terms}, std::vector<Value>{});
-      if (fresh) inOrder.push_back(&entry->first);
+      if (isNew) inOrder.push_back(&entry->first);
       entry->second.push_back(v);
     }
     std::unordered_map<Value, Value> replaced;
     for (const Key* key : inOrder) {
       const std::vector<Value>& values = groups[*key];
-      bool worth = false;
-      for (const Value v : values) worth = worth || linear_[v].operations > 1;
-      if (!worth || !budget_.hasRoom(number)) continue;
+      bool isWorthwhile = false;
+      for (const Value v : values) isWorthwhile = isWorthwhile || linear_[v].operations > 1;
+      if (!isWorthwhile || !budget_.hasRoom(number)) continue;
       budget_.take(number);
       const Linear& first = linear_[values.front()];
       const Value phi = counter(l, first);
@@ -317,7 +231,7 @@ class Reduction {
     if (!replaced.empty()) replaceAll(replaced, after ? 0 : l.header, after ? blocks : l.last + 1);
   }
 
-  // The next value of a counter made before.
+  // Whether v is the next value of an induction variable that the pass has built.
   bool isStep(Value v) const { return steps_.count(v) != 0; }
 
   Value append(std::uint32_t block, Instruction i) {
@@ -328,7 +242,7 @@ class Reduction {
     return v;
   }
 
-  // v becomes phi + difference where it is.
+  // Replaces v by phi + difference, in its place.
   Value offset(Value v, Value phi, std::uint32_t difference) {
     Instruction& i = graph_.values[v];
     i.kind = Kind::Alu;
@@ -343,26 +257,26 @@ class Reduction {
 
   Value counter(const Loop& l, const Linear& f) {
     const Counter c = counters_.at(f.counter);
-    Maker before(graph_, true);
-    before.at(l.preheader);
+    IrBuilder builder(graph_, true);
+    builder.at(l.preheader);
     const auto times = [&](Value v, std::uint32_t factor) {
-      if (graph_.isConstant(v)) return before.constant(graph_.values[v].bits * factor);
-      return before.alu(AddOp::Shl, v, before.constant(logarithm(factor)));
+      if (graph_.isConstant(v)) return builder.constant(graph_.values[v].bits * factor);
+      return builder.alu(AddOp::Shl, v, builder.constant(logarithm(factor)));
     };
-    Value init = before.alu(AddOp::Add, times(c.init, f.coefficient), before.constant(f.constant));
+    Value init = builder.alu(AddOp::Add, times(c.init, f.coefficient), builder.constant(f.constant));
     for (const Term& t : f.terms) {
       const bool negative = !isPower(t.multiple);
       const Value term = times(t.value, negative ? 0U - t.multiple : t.multiple);
-      init = before.alu(negative ? AddOp::Sub : AddOp::Add, init, term);
+      init = builder.alu(negative ? AddOp::Sub : AddOp::Add, init, term);
     }
     const Value step = times(c.step, f.coefficient);
-    const Value phi = before.phi(l.header);
+    const Value phi = builder.phi(l.header);
     Instruction next;
     next.kind = Kind::Alu;
     next.add = c.down ? AddOp::Sub : AddOp::Add;
     next.a = phi;
     next.b = step;
-    // Where the old counter is stepped, at the end of that block.
+    // At the end of the block that steps the old induction variable.
     const Value stepped = append(graph_.values[c.next].block, next);
     steps_[stepped] = true;
     std::vector<Value>& arguments = graph_.arguments(phi);
@@ -389,91 +303,16 @@ class Reduction {
   }
 
   Graph& graph_;
-  Budget budget_;
+  LoopBudget budget_;
   std::unordered_map<Value, Counter> counters_;
   std::unordered_map<Value, Linear> linear_;
   std::unordered_map<Value, bool> roots_;
   std::unordered_map<Value, bool> steps_;
-  std::vector<std::uint32_t> lastUse_;  // number of the block
+  std::vector<std::uint32_t> lastUse_;  // block, by value
 };
 
 }  // namespace
 
 void reduceStrength(Graph& graph, std::uint32_t limit) { Reduction(graph, limit).run(); }
-
-namespace {
-
-class Constants {
- public:
-  Constants(Graph& graph, std::uint32_t limit) : graph_(graph), budget_(graph, limit) {}
-
-  void run() {
-    for (std::uint32_t n = 0; n < graph_.loops.size(); ++n) {
-      for (std::uint32_t l = graph_.loops[n].parent; l != kNone; l = graph_.loops[l].parent)
-        for (std::uint32_t k = 0; k < taken_[l]; ++k) budget_.take(n);
-      taken_.push_back(0);
-      loop(n);
-    }
-  }
-
- private:
-  struct Demand {
-    std::uint32_t bits;
-    double weight;
-  };
-
-  void loop(std::uint32_t n) {
-    const Loop l = graph_.loops[n];
-    std::unordered_map<std::uint32_t, double> weights;
-    std::unordered_map<std::uint32_t, std::uint32_t> last;  // block that counted it
-    double frequency = 1;
-    for (std::uint32_t b = l.header; b <= l.last; ++b) {
-      frequency = 1;
-      for (std::uint32_t d = graph_.depth(b); d > l.depth; --d) frequency *= 8;
-      for (const Value v : graph_.blocks[b].body)
-        forConstantsInRegisters(graph_, graph_.values[v], [&](Value& o) {
-          const std::uint32_t bits = graph_.values[o].bits;
-          const auto [entry, fresh] = last.try_emplace(bits, b);
-          if (!fresh && entry->second == b) return;
-          entry->second = b;
-          weights[bits] += frequency;
-        });
-    }
-    std::vector<Demand> demands;
-    demands.reserve(weights.size());
-    for (const auto& [bits, weight] : weights) demands.push_back({bits, weight});
-    std::sort(demands.begin(), demands.end(), [](const Demand& a, const Demand& b) {
-      return a.weight != b.weight ? a.weight > b.weight : a.bits < b.bits;
-    });
-    if (demands.size() > budget_.room(n)) demands.resize(budget_.room(n));
-    if (demands.empty()) return;
-    std::unordered_map<std::uint32_t, Value> literals;
-    for (const Demand& d : demands) {
-      Instruction i;
-      i.kind = Kind::Literal;
-      i.bits = d.bits;
-      i.block = l.preheader;
-      graph_.values.push_back(i);
-      literals[d.bits] = static_cast<Value>(graph_.values.size() - 1);
-      graph_.blocks[l.preheader].body.push_back(literals[d.bits]);
-      budget_.take(n);
-      ++taken_[n];
-    }
-    for (std::uint32_t b = l.header; b <= l.last; ++b)
-      for (const Value v : graph_.blocks[b].body)
-        forConstantsInRegisters(graph_, graph_.values[v], [&](Value& o) {
-          const auto at = literals.find(graph_.values[o].bits);
-          if (at != literals.end()) o = at->second;
-        });
-  }
-
-  Graph& graph_;
-  Budget budget_;
-  std::vector<std::uint32_t> taken_;
-};
-
-}  // namespace
-
-void placeConstants(Graph& graph, std::uint32_t limit) { Constants(graph, limit).run(); }
 
 }  // namespace qpu::compiler

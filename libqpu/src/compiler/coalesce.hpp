@@ -1,0 +1,31 @@
+// Copy coalescing on machine operations: Gregory J. Chaitin et al., "Register Allocation via Coloring", 1981. Live
+// ranges that overlap may be coalesced where they hold the same value: Benoit Boissinot et al., "Revisiting Out-of-SSA
+// Translation for Correctness, Code Quality, and Efficiency", 2009.
+#ifndef QPU_SRC_COMPILER_COALESCE_HPP
+#define QPU_SRC_COMPILER_COALESCE_HPP
+
+#include "compiler/mir.hpp"
+
+namespace qpu::compiler {
+
+// Gives source and target of moves one register if their live ranges do not interfere. Then removes moves, blocks and
+// register numbers that are no longer used.
+//
+// A register that is written in several blocks must be the result of phi elimination: it is live only into blocks that
+// start with a move from it. All other registers must be in SSA form.
+void coalesceCopies(Function& function);
+
+// Calls f(Operand&) for each register operand of o. A target of which o keeps elements is not included.
+template <typename O, typename F>
+void forRegisters(O& o, F f) {
+  if (o.a.isRegister()) f(o.a);
+  if (o.b.isRegister()) f(o.b);
+}
+
+inline bool keepsElements(const Operation& o) {
+  return o.target != Operation::kNone && o.cond != isa::Cond::Always;
+}
+
+}  // namespace qpu::compiler
+
+#endif

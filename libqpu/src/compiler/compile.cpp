@@ -1,0 +1,105 @@
+#include "compiler/compile.hpp"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "compiler/coalesce_recurrences.hpp"
+#include "compiler/emit.hpp"
+#include "compiler/register_pressure.hpp"
+#include "compiler/simplify_cfg.hpp"
+#include "compiler/spill.hpp"
+#include "error_facts.hpp"
+
+namespace qpu::compiler {
+namespace {
+
+constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
+constexpr double kSignificant = 0.95;             // smaller differences between costs are noise
+
+// Thrown if the registers do not suffice even with spilling.
+struct OutOfRegisters {
+  std::string kernel;
+  bool usesVpmByHand;
+  std::uint32_t needed, registers;
+};
+[[noreturn]] void fail(const OutOfRegisters& e) {
+  detail::raise<CompileError>(
+      "kernel '" + e.kernel + "' does not fit into " + std::to_string(e.registers) + " registers: up to " +
+          std::to_string(e.needed) + " vectors are live at once, and some instructions need copies of them" +
+          (e.usesVpmByHand ? "; vectors cannot be spilled to memory because the kernel sets up the VPM or its DMA "
+                             "itself"
+                           : "") +
+          ". Use fewer variables at the same time",
+      {e.kernel, "", -1, 0});
+}
+
+Emitted emitWithCost(Function function, const Options& options) {
+  simplifyCfg(function);
+  coalesceRecurrences(function);
+  const std::uint32_t registers = 2 * static_cast<std::uint32_t>(options.fileRegisters);
+  const std::uint32_t most = pressure(function);
+  if (most <= registers) {
+    std::optional<Emitted> emitted = emitWithoutSpilling(function, options);
+    if (emitted) return std::move(*emitted);
+  }
+  // Rematerialisation costs less than memory and is possible in every kernel. Lower limits leave more registers to the
+  // scheduler and cost more spill code.
+  for (const bool memory : {false, true}) {
+    if (memory && function.usesVpmByHand) break;
+    if (memory && (function.keepsWriteWindow || function.mergesStores)) throw SpillsNeeded();
+    for (const std::uint32_t spared : {0U, 1U, 2U, 4U, 8U, 16U, 24U, 32U, 40U}) {
+      if (spared + kLeastRegisters > registers) break;
+      Function smaller = function;
+      std::uint32_t bytes = 0;
+      if (!spill(smaller, registers - spared, memory, bytes)) continue;
+      std::optional<Emitted> emitted = emitWithoutSpilling(smaller, options);
+      if (!emitted) continue;
+      emitted->object.spillBytes = bytes;
+      emitted->hasSpilled = true;
+      return std::move(*emitted);
+    }
+  }
+  throw OutOfRegisters{function.name, function.usesVpmByHand, most, registers};
+}
+
+// `front` is the optimisation level of the front end.
+Emitted compileAt(const detail::Source& source, const Options& options, int front) {
+  Options selecting = options;
+  selecting.level = front;
+  try {
+    return emitWithCost(select(source, selecting), options);
+  } catch (const SpillsNeeded&) {
+    selecting.keepWriteWindow = false;
+    selecting.mergeStores = false;
+    return emitWithCost(select(source, selecting), options);
+  }
+}
+
+}  // namespace
+
+code::Object emit(Function function, const Options& options) {
+  try {
+    return emitWithCost(std::move(function), options).object;
+  } catch (const OutOfRegisters& e) {
+    fail(e);
+  }
+}
+
+code::Object compile(const detail::Source& source, const Options& options) {
+  std::optional<Emitted> best;
+  std::optional<OutOfRegisters> failure;
+  // Optimisations of the front end take registers. If they cause spills, a lower level may be faster.
+  for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
+    try {
+      Emitted other = compileAt(source, options, front);
+      if (!best || other.cost < kSignificant * best->cost) best = std::move(other);
+    } catch (const OutOfRegisters& e) {
+      if (!failure) failure = e;
+    }
+  }
+  if (!best) fail(*failure);
+  return std::move(best->object);
+}
+
+}  // namespace qpu::compiler

@@ -1,0 +1,51 @@
+// Basic blocks of the lowered kernel, and the values of variables where control flow meets.
+#ifndef QPU_SRC_COMPILER_LOWER_BLOCKS_HPP
+#define QPU_SRC_COMPILER_LOWER_BLOCKS_HPP
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "compiler/lower_context.hpp"
+
+namespace qpu::compiler {
+
+class BlockBuilder {
+ public:
+  explicit BlockBuilder(LowerContext& context) : c_(context) {}
+
+  std::uint32_t newBlock();
+  // Appends the block to the kernel. New values go to its end.
+  void place(std::uint32_t b);
+  bool isReachable(std::uint32_t b) const { return !c_.graph.blocks[b].preds.empty(); }
+  std::size_t predecessors(std::uint32_t b) const { return c_.graph.blocks[b].preds.size(); }
+  std::uint32_t lastPlaced() const { return order_.back(); }
+
+  // End the current block.
+  void jump(std::uint32_t to);
+  void branch(ir::Value mask, bool all, std::uint32_t yes, std::uint32_t no);
+
+  std::uint32_t loop() const { return loop_; }
+  // Blocks that are placed from here on are in the loop. Returns the enclosing loop.
+  std::uint32_t beginLoop(const ir::Loop& loop);
+  void endLoop(std::uint32_t outer) { loop_ = outer; }
+
+  // Sets the variables at the start of the current block: to first[i] if it was entered from one of its first `count`
+  // predecessors, else to second[i].
+  void merge(const std::vector<std::uint32_t>& variables, std::size_t count, const std::vector<ir::Value>& first,
+             const std::vector<ir::Value>& second);
+  std::vector<ir::Value> valuesOf(const std::vector<std::uint32_t>& variables) const;
+  void restore(const std::vector<std::uint32_t>& variables, const std::vector<ir::Value>& values);
+
+  // Renumbers the blocks in the order in which they were placed.
+  void number();
+
+ private:
+  LowerContext& c_;
+  std::vector<std::uint32_t> order_;
+  std::uint32_t loop_ = ir::kNone;
+};
+
+}  // namespace qpu::compiler
+
+#endif

@@ -1,0 +1,44 @@
+// Values of expressions.
+#ifndef QPU_SRC_COMPILER_LOWER_EXPRESSIONS_HPP
+#define QPU_SRC_COMPILER_LOWER_EXPRESSIONS_HPP
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/lower_memory.hpp"
+
+namespace qpu::compiler {
+
+class ExpressionLowering {
+ public:
+  ExpressionLowering(LowerContext& context, MemoryLowering& memory)
+      : c_(context), memory_(memory), computedIn_(context.source.expressions.size(), 0),
+        valueOf_(context.source.expressions.size(), ir::kNone) {}
+
+  // An expression is evaluated once per statement.
+  void beginStatement(const detail::Statement& s) {
+    statement_ = &s;
+    ++serial_;
+  }
+  ir::Value evaluate(std::uint32_t id);
+
+ private:
+  ir::Value compute(const detail::Expression& e);
+  ir::Value alu(isa::AddOp op, const detail::Expression& e);
+  ir::Value aluOfOne(isa::AddOp op, const detail::Expression& e);
+  ir::Value mul(isa::MulOp op, const detail::Expression& e);
+  // `swap`: compares b with a.
+  ir::Value compare(ir::Test test, const detail::Expression& e, bool swap, bool negate);
+  ir::Value differ(const detail::Expression& e);
+
+  LowerContext& c_;
+  MemoryLowering& memory_;
+  const detail::Statement* statement_ = nullptr;
+  std::uint32_t serial_ = 0;
+  std::vector<std::uint32_t> computedIn_;  // serial number of the last statement that evaluated each expression
+  std::vector<ir::Value> valueOf_;
+};
+
+}  // namespace qpu::compiler
+
+#endif

@@ -1,0 +1,64 @@
+// Facts about a kernel and its statements that lowering needs in advance.
+#ifndef QPU_SRC_COMPILER_LOWER_FACTS_HPP
+#define QPU_SRC_COMPILER_LOWER_FACTS_HPP
+
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "lang/source.hpp"
+
+namespace qpu::compiler {
+
+constexpr std::size_t kSemaphores = 16;
+
+struct KernelFacts {
+  std::bitset<kSemaphores> semaphores;
+  bool stores = false;
+  bool gathers = false;
+  bool loads = false;
+  bool vpmByHand = false;
+};
+
+KernelFacts findFacts(const detail::Source& source);
+
+// Variables of the compiler. They are numbered after those of the source.
+enum class Hidden : std::uint8_t {
+  StoreSetup,       // of the next store
+  WriteWindow,      // of the next store, unless one window serves all stores
+  Outstanding,      // gathers, if their number is not known at compile time
+  HandWriteWindow,  // current setups of the source
+  HandStoreSetup,
+  HandLoadSetup,
+  Count
+};
+
+// Effects of the statements within a statement.
+struct Summary {
+  std::vector<std::uint32_t> assigned;  // variables
+  bool stores = false;
+  bool waitsForStore = false;
+  bool acquires = false;
+};
+
+class Summariser {
+ public:
+  Summariser(const detail::Source& source, bool countsGathers);
+
+  Summary summarise(const detail::Statement& s);
+
+ private:
+  std::uint32_t hidden(Hidden h) const { return variables_ + static_cast<std::uint32_t>(h); }
+  void assign(Summary& summary, std::uint32_t variable);
+  void add(const std::vector<detail::Statement>& statements, Summary& summary);
+
+  std::uint32_t variables_;
+  bool countsGathers_;
+  std::vector<std::uint32_t> assignedIn_;  // last summary that lists each variable
+  std::uint32_t summaries_ = 0;
+};
+
+}  // namespace qpu::compiler
+
+#endif

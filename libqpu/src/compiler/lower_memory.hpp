@@ -1,0 +1,98 @@
+// Loads and stores: through the TMUs, or through the VPM and its DMA.
+//
+// Stores to adjacent addresses can be merged into one DMA. This is superword-level parallelism for memory only: Samuel
+// Larsen and Saman Amarasinghe, "Exploiting Superword Level Parallelism with Multimedia Instruction Sets", 2000.
+#ifndef QPU_SRC_COMPILER_LOWER_MEMORY_HPP
+#define QPU_SRC_COMPILER_LOWER_MEMORY_HPP
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compiler/lower_context.hpp"
+#include "compiler/lower_vpm.hpp"
+
+namespace qpu::compiler {
+
+// Sum of multiples of values and a constant, all modulo 2^32.
+struct LinearSum {
+  std::map<ir::Value, std::uint32_t> times;
+  std::uint32_t constant = 0;
+
+  // Adds `factor` times v, with the additions and shifts that compute v expanded.
+  void add(const ir::Graph& graph, ir::Value v, std::uint32_t factor, int depth = 0);
+  bool operator==(const LinearSum& o) const { return constant == o.constant && times == o.times; }
+};
+
+// Facts that hold at a point of the kernel on every path to it.
+struct MemoryState {
+  enum class Pending : std::uint8_t { None, Store, StoreToWaitFor };
+  Pending pending = Pending::None;  // at most
+  bool stored = false;              // a store may have been made
+  bool acquired = false;            // a semaphore may have been acquired
+
+  void join(const MemoryState& o) {
+    pending = std::max(pending, o.pending);
+    stored = stored || o.stored;
+    acquired = acquired || o.acquired;
+  }
+  void enterLoop(const Summary& body) {
+    if (body.stores) pending = std::max(pending, body.waitsForStore ? Pending::StoreToWaitFor : Pending::Store);
+    stored = stored || body.stores;
+    acquired = acquired || body.acquires;
+  }
+};
+
+class MemoryLowering {
+ public:
+  explicit MemoryLowering(LowerContext& context);
+
+  // Whether consecutive stores are to adjacent addresses.
+  bool foundAdjacent() const { return foundAdjacent_; }
+
+  MemoryState state;
+
+  // Computes the setup words for loads and stores.
+  void prepare();
+  ir::Value load(const detail::Statement& s, ir::Value address);
+  void store(const detail::Statement& s, ir::Value value, ir::Value address, ir::Value limit);
+  // Makes the stores that are waiting to be merged.
+  void flushStores();
+  void waitForStore();
+
+  // --- kernels that set up the VPM themselves ---
+
+  // A known word and a field that may be computed.
+  ir::Value with(std::uint32_t word, ir::Value field);
+  void setUp(Op op, Hidden which, ir::Value word);
+  void advanceWindow();
+
+ private:
+  // Vectors that are stored one after the other to adjacent addresses.
+  struct Stores {
+    std::uint32_t count = 0;
+    LinearSum end;  // address after the last
+    ir::Value address = ir::kNone;
+    std::vector<ir::Value> vectors;
+    std::vector<std::uint32_t> sites;
+    bool wait = false;
+  };
+
+  [[noreturn]] void fail(const detail::Statement& s, const std::string& what) const;
+  std::uint32_t mostMerged() const;
+  bool mergeStore(const detail::Statement& s, ir::Value value, ir::Value address);
+
+  LowerContext& c_;
+  VpmByHand byHand_;
+  Stores stores_;
+  bool foundAdjacent_ = false;
+  ir::Value loadSetup_ = ir::kNone;
+  ir::Value readWindow_ = ir::kNone;
+  std::uint8_t loadUnit_ = 1;
+};
+
+}  // namespace qpu::compiler
+
+#endif

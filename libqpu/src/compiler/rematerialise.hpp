@@ -1,0 +1,25 @@
+// Rematerialisation: which vectors can be computed again where they are used, instead of staying in a register or in
+// memory. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization", 1992.
+#ifndef QPU_SRC_COMPILER_REMATERIALISE_HPP
+#define QPU_SRC_COMPILER_REMATERIALISE_HPP
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/liveness.hpp"
+#include "compiler/mir.hpp"
+
+namespace qpu::compiler {
+
+struct Rematerialisation {
+  std::uint32_t operations = 0;  // needed, including those for operands that are rematerialised; 0 if impossible
+  Operation definition;
+  std::vector<Vreg> sources;  // vectors that it starts from; each keeps its content as long as the vector is live
+};
+
+// By register.
+std::vector<Rematerialisation> findRematerialisable(const Function& function, const Liveness& live);
+
+}  // namespace qpu::compiler
+
+#endif

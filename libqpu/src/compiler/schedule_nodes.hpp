@@ -1,0 +1,30 @@
+// The two halves of buildGraph(): nodes of the operations of a block, then the dependences between them.
+#ifndef QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
+#define QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/schedule_graph.hpp"
+
+namespace qpu::compiler {
+
+struct Definition {
+  std::uint32_t node = kNone;
+  std::uint32_t end = UINT32_MAX;  // position of the next write of the register
+};
+
+struct BlockNodes {
+  Graph graph;                           // without edges
+  std::vector<std::uint32_t> positions;  // operation of each node, or kNone
+  std::vector<Definition> definitions;   // by value
+  std::uint32_t noSwap = kNone;          // the node that sets TMU_NOSWAP
+};
+
+BlockNodes buildNodes(const BlockContext& context);
+
+void addEdges(const BlockContext& context, BlockNodes& nodes);
+
+}  // namespace qpu::compiler
+
+#endif

@@ -1,0 +1,52 @@
+// Register pressure of one block while it is scheduled.
+//
+// The scheduler keeps a schedule that is known to fit as a fallback: the remaining operations in source order. An
+// operation may issue out of order only if the fallback still fits into the registers afterwards. This follows James R.
+// Goodman and Wei-Chung Hsu, "Code Scheduling and Register Allocation in Large Basic Blocks", 1988.
+#ifndef QPU_SRC_COMPILER_SCHEDULE_PRESSURE_HPP
+#define QPU_SRC_COMPILER_SCHEDULE_PRESSURE_HPP
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/schedule_graph.hpp"
+
+namespace qpu::compiler {
+
+class PressureTracker {
+ public:
+  // The pools are the registers of each file that any value of the block may use.
+  PressureTracker(const Graph& graph, std::uint32_t poolA, std::uint32_t poolB);
+
+  // Whether the value takes a register of the pools.
+  bool isCounted(std::uint32_t value) const { return isCounted_[value] != 0; }
+
+  // A value whose home register is not in the pools was put into the pools after all.
+  void count(std::uint32_t value, std::uint32_t oldest) {
+    isCounted_[value] = 1;
+    add(oldest, lastUse_[value], 1);
+  }
+  // The last use of the value has issued.
+  void release(std::uint32_t value, std::uint32_t oldest) {
+    if (isCounted(value)) add(oldest, lastUse_[value], -1);
+  }
+  // The operation that defines a counted value has issued: the value is live earlier than in source order.
+  void define(std::uint32_t node, std::uint32_t oldest) { add(oldest, node, 1); }
+
+  // Whether one more value can be live across the operations from `oldest` to before `node`.
+  bool hasRoom(std::uint32_t oldest, std::uint32_t node) const;
+
+ private:
+  void add(std::uint32_t from, std::uint32_t to, std::int16_t by) {
+    for (std::uint32_t k = from; k < to; ++k) live_[k] = static_cast<std::int16_t>(live_[k] + by);
+  }
+
+  std::vector<std::int16_t> live_;      // counted values that are live after each operation, in source order
+  std::vector<char> isCounted_;         // by value
+  std::vector<std::uint32_t> lastUse_;  // operation, by value
+  std::int16_t capacity_ = 0;
+};
+
+}  // namespace qpu::compiler
+
+#endif

@@ -1,0 +1,49 @@
+#include "compiler/schedule_receives.hpp"
+
+namespace qpu::compiler {
+namespace {
+
+// Instructions from one receive to the last one of the block. QPUs of a slice that wait for the same line of memory
+// continue at the same time, and their next requests queue at the TMU. With a gap as long as a request, and the branch
+// that often falls into it, those that the other TMU served last continue later, and the requests spread.
+constexpr std::int32_t kReceiveGap = kTmuRequest;
+
+}  // namespace
+
+ReceiveTiming::ReceiveTiming(const BlockState& state)
+    : state_(state), dependsOnReceive_(state.graph.nodes.size(), false) {
+  for (std::uint32_t n = 0; n < state.graph.nodes.size(); ++n) {
+    const Node& node = state.graph.nodes[n];
+    if (node.form == Node::Form::Receive) dependsOnReceive_[n] = true;
+    if (dependsOnReceive_[n])
+      for (const Edge& edge : state.graph.edgesOf(n)) dependsOnReceive_[edge.to] = true;
+  }
+  for (std::uint32_t n = 0; n < state.graph.nodes.size(); ++n) {
+    if (state.graph.nodes[n].removed) continue;
+    if (!dependsOnReceive_[n]) ++independent_;
+    if (state.graph.nodes[n].form == Node::Form::Receive) ++receives_;
+  }
+}
+
+bool ReceiveTiming::isDelayed(std::uint32_t n) {
+  using Receives = ScheduleOptions::Receives;
+  const Node::Form form = state_.graph.nodes[n].form;
+  if (form == Node::Form::Wait) return state_.options.lateWaits;
+  if (form != Node::Form::Receive || state_.options.receives == Receives::Early) return false;
+  if (isLastOfSpread()) return independent_ > 0 || isInGap();
+  while (firstRequest_ < state_.nodes.size() &&
+         (state_.nodes[firstRequest_].done || !isRequest(state_.graph.nodes[firstRequest_])))
+    ++firstRequest_;
+  return firstRequest_ < n;
+}
+
+bool ReceiveTiming::isInGap() const { return isLastOfSpread() && state_.cycle < gapEnd_; }
+
+void ReceiveTiming::issue(std::uint32_t n) {
+  if (!dependsOnReceive_[n]) --independent_;
+  if (state_.graph.nodes[n].form != Node::Form::Receive) return;
+  --receives_;
+  gapEnd_ = state_.cycle + kReceiveGap;
+}
+
+}  // namespace qpu::compiler

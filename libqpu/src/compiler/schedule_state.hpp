@@ -1,0 +1,147 @@
+// Progress of the list scheduler through one block: which operations have issued, which are ready, and where the
+// values are.
+#ifndef QPU_SRC_COMPILER_SCHEDULE_STATE_HPP
+#define QPU_SRC_COMPILER_SCHEDULE_STATE_HPP
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "compiler/schedule.hpp"
+#include "compiler/schedule_pressure.hpp"
+
+namespace qpu::compiler {
+
+struct NodeState {
+  std::uint32_t pendingEdges = 0;  // predecessors that have not issued
+  std::int32_t earliest = 0;       // first cycle in which it can issue
+  std::int32_t stallFree = 0;      // first cycle in which it is expected not to stall
+  bool done = false;
+};
+
+struct ValueState {
+  Place main = kNowhere;
+  Place copy = kNowhere;
+  std::uint32_t reads = 0, updates = 0, rotations = 0;  // remaining
+  std::uint32_t copyFor = kNone;  // the operation that the value was copied or moved for
+  std::array<int, 2> byPipe{};    // remaining reads that only the ADD pipe and only the MUL pipe can do
+};
+
+// Operations that read one value.
+struct Users {
+  const std::uint32_t* first;
+  const std::uint32_t* last;
+  const std::uint32_t* begin() const { return first; }
+  const std::uint32_t* end() const { return last; }
+};
+
+// Operations whose predecessors have issued, longest critical path first. Operations that write r4 or r5 compete for
+// one register, so they have lists of their own.
+class ReadyLists {
+ public:
+  explicit ReadyLists(const Graph& graph) : graph_(graph) {}
+
+  const std::vector<std::uint32_t>& others() const { return others_; }
+  const std::vector<std::uint32_t>& forR4() const { return forR4_; }
+  const std::vector<std::uint32_t>& forR5() const { return forR5_; }
+
+  void insert(std::uint32_t node);
+  void remove(std::uint32_t node);
+
+ private:
+  std::vector<std::uint32_t>& listOf(std::uint32_t node);
+  bool precedes(std::uint32_t x, std::uint32_t y) const {
+    const std::int32_t hx = graph_.nodes[x].height;
+    const std::int32_t hy = graph_.nodes[y].height;
+    return hx != hy ? hx > hy : x < y;
+  }
+
+  const Graph& graph_;
+  std::vector<std::uint32_t> others_, forR4_, forR5_;
+};
+
+// Remaining operations by the pipe that they need.
+struct PipeWork {
+  std::int32_t add = 0, mul = 0, either = 0;
+
+  void count(const Node& node, int by);
+  // Lower bound of the instructions for the remaining operations.
+  std::int32_t instructions() const;
+};
+
+struct BlockState {
+  BlockState(const Graph& blockGraph, const ScheduleOptions& scheduleOptions);
+
+  // --- values ---
+
+  Users users(std::uint32_t v) const {
+    const std::uint32_t* first = graph.users.data() + graph.values[v].firstUse;
+    return {first, first + graph.values[v].uses};
+  }
+  bool isNeeded(std::uint32_t v) const {
+    return values[v].reads != 0 || values[v].updates != 0 || graph.values[v].liveOut;
+  }
+  // Whether the value was copied or moved for an operation that has not issued.
+  bool isHeld(std::uint32_t v) const {
+    return values[v].copyFor != kNone && !nodes[values[v].copyFor].done;
+  }
+  // Whether few operations read the value and all of them are close.
+  bool isShortLived(std::uint32_t v) const;
+  // Whether the value is the amount of a rotation, which must stay in r5.
+  bool isPinned(std::uint32_t v) const;
+  // Frees the registers of a value that is no longer needed.
+  void release(std::uint32_t v);
+
+  // --- registers ---
+
+  bool isReadable(Place p) const { return p != kNowhere && readableAt[p] <= cycle; }
+  void occupy(Place p, std::uint32_t v);
+  void vacate(Place p);
+  void dropCopy(std::uint32_t v) {
+    vacate(values[v].copy);
+    values[v].copy = kNowhere;
+  }
+  // Whether the accumulator holds a copy that no pending operation was promised.
+  bool isDroppable(Place p) const;
+  // Bit mask of the accumulators that are free or droppable.
+  std::uint32_t availableAccumulators() const;
+  int freeRegisters() const { return __builtin_popcount(freeA) + __builtin_popcount(freeB); }
+
+  // Adds `by` times the remaining reads of the value to the reads of the file of `p`.
+  void countReads(std::uint32_t v, Place p, int by);
+  // The register in which the reads of the value are counted: its home until it is elsewhere.
+  Place countedAt(std::uint32_t v) const {
+    return values[v].main != kNowhere ? values[v].main : graph.values[v].home;
+  }
+  static bool readsInPipe(const Node& n, std::size_t pipe) {
+    return n.rotate == 0 && n.pipes == (pipe == 0 ? kAddPipe : kMulPipe);
+  }
+
+  // --- operations ---
+
+  bool isInWindow(std::uint32_t n) const { return n < oldest + options.window; }
+  bool canIssue(std::uint32_t n) const { return isInWindow(n) && nodes[n].earliest <= cycle; }
+  bool canIssueWithoutStall(std::uint32_t n) const { return canIssue(n) && nodes[n].stallFree <= cycle; }
+
+  const Graph& graph;
+  const ScheduleOptions& options;
+  std::vector<NodeState> nodes;
+  std::vector<ValueState> values;
+  std::array<std::uint32_t, kPlaces> occupant{};   // value in each register
+  std::array<std::int32_t, kPlaces> readableAt{};  // first cycle in which each register can be read
+  std::uint32_t poolA = 0, poolB = 0;              // registers that any value of the block may use
+  std::uint32_t freeA = 0, freeB = 0;
+  std::array<std::array<int, 2>, 2> fileReads{};   // remaining reads by the ADD and MUL pipe from files A and B
+  Place lastInput = kNowhere;                      // register of the last vector read from an I/O address
+  PressureTracker pressure;
+  ReadyLists ready;
+  PipeWork work;
+  std::uint32_t oldest = 0;     // first operation in source order that has not issued
+  std::uint32_t remaining = 0;  // operations that have not issued
+  std::int32_t cycle = 0;
+  int idle = 0;                 // empty instructions since the last one that was not
+};
+
+}  // namespace qpu::compiler
+
+#endif

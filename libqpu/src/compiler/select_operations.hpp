@@ -1,0 +1,50 @@
+// Appends machine operations to the current block.
+#ifndef QPU_SRC_COMPILER_SELECT_OPERATIONS_HPP
+#define QPU_SRC_COMPILER_SELECT_OPERATIONS_HPP
+
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "compiler/ir.hpp"
+#include "compiler/mir.hpp"
+
+namespace qpu::compiler {
+
+class OperationWriter {
+ public:
+  explicit OperationWriter(const ir::Graph& graph)
+      : graph_(graph), registers_(static_cast<Vreg>(graph.values.size())) {}
+
+  void beginBlock(std::vector<Operation>& out) {
+    out_ = &out;
+    constants_.clear();
+  }
+  void appendTo(std::vector<Operation>& out) { out_ = &out; }
+  void site(std::uint32_t site) { site_ = site; }
+  Vreg newRegister() { return registers_++; }
+  Vreg registers() const { return registers_; }
+
+  Operation& emit(Op op, Vreg target = Operation::kNone);
+  Operation& emitAdd(isa::AddOp op, Vreg target, Operand a, Operand b);
+  void load(Vreg target, std::uint32_t bits, isa::Cond cond = isa::Cond::Always);
+  void move(Vreg target, ir::Value from, isa::Cond cond = isa::Cond::Always);
+
+  // Constants that are not immediates are loaded once per block.
+  Operand inRegister(ir::Value v);
+  Operand operand(ir::Value v);
+  // The two operands of one operation, which can have only one immediate.
+  std::pair<Operand, Operand> operands(ir::Value a, ir::Value b);
+
+ private:
+  const ir::Graph& graph_;
+  Vreg registers_;
+  std::vector<Operation>* out_ = nullptr;
+  std::uint32_t site_ = code::Object::kNoSite;
+  std::unordered_map<std::uint32_t, Vreg> constants_;  // registers of the constants of the current block
+};
+
+}  // namespace qpu::compiler
+
+#endif

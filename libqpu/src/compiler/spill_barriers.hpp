@@ -1,0 +1,23 @@
+// Where spill code cannot be inserted because it would disturb setups of the VPM.
+#ifndef QPU_SRC_COMPILER_SPILL_BARRIERS_HPP
+#define QPU_SRC_COMPILER_SPILL_BARRIERS_HPP
+
+#include <cstddef>
+#include <vector>
+
+#include "compiler/mir.hpp"
+
+namespace qpu::compiler {
+
+// Entry i: whether nothing can be stored, or reloaded, before operation i.
+struct SpillBarriers {
+  std::vector<char> noStore;
+  std::vector<char> noReload;
+};
+
+// `ready`: number of operations at the start before which spill code has no address and row.
+SpillBarriers findSpillBarriers(const std::vector<Operation>& operations, std::size_t ready);
+
+}  // namespace qpu::compiler
+
+#endif

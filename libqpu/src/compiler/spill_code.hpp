@@ -1,0 +1,42 @@
+// Code that stores a vector to memory and loads it again, through one row of the VPM and its DMA.
+#ifndef QPU_SRC_COMPILER_SPILL_CODE_HPP
+#define QPU_SRC_COMPILER_SPILL_CODE_HPP
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/spill_slots.hpp"
+
+namespace qpu::compiler {
+
+class SpillCode {
+ public:
+  explicit SpillCode(Function& function) : f_(function) {}
+
+  // Adds code to the entry block that finds the address of the spill area and the VPM row. Returns the number of
+  // operations of the entry block before which nothing can be spilled.
+  std::size_t addPrologue();
+  // Whether the register belongs to the spill code.
+  bool isReserved(Vreg v) const { return v == base_ || v == row_; }
+
+  // Append to the code of a block.
+  void store(std::vector<Operation>& code, std::size_t block, Vreg v);
+  void reload(std::vector<Operation>& code, std::size_t block, Vreg v);
+
+  // Assigns the spill slots and fills in their offsets. Returns the bytes of the spill area.
+  std::uint32_t assignSlots();
+
+ private:
+  Vreg loadConstant(std::vector<Operation>& code, std::uint32_t bits);
+  Vreg rowWord(std::vector<Operation>& code, std::uint32_t bits, std::uint32_t shift);
+  Vreg slotAddress(std::vector<Operation>& code, std::size_t block, Vreg v, bool isStore);
+
+  Function& f_;
+  Vreg base_ = Operation::kNone;  // address of the spill area
+  Vreg row_ = Operation::kNone;   // number of the VPM row
+  std::vector<SlotAccess> accesses_;
+};
+
+}  // namespace qpu::compiler
+
+#endif
