@@ -161,7 +161,7 @@ def test_invalid_manifest_is_damage(config: Config, tmp_path: Path, text: str) -
 def test_missing_file_is_damage(config: Config, tmp_path: Path) -> None:
     stored = artefacts.put(config, "thing", KEY, products(tmp_path))
     stored[0].unlink()
-    with pytest.raises(ArtefactDamaged, match="is gone"):
+    with pytest.raises(ArtefactDamaged, match="is missing"):
         artefacts.get(config, "thing", KEY)
 
 
