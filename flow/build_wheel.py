@@ -27,8 +27,8 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from engine.connect import connect
 from engine.containers import run_in
-from engine.daemon import connect
 from flow import main_job
 from flow.main_steps import Flow
 from images import build_tools, native

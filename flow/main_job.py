@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import shell, torch_job
 from flow.main_steps import NO_ENGINE, ROOTS, Flow, alone
 from images import native

@@ -28,7 +28,7 @@ from typing import Any, Self
 import docker
 import docker.errors
 
-from engine.daemon import REFUSED_OR_GONE, connect
+from engine.connect import ENGINE_ERRORS, connect
 from flow import layers as composed
 from images import apt, archive, native, probe, rootfs, system
 from images.flavour import Pocket, load_suite, packages_for, target_flavour
@@ -773,7 +773,7 @@ class Flow:
                 found = self.client.images.get(self.config.image_reference(role)).id
             except (docker.errors.ImageNotFound, docker.errors.NullResource):
                 return "its image is gone from the engine"
-            except (EngineUnavailable, *REFUSED_OR_GONE):
+            except (EngineUnavailable, *ENGINE_ERRORS):
                 return NO_ENGINE
             return "" if found == made.facts["image"] else "its image in the engine is another one"
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import main_steps as flow
 from images import rootfs
 from images.flavour import packages_for

@@ -30,7 +30,7 @@ from typing import Any
 import docker
 
 from engine.containers import run_in
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import main_steps as flow
 from flow import torch_job as job
 from recipes.recipe import HERE

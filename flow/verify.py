@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import main_steps as flow
 from flow import torch_job as job
 from recipes.torch import build as building

@@ -22,8 +22,9 @@ import docker
 import docker.errors
 import jinja2
 
+from engine.connect import ENGINE_ERRORS
 from engine.containers import run_in
-from engine.daemon import REFUSED_OR_GONE, build_environment
+from engine.proxies import build_environment
 from images.archive import LoadedImage, verify
 from toolchain import progress
 from toolchain.architecture import Architecture
@@ -108,7 +109,7 @@ def build(
                 said.append(str(event.get("stream", "")))
         except docker.errors.APIError as fault:
             raise _failed(reference, str(fault.explanation), []) from fault
-        except REFUSED_OR_GONE as fault:
+        except ENGINE_ERRORS as fault:
             raise _failed(reference, str(fault), said) from fault
         on_failure.pop_all()
     return verify(client, reference, architecture)
@@ -121,7 +122,7 @@ def _images_of(client: docker.DockerClient) -> set[str]:
 
 def _remove_unfinished(client: docker.DockerClient, said: Sequence[str], before: set[str]) -> None:
     """Remove what a build that failed has made, each line's image; the others' stay, and what is in use by now."""
-    with contextlib.suppress(*REFUSED_OR_GONE):
+    with contextlib.suppress(*ENGINE_ERRORS):
         for name in reversed([found for found in _LINE_MADE.findall("".join(said)) if found not in before]):
             with contextlib.suppress(docker.errors.APIError):
                 client.api.remove_image(name, noprune=True)

@@ -32,7 +32,7 @@ import requests.adapters
 import requests.utils
 import urllib3.exceptions
 
-from engine.daemon import SOCKS_FIX, SOCKS_MISSING
+from engine.proxies import SOCKS_FIX, SOCKS_MISSING
 from registry.credentials import Credentials
 from registry.reference import Reference
 from toolchain.errors import (

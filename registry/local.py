@@ -28,8 +28,7 @@ from pathlib import Path
 import jinja2
 import requests
 
-from engine.daemon import ProcessRecord
-from toolchain import files, ports, process
+from toolchain import files, ports, process, process_identity
 from toolchain.config import Config, split_registry
 from toolchain.errors import ServerFailed
 
@@ -211,17 +210,17 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
             start_new_session=True,
         )
     try:
-        record = ProcessRecord.of(child.pid)
+        recorded = process_identity.find(child.pid)
         running = Registry(
             address=address, url=f"{scheme}://{address}", pid=child.pid, settings=settings, started_now=True
         )
         deadline = time.monotonic() + _START_LIMIT_S
-        while record is None or not _answers(running, settings):
+        while recorded is None or not _answers(running, settings):
             ended = child.poll()
             if ended is not None or time.monotonic() > deadline:
                 raise _not_up(settings, address, ended, offset)
             time.sleep(0.05)
-        state = {"process": asdict(record), "address": address, "url": running.url}
+        state = {"process": process_identity.record(recorded), "address": address, "url": running.url}
         files.write_text_atomically(settings.state, json.dumps(state, indent=2) + "\n")
     except BaseException:
         child.kill()
@@ -275,11 +274,12 @@ def _secret(settings: Settings) -> str:
 def _recorded(settings: Settings) -> Registry | None:
     try:
         state = json.loads(settings.state.read_text())
-        record = ProcessRecord(**state["process"])
-        found = Registry(address=state["address"], url=state["url"], pid=record.pid, settings=settings)
+        recorded = process_identity.find_recorded(state["process"])
+        if recorded is None:
+            return None
+        return Registry(address=state["address"], url=state["url"], pid=recorded.pid, settings=settings)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
-    return found if record.alive() else None
 
 
 def _answers(registry: Registry, settings: Settings) -> bool:
@@ -296,20 +296,20 @@ def _answers(registry: Registry, settings: Settings) -> bool:
 def _end(settings: Settings) -> bool:
     running = _recorded(settings)
     if running is not None:
-        record = ProcessRecord.of(running.pid)
+        recorded = process_identity.find(running.pid)
         for sign, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
-            if record is None or not record.alive():
+            if recorded is None or not process_identity.running(recorded):
                 break
             with contextlib.suppress(ProcessLookupError):
-                os.kill(record.pid, sign)
+                os.kill(recorded.pid, sign)
             deadline = time.monotonic() + wait_s
-            while record.alive() and time.monotonic() < deadline:
+            while process_identity.running(recorded) and time.monotonic() < deadline:
                 time.sleep(0.02)
-        if record is not None and record.alive():
+        if recorded is not None and process_identity.running(recorded):
             raise ServerFailed(
                 "the local registry does not end",
                 expected="an end after SIGTERM, or by SIGKILL",
-                found=f"pid {record.pid} still runs",
+                found=f"pid {recorded.pid} still runs",
                 fix="it waits for its disk: look at dmesg",
             )
         with contextlib.suppress(ChildProcessError):

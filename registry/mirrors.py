@@ -28,7 +28,10 @@ from urllib.parse import urlsplit
 import docker.errors
 import requests
 
-from engine import daemon as engine
+from engine import systemd
+from engine.connect import connect, selected
+from engine.dockerd import Daemon
+from engine.start import ensure_daemon
 from toolchain import caller, files, process
 from toolchain.errors import (
     CommandFailed,
@@ -85,10 +88,10 @@ def _listed(urls: Sequence[str]) -> str:
     return f"mirrors {', '.join(urls)}" if urls else "no mirrors"
 
 
-def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None) -> Mirrors:
+def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Add mirrors behind those that are there; one that is there already stays where it is.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``engine.Daemon.of(config)``). Raises ReferenceInvalid
+    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises ReferenceInvalid
     (a URL, all of them checked first), EngineConfigUnusable or ServerFailed (the engine did not take it over).
     """
     wanted = [_checked(url) for url in urls]
@@ -100,9 +103,7 @@ def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: engin
     return _apply(change, daemon_json, daemon)
 
 
-def remove(
-    urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None
-) -> Mirrors:
+def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Take these mirrors out, or all of them when none is named; absent ones are fine. Raises as ``merge``."""
     unwanted = {_checked(url) for url in urls}
 
@@ -118,8 +119,8 @@ def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
     return Mirrors(file=daemon_json, configured=tuple(document.get(_KEY, [])), active=_active())
 
 
-def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: engine.Daemon | None) -> Mirrors:
-    _refuse_elsewhere()
+def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: Daemon | None) -> Mirrors:
+    selected()  # raises for an engine of another machine: this machine's file is not that engine's
     path = daemon_json.resolve()
     with _locked(path):
         document, old = _read(path)
@@ -150,7 +151,7 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
             raise
 
 
-def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
+def _take_over(state: Mirrors, daemon: Daemon | None) -> Mirrors:
     """Have the engine read the file again, where that is ours to do, and ask it what it uses then."""
     if state.in_effect:
         return state
@@ -179,13 +180,13 @@ def _take_over(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
     )
 
 
-def _brought_back(daemon: engine.Daemon | None, used: Sequence[str] | None) -> str:
+def _brought_back(daemon: Daemon | None, used: Sequence[str] | None) -> str:
     """Have the engine go by the file that was put back, started again where it has ended; in words, how that went."""
     if used is None:
         return "and no engine answered before"
     try:
         if _active() is None and daemon is not None:
-            engine.ensure_daemon(daemon, host=engine.chosen().host)
+            ensure_daemon(daemon, selected())
         elif argv := _reload_command(daemon):
             process.run(argv, limit_s=60)
     except UserError as fault:
@@ -198,31 +199,12 @@ def _brought_back(daemon: engine.Daemon | None, used: Sequence[str] | None) -> s
     return "and the engine uses what it used before" if active == used else "and the engine was told to read it again"
 
 
-def _reload_command(daemon: engine.Daemon | None) -> list[str]:
+def _reload_command(daemon: Daemon | None) -> list[str]:
     """SIGHUP to the engine that ``./inv`` started, ``systemctl reload`` for systemd's; else nothing."""
     sudo = ["sudo"] if os.geteuid() != 0 else []
-    if daemon is not None and (pid := _started_here(daemon)):
-        return [*sudo, "kill", "-HUP", str(pid)]
-    return [*sudo, "systemctl", "reload", "docker.service"] if engine.runs_by_systemd() else []
-
-
-def _started_here(daemon: engine.Daemon) -> int:
-    """The process id of the dockerd that ``./inv`` started and that still runs; 0 when there is none."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        record = engine.ProcessRecord(**json.loads(daemon.state.read_text()))
-        return record.pid if record.alive() else 0
-    return 0
-
-
-def _refuse_elsewhere() -> None:
-    chosen = engine.chosen()
-    if chosen.host and not chosen.host.startswith("unix://"):
-        raise EngineConfigUnusable(
-            "the engine runs on another machine, and so does its configuration",
-            expected="an engine of this machine",
-            found=f"{chosen.host}, by {chosen.by}",
-            fix=f"run this task there, or {chosen.undo}",
-        )
+    if daemon is not None and (started := daemon.recorded_process()):
+        return [*sudo, "kill", "-HUP", str(started.pid)]
+    return [*sudo, "systemctl", "reload", "docker.service"] if systemd.runs_engine() else []
 
 
 def _as_root() -> str:
@@ -381,7 +363,7 @@ def _validate(aside: Path, path: Path) -> None:
         raise _unusable(path, "a configuration that dockerd --validate accepts", found) from fault
 
 
-def _refuse_flag(daemon: engine.Daemon | None) -> None:
+def _refuse_flag(daemon: Daemon | None) -> None:
     """The engine refuses to start when a setting stands both in the file and on its command line."""
     pid = _pid_of(daemon)
     if pid is None:
@@ -399,7 +381,7 @@ def _refuse_flag(daemon: engine.Daemon | None) -> None:
 def _active() -> tuple[str, ...] | None:
     """Which mirrors the engine says it uses; None when none answers."""
     try:
-        client = engine.connect(timeout_s=20)
+        client = connect(timeout_s=20)
     except EngineUnavailable:
         return None
     try:
@@ -411,7 +393,7 @@ def _active() -> tuple[str, ...] | None:
     return tuple(settings.get("Mirrors") or ())
 
 
-def _pid_of(daemon: engine.Daemon | None) -> int | None:
+def _pid_of(daemon: Daemon | None) -> int | None:
     """The process id of the local dockerd, as its pid file has it, if that is a dockerd."""
     own = [daemon.folder / "docker.pid"] if daemon is not None else []
     for pidfile in (*own, *_PIDFILES):

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import requests
 import urllib3.exceptions
 
-from engine import daemon as engine
+import engine.connect
 from registry import client as registry
 from registry import credentials
 from registry.distribution import STALL_S, Blob, Distribution, explain, is_insecure, split, stalled
@@ -130,7 +130,7 @@ def connect(reference: Reference, *, actions: str, user: str) -> Iterator[Store]
 def _engine_info() -> Mapping[str, Any]:
     """Which registries the engine trusts without a certificate; one that is not there trusts the loopback."""
     try:
-        with contextlib.closing(engine.connect(timeout_s=10)) as client:
+        with contextlib.closing(engine.connect.connect(timeout_s=10)) as client:
             info: Mapping[str, Any] = client.api.info()
             return info
     except (EngineUnavailable, requests.RequestException):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from engine.daemon import SOCKS_FIX, SOCKS_MISSING
+from engine.proxies import SOCKS_FIX, SOCKS_MISSING
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from toolchain.process import run
 

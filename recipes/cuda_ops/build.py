@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.containers import run_in
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import native_checks as native
 from flow.main_steps import Flow, alone
 from images import rootfs

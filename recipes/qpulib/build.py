@@ -20,7 +20,7 @@ from pathlib import Path
 import docker
 
 from engine.containers import run_in
-from engine.daemon import build_environment
+from engine.proxies import build_environment
 from recipes.libqpu.build import compile_options, register
 from recipes.recipe import Recipe
 from toolchain import files, process

@@ -27,7 +27,7 @@ from typing import Any
 from elftools.elf.elffile import ELFFile
 
 from engine.containers import run_in
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import build_wheel as any_wheel
 from flow import main_steps as flow
 from images import rootfs

@@ -20,11 +20,14 @@ from pathlib import Path
 import pytest
 from registry_parts import need, second_engine
 
-from engine import daemon as engine
+from engine import systemd
+from engine.connect import connect
+from engine.dockerd import Daemon
 from registry import mirrors
 from toolchain import process
 from toolchain.config import ROOT
 from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ProgramMissing, ReferenceInvalid, ServerFailed
+from toolchain.process_identity import find
 
 A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
 
@@ -44,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Daemon]:
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """An engine that we started, with ``tmp_path / "daemon.json"``."""
     with second_engine(tmp_path) as found:
         monkeypatch.setenv("DOCKER_HOST", found.host)
@@ -309,7 +312,7 @@ def test_without_the_right_to_write_it_is_said_to_use_root(file: Path) -> None:
 
 def test_an_engine_elsewhere_has_its_file_elsewhere(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
-    with pytest.raises(EngineConfigUnusable, match="another machine"):
+    with pytest.raises(EngineConfigUnusable, match="not on a Unix socket of this machine"):
         mirrors.merge([A], daemon_json=file)
     assert not file.exists()
 
@@ -318,7 +321,7 @@ def test_an_engine_elsewhere_has_its_file_elsewhere(file: Path, monkeypatch: pyt
 
 
 @pytest.mark.engine
-def test_the_engine_uses_them_at_once_and_drops_them_again(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_the_engine_uses_them_at_once_and_drops_them_again(tmp_path: Path, daemon: Daemon) -> None:
     file = tmp_path / "daemon.json"
     pid = json.loads(daemon.state.read_text())["pid"]
     state = mirrors.merge([A, B], daemon_json=file, daemon=daemon)
@@ -343,7 +346,7 @@ def test_the_engine_uses_them_at_once_and_drops_them_again(tmp_path: Path, daemo
 
 
 @pytest.mark.engine
-def test_a_file_that_somebody_changed_by_hand_is_taken_over(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_a_file_that_somebody_changed_by_hand_is_taken_over(tmp_path: Path, daemon: Daemon) -> None:
     file = tmp_path / "daemon.json"
     file.write_text(json.dumps({"registry-mirrors": [C]}))
     assert mirrors.show(daemon_json=file).active == ()
@@ -354,10 +357,10 @@ def test_a_file_that_somebody_changed_by_hand_is_taken_over(tmp_path: Path, daem
 
 @pytest.mark.engine
 def test_an_engine_of_somebody_else_is_left_alone_and_the_command_is_said(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "daemon.json"
-    monkeypatch.setattr(engine, "_SYSTEMD_MARK", tmp_path / "no-systemd")
+    monkeypatch.setattr(systemd, "_BOOTED", tmp_path / "no-systemd")
     monkeypatch.setattr(mirrors, "_PIDFILES", (daemon.folder / "docker.pid",))
     state = mirrors.merge([A], daemon_json=file)
     pid = json.loads(daemon.state.read_text())["pid"]
@@ -370,7 +373,7 @@ def test_an_engine_of_somebody_else_is_left_alone_and_the_command_is_said(
 
 @pytest.mark.engine
 def test_what_the_engine_does_not_take_over_is_put_back(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 1.0)
     elsewhere = tmp_path / "not-the-engines.json"
@@ -388,7 +391,7 @@ def test_what_the_engine_does_not_take_over_is_put_back(
 
 @pytest.mark.engine
 def test_an_engine_that_took_over_something_else_is_brought_back_too(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine drops what stands there twice: it takes the file, and does not use what that says."""
     monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 2.0)
@@ -408,7 +411,7 @@ def test_an_engine_that_took_over_something_else_is_brought_back_too(
 
 @pytest.mark.engine
 def test_the_file_is_put_back_where_the_engine_cannot_be_told(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the program ``kill``."""
     folder = tmp_path / "bin"
@@ -427,10 +430,10 @@ def test_the_file_is_put_back_where_the_engine_cannot_be_told(
 
 
 @pytest.mark.engine
-def test_an_engine_that_ended_over_it_is_started_again(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_an_engine_that_ended_over_it_is_started_again(tmp_path: Path, daemon: Daemon) -> None:
     pid = json.loads(daemon.state.read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    while engine.ProcessRecord.of(pid) is not None:
+    while find(pid) is not None:
         time.sleep(0.05)
     assert mirrors._brought_back(daemon, ()) == "and the engine uses what it used before"
     assert json.loads(daemon.state.read_text())["pid"] != pid
@@ -471,4 +474,4 @@ def test_what_is_written_is_what_an_engine_starts_with(tmp_path: Path, monkeypat
         monkeypatch.setenv("DOCKER_HOST", daemon.host)
         assert mirrors.show(daemon_json=tmp_path / "daemon.json").in_effect
     with pytest.raises(EngineUnavailable):
-        engine.connect(timeout_s=5)
+        connect(timeout_s=5)

@@ -305,7 +305,7 @@ def test_an_engine_that_dies_in_mid_push(tmp_path: Path, monkeypatch: pytest.Mon
                     registry.push(config)
                 except EngineUnavailable as fault:
                     told.append(fault.summary)
-            assert told == ["the Docker engine went away while it pushed the image"]
+            assert told == ["the Docker engine stopped responding while it pushed the image"]
     gc.collect()
 
 

@@ -110,7 +110,7 @@ def test_no_module_is_named_as_one_of_the_standard_library() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import engine.daemon\n", {"engine.daemon"}),
+        ("import engine.start\n", {"engine.start"}),
         ("def f():\n    from device import suite\n", {"device"}),
         ("from . import steps\n", {"toolchain"}),
         ("from ..images import engine\n", {"images"}),

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from device.remote import environment
-from doctor import examination as doctor
+from doctor.finding import Verdict
+from doctor.foreign_programs import check_execution_64
 from flow.main_steps import Flow
 from images import probe, rootfs
 from images.flavour import load_suite
@@ -75,7 +76,7 @@ def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
     if not Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() and os.uname().machine != "aarch64":
         pytest.skip("qemu-aarch64 is not registered; ./inv does it")
     rootfs.require_execution(ARCHITECTURES["arm64"], program)
-    assert doctor.check_execution_64(tmp_path).verdict is doctor.Verdict.OK
+    assert check_execution_64(tmp_path).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Identify a process across program runs by its number and its creation time.
+
+The kernel reuses process numbers. A number together with a creation time identifies one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+_TOLERANCE_S = 2.0
+"""psutil adds the boot time to the start time in clock ticks; adjusting the clock moves the boot time a little."""
+
+
+def running(process: psutil.Process) -> bool:
+    """Whether the process runs.
+
+    A zombie does not run, unless other threads of it do: they keep its files and ports open.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    return False
+
+
+def find(pid: int) -> psutil.Process | None:
+    """The running process with this number, if there is one."""
+    with contextlib.suppress(psutil.NoSuchProcess, ValueError):
+        process = psutil.Process(pid)
+        return process if running(process) else None
+    return None
+
+
+def record(process: psutil.Process) -> dict[str, int | float]:
+    """The process's identity as JSON values, for ``find_recorded``."""
+    return {"pid": process.pid, "created": process.create_time()}
+
+
+def find_recorded(identity: Mapping[str, Any]) -> psutil.Process | None:
+    """The process that ``record`` described, if it still runs.
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
+    process = find(int(identity["pid"]))
+    if process is not None and abs(process.create_time() - float(identity["created"])) < _TOLERANCE_S:
+        return process
+    return None
