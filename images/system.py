@@ -20,20 +20,19 @@ from typing import IO, Any
 
 import docker
 import docker.errors
-import jinja2
 
 from engine.connect import ENGINE_ERRORS
 from engine.containers import run_in
 from engine.proxies import build_environment
 from images.archive import LoadedImage, verify
-from toolchain import progress
+from toolchain import progress, templates
 from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed, ImageBuildFailed
 
 LEFT_OUT = "pitorch.left_out"
 """Label: a JSON list of the pockets (by suite) that were left out because their index could not be verified."""
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
 """How the engine names what a line of a Dockerfile made, or had made before."""
@@ -60,16 +59,8 @@ class Layer:
 
 def render(base: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool) -> str:
     """The Dockerfile's text."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
-    )
-    return environment.get_template("Dockerfile.j2").render(
-        base=base, layers=list(layers), labels=sorted(labels.items()), bootable=bootable
-    )
+    values = {"base": base, "layers": list(layers), "labels": sorted(labels.items()), "bootable": bootable}
+    return templates.render(_TEMPLATE, values, trim_blocks=True)
 
 
 def build(

@@ -13,7 +13,6 @@ not use them, or could not be told, the file is as it was again, and the engine 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -221,17 +220,13 @@ def _restore(path: Path, backup: Path | None) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One task at a time changes the file; the folder is the lock, so that no lock file is left in it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as fault:
-        raise _unusable(path, "a folder that may be written", fault.strerror or "", fix=_as_root()) from fault
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    """Let one task at a time change the file. The folder is the lock, so that no lock file is left in it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.locked(path.parent, lock_file=False))
+        except OSError as fault:
+            raise _unusable(path, "a folder that may be written", fault.strerror or "", fix=_as_root()) from fault
         yield
-    finally:
-        os.close(folder)
 
 
 def _checked(url: str) -> str:

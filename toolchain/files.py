@@ -134,12 +134,19 @@ def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time is inside; the others wait. The folder is made, and keeps a file named ``lock``."""
+def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
+    """Let one process at a time run the block; the others wait. The folder is created if it does not exist.
+
+    The lock is a file named ``lock`` in it, which stays; without ``lock_file`` it is the folder itself.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path, flags = (folder / "lock", os.O_WRONLY | os.O_CREAT) if lock_file else (folder, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
