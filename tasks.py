@@ -20,9 +20,10 @@ from device import deploy as deployment
 from device import suite
 from device.remote import profiling
 from device.remote.loader_session import Timing
-from doctor import examination
+from doctor import examination, report
 from engine import containers
-from engine import daemon as engine
+from engine.dockerd import Daemon
+from engine.stop import stop_engine
 from flow import build_wheel as any_wheel
 from flow import cuda_checks, cuda_job, main_job, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
@@ -59,7 +60,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         try:
-            containers.clear_left()
+            containers.remove_abandoned()
             body(*args, **options)
         except UserError as fault:
             raise Exit(str(fault), code=fault.exit_code) from fault
@@ -395,7 +396,7 @@ def pull(context: Context, registry: str = "", tag: str = "", user: str = "") ->
 @_reported
 def mirror(context: Context, url: list[str], remove: bool = False) -> None:
     """Merge registry mirrors into the engine's daemon.json, show them, or take them out."""
-    daemon = engine.Daemon.of(_config(context))
+    daemon = Daemon.of(_config(context))
     if remove:
         state = mirrors.remove(url, daemon=daemon)
     else:
@@ -425,9 +426,9 @@ def doctor(context: Context, json: bool = False) -> None:
     """Examine this machine by doing what a build does; each finding has its fix."""
     findings = examination.examine(_config(context))
     if json:
-        sys.stdout.write(examination.as_json(findings))
+        sys.stdout.write(report.as_json(findings))
     else:
-        examination.print_table(findings)
+        report.print_table(findings)
     examination.require_healthy(findings)
 
 
@@ -435,7 +436,7 @@ def doctor(context: Context, json: bool = False) -> None:
 @_reported
 def down(context: Context) -> None:
     """Stop the engine that was started here; one that was found running stays."""
-    print(engine.down(_config(context)))
+    print(stop_engine(_config(context)))
 
 
 @task(help={"shell": "bash, zsh or fish"}, positional=["shell"])

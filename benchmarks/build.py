@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
 from benchmarks.workspace import Workspace
-from engine import daemon as engine
+from engine.connect import connect
+from engine.proxies import build_environment
 from flow import main_job
 from images import archive, rootfs, system
 from toolchain import files, process, progress
@@ -133,7 +134,7 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
     with progress.step("minimal root by mmdebstrap"):
         (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"].facts, tar), times=1)
     packages = sorted(set(steps["rootfs"].inputs["packages"].split()) | set(_torch_packages(steps)))
-    client = engine.connect(timeout_s=3600)
+    client = connect(timeout_s=3600)
     try:
         base = f"{config.image.name}/minimal:{config.image.label}"
         layer = archive.Layer(Artefact.of(tar))
@@ -183,7 +184,7 @@ def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> 
                     *(image.suite, named, "-"),
                 ],
                 stdin="".join(f"{line}\n" for line in lines).encode(),
-                env=engine.build_environment(),
+                env=build_environment(),
                 log=workspace.results / "logs" / "minimal.log",
             )
             named.rename(aside)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
 from benchmarks.workspace import Workspace, size_of
-from engine import daemon as engine
+from engine.connect import connect
 from engine.containers import container
 from nfsroot import unpack
 from toolchain import files, process, progress
@@ -34,7 +34,7 @@ def measure(workspace: Workspace) -> Result:
     process.require_root("to give files to their owners", "./inv bench --name=export")
     workspace.ensure_built()
     config = workspace.config
-    client = engine.connect()
+    client = connect()
     reference = config.image_reference("system")
     try:
         source = unpack.find_image(client, reference, config.image.target)

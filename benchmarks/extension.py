@@ -19,7 +19,7 @@ import docker
 
 from benchmarks.measure import Figure, Goal, Result, median_of, ratio, timed
 from benchmarks.workspace import Workspace
-from engine import daemon as engine
+from engine.connect import connect
 from engine.containers import run_in
 from flow.context import Context
 from flow.native_compiler import native_compiler
@@ -118,7 +118,7 @@ def measure(workspace: Workspace) -> Result:
     context = Context(config)
     subject = subject_of(workspace)
     compiler = native_compiler(context)
-    client = engine.connect(timeout_s=3600)
+    client = connect(timeout_s=3600)
     try:
         with files.scratch_folder(workspace.folder, "extension") as scratch:
             dev = config.image_reference("dev")

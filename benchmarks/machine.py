@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import daemon as engine
+from engine.connect import connect
 from toolchain import process
 from toolchain.architecture import Architecture
 from toolchain.errors import UserError
@@ -54,7 +54,7 @@ def describe(target: Architecture) -> Machine:
     found = re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
     version = storage = ""
     with contextlib.suppress(UserError):
-        client = engine.connect(timeout_s=30)
+        client = connect(timeout_s=30)
         try:
             info = client.info()
         finally:

@@ -15,7 +15,7 @@ from benchmarks import build, device, export, extension, kernels, torch_wheel
 from benchmarks.machine import describe
 from benchmarks.measure import Report, Result
 from benchmarks.workspace import Workspace
-from engine import daemon as engine
+from engine.start import ensure_running
 from toolchain import process, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, ProgramMissing, UserError
@@ -63,7 +63,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False)
         chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
     if times < 1:
         raise UserError("nothing can be measured in no run", expected="--times of 1 or more", found=str(times))
-    engine.ensure_running(config)
+    ensure_running(config)
     workspace = Workspace.of(config, times=times)
     reports = []
     with workspace.alone(), _dropped(workspace, keep=keep):

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.extension import Spent, Way, cpu_of, spent_in
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio
 from benchmarks.workspace import Workspace
-from engine import daemon as engine
+from engine.connect import connect
 from engine.containers import run_in
 from flow import torch_job
 from flow.context import Context
@@ -59,7 +59,7 @@ def measure(workspace: Workspace) -> Result:
             "recipe": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
         }
         samples: dict[str, list[Spent]] = {name: [] for name in ways}
-        client = engine.connect(timeout_s=7200)
+        client = connect(timeout_s=7200)
         try:
             gcc = {name: f"{target.gnu}-g++" if name == "cross" else "g++" for name in ("emulated", "native", "cross")}
             for name in [*["native", "cross", "recipe"] * workspace.times, "emulated"]:

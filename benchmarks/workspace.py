@@ -16,7 +16,8 @@ import docker.errors
 from docker.models.images import Image
 
 from benchmarks.measure import Observed, observe
-from engine import daemon as engine
+from engine.connect import connect
+from engine.start import ensure_running
 from flow import main_job
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
@@ -132,8 +133,8 @@ class Workspace:
         (self.folder / files.MARKER).touch()
 
     def _remove_images(self) -> None:
-        engine.ensure_running(self.config)
-        client = engine.connect()
+        ensure_running(self.config)
+        client = connect()
         try:
             for name in self._image_names(client.images.list()):
                 with contextlib.suppress(docker.errors.ImageNotFound):

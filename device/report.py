@@ -14,18 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from device import evidence
-from toolchain import files, progress
+from toolchain import files, progress, templates
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    autoescape=True,
-)
+_TEMPLATE = Path(__file__).resolve().parent / "templates" / "report.html.j2"
 
 MARKS = {"passed": "✓", "failed": "✕", "error": "!", "skipped": "–"}
 
@@ -254,25 +246,30 @@ def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: 
     broken = evidence.failing(document, "error")
     made = datetime.datetime.fromisoformat(document["made"])
     label = execution_label(document)
-    return _TEMPLATES.get_template("report.html.j2").render(
-        document=document,
-        passed=bool(counted["passed"] and not bad and not broken),
-        bad=bad,
-        broken=broken,
-        label=label,
-        made=f"{made:%d %B %Y, %H:%M} UTC",
-        groups=grouped(counted["tests"]),
-        chart=chart(document["timing"], label),
-        table=timing_table(document["timing"]),
-        marks=MARKS,
-        seconds=seconds,
-        short=short,
-        flat=flat,
-        qpu_rows=qpu_rows,
-        size=progress.human_size,
-        warnings=list(dict.fromkeys(text for step in document["steps"] for text in step["warnings"])),
-        evidence_name=evidence_name,
-        evidence_sha256=evidence_sha256,
+    return templates.render(
+        _TEMPLATE,
+        {
+            "document": document,
+            "passed": bool(counted["passed"] and not bad and not broken),
+            "bad": bad,
+            "broken": broken,
+            "label": label,
+            "made": f"{made:%d %B %Y, %H:%M} UTC",
+            "groups": grouped(counted["tests"]),
+            "chart": chart(document["timing"], label),
+            "table": timing_table(document["timing"]),
+            "marks": MARKS,
+            "seconds": seconds,
+            "short": short,
+            "flat": flat,
+            "qpu_rows": qpu_rows,
+            "size": progress.human_size,
+            "warnings": list(dict.fromkeys(text for step in document["steps"] for text in step["warnings"])),
+            "evidence_name": evidence_name,
+            "evidence_sha256": evidence_sha256,
+        },
+        trim_blocks=True,
+        html=True,
     )
 
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import jinja2
 from _pytest.mark.expression import Expression
 
 from device import evidence, report
@@ -35,7 +34,7 @@ from nfsroot import access
 from nfsroot import bare_system as own_system
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST
-from toolchain import caller, errors, files, process, progress
+from toolchain import caller, errors, files, process, progress, templates
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import ROOT, Config
 from toolchain.errors import (
@@ -57,14 +56,7 @@ TIMING_BUDGET_S = 120.0
 _MARGIN_S = 600.0
 _LOGIN_LIMIT_S = 300.0
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    autoescape=False,  # noqa: S701 - YAML; the values are written as JSON
-)
+_TEMPLATE = Path(__file__).resolve().parent / "templates" / "environment.yaml.j2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,8 +347,10 @@ def prepare(
                     "server_clients": [str(subnet_of(config)), *_addresses(address)],
                 }
                 options |= {"chroot": "served", "chroot_address": ours}
-    text = _TEMPLATES.get_template("environment.yaml.j2").render(
-        **values, served=served, user=user, address=address, port=port, options=options
+    text = templates.render(
+        _TEMPLATE,
+        {**values, "served": served, "user": user, "address": address, "port": port, "options": options},
+        trim_blocks=True,
     )
     files.write_text_atomically(paths.environment, text)
 

@@ -1,1 +1,1 @@
-"""Checks of this machine, each with its fix."""
+"""Checks whether this machine can build, and reports a fix for each problem."""

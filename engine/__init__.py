@@ -1,1 +1,1 @@
-"""The Docker engine: connect to it, start and stop it, run containers."""
+"""The Docker engine: connect to it, start and stop it, run containers in it."""

@@ -1,16 +1,16 @@
-"""Run a command in a container that is gone afterwards, whatever happens.
+"""Run a command in a container that is always removed afterwards.
 
-Each has a label that says which process made it. One whose process was killed is removed when the next task starts.
+Each container has a label with the process that created it. If that process was killed, the next task removes the
+container when it starts.
 
-Build containers share the host's network: a mirror or proxy on this machine is then reachable from inside by the
-name it has outside. The platform is stated at every run and was verified when the image was made.
+Build containers share the host's network, so a mirror or proxy on this machine has the same address inside. Every
+run names the platform, which was verified when the image was built.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
-import dataclasses
 import json
 import os
 import threading
@@ -22,10 +22,12 @@ from pathlib import Path
 
 import docker
 import docker.errors
+import psutil
 import requests
 from docker.models.containers import Container
 
-from engine.daemon import DEFAULT_HOST, REFUSED_OR_GONE, ProcessRecord, build_environment, chosen, connect, gone
+from engine.connect import ENGINE_ERRORS, connect, engine_lost
+from engine.proxies import build_environment
 from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import (
@@ -36,57 +38,54 @@ from toolchain.errors import (
     EngineUnavailable,
 )
 from toolchain.process import explain_exit, on_interrupt, pasteable
+from toolchain.process_identity import find_recorded, record
 
 _TAIL = 4000
-_MADE_BY = "pitorch.made-by"
-_CLEAR_LIMIT_S = 5.0
+_CREATOR = "pitorch.made-by"
+_REMOVE_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How the command ended: what it printed (stdout and stderr) and how long it took."""
+    """The output of a command (stdout and stderr) and its duration."""
 
     output: str
     seconds: float
 
 
 def label() -> dict[str, str]:
-    """The label of this process's containers: the process, and the namespace in which its number counts."""
-    own = ProcessRecord.of(os.getpid())
-    if own is None:
-        raise RuntimeError("this process is not in /proc")
-    return {_MADE_BY: json.dumps({**dataclasses.asdict(own), "namespace": _namespace()})}
+    """The label of this process's containers: the process, and the namespace of its number."""
+    return {_CREATOR: json.dumps({**record(psutil.Process()), "namespace": _namespace()})}
 
 
 def _namespace() -> str:
     return str(Path("/proc/self/ns/pid").readlink())
 
 
-def clear_left() -> None:
-    """Remove the containers of processes that are gone, stopped or not, and say which.
+def remove_abandoned() -> None:
+    """Remove the containers of processes that have ended, running or stopped, and print their names.
 
-    Nothing is done where no engine answers at a socket of this machine: none is started for it.
+    Does nothing if no engine responds.
     """
     try:
-        if not (chosen().host or DEFAULT_HOST).startswith("unix://"):
-            return
-        with contextlib.closing(connect(timeout_s=_CLEAR_LIMIT_S)) as client:
-            found = client.api.containers(all=True, filters={"label": _MADE_BY})
-            gone_ = [box for box in found if not _maker_lives(box["Labels"][_MADE_BY])]
-            for box in gone_:
-                with contextlib.suppress(docker.errors.APIError):  # another task was faster
+        with contextlib.closing(connect(timeout_s=_REMOVE_LIMIT_S)) as client:
+            found = client.api.containers(all=True, filters={"label": _CREATOR})
+            for box in found:
+                if _creator_runs(box["Labels"][_CREATOR]):
+                    continue
+                with contextlib.suppress(docker.errors.APIError):  # another task has removed it meanwhile
                     client.api.remove_container(box["Id"], force=True, v=True)
-                    progress.say(f"    what a killed task left is removed: the container {box['Names'][0].lstrip('/')}")
-    except (EngineUnavailable, EngineConfigUnusable, OSError, *REFUSED_OR_GONE):
+                    progress.say(f"    removed the container of a killed task: {box['Names'][0].lstrip('/')}")
+    except (EngineUnavailable, EngineConfigUnusable, OSError, *ENGINE_ERRORS):
         return
 
 
-def _maker_lives(text: str) -> bool:
-    """Whether a container's process may still run; of one in another namespace that is not known here."""
+def _creator_runs(text: str) -> bool:
+    """Whether a container's process may still run; in another namespace this is not known."""
     try:
-        made_by = json.loads(text)
-        return made_by.pop("namespace") != _namespace() or ProcessRecord(**made_by).alive()
-    except (ValueError, TypeError, KeyError, AttributeError):
+        creator = json.loads(text)
+        return creator["namespace"] != _namespace() or find_recorded(creator) is not None
+    except (ValueError, TypeError, KeyError):
         return True
 
 
@@ -103,9 +102,10 @@ def container(
     user: str = "",
     patience_s: float = 0.0,
 ) -> Iterator[Container]:
-    """A created, not yet started container; removed by force on any exit. Raises ArtefactMissing, EngineUnavailable.
+    """A container that is created but not started; removed by force on any exit.
 
-    What still runs in it then gets Ctrl-C first and ``patience_s`` seconds to tidy up.
+    A process that still runs in it gets SIGINT first, and ``patience_s`` seconds to clean up. Raises ArtefactMissing,
+    EngineUnavailable.
     """
     try:
         made = client.containers.create(
@@ -123,15 +123,15 @@ def container(
     except docker.errors.ImageNotFound as fault:
         raise ArtefactMissing(
             f"the engine does not have the image {image}",
-            expected="an image made by an earlier step",
+            expected="an image that an earlier step built",
             found="no such image",
             fix="run ./inv build-image",
         ) from fault
     except docker.errors.APIError as fault:
         found = str(fault.explanation)
-        raise EngineUnavailable(f"the engine cannot make a container of {image}", found=found) from fault
-    except REFUSED_OR_GONE as fault:
-        raise gone(f"made a container of {image}", fault) from fault
+        raise EngineUnavailable(f"the engine cannot create a container of {image}", found=found) from fault
+    except ENGINE_ERRORS as fault:
+        raise engine_lost(f"created a container of {image}", fault) from fault
     try:
         with on_interrupt(lambda: _end(made, patience_s)):
             yield made
@@ -139,7 +139,7 @@ def container(
         try:
             if patience_s:
                 _end(made, patience_s)
-        finally:  # a second Ctrl-C too, while the first is waited for
+        finally:  # also if a second Ctrl-C arrives during that wait
             _remove(made)
 
 
@@ -148,13 +148,13 @@ def _remove(box: Container) -> None:
         box.remove(force=True, v=True)
     except docker.errors.NotFound:
         return
-    except REFUSED_OR_GONE as fault:  # what went wrong before is what is to be told
-        progress.warn(f"the container {box.name} may be left: {fault}")
+    except ENGINE_ERRORS as fault:  # do not hide the error that ended the block
+        progress.warn(f"the container {box.name} may not have been removed: {fault}")
 
 
 def _end(box: Container, patience_s: float) -> None:
-    """End what runs in a container, if anything does."""
-    with contextlib.suppress(*REFUSED_OR_GONE):
+    """End the process in a container, if it runs."""
+    with contextlib.suppress(*ENGINE_ERRORS):
         box.reload()
         if box.status != "running":
             return
@@ -184,10 +184,10 @@ def run_in(
     fix: str = "",
     patience_s: float = 0.0,
 ) -> Ran:
-    """Run ``argv`` to its end in a fresh container of ``image``; its output goes to ``log`` as it comes.
+    """Run ``argv`` to its end in a new container of ``image``; its output is written to ``log`` immediately.
 
     ``binds`` are ``SOURCE:TARGET:ro|rw``. Raises CommandFailed (unless ``check`` is false) or CommandTimedOut
-    (``limit_s`` seconds), with the last lines of the output; EngineUnavailable where the engine ends meanwhile.
+    (``limit_s`` seconds), with the last lines of the output; EngineUnavailable if the engine ends meanwhile.
     ``patience_s`` as in ``container``.
     """
     began = time.monotonic()
@@ -216,15 +216,15 @@ def run_in(
             raise CommandFailed(
                 f"the container of {image} does not start",
                 found=str(fault.explanation),
-                fix="check that the program exists in the image and that ./inv doctor finds no fault",
+                fix="check that the program exists in the image, and run ./inv doctor",
             ) from fault
-        except REFUSED_OR_GONE as fault:
-            raise gone(f"started a container of {image}", fault) from fault
+        except ENGINE_ERRORS as fault:
+            raise engine_lost(f"started a container of {image}", fault) from fault
         expired = threading.Event()
 
         def expire() -> None:
             expired.set()
-            with contextlib.suppress(*REFUSED_OR_GONE):
+            with contextlib.suppress(*ENGINE_ERRORS):
                 box.kill()
 
         timer = threading.Timer(limit_s, expire)
@@ -235,13 +235,13 @@ def run_in(
             stream = box.logs(stdout=True, stderr=True, stream=True, follow=True)
             output = _collect(stream, sink.write if sink else None, on_line)
             status = int(box.wait()["StatusCode"])
-        except REFUSED_OR_GONE as fault:
-            raise gone(f"ran {pasteable(argv)[:200]} in {image}", fault) from fault
+        except ENGINE_ERRORS as fault:
+            raise engine_lost(f"ran {pasteable(argv)[:200]} in {image}", fault) from fault
     if expired.is_set():
         raise CommandTimedOut(
-            f"[{image}] {pasteable(argv)} was ended at its deadline",
+            f"[{image}] {pasteable(argv)} timed out",
             tail=output[-_TAIL:],
-            expected=f"an end within {limit_s:.0f} s",
+            expected=f"completion within {limit_s:.0f} s",
             found="still running",
             fix=fix,
         )
@@ -259,13 +259,14 @@ def run_in(
 def _collect(
     stream: Iterator[bytes], write: Callable[[str], object] | None, on_line: Callable[[str], None] | None
 ) -> str:
-    kept: list[str] = []
+    """The whole output; each block is passed to ``write``, each line to ``on_line``."""
+    output: list[str] = []
     rest = ""
-    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a letter may come in two blocks
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a block may end within a character
 
     def take(text: str) -> None:
         nonlocal rest
-        kept.append(text)
+        output.append(text)
         if write is not None:
             write(text)
         if on_line is not None:
@@ -276,10 +277,10 @@ def _collect(
     for block in stream:
         take(decode(block))
     take(decode(b"", final=True))
-    return "".join(kept)
+    return "".join(output)
 
 
 def calling_user() -> tuple[int, int]:
-    """User and group id of whoever called: under sudo, of the one who typed it."""
+    """User and group id of the caller; under sudo, those of the user who ran sudo."""
     uid, gid = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     return (int(uid), int(gid)) if uid and gid else (os.getuid(), os.getgid())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from engine.daemon import connect
+from engine.connect import connect
 from flow import main_job, pipelines
 from flow.context import Context
 from flow.native_compiler import native_compiler

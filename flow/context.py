@@ -9,7 +9,7 @@ from typing import Self
 
 import docker
 
-from engine.daemon import connect
+from engine.connect import connect
 from images.flavour import Suite, load_suite
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config, ImageConfig

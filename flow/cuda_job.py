@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import native_job, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import docker.errors
 
-from engine.daemon import REFUSED_OR_GONE
+from engine.connect import ENGINE_ERRORS
 from flow.context import Context
 from images import archive
 from toolchain.architecture import Architecture
@@ -35,7 +35,7 @@ def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
             found = context.client.images.get(context.config.image_reference(role)).id
         except (docker.errors.ImageNotFound, docker.errors.NullResource):
             return "the engine no longer has its image"
-        except (EngineUnavailable, *REFUSED_OR_GONE):
+        except (EngineUnavailable, *ENGINE_ERRORS):
             return NO_ENGINE
         return "" if found == made.facts["image"] else "the engine has another image under its name"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import pipelines, shell, torch_job
 from flow.build_lock import build_lock
 from flow.context import Context

@@ -11,7 +11,7 @@ import contextlib
 
 import docker.errors
 
-from engine.daemon import connect
+from engine.connect import connect
 from recipes.torch import build as torch_build
 from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import build as tvm_ffi_build

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.containers import calling_user, label
-from engine.daemon import build_environment
+from engine.proxies import build_environment
 from images.native import Mounts
 from toolchain.architecture import Architecture
 from toolchain.errors import ArtefactMissing

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context

@@ -30,7 +30,7 @@ from typing import Any
 import docker
 
 from engine.containers import run_in
-from engine.daemon import ensure_running
+from engine.start import ensure_running
 from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context

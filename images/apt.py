@@ -28,7 +28,7 @@ from pathlib import Path
 
 import requests
 
-from engine.daemon import SOCKS_FIX, SOCKS_MISSING, build_environment
+from engine.proxies import SOCKS_FIX, SOCKS_MISSING, build_environment
 from images.flavour import Flavour, Pocket, SigningKey, kernel_archive, load_flavour, target_flavour
 from toolchain import files
 from toolchain.architecture import host_architecture

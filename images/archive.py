@@ -22,7 +22,7 @@ from typing import Any
 import docker
 import docker.errors
 
-from engine.daemon import REFUSED_OR_GONE, gone
+from engine.connect import ENGINE_ERRORS, engine_lost
 from toolchain import progress
 from toolchain.architecture import Architecture
 from toolchain.errors import ImageBuildFailed, PlatformMismatch
@@ -96,7 +96,7 @@ def load(
             # All is read, errors too: the connection is left open otherwise. "message" is of a refused request.
             events: list[dict[str, Any]] = list(client.api.load_image(stream))  # type: ignore[no-untyped-call]
             told = [str(event[key]) for event in events for key in ("error", "message") if key in event]
-        except REFUSED_OR_GONE as fault:
+        except ENGINE_ERRORS as fault:
             told = [str(fault)]
     if told:
         raise ImageBuildFailed(
@@ -115,8 +115,8 @@ def takes_whole_images(client: docker.DockerClient) -> bool:
     """
     try:
         told = client.info().get("DriverStatus") or []
-    except REFUSED_OR_GONE as fault:
-        raise gone("was asked for its storage driver", fault) from fault
+    except ENGINE_ERRORS as fault:
+        raise engine_lost("was asked for its storage driver", fault) from fault
     return any("io.containerd.snapshotter" in str(value) for _, value in told)
 
 
@@ -133,8 +133,8 @@ def verify(
             found=str(fault.explanation),
             fix="does another program remove images meanwhile? Run ./inv build-image again",
         ) from fault
-    except REFUSED_OR_GONE as fault:
-        raise gone(f"was asked for {reference}", fault) from fault
+    except ENGINE_ERRORS as fault:
+        raise engine_lost(f"was asked for {reference}", fault) from fault
     seen = (found.attrs["Os"], found.attrs["Architecture"], found.attrs.get("Variant", ""))
     wanted = ("linux", architecture.oci_architecture, architecture.oci_variant)
     if seen != wanted or (image_id and found.id != image_id):

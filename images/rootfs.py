@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import build_environment
+from engine.proxies import build_environment
 from images import apt
 from images.apt import Source, sources_text
 from toolchain import files, progress

@@ -20,19 +20,19 @@ from typing import IO, Any
 
 import docker
 import docker.errors
-import jinja2
 
+from engine.connect import ENGINE_ERRORS
 from engine.containers import run_in
-from engine.daemon import REFUSED_OR_GONE, build_environment
+from engine.proxies import build_environment
 from images.archive import LoadedImage, verify
-from toolchain import progress
+from toolchain import progress, templates
 from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed, ImageBuildFailed
 
 LEFT_OUT = "pitorch.left_out"
 """Label: a JSON list of the pockets (by suite) that were left out because their index could not be verified."""
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
 """How the engine names what a line of a Dockerfile made, or had made before."""
@@ -59,16 +59,8 @@ class Layer:
 
 def render(base: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool) -> str:
     """The Dockerfile's text."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
-    )
-    return environment.get_template("Dockerfile.j2").render(
-        base=base, layers=list(layers), labels=sorted(labels.items()), bootable=bootable
-    )
+    values = {"base": base, "layers": list(layers), "labels": sorted(labels.items()), "bootable": bootable}
+    return templates.render(_TEMPLATE, values, trim_blocks=True)
 
 
 def build(
@@ -108,7 +100,7 @@ def build(
                 said.append(str(event.get("stream", "")))
         except docker.errors.APIError as fault:
             raise _failed(reference, str(fault.explanation), []) from fault
-        except REFUSED_OR_GONE as fault:
+        except ENGINE_ERRORS as fault:
             raise _failed(reference, str(fault), said) from fault
         on_failure.pop_all()
     return verify(client, reference, architecture)
@@ -121,7 +113,7 @@ def _images_of(client: docker.DockerClient) -> set[str]:
 
 def _remove_unfinished(client: docker.DockerClient, said: Sequence[str], before: set[str]) -> None:
     """Remove what a build that failed has made, each line's image; the others' stay, and what is in use by now."""
-    with contextlib.suppress(*REFUSED_OR_GONE):
+    with contextlib.suppress(*ENGINE_ERRORS):
         for name in reversed([found for found in _LINE_MADE.findall("".join(said)) if found not in before]):
             with contextlib.suppress(docker.errors.APIError):
                 client.api.remove_image(name, noprune=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 
-from engine import daemon as engine
+from engine.connect import connect
+from engine.start import ensure_running
 from nfsroot import unpack
 from nfsroot.export import export
 from nfsroot.layout import Layout, require_export
@@ -34,8 +35,8 @@ def ready(config: Config) -> Layout:
     """
     process.require_root("to export and serve the system that enters the tree", "./inv test-on-pi --chroot")
     layout = layout_of(config)
-    engine.ensure_running(config)
-    with contextlib.closing(engine.connect()) as client:
+    ensure_running(config)
+    with contextlib.closing(connect()) as client:
         image = unpack.find_image(client, config.image_reference(_ROLE), config.image.target)
     why = "never exported"
     with contextlib.suppress(ArtefactMissing, ArtefactDamaged):

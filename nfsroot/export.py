@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import daemon as engine
+from engine.connect import connect
 from images.system import LEFT_OUT
 from nfsroot import unpack
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
@@ -104,7 +104,7 @@ def export(
     as_folder = destination is not None or tarball is None
     tarball = absolute(tarball) if tarball is not None else None
     purpose = f"the export of {config.image_reference(role)}"
-    client = engine.connect()
+    client = connect()
     source = unpack.find_image(client, config.image_reference(role), config.image.target)
     with locked(final), _room_for(purpose, final.place.parent):
         _put_back(final)

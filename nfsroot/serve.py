@@ -14,7 +14,6 @@ sufficient: it also appears if the export was rejected.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import os
 import re
@@ -32,7 +31,7 @@ from pathlib import Path
 from nfsroot import private_network
 from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
-from toolchain import files, ports, process, progress
+from toolchain import files, ports, process, process_identity, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, ServerFailed
@@ -216,18 +215,16 @@ def running_server(
 def _scratch() -> Iterator[Path]:
     """Create a folder for the server's files. Remove folders of killed servers, whose lock is free."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, InUse):
             if left.lstat().st_uid == os.geteuid():  # a folder of another user may contain arbitrary links
                 _remove_unheld(left)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, (Path(folder) / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, files.locked(Path(folder)):
         yield Path(folder)
 
 
 def _remove_unheld(folder: Path) -> None:
-    with (folder / "lock").open("r+") as lock:
-        if time.time() - folder.stat().st_mtime > _YOUNG_S:  # another process may be about to lock a newer one
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if time.time() - folder.stat().st_mtime > _YOUNG_S:  # a younger folder may not be locked yet
+        with files.held(folder / "lock", InUse(f"{folder} is in use")):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -295,7 +292,7 @@ def serve(
             for line in _what_to_type(server, str(subnet)):
                 progress.say(line)
             while not stop.wait(0.5):
-                if not _alive(server.pid):
+                if process_identity.find(server.pid) is None:
                     raise _failed(server, "the NFS server ended unexpectedly")
             progress.say("stopping the NFS server")
             source = server.source()
@@ -321,14 +318,6 @@ def _what_to_type(server: NfsServer, subnet: str) -> list[str]:
         "or, without the helper:",
         f"    mount -t nfs -o nolock,vers=4.1{port.replace(' -o ', ',')} {server.source()} /mnt && chroot /mnt",
     ]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def _await_ready(server: NfsServer, child: subprocess.Popen[bytes], limit_s: float) -> None:

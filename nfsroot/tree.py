@@ -15,11 +15,12 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+
+import psutil
 
 from toolchain.errors import InUse
 
@@ -225,10 +226,7 @@ def follow(root: Path, path: str) -> Path:
 def mounts_below(folder: Path) -> list[str]:
     """Mount points at or below a folder in this process's mount namespace (proc(5), mountinfo)."""
     top = os.path.realpath(folder)
-    listing = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    points = (
-        re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4]) for line in listing.splitlines()
-    )
+    points = (mount.mountpoint for mount in psutil.disk_partitions(all=True))
     return [point for point in points if point == top or point.startswith(top + "/")]
 
 

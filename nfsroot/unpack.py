@@ -30,7 +30,7 @@ import requests
 import urllib3.exceptions
 from docker.models.images import Image
 
-from engine import daemon as engine
+from engine.connect import engine_lost
 from nfsroot.tree import inside
 from toolchain import process, progress
 from toolchain.architecture import Architecture
@@ -210,7 +210,7 @@ def _reported_errors() -> Iterator[None]:
             fix="look at the engine's log; try again",
         ) from fault
     except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
-        raise engine.gone("gave the image", fault) from fault
+        raise engine_lost("gave the image", fault) from fault
 
 
 def _chunks(image: Image) -> Iterable[bytes]:

@@ -22,7 +22,7 @@ import docker.errors
 import requests
 import urllib3.exceptions
 
-from engine import daemon as engine
+from engine.connect import connect, engine_lost
 from registry import credentials as stored
 from registry import faults, transfer
 from registry.connection import Connection, log_in
@@ -190,11 +190,11 @@ def _user(config: Config, user: str | None) -> str:
 @contextlib.contextmanager
 def _engine(doing: str) -> Iterator[docker.DockerClient]:
     stored.require_readable()
-    client = engine.connect(timeout_s=_ENGINE_LIMIT_S)
+    client = connect(timeout_s=_ENGINE_LIMIT_S)
     try:
         yield client
     except (requests.ConnectionError, urllib3.exceptions.HTTPError) as fault:
-        raise engine.gone(doing, fault) from fault
+        raise engine_lost(doing, fault) from fault
     finally:
         client.close()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import requests
 import urllib3.exceptions
 
-from engine.daemon import SOCKS_FIX, SOCKS_MISSING
+from engine.proxies import SOCKS_FIX, SOCKS_MISSING
 from registry.credentials import Credentials
 from registry.reference import Reference
 from registry.retries import STALL_S

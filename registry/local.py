@@ -25,11 +25,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import jinja2
 import psutil
 import requests
 
-from toolchain import files, ports, process, process_identity
+from toolchain import files, ports, process, process_identity, templates
 from toolchain.config import Config, split_registry
 from toolchain.errors import ServerFailed
 
@@ -248,18 +247,18 @@ def _not_up(settings: Settings, address: str, ended: int | None, offset: int) ->
 
 def _render(settings: Settings, port: int) -> None:
     settings.images.mkdir(parents=True, exist_ok=True)
-    environment = jinja2.Environment(  # noqa: S701  (YAML; every value goes through tojson)
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined
-    )
     token = settings.token
-    text = environment.get_template("registry.yml.j2").render(
-        address=settings.authority(port),
-        storage=str(settings.images.absolute()),
-        secret=_secret(settings),
-        certificate=str(settings.certificate or ""),
-        key=str(settings.key or ""),
-        htpasswd=str(settings.htpasswd or ""),
-        token={name: str(value) for name, value in asdict(token).items()} if token else None,
+    text = templates.render(
+        Path(__file__).with_name("registry.yml.j2"),
+        {
+            "address": settings.authority(port),
+            "storage": str(settings.images.absolute()),
+            "secret": _secret(settings),
+            "certificate": str(settings.certificate or ""),
+            "key": str(settings.key or ""),
+            "htpasswd": str(settings.htpasswd or ""),
+            "token": {name: str(value) for name, value in asdict(token).items()} if token else None,
+        },
     )
     files.write_text_atomically(settings.configuration, text, mode=0o600)
 

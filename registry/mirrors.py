@@ -13,7 +13,6 @@ the old file is restored and the engine is reloaded again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -28,7 +27,10 @@ from urllib.parse import urlsplit
 import docker.errors
 import requests
 
-from engine import daemon as engine
+from engine import systemd
+from engine.connect import connect, selected
+from engine.dockerd import Daemon
+from engine.start import ensure_daemon
 from toolchain import caller, files, process
 from toolchain.errors import (
     CommandFailed,
@@ -85,10 +87,10 @@ def _listed(urls: Sequence[str]) -> str:
     return f"mirrors {', '.join(urls)}" if urls else "no mirrors"
 
 
-def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None) -> Mirrors:
+def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Append mirrors to the existing ones; mirrors that exist already keep their position.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``engine.Daemon.of(config)``). Raises ReferenceInvalid for
+    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises ReferenceInvalid for
     an invalid URL, before any change, EngineConfigUnusable, or ServerFailed if the engine does not use the mirrors.
     """
     added = [_checked(url) for url in urls]
@@ -100,9 +102,7 @@ def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: engin
     return _apply(change, daemon_json, daemon)
 
 
-def remove(
-    urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: engine.Daemon | None = None
-) -> Mirrors:
+def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Remove some mirrors, or all if ``urls`` is empty; unknown ones are ignored. Raises what ``merge`` raises."""
     removed = {_checked(url) for url in urls}
 
@@ -118,8 +118,8 @@ def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
     return Mirrors(file=daemon_json, configured=tuple(document.get(_KEY, [])), active=_active())
 
 
-def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: engine.Daemon | None) -> Mirrors:
-    _require_local_engine()
+def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: Daemon | None) -> Mirrors:
+    selected()  # raises for an engine of another machine: this machine's file is not that engine's
     path = daemon_json.resolve()
     with _locked(path):
         document, old = _read(path)
@@ -150,7 +150,7 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
             raise
 
 
-def _reload(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
+def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
     """Reload the engine if systemd or ``./inv`` started it, and check which mirrors it uses."""
     if state.in_effect:
         return state
@@ -179,13 +179,13 @@ def _reload(state: Mirrors, daemon: engine.Daemon | None) -> Mirrors:
     )
 
 
-def _reload_restored(daemon: engine.Daemon | None, used: Sequence[str] | None) -> str:
+def _reload_restored(daemon: Daemon | None, used: Sequence[str] | None) -> str:
     """Reload the engine after the file was restored, or start it again if it has exited; returns the result as text."""
     if used is None:
         return "and no engine was running before"
     try:
         if _active() is None and daemon is not None:
-            engine.ensure_daemon(daemon, host=engine.chosen().host)
+            ensure_daemon(daemon, selected())
         elif argv := _reload_command(daemon):
             process.run(argv, limit_s=60)
     except UserError as fault:
@@ -198,31 +198,12 @@ def _reload_restored(daemon: engine.Daemon | None, used: Sequence[str] | None) -
     return "and the engine uses the previous mirrors" if active == used else "and the engine was reloaded"
 
 
-def _reload_command(daemon: engine.Daemon | None) -> list[str]:
-    """SIGHUP for an engine that ``./inv`` has started, ``systemctl reload`` for systemd's, or nothing."""
+def _reload_command(daemon: Daemon | None) -> list[str]:
+    """SIGHUP to the engine that ``./inv`` started, ``systemctl reload`` for systemd's; else nothing."""
     sudo = ["sudo"] if os.geteuid() != 0 else []
-    if daemon is not None and (pid := _started_here(daemon)):
-        return [*sudo, "kill", "-HUP", str(pid)]
-    return [*sudo, "systemctl", "reload", "docker.service"] if engine.runs_by_systemd() else []
-
-
-def _started_here(daemon: engine.Daemon) -> int:
-    """The process id of the running dockerd that ``./inv`` has started; 0 if there is none."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        record = engine.ProcessRecord(**json.loads(daemon.state.read_text()))
-        return record.pid if record.alive() else 0
-    return 0
-
-
-def _require_local_engine() -> None:
-    chosen = engine.chosen()
-    if chosen.host and not chosen.host.startswith("unix://"):
-        raise EngineConfigUnusable(
-            "the engine and its configuration are on another machine",
-            expected="an engine on this machine",
-            found=f"{chosen.host}, set by {chosen.by}",
-            fix=f"run this task there, or {chosen.undo}",
-        )
+    if daemon is not None and (started := daemon.recorded_process()):
+        return [*sudo, "kill", "-HUP", str(started.pid)]
+    return [*sudo, "systemctl", "reload", "docker.service"] if systemd.runs_engine() else []
 
 
 def _as_root() -> str:
@@ -239,17 +220,13 @@ def _restore(path: Path, backup: Path | None) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock the file's folder, so that no lock file is left in it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as fault:
-        raise _unusable(path, "a writable folder", fault.strerror or "", fix=_as_root()) from fault
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    """Let one task at a time change the file. The folder is the lock, so that no lock file is left in it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.locked(path.parent, lock_file=False))
+        except OSError as fault:
+            raise _unusable(path, "a folder that may be written", fault.strerror or "", fix=_as_root()) from fault
         yield
-    finally:
-        os.close(folder)
 
 
 def _checked(url: str) -> str:
@@ -381,7 +358,7 @@ def _validate(aside: Path, path: Path) -> None:
         raise _unusable(path, "a configuration that dockerd --validate accepts", found) from fault
 
 
-def _refuse_option(daemon: engine.Daemon | None) -> None:
+def _refuse_option(daemon: Daemon | None) -> None:
     """Refuse to change the file if mirrors are on dockerd's command line: it would not start with both."""
     pid = _pid_of(daemon)
     if pid is None:
@@ -399,7 +376,7 @@ def _refuse_option(daemon: engine.Daemon | None) -> None:
 def _active() -> tuple[str, ...] | None:
     """The mirrors that the engine uses; None if no engine responds."""
     try:
-        client = engine.connect(timeout_s=20)
+        client = connect(timeout_s=20)
     except EngineUnavailable:
         return None
     try:
@@ -411,7 +388,7 @@ def _active() -> tuple[str, ...] | None:
     return tuple(settings.get("Mirrors") or ())
 
 
-def _pid_of(daemon: engine.Daemon | None) -> int | None:
+def _pid_of(daemon: Daemon | None) -> int | None:
     """The process id of the local dockerd in its pid file, if that process is a dockerd."""
     own = [daemon.folder / "docker.pid"] if daemon is not None else []
     for pidfile in (*own, *_PIDFILES):

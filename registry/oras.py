@@ -24,7 +24,7 @@ from typing import Any
 import requests
 import urllib3.exceptions
 
-from engine import daemon as engine
+import engine.connect
 from registry import credentials, distribution, faults
 from registry.connection import Connection, log_in
 from registry.distribution import Blob, digest_of
@@ -127,7 +127,7 @@ def connect(reference: Reference, *, actions: str, user: str) -> Iterator[Store]
 def _engine_info() -> Mapping[str, Any]:
     """The output of ``docker info``, for the list of insecure registries."""
     try:
-        with contextlib.closing(engine.connect(timeout_s=10)) as client:
+        with contextlib.closing(engine.connect.connect(timeout_s=10)) as client:
             info: Mapping[str, Any] = client.api.info()
             return info
     except (EngineUnavailable, requests.RequestException):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from toolchain import progress
 from toolchain.errors import RegistryBroke, RegistryConnectionRefused, RegistryHostUnknown, RegistryUnreachable
-
-if TYPE_CHECKING:
-    from registry.connection import Connection
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
 """Delays between attempts."""
@@ -46,7 +43,16 @@ class Activity:
         return time.monotonic() - self._at
 
 
-def with_retries(attempt: Callable[[], Result], remote: Connection, *, at_first: bool = False) -> tuple[Result, int]:
+class Remote(Protocol):
+    """A connection to a registry (registry.connection)."""
+
+    activity: Activity
+
+    def ping(self) -> object:
+        """Raise an error unless the registry answers."""
+
+
+def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: bool = False) -> tuple[Result, int]:
     """Run ``attempt`` until it succeeds or fails permanently; returns its result and the number of attempts.
 
     It is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, it is not retried either if the

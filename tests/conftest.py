@@ -18,8 +18,9 @@ from machine import needs_the_machine
 from ordinary_user import open_checkout
 from xdist.scheduler import LoadScopeScheduling
 
-from engine import daemon as engine
-from engine.daemon import connect
+from engine.connect import connect
+from engine.start import ensure_running
+from engine.stop import stop_engine
 from flow import main_job, pipelines
 from flow.context import Context
 from toolchain import files
@@ -88,7 +89,7 @@ def engine_for_those_who_ask(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def engine_runs() -> None:
     """The engine that answers, or one of the tests' own."""
-    engine.ensure_running(load_config(SETTINGS))
+    ensure_running(load_config(SETTINGS))
 
 
 _SESSION = contextlib.ExitStack()
@@ -115,7 +116,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
                 alone.enter_context(files.held(lock, others))
             except (OSError, InUse):
                 return
-            engine.down(load_config(SETTINGS))
+            stop_engine(load_config(SETTINGS))
 
 
 @pytest.fixture(scope="session")
@@ -151,7 +152,7 @@ def built(product_config: Config) -> main_job.Built:
     Whichever process asks first builds it; the other waits, and takes it as it stands: two builds refuse each other.
     """
     needs_the_machine()
-    engine.ensure_running(product_config)
+    ensure_running(product_config)
     with files.locked(product_config.build_root / "for-the-tests"):
         with Context(product_config) as context:
             decisions = pipelines.main_job(context).plan()

@@ -142,12 +142,19 @@ def unfinished_in(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time runs the block; others wait. The lock is the file ``lock`` in the folder."""
+def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
+    """Let one process at a time run the block; others wait. The folder is created if necessary.
+
+    The lock is the file ``lock`` in the folder, or without ``lock_file`` the folder itself.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path, flags = (folder / "lock", os.O_WRONLY | os.O_CREAT) if lock_file else (folder, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

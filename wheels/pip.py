@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import SOCKS_FIX, SOCKS_MISSING
+from engine.proxies import SOCKS_FIX, SOCKS_MISSING
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from toolchain.process import run
 

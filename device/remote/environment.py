@@ -6,12 +6,10 @@ group ``remote`` in pyproject.toml; a folder is named after them and appears who
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,20 +51,11 @@ def ready(config: Config) -> TvmEnvironment:
     if not site.is_dir():
         files.require_space(config.build_root, _NEEDED_MIB, "TVM")
         log = config.build_root / "remote" / "pip.log"
-        with _alone(site.with_suffix(".lock")):
+        with files.locked(config.build_root / "remote"):
             if not site.is_dir():
                 with progress.step(f"install {wanted[0]} (first use; log: {log})"), files.replacing(site) as aside:
                     _install(wanted, aside, log)
     return TvmEnvironment(site)
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time install; the others wait and find it there."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def _install(wanted: tuple[str, ...], site: Path, log: Path) -> None:

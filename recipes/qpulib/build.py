@@ -18,7 +18,7 @@ from pathlib import Path
 import docker
 
 from engine.containers import run_in
-from engine.daemon import build_environment
+from engine.proxies import build_environment
 from recipes.cmake import compile_options
 from recipes.recipe import Recipe
 from recipes.register import register

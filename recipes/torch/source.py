@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.daemon import build_environment
+from engine.proxies import build_environment
 from images import apt
 from images.flavour import Suite
 from recipes.recipe import Recipe

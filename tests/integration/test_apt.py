@@ -14,7 +14,7 @@ import pytest
 from apt_parts import Archive, Proxy, served, sources
 from registry_parts import small_disk
 
-from engine import daemon as engine
+from engine.proxies import build_environment
 from images import apt, rootfs
 from images.flavour import SigningKey, load_flavour, load_suite, packages_for, target_flavour
 from toolchain.config import Config, ImageConfig, load_config
@@ -223,7 +223,7 @@ def test_a_mirror_that_does_not_answer(archive: Archive, tmp_path: Path) -> None
 
 
 def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*engine.build_environment(), "no_proxy", "NO_PROXY"):
+    for name in (*build_environment(), "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -12,7 +12,7 @@ import docker
 import docker.errors
 import pytest
 
-from engine.daemon import connect
+from engine.connect import connect
 from images import archive, system
 from images.archive import Layer
 from toolchain import files

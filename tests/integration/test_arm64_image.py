@@ -13,7 +13,8 @@ import pytest
 from device.remote import environment, profiling, servers
 from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
-from engine import daemon as engine
+from engine.connect import connect
+from engine.start import ensure_running
 from flow import main_job
 from toolchain import ports
 from toolchain.architecture import ARCHITECTURES
@@ -31,7 +32,7 @@ def for_64_bit(product_config: Config) -> Config:
     image = dataclasses.replace(product_config.image, architecture="arm64")
     remote = dataclasses.replace(product_config.remote, server_in_image=True, session_limit_s=300)
     config = dataclasses.replace(product_config, image=image, remote=remote)
-    engine.ensure_running(config)
+    ensure_running(config)
     built = main_job.build_image(config)
     assert built.manifest("tvm-server").facts
     return config
@@ -46,7 +47,7 @@ def tvm(for_64_bit: Config) -> TvmEnvironment:
 @contextlib.contextmanager
 def board(config: Config, words: list[str]) -> Iterator[None]:
     """The image's server, emulated, in a container that shares this PC's network."""
-    with contextlib.closing(engine.connect()) as client:
+    with contextlib.closing(connect()) as client:
         started = client.containers.run(
             config.image_reference("system"),
             ["pitorch-rpc-server", *words],
@@ -68,7 +69,7 @@ def board(config: Config, words: list[str]) -> Iterator[None]:
 
 
 def test_the_image_is_for_that_machine(for_64_bit: Config) -> None:
-    with contextlib.closing(engine.connect()) as client:
+    with contextlib.closing(connect()) as client:
         image = client.images.get(for_64_bit.image_reference("system"))
         assert (image.attrs["Os"], image.attrs["Architecture"]) == ("linux", "arm64")
         assert image.id is not None

@@ -1,7 +1,7 @@
-"""Each check of doctor: what it says when all is well, and when the fault is real.
+"""The findings of each check of doctor, with and without the problem.
 
-Faults of the machine are made in namespaces of their own. A user namespace has a binfmt_misc of its own, in which no
-emulator is registered until the test does it (Linux 6.7 and newer), and may mount a tmpfs of any size.
+The tests create problems of the machine in separate namespaces. A user namespace has its own binfmt_misc, in which no
+emulator is registered until the test registers one (Linux 6.7 and newer), and can mount a tmpfs of any size.
 """
 
 from __future__ import annotations
@@ -22,28 +22,36 @@ from pathlib import Path
 import pytest
 from apt_parts import Archive, served, sources
 from elftools.elf.elffile import ELFFile
-from limited_memory import limited_group, said_in
+from limited_memory import limited_group, output_in
 from rich.console import Console
 
-from doctor import examination as doctor
-from doctor.examination import Finding, Verdict
-from engine import daemon as engine
+from doctor import emulation, foreign_programs, network
+from doctor.containers import check_container, engine_findings, judge_engine
+from doctor.emulation import check_mmap_min_addr, check_registration
+from doctor.emulator_versions import check_emulator, judge_emulator, known_bad_pairs
+from doctor.examination import examine, require_healthy
+from doctor.finding import Finding, Verdict, guarded
+from doctor.foreign_programs import check_cross_compiler, check_execution, check_listing, file_system, write_probe
+from doctor.network import check_mirror, check_package_index, check_pockets
+from doctor.report import as_json, print_table
+from doctor.resources import check_memory, on_another_disk, writable
+from engine.connect import connect
+from engine.proxies import build_environment
+from engine.start import EngineInfo
 from images import probe
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
 from toolchain.errors import ChecksFailed, UserError
 
 CONF = Path("/usr/lib/binfmt.d/qemu-arm.conf")
-
-
-def runs_arm(folder: Path) -> bool:
-    return doctor.check_execution(folder).verdict is Verdict.OK
+_MODULES = "from doctor import emulation, finding, foreign_programs, host, resources, servers"
+"""For expressions that another process evaluates."""
 
 
 @pytest.fixture
 def arm(tmp_path: Path) -> None:
-    if not runs_arm(tmp_path):
-        pytest.skip("32-bit ARM programs cannot be executed here: ./inv --set-up registers the emulator")
+    if check_execution(tmp_path).verdict is not Verdict.OK:
+        pytest.skip("this machine cannot run 32-bit ARM programs: ./inv --set-up registers the emulator")
 
 
 def in_user_namespace(check: str, *, before: str = ":") -> Finding:
@@ -54,8 +62,8 @@ def in_user_namespace(check: str, *, before: str = ":") -> Finding:
             ["unshare", "--user", "--map-root-user", "--mount", "true"], check=False, capture_output=True
         ).returncode
     ):
-        pytest.skip("user namespaces are not allowed here")
-    code = f"import dataclasses, json; from pathlib import Path; from images import doctor; f = {check}; "
+        pytest.skip("user namespaces are not allowed on this machine")
+    code = f"import dataclasses, json; from pathlib import Path; {_MODULES}; f = {check}; "
     code += "print(json.dumps(dataclasses.asdict(f)))"
     ended = subprocess.run(
         [
@@ -80,7 +88,7 @@ def in_user_namespace(check: str, *, before: str = ":") -> Finding:
 
 
 OWN_BINFMT = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
-CHECK_BINFMT = "doctor.check_binfmt(doctor.BINFMT / 'qemu-arm')"
+CHECK_BINFMT = "emulation.check_binfmt(emulation.BINFMT / 'qemu-arm')"
 
 
 @pytest.fixture
@@ -93,20 +101,20 @@ def own_binfmt() -> None:
         text=True,
     )
     if ended.returncode or "qemu-arm" in ended.stdout:
-        pytest.skip("a binfmt_misc of its own for a user namespace needs Linux 6.7 and user namespaces")
+        pytest.skip("a separate binfmt_misc needs Linux 6.7 and user namespaces")
 
 
 @pytest.fixture
 def conf(own_binfmt: None) -> Path:
     if not CONF.is_file():
-        pytest.skip(f"{CONF} is missing: it comes with qemu-user-static or qemu-user-binfmt")
+        pytest.skip(f"{CONF} is missing: install qemu-user-static or qemu-user-binfmt")
     return CONF
 
 
 # ------------------------------------------------------------------------------------------- the ARM program
 
 
-def test_the_probe_is_what_its_source_says(tmp_path: Path) -> None:
+def test_the_probe_matches_its_source(tmp_path: Path) -> None:
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     if compiler is None:
         pytest.skip("gcc-arm-linux-gnueabihf is not installed")
@@ -117,7 +125,7 @@ def test_the_probe_is_what_its_source_says(tmp_path: Path) -> None:
     assert (tmp_path / "probe.bin").read_bytes() == probe.CODE
 
 
-def test_the_probe_is_a_static_hard_float_arm_executable(tmp_path: Path) -> None:
+def test_the_probe_is_a_static_hard_float_executable(tmp_path: Path) -> None:
     path = tmp_path / "probe"
     path.write_bytes(probe.elf())
     with path.open("rb") as stream:
@@ -130,22 +138,23 @@ def test_the_probe_is_a_static_hard_float_arm_executable(tmp_path: Path) -> None
 
 
 @pytest.mark.emulation
-def test_it_runs(tmp_path: Path, arm: None) -> None:
-    finding = doctor.check_execution(tmp_path)
+def test_the_probe_runs(tmp_path: Path, arm: None) -> None:
+    finding = check_execution(tmp_path)
     assert finding.found == "32-bit ARM code runs"
 
 
 @pytest.mark.emulation
-def test_without_an_emulator_it_does_not_run(own_binfmt: None, tmp_path: Path) -> None:
-    finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=OWN_BINFMT)
+def test_the_probe_needs_an_emulator(own_binfmt: None, tmp_path: Path) -> None:
+    finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=OWN_BINFMT)
     assert finding.verdict is Verdict.FAIL
     assert "does not know how to start it" in finding.found
     assert "./inv --set-up" in finding.fix
 
 
-def test_on_a_noexec_disk_it_does_not_run(tmp_path: Path) -> None:
+def test_a_noexec_disk_is_reported(tmp_path: Path) -> None:
     finding = in_user_namespace(
-        f"doctor.check_execution(Path({str(tmp_path)!r}))", before=f"mount -t tmpfs -o noexec tmpfs {tmp_path}"
+        f"foreign_programs.check_execution(Path({str(tmp_path)!r}))",
+        before=f"mount -t tmpfs -o noexec tmpfs {tmp_path}",
     )
     assert finding.verdict is Verdict.FAIL
     assert "noexec" in finding.found
@@ -153,10 +162,10 @@ def test_on_a_noexec_disk_it_does_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.emulation
-def test_an_emulator_that_is_gone_is_told(conf: Path, tmp_path: Path) -> None:
-    """Registered without F, the interpreter is looked up when a program starts."""
+def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
+    """Without the flag F, the kernel looks for the interpreter when a program starts."""
     script = f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {conf} >/proc/sys/fs/binfmt_misc/register"
-    finding = in_user_namespace(f"doctor.check_execution(Path({str(tmp_path)!r}))", before=script)
+    finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "is gone" in finding.found
     assert finding.fix.startswith("./inv --set-up ")
@@ -167,32 +176,32 @@ def test_an_emulator_that_is_gone_is_told(conf: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ binfmt
 
 
-def test_binfmt_misc_that_is_not_mounted() -> None:
+def test_an_unmounted_binfmt_misc_is_reported() -> None:
     finding = in_user_namespace(CHECK_BINFMT, before="mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc")
     assert finding.verdict is Verdict.FAIL
     assert "not mounted" in finding.found
 
 
-def test_an_emulator_that_is_not_registered(own_binfmt: None) -> None:
+def test_an_unregistered_emulator_is_reported(own_binfmt: None) -> None:
     finding = in_user_namespace(CHECK_BINFMT, before=OWN_BINFMT)
     assert (finding.verdict, finding.found) == (Verdict.FAIL, "qemu-arm is not registered")
 
 
-def test_an_emulator_that_is_registered_as_it_should_be(conf: Path) -> None:
+def test_a_registered_emulator_is_ok(conf: Path) -> None:
     script = f"{OWN_BINFMT}\ncat {conf} >/proc/sys/fs/binfmt_misc/register"
     finding = in_user_namespace(CHECK_BINFMT, before=script)
     assert finding.verdict is Verdict.OK
     assert "F" in finding.found.split(",")[0]
 
 
-def test_an_emulator_that_is_registered_without_f(conf: Path) -> None:
+def test_a_registration_without_f_is_reported(conf: Path) -> None:
     script = f"{OWN_BINFMT}\nsed -e 's|:[A-Z]*$|:P|' {conf} >/proc/sys/fs/binfmt_misc/register"
     finding = in_user_namespace(CHECK_BINFMT, before=script)
     assert finding.verdict is Verdict.FAIL
     assert "inside each container" in finding.found
 
 
-def test_an_emulator_that_is_switched_off(conf: Path) -> None:
+def test_a_disabled_emulator_is_reported(conf: Path) -> None:
     register = f"{OWN_BINFMT}\ncat {conf} >/proc/sys/fs/binfmt_misc/register"
     finding = in_user_namespace(CHECK_BINFMT, before=f"{register}\necho 0 >/proc/sys/fs/binfmt_misc/qemu-arm")
     assert finding.verdict is Verdict.FAIL
@@ -200,19 +209,19 @@ def test_an_emulator_that_is_switched_off(conf: Path) -> None:
     assert finding.fix == "echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm"
 
 
-def test_this_machines_own_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody registers qemu-x86_64 on an amd64 PC."""
+def test_native_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """qemu-x86_64 is not registered on an amd64 PC."""
     (tmp_path / "status").write_text("enabled\n")
-    monkeypatch.setattr(doctor, "BINFMT", tmp_path)
+    monkeypatch.setattr(emulation, "BINFMT", tmp_path)
     own = host_architecture()
     other = "arm64" if own.debian == "amd64" else "amd64"
     for finding in (
-        doctor.check_registration(own),
-        doctor.check_emulator(Config(image=ImageConfig(architecture=own.debian))),
+        check_registration(own),
+        check_emulator(Config(image=ImageConfig(architecture=own.debian))),
     ):
         assert finding.verdict is Verdict.OK
         assert "no emulator needed" in finding.found
-    finding = doctor.check_registration(ARCHITECTURES[other])
+    finding = check_registration(ARCHITECTURES[other])
     assert finding.verdict is Verdict.FAIL
     assert finding.found == f"qemu-{ARCHITECTURES[other].qemu} is not registered"
 
@@ -221,23 +230,23 @@ def test_this_machines_own_programs_need_no_emulator(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.emulation
-def test_a_tmpfs_can_be_listed(arm: None, tmp_path: Path) -> None:
+def test_a_directory_on_tmpfs_is_listed(arm: None, tmp_path: Path) -> None:
     finding = in_user_namespace(
-        f"doctor.check_listing(Path({str(tmp_path)!r}))", before=f"mount -t tmpfs tmpfs {tmp_path}"
+        f"foreign_programs.check_listing(Path({str(tmp_path)!r}))", before=f"mount -t tmpfs tmpfs {tmp_path}"
     )
     assert finding.verdict is Verdict.OK, finding.found
     assert "on tmpfs" in finding.done
 
 
 @pytest.mark.emulation
-def test_ext4_numbers_its_entries_with_64_bits(arm: None) -> None:
-    folder = next((path for path in (Path("/var/tmp"), ROOT) if doctor._file_system(path) == "ext4"), None)
+def test_64_bit_entry_numbers_on_ext4_are_reported(arm: None) -> None:
+    folder = next((path for path in (Path("/var/tmp"), ROOT) if file_system(path) == "ext4"), None)
     if folder is None:
-        pytest.skip("no ext4 disk here")
+        pytest.skip("this machine has no ext4 disk")
     scratch = folder / f"pitorch-doctor-{os.getpid()}"
     scratch.mkdir()
     try:
-        finding = doctor.check_listing(scratch)
+        finding = check_listing(scratch)
     finally:
         shutil.rmtree(scratch)
     assert finding.verdict is Verdict.WARN
@@ -246,9 +255,9 @@ def test_ext4_numbers_its_entries_with_64_bits(arm: None) -> None:
 
 
 @pytest.mark.emulation
-def test_a_listing_that_ends_early_is_no_success(arm: None, tmp_path: Path) -> None:
-    """The program itself counts: a folder of two files is not the folder of 64 that was made."""
-    program = doctor._write_probe(tmp_path)
+def test_the_probe_rejects_a_short_listing(arm: None, tmp_path: Path) -> None:
+    """The program counts the entries: it expects 64 files, and this directory has two."""
+    program = write_probe(tmp_path)
     status = (
         f"mount -t tmpfs tmpfs {tmp_path}/few && touch {tmp_path}/few/a {tmp_path}/few/b\n"
         f"{program} {tmp_path}/few; echo $? >{tmp_path}/status"
@@ -262,10 +271,10 @@ def test_a_listing_that_ends_early_is_no_success(arm: None, tmp_path: Path) -> N
 
 
 def as_nobody(check: str, path: str) -> Finding:
-    """The finding of an expression for an ordinary user, with these folders of programs."""
+    """The finding of an expression, evaluated as an ordinary user with this PATH."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    code = "import dataclasses, json, os; from images import doctor; os.setgroups([]); os.setgid(65534); "
+    code = f"import dataclasses, json, os; {_MODULES}; os.setgroups([]); os.setgid(65534); "
     code += f"os.setuid(65534); print(json.dumps(dataclasses.asdict({check})))"
     ended = subprocess.run(
         [sys.executable, "-c", code],
@@ -278,27 +287,27 @@ def as_nobody(check: str, path: str) -> Finding:
     return Finding(**{**fields, "verdict": Verdict(fields["verdict"])})
 
 
-def test_root_has_the_rights() -> None:
-    finding = in_user_namespace("doctor.check_rights()")
-    assert (finding.verdict, finding.found) == (Verdict.OK, "you are root, and may mount")
+def test_root_can_mount() -> None:
+    finding = in_user_namespace("host.check_rights()")
+    assert (finding.verdict, finding.found) == (Verdict.OK, "you are root and can mount")
 
 
-def test_root_without_capabilities_has_not() -> None:
+def test_root_without_capabilities_cannot_mount() -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (util-linux) is not installed")
     finding = in_user_namespace(
-        "doctor.check_rights()", before='exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$0" -c "$1"'
+        "host.check_rights()", before='exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$0" -c "$1"'
     )
     assert finding.verdict is Verdict.FAIL
     assert "Operation not permitted" in finding.found
     assert "--privileged" in finding.fix
 
 
-def test_an_ordinary_user_without_sudo_has_not() -> None:
-    finding = as_nobody("doctor.check_rights()", "/nowhere")
+def test_missing_sudo_is_reported() -> None:
+    finding = as_nobody("host.check_rights()", "/nowhere")
     assert finding.verdict is Verdict.FAIL
     assert "id 65534" in finding.found
-    assert "there is no sudo" in finding.found
+    assert "sudo is not installed" in finding.found
     assert "as root" in finding.fix
 
 
@@ -309,62 +318,62 @@ def test_an_ordinary_user_without_sudo_has_not() -> None:
         ("echo 'sudo: a password is required' >&2; exit 1", Verdict.WARN, "a password is required"),
     ],
 )
-def test_an_ordinary_users_sudo_is_tried(script: str, verdict: Verdict, found: str) -> None:
+def test_sudo_of_an_ordinary_user_is_tried(script: str, verdict: Verdict, found: str) -> None:
     with tempfile.TemporaryDirectory(prefix="pitorch-sudo-") as folder:
         Path(folder).chmod(0o755)
-        stand_in = Path(folder) / "sudo"
-        stand_in.write_text(f"#!/bin/sh\n{script}\n")
-        stand_in.chmod(0o755)
-        finding = as_nobody("doctor.check_rights()", f"{folder}:/usr/bin:/bin")
+        fake = Path(folder) / "sudo"
+        fake.write_text(f"#!/bin/sh\n{script}\n")
+        fake.chmod(0o755)
+        finding = as_nobody("host.check_rights()", f"{folder}:/usr/bin:/bin")
     assert finding.verdict is verdict
     assert found in finding.found
     assert "sudo ./inv build-image" in finding.found + finding.fix
 
 
-def test_a_sudo_that_does_not_end_is_a_finding() -> None:
-    """One that asks a directory which does not answer, say."""
+def test_a_sudo_timeout_is_a_finding() -> None:
+    """The program may wait for a directory server that does not respond."""
     with tempfile.TemporaryDirectory(prefix="pitorch-sudo-") as folder:
         Path(folder).chmod(0o755)
-        stand_in = Path(folder) / "sudo"
-        stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
-        stand_in.chmod(0o755)
-        limited = "(setattr(doctor, '_RUN_LIMIT_S', 0.6), doctor._guarded('rights', doctor.check_rights))[1]"
+        fake = Path(folder) / "sudo"
+        fake.write_text("#!/bin/sh\nexec sleep 60\n")
+        fake.chmod(0o755)
+        limited = "(setattr(host, 'RUN_LIMIT_S', 0.6), finding.guarded('rights', host.check_rights))[1]"
         finding = as_nobody(limited, f"{folder}:/usr/bin:/bin")
     assert (finding.check, finding.verdict) == ("rights", Verdict.FAIL)
     assert finding.found == "sudo --non-interactive true was still running after 1 s"
-    assert "by hand" in finding.fix
+    assert "run it yourself" in finding.fix
 
 
 # ------------------------------------------------------------------------------------------------ the machine
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=512k tmpfs {tmp_path}"
-    finding = in_user_namespace(f"doctor.check_disk(Path({str(tmp_path)!r}))", before=script)
+    finding = in_user_namespace(f"resources.check_disk(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "No space left" in finding.found
     assert not list(tmp_path.iterdir())
 
 
-def test_a_build_folder_of_another_user(tmp_path: Path) -> None:
-    """Trials go elsewhere, and what was found says whose it is."""
+def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
+    """The other checks use the temporary folder."""
     with tempfile.TemporaryDirectory(prefix="pitorch-theirs-") as name:
         Path(name).chmod(0o755)
-        assert doctor._writable(Path(name)) == Path(name)
-        finding = as_nobody(f"doctor.check_disk(__import__('pathlib').Path({name!r}))", os.environ["PATH"])
+        assert writable(Path(name)) == Path(name)
+        finding = as_nobody(f"resources.check_disk(__import__('pathlib').Path({name!r}))", os.environ["PATH"])
         assert finding.verdict is Verdict.FAIL
         assert "Permission denied" in finding.found
         os.seteuid(65534)
         try:
-            assert doctor._writable(Path(name)) == Path(tempfile.gettempdir())
+            assert writable(Path(name)) == Path(tempfile.gettempdir())
         finally:
             os.seteuid(0)
 
 
 @pytest.mark.parametrize(("size_mib", "verdict"), [(64, Verdict.FAIL), (200, Verdict.WARN), (301, Verdict.OK)])
-def test_a_small_disk(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
+def test_free_disk_space_is_compared_with_limits(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
     finding = in_user_namespace(
-        f"doctor.check_disk(Path({str(tmp_path)!r}), wanted_mib=300, needed_mib=100)",
+        f"resources.check_disk(Path({str(tmp_path)!r}), wanted_mib=300, needed_mib=100)",
         before=f"mount -t tmpfs -o size={size_mib}m tmpfs {tmp_path}",
     )
     assert finding.verdict is verdict, finding.found
@@ -381,25 +390,25 @@ def test_a_small_disk(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
         (0, 1000, Verdict.FAIL, "1500 MiB"),
     ],
 )
-def test_memory_for_each_compile_job(jobs: int, available_mib: int, verdict: Verdict, word: str) -> None:
-    finding = doctor.check_memory(BuildConfig(jobs=jobs, memory_per_job_mib=1500), available_mib=available_mib)
+def test_memory_is_compared_with_the_compile_jobs(jobs: int, available_mib: int, verdict: Verdict, word: str) -> None:
+    finding = check_memory(BuildConfig(jobs=jobs, memory_per_job_mib=1500), available_mib=available_mib)
     assert finding.verdict is verdict
     assert word in finding.fix
 
 
 @pytest.mark.parametrize("below", ["", "child"])
-def test_memory_is_judged_by_the_measure_that_builds_go_by(below: str) -> None:
-    """Where a cgroup of this process, or one above it, has a limit: both count it, and as many jobs come out."""
+def test_memory_is_computed_as_for_builds(below: str) -> None:
+    """A limit of this process's cgroup, or of one above it, gives both the same number of jobs."""
     program = """
-from images import doctor
+from doctor.resources import check_memory
 from toolchain.config import BuildConfig
 from toolchain.jobs import compile_jobs
 build = BuildConfig(memory_per_job_mib=190)
-print(f"{compile_jobs(build)}; {doctor.check_memory(build).found}")
+print(f"{compile_jobs(build)}; {check_memory(build).found}")
 """
     with limited_group(200) as group:
-        said = said_in(group / below, program)
-    jobs, _, found = said.partition("; ")
+        output = output_in(group / below, program)
+    jobs, _, found = output.partition("; ")
     free, each = map(int, re.findall(r"(\d+) MiB", found)[:2])
     assert 100 < free <= 200
     assert (jobs, each) == ("1", free)
@@ -415,11 +424,11 @@ print(f"{compile_jobs(build)}; {doctor.check_memory(build).found}")
         (None, Verdict.FAIL, "use WSL 2 or a Linux kernel"),
     ],
 )
-def test_mmap_min_addr(tmp_path: Path, text: str | None, verdict: Verdict, fix: str) -> None:
+def test_mmap_min_addr_is_checked(tmp_path: Path, text: str | None, verdict: Verdict, fix: str) -> None:
     sysctl = tmp_path / "mmap_min_addr"
     if text is not None:
         sysctl.write_text(text)
-    finding = doctor.check_mmap_min_addr(sysctl)
+    finding = check_mmap_min_addr(sysctl)
     assert (finding.verdict, finding.fix) == (verdict, fix)
 
 
@@ -441,16 +450,16 @@ def test_mmap_min_addr(tmp_path: Path, text: str | None, verdict: Verdict, fix: 
         ("armhf", "10.0.13", "1:10.0.13+ds-0+deb13u1", "6.12.107", False),
     ],
 )
-def test_known_bad_pairs(guest: str, qemu: str, package: str, kernel: str, bad: bool) -> None:
+def test_known_bad_pairs_are_recognised(guest: str, qemu: str, package: str, kernel: str, bad: bool) -> None:
     if package and shutil.which("dpkg") is None:
         pytest.skip("dpkg is not installed")
-    finding = doctor.judge_emulator(guest=guest, qemu=qemu, package=package, kernel=kernel)
+    finding = judge_emulator(guest=guest, qemu=qemu, package=package, kernel=kernel)
     assert (finding.verdict is Verdict.WARN) == bad
     assert bool(finding.fix) == bad
 
 
-def test_every_known_pair_names_its_source() -> None:
-    pairs = doctor.known_bad_pairs()
+def test_every_known_bad_pair_has_a_source() -> None:
+    pairs = known_bad_pairs()
     assert pairs
     for pair in pairs:
         assert pair.sources
@@ -463,29 +472,29 @@ def test_every_known_pair_names_its_source() -> None:
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_a_container_is_built_and_stamped_for_the_target(arm: None) -> None:
+def test_a_container_is_built_for_the_target(arm: None) -> None:
     try:
-        engine.connect(timeout_s=10).close()
+        connect(timeout_s=10).close()
     except UserError as fault:
         pytest.skip(fault.summary)
-    finding = doctor.check_container("linux/arm/v7")
-    assert (finding.verdict, finding.found) == (Verdict.OK, "it ran, and is stamped linux/arm/v7")
+    finding = check_container("linux/arm/v7")
+    assert (finding.verdict, finding.found) == (Verdict.OK, "it ran, and the image's platform is linux/arm/v7")
 
 
 @pytest.mark.engine
-def test_what_is_inspected_is_compared_with_what_was_asked(arm: None) -> None:
-    """The engine takes a platform that does not exist: the answer counts, not the wish."""
+def test_the_platform_of_the_image_is_compared(arm: None) -> None:
+    """The engine accepts a platform that does not exist, so the check inspects the image."""
     try:
-        engine.connect(timeout_s=10).close()
+        connect(timeout_s=10).close()
     except UserError as fault:
         pytest.skip(fault.summary)
-    finding = doctor.check_container("linux/arm/v6/none")
+    finding = check_container("linux/arm/v6/none")
     assert finding.verdict is Verdict.FAIL
 
 
-def test_an_engine_that_does_not_answer_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
-    found = {item.check: item for item in doctor._engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
+def test_a_missing_engine_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    found = {item.check: item for item in engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
     assert found["engine"].verdict is Verdict.FAIL
     assert "unset DOCKER_HOST" in found["engine"].fix
     assert found["container"].fix == "first fix the engine"
@@ -500,8 +509,8 @@ def test_an_engine_that_does_not_answer_is_a_finding(tmp_path: Path, monkeypatch
         ("9.9", "overlay2", Verdict.FAIL),
     ],
 )
-def test_engine_versions_and_storage(version: str, driver: str, verdict: Verdict) -> None:
-    info = engine.EngineInfo(
+def test_old_engines_and_slow_storage_are_reported(version: str, driver: str, verdict: Verdict) -> None:
+    info = EngineInfo(
         address="unix:///x",
         version=version,
         api_version="1.41",
@@ -510,7 +519,7 @@ def test_engine_versions_and_storage(version: str, driver: str, verdict: Verdict
         data_root=Path("/x"),
         started_here=False,
     )
-    assert doctor.judge_engine(info).verdict is verdict
+    assert judge_engine(info).verdict is verdict
 
 
 # ------------------------------------------------------------------------------------------------ the network
@@ -524,7 +533,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in engine.build_environment():
+    for name in build_environment():
         monkeypatch.delenv(name, raising=False)
 
 
@@ -533,43 +542,43 @@ def mirror_config(folder: Path, main: str, *, security: str = "") -> Config:
     return Config(build=BuildConfig(folder=folder), image=image)
 
 
-def test_a_mirror_that_refuses(tmp_path: Path, direct: None) -> None:
+def test_a_refused_connection_to_the_mirror_is_reported(tmp_path: Path, direct: None) -> None:
     config = mirror_config(tmp_path / "build", "http://127.0.0.1:9/debian")
-    finding = doctor.check_mirror(config, tmp_path / "scratch")
+    finding = check_mirror(config, tmp_path / "scratch")
     assert finding.verdict is Verdict.FAIL
     assert "refused" in finding.found
     assert "image.mirror" in finding.fix
     assert not (tmp_path / "build").exists()
 
 
-def test_a_mirror_that_is_as_it_should_be(archive: Archive, tmp_path: Path, direct: None) -> None:
+def test_a_complete_mirror_is_ok(archive: Archive, tmp_path: Path, direct: None) -> None:
     with served(archive.folder) as uri:
-        finding = doctor.check_pockets(sources(archive, uri), tmp_path / "scratch", strict=True)
+        finding = check_pockets(sources(archive, uri), tmp_path / "scratch", strict=True)
     assert finding.verdict is Verdict.OK
     assert uri in finding.found
     assert finding.done == "fetched and verified the lists of 3 pockets"
 
 
-def test_a_mirror_that_somebody_else_has_signed(archive: Archive, tmp_path: Path, direct: None) -> None:
-    """It answers everything that is asked for; Debian's key has not signed it."""
+def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path: Path, direct: None) -> None:
+    """It has every file, but they are not signed by Debian's key."""
     for suite in ("trixie", "trixie-updates", "trixie-security"):
         archive.publish(suite)
     with served(archive.folder) as uri:
-        finding = doctor.check_mirror(mirror_config(tmp_path / "build", uri, security=uri), tmp_path / "scratch")
+        finding = check_mirror(mirror_config(tmp_path / "build", uri, security=uri), tmp_path / "scratch")
     assert finding.verdict is Verdict.FAIL
     assert "pocket trixie of" in finding.found
     assert "signature" in finding.found
 
 
 @pytest.mark.parametrize(("strict", "verdict"), [(False, Verdict.WARN), (True, Verdict.FAIL)])
-def test_a_mirror_whose_security_pocket_is_stale(
+def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    """Its index is there and is signed: only who fetches the lists sees it."""
+    """Its index exists and is signed. Only fetching the lists reveals that they are outdated."""
     archive.make_stale("stone-security")
     try:
         with served(archive.folder) as uri:
-            finding = doctor.check_pockets(sources(archive, uri), tmp_path / "scratch", strict=strict)
+            finding = check_pockets(sources(archive, uri), tmp_path / "scratch", strict=strict)
     finally:
         archive.publish("stone-security")
     assert finding.verdict is verdict
@@ -579,49 +588,51 @@ def test_a_mirror_whose_security_pocket_is_stale(
 
 
 @pytest.mark.parametrize(("strict", "verdict"), [(False, Verdict.WARN), (True, Verdict.FAIL)])
-def test_a_mirror_without_its_security_pocket(
+def test_a_missing_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
     with served(archive.folder) as uri:
-        asked = (archive.source("stone", uri, "main"), archive.source("none-security", uri, "security"))
-        finding = doctor.check_pockets(asked, tmp_path / "scratch", strict=strict)
+        pockets = (archive.source("stone", uri, "main"), archive.source("none-security", uri, "security"))
+        finding = check_pockets(pockets, tmp_path / "scratch", strict=strict)
     assert finding.verdict is verdict
     assert "none-security" in finding.found
     assert "does not have a Release file" in finding.found
 
 
-def test_a_mirror_that_takes_its_time_is_not_waited_for(
+def test_a_slow_mirror_times_out(
     archive: Archive, tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_MIRROR_LIMIT_S", 1.0)
+    monkeypatch.setattr(network, "_MIRROR_LIMIT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        finding = doctor.check_pockets((archive.source("stone", uri, "main"),), tmp_path / "scratch", strict=False)
+        finding = check_pockets((archive.source("stone", uri, "main"),), tmp_path / "scratch", strict=False)
     assert finding.verdict is Verdict.FAIL
     assert "still running after 1 s" in finding.found
 
 
-def test_a_package_index_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_index_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "0", "NO_INDEX": "0"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    finding = doctor.check_package_index(tmp_path)
+    finding = check_package_index(tmp_path)
     assert finding.verdict is Verdict.WARN
     assert "six" in finding.found
     assert "pip.conf" in finding.fix
 
 
 @pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
-def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socks_proxy_without_pysocks_is_reported(
+    tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"INDEX_URL": "https://index.invalid/simple", "RETRIES": "0", "NO_INDEX": "0"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
-    finding = doctor.check_package_index(tmp_path)
+    finding = check_package_index(tmp_path)
     assert finding.verdict is Verdict.WARN
     assert "PySocks" in finding.fix
 
@@ -629,40 +640,40 @@ def test_a_package_index_behind_a_socks_proxy(tmp_path: Path, direct: None, monk
 # ------------------------------------------------------------------------------------------------ programs
 
 
-def test_a_program_that_does_not_end_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under an emulator that hangs: what the compiler made is such a program here."""
+def test_a_program_timeout_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled program sleeps, as a program under an emulator that hangs."""
     compiler = tmp_path / "odd-g++"
     compiler.write_text('#!/bin/sh\nprintf "#!/bin/sh\\nexec sleep 60\\n" >"$3"\nchmod 755 "$3"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(doctor, "_RUN_LIMIT_S", 2.0)
-    finding = doctor._guarded("cross compiler", lambda: doctor.check_cross_compiler(tmp_path, "odd"))
+    monkeypatch.setattr(foreign_programs, "RUN_LIMIT_S", 2.0)
+    finding = guarded("cross compiler", lambda: check_cross_compiler(tmp_path, "odd"))
     assert (finding.check, finding.verdict) == ("cross compiler", Verdict.FAIL)
     assert finding.found == f"{tmp_path}/answer was still running after 2 s"
     assert "emulator" in finding.fix
 
 
-def test_the_engines_disk_is_looked_at_where_it_is_another(tmp_path: Path) -> None:
-    """A build folder that is not there yet, or may not be looked into, is no fault of doctor's."""
+def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
+    """The build folder may not exist yet, or may not be readable."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         elsewhere = Path(shm)
         if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("/dev/shm is on the disk of the temporary files")
-        assert doctor._on_another_disk(elsewhere, tmp_path / "not" / "there")
-        assert not doctor._on_another_disk(tmp_path, tmp_path / "not" / "there")
-        assert not doctor._on_another_disk(tmp_path / "nothing", elsewhere)
+        assert on_another_disk(elsewhere, tmp_path / "not" / "there")
+        assert not on_another_disk(tmp_path, tmp_path / "not" / "there")
+        assert not on_another_disk(tmp_path / "nothing", elsewhere)
         if os.geteuid() == 0:
             (tmp_path / "closed").mkdir(mode=0o700)
             os.seteuid(65534)
             try:
-                assert not doctor._on_another_disk(elsewhere, tmp_path / "closed" / "build")
+                assert not on_another_disk(elsewhere, tmp_path / "closed" / "build")
             finally:
                 os.seteuid(0)
 
 
-def test_a_missing_program_is_a_finding_with_its_package(tmp_path: Path) -> None:
-    """A root whose only folder of programs is empty, save for what runs Python."""
-    expression = "doctor._guarded('virtual machine', doctor.check_virtual_machine)"
+def test_the_package_of_a_missing_program_is_named(tmp_path: Path) -> None:
+    """All folders of programs are empty or hidden."""
+    expression = "finding.guarded('virtual machine', servers.check_virtual_machine)"
     hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"
     finding = in_user_namespace(expression, before=hide)
     assert finding.verdict is Verdict.FAIL
@@ -670,17 +681,18 @@ def test_a_missing_program_is_a_finding_with_its_package(tmp_path: Path) -> None
 
 
 @pytest.mark.emulation
-def test_the_cross_compilers_program_runs(arm: None, tmp_path: Path) -> None:
+def test_the_cross_compiled_program_runs(arm: None, tmp_path: Path) -> None:
     if shutil.which("arm-linux-gnueabihf-g++") is None:
         pytest.skip("g++-arm-linux-gnueabihf is not installed")
-    assert doctor.check_cross_compiler(tmp_path, "arm-linux-gnueabihf").verdict is Verdict.OK
+    assert check_cross_compiler(tmp_path, "arm-linux-gnueabihf").verdict is Verdict.OK
 
 
-def test_a_program_that_cannot_run_after_compiling_is_a_fault(own_binfmt: None, tmp_path: Path) -> None:
+def test_a_compiled_program_that_cannot_run_is_reported(own_binfmt: None, tmp_path: Path) -> None:
     if shutil.which("arm-linux-gnueabihf-g++") is None:
         pytest.skip("g++-arm-linux-gnueabihf is not installed")
     expression = (
-        f"doctor._guarded('c', lambda: doctor.check_cross_compiler(Path({str(tmp_path)!r}), 'arm-linux-gnueabihf'))"
+        f"finding.guarded('c', lambda: foreign_programs.check_cross_compiler(Path({str(tmp_path)!r}), "
+        "'arm-linux-gnueabihf'))"
     )
     finding = in_user_namespace(expression, before=OWN_BINFMT)
     assert finding.verdict is Verdict.FAIL
@@ -690,42 +702,42 @@ def test_a_program_that_cannot_run_after_compiling_is_a_fault(own_binfmt: None, 
 # ------------------------------------------------------------------------------------------------ the report
 
 
-GOOD = Finding(check="one", verdict=Verdict.OK, done="did", found="well [bold]as is[/bold]")
+GOOD = Finding(check="one", verdict=Verdict.OK, done="did", found="fine [bold]as is[/bold]")
 BAD = Finding(check="two", verdict=Verdict.FAIL, done="did", found="ill", fix="do")
 DOUBTFUL = Finding(check="three", verdict=Verdict.WARN, done="did", found="so-so", fix="do")
 
 
-def test_only_failures_fail() -> None:
-    doctor.require_healthy([GOOD, DOUBTFUL])
+def test_only_failures_raise() -> None:
+    require_healthy([GOOD, DOUBTFUL])
     with pytest.raises(ChecksFailed, match="1 of 3 checks failed: two") as caught:
-        doctor.require_healthy([GOOD, BAD, DOUBTFUL])
+        require_healthy([GOOD, BAD, DOUBTFUL])
     assert caught.value.exit_code == 50
 
 
 @pytest.mark.parametrize(("findings", "healthy"), [([GOOD, DOUBTFUL], True), ([GOOD, BAD], False)])
-def test_json_for_other_programs(findings: list[Finding], healthy: bool) -> None:
-    document = json.loads(doctor.as_json(findings))
+def test_the_json_report_has_every_finding(findings: list[Finding], healthy: bool) -> None:
+    document = json.loads(as_json(findings))
     assert document["healthy"] is healthy
     assert document["checks"][0] == {
         "check": "one",
         "verdict": "ok",
         "done": "did",
-        "found": "well [bold]as is[/bold]",
+        "found": "fine [bold]as is[/bold]",
         "fix": "",
     }
 
 
 def test_the_table_shows_every_finding_and_fix() -> None:
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    doctor.print_table([GOOD, BAD, DOUBTFUL], console=console)
+    print_table([GOOD, BAD, DOUBTFUL], console=console)
     text = console.export_text()
     console.file.close()
-    for word in ("one", "two", "three", "well [bold]as is[/bold]", "ill", "→ do", "1 ok, 1 warn, 1 fail"):
+    for word in ("one", "two", "three", "fine [bold]as is[/bold]", "ill", "→ do", "1 ok, 1 warn, 1 fail"):
         assert word in text
 
 
-def test_json_is_all_that_another_program_reads(tmp_path: Path, direct: None) -> None:
-    """The command line on a machine that has no engine, no mirror and no package index."""
+def test_standard_output_is_only_json(tmp_path: Path, direct: None) -> None:
+    """The command line on a machine without an engine, a mirror and a package index."""
     nowhere = "http://127.0.0.1:9"
     settings = {"BUILD_FOLDER": str(tmp_path), "IMAGE_MIRROR": nowhere, "IMAGE_SECURITY_MIRROR": nowhere}
     pip = {"INDEX_URL": f"{nowhere}/simple", "RETRIES": "0", "CONFIG_FILE": os.devnull}
@@ -748,12 +760,12 @@ def test_json_is_all_that_another_program_reads(tmp_path: Path, direct: None) ->
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_the_whole_examination_ends_with_a_finding_for_each_check(tmp_path: Path) -> None:
+def test_every_check_returns_a_finding(tmp_path: Path) -> None:
     try:
-        engine.connect(timeout_s=10).close()
+        connect(timeout_s=10).close()
     except UserError as fault:
         pytest.skip(fault.summary)
-    findings = doctor.examine(Config(build=BuildConfig(folder=tmp_path)))
+    findings = examine(Config(build=BuildConfig(folder=tmp_path)))
     names = [item.check for item in findings]
     assert len(names) == len(set(names)) >= 15
     assert all(item.found and item.done for item in findings)

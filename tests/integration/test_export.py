@@ -31,7 +31,10 @@ from nasty_image import tree_listing
 from ordinary_user import run_python
 from spare_bridge import spare_bridge
 
-from engine import daemon as engine
+from engine.connect import connect, engine_lost
+from engine.dockerd import Daemon
+from engine.start import ensure_daemon
+from engine.stop import stop_daemon
 from nfsroot import serve, unpack
 from nfsroot.boot_files import boot_parts, write_boot_files
 from nfsroot.export import export, print_result
@@ -64,7 +67,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an export
 @pytest.fixture(scope="module")
 def client() -> docker.DockerClient:
     try:
-        return engine.connect()
+        return connect()
     except EngineUnavailable as fault:
         pytest.skip(f"needs a Docker engine: {fault.summary}")
 
@@ -182,7 +185,7 @@ def test_other_storage_drivers_give_the_same_tree(
     # The path of a socket has at most 107 bytes: pytest's folders are too long.
     folder = Path(tempfile.mkdtemp(prefix="pitorch-vfs-"))
     with spare_bridge() as bridge:
-        daemon = engine.Daemon(
+        daemon = Daemon(
             folder=folder / "engine",
             host=f"unix://{folder}/docker.sock",
             exec_root=folder / "exec",
@@ -191,14 +194,14 @@ def test_other_storage_drivers_give_the_same_tree(
         )  # fmt: skip
         try:
             monkeypatch.delenv("DOCKER_HOST", raising=False)
-            engine.ensure_daemon(daemon, host=daemon.host)
+            ensure_daemon(daemon)
             monkeypatch.setenv("DOCKER_HOST", daemon.host)
-            other = engine.connect()
+            other = connect()
             layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
             nasty_image.load(other, reference, layers)
             there = export(config_for(reference), destination=tmp_path / "there", fix=False)
         finally:
-            engine.stop_daemon(daemon)
+            stop_daemon(daemon)
             subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
             shutil.rmtree(folder)
     assert there.method == "layers"
@@ -703,9 +706,9 @@ def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkey
     monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     with tempfile.TemporaryDirectory() as folder, relay_that_breaks_off(Path(folder) / "s", 50 << 20):
         monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
-        with pytest.raises(EngineUnavailable, match="went away while it gave the image") as caught:
+        with pytest.raises(EngineUnavailable, match="stopped responding while it gave the image") as caught:
             export(config_for(heavy), destination=tmp_path / "nfsroot")
-    assert caught.value.fix == engine.gone("", caught.value).fix
+    assert caught.value.fix == engine_lost("", caught.value).fix
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
@@ -765,8 +768,8 @@ def test_a_folder_as_tarball_is_refused(config: Config, tmp_path: Path, next_to:
 @needs_root
 def test_the_layers_method_uses_constant_memory(heavy: str, tmp_path: Path) -> None:
     script = (
-        "import sys, dataclasses, re; from pathlib import Path; from images import engine; "
-        "from nfsroot import unpack; from toolchain.architecture import ARCHITECTURES as A; c = engine.connect(); "
+        "import sys, dataclasses, re; from pathlib import Path; from engine.connect import connect; "
+        "from nfsroot import unpack; from toolchain.architecture import ARCHITECTURES as A; c = connect(); "
         "s = dataclasses.replace(unpack.find_image(c, sys.argv[1], A['armhf']), layers=()); "
         "unpack.unpack(c, s, Path(sys.argv[2])); "
         "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"

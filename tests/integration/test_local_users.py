@@ -27,7 +27,7 @@ from test_serve import in_foreground, marked
 
 from device import evidence
 from device.remote import loader_session
-from engine import daemon as engine
+from engine.start import socket_group
 from nfsroot import serve
 from nfsroot.layout import Layout, identity_of, require_export, write_marker
 from nfsroot.private_network import private_network
@@ -305,11 +305,11 @@ def test_a_users_report_names_unreadable_files(exported: Config) -> None:
 
 @marked()
 def test_dockerds_socket_belongs_to_a_private_group() -> None:
-    assert engine.socket_group() == 0
+    assert socket_group() == 0
     user = next(entry for entry in pwd.getpwall() if entry.pw_uid == entry.pw_gid == 1)
     assert grp.getgrgid(1).gr_name == user.pw_name, "Debian's user daemon"
     with as_an_ordinary_user(1):
-        assert engine.socket_group() == 1
+        assert socket_group() == 1
 
 
 @marked()
@@ -317,7 +317,7 @@ def test_dockerds_socket_belongs_to_a_private_group() -> None:
 def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> None:
     """Members of the group could become root."""
     with as_an_ordinary_user(number), pytest.raises(EngineUnavailable, match="every member of your group") as caught:
-        engine.socket_group()
+        socket_group()
     assert caught.value.found == f"the primary group {group}"
 
 

@@ -20,11 +20,14 @@ from pathlib import Path
 import pytest
 from registry_parts import need, second_engine
 
-from engine import daemon as engine
+from engine import systemd
+from engine.connect import connect
+from engine.dockerd import Daemon
 from registry import mirrors
 from toolchain import process
 from toolchain.config import ROOT
 from toolchain.errors import EngineConfigUnusable, EngineUnavailable, ProgramMissing, ReferenceInvalid, ServerFailed
+from toolchain.process_identity import find
 
 A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
 
@@ -44,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Daemon]:
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """A running engine with ``tmp_path / "daemon.json"``."""
     with second_engine(tmp_path) as found:
         monkeypatch.setenv("DOCKER_HOST", found.host)
@@ -309,7 +312,7 @@ def test_missing_permission_suggests_root(file: Path) -> None:
 
 def test_remote_engine_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
-    with pytest.raises(EngineConfigUnusable, match="another machine"):
+    with pytest.raises(EngineConfigUnusable, match="not on a Unix socket of this machine"):
         mirrors.merge([A], daemon_json=file)
     assert not file.exists()
 
@@ -318,7 +321,7 @@ def test_remote_engine_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.engine
-def test_engine_reloads_added_and_removed_mirrors(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_engine_reloads_added_and_removed_mirrors(tmp_path: Path, daemon: Daemon) -> None:
     file = tmp_path / "daemon.json"
     pid = json.loads(daemon.state.read_text())["pid"]
     state = mirrors.merge([A, B], daemon_json=file, daemon=daemon)
@@ -343,7 +346,7 @@ def test_engine_reloads_added_and_removed_mirrors(tmp_path: Path, daemon: engine
 
 
 @pytest.mark.engine
-def test_manual_change_of_the_file_is_reloaded(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_manual_change_of_the_file_is_reloaded(tmp_path: Path, daemon: Daemon) -> None:
     file = tmp_path / "daemon.json"
     file.write_text(json.dumps({"registry-mirrors": [C]}))
     assert mirrors.show(daemon_json=file).active == ()
@@ -354,10 +357,10 @@ def test_manual_change_of_the_file_is_reloaded(tmp_path: Path, daemon: engine.Da
 
 @pytest.mark.engine
 def test_foreign_engine_gets_a_suggested_command(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "daemon.json"
-    monkeypatch.setattr(engine, "_SYSTEMD_MARK", tmp_path / "no-systemd")
+    monkeypatch.setattr(systemd, "_BOOTED", tmp_path / "no-systemd")
     monkeypatch.setattr(mirrors, "_PIDFILES", (daemon.folder / "docker.pid",))
     state = mirrors.merge([A], daemon_json=file)
     pid = json.loads(daemon.state.read_text())["pid"]
@@ -370,7 +373,7 @@ def test_foreign_engine_gets_a_suggested_command(
 
 @pytest.mark.engine
 def test_file_is_restored_if_the_engine_ignores_it(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 1.0)
     elsewhere = tmp_path / "not-the-engines.json"
@@ -388,7 +391,7 @@ def test_file_is_restored_if_the_engine_ignores_it(
 
 @pytest.mark.engine
 def test_engine_uses_the_previous_mirrors_again(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine removes duplicates, so it uses other mirrors than the file lists."""
     monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 2.0)
@@ -405,9 +408,7 @@ def test_engine_uses_the_previous_mirrors_again(
 
 
 @pytest.mark.engine
-def test_file_is_restored_if_the_reload_fails(
-    tmp_path: Path, daemon: engine.Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_restored_if_the_reload_fails(tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program ``kill``."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -425,10 +426,10 @@ def test_file_is_restored_if_the_reload_fails(
 
 
 @pytest.mark.engine
-def test_killed_engine_is_started_again(tmp_path: Path, daemon: engine.Daemon) -> None:
+def test_killed_engine_is_started_again(tmp_path: Path, daemon: Daemon) -> None:
     pid = json.loads(daemon.state.read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    while engine.ProcessRecord.of(pid) is not None:
+    while find(pid) is not None:
         time.sleep(0.05)
     assert mirrors._reload_restored(daemon, ()) == "and the engine uses the previous mirrors"
     assert json.loads(daemon.state.read_text())["pid"] != pid
@@ -469,4 +470,4 @@ def test_engine_starts_with_the_written_file(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("DOCKER_HOST", daemon.host)
         assert mirrors.show(daemon_json=tmp_path / "daemon.json").in_effect
     with pytest.raises(EngineUnavailable):
-        engine.connect(timeout_s=5)
+        connect(timeout_s=5)

@@ -196,7 +196,7 @@ def test_a_proxy_password_is_not_on_a_command_line(client: docker.DockerClient, 
 STEP = """
 import sys
 from engine.containers import run_in
-from engine.daemon import connect
+from engine.connect import connect
 from toolchain.architecture import ARCHITECTURES
 architecture = next(row for row in ARCHITECTURES.values() if row.debian == "amd64")
 run_in(connect(), sys.argv[1], ["bash", "-c", sys.argv[2]], architecture=architecture)
@@ -242,8 +242,8 @@ def test_the_next_task_removes_what_a_killed_one_left(
         assert none_is_left(client, image)
         if stopped or said:
             break
-    assert stopped or "what a killed task left is removed: the container pitorch-" in said
-    assert "the container" not in next_task()
+    assert stopped or "removed the container of a killed task: pitorch-" in said
+    assert "killed task" not in next_task()
 
 
 def test_containers_of_running_tasks_stay(client: docker.DockerClient, image: str) -> None:
@@ -257,7 +257,7 @@ def test_containers_of_running_tasks_stay(client: docker.DockerClient, image: st
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"namespace": "pid:[1]", "pid": 1}', "ours and damaged"])
 def test_containers_of_unknown_processes_stay(client: docker.DockerClient, image: str, text: str) -> None:
-    box = client.containers.create(image, ["sleep", "1"], labels={containers._MADE_BY: text})
+    box = client.containers.create(image, ["sleep", "1"], labels={containers._CREATOR: text})
     next_task()
     assert containers_of(client, image) == ["created"]
     box.remove()

@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 from registry_parts import small_disk
 
-from engine.daemon import connect
+from engine.connect import connect
 from flow import main_job, verify
 from images.flavour import load_suite
 from recipes import recipe

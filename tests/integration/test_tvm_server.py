@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from device.remote import environment
-from doctor import examination as doctor
+from doctor.finding import Verdict
+from doctor.foreign_programs import check_execution_64
 from flow import pipelines
 from flow.context import Context
 from images import probe, rootfs
@@ -76,7 +77,7 @@ def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:
     if not Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() and os.uname().machine != "aarch64":
         pytest.skip("qemu-aarch64 is not registered; ./inv does it")
     rootfs.require_execution(ARCHITECTURES["arm64"], program)
-    assert doctor.check_execution_64(tmp_path).verdict is doctor.Verdict.OK
+    assert check_execution_64(tmp_path).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ import pytest
 from stand_in_archives import Package, World
 
 from device import suite
-from engine import daemon as engine
+from engine.connect import connect
 from engine.containers import run_in
+from engine.start import ensure_running
 from flow import main_job
 from nfsroot.export import export
 from nfsroot.layout import Layout
@@ -80,7 +81,7 @@ def test_a_raspbian_image_is_built_exported_and_boots(
         with world.serving(debian=False):
             built = main_job.build_image(config)
     assert any("Raspbian's own compiler" in warning for warning in built.warnings)
-    with contextlib.closing(engine.connect()) as client:
+    with contextlib.closing(connect()) as client:
         try:
             export(config)
             tree = Layout.of(config).tree
@@ -101,10 +102,10 @@ def test_a_raspbian_image_is_built_exported_and_boots(
 def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
     """The release before: its Python, its kernel, a root that is not merged by packages; no torch wheel is for it."""
     config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
-    engine.ensure_running(config)
+    ensure_running(config)
     built = main_job.build_image(config)
     assert any("torch" in warning for warning in built.warnings), "without torch, and loudly"
-    with contextlib.closing(engine.connect()) as client:
+    with contextlib.closing(connect()) as client:
         try:
             seen = run_in(
                 client,

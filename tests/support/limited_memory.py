@@ -1,4 +1,4 @@
-"""A cgroup with a limit on memory, as a container has that was given a part of the machine's."""
+"""A cgroup with a memory limit, like that of a container."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.config import ROOT
 
 @contextlib.contextmanager
 def limited_group(mib: int) -> Iterator[Path]:
-    """Make it, with a group below it that has no limit of its own; yield its folder."""
+    """Create the cgroup, with a child that has no limit; yields its folder."""
     version_1 = Path("/sys/fs/cgroup/memory")
     root, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
     group = root / f"pitorch-test-{os.getpid()}"
@@ -24,11 +24,11 @@ def limited_group(mib: int) -> Iterator[Path]:
         try:
             (group / "child").mkdir(parents=True)
         except OSError as fault:
-            pytest.skip(f"needs to make a cgroup: {fault}")
+            pytest.skip(f"cannot create a cgroup: {fault}")
         try:
             (group / limit).write_text(str(mib << 20))
         except OSError as fault:
-            pytest.skip(f"needs the memory controller: {fault}")
+            pytest.skip(f"cannot use the memory controller: {fault}")
         yield group
     finally:
         for path in (group / "child", group):
@@ -36,8 +36,8 @@ def limited_group(mib: int) -> Iterator[Path]:
                 path.rmdir()
 
 
-def said_in(group: Path, program: str) -> str:
-    """What a Python program prints that runs in a cgroup."""
+def output_in(group: Path, program: str) -> str:
+    """The output of a Python program that runs in the cgroup."""
     enter = f"import os; from pathlib import Path; Path('{group}/cgroup.procs').write_text(str(os.getpid()))\n"
     done = subprocess.run([sys.executable, "-c", enter + program], cwd=ROOT, check=True, capture_output=True, text=True)
     return done.stdout

@@ -28,7 +28,10 @@ import pytest
 import requests
 from spare_bridge import spare_bridge
 
-from engine import daemon as engine
+from engine.connect import connect
+from engine.dockerd import Daemon
+from engine.start import ensure_daemon
+from engine.stop import stop_daemon
 from registry.local import Registry
 from toolchain.config import Config, load_config
 from toolchain.errors import EngineUnavailable
@@ -51,7 +54,7 @@ def need(*programs: str) -> None:
 @contextlib.contextmanager
 def engine_client() -> Iterator[docker.DockerClient]:
     try:
-        client = engine.connect(timeout_s=120)
+        client = connect(timeout_s=120)
     except EngineUnavailable as fault:
         pytest.skip(f"requires a Docker engine: {fault.found}")
     try:
@@ -280,7 +283,7 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
+def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
     """Run a second engine, with data, socket and configuration below ``folder``."""
     need("dockerd")
     if os.geteuid() != 0:
@@ -292,7 +295,7 @@ def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
     socket_folder = Path("/run") / f"pitorch-test-{uuid.uuid4().hex[:8]}"
     stack = contextlib.ExitStack()
     bridge = stack.enter_context(spare_bridge())
-    daemon = engine.Daemon(
+    daemon = Daemon(
         folder=folder / "engine",
         host=f"unix://{socket_folder}/docker.sock",
         exec_root=socket_folder / "exec",
@@ -308,10 +311,10 @@ def second_engine(folder: Path, *options: str) -> Iterator[engine.Daemon]:
     )
     socket_folder.mkdir()
     try:
-        engine.ensure_daemon(daemon)
+        ensure_daemon(daemon)
         yield daemon
     finally:
-        engine.stop_daemon(daemon)
+        stop_daemon(daemon)
         stack.close()
         for mount in sorted((socket_folder / "exec").glob("netns/*")):
             subprocess.run(["umount", str(mount)], check=False, capture_output=True, timeout=20)

@@ -186,7 +186,7 @@ def test_no_package_hides_one_of_the_standard_library() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import engine.daemon\n", {"engine.daemon"}),
+        ("import engine.start\n", {"engine.start"}),
         ("def f():\n    from device import suite\n", {"device"}),
         ("from . import steps\n", {"toolchain"}),
         ("from ..images import engine\n", {"images"}),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from limited_memory import limited_group, said_in
+from limited_memory import limited_group, output_in
 
 from toolchain.config import ROOT, BuildConfig
 from toolchain.jobs import available_memory_mib, compile_jobs
@@ -55,5 +55,6 @@ print(compile_jobs(BuildConfig(memory_per_job_mib=1)))
 def test_a_cgroups_limit_counts_also_where_one_above_has_it(below: str) -> None:
     """As in a container that was given a part of the machine's memory."""
     with limited_group(200) as group:
-        said = said_in(group / below, "from toolchain.jobs import available_memory_mib; print(available_memory_mib())")
-    assert 150 < int(said) <= 200
+        program = "from toolchain.jobs import available_memory_mib; print(available_memory_mib())"
+        available_mib = int(output_in(group / below, program))
+    assert 150 < available_mib <= 200

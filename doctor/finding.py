@@ -1,0 +1,76 @@
+"""The outcome of a check."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from toolchain import process
+from toolchain.errors import UserError
+
+RUN_LIMIT_S = 60.0
+"""For a program that a check runs."""
+
+
+class Verdict(enum.StrEnum):
+    """The result of a check. Only FAIL prevents a build."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The outcome of one check: what was done, what was found, and the command or change that fixes it."""
+
+    check: str
+    verdict: Verdict
+    done: str
+    found: str
+    fix: str = ""
+
+
+def ok(check: str, done: str, found: str) -> Finding:
+    """The finding of a check that passed."""
+    return Finding(check=check, verdict=Verdict.OK, done=done, found=found)
+
+
+def warn(check: str, done: str, found: str, fix: str) -> Finding:
+    """The finding of a check that found a problem which does not prevent a build."""
+    return Finding(check=check, verdict=Verdict.WARN, done=done, found=found, fix=fix)
+
+
+def fail(check: str, done: str, found: str, fix: str) -> Finding:
+    """The finding of a check that failed."""
+    return Finding(check=check, verdict=Verdict.FAIL, done=done, found=found, fix=fix)
+
+
+def guarded(name: str, check: Callable[[], Finding]) -> Finding:
+    """The check's finding. User errors, operating system errors and timeouts become findings too."""
+    try:
+        return check()
+    except UserError as fault:
+        return fail(name, "tried", described(fault), fault.fix)
+    except subprocess.TimeoutExpired as fault:
+        line = process.pasteable([fault.cmd] if isinstance(fault.cmd, str | os.PathLike) else fault.cmd)
+        found = f"{line} was still running after {fault.timeout:.0f} s"
+        fix = "run it yourself and see what it waits for; if it is a foreign program, update its emulator"
+        return fail(name, "tried", found, fix)
+    except OSError as fault:
+        return fail(name, "tried", str(fault), "fix the cause that it names")
+
+
+def described(fault: UserError) -> str:
+    """The error in one line."""
+    return "; ".join(part for part in (fault.summary, fault.found) if part)
+
+
+def first_version(text: str) -> str:
+    """The first dotted version number in a text; empty if there is none."""
+    found = re.search(r"\d+(?:\.\d+)+", text)
+    return found[0] if found else ""

@@ -1,0 +1,124 @@
+"""Run programs of the target: a small ARM program, a directory listing, and a compiled program.
+
+ext4 numbers directory entries with a 64-bit hash for 64-bit processes, and qemu-user is one. A 32-bit program whose C
+library has 32-bit fields for that number gets EOVERFLOW from readdir(3), and often takes it for the end of the
+directory. An initramfs that is built under qemu-user on ext4 then lacks nearly all drivers, without any error message.
+See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and https://lore.kernel.org/lkml/87bm56vqg4.fsf@mid.deneb.enyo.de/.
+"""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from doctor.emulation import EMULATOR_PACKAGES
+from doctor.finding import RUN_LIMIT_S, Finding, fail, first_version, ok, warn
+from images import probe
+from toolchain import files, process
+
+
+def check_execution(folder: Path) -> Finding:
+    """Run a static 32-bit ARM program of 316 bytes."""
+    return _execution("32-bit ARM program", write_probe(folder), output=probe.MESSAGE)
+
+
+def check_execution_64(folder: Path) -> Finding:
+    """Run a static 64-bit ARM program, for images of that architecture."""
+    program = folder / "probe-64"
+    with files.replacing(program) as aside:
+        aside.write_bytes(probe.elf_64())
+        aside.chmod(0o755)
+    return _execution("64-bit ARM program", program, output=b"")
+
+
+def _execution(name: str, program: Path, *, output: bytes) -> Finding:
+    done = f"ran a program of {program.stat().st_size} bytes in {program.parent.parent}"
+    try:
+        ended = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S)
+    except OSError as fault:
+        reasons = {
+            errno.ENOEXEC: ("the kernel does not know how to start it", "./inv --set-up registers the emulator"),
+            errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
+            errno.ENOENT: (
+                "the registered emulator is gone",
+                "./inv --set-up installs and registers it; if its package is installed, apt-get install --reinstall it "
+                f"({EMULATOR_PACKAGES})",
+            ),
+        }
+        found, fix = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
+        return fail(name, done, found, fix)
+    except subprocess.TimeoutExpired:
+        return fail(name, done, f"still running after {RUN_LIMIT_S:.0f} s", "update the emulator")
+    if ended.returncode == 0 and ended.stdout == output:
+        return ok(name, done, output.decode().strip() or "it runs")
+    found = f"{process.explain_exit(ended.returncode)}: {ended.stderr.decode(errors='replace').strip()[:200]}"
+    return fail(name, done, found, "update the emulator; see also the findings on versions and vm.mmap_min_addr")
+
+
+def check_listing(folder: Path) -> Finding:
+    """List a directory of 64 files on the build disk from a 32-bit process (see the module's docstring)."""
+    name = "32-bit directory listing"
+    program = write_probe(folder)
+    listed = folder / "listed"
+    listed.mkdir(exist_ok=True)
+    for number in range(probe.LISTED_AT_LEAST - 2):
+        (listed / f"file-{number:02}").touch()
+    done = f"listed a directory of {probe.LISTED_AT_LEAST - 2} files on {file_system(folder)} at {folder.parent}"
+    try:
+        status = subprocess.run([program, listed], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        return fail(name, done, f"the program does not run: {fault}", "first fix the execution of 32-bit ARM programs")
+    if status == 0:
+        return ok(name, done, "all entries fit 32-bit fields")
+    if status == probe.EOVERFLOW:
+        return warn(
+            name,
+            done,
+            "EOVERFLOW: entries have 64-bit numbers; an emulated 32-bit readdir takes such directories for empty",
+            "the build steps avoid it; for your own emulated programs, point build.folder at a tmpfs, xfs or btrfs,"
+            " or compile them with -D_FILE_OFFSET_BITS=64",
+        )
+    reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing ended early"}
+    found = reasons.get(status, process.explain_exit(status))
+    return fail(name, done, found, "point build.folder in invoke.yaml at a tmpfs, xfs, btrfs or ext4 disk")
+
+
+def check_cross_compiler(folder: Path, gnu: str) -> Finding:
+    """Compile a program for the target with the native cross compiler, and run it."""
+    name = "cross compiler"
+    compiler = process.require_program(f"{gnu}-g++", "to compile for the target at native speed")
+    source, program = folder / "answer.cpp", folder / "answer"
+    source.write_text("#include <vector>\nint main() { return static_cast<int>(std::vector<int>(42).size()); }\n")
+    process.run(
+        [compiler, "-static", "-o", program, source],
+        limit_s=RUN_LIMIT_S,
+        fix="apt-get install --reinstall g++-" + gnu,
+    )
+    done = f"compiled a C++ program with {compiler.name}, ran it"
+    status = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
+    if status != 42:
+        return fail(name, done, f"expected status 42, got {status}", "see the finding on 32-bit ARM programs")
+    version = first_version(process.output_of([compiler, "-dumpfullversion"], limit_s=RUN_LIMIT_S))
+    return ok(name, done, f"version {version}; the program returned the expected status")
+
+
+def write_probe(folder: Path) -> Path:
+    """The 32-bit ARM program in this folder, written if it does not exist."""
+    program = folder / "probe"
+    if not program.exists():
+        with files.replacing(program) as aside:
+            aside.write_bytes(probe.elf())
+            aside.chmod(0o755)
+    return program
+
+
+def file_system(folder: Path) -> str:
+    """The file system type of the mount that contains a folder."""
+    best = ("", "unknown")
+    for mount in psutil.disk_partitions(all=True):
+        if folder.resolve().is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
+            best = (mount.mountpoint, mount.fstype)
+    return best[1]

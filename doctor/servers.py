@@ -1,0 +1,42 @@
+"""The programs that serve and emulate boards."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from doctor.finding import RUN_LIMIT_S, Finding, fail, first_version, ok
+from toolchain import process
+
+
+def check_virtual_machine() -> Finding:
+    """The emulator of a whole ARM machine. KVM is not used: it runs only guests of the host's architecture."""
+    name, done = "virtual machine", "listed the machines of qemu-system-arm"
+    program = process.require_program("qemu-system-arm", "to boot the exported tree")
+    machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)
+    version = first_version(process.output_of([program, "--version"], limit_s=RUN_LIMIT_S))
+    if not re.search(r"^virt\s", machines, re.MULTILINE):
+        return fail(name, done, f"version {version} does not have virt", "update it")
+    kvm = "/dev/kvm is not needed: the guest's architecture is not this machine's"
+    return ok(name, done, f"version {version} has virt; {kvm}")
+
+
+def check_nfs_server() -> Finding:
+    """The user-space NFS server starts, and has the module that serves local folders."""
+    name, done = "NFS server", "ran ganesha.nfsd -v, looked for its VFS module"
+    program = process.require_program("ganesha.nfsd", "to serve the exported tree")
+    version = first_version(process.run([program, "-v"], limit_s=RUN_LIMIT_S, check=False).output)
+    modules = [*Path("/usr/lib").glob("*/ganesha/libfsalvfs.so"), *Path("/usr/lib/ganesha").glob("libfsalvfs.so")]
+    if not version or not modules:
+        found = f"version {version or 'unknown'}" + ("" if modules else ", and no VFS module")
+        return fail(name, done, found, "apt-get install nfs-ganesha-vfs")
+    note = "" if os.geteuid() == 0 else "; it must run as root (open_by_handle_at(2))"
+    return ok(name, done, f"version {version} with VFS{note}")
+
+
+def check_local_registry() -> Finding:
+    """The registry server starts."""
+    program = process.require_program("docker-registry", "to run a local registry")
+    output = process.run([program, "--version"], limit_s=RUN_LIMIT_S, check=False).output
+    return ok("local registry", "ran docker-registry --version", " ".join(output.split()))

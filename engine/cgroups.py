@@ -1,0 +1,47 @@
+"""Mount the cgroup hierarchies that dockerd needs.
+
+A systemd machine has them. In a bare container nothing is mounted, so this mounts them as the package cgroupfs-mount
+does: the unified hierarchy, unless controllers are bound to version 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from toolchain import process
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]:
+    """The commands that mount the cgroup hierarchies; empty if some are mounted already.
+
+    ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled), ``mounted`` the file system
+    types mounted at and below /sys/fs/cgroup. A controller whose hierarchy is 0 is free for version 2.
+    """
+    if "cgroup" in mounted or "cgroup2" in mounted:
+        return []
+    rows = [line.split() for line in proc_cgroups.splitlines() if line and not line.startswith("#")]
+    bound = [row[0] for row in rows if row[1] != "0" and row[3] == "1"]
+    if not bound:
+        return [["mount", "-t", "cgroup2", "cgroup2", str(_CGROUP)]]
+    commands = [["mount", "-t", "tmpfs", "-o", "mode=755", "cgroup", str(_CGROUP)]]
+    for name in bound:
+        folder = str(_CGROUP / name)
+        commands += [["mkdir", "-p", folder], ["mount", "-t", "cgroup", "-o", name, "cgroup", folder]]
+    return commands
+
+
+def mount_missing(sudo: Sequence[str]) -> None:
+    """Mount what is missing; ``sudo`` is the command's prefix for users other than root. Raises CommandFailed."""
+    partitions = psutil.disk_partitions(all=True)
+    mounted = [mount.fstype for mount in partitions if Path(mount.mountpoint).is_relative_to(_CGROUP)]
+    try:
+        table = Path("/proc/cgroups").read_text()
+    except FileNotFoundError:
+        table = ""
+    for argv in mount_commands(table, mounted):
+        process.run([*sudo, *argv], limit_s=30, fix="dockerd needs cgroups: run this container with --privileged")

@@ -1,0 +1,168 @@
+"""Find the selected Docker engine and connect to it.
+
+Like the docker program, this uses ``DOCKER_HOST`` if it is set, else docker's current context, else the default
+socket. Only Unix sockets are supported: builds mount folders of this machine into containers.
+"""
+
+from __future__ import annotations
+
+import grp
+import http.client
+import os
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+import docker
+import docker.errors
+import requests
+import urllib3.exceptions
+from docker.context import ContextAPI
+from docker.context.config import get_current_context_name
+
+from toolchain.errors import EngineConfigUnusable, EngineUnavailable
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+
+ENGINE_ERRORS = (
+    *(docker.errors.DockerException, requests.RequestException),
+    *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
+)
+"""docker-py raises these if the engine refuses a request, does not respond, or ends during a response."""
+
+
+class Selection(NamedTuple):
+    """The engine that the user selected. Without a host, it is the one at the default socket."""
+
+    host: str = ""
+    source: str = "DOCKER_HOST"
+    undo: str = "unset DOCKER_HOST"
+    """The command that undoes the selection."""
+
+
+def selected() -> Selection:
+    """The engine in DOCKER_HOST, else that of docker's context. Raises EngineConfigUnusable if it cannot be used."""
+    if host := os.environ.get("DOCKER_HOST", ""):
+        return _supported(Selection(host))
+    from_environment = os.environ.get("DOCKER_CONTEXT", "")
+    name = from_environment or get_current_context_name()
+    if name == "default":
+        return Selection()
+    source = f"docker's context {name}"
+    undo = "unset DOCKER_CONTEXT" if from_environment else "docker context use default"
+    try:
+        context = ContextAPI.get_context(name)
+        host = (context.Host if context is not None else "") or ""
+        found = "no such context" if context is None else "no address in it"
+    except Exception as fault:  # docker-py raises plain Exception, and KeyError and others for an unexpected file
+        found = str(fault)
+    if not host:
+        raise EngineConfigUnusable(
+            f"{source} cannot be used",
+            expected="a context that docker context ls lists, with the address of an engine",
+            found=found,
+            fix=f"{undo}, or create it: docker context create {name}",
+        )
+    return _supported(Selection(host.removeprefix("http+"), source, undo))  # docker-py writes http+unix://
+
+
+def _supported(selection: Selection) -> Selection:
+    if not selection.host.startswith("unix://"):
+        raise EngineConfigUnusable(
+            f"the Docker engine in {selection.source} is not on a Unix socket of this machine",
+            expected="unix://PATH: builds mount folders of this machine into containers",
+            found=selection.host,
+            fix=f"{selection.undo}, or run ./inv on the machine of that engine",
+        )
+    return selection
+
+
+def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
+    """A client of the selected engine.
+
+    ``timeout_s`` is the limit for each API call. Raises EngineUnavailable, EngineConfigUnusable.
+    """
+    return connect_to(selected(), timeout_s=timeout_s)
+
+
+def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient:
+    """``connect`` for a given selection."""
+    address = selection.host or DEFAULT_HOST
+    try:
+        # docker-py leaves its own socket open if nothing listens there, so this connects once before.
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(timeout_s)
+            probe.connect(str(_socket_path(address)))
+        # The client negotiates the API version, which sends a request.
+        return docker.DockerClient(base_url=address, timeout=int(timeout_s))
+    except (docker.errors.InvalidConfigFile, AttributeError) as fault:  # docker-py does not check the file's structure
+        raise EngineConfigUnusable(
+            "docker's configuration file for this user cannot be read",
+            expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",
+            found=str(fault),
+            fix="repair or remove that file",
+        ) from fault
+    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as fault:
+        raise unavailable(selection, fault) from fault
+
+
+def unavailable(selection: Selection, fault: BaseException | None = None) -> EngineUnavailable:
+    """The error for an engine that does not respond."""
+    address = selection.host or DEFAULT_HOST
+    expected = f"an engine that responds at {address}"
+    if not_accessible(address):
+        path = _socket_path(address)
+        group = group_name(path.stat().st_gid)
+        return EngineUnavailable(
+            "access to the Docker engine's socket denied",
+            expected=expected,
+            found=f"{path} belongs to group {group}, of which you are not a member",
+            fix=f"sudo usermod -aG {group} $USER, then log in again",
+        )
+    if address != DEFAULT_HOST:
+        return EngineUnavailable(
+            f"the Docker engine in {selection.source} does not respond",
+            expected=expected,
+            found=_reason(fault),
+            fix=f"start that engine, or {selection.undo} to use the default engine",
+        )
+    return EngineUnavailable(
+        "no Docker engine responds",
+        expected=expected,
+        found=_reason(fault),
+        fix="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to another one of this machine",
+    )
+
+
+def engine_lost(action: str, fault: BaseException) -> EngineUnavailable:
+    """The error for an engine that stopped responding while it ``action`` (a phrase in the past tense)."""
+    return EngineUnavailable(
+        f"the Docker engine stopped responding while it {action}",
+        expected="an engine that responds until the step is done",
+        found=_reason(fault),
+        fix="look for the cause in its log; ./inv doctor starts it again and checks it; then run the task again",
+    )
+
+
+def not_accessible(address: str) -> bool:
+    """Whether the socket exists and this user has no access to it."""
+    path = _socket_path(address)
+    # Path.exists raises PermissionError if the folder is not accessible either; os.path.exists does not.
+    return os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK)  # noqa: PTH110
+
+
+def group_name(number: int) -> str:
+    """The group's name, or its number if it has no name."""
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def _socket_path(address: str) -> Path:
+    return Path(address.removeprefix("unix://") or DEFAULT_HOST.removeprefix("unix://"))
+
+
+def _reason(fault: BaseException | None) -> str:
+    """The exception's text in one line."""
+    return " ".join(str(fault).split())[:300] if fault is not None else "no response"

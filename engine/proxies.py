@@ -1,0 +1,53 @@
+"""The proxy variables, in the spellings and forms that containers, apt and dockerd accept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+SOCKS_MISSING = "Missing dependencies for SOCKS support"
+"""requests and pip report this for a SOCKS proxy when PySocks is not installed."""
+SOCKS_FIX = "set http_proxy and https_proxy to an HTTP proxy, or install PySocks into .venv from a file"
+
+_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+
+
+def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The proxy variables, as build arguments and as the environment of build steps, in both spellings.
+
+    curl reads only the lower-case ``http_proxy``, other programs only upper-case names. apt ignores ``all_proxy``, so
+    its value is used for ``http_proxy`` and ``https_proxy`` where those are not set. These names are Docker's
+    predefined build arguments: they are neither recorded in the image's history nor part of the build cache's key.
+    """
+    source = os.environ if environ is None else environ
+    given = {name: source.get(name) or source.get(name.upper()) or "" for name in _NAMES}
+    if given["all_proxy"]:
+        for name in ("http_proxy", "https_proxy"):
+            given[name] = given[name] or _with_scheme(given["all_proxy"])
+    return {spelling: value for name, value in given.items() if value for spelling in (name, name.upper())}
+
+
+def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a ``dockerd`` that is started here, with the proxies of ``build_environment``.
+
+    ``all_proxy`` is left out: dockerd does not use an HTTP proxy that is named there, and uses a SOCKS proxy in
+    addition to the other two (seen with 20.10). Go's HTTP client supports only the scheme ``socks5``, which has the
+    meaning of ``socks5h`` elsewhere: the proxy resolves names.
+    """
+    source = os.environ if environ is None else environ
+    passed = {**source, **build_environment(source)}
+    given = {name for proxy in _NAMES for name in (proxy, proxy.upper())}
+    for name in given & passed.keys():
+        passed[name] = passed[name].replace("socks5h://", "socks5://", 1)
+    return {name: value for name, value in passed.items() if name.lower() != "all_proxy"}
+
+
+def _with_scheme(proxy: str) -> str:
+    """The proxy's address in a form that every program accepts.
+
+    apt requires a scheme, and supports no SOCKS scheme but ``socks5h``.
+    """
+    scheme, separator, rest = proxy.rpartition("://")
+    if not separator:
+        return f"http://{rest}"
+    return f"socks5h://{rest}" if scheme == "socks5" else proxy

@@ -1,0 +1,267 @@
+"""Use the engine that responds, or start one.
+
+1. An engine that responds at the selected address (engine.connect) is used as it is.
+2. Where systemd is the init, it starts ``docker.service``.
+3. Elsewhere (containers, CI) this starts ``dockerd`` in its own session, so that it outlives the task.
+
+A ``dockerd`` that was started in step 3 is recorded, and ``stop_engine`` stops it (engine.dockerd, engine.stop).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker.errors
+import psutil
+import requests
+
+from engine import cgroups, systemd
+from engine.connect import (
+    DEFAULT_HOST,
+    Selection,
+    connect_to,
+    group_name,
+    not_accessible,
+    selected,
+    unavailable,
+)
+from engine.dockerd import Daemon, sudo_prefix
+from engine.proxies import daemon_environment
+from engine.stop import end_leftovers, end_process
+from toolchain import process, progress
+from toolchain.config import Config
+from toolchain.errors import EngineUnavailable, ServerFailed
+from toolchain.process_identity import find, running
+
+_SYSTEM_PIDFILE = Path("/var/run/docker.pid")
+_START_LIMIT_S = 60.0
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """An engine that responds."""
+
+    address: str
+    """In the form of DOCKER_HOST."""
+    version: str
+    api_version: str
+    storage_driver: str
+    cgroup_version: str
+    data_root: Path
+    """The engine's folder for images."""
+    started_here: bool
+    """Whether ``stop_engine`` stops it."""
+
+
+def ensure_running(config: Config) -> EngineInfo:
+    """Use the engine that responds, else start one (see the module's docstring); returns its description.
+
+    Raises EngineUnavailable, ServerFailed (with the log's last lines), EngineConfigUnusable or ProgramMissing.
+    """
+    return ensure_daemon(Daemon.of(config), selected())
+
+
+def ensure_daemon(daemon: Daemon, selection: Selection | None = None) -> EngineInfo:
+    """``ensure_running`` for a given daemon; it is not started if the user selected another engine."""
+    selection = selection or Selection()
+    wanted = selection if selection.host else Selection(daemon.host)
+    with contextlib.suppress(EngineUnavailable):
+        return _describe(wanted, daemon)
+    if wanted.host != daemon.host or not_accessible(daemon.host):
+        raise unavailable(wanted)
+    with daemon.lock():
+        with contextlib.suppress(EngineUnavailable):  # another task has started it meanwhile
+            return _describe(wanted, daemon)
+        if systemd.booted() and daemon.host == DEFAULT_HOST:
+            systemd.start_engine()
+            return _wait_for_response(daemon, None)
+        return _start(daemon)
+
+
+def _describe(selection: Selection, daemon: Daemon) -> EngineInfo:
+    client = None
+    try:
+        client = connect_to(selection, timeout_s=20)
+        info, version = client.info(), client.version()
+    except (docker.errors.DockerException, requests.RequestException) as fault:
+        raise unavailable(selection, fault) from fault
+    finally:
+        if client is not None:
+            client.close()
+    return EngineInfo(
+        address=selection.host,
+        version=str(version["Version"]),
+        api_version=str(version["ApiVersion"]),
+        storage_driver=str(info.get("Driver", "")),
+        cgroup_version=str(info.get("CgroupVersion", "")),
+        data_root=Path(info.get("DockerRootDir", "")),
+        started_here=selection.host == daemon.host and daemon.recorded_process() is not None,
+    )
+
+
+def _start(daemon: Daemon) -> EngineInfo:
+    program = process.require_program("dockerd", "to run containers")
+    _refuse_second(daemon)
+    sudo = sudo_prefix("to start dockerd")
+    cgroups.mount_missing(sudo)
+    # A new dockerd waits for the containerd of a killed one, because its pid file exists. It also waits if that process
+    # is a zombie.
+    if all(report.startswith("leftover") for report in end_leftovers(daemon, shims=False)):
+        with contextlib.suppress(PermissionError):
+            (daemon.exec_root / "containerd" / "containerd.pid").unlink(missing_ok=True)
+    daemon.pidfile.unlink(missing_ok=True)
+    offset = daemon.log.stat().st_size if daemon.log.exists() else 0
+    argv = [
+        *sudo,
+        "setsid",
+        "--fork",
+        "sh",
+        "-c",
+        'echo $$ >"$1.part" && mv "$1.part" "$1" && shift && exec "$@"',
+        "sh",
+        str(daemon.pidfile),
+        str(program),
+        f"--host={daemon.host}",
+        f"--exec-root={daemon.exec_root}",
+        f"--pidfile={daemon.folder / 'docker.pid'}",
+        f"--group={socket_group()}",
+        *daemon.options,
+    ]
+    (daemon.folder / "docker.pid").unlink(missing_ok=True)
+    with progress.step(f"start dockerd (log: {daemon.log})"):
+        with daemon.log.open("ab") as log:
+            log.write(f"$ {process.pasteable(argv)}\n".encode())
+            log.flush()
+            subprocess.run(
+                argv,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=daemon_environment(),
+                timeout=120,
+            )
+        started = _wait_for_process(daemon, offset)
+        try:
+            daemon.write_record(started)
+            return _wait_for_response(daemon, started, offset)
+        except BaseException:
+            end_process(started, "dockerd")
+            for _ in end_leftovers(daemon):
+                pass
+            daemon.state.unlink(missing_ok=True)
+            raise
+
+
+def socket_group() -> int:
+    """The group that has access to the socket of a ``dockerd`` started here; its members can become root through it.
+
+    For root it is root's group, for other users their primary group. If that group has other members, it is the group
+    docker. Raises EngineUnavailable if the user is not in the group docker.
+    """
+    if os.geteuid() == 0:
+        return 0
+    with contextlib.suppress(KeyError):  # the members of a group without a name are unknown
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(os.getegid())
+        if group.gr_name == user and not set(group.gr_mem) - {user}:
+            return group.gr_gid
+    with contextlib.suppress(KeyError):
+        docker_group = grp.getgrnam("docker").gr_gid
+        if docker_group in os.getgroups():
+            return docker_group
+    raise EngineUnavailable(
+        "dockerd is not started: every member of your group could become root through its socket",
+        expected="a primary group with your name and no other members, or membership in the group docker",
+        found=f"the primary group {group_name(os.getegid())}",
+        fix="sudo groupadd --force docker && sudo usermod -aG docker $USER, then log in again",
+    )
+
+
+def _refuse_second(daemon: Daemon) -> None:
+    """Raise EngineUnavailable if another dockerd runs on the default paths: it does not respond, and stays as it is."""
+    if daemon.host != DEFAULT_HOST:
+        return
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        other = find(int(_SYSTEM_PIDFILE.read_text()))
+        if other is not None and other.name() == "dockerd" and other != daemon.recorded_process():
+            raise EngineUnavailable(
+                "a dockerd that was not started here runs, but does not respond",
+                expected=f"a response at {daemon.host}",
+                found=f"pid {other.pid} from {_SYSTEM_PIDFILE}",
+                fix="look at its log, then stop or restart it yourself",
+            )
+
+
+def _wait_for_process(daemon: Daemon, offset: int) -> psutil.Process:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            started = find(int(daemon.pidfile.read_text()))
+            if started is None:
+                break
+            return started
+        time.sleep(0.02)
+    raise _ended_early(daemon, offset)
+
+
+def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: int = 0) -> EngineInfo:
+    """Wait for the engine at the daemon's address; ``started`` is None for an engine that systemd runs."""
+    deadline = time.monotonic() + _START_LIMIT_S
+    while True:
+        with contextlib.suppress(EngineUnavailable):
+            return _describe(Selection(daemon.host), daemon)
+        if started is not None and not running(started):
+            raise _ended_early(daemon, offset)
+        if time.monotonic() > deadline:
+            tail = f":\n{_tail(daemon.log, offset)}" if started is not None else ""
+            raise ServerFailed(
+                "the Docker engine was started but does not respond",
+                expected=f"a response at {daemon.host} within {_START_LIMIT_S:.0f} s",
+                found=f"none{tail}",
+                fix=f"read {daemon.log}" if started is not None else "journalctl -u docker.service",
+            )
+        time.sleep(0.1)
+
+
+def _ended_early(daemon: Daemon, offset: int) -> ServerFailed:
+    tail = _tail(daemon.log, offset)
+    return ServerFailed(
+        "dockerd ended while starting",
+        expected="dockerd to keep running",
+        found=f"its last lines:\n{tail}",
+        fix=_fix_for(tail) + f"; the whole log: {daemon.log}",
+    )
+
+
+def _fix_for(tail: str) -> str:
+    """The fix for the usual causes of an early end of dockerd."""
+    lowered = tail.lower()
+    known = (
+        ("needs to be started with root", "run as root, or install sudo"),
+        ("operation not permitted", "this container lacks rights: run it with --privileged"),
+        ("permission denied", "this container lacks rights: run it with --privileged"),
+        ("devices cgroup", "cgroups are not mounted: run this container with --privileged"),
+        ("iptables", "iptables must work here: --privileged or --cap-add=NET_ADMIN, and the iptables package"),
+        ("no space left", "free some space below /var/lib/docker"),
+        ("no sockets found", "start it without socket activation"),
+        ("pid file found", "another dockerd runs: use it (DOCKER_HOST) or stop it"),
+    )
+    return next((fix for words, fix in known if words in lowered), "fix the error in the log")
+
+
+def _tail(log: Path, offset: int) -> str:
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as stream:
+        stream.seek(offset)
+        lines = stream.read().decode(errors="replace").splitlines()
+        return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+    return "    (no log)"

@@ -1,0 +1,99 @@
+"""Stop the engine that ``./inv`` started, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from engine import systemd
+from engine.connect import DEFAULT_HOST
+from engine.dockerd import Daemon, sudo_prefix
+from toolchain.config import Config
+from toolchain.errors import ServerFailed
+from toolchain.process_identity import running
+
+_STOP_LIMIT_S = 30.0
+
+
+def stop_engine(config: Config) -> str:
+    """Stop the engine that ``ensure_running`` started; returns a description of what was done.
+
+    It is not an error if there is nothing to stop. Raises ServerFailed if the process does not end.
+    """
+    return stop_daemon(Daemon.of(config))
+
+
+def stop_daemon(daemon: Daemon) -> str:
+    """``stop_engine`` for a given daemon."""
+    nothing = "no engine was started here"
+    if daemon.host == DEFAULT_HOST and systemd.runs_engine():
+        nothing += "; systemd runs one, which stays (systemctl stop docker.socket docker.service stops it)"
+    if not daemon.folder.is_dir():
+        return nothing
+    with daemon.lock():
+        had_record, process = daemon.read_record() is not None, daemon.recorded_process()
+        done: list[str] = []
+        if process is not None:
+            end_process(process, "dockerd")
+            done.append(f"dockerd (pid {process.pid}) stopped")
+        if had_record:
+            done += end_leftovers(daemon)
+        daemon.state.unlink(missing_ok=True)
+        daemon.pidfile.unlink(missing_ok=True)
+    return "; ".join(done) or nothing
+
+
+def end_process(process: psutil.Process, name: str) -> None:
+    """Send SIGTERM, wait, then send SIGKILL. Raises ServerFailed if the process still runs."""
+    for number, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
+        if not running(process):
+            return
+        if os.geteuid() == 0:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        else:
+            argv = [*sudo_prefix(f"to stop {name}"), "kill", f"-{number.value}", str(process.pid)]
+            subprocess.run(argv, check=False, timeout=120)
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            if not running(process):
+                return
+            time.sleep(0.05)
+    raise ServerFailed(
+        f"{name} does not end",
+        expected=f"the process to end within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
+        found=f"pid {process.pid} still runs",
+        fix="a process that survives SIGKILL waits for a disk or a file server: look at dmesg",
+    )
+
+
+def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
+    """End containerd and its ``shims`` after dockerd was killed; yields a description for each process.
+
+    They are recognised by the daemon's exec-root on their command line. The same path in another root (a chroot, a
+    container) or mount namespace belongs to another daemon, so both must be ours.
+    """
+    marker = f"{daemon.exec_root}/containerd/"
+    mounts = Path("/proc/self/ns/mnt").readlink()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, FileNotFoundError, ProcessLookupError, PermissionError):
+            name = process.name()
+            if not name.startswith("containerd") or (name != "containerd" and not shims):
+                continue
+            if not any(word.startswith(marker) for word in process.cmdline()) or not running(process):
+                continue
+            folder = Path(f"/proc/{process.pid}")
+            if (folder / "ns/mnt").readlink() != mounts:
+                yield f"left alone: {name} (pid {process.pid}), of another mount namespace"
+            elif not (folder / "root").samefile("/"):
+                yield f"left alone: {name} (pid {process.pid}), of another root"
+            else:
+                end_process(process, name)
+                yield f"leftover {name} (pid {process.pid}) stopped"

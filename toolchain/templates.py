@@ -1,0 +1,24 @@
+"""Render Jinja templates. An undefined name is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+
+
+def render(template: Path, values: Mapping[str, object], *, trim_blocks: bool = False, html: bool = False) -> str:
+    """The text of a template with these values.
+
+    With ``trim_blocks``, a block tag on its own line leaves no blank line. With ``html``, values are escaped.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=trim_blocks,
+        lstrip_blocks=trim_blocks,
+        keep_trailing_newline=True,
+        autoescape=html,  # noqa: S701 - the other templates are configuration files
+    )
+    return environment.get_template(template.name).render(values)
