@@ -24,9 +24,6 @@ import docker
 import psutil
 import pytest
 from docker.context import ContextAPI
-from flow import pipelines
-from flow.context import Context
-from flow.engine_images import NO_ENGINE
 from spare_bridge import spare_bridge
 
 from doctor.containers import check_container, engine_findings, judge_engine
@@ -38,7 +35,9 @@ from engine.dockerd import Daemon
 from engine.proxies import build_environment, daemon_environment
 from engine.start import ensure_daemon, ensure_running
 from engine.stop import stop_daemon, stop_engine
-from flow import main_job
+from flow import main_job, pipelines
+from flow.context import Context
+from flow.engine_images import NO_ENGINE
 from images import archive, probe, system
 from toolchain import files
 from toolchain.architecture import host_architecture
