@@ -24,16 +24,13 @@ from doctor import examination
 from engine import containers
 from engine import daemon as engine
 from flow import build_wheel as any_wheel
-from flow import cuda_checks as cuda_native
+from flow import cuda_checks, cuda_job, main_job, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
-from flow import main_job, torch_job
 from flow import share_artefacts as share
 from flow import upstream_tests as upstream
 from flow import verify as verification
 from nfsroot import export, serve
 from nfsroot import share_internet as sharing
-from recipes.cuda_ops import build as cuda_build
-from recipes.tvm_ffi import build as tvm_ffi
 from registry import client as registry_client
 from registry import credentials, mirrors
 from registry import local as local_registry
@@ -161,9 +158,9 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     """Build the wheel of apache-tvm-ffi for 32-bit ARM, into the wheelhouse: boards load kernels of TVM with it."""
     config = _config(context)
     if plan:
-        print(plan_table(tvm_ffi.plan(config)))
+        print(plan_table(tvm_ffi_job.plan(config)))
         return
-    done = tvm_ffi.build_tvm_ffi(config)
+    done = tvm_ffi_job.build_tvm_ffi(config)
     progress.summary(f"TVM's FFI built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
@@ -467,16 +464,24 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) 
     name="test",
     help={
         "select": "only tests whose names match this expression (pytest -k)",
-        "checks-only": "only the linters and type checks",
-        "lanes": "2: tests that change the shared build and all others run side by side; 1: one after another",
-        "partial": "where the machine cannot build images, run what else there is, instead of refusing",
+        "checks-only": "only the linters and the type checker",
+        "quick": "the linters and the unit tests: no root, engine or network, under 90 s",
+        "lanes": "2: run the tests that share a build and all others in parallel; 1: one after another",
+        "partial": "on a machine that cannot build images: skip those tests instead of failing",
     },
 )
 @_reported
-def run_tests(_: Context, select: str = "", checks_only: bool = False, lanes: int = 2, partial: bool = False) -> None:
-    """Run every check, and the tests of this machine's side but a few of many minutes each (CONTRIBUTING.md)."""
+def run_tests(
+    _: Context,
+    select: str = "",
+    checks_only: bool = False,
+    quick: bool = False,
+    lanes: int = 2,
+    partial: bool = False,
+) -> None:
+    """Run the linters and all tests, except those that take many minutes each (CONTRIBUTING.md)."""
     _at_least(1, lanes=lanes)
-    checks.run_tests(select=select, checks_only=checks_only, lanes=lanes, partial=partial)
+    checks.run_tests(select=select, checks_only=checks_only, quick=quick, lanes=lanes, partial=partial)
 
 
 _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name != "tag"}
@@ -560,13 +565,13 @@ def build_cuda_wheel(
     """Build the wheel of CUDA operators for the GPUs of cuda.architectures; no GPU is needed."""
     config = _config(context)
     if plan:
-        print(plan_table(cuda_build.plan(config, architecture)))
+        print(plan_table(cuda_job.plan(config, architecture)))
         return
-    cuda_native.require_checkable(architecture, check=check, torch=torch)
-    wheel = cuda_build.build_wheel(config, architecture)
+    cuda_checks.require_checkable(architecture, check=check, torch=torch)
+    wheel = cuda_job.build_wheel(config, architecture)
     progress.summary(f"built with {wheel.toolkit}", wheel.rows)
     for version in [*([""] if check else []), *torch]:
-        print(cuda_native.check(config, wheel.path, torch=version).summary())
+        print(cuda_checks.check(config, wheel.path, torch=version).summary())
 
 
 @task(

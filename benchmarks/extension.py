@@ -21,7 +21,9 @@ from benchmarks.measure import Figure, Goal, Result, median_of, ratio, timed
 from benchmarks.workspace import Workspace
 from engine import daemon as engine
 from engine.containers import run_in
-from flow.main_steps import Flow
+from flow.context import Context
+from flow.native_compiler import native_compiler
+from flow.steps import qpu_ops
 from images.native import Mounts
 from recipes import recipe
 from recipes.qpu_ops.incremental import compiler_commands
@@ -92,18 +94,18 @@ class Way:
 
 def subject_of(workspace: Workspace) -> Subject:
     """The QPU extension where torch is in the image, else the stand-in."""
-    flow = Flow(workspace.config)
+    context = Context(workspace.config)
     manifests = workspace.manifests()
     if not manifests["torch-site"].facts["version"]:
         return Subject("a stand-in (no torch wheel at hand)", Path(__file__).parent / "standin", (), {})
-    packages = f"usr/local/lib/python{flow.suite.python}/dist-packages"
+    packages = f"usr/local/lib/python{context.suite.python}/dist-packages"
     prefix = str(manifests["libqpu"].facts["prefix"])
     return Subject(
         "qpu_ops",
         recipe.load("qpu_ops").folder,
         (
-            f"{flow.torch_site / packages}:/{packages}:ro",
-            f"{flow.libqpu_stage / prefix.removeprefix('/')}:{prefix}:ro",
+            f"{context.torch_site / packages}:/{packages}:ro",
+            f"{context.libqpu_stage / prefix.removeprefix('/')}:{prefix}:ro",
         ),
         {"LIBQPU_PREFIX": prefix},
     )
@@ -113,9 +115,9 @@ def measure(workspace: Workspace) -> Result:
     """Build the wheel and replay its compiler's work. Raises CommandFailed with the compiler's words."""
     workspace.ensure_workbench()
     config = workspace.config
-    flow = Flow(config)
+    context = Context(config)
     subject = subject_of(workspace)
-    compiler = flow.compiler()
+    compiler = native_compiler(context)
     client = engine.connect(timeout_s=3600)
     try:
         with files.scratch_folder(workspace.folder, "extension") as scratch:
@@ -146,7 +148,7 @@ def measure(workspace: Workspace) -> Result:
                 objects["emulated"] = trial.objects()
             wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
             if subject.binds:  # only the extension's own build knows how
-                ways["cross"] = _of_the_main_job(flow, workspace, ways["cross"])
+                ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
             again = ["native", "cross"] if subject.binds else ["native"]
             for name in [*again * workspace.times, "emulated"]:
                 with progress.step(f"whole wheel, {name}"):
@@ -188,8 +190,8 @@ def measure(workspace: Workspace) -> Result:
     )
 
 
-def _of_the_main_job(flow: Flow, workspace: Workspace, way: Way) -> Way:
-    place = flow.extension_place(workspace.manifests())
+def _of_the_main_job(context: Context, workspace: Workspace, way: Way) -> Way:
+    place = qpu_ops.place(context, workspace.manifests())
     return replace(way, environment={**way.environment, **place.environment}, wheel=place.script)
 
 

@@ -16,8 +16,9 @@ from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio
 from benchmarks.workspace import Workspace
 from engine import daemon as engine
 from engine.containers import run_in
-from flow import torch_job as job
-from flow.main_steps import Flow
+from flow import torch_job
+from flow.context import Context
+from flow.native_compiler import native_compiler
 from recipes.torch import build as building
 from toolchain import progress
 from toolchain.architecture import host_architecture
@@ -45,10 +46,10 @@ def measure(workspace: Workspace) -> Result:
     """Compile the objects three ways. Raises ArtefactMissing without a build tree of torch in the user's folder."""
     user = workspace.user
     workspace.ensure_workbench()
-    with job.TorchFlow(user) as torch:
-        builder = torch.builder()
+    with Context(user) as context:
+        builder = torch_job.ready_builder(context)
         commands = command_lines(builder)
-        compiler = Flow(workspace.config).compiler()
+        compiler = native_compiler(Context(workspace.config))
         dev = workspace.config.image_reference("dev")
         target = user.image.target
         ways = {

@@ -18,7 +18,7 @@ from docker.models.images import Image
 from benchmarks.measure import Observed, observe
 from engine import daemon as engine
 from flow import main_job
-from recipes.torch import resolve
+from recipes.wheelhouses import wheelhouses
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import InUse
@@ -51,7 +51,7 @@ class Workspace:
                 source_date_epoch=user.image.source_date_epoch - 1,
             ),
             nfs=replace(user.nfs, folder=""),
-            torch=replace(user.torch, wheelhouse=tuple(str(folder) for folder in resolve.wheelhouses(user))),
+            torch=replace(user.torch, wheelhouse=tuple(str(folder) for folder in wheelhouses(user))),
         )
         return cls(config=config, results=results, user=user, times=times)
 

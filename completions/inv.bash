@@ -1,7 +1,7 @@
 # Completion of ./inv for bash. In ~/.bashrc: eval "$(/path/to/inv completion bash)"
 _pitorch_inv() {
     local candidates
-    # Invoke finds the context in the words up to the cursor; it knows itself as inv.
+    # Invoke completes the words up to the cursor; the first one must be inv.
     candidates=$("${COMP_WORDS[0]}" --complete -- inv "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null) || return
     mapfile -t COMPREPLY < <(compgen -W "$candidates" -- "$2")
 }

@@ -1,8 +1,8 @@
 #compdef inv ./inv
-# Completion of ./inv for zsh. In ~/.zshrc, behind compinit: eval "$(/path/to/inv completion zsh)"
+# Completion of ./inv for zsh. In ~/.zshrc, after compinit: eval "$(/path/to/inv completion zsh)"
 _pitorch_inv() {
     local -a candidates
-    # Invoke finds the context in the words up to the cursor; it knows itself as inv.
+    # Invoke completes the words up to the cursor; the first one must be inv.
     candidates=(${(f)"$(${(Q)words[1]} --complete -- inv ${words[2,CURRENT]} 2>/dev/null)"})
     compadd -a candidates || _files
 }

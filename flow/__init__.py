@@ -1,1 +1,1 @@
-"""The jobs: pipelines of steps from the configuration to the products."""
+"""The jobs: steps over a context, pipelines of steps, and the functions behind the tasks that run them."""

@@ -1,7 +1,7 @@
-"""The wheel on this machine: installed beside PyPI's torch and put through its tests; without a GPU, on the CPU.
+"""Test the wheel of CUDA operators on this machine with PyPI's torch; on the CPU if there is no GPU.
 
-The same file goes beside every torch that is asked for: each has an environment of its own in ``cuda/torch-VERSION`` of
-the build folder, with what that torch itself asks for (for PyPI's, gigabytes of CUDA libraries).
+The same wheel is tested with each requested release of torch, in a separate environment in ``cuda/torch-VERSION`` of
+the build folder, with all dependencies of that torch (for PyPI's, gigabytes of CUDA libraries).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from flow import native_checks as native
+from flow import native_environment as native
+from flow import native_job
 from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
@@ -25,14 +26,14 @@ from wheels.pip import run_pip
 
 SUITE = ROOT / "tests" / "cuda" / "test_cuda_ops.py"
 OLDEST = Version("2.10")
-"""What the library needs (setup.py: TORCH_AT_LEAST)."""
+"""The oldest release that the library supports (setup.py: TORCH_AT_LEAST)."""
 _LIMIT_S = 1200.0
 _RELEASE = re.compile(r"\d+\.\d+\.\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What the suite found. ``reasons`` say why tests were skipped."""
+    """The results of the tests. ``reasons`` are those of skipped tests."""
 
     torch: str
     passed: int
@@ -41,14 +42,14 @@ class Checked:
 
     def summary(self) -> str:
         """One line."""
-        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        return f"{self.passed} tests passed, {self.skipped} skipped{why}: torch {self.torch}, on this machine"
+        reasons = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return f"{self.passed} tests passed, {self.skipped} skipped{reasons}: torch {self.torch}, on this machine"
 
 
 def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -> None:
-    """Whether this machine can run a wheel's tests as asked for, before it is built.
+    """Check, before the wheel is built, that this machine can run the requested tests.
 
-    Raises PlatformMismatch for another machine's wheel, and as ``other_torch`` for a release.
+    Raises PlatformMismatch for the wheel of another machine, and as ``other_torch`` for a release.
     """
     for version in torch:
         _require_release(version)
@@ -58,24 +59,24 @@ def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -
             f"a wheel for {architecture} cannot be tested on this machine",
             expected=f"a wheel for {here}, or neither --check nor --torch",
             found=f"--architecture={architecture}",
-            fix="build it without them; recipes/cuda_ops/on_gpu.py runs its tests on a machine with such a GPU",
+            fix="omit these options; recipes/cuda_ops/on_gpu.py runs the tests on a machine with such a GPU",
         )
 
 
 def _require_release(version: str) -> None:
     if not _RELEASE.fullmatch(version) or Version(version) < OLDEST:
         raise WheelUnusable(
-            f"the wheel is not for torch {version}",
-            expected=f"a release from {OLDEST} on, as {native.TORCH.partition('==')[2]}",
+            f"the wheel does not support torch {version}",
+            expected=f"a release since {OLDEST}, such as {native.TORCH.partition('==')[2]}",
             found=version,
-            fix="name another",
+            fix="choose another release",
         )
 
 
 def other_torch(config: Config, version: str) -> Path:
-    """The interpreter of an environment with that release of torch, made where it is not there yet.
+    """The interpreter of an environment with that release of torch, which is created if necessary.
 
-    Raises WheelUnusable for what is no such release, SourceUnavailable where the package index does not have it,
+    Raises WheelUnusable for an unsupported release, SourceUnavailable if the package index does not have it,
     NetworkUnreachable.
     """
     _require_release(version)
@@ -87,8 +88,8 @@ def other_torch(config: Config, version: str) -> Path:
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     log = folder.parent / f"torch-{version}.log"
-    files.require_space(folder.parent, 12000, f"torch {version} and what it needs")
-    # An environment cannot be moved, so this one is whole when its stamp is there.
+    files.require_space(folder.parent, 12000, f"torch {version} and its dependencies")
+    # An environment cannot be moved. The stamp marks a complete one.
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
         process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="apt-get install python3-venv")
@@ -98,7 +99,7 @@ def other_torch(config: Config, version: str) -> Path:
                 f"the package index does not have {name}",
                 expected="a release for this Python and machine",
                 found=f"none for Python {platform.python_version()} (whole log: {log})",
-                fix="pip index versions torch lists what there is",
+                fix="pip index versions torch lists the releases",
             )
 
         try:
@@ -118,13 +119,13 @@ def other_torch(config: Config, version: str) -> Path:
 
 
 def install(config: Config, wheel: Path) -> Mapping[str, str]:
-    """Unpack the wheel apart, so that environments stay as they are; the variables under which Python finds it."""
+    """Install the wheel into a separate folder; the variables with which Python finds it."""
     site = config.build_root / "cuda" / "site"
     with files.scratch_folder(site.parent, site.name) as scratch:
         made = scratch / "made"
         process.run(
             [
-                native.ready_python(config),
+                native_job.ready_python(config),
                 "-m",
                 "pip",
                 "--disable-pip-version-check",
@@ -139,13 +140,13 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         )
         files.remove(site)
         made.rename(site)
-    # torch_qpu may be in that environment, and would be loaded with torch.
-    alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **alone}
+    # If torch_qpu is in the environment, torch would load it.
+    no_backends = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **no_backends}
 
 
 def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
-    """Install the wheel and run its suite, beside the native checks' torch or another release of it.
+    """Install the wheel and run its tests with the torch of the native environment or another release.
 
     Raises ChecksFailed with the end of pytest's output, and as ``other_torch``.
     """
@@ -177,10 +178,10 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
     last = done.output.strip().splitlines()[-1] if done.output.strip() else "no output"
     if done.returncode != 0:
         raise ChecksFailed(
-            "the suite of CUDA operators fails on this machine\n" + "\n".join(done.output.splitlines()[-60:]),
+            "the tests of the CUDA operators fail on this machine\n" + "\n".join(done.output.splitlines()[-60:]),
             expected=f"{SUITE.name} to pass",
             found=last,
-            fix=f"all of the output is in {log}",
+            fix=f"the whole output is in {log}",
         )
     counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
     reasons = sorted(set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.+)$", done.output, re.MULTILINE)))
@@ -189,7 +190,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """The Python that ``cuda-timing`` runs: the configured one, else the one that the wheel is tested with."""
+    """The Python for ``cuda-timing``: the configured one, or that of the native environment."""
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

@@ -1,12 +1,11 @@
-"""What images are composed of on top of their roots: layers that recipes made, and labels.
-
-Apart from the steps (flow.main_steps), for it is an input of those that make these images.
-"""
+"""The layers and labels of the images that are built on a root."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from images import system
 from toolchain.config import ImageConfig
@@ -14,15 +13,15 @@ from toolchain.manifest import Manifest
 
 
 def layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
-    """What the recipes made, the layers that change least first."""
+    """The products of the recipes. Layers that change less often come first."""
     names = [name for name in ("torch-site", "tvm-server", "tvm-ffi", "libqpu", "qpu-ops") if name in needs]
     made = [needs[name].artefact(".tar") for name in names if needs[name].artefacts]
     return [system.Layer(item.path.name, item.path) for item in made]
 
 
 def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
-    """The system image's labels, from what it is made of."""
-    left_out = needs["rootfs"].facts.get("left_out")  # absent from manifests that are older than it
+    """The labels of the system image, which describe its parts."""
+    left_out = needs["rootfs"].facts.get("left_out")  # older manifests do not have this fact
     return {
         "org.opencontainers.image.title": "pitorch system image",
         "org.opencontainers.image.base.digest": needs["rootfs"].facts["image"],
@@ -33,3 +32,23 @@ def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
         "pitorch.products": json.dumps({name: item.product[:16] for name, item in sorted(needs.items())}),
         **({system.LEFT_OUT: json.dumps(left_out)} if left_out is not None else {}),
     }
+
+
+def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
+    """The wheels in an image, from the manifests of its steps: ``name``, ``size`` and ``sha256``.
+
+    Facts that an older manifest does not have are empty.
+    """
+    found = []
+    for name in ("torch", "tvm-ffi", "qpu-ops"):
+        made = needs.get(name)
+        if made is None or not made.facts.get("wheel"):
+            continue
+        if name == "qpu-ops":
+            item = made.artefact(".whl")
+            found.append({"name": item.path.name, "size": item.size, "sha256": item.sha256})
+            continue
+        path = Path(made.facts["wheel"])
+        size = made.facts.get("size", path.stat().st_size if path.is_file() else None)
+        found.append({"name": path.name, "size": size, "sha256": made.facts.get("sha256", "")})
+    return sorted(found, key=lambda item: str(item["name"]))

@@ -1,4 +1,4 @@
-"""``build-image``: plan the flow, say why each step runs, run it, and show what came out."""
+"""``build-image`` and ``shell``: plan the steps of the main job, run them, and collect the products."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.daemon import ensure_running
-from flow import shell, torch_job
-from flow.main_steps import NO_ENGINE, ROOTS, Flow, alone
+from flow import pipelines, shell, torch_job
+from flow.build_lock import build_lock
+from flow.context import Context
+from flow.engine_images import NO_ENGINE
+from flow.native_compiler import native_compiler as compiler_mounts
 from images import native
 from toolchain import progress
 from toolchain.config import Config
@@ -19,19 +22,21 @@ from toolchain.manifest import Manifest, all_warnings
 from toolchain.process import require_root
 from toolchain.steps import MANIFEST_SUFFIX, Decision, Pipeline
 
-_STEP_OF_UPDATE = "mirror"
+_MIRROR = "mirror"
+_NEED_ROOT = ("tools", "builder", "dev", "rootfs")
+"""Steps whose products contain files of several owners: only root can make them."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a build did: the manifests of all steps, which of them ran, and the seconds that the whole took."""
+    """The manifests of all steps, the names of those that ran, and the seconds of the whole build."""
 
     manifests: tuple[Manifest, ...]
     ran: frozenset[str]
     seconds: float
 
     def manifest(self, step: str) -> Manifest:
-        """One step's manifest."""
+        """The manifest of one step."""
         return next(item for item in self.manifests if item.step == step)
 
     @property
@@ -48,7 +53,7 @@ class Built:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all steps, of earlier runs too: they hold as long as their product does."""
+        """Warnings of all steps, including those of earlier runs: they apply as long as the product is used."""
         return all_warnings(self.manifests)
 
 
@@ -57,34 +62,30 @@ def plan(
 ) -> list[Decision]:
     """Which steps would run, and why.
 
-    ``update`` asks the mirror anew; ``again`` names steps to run again; ``only`` names the steps that are wanted: they
-    and what they need, no others. With ``torch.from_source`` torch's own steps come first.
+    ``update`` runs the step that queries the mirror, ``again`` names steps to run again. ``only`` restricts the plan to
+    these steps and those that they need. With ``torch.from_source`` the plan starts with the steps that build torch.
     """
-    # Both have the mirror, and it is the main job's that may be asked anew.
-    before = [item for item in torch_job.plan(config) if item.step.name != "mirror"] if config.torch.from_source else []
-    with Flow(config) as flow:
-        pipeline = _pipeline(flow, again, only)
+    # Both pipelines have the step ``mirror``; ``update`` applies to that of the main job.
+    before = [item for item in torch_job.plan(config) if item.step.name != _MIRROR] if config.torch.from_source else []
+    with Context(config) as context:
+        pipeline = _pipeline(context, again, only)
         again = [*again, *(["torch"] if any(item.runs for item in before) else [])]
         return [*before, *_plan(pipeline, update=update, again=again, only=only)]
 
 
-def _pipeline(flow: Flow, again: Sequence[str], only: Sequence[str]) -> Pipeline:
-    """The main job's steps; those of the workbench too where one of them is named."""
-    usual = {step.name for step in flow.pipeline().steps}
-    with_workbench = flow.pipeline(workbench=True)
-    named = {*again, *only} & ({step.name for step in with_workbench.steps} - usual)
-    return with_workbench if named else flow.pipeline()
+def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pipeline:
+    """The steps of the main job, and those of the workbench if one of them is named."""
+    usual = pipelines.main_job(context)
+    with_workbench = pipelines.main_job(context, with_workbench=True)
+    extra = {step.name for step in with_workbench.steps} - {step.name for step in usual.steps}
+    return with_workbench if extra & {*again, *only} else usual
 
 
 def _plan(pipeline: Pipeline, *, update: bool, again: Sequence[str], only: Sequence[str]) -> list[Decision]:
     names = [step.name for step in pipeline.steps]
     if unknown := [name for name in (*again, *only) if name not in names]:
         raise ConfigError([f"no step {name!r}; valid: {', '.join(names)}" for name in unknown])
-    decisions = pipeline.plan(force=frozenset(again) | ({_STEP_OF_UPDATE} if update else set()))
-    wanted = set(only or names)
-    for step in reversed(pipeline.steps):
-        wanted |= set(step.needs) if step.name in wanted else set()
-    return [item for item in decisions if item.step.name in wanted]
+    return pipeline.plan(force=frozenset(again) | ({_MIRROR} if update else set()), only=only)
 
 
 def build_image(
@@ -95,9 +96,9 @@ def build_image(
     only: Sequence[str] = (),
     reuse: bool = False,
 ) -> Built:
-    """Bring the system image up to date, or ``only`` these steps; ``reuse`` as in ``Flow``.
+    """Bring the system image up to date, or ``only`` these steps; ``reuse`` as in ``Context``.
 
-    Raises RootNeeded before anything is done, or a UserError of the step that failed.
+    Raises RootNeeded before anything is changed, or the UserError of the step that failed.
     """
     began = time.monotonic()
     if os.geteuid() != 0:
@@ -105,11 +106,11 @@ def build_image(
     ensure_running(config)
     if config.torch.from_source:
         torch_job.build_torch(config)
-    with alone(config.target_root), Flow(config, reuse=reuse) as flow:
-        pipeline = _pipeline(flow, again, only)
+    with build_lock(config.target_root), Context(config, reuse=reuse) as context:
+        pipeline = _pipeline(context, again, only)
         decisions = _plan(pipeline, update=update, again=again, only=only)
         before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
-        # The root is configured on one core, beside two steps that lead to the compiles; these are not to wait for it.
+        # The root is configured on one core. The two other steps are on the path to the compilers.
         manifests = pipeline.execute(decisions, at_once=3)
         written = {item.step: pipeline.manifest_path(item.step) for item in manifests}
         ran = frozenset(step for step, path in written.items() if before.get(path) != path.stat().st_mtime_ns)
@@ -117,40 +118,37 @@ def build_image(
 
 
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
-    """Raise RootNeeded where a root will be made. One that merely no engine could be asked for may be there."""
-    made = [item for item in decisions if item.runs and item.step.name in ROOTS and item.reason != NO_ENGINE]
+    """Raise RootNeeded if a root filesystem will be made. Without an engine its image may exist."""
+    made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:
         titles = ", ".join(item.step.title for item in made)
-        require_root(f"to give files to their owners ({titles})", task)
+        require_root(f"to set the owners of files ({titles})", task)
 
 
 def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
-    """Bring the image that shells are opened in up to date, and what it needs, for a task.
+    """Bring the image of the workbench up to date for a task.
 
-    Raises RootNeeded before anything is done, or a UserError of the step that failed.
+    Raises RootNeeded before anything is changed, or the UserError of the step that failed.
     """
     if os.geteuid() != 0:
-        with Flow(config) as flow:
-            _require_root(_for_workbench(flow.pipeline(workbench=True)), task)
+        with Context(config) as context:
+            pipeline = pipelines.main_job(context, with_workbench=True)
+            _require_root(pipeline.plan(only=("workbench",)), task)
     ensure_running(config)
-    with alone(config.target_root), Flow(config) as flow:
-        pipeline = flow.pipeline(workbench=True)
-        pipeline.execute(_for_workbench(pipeline))
-
-
-def _for_workbench(pipeline: Pipeline) -> list[Decision]:
-    return [item for item in pipeline.plan() if item.step.name not in ("archives", "rootfs", "base", "system")]
+    with build_lock(config.target_root), Context(config) as context:
+        pipeline = pipelines.main_job(context, with_workbench=True)
+        pipeline.execute(pipeline.plan(only=("workbench",)))
 
 
 def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:
     """Open a shell in the workbench; its exit status."""
-    shell.require_folder(folder)  # before the workbench is made, which takes minutes
+    shell.require_folder(folder)  # first, because making the workbench takes minutes
     ready_workbench(config)
     return shell.open_shell(
         config.image_reference("workbench"),
         config.image.target,
         folder,
-        compiler=Flow(config).compiler() if native_compiler else native.Mounts(),
+        compiler=compiler_mounts(Context(config)) if native_compiler else native.Mounts(),
         command=command,
         as_root=as_root,
     )

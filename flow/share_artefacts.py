@@ -1,8 +1,8 @@
-"""``push-artefacts`` and ``pull-artefacts``: the team's registry and this machine's artefact cache.
+"""``push-artefacts`` and ``pull-artefacts``: transfer wheels between the artefact cache and a team's registry.
 
-A team's machines may have builders with other packages, and then keep a wheel each under the same recipe's key. Where
-this machine has a builder, the key of what it would build is known whole, and that very wheel is asked for first: the
-one that a build takes instead of building. The one that was pushed last is for who has no builder, or is the only one.
+The builders of a team can contain different packages, so there can be several wheels for the same recipe key. If this
+machine has a builder, the complete key of its wheel is known, and that wheel is requested first: a build would use it.
+Otherwise, or if the registry does not have it, the wheel that was pushed last for the recipe is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.daemon import connect
 from recipes.torch import build as torch_build
 from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import build as tvm_ffi_build
-from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, RecipeInvalid, ReferenceNotFound, UserError
@@ -24,47 +24,47 @@ from toolchain.steps import MANIFEST_SUFFIX
 from wheels import artefacts
 
 _WITHOUT_PROVENANCE = (tvm_ffi.NAME,)
-"""Recipes that write no statement: nobody can ask for one."""
+"""Recipes that do not write a provenance statement."""
 
 
 def wanted(config: Config) -> list[tuple[str, str]]:
-    """Name and key of every artefact that this checkout, so configured, would build. Raises RecipeInvalid for none."""
+    """Name and key of every artefact that this configuration builds. Raises RecipeInvalid if there is none."""
     key = resolve.key(config)
     if not key:
         raise RecipeInvalid(
-            "no recipe makes an artefact for this configuration",
+            "there is no recipe for this configuration",
             expected="a release and a variant that recipes/torch builds",
             found=f"{config.image.label}, variant {config.torch.variant}, source {config.torch.source}",
-            fix="./inv build-torch --plan says what is in the way",
+            fix="./inv build-torch --plan prints the reason",
         )
     ffi = tvm_ffi.key(config) if config.remote.ffi_in_image else ""
     return [("torch", key), *([(tvm_ffi.NAME, ffi)] if ffi else [])]
 
 
-def offered(config: Config) -> list[tuple[str, str]]:
-    """Name and key of what a team may keep beside those: fetched where it is there, and no fault where it is not."""
+def optional(config: Config) -> list[tuple[str, str]]:
+    """Name and key of optional artefacts: it is not an error if the registry does not have them."""
     key = tvm_ffi.key(config)
     return [(tvm_ffi.NAME, key)] if key and not config.remote.ffi_in_image else []
 
 
 def push_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Send all that is kept here. Raises as ``artefacts.push``."""
+    """Push the whole artefact cache. Raises as ``artefacts.push``."""
     return artefacts.push(config, registry=registry, user=user)
 
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Fetch what this checkout would build, and what is offered beside. Raises as ``artefacts.pull``."""
+    """Pull the artefacts that this checkout would build, and optional ones. Raises as ``artefacts.pull``."""
     pulled = [_pull(config, name, key, registry=registry, user=user) for name, key in wanted(config)]
-    for name, key in offered(config):
+    for name, key in optional(config):
         with contextlib.suppress(ReferenceNotFound):
             pulled.append(_pull(config, name, key, registry=registry, user=user))
     return pulled
 
 
-def whole_key(config: Config, name: str, key: str) -> str:
-    """The key of what this machine's builder would make of a recipe's key; empty where there is no builder.
+def artefact_key(config: Config, name: str, key: str) -> str:
+    """The key of the artefact that the builder of this machine would make; empty without a builder.
 
-    A builder that cannot be asked for what is in it is told of.
+    Prints a warning if the contents of the builder cannot be read.
     """
     step = {"torch": "torch-builder", tvm_ffi.NAME: "tvm-ffi-builder"}[name]
     made = Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}")
@@ -75,12 +75,12 @@ def whole_key(config: Config, name: str, key: str) -> str:
             return tvm_ffi_build.artefact_key(key, made.artefact(".tar").sha256)
         return provenance.artefact_key(key, _versions(config, made))
     except UserError as fault:
-        progress.warn(f"{fault.summary}: {name} is asked for by its recipe alone")
+        progress.warn(f"{fault.summary}: {name} is requested by its recipe key only")
     return ""
 
 
 def _versions(config: Config, made: Manifest) -> dict[str, str]:
-    """What is in torch's builder. Raises EngineUnavailable, ArtefactMissing, CommandFailed."""
+    """The versions in torch's builder. Raises EngineUnavailable, ArtefactMissing, CommandFailed."""
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
         try:
@@ -88,17 +88,17 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
         except (docker.errors.ImageNotFound, docker.errors.NullResource):
             found = None
         if found != made.facts["image"]:
-            raise ArtefactMissing(f"the engine no longer has the {made.step} image that was made here")
+            raise ArtefactMissing(f"the engine no longer has the image {made.step}")
         return torch_build.versions_in(client, reference, config.image.target)
 
 
 def _pull(config: Config, name: str, key: str, *, registry: str | None, user: str | None) -> artefacts.Shared:
-    """The very one that a build would take, where that is known and there; else the recipe's that was pushed last."""
-    whole, stated = whole_key(config, name, key), name not in _WITHOUT_PROVENANCE
-    if whole:
+    """Pull the artefact that a build would use, if the registry has it; otherwise the last one of the recipe."""
+    exact, stated = artefact_key(config, name, key), name not in _WITHOUT_PROVENANCE
+    if exact:
         with contextlib.suppress(ReferenceNotFound):
-            return artefacts.pull(config, name, whole, registry=registry, user=user, stated=stated)
+            return artefacts.pull(config, name, exact, registry=registry, user=user, stated=stated)
     pulled = artefacts.pull(config, name, key, registry=registry, user=user, stated=stated)
-    if whole:
-        progress.say(f"    {name}: none there is of this machine's builder; this one was pushed last of the recipe")
+    if exact:
+        progress.say(f"    {name}: the registry has none of this builder; this is the last one of the recipe")
     return pulled

@@ -1,7 +1,7 @@
-"""A shell in the workbench: the development root with torch, libqpu and the extension, the caller's folder in it.
+"""A shell in the workbench: the development root with torch, libqpu and the extension, and the caller's folder.
 
-Compilers are there, native ones in disguise (images.native). Files made in the mounted folder belong to whoever
-called: the container starts as root, gives the caller's ids a name, and goes on under them.
+The compilers are native ones (images.native). Files that are created in the mounted folder belong to the caller: the
+container starts as root, creates a user with the caller's ids, and continues as that user.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def command_line(
     user: tuple[int, int],
     name: str = "",
 ) -> list[str]:
-    """The engine's command line that opens the shell, in a container of that name.
+    """The command line of docker that opens the shell in a container of that name.
 
-    Variables are named alone, as every user of the machine can read it; their values are those of ``environment``.
+    It contains only the names of variables, because every user can read it. ``environment`` returns the values.
     """
     docker = str(require_program("docker", "to open a shell in a container"))
     words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
@@ -68,22 +68,24 @@ def command_line(
 
 
 def require_folder(folder: Path) -> None:
-    """Raise ArtefactMissing where there is no such folder to mount."""
+    """Raise ArtefactMissing unless the folder exists."""
     if not folder.is_dir():
-        raise ArtefactMissing(f"{folder} is no folder", expected="a folder to mount at " + WORK, fix="name another")
+        raise ArtefactMissing(
+            f"{folder} is not a folder", expected="a folder to mount at " + WORK, fix="choose another"
+        )
 
 
 def environment(compiler: Mounts) -> dict[str, str]:
-    """The variables that ``command_line`` names. A proxy's address may hold a password."""
+    """The variables in ``command_line``. The address of a proxy can contain a password."""
     return {**build_environment(), **compiler.environment}
 
 
 def open_shell(
     image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
 ) -> int:
-    """Open it, or run ``command`` (a line for the shell) in it; its exit status. Raises ArtefactMissing.
+    """Open a shell, or run ``command`` (a line for the shell) in it; its exit status. Raises ArtefactMissing.
 
-    Its container is gone afterwards, also where Ctrl-C, SIGTERM or a dropped terminal ended it.
+    Its container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal.
     """
     require_folder(folder)
     words = ["bash", "-c", command] if command else ["bash", "-l"]
@@ -114,10 +116,10 @@ def _new_name() -> str:
 
 
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Have the engine remove the container, whatever became of the program that started it.
+    """Remove the container, whatever the state of the docker program that started it.
 
-    That program then leaves by itself and gives the terminal back as it was. One that was still making the container
-    goes on for a while: so it is removed again, until the program is gone.
+    That program then ends and restores the terminal. It may still be creating the container: therefore the container is
+    removed repeatedly until the program has ended.
     """
     deadline = time.monotonic() + _END_LIMIT_S
     while True:
@@ -132,7 +134,7 @@ def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> 
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_END_LIMIT_S,
-                start_new_session=True,  # a second Ctrl-C in the terminal is none of its business
+                start_new_session=True,  # a second Ctrl-C in the terminal must not end it
             )
         if ended:
             return

@@ -1,9 +1,9 @@
-"""``verify``: that a wheel built again is the same, bit for bit.
+"""``verify``: check that building a wheel again gives the same bytes.
 
-*Sampled*: some objects of the kept build tree, drawn at random (by a seed that is printed), are compiled once more
-without the compiler's cache and compared. *Full*: the whole wheel is built once more in a tree of its own, without the
-cache, and compared with the one that was built before: here, for the artefact cache, or for this repository. That one
-must be of the same compiler and packages, by its provenance: another compiler's wheel is another one.
+*Sampled*: randomly chosen objects of the build tree (the seed is printed) are compiled again without ccache and
+compared. *Full*: the whole wheel is built again in a separate tree, without ccache, and compared with an earlier one:
+built here, from the artefact cache, or from this repository. According to its provenance, that wheel must have been
+built with the same compiler and packages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.daemon import ensure_running
-from flow import main_steps as flow
-from flow import torch_job as job
+from flow import torch_job
+from flow.build_lock import build_lock
+from flow.context import Context
 from recipes.torch import build as building
 from recipes.torch import provenance, resolve
 from toolchain import files, progress
@@ -31,7 +32,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Verified:
-    """What was compared: names of what was built again, and the seconds that took."""
+    """The names of the files that were compared, and the duration in seconds."""
 
     mode: str
     names: tuple[str, ...]
@@ -40,24 +41,24 @@ class Verified:
 
     def summary(self) -> str:
         """One line."""
-        what = f"{len(self.names)} objects" if self.mode == "sampled" else self.names[0]
-        drawn = f", drawn with seed {self.seed}" if self.mode == "sampled" else ""
-        return f"{what} built again to the same bytes in {self.seconds:.0f} s{drawn}"
+        subject = f"{len(self.names)} objects" if self.mode == "sampled" else self.names[0]
+        seed = f", chosen with seed {self.seed}" if self.mode == "sampled" else ""
+        return f"{subject} built again to the same bytes in {self.seconds:.0f} s{seed}"
 
 
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
     """Build again and compare.
 
-    Raises NotReproducible with the names that differ, ArtefactMissing without a whole build. What does not
-    compile at all is no other object: CommandFailed, DiskFull, MemoryExhausted, as by ``Builder.run``.
+    Raises NotReproducible with the names that differ, ArtefactMissing without a complete build. An object that does not
+    compile raises CommandFailed, DiskFull or MemoryExhausted, as in ``Builder.run``.
     """
     ensure_running(config)
-    with flow.alone(config.target_root), job.TorchFlow(config) as made:
+    with build_lock(config.target_root), Context(config) as context:
         if full:
             before = wheels_to_compare(config)
-            builder = made.builder()
-            return _full(made, builder, *made_alike(before, builder.versions()))
-        builder = made.builder()
+            builder = torch_job.ready_builder(context)
+            return _full(context.root, builder, *made_alike(before, builder.versions()))
+        builder = torch_job.ready_builder(context)
         return sampled(builder, sample, random.SystemRandom().randrange(1 << 32) if seed is None else seed)
 
 
@@ -67,23 +68,23 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
         raise ArtefactMissing(
-            "there is no build tree of torch to draw objects from",
+            "there is no build tree of torch to choose objects from",
             expected=f"{listed.name} in {listed.parent}",
             found="no such file",
-            fix="run ./inv build-torch --again (a kept or fetched wheel has no tree), or use --full",
+            fix="run ./inv build-torch --again (a cached wheel has no tree), or use --full",
         )
-    # A precompiled header is no object. What unites the sources of a folder ends in .cxx too, and is one.
+    # A precompiled header is not an object. The .cxx file of a unity build is one.
     commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]
     if not commands or sample < 1:
         raise ArtefactMissing(
-            "there is nothing to compare", expected="at least one object", found=f"{sample} asked for"
+            "there is nothing to compare", expected="at least one object", found=f"{sample} requested"
         )
-    # S311: objects are drawn so that a run can be repeated, not so that nobody can guess them.
-    drawn = random.Random(seed).sample(commands, min(sample, len(commands)))  # noqa: S311
-    _require_made(listed.parent, [_object_of(item) for item in drawn])
+    # S311: the choice must be repeatable, not unpredictable.
+    chosen = random.Random(seed).sample(commands, min(sample, len(commands)))  # noqa: S311
+    _require_made(listed.parent, [_object_of(item) for item in chosen])
     differing, names = [], []
-    with progress.bar("torch: objects compiled again", total=len(drawn)) as bar:
-        for number, item in enumerate(drawn):
+    with progress.bar("torch: objects compiled again", total=len(chosen)) as bar:
+        for number, item in enumerate(chosen):
             words = shlex.split(item["command"])
             out = _object_of(item)
             words[words.index("-o") + 1] = "/tmp/again.o"  # noqa: S108
@@ -96,44 +97,44 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
                 differing.append(name)
     if differing:
         raise NotReproducible(
-            f"{len(differing)} of {len(drawn)} objects of torch are not the same when compiled again",
+            f"{len(differing)} of {len(chosen)} objects of torch differ when compiled again",
             expected="the same bytes",
             found=", ".join(differing),
-            fix=f"--seed={seed} draws the same ones; the log is {builder.log}",
+            fix=f"--seed={seed} chooses the same objects; the log is {builder.log}",
         )
     return Verified("sampled", tuple(names), seed, time.monotonic() - began)
 
 
 def _object_of(command: Mapping[str, str]) -> str:
-    """Where a command of the database writes to, from the build's folder."""
+    """The output of a command in the database, relative to the build folder."""
     words = shlex.split(command["command"])
     return words[words.index("-o") + 1]
 
 
 def _require_made(tree: Path, objects: Sequence[str]) -> None:
-    """Raise ArtefactMissing for objects that no build has come to: the database is there since configure."""
+    """Raise ArtefactMissing for objects that no build has compiled: the database exists since configure."""
     absent = [name for name in objects if not (tree / name).is_file()]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise ArtefactMissing(
             "the build tree of torch is not complete",
-            expected="every object that was drawn: a build that came to its end",
+            expected="every chosen object, from a complete build",
             found=f"no {absent[0].rsplit('/', 1)[-1]}{more}",
-            fix="run ./inv build-torch --again, which goes on from there",
+            fix="run ./inv build-torch --again, which continues from there",
         )
 
 
-def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: str) -> Verified:
+def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Verified:
     began = time.monotonic()
     progress.say(f"    compared with {wheel.name}, {where}")
     again = builder.elsewhere("again")
     again.discard()
-    out = made.root / "torch-again"
+    out = root / "torch-again"
     built = again.build(out)
     first, second = files.sha256_of(wheel), files.sha256_of(built.wheel)
     if first != second:
         raise NotReproducible(
-            "torch's wheel is not the same when built again",
+            "torch's wheel differs when built again",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",
             fix=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
@@ -144,43 +145,40 @@ def _full(made: job.TorchFlow, builder: building.Builder, wheel: Path, where: st
 
 
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
-    """Wheels that the recipe as it is now made before, and where from. Raises ArtefactMissing where none is.
-
-    A wheel of another recipe would be another one however well the build repeats itself.
-    """
+    """Earlier wheels with the current key of the recipe, and their origins. Raises ArtefactMissing if there is none."""
     refused: list[str] = []
-    spoilt: list[resolve.Spoilt] = []
-    found = [(wheel, where) for wheel, _, where in resolve.of_this_recipe(config, refused, spoilt)]
+    unusable: list[resolve.Unusable] = []
+    found = [(wheel, where) for wheel, _, where in resolve.of_this_recipe(config, refused, unusable)]
     if found:
-        resolve.warn_of(spoilt)
+        resolve.warn_of(unusable)
         return found
-    if spoilt:
-        raise spoilt[0].fault
+    if unusable:
+        raise unusable[0].fault
     raise ArtefactMissing(
         "there is no wheel to compare with",
-        expected="one that this recipe made",
+        expected="a wheel with the current key of the recipe",
         found="; ".join(refused) or "none",
         fix="run ./inv build-torch",
     )
 
 
 def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) -> tuple[Path, str]:
-    """The first that was compiled with these versions, as ``Builder.versions`` has them.
+    """The first wheel that was compiled with these versions (``Builder.versions``).
 
-    Raises ArtefactMissing with what differs where none was.
+    Raises ArtefactMissing with the differences if there is none.
     """
-    told = []
+    differences = []
     for wheel, where in wheels:
         before = provenance.versions_of(wheel)
         names = sorted(name for name in {*before, *versions} if before.get(name) != versions.get(name))
         if not names:
             return wheel, where
-        moved = [f"{name} {before.get(name, 'absent')} → {versions.get(name, 'absent')}" for name in names]
-        more = [f"and {len(moved) - _SHOWN} more"] if len(moved) > _SHOWN else []
-        told.append(f"{wheel.name} ({where}): {', '.join([*moved[:_SHOWN], *more])}")
+        changes = [f"{name} {before.get(name, 'absent')} → {versions.get(name, 'absent')}" for name in names]
+        more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+        differences.append(f"{wheel.name} ({where}): {', '.join([*changes[:_SHOWN], *more])}")
     raise ArtefactMissing(
-        "there is no wheel to compare with: the builder image has another compiler or other packages now",
-        expected="one that was compiled with what the builder image has",
-        found="; ".join(told),
-        fix="run ./inv build-torch, which makes one with these, then this task again",
+        "there is no wheel to compare with: the builder image now has another compiler or other packages",
+        expected="a wheel that was compiled with the versions in the builder image",
+        found="; ".join(differences),
+        fix="run ./inv build-torch, which makes one, and then this task again",
     )

@@ -1,8 +1,8 @@
-"""How to log in to a board whose root filesystem we wrote: its address, our key, its pinned host key.
+"""SSH access to a board: its address, our login key and its pinned host key.
 
-The host key is looked up under one fixed name (``HostKeyAlias``), so that it holds for every address and port the
-board is reached at, a forwarded port of a virtual machine included. Without a pinned key the user's own
-``known_hosts`` decides; an unknown key is refused in both cases, never learnt.
+ssh looks the host key up under one fixed name (``HostKeyAlias``), so it is valid for every address and port of the
+board, including a forwarded port of a virtual machine. Without a pinned key, ssh uses the user's ``known_hosts``. In
+both cases an unknown key is rejected and never added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolchain import files
 from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, UserError
 
 ALIAS = "pitorch-board"
-"""Name of the board in the pinned known_hosts file."""
+"""The board's name in the pinned known_hosts file."""
 
 _REFUSED = re.compile(r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|No \S+ host key is known")
 _DENIED = re.compile(r"Permission denied \(|Too many authentication failures")
@@ -25,10 +25,10 @@ _DENIED = re.compile(r"Permission denied \(|Too many authentication failures")
 
 @dataclass(frozen=True, kw_only=True)
 class SshAccess:
-    """Where a board is and what proves that it is ours.
+    """Address, user and keys of a board.
 
-    ``key`` and ``known_hosts`` are None for a board that runs a system of its own: then the user's keys and
-    ``known_hosts`` count.
+    ``key`` and ``known_hosts`` are None for a board with a system that we did not export: ssh then uses the user's
+    keys and ``known_hosts``.
     """
 
     host: str
@@ -38,7 +38,7 @@ class SshAccess:
     known_hosts: Path | None = None
 
     def options(self) -> list[str]:
-        """Options of ``ssh`` that log in without a question and refuse every other host key."""
+        """Options of ``ssh`` for a login without prompts that accepts only the known host key."""
         words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
         if self.known_hosts is not None:
             words += [
@@ -68,7 +68,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
     )
     if found is None or not 0 < int(found["port"] or 22) < 65536:
         raise UserError(
-            f"{text!r} does not name a board",
+            f"{text!r} is not a valid board address",
             expected="[USER@]HOST[:PORT], an IPv6 address in brackets",
             found=repr(text),
             fix="for example --host root@192.168.77.50",
@@ -77,10 +77,10 @@ def parse_host(text: str) -> tuple[str, str, int]:
 
 
 def pin(host_keys: Path, destination: Path) -> Path:
-    """Write a known_hosts file that knows the keys of ``host_keys``, all under the one name ``ALIAS``.
+    """Write a known_hosts file with all keys of ``host_keys`` under the name ``ALIAS``.
 
-    ``host_keys`` is a known_hosts file, or public keys as ssh-keygen writes them. Raises ArtefactMissing when it
-    holds no key.
+    ``host_keys`` is a known_hosts file or has public keys in ssh-keygen's format. Raises ArtefactMissing if it has no
+    key.
     """
     try:
         lines = host_keys.read_text().splitlines()
@@ -89,32 +89,32 @@ def pin(host_keys: Path, destination: Path) -> Path:
     keys = [found[0] for line in lines if (found := re.search(r"(?:ssh|ecdsa|sk)-[\w@.-]+ AAAA[\w+/=]+", line))]
     if not keys:
         raise ArtefactMissing(
-            "the host key of the exported tree is not known, so the board could not be told from another machine",
+            "the host key of the exported tree is missing, so the board cannot be authenticated",
             expected=f"at least one public key in {host_keys}",
             found="no key" if host_keys.exists() else "no such file",
-            fix="run ./inv export-nfsroot again: it makes host keys and writes them there",
+            fix="run ./inv export-nfsroot again: it creates the host keys",
         )
     files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys(keys)))
     return destination
 
 
 def diagnose(access: SshAccess, output: str) -> UserError | None:
-    """The error that ssh's complaint stands for; None when waiting may help."""
+    """Convert ssh's output into an error; None if a retry may succeed."""
     if _REFUSED.search(output):
         pinned = access.known_hosts is not None
         return BoardUntrusted(
-            f"{access} is not the board we expect",
+            f"the SSH host key of {access} is not the expected one",
             expected="the SSH host key that the export wrote into the root filesystem"
             if pinned
-            else "an SSH host key that your known_hosts has",
-            found="another host key" if pinned else "one that is unknown there, or another",
+            else "an SSH host key from your known_hosts",
+            found="another host key" if pinned else "an unknown or different host key",
             fix="check the address; if the tree was exported again while the board was up, reboot the board"
             if pinned
-            else f"compare its fingerprint on the board's own console, then log in once by hand: ssh {access}",
+            else f"compare the fingerprint on the board's console, then log in once by hand: ssh {access}",
         )
     if _DENIED.search(output):
         return BoardLoginDenied(
-            f"{access} does not let us in",
+            f"SSH login denied: {access}",
             expected=f"a login with the key {access.key}" if access.key else "a login with one of your SSH keys",
             found=output.strip().splitlines()[-1],
             fix="the board must have booted the exported tree, which has that key in /root/.ssh/authorized_keys"
@@ -125,5 +125,5 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
 
 
 def _quoted(path: Path) -> str:
-    """A path as ssh's own option parser takes it."""
+    """Quote a path for ssh's option parser."""
     return f'"{path}"' if " " in str(path) else str(path)

@@ -1,8 +1,7 @@
-"""What breaks when a root filesystem made for a disk (or a container) is booted over NFS: list it, fix it.
+"""Find and fix the parts of a root filesystem that fail when a board boots it over NFS.
 
-Works on a tree alone: nothing is executed in it, no chroot, no emulator. Links are followed as the board would follow
-them, never out of the tree. Every check leaves a tree in which it finds nothing more to fix, so a second audit
-fixes nothing.
+The audit only reads and writes files of the tree: it executes nothing in it, and needs no chroot or emulator. Links are
+resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
 
 The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that carries the
 root must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
@@ -30,13 +29,13 @@ HELPER = Path(__file__).resolve().parent / "enter-nfsroot"
 HELPER_IN_TREE = "/usr/local/sbin/enter-nfsroot"
 _NOTE = "# changed by export-nfsroot: "
 
-# Their packages fall back to setuid where the file system holds no capabilities (Debian's postinst of each).
+# Debian's packages of these programs fall back to setuid if the file system has no capabilities (their postinst).
 _SETUID_WILL_DO = frozenset({
     "ping", "ping4", "ping6", "fping", "mtr-packet", "arping", "clockdiff", "traceroute6.iputils",
     "newuidmap", "newgidmap",
 })  # fmt: skip
 
-# linux/capability.h, in order of their numbers.
+# In numerical order, from linux/capability.h.
 _CAPABILITIES = (
     "chown", "dac_override", "dac_read_search", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
     "linux_immutable", "net_bind_service", "net_broadcast", "net_admin", "net_raw", "ipc_lock", "ipc_owner",
@@ -49,37 +48,37 @@ _CAPABILITIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that would break, and what was done about it."""
+    """One problem and its fix."""
 
     check: str
     path: str
-    """In the tree, absolute."""
+    """Absolute path in the tree."""
     found: str
     fix: str
     fixed: bool = True
 
     def as_json(self) -> dict[str, str | bool]:
-        """For the manifest."""
+        """The finding as an entry of the manifest."""
         return {"check": self.check, "path": self.path, "found": self.found, "fix": self.fix, "fixed": self.fixed}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the board is to be told."""
+    """The board's settings."""
 
     hostname: str
     nameservers: tuple[str, ...]
     client_public_key: str
     """One line of authorized_keys."""
     now: int
-    """Seconds since 1970: the clock of a board without one starts here."""
+    """Unix time: the initial time of a board without a real-time clock."""
     host_keys: tuple[str, ...] = ()
-    """Public host keys of an earlier audit of this very tree: where it has them still, they stay."""
+    """Public host keys of an earlier audit of this tree; they are preserved if the tree still has them."""
 
 
 @dataclass
 class Audit:
-    """The tree under audit and what was found so far."""
+    """The audited tree and the findings."""
 
     root: Path
     settings: Settings
@@ -93,7 +92,7 @@ class Audit:
         self.findings.append(Finding(check=check, path=path, found=found, fix=fix, fixed=fixed))
 
     def text(self, path: str) -> str | None:
-        """A regular file's text, links followed; None without one."""
+        """The text of a regular file, following links; None if there is none."""
         try:
             place = follow(self.root, path)
             return place.read_text(errors="surrogateescape") if place.is_file() else None
@@ -101,7 +100,7 @@ class Audit:
             return None
 
     def write(self, path: str, text: str, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
-        """Put a regular file there, whatever was there before; a link is replaced, not followed."""
+        """Write a regular file; an existing entry, including a link, is replaced."""
         place = inside(self.root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         with replacing(place) as aside:
@@ -111,7 +110,7 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def rewrite(self, path: str, text: str) -> None:
-        """Change a file's text; its mode and owner stay."""
+        """Replace a file's text and preserve its mode and owner."""
         place = follow(self.root, path)
         before = place.stat()
         with replacing(place) as aside:
@@ -121,7 +120,7 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def link(self, path: str, target: str) -> None:
-        """Put a symbolic link there."""
+        """Create or replace a symbolic link."""
         place = inside(self.root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         with replacing(place) as aside:
@@ -135,18 +134,18 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def has(self, path: str) -> bool:
-        """Whether something is there; a link counts, wherever it leads."""
+        """Whether the path exists; a dangling link counts."""
         return os.path.lexists(inside(self.root, path))
 
     def listing(self, folder: str, pattern: str = "*") -> Iterator[str]:
-        """Paths in the tree of a folder's entries that match."""
+        """Yield the tree paths of the entries of a folder that match."""
         place = follow(self.root, folder)
         if place.is_dir():
             for item in sorted(place.glob(pattern)):
                 yield self.path_of(item)
 
     def path_of(self, place: Path) -> str:
-        """A place as the board names it."""
+        """The path on the board."""
         return f"/{self._relative(place)}"
 
     def _relative(self, place: Path) -> str:
@@ -154,7 +153,7 @@ class Audit:
 
 
 def audit(root: Path, settings: Settings) -> Audit:
-    """List and fix what breaks on NFS, in the tree at ``root``."""
+    """Audit the tree at ``root``."""
     made = Audit(root, settings)
     for check in CHECKS:
         check(made)
@@ -162,8 +161,8 @@ def audit(root: Path, settings: Settings) -> Audit:
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """The findings for people."""
-    made = Table(title="audit: what would break over NFS", title_justify="left", title_style="bold")
+    """The findings as a table."""
+    made = Table(title="audit: problems with an NFS root", title_justify="left", title_style="bold")
     for column in ("check", "path", "found", "fix"):
         made.add_column(column, overflow="fold")
     made.add_column("fixed")
@@ -174,7 +173,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def nameservers_of_host(candidates: Sequence[Path] = ()) -> tuple[str, ...]:
-    """The name servers this PC uses that another machine can use too: loopback addresses do not count."""
+    """This PC's name servers without loopback addresses, which other machines cannot use."""
     for source in candidates or (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")):
         try:
             lines = source.read_text(errors="replace").splitlines()
@@ -197,7 +196,7 @@ def _resolv_conf(tree: Audit) -> None:
     place = inside(tree.root, path)
     wanted = "".join(f"nameserver {server}\n" for server in tree.settings.nameservers)
     if place.is_symlink():
-        found = f"a link to {os.readlink(place)}, which nothing on the board fills"  # noqa: PTH115
+        found = f"a link to {os.readlink(place)}, which nothing on the board creates"  # noqa: PTH115
     elif not place.exists():
         found = "absent"
     else:
@@ -210,7 +209,9 @@ def _resolv_conf(tree: Audit) -> None:
         tree.write(path, wanted)
         tree.note("resolv.conf", path, found, f"this PC's: {', '.join(tree.settings.nameservers)}")
     else:
-        tree.note("resolv.conf", path, found, "this PC has no usable one: write 'nameserver ADDRESS'", fixed=False)
+        tree.note(
+            "resolv.conf", path, found, "this PC has no usable name server: write 'nameserver ADDRESS'", fixed=False
+        )
 
 
 def _hostname(tree: Audit) -> None:
@@ -225,15 +226,15 @@ def _hostname(tree: Audit) -> None:
     hosts = tree.text("/etc/hosts")
     if hosts is None or not re.search(rf"^127\.\S+\s.*\b{re.escape(name)}\b", hosts, re.MULTILINE):
         tree.write("/etc/hosts", wanted)
-        tree.note("hostname", "/etc/hosts", "does not know the board's name", f"localhost and {name}")
+        tree.note("hostname", "/etc/hosts", "no entry for the board's name", f"localhost and {name}")
 
 
 def _machine_id(tree: Audit) -> None:
     path = "/etc/machine-id"
     if tree.has("/etc") and tree.text(path) != "":
-        found = "the same for every board" if tree.has(path) else "absent"
+        found = "identical on every board" if tree.has(path) else "absent"
         tree.write(path, "", mode=0o444)
-        tree.note("machine-id", path, found, "emptied: the first boot sets it")
+        tree.note("machine-id", path, found, "emptied: set on the first boot")
     path = "/var/lib/dbus/machine-id"
     if tree.has(path) and not inside(tree.root, path).is_symlink():
         tree.link(path, "/etc/machine-id")
@@ -241,7 +242,7 @@ def _machine_id(tree: Audit) -> None:
     for path in ("/var/lib/systemd/random-seed", "/var/lib/urandom/random-seed"):
         if tree.has(path):
             tree.remove(path)
-            tree.note("machine-id", path, "the same random seed for every board", "removed")
+            tree.note("machine-id", path, "identical random seed on every board", "removed")
 
 
 def _fstab(tree: Audit) -> None:
@@ -277,7 +278,7 @@ def _swap(tree: Audit) -> None:
         if inside(tree.root, place).is_symlink() and os.readlink(inside(tree.root, place)) == "/dev/null":  # noqa: PTH115
             continue
         tree.link(place, "/dev/null")
-        tree.note("swap", place, "swaps to a file, which NFS cannot hold", "masked")
+        tree.note("swap", place, "swaps to a file, which NFS does not support", "masked")
     for path in ("/var/swap", "/swapfile"):
         if tree.has(path):
             size = inside(tree.root, path).lstat().st_size
@@ -293,11 +294,11 @@ def _network(tree: Audit) -> None:
         wanted = re.sub(r"^(\s*iface\s+(?!lo\b)\S+\s+inet\s+)(dhcp|static)\b", r"\1manual", text, flags=re.MULTILINE)
         if wanted != text:
             tree.rewrite(path, wanted)
-            tree.note("network", path, "configures the interface that carries the root", "set to manual")
+            tree.note("network", path, "configures the interface of the root", "set to manual")
     path = "/etc/NetworkManager/conf.d/nfsroot.conf"
     if tree.has("/usr/sbin/NetworkManager") and not tree.has(path):
         tree.write(path, "[keyfile]\nunmanaged-devices=type:ethernet\n")
-        tree.note("network", path, "NetworkManager takes over the interface that carries the root", "left unmanaged")
+        tree.note("network", path, "NetworkManager reconfigures the interface of the root", "set to unmanaged")
     for path, fix in (
         ("/etc/systemd/network", "give its .network files KeepConfiguration=yes"),
         ("/etc/dhcpcd.conf", "add `denyinterfaces eth0` there"),
@@ -305,7 +306,7 @@ def _network(tree: Audit) -> None:
         units = [item for item in tree.listing(path, "*.network") if "DHCP=" in (tree.text(item) or "")]
         text = tree.text(path) or ""
         if units or (text and "denyinterfaces" not in text):
-            tree.note("network", path, "may configure the interface that carries the root", fix, fixed=False)
+            tree.note("network", path, "may configure the interface of the root", fix, fixed=False)
 
 
 def _host_keys(tree: Audit) -> None:
@@ -327,8 +328,8 @@ def _host_keys(tree: Audit) -> None:
         (folder / name).chmod(0o600)
         tree.touched += [f"etc/ssh/{name}", f"etc/ssh/{name}.pub"]
         tree.host_keys.append((folder / f"{name}.pub").read_text().strip())
-    found = f"{len(old)} key files, the same for every board" if old else "none"
-    tree.note("host-keys", "/etc/ssh", found, "made for this export; ssh_known_hosts beside the tree pins them")
+    found = f"{len(old)} key files, identical on every board" if old else "none"
+    tree.note("host-keys", "/etc/ssh", found, "generated; pinned in ssh_known_hosts next to the tree")
 
 
 def _root_login(tree: Audit) -> None:
@@ -348,7 +349,7 @@ def _root_login(tree: Audit) -> None:
     inside(tree.root, folder).chmod(0o700)
     if wanted != before:
         tree.write(path, wanted, mode=0o600)
-        tree.note("root-login", path, "this PC cannot log in", "its public key added (id_ed25519 beside the tree)")
+        tree.note("root-login", path, "this PC cannot log in", "public key added (id_ed25519 next to the tree)")
 
 
 def _capabilities(tree: Audit) -> None:
@@ -360,21 +361,21 @@ def _capabilities(tree: Audit) -> None:
             if value is None:
                 continue
             path = os.fsdecode(place[len(top) :])
-            found = f"file capabilities {capability_text(value)}, which NFS does not carry"
+            found = f"file capabilities {capability_text(value)}, which NFS does not support"
             mode = os.lstat(place).st_mode
             if mode & stat.S_ISUID:
                 continue
             if os.fsdecode(name) in _SETUID_WILL_DO and mode & stat.S_IXOTH:
                 os.chmod(place, stat.S_IMODE(mode) | stat.S_ISUID)  # noqa: PTH101
                 tree.touched.append(path.lstrip("/"))
-                tree.note("capabilities", path, found, "setuid root, as its package does without capabilities")
+                tree.note("capabilities", path, found, "setuid root, the fallback of its package")
             else:
                 tree.note("capabilities", path, found, "run it as root, or as a service with AmbientCapabilities",
                           fixed=False)  # fmt: skip
 
 
 def capability_text(value: bytes) -> str:
-    """A security.capability attribute in words (struct vfs_cap_data, linux/capability.h, revisions 1 to 3)."""
+    """Decode a security.capability attribute (struct vfs_cap_data, linux/capability.h, revisions 1 to 3)."""
     try:
         (magic,) = struct.unpack_from("<I", value)
         words = (len(value) - 4) // 8
@@ -398,7 +399,7 @@ def _engine_files(tree: Audit) -> None:
     path = "/usr/sbin/policy-rc.d"
     if "exit 101" in (tree.text(path) or ""):
         tree.remove(path)
-        tree.note("engine-files", path, "forbids every service to start", "removed")
+        tree.note("engine-files", path, "prevents all services from starting", "removed")
     path = "/etc/mtab"
     if tree.has(path) and not inside(tree.root, path).is_symlink():
         tree.link(path, "../proc/self/mounts")
@@ -415,7 +416,7 @@ def _dev(tree: Audit) -> None:
         if stat.S_ISREG(mode) or stat.S_ISSOCK(mode):
             kind = "a regular file" if stat.S_ISREG(mode) else "a socket"
             tree.remove(path)
-            tree.note("dev", path, f"{kind} where a device belongs", "removed")
+            tree.note("dev", path, f"{kind} in place of a device", "removed")
     for name, major, minor, bits in (("console", 5, 1, 0o600), ("null", 1, 3, 0o666)):
         path = f"/dev/{name}"
         if not tree.has(path):
@@ -423,7 +424,9 @@ def _dev(tree: Audit) -> None:
             os.mknod(place, stat.S_IFCHR | bits, os.makedev(major, minor))
             place.chmod(bits)
             tree.touched.append(path.lstrip("/"))
-            tree.note("dev", path, "absent, and needed before devtmpfs is mounted", f"character device {major}:{minor}")
+            tree.note(
+                "dev", path, "absent, but required before devtmpfs is mounted", f"character device {major}:{minor}"
+            )
 
 
 def _clock(tree: Audit) -> None:
@@ -432,15 +435,15 @@ def _clock(tree: Audit) -> None:
     path = "/etc/fake-hwclock.data"
     if (before := tree.text(path)) is not None and before.strip() < stamp:
         tree.rewrite(path, f"{stamp}\n")
-        tree.note("clock", path, f"an older time: {before.strip()}", stamp)
-    # systemd's PID 1 sets the clock to this file's time when it is later (systemd(1), since 250); pi-init reads it too.
+        tree.note("clock", path, f"older time: {before.strip()}", stamp)
+    # systemd sets the clock to at least the time stamp of this file (systemd(1), since 250); pi-init reads it too.
     path = "/usr/lib/clock-epoch"
     if tree.has("/usr/lib") and (not tree.has(path) or inside(tree.root, path).lstat().st_mtime < now):
         first = not tree.has(path)
         if first:
             tree.write(path, "")
         os.utime(inside(tree.root, path), (now, now))
-        tree.note("clock", path, "no earliest time for a board without a clock" if first else "an older time", stamp)
+        tree.note("clock", path, "no minimum time for a board without a clock" if first else "older time", stamp)
 
 
 def _proxies(tree: Audit) -> None:
@@ -468,7 +471,7 @@ def _helper(tree: Audit) -> None:
     if tree.has("/usr") and tree.text(HELPER_IN_TREE) != wanted:
         found = "another version" if tree.has(HELPER_IN_TREE) else "absent"
         tree.write(HELPER_IN_TREE, wanted, mode=0o755)
-        tree.note("helper", HELPER_IN_TREE, found, "installed: a board on this root can enter another")
+        tree.note("helper", HELPER_IN_TREE, found, "installed, to enter other roots from this one")
 
 
 CHECKS: tuple[Callable[[Audit], None], ...] = (

@@ -1,8 +1,8 @@
-"""A system for the virtual machine to boot when it is to enter the exported tree as a chroot.
+"""The system that the virtual machine boots before it enters the exported tree as a chroot.
 
-A real board that runs enter-nfsroot has a system of its own, on its card. In QEMU the image of the root filesystem
-alone plays that part, exported to a folder of its own: the same packages, kernel and init, and neither torch nor libqpu
-nor the extension modules. What the suite finds of those, it finds in the tree that was entered.
+A real board that runs enter-nfsroot has another system on its card. In QEMU, the image of the root filesystem without
+torch, libqpu and the extension modules takes its place, exported to a separate folder. If the suite finds those
+modules, they are in the entered tree.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _ROLE = "rootfs"
 
 
 def layout_of(config: Config) -> Layout:
-    """Where its export is."""
-    return Layout(absolute(config.target_root / "own-system"))
+    """The paths of its export."""
+    return Layout(absolute(config.target_root / "bare-system"))
 
 
 def ready(config: Config) -> Layout:
-    """Its export, made where there is none of the image as it is.
+    """Export the image unless an export of it exists.
 
-    Raises RootNeeded, ArtefactMissing where the engine has no such image (the system image was pulled, not built here),
-    and what ``export`` raises.
+    Raises RootNeeded, ArtefactMissing if the engine does not have the image (the system image was pulled, not built
+    here), and the errors of ``export``.
     """
-    process.require_root("to export and to serve the system that enters the tree", "./inv test-on-pi --chroot")
+    process.require_root("to export and serve the system that enters the tree", "./inv test-on-pi --chroot")
     layout = layout_of(config)
     engine.ensure_running(config)
     with contextlib.closing(engine.connect()) as client:
         image = unpack.find_image(client, config.image_reference(_ROLE), config.image.target)
-    why = "never finished before"
+    why = "never exported"
     with contextlib.suppress(ArtefactMissing, ArtefactDamaged):
         if require_export(layout).facts["image_id"] == image.id:
-            progress.say(f"    system that enters the tree: skipped ({image.reference} unchanged)")
+            progress.say(f"    bare system: skipped ({image.reference} unchanged)")
             return layout
-        why = f"{image.reference} is another"
-    progress.say(f"    system that enters the tree: runs ({why})")
+        why = f"{image.reference} changed"
+    progress.say(f"    bare system: runs ({why})")
     export(config, destination=layout.place, role=_ROLE)
     return layout

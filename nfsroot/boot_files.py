@@ -1,7 +1,7 @@
-"""The files beside an exported tree: server configurations, what a Pi fetches to boot, the chroot helper.
+"""The files next to an exported tree: server configurations, boot files for TFTP, and the chroot helper.
 
-Rendered from templates by the configuration and by what the tree holds (kernel, initramfs, device trees, firmware).
-What a network boot needs and the tree lacks is said, not made up.
+They are rendered from templates, the configuration and the contents of the tree (kernel, initramfs, device trees,
+firmware). A warning names each part of a network boot that the tree lacks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from toolchain.config import Config
 from toolchain.errors import NetworkUnreachable, ProgramMissing
 
 GPU_MEMORY_MIB = 128
-"""The kernels' buffers and the firmware's own share; half as much does for small arrays."""
+"""Memory for the buffers of QPU kernels and for the firmware; half of it is enough for small arrays."""
 
 _SMALL_SUBNET = 16
-"""Addresses: of a smaller one, boards get all that there are."""
+"""Number of addresses below which boards may use the whole subnet."""
 
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2836|2837)-rpi-[a-z0-9-]+\.dtb")
 _KNOWN_TO_THE_FIRMWARE = re.compile(r"bcm27\d\d-")
-"""Names that the Raspberry Pi kernel's device trees have: the firmware knows which is whose."""
+"""Names of the Raspberry Pi kernel's device trees, which the firmware selects itself."""
 
 _TREES_OF = {
     "pi2": "bcm2836-rpi-2-b.dtb",
@@ -38,7 +38,7 @@ _TREES_OF = {
     "pi3+": "bcm2837-rpi-3-b-plus.dtb",
     "pi02": "bcm2837-rpi-zero-2-w.dtb",
 }
-"""The distribution's, by the filters of config.txt, in order: a Pi 3B+ reads what stands under [pi3] too."""
+"""The distribution's device trees by filter of config.txt. Order matters: a Pi 3B+ reads section [pi3] too."""
 
 _FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat")
 _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
@@ -46,7 +46,7 @@ _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 @dataclass(frozen=True, kw_only=True)
 class BootParts:
-    """What a tree has of the things a Pi fetches before its root; paths in the tree, None where absent."""
+    """The files of a tree that a Pi fetches before it mounts its root; None or empty if absent."""
 
     kernel: Path | None
     initramfs: Path | None
@@ -54,7 +54,7 @@ class BootParts:
     firmware: tuple[Path, ...]
 
     def missing(self) -> list[str]:
-        """What a network boot needs and the tree does not hold."""
+        """Names of the files that a network boot needs and the tree lacks."""
         gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
         gone += [] if self.device_trees else ["the device tree of a Raspberry Pi 2, 3 or Zero 2"]
         have = {item.name for item in self.firmware}
@@ -63,7 +63,7 @@ class BootParts:
 
 
 def boot_parts(tree: Path) -> BootParts:
-    """Look for the newest kernel, its initramfs and device trees, and the Pi's firmware."""
+    """Find the newest kernel, its initramfs and device trees, and the Pi's firmware."""
     boot = follow(tree, "boot")
 
     def version(path: Path) -> list[int]:
@@ -100,17 +100,17 @@ def boot_parts(tree: Path) -> BootParts:
 
 
 def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
-    """What each filter of config.txt is to choose; nothing where the firmware chooses rightly by itself."""
+    """Device tree per filter of config.txt; empty if the firmware selects the right one itself."""
     names = {item.name for item in device_trees}
     if any(_KNOWN_TO_THE_FIRMWARE.match(name) for name in names):
         return {}
     return {board: name for board, name in _TREES_OF.items() if name in names}
 
 
-def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
-    """Write the files that accompany ``tree`` into ``folder``; they speak of the places in ``final``.
+def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
+    """Write the files for ``tree`` into ``folder``; their contents refer to the paths in ``final``.
 
-    Returns warnings: what a network boot will lack, or an address that could not be found.
+    Returns warnings: missing parts of a network boot, or an unknown server address.
     """
     warnings: list[str] = []
     try:
@@ -119,17 +119,17 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
         if config.nfs.address:
             raise
         address = str(subnet_of(config).network_address + 1)
-        warnings.append(f"{fault.summary}; the files beside the tree say {address}")
+        warnings.append(f"{fault.summary}; the files next to the tree use {address}")
     subnet = subnet_of(config)
     if ipaddress.IPv4Address(address) not in subnet:
-        warnings.append(f"boards must be in nfs.subnet ({subnet}) to mount, and this PC's address {address} is not")
+        warnings.append(f"this PC's address {address} is not in nfs.subnet ({subnet}), so boards cannot reach it")
     parts = boot_parts(tree)
     place = Layout(folder / final.place.name)
-    beside = folder / final.folder.name
+    output = folder / final.folder.name
     path = str(final.tree)
     if re.search(r"[\s,:\"'\\]", path):
-        warnings.append(f"{path} holds a character that a kernel command line cannot carry: boards cannot boot it")
-    tftp = beside / place.tftp.name
+        warnings.append(f"{path} has a character that is invalid on a kernel command line: boards cannot boot it")
+    tftp = output / place.tftp.name
     tftp.mkdir(parents=True)
     initramfs = parts.initramfs is not None
     (tftp / "cmdline.txt").write_text(
@@ -154,16 +154,16 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
             process.run(["cp", "--reflink=auto", "--", source, tftp / name], limit_s=120)
             (tftp / name).chmod(0o644)
     if missing := parts.missing():
-        warnings.append("a board without a card also needs, in the TFTP folder: " + "; ".join(missing))
-    (beside / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
-    # For a server of the user's own: serve-nfsroot renders one for itself, with the address and port it is given.
+        warnings.append("missing in the TFTP folder for boards without a card: " + "; ".join(missing))
+    (output / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
+    # For a server that the user starts: serve-nfsroot renders another one with its own address and port.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
         plugins = plugin_folder()
     except ProgramMissing as fault:
-        warnings.append(f"{fault.summary}; no ganesha.conf was written")
+        warnings.append(f"{fault.summary}; ganesha.conf was not written")
     else:
-        (beside / final.ganesha_conf.name).write_text(
+        (output / final.ganesha_conf.name).write_text(
             ganesha_configuration(
                 [final.tree],
                 address=address,
@@ -175,14 +175,14 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
                 major=major,
             )
         )
-    (beside / "ganesha-recovery").mkdir()
+    (output / "ganesha-recovery").mkdir()
     leases = lease_range(subnet, ipaddress.IPv4Address(address))
     if leases is None:
-        warnings.append(f"nfs.subnet ({subnet}) has no address for a board beside this PC's: no dnsmasq-alone.conf")
+        warnings.append(f"nfs.subnet ({subnet}) has no free address for a board: dnsmasq-alone.conf was not written")
     for name, proxy in (("dnsmasq.conf", True), ("dnsmasq-alone.conf", False)):
         if leases is None and not proxy:
             continue
-        (beside / name).write_text(
+        (output / name).write_text(
             render(
                 "dnsmasq.conf",
                 proxy=proxy,
@@ -196,7 +196,7 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
                 tftp=str(final.tftp),
             )
         )
-    helper = beside / final.helper.name
+    helper = output / final.helper.name
     helper.write_bytes(HELPER.read_bytes())
     helper.chmod(0o755)
     return warnings
@@ -205,9 +205,9 @@ def accompany(config: Config, final: Layout, tree: Path, folder: Path) -> list[s
 def lease_range(
     subnet: ipaddress.IPv4Network, server: ipaddress.IPv4Address
 ) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address] | None:
-    """First and last address for boards: the second fifth of a subnet, all of a small one; never the server's own.
+    """First and last address for boards: the second fifth of the subnet, or all of a small one, without the server's.
 
-    None where the subnet has no address for a board. Computed, not listed: a /8 has 16 million of them.
+    Returns None if the subnet has no address for a board. Does not enumerate addresses: a /8 has 16 million.
     """
     low, high = subnet.network_address + 1, subnet.broadcast_address - 1
     count = int(high) - int(low) + 1
@@ -219,5 +219,5 @@ def lease_range(
 
 
 def _exports_path(path: str) -> str:
-    """A path as exports(5) takes it: blanks, quotes and the like as octal escapes."""
+    """Escape a path for exports(5): octal escapes for blanks, quotes and similar characters."""
     return "".join(char if re.match(r"[\w/.,:+@=-]", char) else f"\\{ord(char):03o}" for char in path)

@@ -1,12 +1,12 @@
-"""Export the image as a root filesystem: exact copy, audit, the files beside it, then one swap.
+"""Export the image as a root filesystem: exact copy, audit, files next to the tree, then an atomic exchange.
 
-Order of work, so that the old tree is whole until the new one is: everything is made in ``.NAME.export`` beside the
-destination; the trees change places by renameat2(RENAME_EXCHANGE), which is atomic; then the files beside them do;
-the manifest is written last; only then is the old tree removed. Whatever ends an export before the exchange leaves
-the old tree and its files as they were, and the next export clears away what was left. (Where the file system cannot
-exchange, there are two renames; what a SIGKILL between them leaves aside, the next export puts back first.)
+The old tree stays intact until the new one is complete: the export is prepared in ``.NAME.export`` next to the
+destination; renameat2(RENAME_EXCHANGE) exchanges the trees atomically, then the files next to them; the manifest is
+written last, and the old tree is removed after it. An export that ends before the exchange changes nothing, and the
+next export removes its remains. (If the file system does not support the exchange, two renames are used; after a
+SIGKILL between them, the next export restores the old tree first.)
 
-A tree is replaced or removed only when the marker beside it names that very folder (nfsroot.layout), and never while
+A tree is replaced or removed only if the marker next to it identifies that folder (nfsroot.layout), and never while
 something is mounted in it.
 """
 
@@ -27,7 +27,7 @@ from engine import daemon as engine
 from images.system import LEFT_OUT
 from nfsroot import unpack
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
-from nfsroot.boot_files import accompany
+from nfsroot.boot_files import write_boot_files
 from nfsroot.layout import (
     Layout,
     identity_of,
@@ -57,16 +57,16 @@ class ExportResult:
     """A finished export."""
 
     layout: Layout | None
-    """Of the tree; None when only a tarball was asked for."""
+    """The paths of the tree; None if only a tarball was requested."""
     tarball: Artefact | None
     image: str
     image_id: str
-    road: str
+    method: str
     """How the image was read: overlay or layers."""
     image_tree_sha256: str
-    """Hash of the tree as it is in the image."""
+    """Hash of the tree in the image."""
     rootfs_sha256: str
-    """Hash of the tree as exported, after the audit's fixes."""
+    """Hash of the exported tree, after the audit's fixes."""
     counts: dict[str, int]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
@@ -84,22 +84,22 @@ def export(
 ) -> ExportResult:
     """Export the system image to a folder (by default ``nfs.folder``), to a tarball, or to both.
 
-    With a tarball and no destination no folder is left. ``fix`` false gives the image's tree untouched. ``role`` names
-    another of the target's images, such as ``rootfs``.
+    With a tarball and no destination, no folder is written. With ``fix=False`` the tree is exported without the
+    audit's fixes. ``role`` selects another image of the target, such as ``rootfs``.
 
     Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
-    is not ours), InUse (another export, a server of the tree, or mounts in it), DiskFull, and UserError where nothing
-    can be written.
+    was not exported by us), InUse (another export, a server of the tree, or mounts in it), DiskFull, and UserError if
+    the destination cannot be written.
     """
     process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
     final = Layout(absolute(destination or (tarball or config.nfsroot)))
     if not final.place.name:
         raise ForeignFolder(
-            "an export cannot replace this machine's own root",
+            "an export cannot replace the root of this machine",
             expected="a folder or a file below /",
             found=str(final.place),
-            fix="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
+            fix="choose another one with --folder, --tarball, or nfs.folder in invoke.yaml",
         )
     as_folder = destination is not None or tarball is None
     tarball = absolute(tarball) if tarball is not None else None
@@ -118,16 +118,16 @@ def export(
             tree = aside / final.tree.name
             with progress.step(f"copy {source.reference}"):
                 copy_began = time.monotonic()
-                road = unpack.unpack(client, source, tree)
+                method = unpack.unpack(client, source, tree)
                 copied = time.monotonic() - copy_began
             hashed, before = _hash(tree, source.size)
-            beside = aside / final.folder.name
+            metadata = aside / final.folder.name
             origin = origin_of(config, source) if role == "system" else {}
-            warnings = (*left_out_warnings(origin), *accompany(config, final, tree, beside.parent))
+            warnings = (*left_out_warnings(origin), *write_boot_files(config, final, tree, metadata.parent))
             settings = Settings(
                 hostname=config.image.name.replace("/", "-").replace("_", "-").replace(".", "-"),
                 nameservers=nameservers_of_host(),
-                client_public_key=_client_key(final, beside),
+                client_public_key=_client_key(final, metadata),
                 now=int(time.time()),
             )
             findings: tuple[Finding, ...] = ()
@@ -136,7 +136,7 @@ def export(
                     audited = audit(tree, settings)
                 findings = tuple(audited.findings)
                 hashed.refresh(audited.touched)
-                (beside / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
+                (metadata / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
             rootfs, counts = hashed.sha256, dict(hashed.counts())
             inputs = {"image": source.id, "hostname": settings.hostname, "fix": str(fix)}
             packed = _pack(tree, tarball) if tarball is not None else None
@@ -150,7 +150,7 @@ def export(
                     "image_id": source.id,
                     "image_digests": list(source.digests),
                     **origin,
-                    "road": road,
+                    "method": method,
                     "image_tree_sha256": before,
                     "rootfs_sha256": rootfs,
                     "counts": counts,
@@ -160,13 +160,13 @@ def export(
                 seconds=time.monotonic() - began,
                 source=checkout.origin(),
             )
-            _swap_in(final, tree if as_folder else None, beside, manifest)
+            _swap_in(final, tree if as_folder else None, metadata, manifest)
     return ExportResult(
         layout=final if as_folder else None,
         tarball=packed,
         image=source.reference,
         image_id=source.id,
-        road=road,
+        method=method,
         image_tree_sha256=before,
         rootfs_sha256=rootfs,
         counts=counts,
@@ -178,11 +178,11 @@ def export(
 
 
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
-    """Where the image comes from, as facts: of what was built here, and of what the image's labels say.
+    """The origin of the image, as facts for the manifest, from the local build and the image's labels.
 
-    ``built_image`` is the image that was built here last (one that was pulled is another), ``image_source`` the commit
-    it was built from and ``wheels`` those in it, both when that is the one that is exported, and ``left_out`` the
-    pockets that it lacks; a fact that nobody knows is not there.
+    ``built_image`` is the image last built here, ``image_source`` its commit and ``wheels`` its wheels, both only if
+    that image is exported (and not a pulled one), and ``left_out`` the pockets that the image lacks. Unknown facts are
+    absent.
     """
     facts: dict[str, Any] = {}
     built = Manifest.read(config.target_root / f"system{MANIFEST_SUFFIX}")
@@ -192,15 +192,15 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
             facts |= {"image_source": dict(built.source)} if built.source else {}
             facts |= {"wheels": built.facts["wheels"]} if "wheels" in built.facts else {}
     with contextlib.suppress(KeyError, ValueError):
-        if isinstance(said := json.loads(source.labels[LEFT_OUT]), list):
-            facts["left_out"] = [str(suite) for suite in said]
+        if isinstance(suites := json.loads(source.labels[LEFT_OUT]), list):
+            facts["left_out"] = [str(suite) for suite in suites]
     return facts
 
 
 def left_out_warnings(origin: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the image lacks because a pocket's index could not be verified when it was built."""
+    """Warnings for pockets whose index could not be verified when the image was built."""
     return tuple(
-        f"the image was built without pocket {suite}, whose index could not be verified: its updates are missing"
+        f"the image lacks the updates of pocket {suite}: its index could not be verified"
         for suite in origin.get("left_out", ())
     )
 
@@ -211,9 +211,9 @@ def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:
         return hashed, hashed.sha256
 
 
-def _client_key(final: Layout, beside: Path) -> str:
-    """The public half of the key pair that logs in to the board; an earlier export's pair is kept."""
-    private, public = beside / final.client_key.name, beside / f"{final.client_key.name}.pub"
+def _client_key(final: Layout, metadata: Path) -> str:
+    """The public key for logins to the board; the key pair of an earlier export is reused."""
+    private, public = metadata / final.client_key.name, metadata / f"{final.client_key.name}.pub"
     old = final.client_key
     if old.is_file() and old.with_name(public.name).is_file():
         private.touch(mode=0o600)
@@ -226,11 +226,11 @@ def _client_key(final: Layout, beside: Path) -> str:
 
 
 def _pack(tree: Path, tarball: Path) -> Artefact:
-    """The tree as a tar: owners by number, xattrs, hard links; names in order, so that equal trees give equal tars."""
-    # The end of the name tells tar how to compress.
+    """Pack the tree with numeric owners, xattrs and hard links; sorted, so that equal trees give equal archives."""
+    # tar selects the compression by the suffix.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
-        aside.touch(mode=0o600)  # it has the board's private host keys
+        aside.touch(mode=0o600)  # it contains the board's private host keys
         with progress.step(f"pack {tarball.name}"):
             process.run(
                 [
@@ -239,7 +239,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
                     "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime", ".",
                 ],
                 env={"LC_ALL": "C"},
-                fix="see its last lines; a full disk is the usual cause",
+                fix="see its last lines; the usual cause is a full disk",
             )  # fmt: skip
         os.replace(aside, tarball)
     finally:
@@ -249,18 +249,18 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
 
 @contextlib.contextmanager
 def locked(final: Layout) -> Iterator[None]:
-    """Be the only export of the tree, with no server of it. Raises InUse; UserError where nothing can be written."""
+    """Lock the tree against other exports and servers. Raises InUse, and UserError if the folder is not writable."""
     exported = InUse(
-        f"{final.tree} is being exported by another run",
-        expected=f"nobody holds {final.lock}",
+        f"another run exports {final.tree}",
+        expected=f"no lock on {final.lock}",
         found="a lock",
         fix="wait for the other run, or end it",
     )
     served = InUse(
         f"{final.tree} is being served over NFS",
-        expected="no server: a board that runs from the tree would lose its files",
+        expected="no server, because a running board would lose its files",
         found=f"a lock on {final.served}",
-        fix="end ./inv serve-nfsroot or the test that serves it; ./inv deploy changes a running tree",
+        fix="stop ./inv serve-nfsroot or the test that serves it; to change a tree in use, run ./inv deploy",
     )
     with contextlib.ExitStack() as stack:
         with _writable(final.place.parent):
@@ -272,22 +272,22 @@ def locked(final: Layout) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Say in words of ours why nothing can be written to the folder: a file on the way, a disk that is read-only."""
+    """Convert an OSError in the folder, such as a read-only file system, into a user error."""
     try:
         with room_for("an export", folder):
             yield
     except OSError as fault:
         raise UserError(
             f"nothing can be exported to {folder}",
-            expected="a folder that can be made and written to",
+            expected="a writable folder",
             found=f"{fault.filename}: {fault.strerror}",
-            fix="name another one: --folder, --tarball, or nfs.folder in invoke.yaml",
+            fix="choose another one with --folder, --tarball, or nfs.folder in invoke.yaml",
         ) from fault
 
 
 @contextlib.contextmanager
 def _room_for(purpose: str, folder: Path) -> Iterator[None]:
-    """Raise DiskFull where the block meets a full disk, itself or by a program that it runs."""
+    """Raise DiskFull if the block or a program started by it finds the disk full."""
     try:
         with room_for(purpose, folder):
             yield
@@ -312,28 +312,28 @@ def _require_place_of(tarball: Path) -> None:
 def _refuse_foreign(final: Layout) -> None:
     if final.place.is_symlink() or (final.place.exists() and not final.place.is_dir()):
         raise ForeignFolder(
-            f"{final.place} would be replaced, but it is not a folder",
-            expected="a folder of ours, or nothing",
+            f"{final.place} is not a folder",
+            expected="an exported folder, or no entry",
             found="a link" if final.place.is_symlink() else "a file",
             fix="name another folder",
         )
     move_in(final)
     entries = list(final.place.iterdir()) if final.place.exists() else []
     if entries and not (entries == [final.tree] and final.tree.is_dir() and is_ours(final)):
-        named = "whose inode alone the marker names, and that has no host key of the export"
+        named = "that match the marker by inode only and have no host key of the export"
         inode_alone = final.tree.is_dir() and is_named(final)
         raise ForeignFolder(
-            f"{final.place} would be replaced, but it is not ours",
-            expected=f"an absent or empty folder, or one with the tree that {final.marker} names",
-            found=f"a folder with {len(entries)} entries " + (named if inode_alone else "that no marker of ours names"),
-            fix="name another folder, or empty this one yourself",
+            f"{final.place} was not created by an export and is not replaced",
+            expected=f"an absent or empty folder, or the tree identified by {final.marker}",
+            found=f"a folder with {len(entries)} entries " + (named if inode_alone else "that no marker identifies"),
+            fix="choose another folder, or empty this one",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
         raise ForeignFolder(
-            f"{final.folder} would be replaced, but it is not ours",
-            expected=f"an absent or empty folder, or one with our marker {MARKER}",
+            f"{final.folder} was not created by an export and is not replaced",
+            expected=f"an absent or empty folder, or one with the marker {MARKER}",
             found="a folder without it",
-            fix="name another destination, or empty that folder yourself",
+            fix="choose another destination, or empty that folder",
         )
     if final.tree.exists():
         require_unmounted(final.tree, "replaced")
@@ -341,12 +341,15 @@ def _refuse_foreign(final: Layout) -> None:
 
 @contextlib.contextmanager
 def _aside(final: Layout) -> Iterator[Path]:
-    """The folder beside the destination in which the export is made; removed at the end, with the old tree in it."""
+    """Create the folder next to the destination for the export; remove it at the end, with the old tree in it."""
     aside = final.aside
     if aside.exists():
         if not (aside / MARKER).is_file() and any(aside.iterdir()):
             raise ForeignFolder(
-                f"{aside} is in the way", expected="nothing, or our own", found="no marker in it", fix="remove it"
+                f"{aside} exists",
+                expected="no folder, or one of an earlier export",
+                found="no marker in it",
+                fix="remove it",
             )
         require_unmounted(aside, "removed")
         remove(aside)
@@ -355,44 +358,44 @@ def _aside(final: Layout) -> Iterator[Path]:
         (aside / MARKER).touch()
         yield aside
     finally:
-        # A user may look into the new tree at once, and mount: the old one only goes when nothing is mounted in it.
+        # The user may mount something in the tree at any time: do not delete mounted files.
         require_unmounted(aside, "removed")
         remove(aside)
 
 
-def _swap_in(final: Layout, tree: Path | None, beside: Path, manifest: Manifest) -> None:
-    """Put the finished parts in place. All is written before the first of them is: a full disk leaves the old ones."""
-    written = beside.with_name(final.manifest.name)
+def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:
+    """Move the finished parts into place. All files are written before, so that a full disk changes nothing."""
+    written = metadata.with_name(final.manifest.name)
     manifest.write(written)
-    holder = beside.with_name(f"{final.place.name}.new")
+    holder = metadata.with_name(f"{final.place.name}.new")
     holder.mkdir(mode=0o700)
     with swapping():
         trees: frozenset[str] = frozenset()
         if tree is not None:
             trees = frozenset({identity_of(tree)})
             if final.folder.is_dir():
-                # Should the power fail between the two exchanges, either marker names both trees.
+                # If the power fails between the two exchanges, either marker names both trees.
                 write_marker(final, named_trees(final) | trees)
-        (beside / MARKER).write_text(marker_of(trees))
+        (metadata / MARKER).write_text(marker_of(trees))
         if tree is not None:
             if not final.place.exists():
                 holder.rename(final.place)
             keep_private(final)
             _exchange(tree, final.tree)
-        _exchange(beside, final.folder)
+        _exchange(metadata, final.folder)
         os.replace(written, final.manifest)
 
 
 def _exchange(new: Path, place: Path) -> None:
-    """Make two folders change places in one step; where there is nothing yet, a plain rename."""
+    """Exchange two folders atomically; rename if the destination does not exist."""
     if not place.exists():
         new.rename(place)
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(place), _RENAME_EXCHANGE) == 0:
         return
-    # Some file systems (NFS, older overlays) cannot exchange: two renames, the old tree whole under another name.
-    old = _kept_old(new.parent, place)
+    # Some file systems (NFS, older overlayfs) do not support the exchange: rename twice.
+    old = _old_name(new.parent, place)
     place.rename(old)
     try:
         new.rename(place)
@@ -401,25 +404,25 @@ def _exchange(new: Path, place: Path) -> None:
         raise
 
 
-def _kept_old(aside: Path, place: Path) -> Path:
-    """Where what was at a place lies, while it is replaced by two renames."""
+def _old_name(aside: Path, place: Path) -> Path:
+    """Temporary name of the old entry while two renames replace it."""
     return aside / f"{place.name}.old"
 
 
 def _put_back(final: Layout) -> None:
-    """Rename back what an export that was killed between those two renames left: the next one may fail as well."""
+    """Undo the first rename of an export that was killed between the two renames."""
     if not (final.aside / MARKER).is_file():
         return
     for place in (final.tree, final.folder):
-        old = _kept_old(final.aside, place)
+        old = _old_name(final.aside, place)
         if old.is_dir() and not os.path.lexists(place):
             old.rename(place)
 
 
 def print_result(result: ExportResult, config: Config) -> None:
-    """The final table of an export, and what the audit found; how other tasks get a tree that is not ``nfs.folder``."""
+    """Print the findings and the final table of an export, and how other tasks use a tree outside ``nfs.folder``."""
     rows = []
-    note = f"read by {result.road}, copied in {result.copy_seconds:.1f} s"
+    note = f"read by {result.method}, copied in {result.copy_seconds:.1f} s"
     if result.layout is not None:
         size = result.counts["bytes"]
         rows.append(progress.Row(str(result.layout.tree), size, result.rootfs_sha256, result.seconds, note))
@@ -430,6 +433,6 @@ def print_result(result: ExportResult, config: Config) -> None:
     progress.summary(f"exported {result.image}", rows, warnings=result.warnings)
     if result.layout is not None and result.layout.place != config.nfsroot:
         progress.say(
-            "serve-nfsroot, test-on-pi and deploy take the tree that nfs.folder names; for this one, each with:"
+            "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; for this tree, set the variable:"
         )
         progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.place))} ./inv serve-nfsroot")

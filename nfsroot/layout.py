@@ -1,22 +1,21 @@
-"""What an export consists of and where each part lies.
+"""The files of an export and their paths.
 
-The exported tree holds the board's files and nothing else, so everything about it lies beside it. For an export to
-``…/nfsroot``::
+The exported tree has the board's files only; all metadata is next to it. For an export to ``…/nfsroot``::
 
-    nfsroot/                 root's alone (mode 0700): no other user of the PC reaches what a board writes
-    nfsroot/tree/            the root filesystem, owners and modes as on the board
-    nfsroot.manifest.json    image, hashes, counts, what the audit found and fixed
-    nfsroot.files/           the marker that makes the tree ours, keys, and the files rendered from templates
-    .nfsroot.lock            held by an export, so that there is one at a time
-    .nfsroot.served          held by every server of the tree, so that no export changes it under a board
-    .nfsroot.export/         where the next tree is written; gone when no export runs
+    nfsroot/                 mode 0700: no other user of the PC has access to the board's files
+    nfsroot/tree/            the root filesystem, with the board's owners and modes
+    nfsroot.manifest.json    image, hashes, counts, findings of the audit
+    nfsroot.files/           the marker that identifies the tree, keys, and files rendered from templates
+    .nfsroot.lock            held by an export, so that only one runs at a time
+    .nfsroot.served          held by each server of the tree, so that no export replaces it under a board
+    .nfsroot.export/         the next tree while an export runs
 
-The marker names the trees it stands for by inode and time of birth: another folder under the same name is not ours,
-even where the file system gave it the inode of a tree that was removed.
+The marker identifies trees by inode and birth time. Another folder with the same name is not accepted, even if the
+file system reused the inode of a removed tree.
 
-A board writes as root, setuid programs too. In a folder that others can enter, a program that is setuid root makes
-every user of the PC root, hence mode 0700. The mode cannot be the tree's own: on the board, it is that of ``/``.
-Earlier versions had the tree at ``nfsroot/`` itself; ``move_in`` moves such a one.
+A board writes as root and can create setuid programs. If other users could enter the folder, a setuid root program
+would make them root on the PC, so the folder has mode 0700. The tree itself cannot have that mode, because it is the
+mode of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts it.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ _STATX_BTIME = 0x800
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of one export; ``place`` is the folder (or the tarball) that the user names."""
+    """The paths of one export; ``place`` is the folder or the tarball given by the user."""
 
     place: Path
 
     @classmethod
     def of(cls, config: Config) -> Layout:
-        """The export that the configuration names."""
+        """The export of the configuration."""
         return cls(config.nfsroot)
 
     @property
@@ -59,47 +58,47 @@ class Layout:
 
     @property
     def manifest(self) -> Path:
-        """What was exported."""
+        """The manifest of the export."""
         return self.place.with_name(f"{self.place.name}.manifest.json")
 
     @property
     def folder(self) -> Path:
-        """Everything that accompanies the tree."""
+        """The folder with the files next to the tree."""
         return self.place.with_name(f"{self.place.name}.files")
 
     @property
     def lock(self) -> Path:
-        """Held while an export runs."""
+        """Lock held while an export runs."""
         return self.place.with_name(f".{self.place.name}.lock")
 
     @property
     def served(self) -> Path:
-        """Held, shared, while servers serve the tree, and alone while an export replaces it."""
+        """Lock held shared by servers of the tree and exclusively by an export that replaces it."""
         return self.place.with_name(f".{self.place.name}.served")
 
     @property
     def aside(self) -> Path:
-        """Where the next export is prepared; on the same file system as the tree."""
+        """Folder in which the next export is prepared, on the same file system as the tree."""
         return self.place.with_name(f".{self.place.name}.export")
 
     @property
     def moving(self) -> Path:
-        """The next ``place``, while a tree of an earlier version is moved into it."""
+        """The future ``place`` while a tree of an earlier version is moved into it."""
         return self.place.with_name(f".{self.place.name}.moving")
 
     @property
     def client_key(self) -> Path:
-        """Private key that logs in to the board as root."""
+        """Private key for root logins on the board."""
         return self.folder / "id_ed25519"
 
     @property
     def known_hosts(self) -> Path:
-        """The board's host keys, valid for every address it is reached at."""
+        """The board's host keys, valid for every address."""
         return self.folder / "ssh_known_hosts"
 
     @property
     def exports(self) -> Path:
-        """Line for /etc/exports of the kernel server."""
+        """Line for /etc/exports of the kernel's NFS server."""
         return self.folder / "exports"
 
     @property
@@ -109,7 +108,7 @@ class Layout:
 
     @property
     def tftp(self) -> Path:
-        """What a board without a card fetches: config.txt, cmdline.txt, kernel, initramfs, device trees."""
+        """TFTP folder for boards without a card: config.txt, cmdline.txt, kernel, initramfs, device trees."""
         return self.folder / "tftp"
 
     @property
@@ -124,47 +123,47 @@ class Layout:
 
     @property
     def helper(self) -> Path:
-        """enter-nfsroot, to be copied to the board."""
+        """The script enter-nfsroot, to be copied to the board."""
         return self.folder / "enter-nfsroot"
 
     @property
     def marker(self) -> Path:
-        """Says which trees are ours."""
+        """The marker that identifies exported trees."""
         return self.folder / files.MARKER
 
 
 def identity_of(folder: Path) -> str:
-    """What tells a folder from every other, removed ones too: its inode and when it was born, ``INODE@NANOSECONDS``.
+    """Return a unique identity of a folder: inode and birth time, ``INODE@NANOSECONDS``.
 
-    Where the file system does not know when (ext4 with small inodes) the inode alone: such a number is given again.
+    Without birth times (ext4 with small inodes) it is the inode alone, which the file system may reuse.
     """
     inode, birth = folder.stat().st_ino, _birth_of(folder)
     return f"{inode}@{birth}" if birth else f"{inode}"
 
 
 def _birth_of(folder: Path) -> int:
-    """When the folder was made, in nanoseconds (statx(2), which Python does not have); 0 where nobody knows."""
+    """Birth time in nanoseconds from statx(2), which Python does not provide; 0 if unknown."""
     found = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None)
     if libc.statx(_AT_FDCWD, os.fsencode(folder), 0, ctypes.c_uint(_STATX_BTIME), found) != 0:
         return 0
-    (told,) = struct.unpack_from("=I", found, 0)
+    (valid,) = struct.unpack_from("=I", found, 0)
     seconds, nanoseconds = struct.unpack_from("=qI", found, 80)
-    return int(seconds) * 10**9 + int(nanoseconds) if told & _STATX_BTIME else 0
+    return int(seconds) * 10**9 + int(nanoseconds) if valid & _STATX_BTIME else 0
 
 
 def named_trees(layout: Layout) -> frozenset[str]:
-    """The trees that the marker stands for, as ``identity_of`` has them; empty without a (whole) marker."""
+    """Identities of the trees in the marker; empty without a valid marker."""
     try:
-        said = json.loads(layout.marker.read_text())
-        # Markers of before have inodes alone.
-        return frozenset(str(tree) for tree in said.get("trees", said.get("inodes", ())))
+        marker = json.loads(layout.marker.read_text())
+        # Markers of earlier versions have inodes only.
+        return frozenset(str(tree) for tree in marker.get("trees", marker.get("inodes", ())))
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, TypeError):
         return frozenset()
 
 
 def is_named(layout: Layout) -> bool:
-    """Whether the folder at the tree's place is one that the marker stands for, by its inode at least."""
+    """Whether the marker names the folder at the tree's path, at least by its inode."""
     return _named(layout, layout.tree)
 
 
@@ -174,9 +173,9 @@ def _named(layout: Layout, folder: Path) -> bool:
 
 
 def is_ours(layout: Layout) -> bool:
-    """Whether the folder at the tree's place may be replaced: the marker stands for it beyond doubt.
+    """Whether the folder at the tree's path was exported by us and may be replaced.
 
-    Where all that is known is an inode, the folder must also have a host key that the export noted: no other one does.
+    If only the inode is known, the folder must also have a host key of the export.
     """
     return _ours(layout, layout.tree)
 
@@ -229,8 +228,8 @@ def require_export(layout: Layout) -> Manifest:
     if not whole:
         bare = _is_bare(layout)
         raise ArtefactMissing(
-            f"{layout.tree} is not the tree that was exported",
-            expected=f"the folder that {layout.marker} names",
+            f"{layout.tree} is not the exported tree",
+            expected=f"the folder named in {layout.marker}",
             found=f"a tree at {layout.place}, open to all users"
             if bare
             else "another folder"
@@ -246,15 +245,15 @@ def require_export(layout: Layout) -> Manifest:
 
 
 def keep_private(layout: Layout) -> None:
-    """Let root alone into the folder that holds the tree. The caller is root."""
+    """Restrict access to the tree's parent folder to root. The caller is root."""
     os.chown(layout.place, 0, 0, follow_symlinks=False)
     layout.place.chmod(0o700)
 
 
 def move_in(layout: Layout) -> None:
-    """Move a tree of an earlier version, which is open to all users, into a folder that only root can enter.
+    """Move a tree of an earlier version, which all users can enter, into a folder that only root can enter.
 
-    The caller is root and holds the locks. Raises InUse where something is mounted in it.
+    The caller is root and holds the locks. Raises InUse if something is mounted in the tree.
     """
     if layout.moving.is_dir() and not os.path.lexists(layout.place):
         layout.moving.rename(layout.place)  # left by a run that was killed between the two renames below
@@ -268,20 +267,20 @@ def move_in(layout: Layout) -> None:
         layout.moving.rename(layout.place)
     progress.warn(
         f"the exported tree is now {layout.tree}, in a folder that only root can enter: "
-        "run ./inv export-nfsroot, and give boards that name the old path the new command line"
+        "run ./inv export-nfsroot and update the command line of boards that use the old path"
     )
 
 
 def _is_bare(layout: Layout) -> bool:
-    """Whether the tree is where earlier versions had it: it is the named folder itself."""
+    """Whether the given folder itself is the tree, as in earlier versions."""
     return layout.place.is_dir() and not layout.place.is_symlink() and _ours(layout, layout.place)
 
 
 @contextlib.contextmanager
 def _unused(layout: Layout) -> Iterator[None]:
     refusal = InUse(
-        f"{layout.place} must be moved into a folder that only root can enter, and is in use",
-        expected=f"nobody holds {layout.lock} or {layout.served}",
+        f"{layout.place} must be moved into a folder that only root can enter, but it is in use",
+        expected=f"no lock on {layout.lock} and {layout.served}",
         found="a lock",
         fix="end the export, ./inv serve-nfsroot or the test that uses it, then try again",
     )

@@ -1,9 +1,9 @@
-"""A network namespace of this process's own, in which a virtual machine and its NFS server meet.
+"""A private network namespace for a virtual machine and its NFS server.
 
-QEMU's user-mode network connects from unprivileged ports, so a server for it cannot tell the machine from any other
-program (``PrivilegedPort`` would refuse both). In a namespace that no other process is in, nobody else can connect:
-to enter it takes CAP_SYS_ADMIN. It has a loopback interface and no way out, and it is gone with the last process in it,
-however that ends.
+QEMU's user-mode network connects from unprivileged ports, so the server cannot distinguish the machine from other
+programs (``PrivilegedPort`` would reject both). In a private namespace no other process can connect, because entering
+it requires CAP_SYS_ADMIN. The namespace has a loopback interface and no route, and the kernel removes it together with
+the last process in it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from toolchain.errors import UserError
 _CLONE_NEWNET = 0x40000000
 _HERE = Path("/proc/thread-self/ns/net")
 _ADDRESS = "192.0.2.1"
-"""For documentation (RFC 5737). NFS-Ganesha looks its own address up, which fails where lo alone has any."""
+"""An address for documentation (RFC 5737). NFS-Ganesha resolves its address, which fails if only lo has one."""
 
 _made: set[int] = set()
 
 
 def is_entered() -> bool:
-    """Whether the calling thread is in such a namespace."""
+    """Whether the calling thread is in a private namespace."""
     return _HERE.stat().st_ino in _made
 
 
 @contextlib.contextmanager
 def private_network() -> Iterator[None]:
-    """Run the block, and the programs and threads that it starts, in a network namespace of their own.
+    """Run the block, including the programs and threads that it starts, in a private network namespace.
 
-    Namespaces are a thread's: other threads that run already stay where they are. Raises RootNeeded, and UserError
-    where no namespace can be made.
+    A namespace belongs to a thread: threads that already run are not affected. Raises RootNeeded, and UserError if no
+    namespace can be created.
     """
     process.require_root("to make a network namespace for the virtual machine", "./inv test-on-pi")
     process.require_program("ip", "to set up the virtual machine's network")
@@ -43,10 +43,10 @@ def private_network() -> Iterator[None]:
     with _HERE.open() as before:
         if libc.unshare(_CLONE_NEWNET) != 0:
             raise UserError(
-                "no network namespace can be made, and without one other users could write to the exported tree",
-                expected="the right to make one (CAP_SYS_ADMIN), and a kernel with CONFIG_NET_NS",
+                "cannot create a network namespace; without one, other users could write to the exported tree",
+                expected="the capability CAP_SYS_ADMIN and a kernel with CONFIG_NET_NS",
                 found=os.strerror(ctypes.get_errno()),
-                fix="in a container: start it with --privileged; else run the tests on a machine of your own",
+                fix="in a container: start it with --privileged; otherwise use another machine",
             )
         inode = _HERE.stat().st_ino
         _made.add(inode)
@@ -62,4 +62,4 @@ def private_network() -> Iterator[None]:
         finally:
             _made.discard(inode)
             if libc.setns(before.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot return to the machine's own network namespace")
+                raise OSError(ctypes.get_errno(), "cannot return to the network namespace of the machine")

@@ -1,19 +1,19 @@
-"""A virtual machine that boots an exported tree over NFS, the stand-in for a board.
+"""A virtual machine that boots an exported tree over NFS, in place of a board.
 
-QEMU's ``virt`` machine with the kernel and the initramfs from the tree's own /boot. The network is QEMU's user mode:
-the guest reaches the loopback interface that QEMU sees as 10.0.2.2 (where the NFS server listens), and a free port
-there is forwarded to the guest's SSH. Run machine and server in a ``private_network``: the server for it takes
-unprivileged ports, and nobody else is there. The kernel command line is
+It is QEMU's ``virt`` machine with the kernel and the initramfs from the tree's /boot. The network is QEMU's user mode:
+10.0.2.2 in the guest is the loopback interface of QEMU's namespace, on which the NFS server listens, and a free port
+there is forwarded to the guest's SSH server. Machine and server must run in a ``private_network``, because the server
+accepts unprivileged ports. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
-with ``init=/usr/local/sbin/pi-init`` for the lean start. ``boot=nfs4`` names the tree's own initramfs script: the
-NFS client of Debian's initramfs speaks version 2 and 3 only. ``panic=5`` with ``-no-reboot`` makes a kernel that gave
-up end QEMU, so that a failed boot is noticed at once instead of at the deadline.
+with ``init=/usr/local/sbin/pi-init`` for the lean init. ``boot=nfs4`` selects an initramfs script of the tree, because
+the NFS client of Debian's initramfs supports versions 2 and 3 only. With ``panic=5`` and ``-no-reboot`` a kernel panic
+ends QEMU, so that a failed boot is detected before the deadline.
 
-The serial console is kept in a log, and the log is what every error quotes. A life: ``start`` → ``wait_until_answers``
-→ … → ``end``, which asks the guest to power off and then ends QEMU by its process id. Should this process die without
-a chance to do that, the kernel ends QEMU (PR_SET_PDEATHSIG, set by ``setpriv``).
+The serial console is written to a log, and errors quote its end. Use: ``start`` → ``wait_until_answers`` → … → ``end``,
+which asks the guest to power off and then terminates QEMU. If this process is killed, the kernel terminates QEMU
+(PR_SET_PDEATHSIG, set by ``setpriv``).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from toolchain import ports, process
 from toolchain.errors import ArtefactMissing, BoardSilent, ProgramMissing, UserError
 
 HOST_SEEN_FROM_GUEST = "10.0.2.2"
-"""The host's loopback, as QEMU's user-mode network shows it to the guest."""
+"""The guest's address for the host's loopback interface in QEMU's user-mode network."""
 
 LEAN_INIT = "/usr/local/sbin/pi-init"
-"""Starts sshd and nothing else; touching /run/poweroff ends it."""
+"""An init that starts sshd only; creating /run/poweroff shuts it down."""
 
 _POLL_S = 0.5
 _BANNER_WAIT_S = 10.0
@@ -44,18 +44,18 @@ _TAIL_LINES = 12
 _SYMPTOMS: tuple[tuple[str, str], ...] = (
     (
         r"no devices to configure|Gave up waiting for.*network|ipconfig: .*: SIOCGIFINDEX",
-        "the initramfs has no network driver: regenerate it with an explicit module list (./inv build-image)",
+        "the initramfs has no network driver: rebuild the image (./inv build-image)",
     ),
     (
         r"mount: mounting \S+ on \S+ failed",
-        "the NFS server answers, but does not export that path to this machine: ./inv export-nfsroot, then try again",
+        "the NFS server does not export that path to this machine: run ./inv export-nfsroot and try again",
     ),
     (
         r"Kernel panic - not syncing: .*init",
-        "the tree mounts, but its init does not run: check the server's Minor_Versions and the tree's /sbin/init",
+        "the tree is mounted, but its init does not run: check Minor_Versions of the server and /sbin/init of the tree",
     ),
-    (r"Kernel panic", "read the console log from its end upwards: the first complaint above the panic is the cause"),
-    (r"\(initramfs\)", "the initramfs gave up and waits for a person: the lines above its prompt say why"),
+    (r"Kernel panic", "read the console log upwards from its end: the first error above the panic is the cause"),
+    (r"\(initramfs\)", "the initramfs stopped at its prompt: the lines above it show the cause"),
 )
 
 _DEAD = re.compile(r"Kernel panic - not syncing.*|^\(initramfs\)\s*$", re.MULTILINE)
@@ -64,12 +64,12 @@ _MOUNT_REFUSED = re.compile(
     r"mount: mounting \S+ on \S+ failed: (?:No such file or directory|Permission denied|Operation not permitted)"
 )
 _MOUNT_REFUSALS = 3
-"""The initramfs goes on trying for minutes, but a server that answers so thrice will not change its mind."""
+"""The initramfs retries for minutes; after this number of refusals the boot counts as failed."""
 
 
 @dataclass(frozen=True)
 class _Emulation:
-    """How QEMU plays an architecture."""
+    """QEMU's parameters for an architecture."""
 
     program: str
     cpu: str
@@ -85,7 +85,7 @@ _EMULATIONS = {
 
 @dataclass(frozen=True)
 class BootFiles:
-    """Kernel and initramfs of a tree, and the kernel's release."""
+    """Kernel and initramfs of a tree, and the kernel release."""
 
     kernel: Path
     initrd: Path
@@ -93,7 +93,7 @@ class BootFiles:
 
 
 def boot_files(tree: Path, architecture: str) -> BootFiles:
-    """The newest kernel in the tree's /boot that has an initramfs and that QEMU's ``virt`` machine can boot.
+    """Find the newest kernel in the tree's /boot that has an initramfs and boots on QEMU's ``virt`` machine.
 
     Raises ArtefactMissing.
     """
@@ -106,7 +106,7 @@ def boot_files(tree: Path, architecture: str) -> BootFiles:
         raise ArtefactMissing(
             f"{tree} cannot be booted by QEMU",
             expected=f"boot/vmlinuz-…-{flavour} and its initrd.img",
-            found=(f"kernels for boards only ({', '.join(whole)})" if whole else f"no whole pair among {releases}")
+            found=(f"kernels for boards only ({', '.join(whole)})" if whole else f"no complete pair among {releases}")
             if releases
             else "no kernel in boot/",
             fix="build the bootable profile with the distribution's kernel "
@@ -121,7 +121,7 @@ def _version_key(text: str) -> list[tuple[int, str]]:
 
 
 def qemu_version(architecture: str = "armhf") -> str:
-    """Version of the QEMU that would be used, such as ``7.2.22``."""
+    """Version of the installed QEMU, such as ``7.2.22``."""
     program = process.require_program(_EMULATIONS[architecture].program, "to boot the exported tree")
     text = process.output_of([program, "--version"])
     found = re.search(r"version (\d+(?:\.\d+)+)", text)
@@ -130,10 +130,10 @@ def qemu_version(architecture: str = "armhf") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """What is booted, and how.
+    """Parameters of a virtual machine.
 
-    ``nfs_path`` and ``nfs_port`` are where the server on this host's loopback offers the tree. ``init`` is ``lean``
-    or ``systemd``. ``extra_arguments`` are appended to the kernel's command line.
+    ``nfs_path`` and ``nfs_port`` are the tree's path and port on the NFS server of the loopback interface. ``init`` is
+    ``lean`` or ``systemd``. ``extra_arguments`` are appended to the kernel command line.
     """
 
     boot: BootFiles
@@ -146,13 +146,13 @@ class MachineSpec:
     extra_arguments: str = ""
 
     def kernel_command_line(self) -> str:
-        """The kernel's command line.
+        """The kernel command line.
 
-        Raises UserError for a path that cannot be written there.
+        Raises UserError for a path that is invalid there.
         """
         if re.search(r"[\s,:\"']", self.nfs_path):
             raise UserError(
-                f"the tree at {self.nfs_path} cannot be named on a kernel command line",
+                f"the path {self.nfs_path} is invalid on a kernel command line",
                 expected="a path without blanks, quotes, commas and colons",
                 found=self.nfs_path,
                 fix="export to another folder: ./inv export-nfsroot --folder=PATH",
@@ -170,9 +170,9 @@ class MachineSpec:
         return " ".join(words)
 
     def command(self, ssh_port: int, console: Path) -> list[str]:
-        """QEMU's command line: SSH on ``ssh_port`` of the loopback, the serial console into ``console``.
+        """QEMU's command line, with SSH on the loopback port ``ssh_port`` and the serial console in ``console``.
 
-        Only options that QEMU 7.2 and 10.0 read alike.
+        It has only options that QEMU 7.2 and 10.0 interpret in the same way.
         """
         emulation = _EMULATIONS[self.architecture]
         return [
@@ -200,13 +200,13 @@ class Machine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of QEMU, None while it does not run."""
+        """Process ID of QEMU; None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start QEMU; returns when it runs, long before the guest answers.
+        """Start QEMU; returns before the guest answers.
 
-        Raises ProgramMissing, or BoardSilent when QEMU itself refuses.
+        Raises ProgramMissing, or BoardSilent if QEMU fails.
         """
         if self.pid is not None:
             return
@@ -232,7 +232,7 @@ class Machine:
                 except FileNotFoundError as fault:
                     raise ProgramMissing(f"cannot run {program}", fix="apt-get install util-linux") from fault
             self._began = time.monotonic()
-            # A port that another program took in between makes QEMU end at once.
+            # QEMU ends at once if another program took the port in the meantime.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
             if self._process.poll() is None:
@@ -244,9 +244,9 @@ class Machine:
     def wait_until_answers(self, limit_s: float, *, on_line: Callable[[str], None] | None = None) -> float:
         """Wait for the guest's SSH server; return the seconds since the start.
 
-        ``on_line`` sees the console's lines. The forwarded port alone proves nothing (QEMU accepts for the guest),
-        so the server's banner is read. Raises BoardSilent when ``limit_s`` passes, and at once when the kernel
-        panics, the initramfs gives up or QEMU ends.
+        ``on_line`` is called with each line of the console. An open port is not sufficient, because QEMU accepts the
+        connection itself, so the server's banner is read. Raises BoardSilent after ``limit_s``, and immediately after a
+        kernel panic, a failure of the initramfs or the end of QEMU.
         """
         deadline = time.monotonic() + limit_s
         shown = 0
@@ -258,11 +258,13 @@ class Machine:
                     on_line(line)
                     shown += len(line) + 1
             if self.pid is None:
-                raise self._silence("the virtual machine ended before it answered", "an SSH server that answers")
+                raise self._silence(
+                    "the virtual machine ended before its SSH server answered", "an SSH server that answers"
+                )
             if _death(text):
-                # panic=5: the lines that explain a panic may still be on their way
+                # panic=5: the lines that explain a panic may follow
                 time.sleep(1.0)
-                raise self._silence("the virtual machine gave up", "an SSH server that answers")
+                raise self._silence("the virtual machine failed to boot", "an SSH server that answers")
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._silence(
@@ -274,9 +276,9 @@ class Machine:
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
     def end(self, power_off: Callable[[], object] | None = None, *, polite_s: float = 30.0) -> None:
-        """End the machine: call ``power_off``, give the guest ``polite_s`` seconds, then end QEMU by its id.
+        """Shut the machine down: call ``power_off``, wait ``polite_s`` seconds, then terminate QEMU.
 
-        It is given them too where ``power_off`` fails: a guest may be gone before it has answered.
+        The wait also follows a failed ``power_off``: the guest may shut down before it has answered.
         """
         running = self._process
         if running is None:
@@ -293,7 +295,7 @@ class Machine:
             self._process = None
 
     def console_text(self) -> str:
-        """What the serial console has shown, without terminal control codes."""
+        """The output of the serial console without terminal control codes."""
         try:
             text = self.console.read_text(errors="replace")
         except FileNotFoundError:
@@ -308,12 +310,12 @@ class Machine:
             complaints = self._complaints.read_text(errors="replace").splitlines()[1:]
             found = f"QEMU: {process.explain_exit(code)}" + (f": {complaints[-1]}" if complaints else "")
         else:
-            found = "silence" if not text.strip() else "a console that goes on, no SSH"
+            found = "no output" if not text.strip() else "console output, but no SSH"
         lines = text.strip().splitlines()[-_TAIL_LINES:]
-        shown = "\n".join(f"      | {line}" for line in lines) if lines else "      | (nothing at all)"
+        shown = "\n".join(f"      | {line}" for line in lines) if lines else "      | (no output)"
         fix = next((advice for pattern, advice in _SYMPTOMS if re.search(pattern, text)), "")
         if not fix:
-            fix = "allow more time (device.boot_timeout_s) when the machine is busy; else read the console log"
+            fix = "on a busy machine, increase device.boot_timeout_s; otherwise read the console log"
         return BoardSilent(
             summary, expected=expected, found=f"{found}\n    end of its console ({self.console}):\n{shown}", fix=fix
         )
@@ -321,7 +323,7 @@ class Machine:
 
 @contextlib.contextmanager
 def running_machine(spec: MachineSpec, console: Path, *, boot_timeout_s: float) -> Iterator[Machine]:
-    """A machine that answers over SSH; ended on any exit. Raises as ``Machine`` does."""
+    """Run a machine whose SSH server answers; shut it down at the end. Raises the errors of ``Machine``."""
     machine = Machine(spec, console)
     try:
         machine.start()
@@ -332,7 +334,7 @@ def running_machine(spec: MachineSpec, console: Path, *, boot_timeout_s: float) 
 
 
 def _death(console: str) -> str:
-    """The line after which no boot will succeed; empty while there is hope."""
+    """The console line that proves a failed boot; empty otherwise."""
     if dead := _DEAD.search(console):
         return dead[0].strip()
     refusals = _MOUNT_REFUSED.findall(console)

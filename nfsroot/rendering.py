@@ -1,4 +1,4 @@
-"""Rendering: a pure function of a template and its values; an undefined name is an error."""
+"""Render templates; an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _environment = jinja2.Environment(
 
 
 def render(name: str, **values: object) -> str:
-    """The file that ``templates/NAME.j2`` makes of ``values``."""
+    """Render ``templates/NAME.j2`` with ``values``."""
     return _environment.get_template(f"{name}.j2").render(**values)

@@ -1,14 +1,14 @@
-"""The user-space NFS server (NFS-Ganesha): run it, prove that it serves, end it.
+"""The user-space NFS server (NFS-Ganesha): start it, verify that it serves, stop it.
 
-Two ways, because boards boot in two ways:
+There are two modes:
 
-- NFSv4 alone (the default): one TCP port, no portmapper. Enough for enter-nfsroot, for the initramfs script
+- NFSv4 only (the default): one TCP port, no portmapper. It is sufficient for enter-nfsroot, for the initramfs script
   ``boot=nfs4`` and for kernels that mount their root themselves.
-- NFSv3 and v4: for the stock initramfs, whose ``nfsmount`` speaks v3 only and asks the portmapper (rpcbind,
-  port 111) for mountd. A running rpcbind is used; else one is started for as long as the server runs.
+- NFSv3 and NFSv4: for the stock initramfs, whose ``nfsmount`` supports NFSv3 only and asks the portmapper (rpcbind,
+  port 111) for mountd. A running rpcbind is used; otherwise one is started and stopped with the server.
 
-The server counts as ready when a client (``nfs-ls`` of libnfs-utils) has listed the exported folder, not when a log
-line says so: a server whose export was refused prints the same line.
+The server is ready when a client (``nfs-ls`` of libnfs-utils) has listed the exported folder. Its log message is not
+sufficient: it also appears if the export was rejected.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
 _PORTMAPPER = 111
 _RESERVED = 1024
-"""NFS-Ganesha's PrivilegedPort takes ports below."""
+"""NFS-Ganesha's PrivilegedPort accepts ports below this one."""
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
-# What every run without D-Bus, Kerberos and a portmapper says, and what says nothing.
+# Messages of every run without D-Bus, Kerberos and a portmapper, and lines without information.
 _HARMLESS = re.compile(r"DBUS|dbus|krb5|gssd|RADOS|Cannot register NFS V4|:-{10,}|svc_vc_wait|successfully$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NfsServer:
-    """A server that has answered a client."""
+    """A running server that has answered a client."""
 
     folders: tuple[Path, ...]
     address: str
@@ -62,13 +62,13 @@ class NfsServer:
     pid: int
 
     def source(self, folder: Path | None = None) -> str:
-        """``ADDRESS:/path`` as mount(8) takes it."""
+        """``ADDRESS:/path``, the source for mount(8)."""
         return f"{self.address}:{folder or self.folders[0]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeResult:
-    """How serving in the foreground ended."""
+    """The result of serving in the foreground."""
 
     source: str
     seconds: float
@@ -76,7 +76,7 @@ class ServeResult:
 
 
 def plugin_folder() -> Path:
-    """Where the server's back ends are. Raises ProgramMissing when the one for local folders is absent."""
+    """The folder of the server's back ends. Raises ProgramMissing if the one for local folders is missing."""
     for found in sorted(glob.glob("/usr/lib/*/ganesha/libfsalvfs.so")) + glob.glob("/usr/lib/ganesha/libfsalvfs.so"):
         return Path(found).parent
     raise ProgramMissing(
@@ -89,13 +89,13 @@ def plugin_folder() -> Path:
 
 def major_version(program: Path) -> int:
     """The server's major version: 4 in Debian 12, 6 in Debian 13."""
-    told = process.run([program, "-v"], check=False, limit_s=20).output
-    found = re.search(r"V(\d+)\.", told)
+    output = process.run([program, "-v"], check=False, limit_s=20).output
+    found = re.search(r"V(\d+)\.", output)
     if found is None:
         raise ServerFailed(
-            f"{program} does not tell its version",
+            f"{program} does not print its version",
             expected="NFS-Ganesha Release = V…",
-            found=told.strip()[:200] or "nothing",
+            found=output.strip()[:200] or "no output",
             fix="apt-get install --reinstall nfs-ganesha",
         )
     return int(found[1])
@@ -113,15 +113,15 @@ def ganesha_configuration(
     major: int,
     privileged_port: bool = True,
 ) -> str:
-    """The server's configuration for these folders.
+    """Render the server's configuration.
 
-    ``privileged_port`` refuses clients that connect from a port that any user of a machine may have. ``clients`` are
-    addresses or subnets, ``major`` is the server's version: it refuses settings it does not know.
+    ``privileged_port`` rejects clients on ports that ordinary users may use. ``clients`` are addresses or subnets.
+    ``major`` is the server's version: it rejects unknown settings.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
             raise ServerFailed(
-                "the NFS server cannot export that path",
+                "the NFS server cannot export this path",
                 expected="a path without quotes, backslashes, semicolons, question marks and line ends",
                 found=repr(str(folder)),
                 fix="export the tree to another folder",
@@ -151,19 +151,18 @@ def running_server(
     log: Path | None = None,
     limit_s: float = _READY_LIMIT_S,
 ) -> Iterator[NfsServer]:
-    """Serve folders while the block runs; port 0 takes a free one.
+    """Serve folders while the block runs; port 0 selects a free one.
 
-    ``clients`` may mount, as root, for writing: keep the list short. They must connect from a port below 1024; from any
-    other one in a ``private_network`` alone, where nobody else is. The server has listed every folder to a real
-    client when the block starts, and is gone when it ends.
+    ``clients`` may mount and write as root: keep the list short. They must connect from a port below 1024, except in a
+    ``private_network``. When the block starts, a client has listed every folder; when it ends, the server has stopped.
 
     Raises RootNeeded, ProgramMissing, PortTaken, ArtefactMissing (no such folder), InUse (an export is replacing a
-    folder) or ServerFailed with the last lines of its log.
+    folder) or ServerFailed with the last lines of the log.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
-    process.require_root("to serve files of all owners over NFS", "./inv TASK, with the task that you gave")
+    process.require_root("to serve files of all owners over NFS", "./inv TASK")
     program = process.require_program("ganesha.nfsd", "to serve the exported tree over NFS")
-    process.require_program("nfs-ls", "to see that the NFS server serves")
+    process.require_program("nfs-ls", "to verify that the NFS server serves")
     plugins = plugin_folder()
     for item in folders:
         if not item.is_dir():
@@ -175,14 +174,14 @@ def running_server(
     _provide_mtab()
     with contextlib.ExitStack() as stack:
         for item in folders:
-            stack.enter_context(_kept_as_it_is(item))
+            stack.enter_context(_locked_for_serving(item))
         scratch = stack.enter_context(_scratch())
         (scratch / "recovery").mkdir()
         log = log or scratch / "ganesha.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         configuration = scratch / "ganesha.conf"
-        # The server is asked from here as well, so this machine is a client too.
+        # The probe runs on this machine, so it must be a client too.
         allowed = list(dict.fromkeys([*clients, address if address != "0.0.0.0" else "127.0.0.1"]))  # noqa: S104
         configuration.write_text(
             ganesha_configuration(
@@ -201,7 +200,7 @@ def running_server(
             stack.enter_context(_portmapper())
         paths = ["-f", str(configuration), "-L", str(log), "-p", str(scratch / "ganesha.pid")]
         server = subprocess.Popen(
-            # The kernel ends the server should this process be killed without a chance to clean up.
+            # The kernel terminates the server if this process is killed.
             ["setpriv", "--pdeathsig", "TERM", str(program), "-F", *paths, "-N", "NIV_EVENT"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -216,10 +215,10 @@ def running_server(
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for a server's own files. What servers left that were killed is removed: nobody holds its lock."""
+    """Create a folder for the server's files. Remove folders of killed servers, whose lock is free."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):
-            if left.lstat().st_uid == os.geteuid():  # another user's may hold a link to anything
+            if left.lstat().st_uid == os.geteuid():  # a folder of another user may contain arbitrary links
                 _remove_unheld(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, (Path(folder) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -228,32 +227,32 @@ def _scratch() -> Iterator[Path]:
 
 def _remove_unheld(folder: Path) -> None:
     with (folder / "lock").open("r+") as lock:
-        if time.time() - folder.stat().st_mtime > _YOUNG_S:  # else another may be about to lock it
+        if time.time() - folder.stat().st_mtime > _YOUNG_S:  # another process may be about to lock a newer one
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _kept_as_it_is(tree: Path) -> Iterator[None]:
-    """Keep exports from replacing the tree: clients of the old one would be left with stale handles."""
+def _locked_for_serving(tree: Path) -> Iterator[None]:
+    """Prevent exports from replacing the tree: its clients would be left with stale handles."""
     layout = Layout(tree.parent)
     if layout.tree != tree or not layout.marker.is_file():
         yield
         return
     taken = InUse(
-        f"{layout.tree} cannot be served now",
-        expected="no export that replaces it",
-        found="one that runs",
-        fix="wait for it to end",
+        f"an export is replacing {layout.tree}",
+        expected="no running export",
+        found="a lock",
+        fix="wait until it has finished",
     )
     with files.held(layout.served, taken, shared=True):
         yield
 
 
 def probe(server: NfsServer, folder: Path) -> str:
-    """List a folder through the server, as an NFSv4 client; empty when that works, else the complaint."""
+    """List a folder through the server as an NFSv4 client; return the error, or an empty string."""
     address = "127.0.0.1" if server.address == "0.0.0.0" else server.address  # noqa: S104
-    # libnfs decodes no percent signs: the path stands as it is.
+    # libnfs does not decode percent-encoding.
     url = f"nfs://{address}{folder}?version=4&nfsport={server.port}"
     done = process.run(["nfs-ls", url], check=False, limit_s=20)
     return "" if done.returncode == 0 else done.output.strip() or process.explain_exit(done.returncode)
@@ -267,10 +266,10 @@ def serve(
     port: int | None = None,
     stop: threading.Event | None = None,
 ) -> ServeResult:
-    """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, a dropped terminal, or ``stop``.
+    """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
-    Clients in ``nfs.subnet`` (and this machine) may mount. Says what to type on the board. Raises what
-    ``running_server`` raises, ArtefactMissing when nothing was exported, and ServerFailed when the server dies.
+    Clients in ``nfs.subnet`` and this machine may mount it. Prints the commands for the board. Raises the errors of
+    ``running_server``, ArtefactMissing if nothing was exported, and ServerFailed if the server ends.
     """
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
@@ -291,14 +290,14 @@ def serve(
         ) as server:
             if (first := unprivileged_port_start()) < _RESERVED:
                 progress.warn(
-                    f"every user of this PC may use ports from {first} on, so the server cannot tell them from root: "
+                    f"every user of this PC may use ports from {first}: the server cannot tell them from root; run "
                     f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
                 )
             for line in _what_to_type(server, str(subnet)):
                 progress.say(line)
             while not stop.wait(0.5):
                 if not _alive(server.pid):
-                    raise _failed(server, "the NFS server ended by itself")
+                    raise _failed(server, "the NFS server ended unexpectedly")
             progress.say("stopping the NFS server")
             source = server.source()
     ended_by = signal.Signals(received[0]).name if received else "request"
@@ -306,7 +305,7 @@ def serve(
 
 
 def unprivileged_port_start() -> int:
-    """The first port that every user of this machine may use (ip(7)); 1024 unless the machine was told otherwise."""
+    """The first unprivileged port of this machine (ip(7)), by default 1024."""
     try:
         return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     except FileNotFoundError:
@@ -314,16 +313,16 @@ def unprivileged_port_start() -> int:
 
 
 def require_free(address: str, port: int, *, server: str = "the NFS server", section: str = "nfs") -> None:
-    """Raise PortTaken when another program listens there, ServerFailed when the address is not ours.
+    """Raise PortTaken if another program listens there, ServerFailed if the address is not local.
 
-    ``section`` is that of invoke.yaml which has the server's address and port. Raises UserError for what is no port.
+    ``section`` is the section of invoke.yaml with the server's address and port. Raises UserError for an invalid port.
     """
     if not 0 < port < 65536:
         raise UserError(
             f"{server} cannot listen on port {port}",
             expected="a TCP port from 1 to 65535",
             found=f"{port}",
-            fix=f"give another --port, or none: then {section}.port counts",
+            fix=f"use another --port, or omit it to use {section}.port",
         )
     kernels = " (the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -335,16 +334,16 @@ def require_free(address: str, port: int, *, server: str = "the NFS server", sec
         except OSError as fault:
             if fault.errno == 98:
                 raise PortTaken(
-                    f"port {port} is taken",
+                    f"port {port} is in use",
                     expected=f"nothing listening on {address}:{port}",
                     found=_listener(port),
-                    fix=f"end that program{kernels}, or set {section}.port",
+                    fix=f"stop that program{kernels}, or set {section}.port",
                 ) from fault
             raise ServerFailed(
                 f"{server} cannot listen on {address}",
                 expected="an IPv4 address of this machine",
                 found=str(fault.strerror),
-                fix=f"set {section}.address in invoke.yaml to one that `ip address` shows",
+                fix=f"set {section}.address in invoke.yaml to an address that `ip address` shows",
             ) from fault
 
 
@@ -352,7 +351,7 @@ def _what_to_type(server: NfsServer, subnet: str) -> list[str]:
     port = "" if server.port == 2049 else f" -o port={server.port}"
     versions = "NFSv3 and NFSv4" if server.nfsv3 else "NFSv4"
     return [
-        f"serving {server.folders[0]} by {versions} on {server.address}:{server.port}, to {subnet}; Ctrl-C ends it",
+        f"serving {server.folders[0]} by {versions} on {server.address}:{server.port}, to {subnet}; stop with Ctrl-C",
         "on the board, as root:",
         f"    enter-nfsroot{port} {server.source()}",
         "or, without the helper:",
@@ -362,7 +361,7 @@ def _what_to_type(server: NfsServer, subnet: str) -> list[str]:
 
 @contextlib.contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
-    """Let SIGINT, SIGTERM and SIGHUP set ``stop``; signals can only be handled in the main thread."""
+    """Set ``stop`` on SIGINT, SIGTERM and SIGHUP; does nothing outside the main thread, which handles signals."""
     received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
@@ -381,7 +380,7 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
 
 
 def _listener(port: int) -> str:
-    """Who listens, as far as ss(8) may tell."""
+    """The program that listens on the port according to ss(8)."""
     with contextlib.suppress(ProgramMissing):
         listed = process.run(["ss", "-Hltnp", f"sport = :{port}"], check=False, limit_s=10).output.split()
         users = [word for word in listed if word.startswith("users:")]
@@ -431,13 +430,13 @@ def _listens(server: NfsServer) -> bool:
 
 
 def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") -> ServerFailed:
-    # The log goes away with its folder, so what it says last becomes part of the message.
-    said = _tail(server.log, _TAIL_LINES)
-    if "No IP address found for" in said:
-        # The resolver leaves out loopback addresses while no other interface has one (AI_ADDRCONFIG).
-        fix = "give any interface besides lo an address: the server looks its own up, and finds none on a lone lo"
+    # The log may be deleted with its folder, so the message includes its last lines.
+    tail = _tail(server.log, _TAIL_LINES)
+    if "No IP address found for" in tail:
+        # The resolver omits loopback addresses if no other interface has an address (AI_ADDRCONFIG).
+        fix = "add an address to an interface other than lo, which the server requires"
     return ServerFailed(
-        summary + (f"\n--- last lines of its log ---\n{said}\n---" if said else ""),
+        summary + (f"\n--- last lines of its log ---\n{tail}\n---" if tail else ""),
         expected=f"a server that lists {server.source()}",
         found=found or "see the log",
         fix=fix or "see the last lines of its log above",
@@ -446,23 +445,23 @@ def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") 
 
 def _tail(log: Path, lines: int) -> str:
     try:
-        told = [line for line in log.read_text(errors="replace").splitlines() if not _HARMLESS.search(line)]
-        return "\n".join(told[-lines:])
+        kept = [line for line in log.read_text(errors="replace").splitlines() if not _HARMLESS.search(line)]
+        return "\n".join(kept[-lines:])
     except FileNotFoundError:
         return ""
 
 
 def _provide_mtab() -> None:
-    """The server finds file systems by /etc/mtab, which systemd makes at boot; bare containers and chroots lack it."""
+    """Create /etc/mtab, which the server reads; systemd creates it at boot, but containers and chroots lack it."""
     mtab = Path("/etc/mtab")
     if not os.path.lexists(mtab):
         mtab.symlink_to("../proc/self/mounts")
-        progress.say("made /etc/mtab, a link to /proc/self/mounts: the NFS server needs it")
+        progress.say("created /etc/mtab, a link to /proc/self/mounts, which the NFS server requires")
 
 
 @contextlib.contextmanager
 def _portmapper() -> Iterator[None]:
-    """Make sure that a portmapper runs; one that is started here ends with the block."""
+    """Use a running portmapper, or start one and stop it at the end of the block."""
 
     def answers() -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -486,10 +485,10 @@ def _portmapper() -> Iterator[None]:
         while not answers():
             if child.poll() is not None or time.monotonic() > deadline:
                 raise ServerFailed(
-                    "the portmapper (rpcbind) did not come up",
+                    "the portmapper (rpcbind) did not start",
                     expected="an answer on TCP port 111",
                     found="none" if child.poll() is None else process.explain_exit(child.returncode),
-                    fix="start it by hand to see why: rpcbind -f -d",
+                    fix="start it by hand to see the error: rpcbind -f -d",
                 )
             time.sleep(0.1)
         yield

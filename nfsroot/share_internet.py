@@ -1,20 +1,19 @@
-"""Internet for a board behind this PC: NAT of the board's subnet by nftables, undone completely.
+"""Share this PC's internet connection with boards: NAT of the board's subnet by nftables.
 
-``on`` makes one table of its own (``ip pitorch_nat``): masquerading of the subnet towards the uplink, and nothing
-else is translated. Two things outside that table may stand in the way, and are changed and restored:
+``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. Two settings outside the table
+are also changed if necessary, and restored by ``off``:
 
-- ``net.ipv4.ip_forward``: its earlier value is kept in the state file and set again by ``off``;
-- forward chains of other programs whose policy is drop (the Docker engine's): a verdict of drop is final in
-  netfilter, whatever another table accepts. Each gets accept rules for the subnet, marked with our name, and ``off``
-  removes exactly those.
+- ``net.ipv4.ip_forward``: its previous value is stored in the state file;
+- forward chains of other programs with policy drop, such as the Docker engine's: a drop verdict is final in netfilter,
+  even if another table accepts the packet. Each chain gets accept rules for the subnet with our comment, and ``off``
+  removes these rules.
 
-A chain that accepts by policy and refuses by its last rule (firewalld's) is left alone, since it may accept the subnet
-before that; it is told as what may be the reason.
+A chain with policy accept and a final reject rule (firewalld's) is not changed, because an earlier rule may accept the
+subnet. It is reported as a possible cause of problems.
 
-All rules, in that table and in others' chains, come in one transaction of nftables, and go in one: never a part of
-them. Where ``on`` fails or is interrupted after that, it takes everything back. The state file is written before
-anything is changed, so what a killed ``on`` did can be undone too. It lies in /run: a reboot forgets it together with
-all it describes.
+All rules are added in one nftables transaction and removed in one. If ``on`` fails or is interrupted, it reverts all
+changes. The state file is written before the first change, so that ``off`` can also undo a killed ``on``. A reboot
+removes it, together with the rules: it is in /run.
 """
 
 from __future__ import annotations
@@ -38,44 +37,44 @@ MARK = "pitorch share-internet"
 STATE = Path("/run/pitorch/share-internet.json")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _AGAIN = "./inv share-internet"
-_WHATEVER_COMES = frozenset({"counter", "log", "reject", "drop", "jump", "goto"})
-"""What a rule may consist of that asks nothing of a packet."""
+_MATCHES_ALL = frozenset({"counter", "log", "reject", "drop", "jump", "goto"})
+"""Expressions of a rule that matches every packet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """Whether the subnet is shared, and what is known about it."""
+    """The state of the sharing."""
 
     on: bool
     subnet: str
     uplink: str
-    """Interface to the internet; empty when off and none was found."""
+    """Interface to the internet; empty if off."""
     gateway: str
-    """This PC's address in the subnet; empty when it has none."""
+    """This PC's address in the subnet; empty if it has none."""
     ip_forward: bool
     packets: int
-    """Connections that were translated so far."""
+    """Number of translated connections."""
     opened: tuple[str, ...]
-    """Chains of other programs that got accept rules."""
+    """Chains of other programs with our accept rules."""
     problems: tuple[str, ...]
-    """What keeps it from working, each with its fix."""
+    """Problems, each with its fix."""
 
     def lines(self) -> list[str]:
-        """For people."""
-        said = [f"internet for {self.subnet}: {'on, through ' + self.uplink if self.on else 'off'}"]
+        """The state as text."""
+        text = [f"internet for {self.subnet}: {'on, through ' + self.uplink if self.on else 'off'}"]
         if self.on:
-            said.append(f"  connections translated so far: {self.packets}")
-            said += [f"  opened for the subnet: {chain}" for chain in self.opened]
+            text.append(f"  translated connections: {self.packets}")
+            text += [f"  accept rules for the subnet in: {chain}" for chain in self.opened]
             if self.gateway:
-                said += ["on the board, as root:", f"    ip route replace default via {self.gateway}"]
-        return said + [f"  problem: {problem}" for problem in self.problems]
+                text += ["on the board, as root:", f"    ip route replace default via {self.gateway}"]
+        return text + [f"  problem: {problem}" for problem in self.problems]
 
 
 def on(config: Config, *, state: Path = STATE) -> Sharing:
-    """Share this PC's internet with ``nfs.subnet``; done again, it fixes what is missing.
+    """Share this PC's internet connection with ``nfs.subnet``; a second call restores missing parts.
 
-    Raises RootNeeded, ProgramMissing (nft, ip) or NetworkSharingFailed (no uplink, the uplink is in the subnet; what
-    cannot be changed, with nothing changed then).
+    Raises RootNeeded, ProgramMissing (nft, ip) or NetworkSharingFailed (no uplink, the uplink is in the subnet, or a
+    setting cannot be changed; then nothing is changed).
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
     process.require_program("nft", "to translate the board's addresses")
@@ -85,18 +84,18 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
     if kept is not None and (kept["subnet"] != str(subnet) or kept["uplink"] != uplink):
         off(config, state=state)
         kept = None
-    anew = kept is None
+    first = kept is None
     if kept is None:
-        # A forward value that an earlier table's owner set is not ours to restore: only the first change is recorded.
+        # Record the value before our first change only.
         kept = {"subnet": str(subnet), "uplink": uplink, "ip_forward": _FORWARD.read_text().strip()}
         write_text_atomically(state, json.dumps(kept) + "\n", mode=0o600)
     try:
-        # What lies there without a record may be of another subnet.
-        old = _deletions() if anew else []
-        closed = [chain for chain in _closed_chains() if anew or not any(_is_ours(rule) for rule in _rules(chain))]
+        # Rules without a state file may be for another subnet.
+        old = _deletions() if first else []
+        closed = [chain for chain in _closed_chains() if first or not any(_is_ours(rule) for rule in _rules(chain))]
         ruleset = render(
             "nat.nft",
-            table="" if _has_table() and not anew else TABLE,
+            table="" if _has_table() and not first else TABLE,
             chains=[_place(chain) for chain in closed],
             subnet=str(subnet),
             uplink=uplink,
@@ -104,21 +103,21 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
         )
         _apply([*old, ruleset])
         _set_forward("1")
-    except BaseException as fault:  # Ctrl-C too
-        _take_back_after(fault, state)
+    except BaseException as fault:  # including Ctrl-C
+        _revert_after(fault, state)
         raise
     return status(config, state=state)
 
 
 def off(config: Config, *, state: Path = STATE) -> Sharing:
-    """Take everything back that ``on`` changed; nothing to do is fine."""
+    """Undo all changes of ``on``, if any."""
     process.require_root("to translate addresses", f"{_AGAIN} off")
     process.require_program("nft", "to translate the board's addresses")
-    _take_back(state)
+    _revert(state)
     return status(config, state=state)
 
 
-def _take_back(state: Path) -> None:
+def _revert(state: Path) -> None:
     _apply(_deletions())
     kept = _read(state)
     if kept is not None:
@@ -126,18 +125,18 @@ def _take_back(state: Path) -> None:
     state.unlink(missing_ok=True)
 
 
-def _take_back_after(fault: BaseException, state: Path) -> None:
-    """Leave nothing of an ``on`` that did not come to its end; the fault says it where that is not possible."""
+def _revert_after(fault: BaseException, state: Path) -> None:
+    """Revert the changes of a failed ``on``; if that fails too, add it to the error."""
     try:
-        _take_back(state)
+        _revert(state)
     except UserError as second:
         if isinstance(fault, UserError):
-            fault.found += f"; what was done cannot be taken back: {second.found}"
+            fault.found += f"; the changes cannot be reverted: {second.found}"
             fault.fix = f"{fault.fix}; then {_AGAIN} off"
 
 
 def _deletions() -> list[str]:
-    """Commands of nft that take away all that is ours."""
+    """The nft commands that remove all of our rules."""
     rules = [
         f"delete rule {_place(chain)} handle {rule['handle']}"
         for chain in _forward_chains()
@@ -148,7 +147,7 @@ def _deletions() -> list[str]:
 
 
 def _apply(commands: Sequence[str]) -> None:
-    """Commands of nft in one transaction: all of them, or none."""
+    """Run nft commands in one transaction."""
     if text := "\n".join(command.strip() for command in commands if command.strip()):
         _nft("-f", "-", stdin=f"{text}\n")
 
@@ -161,14 +160,14 @@ def _set_forward(value: str) -> None:
     except OSError as fault:
         raise NetworkSharingFailed(
             f"net.ipv4.ip_forward cannot be set to {value}",
-            expected=f"a {_FORWARD} that root may write",
+            expected=f"{_FORWARD} to be writable for root",
             found=fault.strerror or str(fault),
-            fix=f"sysctl net.ipv4.ip_forward={value} must work (a container needs --privileged)",
+            fix=f"make sysctl net.ipv4.ip_forward={value} work (a container needs --privileged)",
         ) from fault
 
 
 def status(config: Config, *, state: Path = STATE) -> Sharing:
-    """Look, and say what is missing."""
+    """Determine the state and its problems."""
     process.require_root("to read the packet filter", f"{_AGAIN} status")
     process.require_program("nft", "to read the packet filter")
     subnet = subnet_of(config)
@@ -184,19 +183,21 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
             opened.append(name)
         elif chain.get("policy") == "drop":
             closed.append(name)
-        elif _refuses(chain):
+        elif _rejects_all(chain):
             refusing.append(name)
     if kept is not None or present:
         if not present:
-            problems.append(f"the table ip {TABLE} is gone (a firewall was loaded anew): {_AGAIN} on")
+            problems.append(f"the table ip {TABLE} is missing (a firewall was reloaded): run {_AGAIN} on")
         if kept is None:
-            problems.append(f"{state} is gone, the earlier ip_forward is unknown: {_AGAIN} off, then check the sysctl")
+            problems.append(
+                f"{state} is missing, so the previous ip_forward is unknown: run {_AGAIN} off and check the sysctl"
+            )
         if not forwards:
-            problems.append(f"net.ipv4.ip_forward is 0: {_AGAIN} on")
-        problems += [f"the chain {name} drops what is forwarded: {_AGAIN} on" for name in closed]
+            problems.append(f"net.ipv4.ip_forward is 0: run {_AGAIN} on")
+        problems += [f"the chain {name} drops forwarded packets: run {_AGAIN} on" for name in closed]
         problems += [
-            f"the chain {name} refuses what no rule of its own accepts: if the board gets nothing, accept {subnet} "
-            f"there (firewalld: firewall-cmd --zone=trusted --add-source={subnet})"
+            f"the chain {name} rejects packets that none of its rules accepts: if the board has no connection, accept "
+            f"{subnet} there (firewalld: firewall-cmd --zone=trusted --add-source={subnet})"
             for name in refusing
         ]
         if not addresses:
@@ -217,27 +218,27 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
 
 
 def find_uplink(subnet: ipaddress.IPv4Network) -> str:
-    """The interface of the best default route.
+    """The interface of the default route with the lowest metric.
 
-    Raises NetworkSharingFailed when there is none, or when it leads into the board's own subnet.
+    Raises NetworkSharingFailed if there is none, or if it leads into the board's subnet.
     """
     routes = json.loads(process.output_of(["ip", "-j", "-4", "route", "show", "default"]) or "[]")
     usable = [route for route in routes if "dev" in route and "linkdown" not in route.get("flags", ())]
     if not usable:
         raise NetworkSharingFailed(
-            "this PC has no internet to share",
+            "this PC has no internet connection",
             expected="a default route",
             found="none",
-            fix="connect the PC first: `ip route` must show a default route",
+            fix="connect the PC; `ip route` must show a default route",
         )
     best = min(usable, key=lambda route: int(route.get("metric", 0)))
     gateway = best.get("gateway")
     if gateway is not None and ipaddress.IPv4Address(gateway) in subnet:
         raise NetworkSharingFailed(
-            "the board's subnet is the one this PC reaches the internet through: there is nothing to translate",
+            "the board's subnet contains this PC's gateway, so there is nothing to translate",
             expected=f"a default route outside {subnet}",
             found=f"{gateway} on {best['dev']}",
-            fix="set nfs.subnet to the subnet between PC and board; boards on the PC's own network need no sharing",
+            fix="set nfs.subnet to the subnet between PC and board; boards in the PC's network need no sharing",
         )
     return str(best["dev"])
 
@@ -250,7 +251,7 @@ def _nft(*words: str, stdin: str | None = None, merge_stderr: bool = True) -> st
             f"nft {' '.join(words)} failed",
             expected="a kernel with nftables and NAT (nf_tables, nft_masq)",
             found=done.output.strip() or process.explain_exit(done.returncode),
-            fix="nothing was changed by it; modprobe nft_masq",
+            fix="modprobe nft_masq; the failed command changed nothing",
         )
     return done.output
 
@@ -264,7 +265,7 @@ def _has_table() -> bool:
 
 
 def _forward_chains() -> Iterator[dict[str, Any]]:
-    """Base chains of other programs that see forwarded IPv4 packets."""
+    """Base chains of other programs for forwarded IPv4 packets."""
     for item in _listed("list", "chains"):
         chain = item.get("chain", {})
         if chain.get("hook") == "forward" and chain["family"] in ("ip", "inet") and chain["table"] != TABLE:
@@ -284,15 +285,15 @@ def _rules(chain: dict[str, Any]) -> list[dict[str, Any]]:
     return [item["rule"] for item in listed if "rule" in item]
 
 
-def _refuses(chain: dict[str, Any], depth: int = 16) -> bool:
-    """Whether a rule of the chain refuses whatever reaches it, itself or by a chain that it leads to."""
+def _rejects_all(chain: dict[str, Any], depth: int = 16) -> bool:
+    """Whether the chain has a rule that rejects every packet, directly or through another chain."""
     for rule in _rules(chain):
-        said = {name: value for part in rule["expr"] for name, value in part.items()}
-        if said.keys() <= _WHATEVER_COMES:
-            if said.keys() & {"reject", "drop"}:
+        expressions = {name: value for part in rule["expr"] for name, value in part.items()}
+        if expressions.keys() <= _MATCHES_ALL:
+            if expressions.keys() & {"reject", "drop"}:
                 return True
-            onwards = said.get("jump") or said.get("goto")
-            if onwards and depth and _refuses({**chain, "name": onwards["target"]}, depth - 1):
+            target = expressions.get("jump") or expressions.get("goto")
+            if target and depth and _rejects_all({**chain, "name": target["target"]}, depth - 1):
                 return True
     return False
 

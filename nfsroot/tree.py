@@ -1,13 +1,13 @@
-"""A root filesystem as data: a deterministic hash over it, and paths that never leave it.
+"""Root filesystem trees: a deterministic hash, and path resolution that never leaves the tree.
 
-The hash is the SHA-256 over one record per entry, in the byte order of the paths. A record holds, separated by NUL
-and ended by a line feed: path, type with permission bits (octal ``st_mode``), uid, gid, what the entry is (a regular
-file's SHA-256, a link's target, a device's numbers), the first path of its group of hard links (empty without one),
-and its extended attributes. Times do not count, nor do labels of the host's security module: the same image gives
-the same hash on every machine.
+The hash is the SHA-256 over one record per entry, in the byte order of the paths. A record has these fields, separated
+by NUL and terminated by a line feed: path, type with permission bits (octal ``st_mode``), uid, gid, content (the
+SHA-256 of a regular file, the target of a link, the numbers of a device), the first path of the group of hard links
+(empty without one), and extended attributes. Times and labels of the host's security module are not included: an image
+has the same hash on every machine.
 """
 
-# Names in a root filesystem are bytes; pathlib knows text only.
+# Names in a root filesystem are bytes; pathlib supports text only.
 # ruff: noqa: PTH115, PTH118, PTH120
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class _Entry:
 
 @dataclass
 class TreeHash:
-    """The records of a tree; kept so that a few changed entries need not cost a second full pass."""
+    """The records of a tree, so that a few changed entries do not require a second full pass."""
 
     root: Path
     _entries: dict[bytes, _Entry] = field(default_factory=dict)
 
     @classmethod
     def of(cls, root: Path, *, on_bytes: Callable[[int], object] = lambda _: None) -> TreeHash:
-        """Read a whole tree; ``on_bytes`` is told how many bytes of content were read so far."""
+        """Read a whole tree; ``on_bytes`` is called with the number of content bytes read so far."""
         made = cls(root)
         top = os.fsencode(root)
         paths = list(_walk(top))
         done = 0
-        # Hashing releases the interpreter's lock; two threads keep a reader and a hasher busy.
+        # Hashing releases the GIL: with two threads, reading and hashing overlap.
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             chunks = [paths[start : start + 256] for start in range(0, len(paths), 256)]
             hashed = pool.map(lambda part: [_entry(top, path) for path in part], chunks)
@@ -63,9 +63,9 @@ class TreeHash:
         return made
 
     def refresh(self, changed: Iterable[str | bytes]) -> None:
-        """Read these entries again (paths relative to the root); ones that are gone are dropped, with what was below.
+        """Read entries and their parent folders again (paths relative to the root).
 
-        The folders on the way to an entry are read again too.
+        Removed entries are dropped together with everything below them.
         """
         top = os.fsencode(self.root)
         wanted: set[bytes] = {b"."}
@@ -103,7 +103,7 @@ class TreeHash:
         return digest.hexdigest()
 
     def counts(self) -> Mapping[str, int]:
-        """How many entries of each type there are, and how many bytes of content."""
+        """Number of entries per type, and the number of content bytes."""
         names = {
             stat.S_IFREG: "files", stat.S_IFDIR: "folders", stat.S_IFLNK: "symlinks",
             stat.S_IFCHR: "devices", stat.S_IFBLK: "devices", stat.S_IFIFO: "fifos", stat.S_IFSOCK: "sockets",
@@ -123,13 +123,13 @@ class TreeHash:
         return {**found, "bytes": size}
 
     def paths(self) -> Iterator[tuple[bytes, int]]:
-        """Every path, relative to the root, with its mode."""
+        """Yield every path relative to the root, with its mode."""
         for path, entry in self._entries.items():
             yield path, entry.mode
 
 
 def _walk(top: bytes) -> Iterator[bytes]:
-    """Paths relative to ``top``, itself first as ``.``; links are not followed."""
+    """Yield paths relative to ``top``, starting with ``.``; links are not followed."""
     yield b"."
     waiting = [b""]
     while waiting:
@@ -160,7 +160,7 @@ def _entry(top: bytes, path: bytes) -> _Entry:
 
 
 def xattrs_of(path: bytes) -> list[tuple[str, bytes]]:
-    """Extended attributes that belong to the tree, in order; none where the file system has none."""
+    """Extended attributes that are part of the tree, sorted by name; empty if the file system does not support them."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:
@@ -184,9 +184,9 @@ def _content(path: bytes) -> str:
 
 
 def inside(root: Path, path: str) -> Path:
-    """Where ``path`` lies in the tree when every link on the way is followed as the board would follow it.
+    """Resolve ``path`` in the tree as the board would, without following the last component.
 
-    The last component is not followed. Absolute targets are taken from the tree's root, ``..`` never leaves it.
+    Absolute link targets are relative to the tree's root, and ``..`` never leaves it.
     """
     resolved: list[str] = []
     waiting = list(reversed(PurePosixPath("/", path).parts[1:]))
@@ -211,7 +211,7 @@ def inside(root: Path, path: str) -> Path:
 
 
 def follow(root: Path, path: str) -> Path:
-    """As ``inside``, and the last component is followed too."""
+    """As ``inside``, but also follow the last component."""
     for _ in range(_SYMLINK_LIMIT):
         found = inside(root, path)
         if not found.is_symlink():
@@ -223,7 +223,7 @@ def follow(root: Path, path: str) -> Path:
 
 
 def mounts_below(folder: Path) -> list[str]:
-    """Mount points at or below a folder, as this process sees them (proc(5), mountinfo)."""
+    """Mount points at or below a folder in this process's mount namespace (proc(5), mountinfo)."""
     top = os.path.realpath(folder)
     listing = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     points = (
@@ -233,11 +233,11 @@ def mounts_below(folder: Path) -> list[str]:
 
 
 def require_unmounted(folder: Path, purpose: str) -> None:
-    """Raise InUse when something is mounted at or below ``folder``: to remove it would remove what is mounted."""
+    """Raise InUse if something is mounted at or below ``folder``: removal would delete the mounted files."""
     if found := mounts_below(folder):
         raise InUse(
             f"{folder} cannot be {purpose}: something is mounted there",
-            expected="no mounts in it",
+            expected="no mounts below it",
             found=", ".join(found[:5]),
             fix=f"umount -R {found[0]}",
         )

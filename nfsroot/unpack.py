@@ -1,12 +1,12 @@
-"""An engine's image as a tree, exact: owners by number, modes, hard links, devices, names of any bytes, xattrs, times.
+"""Unpack an image of the engine exactly: numeric owners, modes, hard links, devices, byte names, xattrs, times.
 
-Not by way of a container: ``docker export`` and ``docker cp`` give a container's tree, with an extra /.dockerenv, an
-emptied resolv.conf and a regular file at /dev/console. Two exact roads instead:
+``docker export`` and ``docker cp`` return a container's tree, with an additional /.dockerenv, an empty resolv.conf and
+a regular file at /dev/console. Two exact methods are used instead:
 
-- *overlay*: the engine is on this machine and stores images as overlay2, and we are root. The image's layer folders
-  are overlay-mounted read-only in a mount namespace of their own and copied by ``cp -a``. Nothing is packed.
-- *layers*: any other engine. ``image save`` is spooled layer by layer to disk, then each layer's whiteouts are
-  applied (OCI image-spec, layer.md) and its tar unpacked. Memory stays constant.
+- *overlay*: the engine is local and stores images as overlay2, and we are root. The image's layer folders are mounted
+  read-only as an overlay in a private mount namespace and copied by ``cp -a``, without packing.
+- *layers*: for all other engines. ``image save`` is written to disk layer by layer; then each layer's whiteouts are
+  applied (OCI image-spec, layer.md) and its tar is unpacked. Memory use is constant.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _POLL_S = 0.1
 
-# $1 overlay mount point, $2 options, $3 destination; the folder of short links is the working directory, because
-# mount(2) takes one page of options and a layer's own path has more than a hundred characters.
+# $1 overlay mount point, $2 options, $3 destination. The working directory has short links to the layers, because
+# mount(2) accepts one page of options and a layer's path has more than a hundred characters.
 _OVERLAY_SCRIPT = """
 set -e
 mount -t overlay overlay -o "$2" "$1"
@@ -53,7 +53,7 @@ exec cp -a --reflink=auto -T "$1" "$3"
 
 @dataclass(frozen=True, kw_only=True)
 class SourceImage:
-    """The image that is exported."""
+    """The image to export."""
 
     reference: str
     id: str
@@ -61,7 +61,7 @@ class SourceImage:
     size: int
     """Bytes of content in all layers."""
     layers: tuple[Path, ...]
-    """Folders of the layers on this machine, top first; empty where the storage is another."""
+    """Local folders of the layers, top layer first; empty for other storage drivers."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -74,14 +74,14 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
         image = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:
         raise ArtefactMissing(
-            f"there is no image {reference} to export",
+            f"image {reference} not found",
             expected=f"the image {reference} in the engine",
             found="no such image",
             fix="run ./inv build-image",
         ) from fault
     facts = image.attrs
     found = (facts.get("Architecture", ""), facts.get("Variant") or "")
-    # Engines of other makes do not report the variant.
+    # Some engines do not report the variant.
     if found[0] != target.oci_architecture or found[1] not in ("", target.oci_variant):
         raise PlatformMismatch(
             f"the image {reference} is for another platform",
@@ -100,10 +100,10 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
 
 
 def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) -> str:
-    """Copy the image's tree to ``destination``, which must not exist; returns the road taken.
+    """Copy the image's tree to ``destination``, which must not exist; return the method.
 
-    A full disk is an OSError, or a CommandFailed with the program's words. Raises ImageBuildFailed when the engine's
-    stream is not an image, EngineUnavailable when the engine goes away.
+    A full disk is an OSError, or a CommandFailed with the program's output. Raises ImageBuildFailed if the engine's
+    stream is not an image, EngineUnavailable if the connection to the engine is lost.
     """
     if source.layers and os.geteuid() == 0:
         copy_overlay(source, destination)
@@ -124,13 +124,13 @@ def _local_layers(facts: dict[str, Any]) -> tuple[Path, ...]:
 
 
 def copy_overlay(source: SourceImage, destination: Path) -> None:
-    """Mount the layer folders over each other and copy what they show."""
+    """Mount the layer folders as an overlay and copy the result."""
     with scratch_folder(destination.parent, "overlay") as scratch:
         links = scratch / "l"
         links.mkdir()
         for number, folder in enumerate(source.layers):
             (links / str(number)).symlink_to(folder)
-        # A single layer cannot be mounted as an overlay; an empty one below it changes nothing.
+        # An overlay needs two layers; an empty one at the bottom changes nothing.
         (links / "e").mkdir()
         (scratch / "merged").mkdir()
         options = "ro,lowerdir=" + ":".join([*map(str, range(len(source.layers))), "e"])
@@ -141,7 +141,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
             _written_by_child(bar, source.size) as watch,
         ):
             process.run(
-                # Should we be killed, the copy ends too and cannot get into the way of the next export.
+                # If this process is killed, the copy ends too and cannot disturb the next export.
                 [
                     *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"),
                     *("sh", "-c", _OVERLAY_SCRIPT, "copy-image", str(scratch / "merged"), options, str(destination)),
@@ -149,13 +149,13 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
                 cwd=links,
                 env={"LC_ALL": "C"},
                 on_line=watch,
-                fix="see its last lines; a full disk is the usual cause",
+                fix="see its last lines; the usual cause is a full disk",
             )
 
 
 @contextlib.contextmanager
 def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
-    """A line callback that waits for ``pid N`` and then shows on ``bar`` how many bytes that process has written."""
+    """A line callback that reads ``pid N`` and then shows the bytes written by that process on ``bar``."""
     ended = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -180,9 +180,9 @@ def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
 
 
 def unpack_layers(client: docker.DockerClient, source: SourceImage, destination: Path) -> None:
-    """Spool ``image save`` to disk and apply its layers, lowest first."""
+    """Write ``image save`` to disk and apply its layers, bottom layer first."""
     with scratch_folder(destination.parent, "layers") as scratch:
-        with _engine_that_stays(), progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
+        with _reported_errors(), progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
             image = client.images.get(source.id)
             layers = _spool(_ChunkReader(_chunks(image), bar, source.size), scratch)
         destination.mkdir(mode=0o755)
@@ -198,13 +198,13 @@ def unpack_layers(client: docker.DockerClient, source: SourceImage, destination:
 
 
 @contextlib.contextmanager
-def _engine_that_stays() -> Iterator[None]:
-    """Say in words of ours what the engine, or the connection to it, answers instead of an image."""
+def _reported_errors() -> Iterator[None]:
+    """Convert errors of the engine and of the connection into user errors."""
     try:
         yield
     except docker.errors.APIError as fault:
         raise ImageBuildFailed(
-            "the engine does not give the image",
+            "the engine failed to export the image",
             expected="a stream of its layers",
             found=" ".join(str(fault.explanation or fault).split())[:200],
             fix="look at the engine's log; try again",
@@ -218,7 +218,7 @@ def _chunks(image: Image) -> Iterable[bytes]:
 
 
 class _ChunkReader(io.RawIOBase):
-    """A stream of chunks as a file, for tarfile."""
+    """A file object for tarfile that reads a stream of chunks."""
 
     def __init__(self, chunks: Iterable[bytes], bar: progress.Bar, total: int) -> None:
         self._chunks, self._rest, self._bar, self._done, self._total = iter(chunks), b"", bar, 0, total
@@ -238,9 +238,9 @@ class _ChunkReader(io.RawIOBase):
 
 
 def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
-    """Write the members of a docker-archive to files and return those of the layers, lowest first.
+    """Write the members of a docker-archive to files and return the layers, bottom layer first.
 
-    Engines name layers differently, and let a repeated one be a link to the first; the manifest tells.
+    The names of layers differ between engines, and a repeated layer may be a link; the manifest lists them.
     """
     stored: dict[str, Path] = {}
     links: dict[str, str] = {}
@@ -265,12 +265,12 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
         paths = [stored[name] for name in names]
     except (tarfile.TarError, LookupError, TypeError, ValueError) as fault:
         raise ImageBuildFailed(
-            "the engine's stream of the image cannot be read",
+            "the image stream of the engine is invalid",
             expected="a docker-archive with a manifest.json",
             found=f"{type(fault).__name__}: {fault}",
             fix="look at the engine's log; try again",
         ) from fault
-    # A layer that occurs twice is applied twice, from a file each.
+    # A layer that occurs twice is applied twice, from separate files.
     unique: list[Path] = []
     for number, path in enumerate(paths):
         twin = scratch / f"layer{number}.tar"
@@ -282,10 +282,10 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
 
 
 def apply_layer(layer: Path, root: Path) -> None:
-    """Apply one layer's tar to a tree: its whiteouts and changes of type first, then its entries."""
+    """Apply a layer's tar to a tree: whiteouts and changes of type first, then its entries."""
     with tarfile.open(layer, mode="r:*", encoding="utf-8", errors="surrogateescape") as archive:
         while (member := archive.next()) is not None:
-            # The archive would keep every header it has read.
+            # Free the headers that the archive collects.
             archive.members.clear()  # type: ignore[attr-defined]
             folder, name = posixpath.split(posixpath.normpath(member.name))
             place = inside(root, f"{folder}/{name}")
@@ -309,5 +309,5 @@ def apply_layer(layer: Path, root: Path) -> None:
             "--warning=no-timestamp", "--delay-directory-restore",
         ],
         env={"LC_ALL": "C"},
-        fix="see its last lines; a full disk is the usual cause",
+        fix="see its last lines; the usual cause is a full disk",
     )  # fmt: skip

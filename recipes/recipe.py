@@ -1,4 +1,4 @@
-"""A recipe's data file: what an artefact is made from and what must come out."""
+"""The data file of a recipe: the inputs and outputs of an artefact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCES = ("tree", "archive", "git", "index")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One artefact. ``settings`` holds what only this recipe has: pins, prefixes, options."""
+    """One artefact. ``settings`` contains the values that are specific to it: pins, prefixes, options."""
 
     name: str
     title: str
@@ -27,38 +27,38 @@ class Recipe:
     """tree (in this repository), archive (the distribution's source package), git (fetched at a pinned commit), or
     index (the package index's source archive, of a pinned SHA-256)."""
     inputs: tuple[str, ...]
-    """Glob patterns of the files that make it, below ``sources``."""
+    """Glob patterns of its source files, below ``sources``."""
     outputs: tuple[str, ...]
-    """Glob patterns that must each match a product."""
+    """Glob patterns. Each must match a product."""
     folder: Path
-    """Where the data file is."""
+    """The folder of the data file."""
     sources: Path
-    """Where the sources are: the recipe's folder, or another one of the checkout that ``tree`` names."""
+    """The folder of the sources: that of the recipe, or the folder of the checkout in ``tree``."""
     settings: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """TOML tables of texts (or of tables of texts), by name: what only this recipe has and is more than a line."""
+    """TOML tables of texts (or of tables of texts) that are specific to this recipe, by name."""
 
     def fingerprint(self) -> str:
-        """SHA-256 over the recipe's data file and its inputs."""
+        """SHA-256 of the data file and the inputs."""
         if self.sources == self.folder:
             return tree_fingerprint(self.folder, "recipe.toml", *self.inputs)
         parts = tree_fingerprint(self.folder, "recipe.toml") + tree_fingerprint(self.sources, *self.inputs)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def require_outputs(self, folder: Path) -> None:
-        """Raise ArtefactMissing unless every output is there."""
+        """Raise ArtefactMissing unless every output exists."""
         for pattern in self.outputs:
             if not any(folder.glob(pattern)):
                 raise ArtefactMissing(
-                    f"recipe {self.name} did not make what it promises",
+                    f"recipe {self.name} did not make all of its outputs",
                     expected=f"a file that matches {pattern}",
                     found=", ".join(sorted(path.name for path in folder.iterdir())) or "an empty folder",
-                    fix=f"read the recipe's log; the promise is in recipes/{self.folder.name}/recipe.toml",
+                    fix=f"read the log of the recipe; the outputs are listed in recipes/{self.folder.name}/recipe.toml",
                 )
 
 
 def load(name: str) -> Recipe:
-    """The recipe in the folder of that name. Raises RecipeInvalid with every fault of its data file."""
+    """The recipe in the folder of that name. Raises RecipeInvalid with all errors of its data file."""
     path = HERE / name / "recipe.toml"
     try:
         data = tomllib.loads(path.read_text())
@@ -68,9 +68,9 @@ def load(name: str) -> Recipe:
             f"there is no recipe {name!r}", expected=f"one of {known}", found="no " + str(path)
         ) from fault
     except tomllib.TOMLDecodeError as fault:
-        raise RecipeInvalid(f"{path} is no TOML", found=str(fault), fix="edit it") from fault
+        raise RecipeInvalid(f"{path} is not valid TOML", found=str(fault), fix="edit it") from fault
     if faults := _faults(data):
-        raise RecipeInvalid(f"{path} is no recipe", found="; ".join(faults), fix="edit it")
+        raise RecipeInvalid(f"{path} is not a valid recipe", found="; ".join(faults), fix="edit it")
     return Recipe(
         name=data["name"],
         title=data["title"],

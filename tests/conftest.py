@@ -20,8 +20,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from engine import daemon as engine
 from engine.daemon import connect
-from flow import main_job
-from flow.main_steps import Flow
+from flow import main_job, pipelines
+from flow.context import Context
 from toolchain import files
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import InUse
@@ -137,8 +137,8 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
     """The development root and the image that shells are opened in, beside what was built: all manifests by step."""
     with files.locked(product_config.build_root / "for-the-tests"):
         main_job.ready_workbench(product_config)
-    with Flow(product_config) as flow:
-        decisions = flow.pipeline(workbench=True).plan()
+    with Context(product_config) as context:
+        decisions = pipelines.main_job(context, with_workbench=True).plan()
     found = {item.step.name: item.previous for item in decisions if item.previous is not None and not item.runs}
     assert {"dev", "workbench", *(item.step for item in built.manifests)} <= set(found)
     return found
@@ -153,8 +153,8 @@ def built(product_config: Config) -> main_job.Built:
     needs_the_machine()
     engine.ensure_running(product_config)
     with files.locked(product_config.build_root / "for-the-tests"):
-        with Flow(product_config) as flow:
-            decisions = flow.pipeline().plan()
+        with Context(product_config) as context:
+            decisions = pipelines.main_job(context).plan()
         found = tuple(item.previous for item in decisions if item.previous is not None and not item.runs)
         if len(found) == len(decisions):
             return main_job.Built(found, frozenset(), 0.0)

@@ -1,7 +1,7 @@
-"""One machine, many names: each tool world's name for an architecture, converted in one table.
+"""Architectures under the names that Debian, OCI, GNU, wheels and QEMU use for them.
 
-``uname`` describes the kernel, not the userland, so nothing here is derived from it.
-A further architecture is a row of ``ARCHITECTURES``, not a change of code.
+``uname`` describes the kernel, not the userland, and is not used here. To add an architecture, add a row to
+``ARCHITECTURES``.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from toolchain.errors import PlatformMismatch
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """An architecture under all of its names."""
+    """An architecture and its names."""
 
     debian: str
     """Debian's name (``dpkg --print-architecture``)."""
     oci_architecture: str
     oci_variant: str
-    """Fields of an OCI image's config; the variant is empty where the platform has none."""
+    """Fields of an OCI image configuration; the variant is empty if the platform has none."""
     gnu: str
-    """GNU triplet and Debian multiarch folder."""
+    """GNU triplet and name of Debian's multiarch folder."""
     wheel_platform: str
     """Platform tag of wheels (PEP 425)."""
     qemu: str
-    """Suffix of the qemu-user program and of its binfmt_misc entry (``qemu-arm``)."""
+    """Suffix of the qemu-user program and of its binfmt_misc entry (``arm`` of ``qemu-arm``)."""
     kernel_package: str
     """The distribution's kernel package that boots on boards and on QEMU's ``virt`` machine."""
     bits: int
 
     @property
     def oci_platform(self) -> str:
-        """``os/architecture[/variant]`` as the engine's ``--platform`` takes it."""
+        """``os/architecture[/variant]``, the value of the engine's ``--platform``."""
         parts = ["linux", self.oci_architecture, self.oci_variant]
         return "/".join(part for part in parts if part)
 
@@ -76,14 +76,14 @@ ARCHITECTURES = {
 
 
 def host_architecture() -> Architecture:
-    """The architecture of this machine's userland, as dpkg knows it.
+    """The architecture of this machine's userland according to dpkg.
 
-    Raises PlatformMismatch where the table does not know it.
+    Raises PlatformMismatch if it is not in the table.
     """
     name = process.output_of(["dpkg", "--print-architecture"])
     if name not in ARCHITECTURES:
         raise PlatformMismatch(
-            "this machine's architecture is not one that images can be built on",
+            "images cannot be built on this machine's architecture",
             expected=f"one of {', '.join(ARCHITECTURES)}",
             found=name,
             fix="use another machine, or add a row to toolchain/architecture.py",

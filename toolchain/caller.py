@@ -1,7 +1,8 @@
-"""Who called, from where and by which words: paths of the command line are meant from there, not from the repository.
+"""The caller's folder, home and command line.
 
-``./inv`` goes into the repository before it starts a task, and says in ``PITORCH_CALLER_CWD`` where it was called. What
-was typed, and which of the variables that count were set, is kept for the fixes that say how to repeat it as root.
+``./inv`` changes to the checkout before it starts a task and passes the caller's folder in ``PITORCH_CALLER_CWD``:
+paths on the command line are relative to it. The command line and the names of the variables that were set are stored
+for error messages that tell how to repeat the command as root.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ _COUNT = re.compile(
     r"INVOKE_\w+|PITORCH_(?!CALLER_CWD$)\w+|SOURCE_DATE_EPOCH|DOCKER_(?:HOST|CONTEXT|CONFIG|CERT_PATH|TLS_VERIFY)|"
     r"(?:https?|ftp|all|no)_proxy|(?:HTTPS?|FTP|ALL|NO)_PROXY"
 )
-"""Names of the variables that a task goes by, and that sudo drops unless it is told to keep them."""
+"""Environment variables that a task reads and that sudo drops by default."""
 
 _typed: list[str] = []
 _set: list[str] = []
 
 
 def folder() -> Path:
-    """The folder that the caller was in when ./inv took over."""
+    """The folder from which ./inv was called."""
     return Path(os.environ.get("PITORCH_CALLER_CWD") or Path.cwd())
 
 
 def path(given: str) -> Path:
-    """A path that was given on the command line; the caller's folder for an empty one."""
+    """Resolve a path from the command line against the caller's folder."""
     return folder() / given
 
 
 def home() -> str:
-    """The home of whoever called: under sudo, of the one who typed it."""
+    """The caller's home; under sudo, the home of the user who ran sudo."""
     uid = os.environ.get("SUDO_UID", "")
     if os.geteuid() == 0 and uid.isdecimal():
         with contextlib.suppress(KeyError):
@@ -45,22 +46,22 @@ def home() -> str:
 
 
 def expanded(given: str) -> str:
-    """A path with ``~`` replaced by ``home``, and ``~NAME`` by that user's."""
+    """Replace ``~`` by ``home()`` and ``~NAME`` by that user's home."""
     if given == "~" or given.startswith("~/"):
         return home() + given[1:]
     return os.path.expanduser(given)  # noqa: PTH111 (Path's raises where there is no such user)
 
 
 def remember(words: Sequence[str], variables: Iterable[str]) -> None:
-    """Keep the words behind ``./inv``, and the names of the variables that were set with them."""
+    """Store the arguments of ``./inv`` and the names of the variables that were set."""
     _typed[:] = words
     _set[:] = sorted(name for name in variables if _COUNT.fullmatch(name))
 
 
 def as_root(task: str) -> str:
-    """The line that repeats as root what was typed, with the variables that were set; ``task`` where nothing was.
+    """Return the command that repeats the caller's command as root; ``sudo task`` if none was stored.
 
-    Of variables it has the names alone: a value may be a password.
+    It preserves variables by name, without their values: a value may be a password.
     """
     if not _typed:
         return f"sudo {task}"

@@ -1,4 +1,4 @@
-"""The checkout that this code runs from: its commit, and whether it is that commit alone."""
+"""The Git state of the checkout that this code runs from: commit and uncommitted changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CHANGES_SHOWN = 50
 
 
 def state(folder: Path = ROOT) -> dict[str, Any]:
-    """``commit`` (40 hex digits), ``dirty`` and the ``changes`` that make it so.
+    """Return ``commit`` (40 hex digits), ``dirty`` and the list of ``changes``.
 
-    Outside a git checkout of its own the commit is empty, ``dirty`` is None, and ``reason`` says why.
+    If ``folder`` is not the top of a Git checkout, ``commit`` is empty, ``dirty`` is None and ``reason`` explains why.
     """
     try:
-        # Without locks: a build beside the user's own git must not make that fail.
+        # Without locks: a git command of the user that runs at the same time must not fail.
         git = ("git", "--no-optional-locks")
         top, commit = process.output_of([*git, "rev-parse", "--show-toplevel", "HEAD"], cwd=folder).splitlines()
         if Path(top).resolve() != folder.resolve():
@@ -35,19 +35,19 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 
 def origin(folder: Path = ROOT) -> dict[str, Any]:
-    """What a manifest says of the checkout: ``commit`` and ``dirty``; nothing outside one."""
+    """Return ``commit`` and ``dirty`` for a manifest; empty outside a checkout."""
     found = state(folder)
     return {"commit": found["commit"], "dirty": found["dirty"]} if found["commit"] else {}
 
 
 def described(source: Mapping[str, Any]) -> str:
-    """A commit in words; ``unknown`` without one."""
+    """Return the commit as text; ``unknown`` if there is none."""
     commit = str(source.get("commit", ""))
     return f"{commit} with uncommitted changes" if commit and source.get("dirty") else commit or "unknown"
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
-    """Whether both are the same commit and nothing else; None where either is unknown."""
+    """Whether both are the same commit without changes; None if either is unknown."""
     if not one.get("commit") or not other.get("commit"):
         return None
     return one["commit"] == other["commit"] and not one.get("dirty") and not other.get("dirty")

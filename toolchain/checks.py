@@ -1,8 +1,6 @@
-"""Every check, and the tests of this machine's side, one after the other; all are run before the verdict.
+"""``./inv test``: run the linters, the type checker and the tests, and report all failures at the end.
 
-Tests that are marked ``expensive`` are left out: those of many minutes each are run by name.
-
-Their output goes straight to the caller's own, so a log shows pytest's closing line and each fault where it stands.
+Tests marked ``expensive`` are skipped: they take many minutes each and are selected by name.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from toolchain.errors import ChecksFailed, ProgramMissing
 
 @dataclass(frozen=True)
 class Check:
-    """One program that finds faults, by ending with a status that is not 0."""
+    """A program that reports failure by an exit status other than 0."""
 
     name: str
     argv: tuple[str, ...]
@@ -33,19 +31,19 @@ _DIRECTIVE = b"# shellcheck shell="
 
 
 def files_of_the_project() -> tuple[Path, ...]:
-    """The files that are under version control, or will be; links are left out."""
+    """Files under version control and new files that Git does not ignore, without symbolic links."""
     listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     paths = (ROOT / name for name in listed.splitlines())
     return tuple(path for path in paths if path.is_file() and not path.is_symlink())
 
 
 def shell_scripts() -> tuple[Path, ...]:
-    """Those of them that are shell scripts."""
+    """The project's shell scripts."""
     return tuple(path for path in files_of_the_project() if is_shell_script(path))
 
 
 def is_shell_script(path: Path) -> bool:
-    """Whether shellcheck can read it: by its suffix, its shebang, or the directive of a script that is sourced."""
+    """Whether the suffix, the shebang line or a shellcheck directive marks the file as a shell script."""
     if path.suffix in (".sh", ".bash"):
         return True
     if path.suffix:
@@ -58,17 +56,17 @@ def is_shell_script(path: Path) -> bool:
 
 
 def folders_of_tests() -> tuple[str, ...]:
-    """Each is read by a mypy of its own: their modules have no package, and some share a name (conftest)."""
+    """Arguments for one mypy run each: the folders have modules of the same name (conftest), and no packages."""
     folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}
     return ("tests/conftest.py", *sorted(folders))
 
 
 SCRIPTS = ("images/hooks/date-byte-code",)
-"""Python without a suffix, which belongs to no package."""
+"""Python scripts without a suffix, which are not part of a package."""
 
 
 def linters() -> tuple[Check, ...]:
-    """Style, types and shell."""
+    """The linters, the type checker and the spelling check."""
     python = (sys.executable, "-m")
     scripts = tuple(str(path.relative_to(ROOT)) for path in shell_scripts())
     return (
@@ -76,27 +74,38 @@ def linters() -> tuple[Check, ...]:
         Check("ruff format", (*python, "ruff", "format", "--check", ".")),
         Check("mypy", (*python, "mypy")),
         *(Check(f"mypy {place}", (*python, "mypy", place)) for place in (*folders_of_tests(), *SCRIPTS)),
+        Check("codespell", (*python, "codespell_lib")),
         Check("shellcheck", (str(process.require_program("shellcheck", "to check the shell scripts")), *scripts)),
     )
 
 
-def host_tests(select: str = "", lanes: int = 1) -> Check:
-    """The tests of this machine's side; ``select`` is an expression for pytest's -k.
+def unit_tests(select: str = "") -> Check:
+    """Tests that need neither root, the engine nor the network; ``select`` is an expression for pytest's -k."""
+    return _pytest("unit tests", select, "-n", "2", "--dist", "loadfile", "tests/unit")
 
-    With two ``lanes`` those that share one build and all others run side by side (tests/conftest.py).
+
+def all_tests(select: str = "", lanes: int = 1) -> Check:
+    """The unit tests and the integration tests.
+
+    With two ``lanes`` the tests that share one image build run in one process, and all others in a second one
+    (tests/conftest.py).
     """
-    side_by_side = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder")
-    words = ["--durations=25", *(side_by_side if lanes > 1 else ())]
-    return Check("pytest", (sys.executable, "-m", "pytest", *words, *(("-k", select) if select else ())))
+    words = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder") if lanes > 1 else ()
+    return _pytest("tests", select, *words)
+
+
+def _pytest(name: str, select: str, *words: str) -> Check:
+    chosen = ("-k", select) if select else ()
+    return Check(name, (sys.executable, "-m", "pytest", "--durations=10", *words, *chosen))
 
 
 BUILDERS = ("mmdebstrap", "dockerd")
-"""Programs without which no image is built."""
+"""Programs that an image build requires."""
 
 
-def lacking() -> tuple[str, ...]:
-    """What this machine lacks to build images; without it the tests of the main job are left out."""
-    found = [] if os.geteuid() == 0 else ["root's rights"]
+def missing_for_builds() -> tuple[str, ...]:
+    """What this machine lacks to build images; without it the tests of the main job are skipped."""
+    found = [] if os.geteuid() == 0 else ["root privileges"]
     for name in BUILDERS:
         try:
             process.require_program(name, "to build images")
@@ -105,33 +114,38 @@ def lacking() -> tuple[str, ...]:
     return tuple(found)
 
 
-def run_tests(*, select: str = "", checks_only: bool = False, lanes: int = 1, partial: bool = False) -> None:
-    """Run every check and the tests, or only the linters.
+def run_tests(
+    *, select: str = "", checks_only: bool = False, quick: bool = False, lanes: int = 1, partial: bool = False
+) -> None:
+    """Run the linters and all tests; only the linters; or, with ``quick``, the linters and the unit tests.
 
-    Raises ChecksFailed before anything is run where the tests of the main job would be left out; with ``partial`` the
-    rest is run, and what was left out is said in the end.
+    Raises ChecksFailed before anything runs if the machine cannot build images, because the tests of the main job
+    would be skipped. With ``partial`` the other tests run, and a warning at the end names what was skipped.
     """
     if checks_only:
         run_all(linters())
         return
-    left_out = lacking()
-    if left_out and not partial:
+    if quick:
+        run_all((*linters(), unit_tests(select)))
+        return
+    missing = missing_for_builds()
+    if missing and not partial:
         raise ChecksFailed(
-            "the tests of the main job would be left out",
-            expected=f"a machine that can build images: root's rights, {', '.join(BUILDERS)}",
-            found=f"not here: {', '.join(left_out)}",
-            fix=f"{caller.as_root('./inv test')} (./inv --set-up installs programs), or ./inv test --partial, "
-            "which runs the rest",
+            "the tests of the main job cannot run on this machine",
+            expected=f"a machine that can build images: root privileges, {', '.join(BUILDERS)}",
+            found=f"missing: {', '.join(missing)}",
+            fix=f"{caller.as_root('./inv test')} (./inv --set-up installs programs), ./inv test --partial for the "
+            "other tests, or ./inv test --quick for the unit tests",
         )
     try:
-        run_all((*linters(), host_tests(select, lanes)))
+        run_all((*linters(), all_tests(select, lanes)))
     finally:
-        if left_out:
-            progress.warn(f"LEFT OUT: the tests of the main job, for lack of {', '.join(left_out)}")
+        if missing:
+            progress.warn(f"SKIPPED: the tests of the main job; missing: {', '.join(missing)}")
 
 
 def run_all(checks: Sequence[Check]) -> None:
-    """Run them all, then raise ChecksFailed that names those which found faults, if any did."""
+    """Run all checks, then raise ChecksFailed with the names of those that failed, if any."""
     failed: list[str] = []
     for check in checks:
         with progress.step(check.name):
@@ -142,6 +156,6 @@ def run_all(checks: Sequence[Check]) -> None:
     if failed:
         raise ChecksFailed(
             f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}",
-            expected="each to end with status 0",
-            fix="their own output above says where",
+            expected="exit status 0 of each",
+            fix="see the output above",
         )

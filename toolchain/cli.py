@@ -1,12 +1,12 @@
-"""Invoke's command line, with additions.
+"""Extensions to Invoke's command line.
 
-``mirror URL URL`` takes any number of URLs: Invoke itself gives a task a fixed number of positional arguments, so they
-are spelt as repeated options for it. And ``TASK --help`` helps with every task: where a task has a positional argument,
-Invoke would take ``--help`` for that.
+``mirror URL URL`` accepts any number of URLs: Invoke supports only a fixed number of positional arguments, so they are
+converted into repeated options. ``TASK --help`` works for every task: Invoke would take ``--help`` as the value of a
+positional argument.
 
-Faults that Invoke would report by a traceback end the program with their text and an exit code: a form of invoke.yaml
-that is wrong, an option that is no number, and whatever the operating system refuses, a full disk under the standard
-output included.
+Errors for which Invoke would print a traceback end the program with a message and an exit code: a malformed
+invoke.yaml, an option that is not a number, and errors of the operating system, such as a full disk under standard
+output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MANY = {"mirror": "--url"}
 
 
 def spelt_out(argv: Sequence[str]) -> list[str]:
-    """The arguments as Invoke understands them."""
+    """Convert the arguments into a form that Invoke accepts."""
     if argv and not argv[0].startswith("-") and {"--help", "-h"} & set(argv[1:2]):
         return ["--help", argv[0]]
     words: list[str] = []
@@ -42,8 +42,8 @@ def spelt_out(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _refuse_what_is_no_number() -> None:
-    """Have Invoke's parser report an option's value that is no number; it would let the ValueError through."""
+def _report_invalid_numbers() -> None:
+    """Make Invoke's parser report an option value that is not a number, instead of raising ValueError."""
     from invoke.exceptions import ParseError
     from invoke.parser.argument import Argument
 
@@ -60,7 +60,7 @@ def _refuse_what_is_no_number() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output, which gives its name to what the operating system refuses: a full disk, say."""
+    """Standard output whose OSErrors, such as a full disk, name it as the file."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):
@@ -80,10 +80,10 @@ def _named(name: str) -> Iterator[None]:
         raise
 
 
-def _leave(code: int, said: str = "") -> NoReturn:
-    """End the program with a text. What could not be written to standard output is dropped: it is not tried again."""
+def _leave(code: int, message: str = "") -> NoReturn:
+    """End the program with a message. Unwritten standard output is discarded, so that Python does not retry it."""
     with contextlib.suppress(OSError):
-        print(said, end="\n" if said else "", file=sys.stderr, flush=True)
+        print(message, end="\n" if message else "", file=sys.stderr, flush=True)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -100,7 +100,7 @@ def main() -> None:
     from toolchain.settings import SettingsFiles
 
     caller.remember(sys.argv[1:], os.environ)
-    _refuse_what_is_no_number()
+    _report_invalid_numbers()
     if isinstance(out := sys.stdout, io.TextIOWrapper):
         how = {"encoding": out.encoding, "errors": out.errors}
         sys.stdout = _Output(out.buffer, **how, line_buffering=out.line_buffering, write_through=out.write_through)
@@ -113,7 +113,7 @@ def main() -> None:
     except UserError as fault:
         _leave(fault.exit_code, str(fault))
     except BrokenPipeError:
-        _leave(128 + signal.SIGPIPE)  # as the shell reports other programs whose reader has gone
+        _leave(128 + signal.SIGPIPE)  # as a shell reports a program killed by SIGPIPE
     except OSError as fault:
         if fault.errno is None:
             raise

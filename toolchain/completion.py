@@ -1,4 +1,4 @@
-"""What makes a shell complete ./inv: the files of completions/, which ask Invoke for the candidates."""
+"""Shell completion for ./inv: scripts in completions/ that get the candidates from Invoke."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def script(shell: str) -> str:
-    """The text for a shell to evaluate. Raises UserError for a shell that there is none for."""
+    """Return the completion script of a shell. Raises UserError for an unsupported shell."""
     if shell not in SHELLS:
         near = difflib.get_close_matches(shell, SHELLS, n=1, cutoff=0.5)
         raise UserError(
-            "there is no completion for that shell",
+            "no completion for that shell",
             expected=f"one of {', '.join(SHELLS)}",
             found=repr(shell),
             fix=f"./inv completion {near[0] if near else SHELLS[0]}",

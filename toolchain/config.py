@@ -1,8 +1,8 @@
-"""The configuration: read from Invoke's hierarchy, validated once, then frozen.
+"""The configuration: read from Invoke's hierarchy, validated once, then immutable.
 
-One dataclass per section of invoke.yaml. A field's type, default and help stand in one place, here; everything
-else (the defaults that make INVOKE_* variables work, the documentation table, the messages) derives from it.
-All faults are reported at once, an unknown key with the nearest valid name.
+There is one dataclass per section of invoke.yaml. It defines type, default and help of each setting; the defaults for
+INVOKE_* variables, the documentation table and the messages are derived from it. All errors are reported at once, an
+unknown key together with the nearest valid name.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _SHOWN = 160
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
-"""What other build tools take their time stamps from (https://reproducible-builds.org/specs/source-date-epoch/)."""
+"""The variable that build tools take time stamps from (https://reproducible-builds.org/specs/source-date-epoch/)."""
 
 Check = Callable[[Any], str]
-"""Returns what is wrong with a value, or an empty string."""
+"""Returns the error in a value, or an empty string."""
 
 
 def _setting(
@@ -95,7 +95,7 @@ def _tree(value: Any) -> str:
 
 
 def _place(value: str | Path, *, is_folder: bool) -> str:
-    """What is wrong with a path, which counts from the checkout; nothing is wrong with none."""
+    """Return the error in a path relative to the checkout; an empty path is valid."""
     if value in ("", Path()):
         return ""
     path = ROOT / value
@@ -109,9 +109,9 @@ _REGISTRY = re.compile(rf"({_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(\d{{1,
 
 
 def split_registry(address: str) -> tuple[str, int]:
-    """Host and port of a registry's ``HOST[:PORT]``: an IPv6 address without its brackets, port 0 where none is stated.
+    """Split a registry's ``HOST[:PORT]``; an IPv6 address is returned without brackets, a missing port as 0.
 
-    Raises ValueError with what was expected.
+    Raises ValueError with the expected form.
     """
     found = _REGISTRY.fullmatch(address)
     if found is None:
@@ -119,9 +119,9 @@ def split_registry(address: str) -> tuple[str, int]:
     if found[2] and not 0 < int(found[2]) < 65536:
         raise ValueError(_BAD_PORT)
     host, port = found[1], int(found[2] or 0)
-    # The engine takes a first part without dot, colon or "localhost" for a name on Docker Hub.
+    # The engine takes a first component without dot, colon or "localhost" as a name on Docker Hub.
     if not port and "." not in host and host != "localhost" and not host.startswith("["):
-        raise ValueError("expected a host with a dot or a port: an engine takes this for a name on Docker Hub")
+        raise ValueError("expected a host with a dot or a port: an engine takes this as a name on Docker Hub")
     return host.strip("[]"), port
 
 
@@ -152,7 +152,7 @@ def _each(check: Check) -> Check:
 
 
 def _gpu_architectures(values: tuple[str, ...]) -> str:
-    """A wheel says what it is for: never none, and each once."""
+    """At least one architecture, each of them once."""
     if not values:
         return "expected at least one architecture, such as 90+PTX"
     names = [value.removesuffix("+PTX") for value in values]
@@ -165,7 +165,7 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """What is built: section ``image``."""
+    """The image: section ``image``."""
 
     flavour: str = _setting("debian", "distribution: a file of images/flavours/", _one_of("debian", "raspbian"))
     suite: str = _setting("trixie", "release of the distribution", _one_of("trixie", "bookworm"))
@@ -188,19 +188,19 @@ class ImageConfig:
 
     @property
     def target(self) -> Architecture:
-        """The target architecture under all of its names."""
+        """The target architecture."""
         return ARCHITECTURES[self.architecture]
 
     @property
     def label(self) -> str:
-        """``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` where the flavour is not the default."""
+        """``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` for a flavour other than the default."""
         prefix = "" if self.flavour == "debian" else f"{self.flavour}-"
         return f"{prefix}{self.suite}-{self.architecture}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
-    """Where and how things are built: section ``build``."""
+    """Folders and resources of builds: section ``build``."""
 
     folder: Path = _setting(
         Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_folder=True
@@ -242,7 +242,7 @@ class QpuConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryConfig:
-    """Where images are pushed: section ``registry``."""
+    """The image registry: section ``registry``."""
 
     address: str = _setting("127.0.0.1:5000", "HOST[:PORT] of the registry", _hostport)
     namespace: str = _setting("pitorch", "namespace (project) in the registry", _name)
@@ -290,7 +290,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
-    """Boards that kernels are profiled on: section ``remote``."""
+    """Boards for kernel profiling: section ``remote``."""
 
     devices: tuple[str, ...] = _setting([], "boards by name, as pi3=tracker://HOST:9190/KEY", _each(_device))
     linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
@@ -304,7 +304,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaConfig:
-    """The wheel of CUDA operators, and the machine that it is for: section ``cuda``."""
+    """The wheel of CUDA operators: section ``cuda``."""
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
@@ -321,7 +321,7 @@ class CudaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All of invoke.yaml, valid."""
+    """The validated configuration."""
 
     image: ImageConfig = field(default_factory=ImageConfig)
     build: BuildConfig = field(default_factory=BuildConfig)
@@ -346,7 +346,7 @@ class Config:
 
     @property
     def nfsroot(self) -> Path:
-        """The exported tree, by the path that boards are told: no link leads there."""
+        """The folder of the exported tree, without symbolic links: boards use this path."""
         return absolute(ROOT / self.nfs.folder if self.nfs.folder else self.target_root / "nfsroot")
 
     @property
@@ -356,11 +356,11 @@ class Config:
 
     @property
     def tag(self) -> str:
-        """Tag of images, here and in the registry."""
+        """Tag of images, locally and in the registry."""
         return self.registry.tag or self.image.label
 
     def image_reference(self, role: str) -> str:
-        """Local name of the image with a role: rootfs, dev, builder or system."""
+        """Local name of the image with a role such as rootfs, dev, builder or system."""
         return f"{self.image.name}/{role}:{self.image.label}"
 
 
@@ -379,11 +379,11 @@ _BARE_VARIABLES = [name.removeprefix("INVOKE_") for name in _VARIABLES]
 
 
 def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
-    """Take the INVOKE_* variables that are not Invoke's own out of an environment and return them.
+    """Remove the INVOKE_* variables that are not Invoke's own from an environment and return them.
 
-    Invoke would make each into the type that the value has in invoke.yaml: it takes ``false`` for true, stops with a
-    traceback at a word where a number stands or at any text where a list stands, and passes over names it does not
-    know. So they are taken before it looks, and given to ``load_config``.
+    Invoke would convert each to the type of the value in invoke.yaml: it takes ``false`` as true, raises an exception
+    for a word in place of a number or text in place of a list, and ignores unknown names. ``load_config`` validates
+    the variables instead.
     """
     own = tuple(f"INVOKE_{key}".upper() for key in _INVOKE_KEYS)
     names = [name for name in environment if name.startswith("INVOKE_") and not name.startswith(own)]
@@ -391,9 +391,9 @@ def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def defaults(environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """The tree of defaults for Invoke, so that its configuration is whole; lists appear as comma-separated text.
+    """Return the tree of defaults for Invoke; lists are comma-separated text.
 
-    ``environment`` may have one of its own: SOURCE_DATE_EPOCH.
+    SOURCE_DATE_EPOCH in ``environment`` is the default of ``image.source_date_epoch``.
     """
     tree: dict[str, dict[str, Any]] = {}
     for name, section in SECTIONS.items():
@@ -417,11 +417,11 @@ def load_config(
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
 
-    Over it are laid ``environment``, the INVOKE_* variables (see ``take_variables``), then ``options``, settings of the
-    command line as ``{"qpu.library": "upstream"}``, of which empty ones do not count; a list comes as one, and each of
-    its texts stays whole, where a variable's text is split at commas. ``named`` is the part of the tree that is from
-    the file of --config: over that no variable is laid. Raises ConfigError with every fault at once, variables that
-    name no setting included.
+    ``environment`` has the INVOKE_* variables (see ``take_variables``); they override the tree, except its part
+    ``named``, which comes from the file of --config. ``options`` are settings of the command line, such as
+    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. The text of a variable is split at
+    commas for a list; a list in ``options`` is used unchanged. Raises ConfigError with all errors, including variables
+    that name no setting.
     """
     faults: list[str] = []
     stronger = {
@@ -455,14 +455,14 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """A fault of the time stamp may be one of the variable that it is taken from."""
+    """Name SOURCE_DATE_EPOCH in an error of the time stamp that was taken from it."""
     value = os.environ.get(EPOCH_VARIABLE)
-    told = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
-    return f"{fault} in {EPOCH_VARIABLE}" if told else fault
+    from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
+    return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault
 
 
 def _of_flavour(image: ImageConfig) -> list[str]:
-    """What is wrong with an architecture that is one, and that the flavour's archive does not have."""
+    """Return the error if the flavour's archive does not have the architecture."""
     flavour = tomllib.loads((ROOT / "images" / "flavours" / f"{image.flavour}.toml").read_text())
     offered = flavour.get("architectures", [image.architecture])
     if image.architecture in offered:
@@ -471,7 +471,7 @@ def _of_flavour(image: ImageConfig) -> list[str]:
 
 
 def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
-    """The tree with settings (``section.key``) replaced; what is not a section stays, to be told as a fault."""
+    """Return the tree with settings (``section.key``) replaced; a section of a wrong type is reported later."""
     merged = {key: tree[key] for key in tree}
     for name, value in settings.items():
         section, _, key = name.partition(".")
@@ -509,13 +509,13 @@ def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: lis
 
 
 def _shortened(raw: Any) -> str:
-    """A value as Python writes it, at most a line of it."""
+    """The representation of a value, shortened to one line."""
     text = repr(raw)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]} ({len(text)} characters)"
 
 
 def _expanded(value: Any) -> Any:
-    """A path, or each of several, with ``~`` as the caller's home."""
+    """Expand ``~`` to the caller's home, in a path or in each path of a tuple."""
     if isinstance(value, tuple):
         return tuple(caller.expanded(item) for item in value)
     return type(value)(caller.expanded(os.fspath(value))) if isinstance(value, Path) else caller.expanded(value)
@@ -527,7 +527,7 @@ def _nearest(key: str, valid: typing.Iterable[str]) -> str:
 
 
 def _convert(raw: Any, wanted: Any) -> Any:
-    """A YAML value, or the text of an INVOKE_* variable, as the wanted type; ValueError says what was expected."""
+    """Convert a YAML value or the text of a variable. Raises ValueError with the expected form."""
     if isinstance(wanted, types.GenericAlias):
         if isinstance(raw, str):
             raw = [part.strip() for part in raw.split(",") if part.strip()]

@@ -1,6 +1,6 @@
-"""The page docs/configuration.md: every setting, from the one place that has its type, default and help.
+"""Generates docs/configuration.md from the types, defaults and help texts of all settings.
 
-``python -m toolchain.config_docs`` writes the page; a test compares it with what would be written.
+``python -m toolchain.config_docs`` writes the page, and a test checks that it is up to date.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _KINDS: dict[Any, tuple[str, Any]] = {
     int: ("whole number", -math.inf),
     float: ("number", -math.inf),
 }
-"""By type: its name for readers, and a value that no check allows."""
+"""For each type: its name in the page, and a value that every check refuses."""
 
 _HEAD = """\
 # Configuration
 
-Every setting has a default, so `invoke.yaml` may be absent or hold only what differs:
+Every setting has a default, so `invoke.yaml` is optional and needs to contain only what differs:
 
 ```yaml
 image:
@@ -40,54 +40,57 @@ torch:
   wheelhouse: [wheelhouse]
 ```
 
-Where a setting comes from, the later wins: the default below, `/etc/invoke.yaml`, `~/.invoke.yaml`, `invoke.yaml` in
-the checkout, the environment variable in the table, a file named by `./inv --config FILE TASK`. A list in an
-environment variable is written with commas. Relative paths in settings start at the checkout, `~` is your home, under
-sudo too; FILE is from the folder that you are in.
+Settings are read in this order, and later ones take precedence: the default below,
+`/etc/invoke.yaml`, `~/.invoke.yaml`, `invoke.yaml` in the checkout, the environment variable in
+the table, a file named by `./inv --config FILE TASK`. A list in an environment variable is
+separated by commas. Relative paths in settings start at the checkout, and `~` is your home, under
+sudo too. FILE is relative to your current folder.
 
-Everything is checked before a task begins. An unknown section or key is refused with the nearest valid name, and all
-faults are reported at once (exit code 11). A path must be one that can exist: no part over 255 bytes, below a folder
-and not below a file, outside `/proc` and `/sys`.
+All settings are checked before a task begins. An unknown section or key is refused with the
+nearest valid name, and all errors are reported together (exit code 11). A path must be possible:
+no part over 255 bytes, below a folder and not below a file, outside `/proc` and `/sys`.
 """
 
 _NOTES = {
     "image": """\
-Which archive gives what:
+Combinations of flavour and kernel:
 
-- `flavour: raspbian`: roots and shells are Raspbian's, what runs on this PC is Debian's. Raspbian has no kernel: the
-  distribution's is Debian's, which QEMU's machine and a Pi 2 and 3 boot. libqpu and wheels are compiled by Raspbian's
-  own compiler, emulated: it makes ARMv6 code, and Debian's does not. torch's wheel is ARMv7 code, which a Pi 1 cannot
-  run.
-- `kernel: raspberrypi`: kernel and boot firmware come from the Raspberry Pi's archive, and nothing else does; apt in
-  the image keeps to that too (`/etc/apt/preferences.d/pitorch`). It is the kernel of a Pi 2 and 3, or for arm64 that of
-  64 bits; others of that archive come by `extra_packages`.
-- The tests build both from stand-ins of the archives; the real ones have not been built from.
+- `flavour: raspbian`: the root filesystems and shells contain Raspbian, and programs that run on
+  this PC come from Debian. Raspbian has no kernel, so the default is Debian's, which boots QEMU's
+  machine, a Pi 2 and a Pi 3. libqpu and wheels are compiled by Raspbian's own compiler under
+  emulation, because it generates ARMv6 code and Debian's does not. torch's wheel is ARMv7 code,
+  which does not run on a Pi 1.
+- `kernel: raspberrypi`: only the kernel and boot firmware come from the Raspberry Pi's archive;
+  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is that of
+  a Pi 2 and 3, or for arm64 the 64-bit one; `extra_packages` adds other kernels of that archive.
+- The tests build both from substitute archives. Neither was built from the real archives.
 """,
 }
 
 _TAIL = """\
-## What is not in invoke.yaml
+## Environment variables
 
 | variable | meaning |
 | --- | --- |
-| `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` | reach every build step, in either spelling, and a dockerd \
-that `./inv` starts where there is no systemd (docker.service has its own settings); `all_proxy` stands in for the \
-first two. A SOCKS proxy (`socks5h://`) serves apt and git; pip and registries need an HTTP proxy, or on this PC \
-PySocks in `.venv` |
-| `SOURCE_DATE_EPOCH` | newest time stamp in images, where `image.source_date_epoch` is not set |
+| `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` | apply to every build step, in lower or upper case, and to \
+a dockerd that `./inv` starts on a machine without systemd (docker.service has its own settings); `all_proxy` \
+replaces the first two if they are not set. apt and git support a SOCKS proxy (`socks5h://`); pip and registries need \
+an HTTP proxy, or on this PC PySocks in `.venv` |
+| `SOURCE_DATE_EPOCH` | newest time stamp in images, if `image.source_date_epoch` is not set |
 | `DOCKER_HOST` | the engine to use; unset: that of docker's current context (`DOCKER_CONTEXT`), with its TLS files. \
-Builds want one of this machine, whose folders they mount |
-| `PITORCH_SKIP_APT=1` | `./inv` installs no host packages as long as it is set: they are someone else's care |
-| `PITORCH_PYTHON` | the Python that `./inv` makes `.venv` with, instead of `/usr/bin/python3` |
-| `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the tasks of artefacts; never on a command line, nor \
-in another program's environment |
+Builds need an engine on this machine, because they mount its folders |
+| `PITORCH_SKIP_APT=1` | `./inv` installs no host packages as long as it is set |
+| `PITORCH_PYTHON` | the Python that `./inv` creates `.venv` with, instead of `/usr/bin/python3` |
+| `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the artefact tasks; never on a command line or in the \
+environment of another program |
 
-*Written by `python -m toolchain.config_docs`; change the help texts in `toolchain/config.py`, not this page.*
+*Generated by `python -m toolchain.config_docs`. Change the help texts in `toolchain/config.py`,
+not this page.*
 """
 
 
 def render() -> str:
-    """The page's text."""
+    """Return the text of the page."""
     sections = typing.get_type_hints(Config)
     parts = [_HEAD]
     for item in dataclasses.fields(Config):
@@ -118,13 +121,13 @@ def _table(name: str, section: Any) -> str:
 
 
 def _valid(hint: Any, check: Check | None) -> str:
-    """What a value may be: the check itself says so about a value that nothing allows."""
+    """Describe the valid values, taken from the error of the check for an invalid value."""
     name = "list" if isinstance(hint, types.GenericAlias) else _KINDS[hint][0]
     impossible = ("\0",) if name == "list" else _KINDS[hint][1]
-    said = check(impossible).partition("expected ")[2].partition("; did you mean")[0] if check else ""
-    if not said:
+    expected = check(impossible).partition("expected ")[2].partition("; did you mean")[0] if check else ""
+    if not expected:
         return name
-    return f"{name}: {said}" if hint in (int, float) or name == "list" else said
+    return f"{name}: {expected}" if hint in (int, float) or name == "list" else expected
 
 
 def _default(value: Any) -> str:
@@ -136,7 +139,7 @@ def _default(value: Any) -> str:
 
 
 def write(page: Path = PAGE) -> None:
-    """Write the page, atomically."""
+    """Write the page atomically."""
     files.write_text_atomically(page, render())
 
 

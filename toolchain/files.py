@@ -1,4 +1,4 @@
-"""Files that other steps rely on: written aside, then renamed, and identified by content."""
+"""Files and folders: atomic replacement, locks, fingerprints, full disks, reproducible tars."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolchain import caller
-from toolchain.errors import DiskFull, ForeignFolder, RootNeeded, UserError
+from toolchain import caller, process
+from toolchain.errors import CommandFailed, DiskFull, ForeignFolder, RootNeeded, UserError
 
 MARKER = ".pitorch-owned"
-"""Name of the file that marks a folder as ours: only such folders are ever deleted."""
+"""Name of the file that marks a folder as ours. Only folders with it are deleted."""
 
 NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free space|Wrote only \d+ of \d+ bytes")
-"""How programs say that a disk is full, or a quota used up; the last is GNU tar's way, the one before it apt's."""
+"""Messages of programs about a full disk or an exceeded quota. The last one is GNU tar's, the one before it apt's."""
 
 _BLOCK = 1 << 20
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
+_UNFINISHED = re.compile(r"\..+\.(?:scratch|part|part\.tar)")
+"""Names of scratch folders and of partly written files. mmdebstrap is given a name with another suffix."""
 
 
 def absolute(path: Path) -> Path:
-    """Made absolute, no link on the way and no ``..`` left; the last component is not followed."""
+    """The absolute path without symbolic links and ``..``, except that the last component is not resolved."""
     return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
 
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
 _VIRTUAL = ("/proc", "/sys")
-"""Where the kernel shows its own state: nobody can make a file or folder there."""
+"""File systems of the kernel, where files and folders cannot be created."""
 
 
 def path_fault(path: Path) -> str:
-    """Why a path can name no file or folder that is read or made here; empty where it can.
+    """Why a path cannot name a file or folder to read or create; empty where it can.
 
-    Limits are those of limits.h (NAME_MAX, PATH_MAX). Nothing is made, and what may not be looked at is let pass.
+    The limits are those of limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are valid.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -58,10 +60,10 @@ def path_fault(path: Path) -> str:
         return f"expected a path of at most {_LONGEST_PATH} bytes"
     place = Path(os.fsdecode(encoded))
     if any(place.is_relative_to(virtual) for virtual in _VIRTUAL):
-        return f"expected a path outside {' and '.join(_VIRTUAL)}, where nothing can be made"
+        return f"expected a path outside {' and '.join(_VIRTUAL)}, where nothing can be created"
     above = next((parent for parent in place.parents if os.path.lexists(parent)), Path("/"))
-    if not os.path.isdir(above):  # noqa: PTH112 (Path's raises where it may not look)
-        return f"expected a path below a folder, and {above} is none"
+    if not os.path.isdir(above):  # noqa: PTH112 (Path.is_dir raises without permission)
+        return f"expected a path below a folder, and {above} is not a folder"
     return ""
 
 
@@ -75,9 +77,9 @@ def sha256_of(path: Path) -> str:
 
 
 def tree_fingerprint(root: Path, *patterns: str) -> str:
-    """SHA-256 over names, modes and contents of the files below ``root`` that match a glob pattern.
+    """SHA-256 of the names, modes and contents of the files below ``root`` that match a glob pattern.
 
-    Without a pattern every file counts. Byte-code caches never do.
+    Without patterns all files are included, except byte-code caches.
     """
     digest = hashlib.sha256()
     found = {path for pattern in (patterns or ("**/*",)) for path in root.glob(pattern)}
@@ -90,7 +92,7 @@ def tree_fingerprint(root: Path, *patterns: str) -> str:
 
 
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write ``text`` beside ``path`` and rename it into place, so that no reader sees half of it."""
+    """Write ``text`` to a temporary file and rename it to ``path``: a reader never sees part of it."""
     with replacing(path) as aside:
         aside.write_text(text)
         aside.chmod(mode)
@@ -98,7 +100,7 @@ def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a name beside ``path`` to write to; it replaces ``path`` when the block succeeds, else it is removed."""
+    """A temporary path next to ``path``, which replaces ``path`` if the block succeeds and is removed otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -111,20 +113,20 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A folder of our own below ``parent``, removed on any exit.
+    """A temporary folder below ``parent``, removed on exit.
 
-    It is held as long as we live: what a killed task left is told from what one works in (toolchain.leftovers).
+    This process holds a lock on it. That distinguishes it from the leftovers of killed tasks (toolchain.leftovers).
     """
     parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        while not _hold(folder := Path(tempfile.mkdtemp(prefix=f".{prefix}.", dir=parent)), stack):
+        while not _hold(folder := Path(tempfile.mkdtemp(prefix=f".{prefix}.", suffix=".scratch", dir=parent)), stack):
             continue
         stack.callback(remove, folder)
         yield folder
 
 
 def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
-    """Hold a new folder, where its file system has locks; false where it was taken for a leftover just before."""
+    """Lock a new folder, if its file system supports that; false if another task has just removed it as a leftover."""
     with contextlib.suppress(FileNotFoundError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, handle)
@@ -133,9 +135,15 @@ def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
     return folder.is_dir()
 
 
+def unfinished_in(folder: Path) -> Iterator[Path]:
+    """The scratch folders and partly written files in ``folder``, in use or left by killed tasks."""
+    if not folder.is_symlink():
+        yield from (path for path in folder.glob(".*") if _UNFINISHED.fullmatch(path.name))
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time is inside; the others wait. The folder is made, and keeps a file named ``lock``."""
+    """Only one process at a time runs the block; others wait. The lock is the file ``lock`` in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -144,9 +152,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is made and stays. Raises ``refusal`` where another process holds it: nobody waits.
+    """Hold a lock file, which is created and not removed. Raises ``refusal`` at once if another process holds it.
 
-    One that is another user's can be held by whoever may read it; PermissionError where that may not be, or not made.
+    Read permission is enough to hold the file of another user. Raises PermissionError if it cannot be read or created.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -163,21 +171,21 @@ def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[No
 
 
 def belongs_to_another(folder: Path, found: str) -> RootNeeded:
-    """The error where a build folder may not be written to."""
+    """The error for a build folder without write permission."""
     return RootNeeded(
         f"{folder} belongs to another user",
-        expected="a build folder that you may write to",
+        expected="a build folder with write permission",
         found=found,
-        fix=f"as whatever built there: {caller.as_root('./inv TASK')}; or set build.folder to a folder of your own",
+        fix=f"run it as the user who built there: {caller.as_root('./inv TASK')}; or set build.folder to another one",
     )
 
 
 @contextlib.contextmanager
 def swapping() -> Iterator[None]:
-    """A few renames that belong together: the signals that end a task wait for them."""
+    """Delay the signals that end a task until the renames in the block are done."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        # A handler of one that came just now may raise out of this call, when they are blocked already.
+        # The handler of a pending signal may raise from this call, after the signals are blocked.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         yield
     finally:
@@ -185,7 +193,7 @@ def swapping() -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, link or whole folder; absence is fine."""
+    """Remove a file, link or folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -193,7 +201,7 @@ def remove(path: Path) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes that a folder takes on the disk, as far as this user may look into it."""
+    """Disk usage of a folder in bytes, as far as this user can read it."""
     found = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -203,21 +211,18 @@ def size_of(folder: Path) -> int:
 
 
 def require_owned(folder: Path) -> None:
-    """Refuse to go on when ``folder`` exists, is not empty and does not carry our marker.
-
-    Raises ForeignFolder, also for what is no folder.
-    """
+    """Raise ForeignFolder if ``folder`` is a file, or is not empty and does not contain our marker."""
     if folder.exists() and not folder.is_dir():
         raise ForeignFolder(
             f"{folder} would be replaced, but it is not ours",
-            expected="an absent folder, or one of ours",
+            expected="no such path, or one of our folders",
             found="a file",
             fix="name another folder, or move the file away yourself",
         )
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
         raise ForeignFolder(
             f"{folder} would be replaced, but it is not ours",
-            expected=f"an absent or empty folder, or one with our marker {MARKER}",
+            expected=f"no such folder, an empty one, or one that contains our marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
             fix="name another folder, or empty this one yourself",
         )
@@ -229,7 +234,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
     free_mib = shutil.disk_usage(existing).free >> 20
     if free_mib < needed_mib:
         raise DiskFull(
-            f"not enough room for {purpose}",
+            f"not enough disk space for {purpose}",
             expected=f"{needed_mib} MiB free at {existing}",
             found=f"{free_mib} MiB",
             fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
@@ -238,9 +243,9 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
 
 @contextlib.contextmanager
 def least_room(folder: Path) -> Iterator[list[int]]:
-    """The fewest bytes that were free at ``folder`` (or its nearest existing parent) since the block began.
+    """The minimum of free bytes at ``folder`` (or its nearest existing parent) since the block began.
 
-    It is looked at again and again: what fails for want of room may take away what it wrote, and then there is room.
+    The free space is polled, because a program that fails on a full disk may remove its files before it ends.
     """
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     least = [shutil.disk_usage(existing).free]
@@ -251,7 +256,7 @@ def least_room(folder: Path) -> Iterator[list[int]]:
             least[0] = min(least[0], shutil.disk_usage(existing).free)
 
     def watch() -> None:
-        while not ended.wait(_LOOK_EVERY_S):
+        while not ended.wait(_POLL_S):
             look()
 
     watcher = threading.Thread(target=watch, name="least-room", daemon=True)
@@ -265,7 +270,7 @@ def least_room(folder: Path) -> Iterator[list[int]]:
 
 
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
-    """The error where a program said that a disk or quota is full, with its line; None where it did not."""
+    """The error for a program whose output reports a full disk or quota, with that line; None otherwise."""
     lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
     if (found := next(lines, None)) is None:
         return None
@@ -279,11 +284,11 @@ def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
 
 @contextlib.contextmanager
 def room_for(purpose: str, folder: Path) -> Iterator[None]:
-    """Raise DiskFull where the block, which writes below ``folder``, meets a full disk or quota."""
+    """Raise DiskFull if the block, which writes below ``folder``, fails because of a full disk or quota."""
     try:
         yield
     except OSError as fault:
-        # copytree's own error has no number, but the words of all that it met.
+        # The error of copytree has no errno. Its text contains the messages of all errors.
         words = NO_ROOM.search(str(fault)) if isinstance(fault, shutil.Error) else None
         if fault.errno not in (errno.ENOSPC, errno.EDQUOT) and words is None:
             raise
@@ -300,9 +305,9 @@ def pack(
 ) -> None:
     """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
 
-    The same tree gives the same bytes. Nothing is compressed: an image's layer is made of it. ``beside`` is a second
-    folder laid over the first. What ``leave_out`` matches wholly (names relative to the first, with ``/``) is left out,
-    a folder with all that is in it. Raises DiskFull.
+    The same tree gives the same bytes. The tar is not compressed: it becomes a layer of an image. ``beside`` is a
+    second folder whose files replace or complete those of the first. A file or folder of the first is omitted if
+    ``leave_out`` matches its whole relative name (with ``/``). Raises DiskFull.
     """
     found = dict(_below(folder, leave_out))
     if beside is not None:
@@ -314,7 +319,7 @@ def pack(
     ):
         for name, path in sorted(found.items(), key=lambda item: item[0].split("/")):
             member = archive.gettarinfo(path, name)
-            if member is None:  # a socket: no tar can hold one
+            if member is None:  # a socket: tars cannot contain it
                 continue
             member.uid = member.gid = 0
             member.uname = member.gname = ""
@@ -327,7 +332,7 @@ def pack(
 
 
 def _below(folder: Path, leave_out: re.Pattern[str] | None = None, inside: str = "") -> Iterator[tuple[str, Path]]:
-    """What is below a folder: names relative to it, and paths."""
+    """All files and folders below a folder: relative names and paths."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = inside + entry.name
@@ -336,3 +341,18 @@ def _below(folder: Path, leave_out: re.Pattern[str] | None = None, inside: str =
             yield name, Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
                 yield from _below(Path(entry.path), leave_out, f"{name}/")
+
+
+def unpack(tar: Path, folder: Path) -> None:
+    """Extract a tar that ``pack`` wrote; ``folder`` is replaced. Raises DiskFull."""
+    with scratch_folder(folder.parent, folder.name) as scratch:
+        stage = scratch / "root"
+        stage.mkdir()
+        try:
+            process.run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
+        except CommandFailed as fault:
+            if full := full_disk(fault.tail, f"the contents of {tar.name}", folder.parent):
+                raise full from fault
+            raise
+        remove(folder)
+        stage.rename(folder)

@@ -1,4 +1,4 @@
-"""How many compiler processes fit: by cores and by free memory."""
+"""The number of parallel compiler processes, from cores and available memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from toolchain.config import BuildConfig
 
-# Where cgroups version 2 and 1 are mounted, and their files: the limit, what is used, and within that the part of the
-# page cache that is given back first. (cgroups(7); the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory)
+# Mount points and files of cgroups version 2 and 1: limit, usage, and the reclaimable part of the page cache within the
+# usage. (cgroups(7); the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory)
 _CONTROLLERS = (
     ("", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -18,7 +18,7 @@ _CONTROLLERS = (
 
 
 def available_memory_mib() -> int:
-    """Memory that new processes can have without swapping, MiB: MemAvailable of proc(5), or less by cgroups."""
+    """Memory in MiB available to new processes without swapping: MemAvailable of proc(5), or a lower cgroup limit."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")
@@ -28,7 +28,7 @@ def available_memory_mib() -> int:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """Bytes that are left to this process in each cgroup above it that has a limit."""
+    """Yield the bytes left in each cgroup with a limit that contains this process."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
@@ -41,12 +41,12 @@ def _left_in_cgroups() -> Iterator[int]:
             for group in (folder, *folder.parents):
                 with contextlib.suppress(OSError, ValueError):  # not mounted there, or "max": no limit
                     left = int((group / limit).read_text()) - int((group / used).read_text())
-                    told = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                    yield max(0, left + int(told.get(cached, 0)))
+                    statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                    yield max(0, left + int(statistics.get(cached, 0)))
 
 
 def compile_jobs(build: BuildConfig, *, available_mib: int | None = None) -> int:
-    """Compiler processes at once: ``build.jobs``, or as many as cores and free memory allow, at least one."""
+    """Parallel compiler processes: ``build.jobs`` if set, else limited by cores and available memory, at least one."""
     if build.jobs:
         return build.jobs
     free_mib = available_memory_mib() if available_mib is None else available_mib

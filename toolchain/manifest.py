@@ -1,9 +1,9 @@
-"""What one step hands to the next: a file, and beside it a manifest that says what the file is.
+"""Manifests: what a step passes to the next ones. A manifest describes the files that the step made.
 
-A manifest is JSON: the step's name and key, the inputs that made the key, the artefacts (path, size, SHA-256),
-facts that later steps need (an image id, a package list), warnings that must not be forgotten, the seconds
-the step took, and the commit of the checkout that made it. Paths are relative to the manifest, so a build folder can be
-moved. The commit is no part of the key nor of the product: another one alone makes nothing anew.
+A manifest is JSON: the name and key of the step, the inputs of the key, the artefacts (path, size, SHA-256), facts for
+later steps (an image id, a package list), warnings, the duration in seconds, and the commit of the checkout. Paths are
+relative to the manifest, so that a build folder can be moved. The commit is part of neither the key nor the product:
+another commit alone does not make a step run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Artefact:
         return cls(path, path.stat().st_size, sha256_of(path))
 
     def verify(self) -> None:
-        """Raise ArtefactMissing or ArtefactDamaged unless the file is as it was made."""
+        """Raise ArtefactMissing or ArtefactDamaged if the file has changed since it was made."""
         if not self.path.is_file():
-            raise ArtefactMissing(f"{self.path} is gone", fix="run the step that makes it again")
+            raise ArtefactMissing(f"{self.path} is missing", fix="run the step that makes it again")
         found = Artefact.of(self.path)
         if found != self:
             raise ArtefactDamaged(
-                f"{self.path} is not the file that its manifest states",
+                f"{self.path} does not match its manifest",
                 expected=f"{self.size} bytes, SHA-256 {self.sha256}",
                 found=f"{found.size} bytes, SHA-256 {found.sha256}",
                 fix="delete it and run the step that makes it again",
@@ -61,17 +61,17 @@ class Manifest:
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
     source: Mapping[str, Any] = field(default_factory=dict)
-    """``commit`` and ``dirty`` of the checkout that made it (toolchain.checkout); empty outside one."""
+    """``commit`` and ``dirty`` of the checkout (toolchain.checkout); empty without one."""
 
     @property
     def product(self) -> str:
-        """SHA-256 over what was made: names and contents of the artefacts, and the facts."""
+        """SHA-256 of the product: names and contents of the artefacts, and the facts."""
         made = [[item.path.name, item.sha256] for item in self.artefacts]
         text = json.dumps([made, dict(self.facts)], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def artefact(self, suffix: str) -> Artefact:
-        """The one artefact whose file name ends so."""
+        """The only artefact whose file name has this suffix."""
         found = [item for item in self.artefacts if item.path.name.endswith(suffix)]
         if len(found) != 1:
             raise ArtefactMissing(
@@ -81,7 +81,7 @@ class Manifest:
         return found[0]
 
     def write(self, path: Path) -> None:
-        """Write the manifest, atomically; artefact paths become relative to it."""
+        """Write the manifest atomically, with relative paths of the artefacts."""
         document = {
             "schema": SCHEMA,
             "step": self.step,
@@ -100,7 +100,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
-        """The manifest at ``path``; None when there is none, or it is torn or of another schema."""
+        """The manifest at ``path``; None if it does not exist, is incomplete or has another schema."""
         try:
             document = json.loads(path.read_text())
             if document["schema"] != SCHEMA:
@@ -123,11 +123,11 @@ class Manifest:
 
 
 def require(path: Path, task: str) -> Manifest:
-    """The manifest at ``path``, or ArtefactMissing that names the task which makes it."""
+    """The manifest at ``path``. Raises ArtefactMissing, which names the task that makes it."""
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(
-            f"the product of `./inv {task}` is needed first",
+            f"the product of `./inv {task}` is required",
             expected=f"its manifest at {path}",
             found="no readable manifest",
             fix=f"run ./inv {task}",
@@ -136,5 +136,5 @@ def require(path: Path, task: str) -> Manifest:
 
 
 def all_warnings(manifests: Sequence[Manifest]) -> list[str]:
-    """Every warning, once, in order."""
+    """All warnings without duplicates, in order."""
     return list(dict.fromkeys(warning for manifest in manifests for warning in manifest.warnings))

@@ -1,7 +1,7 @@
-"""What the user sees while long work runs: steps with their seconds, bars, warnings and the final table.
+"""Progress output: steps with their duration, progress bars, warnings and the final table.
 
-On a terminal these are live (rich); in a log they are plain lines. Everything goes to stderr, so that a task's
-result alone is on stdout.
+On a terminal the bars are live (rich); in a log they are plain lines. All of it goes to stderr: stdout has only the
+result of a task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from toolchain.text import printable
 
 
 def make_console(**options: Any) -> Console:
-    """A console that shows texts as they are: in a name, ``[x]`` is no markup and ``:b:`` no picture."""
+    """Make a console that prints text verbatim: no markup (``[x]``) and no emoji codes (``:b:``)."""
     return Console(highlight=False, markup=False, emoji=False, **options)
 
 
@@ -44,10 +44,10 @@ console = make_console(stderr=True)
 
 
 class Bar(Protocol):
-    """A running bar."""
+    """A progress bar."""
 
     def update(self, completed: float, *, total: float | None = None, note: str = "") -> None:
-        """Set how much is done, and what is being done."""
+        """Set the completed amount and a note on the current item."""
 
 
 class _RichBar:
@@ -59,25 +59,25 @@ class _RichBar:
 
 
 class _LineBar:
-    """Says how far it is every 10 s, for logs."""
+    """Prints the progress every 10 s, for logs."""
 
     _EVERY_S = 10.0
 
     def __init__(self, title: str, total: float | None) -> None:
-        self._title, self._total, self._said = title, total, time.monotonic()
+        self._title, self._total, self._printed = title, total, time.monotonic()
 
     def update(self, completed: float, *, total: float | None = None, note: str = "") -> None:
         self._total = self._total if total is None else total
         now = time.monotonic()
-        if now - self._said < self._EVERY_S:
+        if now - self._printed < self._EVERY_S:
             return
-        self._said = now
+        self._printed = now
         share = f"{100 * completed / self._total:.0f} %" if self._total else f"{completed:.0f}"
         say(f"    {self._title}: {share} {note}".rstrip())
 
 
 class _Where(ProgressColumn):
-    """A column that is shown for bars in bytes, or for the others, alone."""
+    """A column shown either for bars in bytes only or for other bars only."""
 
     def __init__(self, column: ProgressColumn, *, in_bytes: bool) -> None:
         super().__init__()
@@ -108,9 +108,9 @@ def _display() -> Progress:
 
 @contextlib.contextmanager
 def bar(title: str, *, total: float | None = None, in_bytes: bool = False) -> Iterator[Bar]:
-    """A progress bar; with ``in_bytes`` it also shows the amount, the rate and the time left.
+    """Show a progress bar; with ``in_bytes`` it also shows the amount, the rate and the remaining time.
 
-    Bars opened while another is live join its display, from any thread; it goes when the last of them does.
+    Bars of all threads share one display, which is removed together with the last bar.
     """
     global _live, _bars
     if not console.is_terminal:
@@ -136,26 +136,26 @@ def bar(title: str, *, total: float | None = None, in_bytes: bool = False) -> It
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Name the step at its start, the seconds at its end, and say so when it fails."""
+    """Print the title of a step when it starts, and its duration when it ends or fails."""
     console.print(Text.assemble(("==>", "bold"), " ", title), soft_wrap=True)
     began = time.monotonic()
     try:
         yield
     except BaseException:
-        said = f"==> {title}: failed after {time.monotonic() - began:.1f} s"
-        console.print(Text(said, style="bold red"), soft_wrap=True)
+        message = f"==> {title}: failed after {time.monotonic() - began:.1f} s"
+        console.print(Text(message, style="bold red"), soft_wrap=True)
         raise
     seconds = f"{time.monotonic() - began:.1f} s"
     console.print(Text.assemble(f"    {title}: ", (seconds, "green")), soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """A plain line, never broken by us: commands in it can be pasted."""
+    """Print a line without wrapping it, so that commands in it can be copied."""
     console.print(printable(text), soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """A warning, loud."""
+    """Print a warning."""
     _warn(console, text)
 
 
@@ -165,7 +165,7 @@ def _warn(out: Console, text: str) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the final table. ``digest`` is a SHA-256 (or an image id), ``size`` is in bytes."""
+    """A row of the final table. ``digest`` is a SHA-256 or an image ID, ``size`` is in bytes."""
 
     name: str
     size: int
@@ -175,12 +175,12 @@ class Row:
 
 
 def row_of(name: str, artefact: Artefact, seconds: float, note: str = "") -> Row:
-    """The line for a file."""
+    """Make the row for a file."""
     return Row(name, artefact.size, artefact.sha256, seconds, note)
 
 
 def human_size(size: float) -> str:
-    """Bytes as B, KiB, MiB or GiB."""
+    """Format a number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -189,7 +189,7 @@ def human_size(size: float) -> str:
 
 
 def summary(title: str, rows: Iterable[Row], *, warnings: Sequence[str] = ()) -> None:
-    """The table at the end of a task, on stdout: artefact, size, SHA-256, seconds; then all warnings once more."""
+    """Print the final table of a task to stdout, followed by all warnings again."""
     out = make_console()
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("artefact", overflow="fold")

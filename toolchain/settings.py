@@ -1,6 +1,6 @@
-"""invoke.yaml, and the file that --config names, as Invoke reads them, where their form is ours: sections of settings.
+"""Read invoke.yaml and the file of --config through Invoke, and check that they consist of sections with settings.
 
-An empty section counts for nothing.
+Empty sections are ignored.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from toolchain.errors import ConfigError
 
 
 class SettingsFiles(config.Config):
-    """Invoke's configuration. A file of a wrong form ends the program with every fault of it, as ConfigError does."""
+    """Invoke's configuration. A malformed file ends the program with all of its errors, like ConfigError."""
 
     def load_runtime(self, merge: bool = True) -> None:
-        """Read the file that --config names, from the caller's folder. Unlike the others, it must be there."""
+        """Read the file of --config, relative to the caller's folder. Unlike the other files, it must exist."""
         if given := self._runtime_path:
             path = caller.path(caller.expanded(os.fspath(given)))
             if path.suffix.lstrip(".") not in self._file_suffixes:
@@ -46,7 +46,7 @@ class SettingsFiles(config.Config):
 
 
 def named(settings: Any) -> Mapping[str, Any]:
-    """What the file that --config names holds; nothing without one."""
+    """The contents of the file of --config; empty without that option."""
     found: Mapping[str, Any] = getattr(settings, "_runtime", {})
     return found
 
@@ -57,11 +57,11 @@ def _read(path: Any, form: str, load: Callable[[Any], Any]) -> dict[str, Any]:
         found, faults = checked(document)
     except OSError as fault:
         if fault.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise FileNotFoundError(errno.ENOENT, fault.strerror, path) from fault  # Invoke goes on to the next
+            raise FileNotFoundError(errno.ENOENT, fault.strerror, path) from fault  # Invoke tries the next file
         raise _refusal([f"{path}: {fault.strerror}"]) from fault
     except RecursionError as fault:
         raise _refusal([f"{path}: expected sections with settings, found {form} that is nested too deeply"]) from fault
-    except Exception as fault:  # Invoke's YAML reader raises errors of many classes at damaged tags, dates and numbers
+    except Exception as fault:  # the YAML reader raises many classes for invalid tags, dates and numbers
         raise _refusal([f"{path}: not {form}: {' '.join(str(fault).split())}"]) from fault
     if faults:
         raise _refusal([f"{path}: {fault}" for fault in faults])
@@ -69,7 +69,7 @@ def _read(path: Any, form: str, load: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
-    """The sections of a file that hold something, and what is wrong with the file's form."""
+    """Return the non-empty sections of a file and the list of errors in its form."""
     if document is None:
         return {}, []
     if not isinstance(document, Mapping):
@@ -90,7 +90,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
             ]
             found[name] = section
         elif name not in SECTIONS:
-            found[name] = None  # refused by its name where settings are read
+            found[name] = None  # load_config reports the unknown name
         elif isinstance(section, Mapping):
             faults += [f"{name}.{key}: {wrong}" for key, value in section.items() if (wrong := _wrong(key, value))]
             found[name] = section
@@ -100,7 +100,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _not_of_invoke(section: str, key: Any, value: Any) -> str:
-    """What is wrong with one of Invoke's own settings, of which tasks here use none."""
+    """Return the error in one of Invoke's own settings, or an empty string. The tasks use none of them."""
     usual = config.Config.global_defaults()[section]
     if key not in usual:
         return f"no such setting of Invoke; valid: {', '.join(usual)}"

@@ -1,15 +1,15 @@
-"""Steps with a memory: each runs when an input has changed, and says which.
+"""Steps that run only when an input has changed, and report which one.
 
-A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named texts: settings, fingerprints of
-source files, and for every step it needs, the SHA-256 of what that step made. When a step has finished, its manifest
-records the key and the inputs; the next run compares, and the difference is the reason that is shown. A step also
-runs when its products are gone, which its ``missing`` probe finds out. A step that is made again to the same bytes
-wakes none that need it.
+A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named texts: settings, fingerprints of source
+files, the SHA-256 of each module of this project that makes the product (toolchain.closure), and the SHA-256 of the
+products of the steps that it needs. The manifest of a finished step records the key and the inputs. The next run
+compares them; the difference is the reason that is shown. A step also runs when its products are missing, which its
+``missing`` probe detects. A step that makes the same bytes again does not cause the steps that need it to run.
 
-Planning touches nothing; what hangs on a step that will run is planned to run too. Executing decides that anew with
-what was made, and runs steps whose needs are done side by side (two at once by default: an
-emulated step and a compile seldom want the same core). The first failure stops new steps, running ones are waited
-for, and the failure is raised.
+Planning changes nothing. It assumes that steps which need a step that will run will run too. Executing decides this
+again with the actual products. Steps whose needs are done run concurrently (two by default: an emulated step and a
+compilation rarely compete for a core). After the first failure no further steps start. Running ones are completed, then
+the failure is raised.
 """
 
 from __future__ import annotations
@@ -25,36 +25,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain import checkout, files, process, progress
+from toolchain import checkout, closure, files, process, progress
 from toolchain.errors import CommandFailed
 from toolchain.manifest import Artefact, Manifest
 
 MANIFEST_SUFFIX = ".manifest.json"
 _MOVED_SHOWN = 8
+_CODE = "code:"
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a step's action returns."""
+    """The result of a step's action."""
 
     artefacts: tuple[Path | Artefact, ...] = ()
-    """Files, or what was measured of them already."""
+    """Files, or their measurements."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step: what goes in, what must be done before, and what to do.
+    """One step: its inputs, the steps that it needs, and its action.
 
-    ``action`` gets the manifests of the steps named in ``needs``. ``missing`` returns what is gone of an earlier
-    run's product (or an empty string), given that run's manifest; absent artefacts are always noticed.
+    ``action`` gets the manifests of the steps in ``needs``. ``missing`` gets the manifest of the previous run and
+    returns what is missing of its product, or an empty string. Missing artefacts are always detected.
     """
 
     name: str
     title: str
     inputs: Mapping[str, str]
     action: Callable[[Mapping[str, Manifest]], Made]
+    code: str = ""
+    """Name of the module that makes the product. Every module in its import closure is an input. Empty: none is."""
     needs: tuple[str, ...] = ()
     missing: Callable[[Manifest], str] = lambda _: ""
 
@@ -78,7 +81,7 @@ def key_of(name: str, inputs: Mapping[str, str]) -> str:
 
 
 class Pipeline:
-    """Steps in the order of the data flow, with a folder that holds their manifests."""
+    """Steps in the order of the data flow, and the folder of their manifests."""
 
     def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
         names = [step.name for step in steps]
@@ -90,20 +93,24 @@ class Pipeline:
         self.steps = tuple(steps)
 
     def manifest_path(self, name: str) -> Path:
-        """Where a step's manifest is kept."""
+        """Path of a step's manifest."""
         return self.folder / f"{name}{MANIFEST_SUFFIX}"
 
-    def plan(self, *, force: frozenset[str] = frozenset()) -> list[Decision]:
-        """Decide for every step; nothing is touched."""
+    def plan(self, *, force: frozenset[str] = frozenset(), only: Sequence[str] = ()) -> list[Decision]:
+        """Decide for every step, or for the steps in ``only`` and those that they need. Nothing is changed."""
+        wanted = set(only) or {step.name for step in self.steps}
+        for step in reversed(self.steps):
+            wanted |= set(step.needs) if step.name in wanted else set()
         decisions: dict[str, Decision] = {}
         for step in self.steps:
+            if step.name not in wanted:
+                continue
             made = {name: decisions[name].previous for name in step.needs}
             decision = self._decide(step, made, force)
             again = [name for name in step.needs if decisions[name].runs]
             if again and not decision.runs:
-                decision = Decision(
-                    step, decision.key, True, f"{', '.join(again)} will be made again", decision.previous
-                )
+                reason = f"{', '.join(again)} will be made again"
+                decision = Decision(step, decision.key, True, reason, decision.previous)
             decisions[step.name] = decision
         return list(decisions.values())
 
@@ -115,18 +122,17 @@ class Pipeline:
         return Decision(step, key, bool(reason), reason or "inputs unchanged", previous, step.name in force)
 
     def execute(self, decisions: Sequence[Decision], *, at_once: int = 2) -> list[Manifest]:
-        """Run what the plan says and return every step's manifest, in order.
+        """Run the steps of a plan; the manifests of all its steps, in order.
 
-        Of the steps that could start, the one with the longest chain behind it does: what only the last step needs
-        does not keep back what many wait for. Ctrl-C ends what running steps have started (toolchain.process), then
-        they.
+        Of the steps that can start, the one with the longest chain of dependent steps starts first. Ctrl-C ends the
+        programs that running steps have started (toolchain.process), and then the steps.
         """
         force = frozenset(decision.step.name for decision in decisions if decision.forced)
         done: dict[str, Manifest] = {}
-        behind = _behind([decision.step for decision in decisions])
-        waiting = sorted((decision.step for decision in decisions), key=lambda step: -behind[step.name])
-        faults: list[BaseException] = []  # in the order in which the steps met them
-        # Once for all: their keys are of this moment too, and git reads the whole checkout to say what it is.
+        chains = _chain_lengths([decision.step for decision in decisions])
+        waiting = sorted((decision.step for decision in decisions), key=lambda step: -chains[step.name])
+        faults: list[BaseException] = []  # in the order in which they occurred
+        # Computed once for all steps, because git reads the whole checkout.
         origin = functools.cache(checkout.origin)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             running: dict[concurrent.futures.Future[Manifest], Step] = {}
@@ -170,7 +176,7 @@ class Pipeline:
         step = decision.step
         began = time.monotonic()
         if self.folder.exists() and not os.access(self.folder, os.W_OK, effective_ids=True):
-            raise files.belongs_to_another(self.folder, f"it may not be written to, and {step.title} has to be made")
+            raise files.belongs_to_another(self.folder, f"it is not writable, and the step {step.title!r} must run")
         progress.say(f"    {step.title}: runs ({decision.reason})")
         try:
             with files.room_for(step.title, self.folder):
@@ -202,8 +208,8 @@ class Pipeline:
         return manifest
 
 
-def _behind(steps: Sequence[Step]) -> dict[str, int]:
-    """How long the longest chain of steps is that waits for each."""
+def _chain_lengths(steps: Sequence[Step]) -> dict[str, int]:
+    """For each step, the length of the longest chain of steps that depend on it."""
     found: dict[str, int] = {}
     for step in reversed(steps):
         found[step.name] = max((found[other.name] + 1 for other in steps if step.name in other.needs), default=0)
@@ -211,7 +217,7 @@ def _behind(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Manifest]]) -> None:
-    """End what running steps have started, and what they start before they notice."""
+    """End the programs that running steps have started, and those that they start until they stop."""
     left = set(running)
     while left:
         process.interrupt_all()
@@ -220,33 +226,39 @@ def _interrupt(running: Iterable[concurrent.futures.Future[Manifest]]) -> None:
 
 def _inputs(step: Step, made: Mapping[str, Manifest | None]) -> dict[str, str]:
     products = {f"needs:{name}": item.product if item else "absent" for name, item in made.items()}
-    return {**step.inputs, **products}
+    code = {f"{_CODE}{path}": digest for path, digest in closure.digests(step.code).items()} if step.code else {}
+    return {**step.inputs, **code, **products}
 
 
 def _reason(step: Step, inputs: Mapping[str, str], key: str, previous: Manifest | None, force: frozenset[str]) -> str:
     if step.name in force:
-        return "asked for"
+        return "requested"
     if previous is None:
         return "never finished before"
     if previous.key != key:
         return "changed: " + "; ".join(_difference(previous.inputs, inputs))
     for artefact in previous.artefacts:
         if not artefact.path.is_file() or artefact.path.stat().st_size != artefact.size:
-            return f"product gone or cut short: {artefact.path.name}"
+            return f"product missing or incomplete: {artefact.path.name}"
     return step.missing(previous)
 
 
 def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    shown = []
-    for name in sorted({*before, *now}):
-        old, new = before.get(name, "absent"), now.get(name, "absent")
-        if old != new:
-            shown.append(f"{name.removeprefix('needs:')} {_change(old, new)}")
-    return shown
+    """The changed inputs. A manifest without modules is of an earlier version: then all of them are new."""
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    modules = [name for name in changed if name.startswith(_CODE)]
+    shown = [
+        f"{name.removeprefix('needs:')} {_change(before.get(name, 'absent'), now.get(name, 'absent'))}"
+        for name in changed
+        if name not in modules
+    ]
+    names = [name.removeprefix(_CODE) for name in modules]
+    more = [f"{len(names) - _MOVED_SHOWN} more"] if len(names) > _MOVED_SHOWN else []
+    return [*shown, *([f"code {', '.join([*names[:_MOVED_SHOWN], *more])}"] if names else [])]
 
 
 def _change(old: str, new: str) -> str:
-    """From what to what; of lists of words, what came and what went."""
+    """The old and the new value; for lists of words, the added and the removed ones."""
     before, now = set(old.split()), set(new.split())
     moved = [*(f"+{word}" for word in sorted(now - before)), *(f"-{word}" for word in sorted(before - now))]
     if len(before & now) > 1 and len(moved) <= _MOVED_SHOWN:
@@ -259,7 +271,7 @@ def _short(value: str) -> str:
 
 
 def plan_table(decisions: Sequence[Decision]) -> str:
-    """A plan as text: a line a step, with what is done and why."""
+    """A plan as text: one line per step, with what is done and why."""
     width = max(len(item.step.title) for item in decisions)
     return "\n".join(
         f"{item.step.title:{width}}  {'runs   ' if item.runs else 'skipped'}  {item.reason}" for item in decisions

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import requests
 
-from flow import main_steps as flow
 from images import apt
+from images.recorded_sources import sources_of
 from toolchain import files, progress
 from toolchain.config import Config
 from toolchain.manifest import Manifest
@@ -110,7 +110,7 @@ def _indices(config: Config) -> Iterator[Path]:
     """The indices of the target's main archive, fetched where they are not there; none without a network."""
     mirror = config.target_root / "mirror.manifest.json"
     manifest = Manifest.read(mirror)
-    for source in flow.sources_of(manifest) if manifest else ():
+    for source in sources_of(manifest) if manifest else ():
         if source.pocket.name != "main" or config.image.target.debian not in source.architectures:
             continue
         for component in source.components:

@@ -40,7 +40,8 @@ from werkzeug.wrappers import Response
 from images.flavour import load_suite
 from nfsroot.serve import require_free, stopped_by_signals
 from recipes.torch import resolve
-from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.tvm_ffi import locate as tvm_ffi
+from recipes.wheelhouses import wheelhouses
 from toolchain import progress
 from toolchain.addresses import server_address
 from toolchain.config import Config
@@ -298,12 +299,12 @@ class Offer:
         return f"{resolve.listing(self._config)}\n{tvm_ffi.listing(self._config)}"
 
     def _wheelhouses(self) -> dict[str, Path]:
-        return wheels_in(resolve.wheelhouses(self._config))
+        return wheels_in(wheelhouses(self._config))
 
     def _fitting_torch(self) -> list[Path]:
         image = self._config.image
         tags = wheels.tags_for(image.target, load_suite(image.suite))
-        return [item.path for item in wheels.candidates(resolve.wheelhouses(self._config), "torch", tags)[0]]
+        return [item.path for item in wheels.candidates(wheelhouses(self._config), "torch", tags)[0]]
 
 
 @contextlib.contextmanager
@@ -361,7 +362,7 @@ def serve_wheels(
         raise ArtefactMissing(
             "there is no wheel to serve",
             expected="a torch wheel for the image, or any in "
-            + ", ".join(str(folder) for folder in resolve.wheelhouses(config)),
+            + ", ".join(str(folder) for folder in wheelhouses(config)),
             found=offer.torch.reason,
             fix="./inv build-torch or ./inv build-wheel NAME==VERSION makes one",
         )

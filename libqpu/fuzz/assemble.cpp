@@ -1,5 +1,4 @@
-// Any text: it is assembled, and listed and assembled again to the same word, or
-// complained of.
+// Any text: the assembler either rejects it, or its listing assembles to the same word again.
 #include <cstdint>
 #include <stdexcept>
 #include <string>

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-// What libFuzzer reports as a crash.
+// Aborts on failure, which libFuzzer reports as a crash.
 inline void check(bool condition) {
   if (!condition) std::abort();
 }

@@ -1,4 +1,4 @@
-// Any words: decoding, listing and verifying do no harm, and give the words back.
+// Any words: decoding, listing and verifying do not crash, and reproduce the words.
 #include <cstdint>
 #include <cstring>
 #include <string>

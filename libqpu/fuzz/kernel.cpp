@@ -1,18 +1,18 @@
-// Any bytes as a kernel: compile() takes it or refuses it with a CompileError or
-// an ArgumentError. Taken, it is compiled at every level into words that
-// qpu::isa::verify finds no fault with, but for the kernel's own with the VPM. Where it ends soon, it runs on the
-// interpreter and on the emulator: what the interpreter runs to its end leaves
-// the same bits. What the interpreter stops with an error may stop on the
-// emulator too, or, being a check that no instruction makes, go on.
-// Half of the inputs are kernels of another sort instead, right ones that keep 30 to 120 vectors alive
-// (pressure.hpp): these must compile, and leave what plain C++ computes.
+// Makes a kernel from any bytes. compile() accepts it, or rejects it with a CompileError or an
+// ArgumentError. An accepted kernel is compiled at every level; qpu::isa::verify must find no fault
+// in the code, except faults that the kernel itself causes in its use of the VPM. If the kernel ends
+// soon, it runs on the interpreter and on the emulator. If the interpreter completes, the emulator
+// must leave the same bits. If the interpreter reports an error, the emulator may report one too, or
+// continue where no instruction performs the check.
+// The other half of the inputs become valid kernels with 30 to 120 live vectors (pressure.hpp). They
+// must compile, and their results must equal those of plain C++.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "compiler/compile.hpp"
-#include "emu/emulator.hpp"
 #include "fuzz/check.hpp"
+#include "fuzz/object.hpp"
 #include "fuzz/kernel_maker.hpp"
 #include "fuzz/pressure.hpp"
 #include "interp/machine.hpp"
@@ -20,7 +20,6 @@
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 #include "lang/recorder.hpp"
-#include "mem/heap.hpp"
 
 namespace {
 
@@ -29,7 +28,7 @@ using qpu::Int;
 using qpu::Ptr;
 using Words = std::vector<std::uint32_t>;
 
-// Larger kernels take long to compile and show nothing more.
+// Larger kernels take long to compile and do not find more faults.
 constexpr std::size_t kMostExpressions = 3000;
 
 struct Case {
@@ -106,25 +105,8 @@ bool compiles(const Case& c) {
 }
 
 bool emulate(const qpu::code::Object& object, const Case& c, std::string& error) {
-  const Words arguments = uniforms();
-  const auto table = qpu::detail::Heap::instance().table();
-  Words spills(static_cast<std::size_t>(c.qpus) * object.spillBytes / 4 + 1);
-  constexpr std::uint32_t spillStart = 0xf0000000U;
-  qpu::emu::Launch launch;
-  for (const auto& block : table->blocks)
-    launch.memory.push_back({block->start, block->bytes, block->host});
-  launch.memory.push_back({spillStart, static_cast<std::uint32_t>(4 * spills.size()),
-                           reinterpret_cast<unsigned char*>(spills.data())});
-  launch.words = object.words.data();
-  launch.count = object.words.size();
-  launch.object = &object;
-  launch.limit = 5'000'000;
-  for (int i = 0; i < c.qpus; ++i)
-    launch.uniforms.push_back(qpu::code::uniformStream(
-        object, i, c.qpus, arguments.data(),
-        spillStart + static_cast<std::uint32_t>(i) * object.spillBytes));
   try {
-    check(qpu::emu::run(launch).hostInterrupt);
+    check(fuzz::emulate(object, c.qpus, uniforms()).hostInterrupt);
     return true;
   } catch (const qpu::ExecutionError& e) {
     error = e.what();
@@ -143,9 +125,10 @@ bool interpret(const qpu::interp::Code& code, const Case& c, std::string& error)
   }
 }
 
-// Set-up words and the queues of the VPM, its DMA and the TMU are the kernel's own matter: one that
-// asks on some paths only, and takes on all, has a fault where the path is known.
-bool ofTheCompiler(const qpu::isa::Fault& fault, bool kernelIsRight) {
+// Whether the compiler is responsible for a fault. The kernel is responsible for setup words and for the
+// queues of the VPM, its DMA and the TMU: a kernel that requests a vector on some paths only, but
+// receives it on all, causes a fault.
+bool causedByCompiler(const qpu::isa::Fault& fault, bool kernelIsRight) {
   const std::string rule = fault.rule;
   for (const char* const queue : {"setup-", "vpm-", "dma-", "tmu-"})
     if (rule.rfind(queue, 0) == 0) return kernelIsRight;
@@ -182,19 +165,19 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
       continue;
     }
     for (const qpu::isa::Fault& f : qpu::isa::verify(object.words))
-      if (ofTheCompiler(f, ended && facts.inTurn))
-        differ(c, level, std::string(f.rule) + ": " + f.text + "\n" + fuzz::pressure::listing(object));
+      if (causedByCompiler(f, ended && facts.queuesInOrder))
+        differ(c, level, std::string(f.rule) + ": " + f.text + "\n" + fuzz::listing(object));
     if (!facts.ends) continue;
     arrays().reset();
     const bool emulated = emulate(object, c, error);
     if (!ended || !facts.ordered) continue;
-    if (!emulated) differ(c, level, error + "\n" + fuzz::pressure::listing(object));
+    if (!emulated) differ(c, level, error + "\n" + fuzz::listing(object));
     const Words words = arrays().words();
     for (std::size_t i = 0; i < words.size(); ++i)
       if (words[i] != expected[i])
         differ(c, level, "word " + std::to_string(i) + " is " + std::to_string(words[i]) +
                              ", expected " + std::to_string(expected[i]) + "\n" +
-                             fuzz::pressure::listing(object));
+                             fuzz::listing(object));
   }
 }
 
@@ -202,7 +185,7 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
 
 extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
   (void)setenv("QPU_BACKEND", "interpreter", 1);
-  check(std::freopen("/dev/null", "w", stdout) != nullptr);  // what kernels print
+  check(std::freopen("/dev/null", "w", stdout) != nullptr);  // discard the output of kernels
   return 0;
 }
 

@@ -1,6 +1,6 @@
-// Makes a kernel out of bytes through the language's public interface: each byte
-// is an operator or a statement, the next ones choose among what there is. Right
-// programs are the rule, so that many run; the last codes misuse the language.
+// Makes a kernel from bytes through the public interface of the language. Each byte selects an
+// operator or a statement; the following bytes select its operands. Most kernels are valid, so that
+// many of them run; the last codes misuse the language.
 #ifndef QPU_FUZZ_KERNEL_MAKER_HPP
 #define QPU_FUZZ_KERNEL_MAKER_HPP
 
@@ -13,15 +13,16 @@
 
 namespace fuzz {
 
-constexpr int kWords = 1024;   // of each array
-constexpr int kOwnWords = 256; // of `out` for each QPU
+constexpr int kWords = 1024;   // per array
+constexpr int kOwnWords = 256; // the part of `out` of each QPU
 
-// What is known of the kernel once it is made.
+// Properties of a generated kernel.
 struct Facts {
-  bool ends = true;     // its loops have few iterations
-  bool ordered = true;  // no word is written and read in an order that nothing keeps
+  bool ends = true;     // its loops are short
+  bool ordered = true;  // the order of all memory accesses is defined
   bool onOneQpu = false;
-  bool inTurn = true;  // the VPM is set up, gathers are asked for, before use on every path
+  // On every path, VPM setups precede VPM accesses and gathers precede receives.
+  bool queuesInOrder = true;
 };
 
 class Maker {
@@ -42,7 +43,7 @@ class Maker {
     out += qpu::me() * kOwnWords;
     while (next_ != end_) statement(byte());
     while (closeOpen_ && !open_.empty()) close();
-    // Whatever the variables hold at the end is seen.
+    // Store the final values of the variables, so that they are compared.
     if (open_.empty()) {
       int at = 0;
       for (const qpu::Int& v : ints_)
@@ -95,13 +96,13 @@ class Maker {
   void add(const qpu::IntExpr& e) { push(intValues_, e); }
   void add(const qpu::FloatExpr& e) { push(floatValues_, e); }
   void add(const qpu::BoolExpr& e) { push(masks_, e); }
-  // A ring, so that new values are met often.
+  // A ring buffer, so that new values are used often.
   template <typename T>
   void push(std::vector<T>& to, const T& e) {
     if (to.size() < 12)
       to.push_back(e);
     else
-      to[static_cast<std::size_t>(++turn_) % 12] = e;
+      to[static_cast<std::size_t>(++pushes_) % 12] = e;
   }
 
   bool in(Block a, Block b) const {
@@ -220,7 +221,7 @@ class Maker {
     }
   }
 
-  // Inside the QPU's own part of `out`.
+  // A place inside the QPU's own part of `out`.
   qpu::PtrExpr<qpu::Int> place() {
     const int kind = byte();
     if (kind < 100) return *out_ + (byte() & 0xf0) % (kOwnWords - 16);
@@ -240,7 +241,7 @@ class Maker {
       case 5:
       case 6: {
         if (inWhere()) return;
-        if (!open_.empty()) facts_.inTurn = false;
+        if (!open_.empty()) facts_.queuesInOrder = false;
         const qpu::IntExpr i = (byte() & 1) != 0 ? qpu::index() + (byte() << 1) : someInt() & 1023;
         if (code == 5)
           gather(*in_ + i);
@@ -252,7 +253,7 @@ class Maker {
       case 7:
       case 8: {
         if (gathered_.empty()) return;
-        if (!open_.empty()) facts_.inTurn = false;
+        if (!open_.empty()) facts_.queuesInOrder = false;
         if (gathered_.front()) {
           floats_.emplace_back(0);
           receive(floats_.back());
@@ -283,7 +284,7 @@ class Maker {
                     const qpu::IntExpr& n) {
     qpu::store(x, p, n);
   }
-  // An address as what a table of pointers holds.
+  // Stores an address, as in a table of pointers.
   static void store(const qpu::PtrExpr<qpu::Int>& x, const qpu::PtrExpr<qpu::Int>& p) {
     qpu::store(x, qpu::PtrExpr<qpu::Ptr<qpu::Int>>(qpu::detail::FromNode(p.node())));
   }
@@ -302,7 +303,7 @@ class Maker {
       case 3: {
         if (inWhere()) return;
         if (loops == 3) facts_.ends = false;
-        // Nothing else can change the counter.
+        // No other statement can change the counter.
         loop_.emplace_back(code == 2 ? qpu::IntExpr(byte() % 4) : someInt() & 3);
         qpu::Int& i = loop_.back();
         if (code == 2 && (byte() & 1) != 0) {
@@ -328,13 +329,13 @@ class Maker {
     }
   }
 
-  // Rows below 48, which the compiler keeps away from.
+  // Uses rows below 48, which the compiler does not use.
   void vpm(int code) {
     if (inWhere()) return;
     facts_.onOneQpu = true;
     const qpu::VPMDirection d = (byte() & 1) != 0 ? qpu::HORIZ : qpu::VERT;
     const int row = byte() % 16;
-    if (code > 3) facts_.inTurn = false;
+    if (code > 3) facts_.queuesInOrder = false;
     switch (code) {
       case 0: {
         const int vectors = 1 + byte() % 4;
@@ -368,10 +369,10 @@ class Maker {
     }
   }
 
-  // A single call with any arguments.
+  // A single VPM or DMA call with arbitrary arguments.
   void loose(int code) {
     facts_.ordered = false;
-    facts_.inTurn = false;
+    facts_.queuesInOrder = false;
     const qpu::VPMDirection d = (byte() & 1) != 0 ? qpu::HORIZ : qpu::VERT;
     const auto number = [this] { return byte() % 67 - 1; };
     const int rows = number(), length = number(), pitch = number();
@@ -447,7 +448,7 @@ class Maker {
         for (int i = byte() * 8; i > 0; --i) sum = sum + (ints_[0] ^ i);
         return add(sum);
       }
-      case 16: {  // a graph, not a tree
+      case 16: {  // shared subexpressions: a graph instead of a tree
         qpu::IntExpr sum = someInt();
         for (int i = byte() % 64; i > 0; --i) sum = sum + rotate(sum, i);
         return add(sum);
@@ -467,7 +468,7 @@ class Maker {
         facts_.ends = false;
         qpu::While_(someCondition());
         return open_.push_back(Block::Loop);
-      case 20: {  // goes on after what was refused
+      case 20: {  // continues after a rejected construct
         const int what = byte() % 20;
         try {
           misuse(what);
@@ -508,7 +509,7 @@ class Maker {
   std::deque<bool> gathered_;  // whether float
   std::vector<Block> open_;
   bool closeOpen_ = true;
-  int turn_ = 0;
+  int pushes_ = 0;
 };
 
 }  // namespace fuzz

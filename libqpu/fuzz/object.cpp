@@ -1,5 +1,5 @@
-// Any data as a file, and as the content of a well-sealed one: what is accepted
-// is a sound object, comes back to the same bytes and can be listed.
+// Any data as a file, and as the contents of a file with a valid checksum: every accepted object is
+// consistent, is saved as the same bytes again, and can be listed.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -1,6 +1,6 @@
-// What each operation of the language computes, in plain C++ on one element. Written from docs/libqpu.md, "The
-// language" and "Arithmetic", for kernels made at random: it shares no code with the interpreter or the emulator, so
-// that a mistake in either is seen. Floats are bits; operands with exponent 255 do not occur.
+// Results of the language's operations on one element, in plain C++. Written from docs/libqpu.md ("The language" and
+// "Arithmetic") for random kernels. This file shares no code with the interpreter or the emulator, so that an error
+// in either is detected. Floats are given as bits; operands with exponent 255 do not occur.
 #ifndef QPU_FUZZ_ORACLE_HPP
 #define QPU_FUZZ_ORACLE_HPP
 
@@ -45,7 +45,7 @@ inline Parts parts(Word x) {
   if (biased == 0) return {};
   return {x >= kSignBit, (1U << kFractionBits) + x % (1U << kFractionBits), biased - 127 - kFractionBits};
 }
-// Rounded toward zero. What is too small becomes +0; what is too large does not occur.
+// Rounds toward zero. Results that are too small become +0; results that are too large do not occur.
 inline Word floatOf(Parts p) {
   if (p.significand == 0) return 0;
   while (p.significand >= 2U << kFractionBits) {
@@ -72,7 +72,7 @@ inline Word sum(Word a, Word b) {
     large = small;
     small = other;
   }
-  // So far below the other's last bit a summand counts only as "a little more or less".
+  // A summand this far below the last bit of the other one only affects the direction of rounding.
   constexpr int kFar = 36;
   if (large.exponent - small.exponent > kFar) small = {small.negative, 1, large.exponent - kFar};
   large.significand <<= static_cast<unsigned>(large.exponent - small.exponent);
@@ -88,12 +88,12 @@ inline Word times(Word a, Word b) {
   const Parts y = parts(b);
   return floatOf({x.negative != y.negative, x.significand * y.significand, x.exponent + y.exponent});
 }
-// Of normal floats and +0.
+// Orders normal floats and +0.
 inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSignBit} : std::int64_t{x}; }
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }
 inline Word magnitude(Word a) { return a % kSignBit; }
-// By the sign and the zero of the difference.
+// Compares by the sign and the zero of the difference.
 inline int compareFloats(Word a, Word b) {
   const Word d = difference(a, b);
   return d == 0 ? 0 : d >= kSignBit ? -1 : 1;

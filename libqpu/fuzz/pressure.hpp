@@ -1,5 +1,5 @@
-// One kernel with many vectors alive: made of bytes, compiled at every level, run on the emulator and on the
-// interpreter, and held against plain C++.
+// A kernel with many live vectors, generated from bytes: compiled at every level, run on the emulator and on the
+// interpreter, and compared with plain C++.
 #ifndef QPU_FUZZ_PRESSURE_HPP
 #define QPU_FUZZ_PRESSURE_HPP
 
@@ -8,21 +8,19 @@
 #include <string>
 
 #include "compiler/compile.hpp"
-#include "emu/emulator.hpp"
+#include "fuzz/object.hpp"
 #include "fuzz/pressure_evaluate.hpp"
 #include "fuzz/pressure_record.hpp"
 #include "interp/machine.hpp"
-#include "isa/text.hpp"
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 #include "lang/recorder.hpp"
-#include "mem/heap.hpp"
 
 namespace fuzz::pressure {
 
 struct Outcome {
-  std::string fault;  // what is wrong; empty: nothing
-  std::array<std::uint64_t, 3> clocks{};  // of the emulator's model, by level
+  std::string fault;  // the failure; empty if there is none
+  std::array<std::uint64_t, 3> clocks{};  // in the emulator's model, by level
   std::array<std::uint32_t, 3> spillBytes{};
 };
 
@@ -34,7 +32,7 @@ class Arrays {
     for (std::uint32_t i = 0; i < kInputWords; ++i) {
       x = x * 1664525U + 1013904223U;
       startInts.push_back((x >> 28U) < 4 ? x >> 20U : x ^ x >> 13U);
-      // Of 2^-12 to 2^19, both signs.
+      // From 2^-12 to 2^19, both signs.
       const std::uint32_t exponent = 115 + (x >> 11U) % 32;
       startFloats.push_back((x & 0x80000000U) | exponent << 23U | (x >> 5U) % (1U << 23U));
     }
@@ -69,13 +67,6 @@ inline qpu::detail::Source record(const Program& program) {
   qpu::detail::Source source = recorder.finish();
   qpu::detail::checkGathers(source);
   return source;
-}
-
-inline std::string listing(const qpu::code::Object& object) {
-  std::string text;
-  for (std::size_t i = 0; i < object.words.size(); ++i)
-    text += std::to_string(i) + ": " + qpu::isa::disassemble(object.words[i]) + "\n";
-  return text;
 }
 
 class Check {
@@ -131,32 +122,13 @@ class Check {
         return fail(who + ": " + f.rule + ": " + f.text + "\n" + listing(object));
       outcome_.spillBytes[static_cast<std::size_t>(level)] = object.spillBytes;
       arrays_.reset();
-      const qpu::emu::Report report = emulate(object);
+      const qpu::emu::Report report = emulate(object, static_cast<int>(program_.qpus), arguments());
       outcome_.clocks[static_cast<std::size_t>(level)] = report.clocks;
       if (!report.hostInterrupt) return fail(who + ": ends without an interrupt");
       compare(who, &object);
     } catch (const qpu::Error& e) {
       fail(who + ": " + e.what());
     }
-  }
-
-  qpu::emu::Report emulate(const qpu::code::Object& object) const {
-    constexpr std::uint32_t spillStart = 0xf0000000U;
-    const auto table = qpu::detail::Heap::instance().table();
-    const std::vector<std::uint32_t> words = arguments();
-    Words spills(std::size_t{program_.qpus} * object.spillBytes / 4 + 1);
-    qpu::emu::Launch launch;
-    for (const auto& block : table->blocks) launch.memory.push_back({block->start, block->bytes, block->host});
-    launch.memory.push_back({spillStart, static_cast<std::uint32_t>(4 * spills.size()),
-                             reinterpret_cast<unsigned char*>(spills.data())});
-    launch.words = object.words.data();
-    launch.count = object.words.size();
-    launch.object = &object;
-    launch.limit = 5'000'000;
-    for (std::uint32_t q = 0; q < program_.qpus; ++q)
-      launch.uniforms.push_back(qpu::code::uniformStream(object, static_cast<int>(q), static_cast<int>(program_.qpus),
-                                                         words.data(), spillStart + q * object.spillBytes));
-    return qpu::emu::run(launch);
   }
 
   const Program program_;
@@ -167,7 +139,7 @@ class Check {
 
 inline Outcome check(const std::uint8_t* data, std::size_t size) { return Check(data, size).run(); }
 
-// The kernel of a number.
+// Checks the kernel with this number.
 inline Outcome check(std::uint32_t number) {
   std::array<std::uint8_t, 4> bytes{};
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(number >> (8 * i));

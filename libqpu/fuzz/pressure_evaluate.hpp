@@ -1,4 +1,4 @@
-// What a program of pressure_program.hpp leaves in memory, by oracle.hpp alone.
+// Computes with oracle.hpp alone what a program of pressure_program.hpp leaves in memory.
 #ifndef QPU_FUZZ_PRESSURE_EVALUATE_HPP
 #define QPU_FUZZ_PRESSURE_EVALUATE_HPP
 
@@ -20,10 +20,10 @@ struct Inputs {
   const Words* floats = nullptr;
 };
 
-// One QPU.
+// Evaluates the program for one QPU.
 class Evaluate {
  public:
-  // `area` is what the QPU's part of the output holds before and after.
+  // `area` holds the QPU's part of the output, before and after the run.
   Evaluate(const Program& program, const Inputs& inputs, std::uint32_t me, Words& area)
       : program_(program), inputs_(inputs), me_(me), area_(area), values_(program.variables.size()) {
     values_[0].fill(inputs.n);
@@ -224,12 +224,12 @@ class Evaluate {
       case Kind::Gather: {
         Elements value = vector(s.expression);
         for (std::uint32_t& x : value) x = (*inputs_.ints)[x % 1024];
-        asked_.push_back(value);
+        gathered_.push_back(value);
         return;
       }
       case Kind::Receive:
-        set(s.target, asked_.front());
-        asked_.erase(asked_.begin());
+        set(s.target, gathered_.front());
+        gathered_.erase(gathered_.begin());
         return;
     }
   }
@@ -240,7 +240,7 @@ class Evaluate {
   Words& area_;
   std::vector<Elements> values_;
   Booleans mask_{};
-  std::vector<Elements> asked_;
+  std::vector<Elements> gathered_;
 };
 
 }  // namespace fuzz::pressure

@@ -1,5 +1,5 @@
-// Kernels made at random that keep 30 to 120 vectors alive, as data: one walk over it records the kernel
-// (pressure_record.hpp), another computes what it must leave (pressure_evaluate.hpp).
+// Random kernels with 30 to 120 live vectors, as data. pressure_record.hpp records such a kernel;
+// pressure_evaluate.hpp computes its expected results.
 #ifndef QPU_FUZZ_PRESSURE_PROGRAM_HPP
 #define QPU_FUZZ_PRESSURE_PROGRAM_HPP
 
@@ -11,7 +11,7 @@ namespace fuzz::pressure {
 
 constexpr std::uint32_t kInputWords = 2048;   // of each of the two input arrays
 constexpr std::uint32_t kMostVariables = 120;
-constexpr std::uint32_t kScratchSlots = 8;    // vectors of a QPU's area that are written and read on the way
+constexpr std::uint32_t kScratchSlots = 8;    // vectors of a QPU's area that kernels write and read back
 constexpr std::uint32_t kAreaWords = 16 * (kMostVariables + kScratchSlots);
 constexpr std::uint32_t kMostQpus = 12;
 
@@ -28,7 +28,8 @@ enum class Op : std::uint8_t {
   Any, All, Both, Either, Neither
 };
 
-// What Op::Special computes of the low bits of its operand; exact whatever the last bits of the unit are.
+// The functions that Op::Special applies to the low bits of its operand. The results are exact, whatever the
+// last bits of the special function unit are.
 enum SpecialKind : std::uint8_t { kRecip, kRootRecip, kExponential, kLogarithm, kSpecialKinds };
 
 struct Expression {
@@ -41,8 +42,8 @@ enum class Kind : std::uint8_t {
   Declare, Assign,        // the variable `target` gets `expression`
   If, Where,              // `expression`, body, other
   Loop,                   // counts the variable `target` down from `expression`; `variant` 0: While, else For
-  Store,                  // `expression` to scratch slot `target`; variant 0: waits, 1: does not, 2: `words` only
-  Gather,                 // asks for the input's words that `expression` names
+  Store,                  // `expression` to scratch slot `target`; variant 0: waits, 1: does not wait, 2: `words` only
+  Gather,                 // requests the input words that `expression` selects
   Receive                 // into the variable `target`
 };
 
@@ -57,7 +58,7 @@ struct Statement {
 struct Variable {
   bool isFloat = false;
   bool isFixed = false;    // written once
-  bool isOpen = true;      // known to hold something; a counter, within its loop
+  bool isOpen = true;      // has a value here; a loop counter only within its loop
 };
 
 struct Program {
@@ -68,7 +69,7 @@ struct Program {
   std::uint32_t qpus = 1;
 };
 
-// Numbers from a few bytes, as many as are asked for.
+// An endless sequence of numbers derived from a few bytes.
 class Choices {
  public:
   Choices(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -81,7 +82,7 @@ class Choices {
  private:
   std::uint32_t byte() {
     const std::uint32_t given = size_ == 0 ? 0 : data_[at_ % size_];
-    // Each pass over the bytes gives others.
+    // Each pass over the bytes gives different numbers.
     std::uint64_t x = at_ + 0x9e3779b97f4a7c15U * (given + 1);
     if (size_ != 0 && size_ <= 8)
       for (std::size_t i = 0; i < size_; ++i) x = (x ^ data_[i]) * 0xff51afd7ed558ccdU;
@@ -130,7 +131,7 @@ class Generator {
   std::uint32_t constant(std::uint32_t value) { return make(Op::Constant, 0, 0, value); }
   std::uint32_t floatConstant(std::uint32_t bits) { return make(Op::FConstant, 0, 0, bits); }
 
-  // A variable of the type; the parameters more often than others.
+  // A variable of the given type; the parameters are more likely.
   std::uint32_t some(bool isFloat) {
     if (oneIn(6)) return isFloat ? 1 : 0;
     const auto n = static_cast<std::uint32_t>(program_.variables.size());
@@ -270,7 +271,7 @@ class Generator {
     program_.variables.push_back({isFloat, below(5) < fixedShare_, true});
   }
 
-  // A variable that may be written again, or none.
+  // Finds a variable that may be written again; returns false if there is none.
   bool target(std::uint32_t& v) {
     const auto n = static_cast<std::uint32_t>(program_.variables.size());
     const std::uint32_t from = below(n);
@@ -341,7 +342,7 @@ class Generator {
     }
   }
 
-  // Asks, does something else, and takes what was asked for.
+  // Requests vectors, executes other statements, and receives the vectors.
   void gathers() {
     const std::uint32_t count = 1 + below(3);
     std::vector<std::uint32_t> targets;

@@ -1,4 +1,4 @@
-// Records a program of pressure_program.hpp through the language's public interface.
+// Records a program of pressure_program.hpp through the public interface of the language.
 #ifndef QPU_FUZZ_PRESSURE_RECORD_HPP
 #define QPU_FUZZ_PRESSURE_RECORD_HPP
 
@@ -70,7 +70,7 @@ class Record {
       default: throw std::logic_error("not an integer expression");
     }
   }
-  // The unit's results are known to some 11 bits; so much is kept of them.
+  // The results of the special function unit are accurate to about 11 bits, of which this keeps only the reliable ones.
   qpu::IntExpr special(const Expression& x) {
     const qpu::IntExpr k = ints(x.a) & 7;
     const qpu::FloatExpr power = qpu::toFloat(qpu::IntExpr(1) << k);
@@ -200,7 +200,7 @@ class Record {
   qpu::Ptr<qpu::Int>& in_;
   qpu::Ptr<qpu::Float>& inFloat_;
   qpu::Ptr<qpu::Int> area_;
-  std::vector<std::deque<qpu::Int>> ints_;  // each one variable, once it is declared
+  std::vector<std::deque<qpu::Int>> ints_;  // one variable each, once it is declared
   std::vector<std::deque<qpu::Float>> floats_;
 };
 

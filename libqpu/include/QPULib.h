@@ -1,6 +1,6 @@
-// Everything under QPULib's names: global types and functions, and the macros
-// If, Else, While, For, Where, End. Include it after the headers of others, for
-// the macros' sake.
+// The whole language under the names of QPULib: global types and functions, and the
+// macros If, Else, While, For, Where and End. Include this header after the headers of
+// other libraries, because the macros have common names.
 #ifndef QPULIB_H
 #define QPULIB_H
 

@@ -1,9 +1,9 @@
-/* The kernel library for C. What each function computes, its ranges and bounds:
- * qpu/kernels.h, under the same names.
+/* The C interface of the kernel library. qpu/kernels.h documents what each function
+ * computes, with ranges and error bounds, under the same names.
  *
- * Pointers are the CPU's addresses of elements in a qpu_buffer or SharedArray, or bus
- * addresses cast to pointers. `qpus` is 1..12; 0 lets the library choose. All return 0, or
- * -1 when they failed; then qpu_last_error() says why. */
+ * Pointers are CPU addresses of elements in a qpu_buffer or SharedArray, or bus addresses
+ * cast to pointers. `qpus` is 1..12, or 0 to let the library choose. All functions return
+ * 0, or -1 on failure; qpu_last_error() then returns the error message. */
 #ifndef QPU_KERNELS_C_H
 #define QPU_KERNELS_C_H
 
@@ -32,7 +32,7 @@ QPU_C_API int qpu_norm(float *result, const float *a, int n, int qpus);
 QPU_C_API int qpu_max(float *result, const float *a, int n, int qpus);
 QPU_C_API int qpu_argmax(int *result, const float *a, int n, int qpus);
 
-/* Element (i, j) of a matrix lies at data + i * row_stride + j * column_stride. */
+/* Element (i, j) of a matrix is at data + i * row_stride + j * column_stride. */
 struct qpu_matrix {
   float *data;
   int row_stride;
@@ -50,7 +50,7 @@ struct qpu_window {
   int stride_y, stride_x;
   int padding_y, padding_x;
   int dilation_y, dilation_x;
-  int groups; /* of qpu_conv2d; 0 is 1 */
+  int groups; /* for qpu_conv2d; 0 means 1 */
 };
 QPU_C_API int qpu_conv2d(float *out, const float *a, const float *weights, const float *bias,
                          const struct qpu_window *window, int out_channels, int qpus);

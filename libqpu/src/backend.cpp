@@ -21,7 +21,7 @@ struct Known {
   Kind kind;
 };
 
-// The best first.
+// In order of preference.
 constexpr std::array<Known, 4> kBackends = {{
     {"vc4-registers", Kind::Registers},
     {"vc4-mailbox", Kind::Mailbox},
@@ -29,7 +29,7 @@ constexpr std::array<Known, 4> kBackends = {{
     {"emulator", Kind::Emulator},
 }};
 
-// "" when the backend works.
+// Returns why the backend does not work, or "" if it works.
 std::string faultOf(Kind kind) {
   if (kind == Kind::Interpreter || kind == Kind::Emulator) return {};
   const Opened& opened = openDevice();
@@ -43,49 +43,49 @@ Choice best() {
   for (const Known& k : kBackends) {
     const std::string fault = faultOf(k.kind);
     if (fault.empty())
-      return {k.name.data(), k.kind, why + "; so the " + std::string(k.name) + " runs kernels"};
-    // One reason for both ways to the hardware is told once.
+      return {k.name.data(), k.kind, why + "; using the " + std::string(k.name)};
+    // Report a reason that applies to both hardware backends once.
     if (fault != last) why += "; " + std::string(k.name) + ": " + fault;
     last = fault;
   }
-  return {nullptr, Kind::Interpreter, why};  // not reached: the interpreter always works
+  return {nullptr, Kind::Interpreter, why};  // unreachable: the interpreter always works
 }
 
-Choice choose(const std::string& wanted) {
-  if (wanted.empty()) return best();
+Choice choose(const std::string& requested) {
+  if (requested.empty()) return best();
   const auto* const found =
       std::find_if(kBackends.begin(), kBackends.end(),
-                   [&wanted](const Known& k) { return k.name == wanted; });
-  const std::string setting = "QPU_BACKEND=" + wanted;
+                   [&requested](const Known& k) { return k.name == requested; });
+  const std::string setting = "QPU_BACKEND=" + requested;
   if (found == kBackends.end()) {
     std::string names;
     for (const Known& k : kBackends) names += (names.empty() ? "" : ", ") + std::string(k.name);
-    return {nullptr, Kind::Interpreter, setting + " names no backend; valid names are " + names};
+    return {nullptr, Kind::Interpreter, setting + " does not name a backend; valid names are " + names};
   }
   if (const std::string fault = faultOf(found->kind); !fault.empty())
     return {nullptr, found->kind, setting + ": " + fault};
-  return {found->name.data(), found->kind, "chosen by " + setting};
+  return {found->name.data(), found->kind, "selected by " + setting};
 }
 
 }  // namespace
 
 const Choice& currentChoice() {
-  // Kept per thread so that the C interface can hand out its characters.
-  struct Kept {
-    std::optional<std::string> wanted;
+  // Cached per thread, so that the C interface can return a pointer to the text.
+  struct Cached {
+    std::optional<std::string> requested;
     unsigned generation = 0;
     Choice choice;
   };
-  thread_local Kept kept;
+  thread_local Cached cached;
   const char* const set = std::getenv("QPU_BACKEND");  // NOLINT(concurrency-mt-unsafe): only read
-  const std::string_view wanted = set == nullptr ? "" : set;
+  const std::string_view requested = set == nullptr ? "" : set;
   const unsigned generation = hostGeneration();
-  if (!kept.wanted || *kept.wanted != wanted || kept.generation != generation) {
-    kept.choice = choose(std::string(wanted));
-    kept.wanted = wanted;
-    kept.generation = generation;
+  if (!cached.requested || *cached.requested != requested || cached.generation != generation) {
+    cached.choice = choose(std::string(requested));
+    cached.requested = requested;
+    cached.generation = generation;
   }
-  return kept.choice;
+  return cached.choice;
 }
 
 Kind requireBackend() {

@@ -18,7 +18,7 @@ namespace qpu::detail {
 
 namespace {
 
-// The first in the order of the source; null if there is none.
+// The first Print in source order, or null if there is none.
 const Statement* findPrint(const std::vector<Statement>& statements) {
   for (const Statement& s : statements) {
     if (s.kind == StatementKind::PrintText || s.kind == StatementKind::PrintVector) return &s;
@@ -30,13 +30,13 @@ const Statement* findPrint(const std::vector<Statement>& statements) {
   return nullptr;
 }
 
-// QPUs have nothing to print on; a kernel that expects to is told so, once.
+// QPUs cannot print. Warn once if the kernel contains a Print.
 void warnOfPrint(const Source& source) {
   const Statement* const print = findPrint(source.body);
   if (print == nullptr) return;
   (void)std::fprintf(stderr,
-                     "libqpu: kernel '%s': %s: machine code prints nothing; run the kernel with "
-                     "QPU_BACKEND=interpreter to see it\n",
+                     "libqpu: kernel '%s': %s: machine code cannot print; run the kernel with "
+                     "QPU_BACKEND=interpreter to see the output\n",
                      source.name.c_str(), source.describe(print->site).c_str());
 }
 
@@ -56,15 +56,15 @@ runtime::Executable& Program::executable() const {
   return *executable_;
 }
 
-const runtime::Executable* Program::madeExecutable() const {
+const runtime::Executable* Program::compiledExecutable() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return executable_.get();
 }
 
 namespace {
 
-// QPUs reach what lies in GPU memory; arrays of before the backend was chosen
-// do not.
+// QPUs can access only GPU memory. Arrays that were allocated before a hardware backend
+// was selected are in host memory.
 void requireOnDevice(const Program& program, const std::uint32_t* uniforms) {
   const auto table = Heap::instance().table();
   const std::vector<Type>& parameters = program.source().parameters;
@@ -73,8 +73,8 @@ void requireOnDevice(const Program& program, const std::uint32_t* uniforms) {
     const Block* const block = table->find(uniforms[i]);
     if (block != nullptr && !block->device)
       raise<ArgumentError>("kernel '" + program.name() + "': argument " + std::to_string(i + 1) +
-                               " was allocated while no hardware backend was in force; allocate "
-                               "arrays after QPU_BACKEND is set",
+                               " was allocated while no hardware backend was selected; set "
+                               "QPU_BACKEND before allocating arrays",
                            {program.name(), "", -1, 0});
   }
 }
@@ -86,7 +86,7 @@ const char* programName(const Program& program) noexcept { return program.name()
 void releaseProgram(const Program* program) noexcept { delete program; }
 
 Cycles programCycles(const Program& program) {
-  const runtime::Executable* const made = program.madeExecutable();
+  const runtime::Executable* const made = program.compiledExecutable();
   return made != nullptr ? made->cycles() : Cycles{"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 }
 
@@ -107,7 +107,7 @@ void saveProgram(const Program& program, const char* path) {
 void requireQpuCount(const Program& program, int n) {
   if (n < 1 || n > kMaxQpus)
     raise<ArgumentError>("kernel '" + program.name() + "': setNumQPUs(" + std::to_string(n) +
-                             "): the VideoCore IV has 12 QPUs, so 1..12",
+                             "): must be 1..12, the VideoCore IV has 12 QPUs",
                          {program.name(), "setNumQPUs", -1, 0});
 }
 

@@ -1,4 +1,4 @@
-// A compiled kernel as the API holds it.
+// Internal representation of a compiled kernel.
 #ifndef QPU_SRC_PROGRAM_HPP
 #define QPU_SRC_PROGRAM_HPP
 
@@ -16,17 +16,17 @@ constexpr int kMaxQpus = 12;
 
 class Program {
  public:
-  // Compiles for the backend in force. Throws CompileError.
+  // Compiles for the selected backend. Throws CompileError.
   explicit Program(Source source);
 
   const std::string& name() const { return code_.name; }
   const interp::Code& code() const { return code_; }
   const Source& source() const { return source_; }
 
-  // Machine code, made when it is first asked for. Throws CompileError.
+  // Machine code, compiled on the first call. Throws CompileError.
   runtime::Executable& executable() const;
-  // Null when none was made yet.
-  const runtime::Executable* madeExecutable() const;
+  // Null if the machine code has not been compiled yet.
+  const runtime::Executable* compiledExecutable() const;
 
  private:
   Source source_;

@@ -1,5 +1,5 @@
-// Arithmetic through the language against results recorded on hardware, and
-// against the host's own rounding toward zero.
+// Compares arithmetic in the language with results recorded on hardware, and with the host's own
+// rounding toward zero.
 #include <cfenv>
 #include <cmath>
 #include <random>
@@ -51,7 +51,7 @@ std::uint32_t toFloatBits(std::uint32_t bits) {
 
 }  // namespace
 
-TEST_CASE("recorded additions and subtractions") {
+TEST_CASE("additions and subtractions match recorded results") {
   CHECK(added(0x80000000, 0x80000000) == 0x00000000);
   CHECK(added(0x80000000, 0x7fffffff) == 0x7f800000);
   CHECK(added(0x7fffffff, 0xffffffff) == 0xff800000);
@@ -65,7 +65,7 @@ TEST_CASE("recorded additions and subtractions") {
   CHECK(subtracted(0x90000000, 0xbf800000) == 0x3f7fffff);
 }
 
-TEST_CASE("recorded minima and maxima") {
+TEST_CASE("minima and maxima match recorded results") {
   CHECK(lesser(0xffffffff, 0x70000000) == 0xffffffff);
   CHECK(lesser(0x00000001, 0x80000000) == 0x80000000);
   CHECK(lesser(0x3f800000, 0x00000001) == 0x00000001);
@@ -75,7 +75,7 @@ TEST_CASE("recorded minima and maxima") {
   CHECK(greater(0xffffffff, 0xf0000000) == 0xf0000000);
 }
 
-TEST_CASE("recorded conversions") {
+TEST_CASE("conversions match recorded results") {
   CHECK(toInteger(0xbf800000) == -1);
   CHECK(toInteger(0x7fffffff) == 0);
   CHECK(toFloatBits(0x7fffffff) == 0x4effffff);
@@ -83,7 +83,7 @@ TEST_CASE("recorded conversions") {
   CHECK(toFloatBits(0xbf800000) == 0xce810000);
 }
 
-TEST_CASE("conversions at the edges") {
+TEST_CASE("conversions truncate, and out of range gives 0") {
   CHECK(toInteger(bitsOf(2.99F)) == 2);
   CHECK(toInteger(bitsOf(-2.99F)) == -2);
   CHECK(toInteger(bitsOf(2147483520.0F)) == 2147483520);
@@ -97,7 +97,7 @@ TEST_CASE("conversions at the edges") {
   CHECK(toFloatBits(static_cast<std::uint32_t>(-16777219)) == bitsOf(-16777218.0F));
 }
 
-TEST_CASE("Inf, NaN, zeros and denormals") {
+TEST_CASE("Inf, NaN, zeros and denormals follow the documented rules") {
   const std::uint32_t inf = 0x7f800000;
   const std::uint32_t minusInf = 0xff800000;
   const std::uint32_t nan = 0x7fc00000;
@@ -118,24 +118,24 @@ TEST_CASE("Inf, NaN, zeros and denormals") {
   CHECK(multiplied(0x7f000000, 0x7f000000) == inf);
   CHECK(multiplied(0xff000000, 0x7f000000) == minusInf);
   CHECK(multiplied(0x00800000, 0x3f000000) == 0);
-  // Just below the smallest normal number there is nothing but zero.
+  // The next value below the smallest normal number is zero.
   CHECK(multiplied(0x00ffffff, 0x3f000000) == 0);
   CHECK(subtracted(0x00800001, 0x00800000) == 0);
   CHECK(added(0x80800001, 0x00800000) == 0);
 }
 
-TEST_CASE("guesses that a board has yet to settle") {
+TEST_CASE("assumptions that no board has confirmed") {
   CHECK(multiplied(0x3f800001, 0x3f800001) == 0x3f800002);  // truncated
   CHECK(added(0x7f7fffff, 0x7f7fffff) == 0x7f800000);  // overflow is Inf
 }
 
-TEST_CASE("sums and products are rounded toward zero, as the host does when told to") {
+TEST_CASE("sums and products round toward zero like the host") {
   const std::size_t n = 16 * 2000;
   std::mt19937 random(1);
   SharedArray<float> a(n), b(n), sum(n), difference(n), product(n);
   const auto word = [&random] { return static_cast<std::uint32_t>(random()); };
   const auto number = [word](int spread) {
-    // Exponents close together make every alignment of a sum occur.
+    // Similar exponents produce every alignment of the operands of a sum.
     const std::uint32_t exponent = 127U - static_cast<std::uint32_t>(spread) +
                                    word() % static_cast<std::uint32_t>(2 * spread + 1);
     std::uint32_t mantissa = word() & 0x7fffffU;
@@ -183,7 +183,7 @@ TEST_CASE("sums and products are rounded toward zero, as the host does when told
   CHECK(wrong == 0);
 }
 
-TEST_CASE("floats are compared by sign and magnitude of their bits") {
+TEST_CASE("float comparisons use sign and magnitude of the bits") {
   const auto truth = [](std::uint32_t a, std::uint32_t b) {
     int bits = 0;
     const auto one = [&](auto compare) {
@@ -209,21 +209,21 @@ TEST_CASE("floats are compared by sign and magnitude of their bits") {
   CHECK(truth(bitsOf(-1.5F), bitsOf(-1.5F)) == 0b011010);
   CHECK(truth(0x80000000, 0x00000000) == 0b011010);  // -0 and +0
   CHECK(truth(0x00000001, 0x00000000) == 0b000111);  // a denormal is not zero
-  CHECK(truth(0x00800001, 0x00800000) == 0b000111);  // though their difference is
-  CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // and theirs Inf
-  // An infinity equals itself, on either side of all finite floats.
+  CHECK(truth(0x00800001, 0x00800000) == 0b000111);  // although their difference is flushed to zero
+  CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // although their difference is Inf
+  // An infinity equals itself, and is beyond all finite floats of its sign.
   CHECK(truth(0x7f800000, 0x7f800000) == 0b011010);
   CHECK(truth(0xff800000, 0xff800000) == 0b011010);
   CHECK(truth(0xff800000, 0x7f800000) == 0b110100);
   CHECK(truth(0x7f800000, 0x7f7fffff) == 0b000111);
   CHECK(truth(0xff800000, 0xff7fffff) == 0b110100);
-  // NaN lies beyond the infinity of its sign and equals the same bits.
+  // NaN is beyond the infinity of its sign and equals the same bits.
   CHECK(truth(0x7fc00000, 0x7f800000) == 0b000111);
   CHECK(truth(0xffc00000, 0xff800000) == 0b110100);
   CHECK(truth(0x7fc00000, 0x7fc00000) == 0b011010);
 }
 
-TEST_CASE("integers wrap, products take 24 bits, shifts 5") {
+TEST_CASE("integers wrap, products use 24 bits, shifts 5 bits") {
   CHECK(ints([](Int& x) { return x + INT32_MAX; })[1] == INT32_MIN);
   CHECK(ints([](Int& x) { return x - 1 - INT32_MAX - 1; })[0] == INT32_MAX);
   CHECK(ints([](Int& x) { return (x + 0xffffff) * 0xffffff; })[0] ==
@@ -237,7 +237,7 @@ TEST_CASE("integers wrap, products take 24 bits, shifts 5") {
   CHECK(ints([](Int& x) { return shr(x - 1, 0); })[0] == -1);
 }
 
-TEST_CASE("integers are compared with their sign, where a difference would overflow") {
+TEST_CASE("signed comparisons are right despite overflow") {
   CHECK(ints([](Int& x) -> Int {
           Int low = x + INT32_MIN;
           Int r = 0;

@@ -1,6 +1,5 @@
-// What a call of a kernel costs that was called before: everything but the
-// kernel's own work, on the backend in use. On the emulator that includes what it
-// takes to set 1 or 12 QPUs up.
+// Measures the overhead of calling a kernel that was called before, on the backend in use. On the
+// emulator this includes setting up 1, 4 or 12 QPUs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,8 +26,8 @@ double median(std::vector<double> times) {
 int main() {
   auto k = compile(nothing, "nothing");
   SharedArray<float> x(16);
-  (void)std::printf("libqpu %s, backend %s, a kernel that does nothing\n%6s  %20s\n",
-                    qpu::version(), qpu::backend().name, "QPUs", "microseconds a call");
+  (void)std::printf("libqpu %s, backend %s, empty kernel\n%6s  %20s\n",
+                    qpu::version(), qpu::backend().name, "QPUs", "microseconds per call");
   for (const int qpus : {1, 4, 12}) {
     k.setNumQPUs(qpus);
     std::vector<double> times;

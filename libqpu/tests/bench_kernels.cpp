@@ -1,15 +1,14 @@
-// What the kernel library takes on the emulator: clocks of the model, not of
-// hardware, and their share of what the board allows: the bytes that must cross
-// its bus, or the operations of its pipes. Beside them kernels as a course project
-// wrote them, compiled without optimisation and run on 4 QPUs as there.
+// Clocks of the kernel library in the emulator's model (not measured on hardware), and their share
+// of a board's limit: the bytes that must cross the bus, or the operations of the pipes. Kernels
+// like those of a course project, compiled without optimisation and run on 4 QPUs as there, serve
+// as a comparison.
 //
 //   bench-kernels [--quick | --tutorial] [--json] [--ranges]
 //
-// QPU_BOARD chooses the board, QPU_MODEL the parameters of its model. With --ranges
-// each kernel also runs with the parameters at the ends of their ranges: all of
-// them, and those of each assumption alone. A share's range is over all these, and
-// the assumption named is the one that alone moves it most. Exits with 1 when a
-// result is wrong.
+// QPU_BOARD selects the board, QPU_MODEL the parameters of its model. With --ranges, each kernel also
+// runs with the parameters at the ends of their ranges: all of them, and those of each assumption
+// alone. The range of a share covers all these runs, and "moved most by" names the assumption that
+// alone changes the share most. The exit code is 1 if a result is wrong.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,7 +51,7 @@ Array filled(std::size_t n) {
 
 void require(bool right, const char* what) {
   if (right) return;
-  (void)std::fprintf(stderr, "%s: a wrong result\n", what);
+  (void)std::fprintf(stderr, "%s: wrong result\n", what);
   wrong = true;
 }
 bool near(float a, double b, double bound) { return std::fabs(static_cast<double>(a) - b) <= bound; }
@@ -60,7 +59,7 @@ bool near(float a, double b, double bound) { return std::fabs(static_cast<double
 void elementwise() {
   const int n = quick ? 96000 : 960000;
   const auto words = static_cast<std::size_t>(n);
-  // The naive ones read a block per QPU too many.
+  // The naive kernels read one block per QPU beyond the end.
   Array a = filled(words + 192), b = filled(words + 192), c = filled(words), out(words);
   const double stream = 4.0 * n;
   (void)setenv("QPU_OPTIMISE", "0", 1);
@@ -141,7 +140,7 @@ void matrixMatrix() {
   const std::string shape = std::to_string(n) + "^3";
   double clocks = 0;
   {
-    // A part of the rows, for it is slow.
+    // Only some of the rows: this kernel is slow.
     const int rows = 48;
     (void)setenv("QPU_OPTIMISE", "0", 1);
     auto naive = compile(naive::matrixMatrix, "naive-matmul");
@@ -175,7 +174,7 @@ void matrixMatrix() {
        busClocks(5.0 * w.channels * w.height * w.width), "bus");
 }
 
-// Scales so many vectors in a turn, whose stores become one transfer.
+// Scales kVectors vectors per iteration. Their stores become one transfer.
 template <int kVectors>
 void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   For (Int i = me() * (16 * kVectors), i < n, i = i + numQPUs() * (16 * kVectors))
@@ -187,7 +186,7 @@ void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   End
 }
 
-// What docs/kernels.md tells of the tutorial's kernels.
+// The figures of the tutorial's kernels in docs/kernels.md.
 void tutorialSteps() {
   const auto qpusOf = [](const char* name, int qpus) {
     return std::string(name) + ", " + std::to_string(qpus) + (qpus == 1 ? " QPU" : " QPUs");
@@ -213,9 +212,9 @@ void tutorialSteps() {
     require(to[many - 1] == 2 * from[many - 1], name);
     line(qpusOf(name, 12), w, busClocks(8.0 * many), "bus");
   };
-  scales(compile(scaleTogether<1>, "scaleTogether"), "scale, 1 vector a turn");
-  scales(compile(scaleTogether<2>, "scaleTogether"), "scale, 2 vectors a turn");
-  scales(compile(scaleTogether<4>, "scaleTogether"), "scale, 4 vectors a turn");
+  scales(compile(scaleTogether<1>, "scaleTogether"), "scale, 1 vector at once");
+  scales(compile(scaleTogether<2>, "scaleTogether"), "scale, 2 vectors at once");
+  scales(compile(scaleTogether<4>, "scaleTogether"), "scale, 4 vectors at once");
   const int size = 96;
   const double flops = 2.0 * size * size * size;
   Array x = filled(size * size), y = filled(size * size), c(size * size);
@@ -230,7 +229,7 @@ void tutorialSteps() {
   products(compile(tutorial::productTiled, "productTiled"), "productTiled 96^3");
 }
 
-// The profile that docs/kernels.md shows.
+// The listing with profile in docs/kernels.md.
 void tutorialListing() {
   const int n = 65536;
   Array a = filled(n), b = filled(n), out(n);
@@ -240,9 +239,9 @@ void tutorialListing() {
   (void)std::printf("\n%s", kernel.listing().c_str());
 }
 
-// Milliseconds of f, one call that computes next to nothing, in a fresh process
-// where no kernel is compiled yet; the least of several.
-double fresh(const std::function<void()>& f) {
+// Least time in milliseconds, of several, that `f` takes in a new process in which no kernel has been
+// compiled. `f` makes one call with almost no work.
+double coldCallMs(const std::function<void()>& f) {
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {
     std::array<int, 2> ends{};
@@ -269,7 +268,7 @@ double fresh(const std::function<void()>& f) {
 
 void host() {
   Array a = filled(64), b = filled(64), c(64);
-  // The least that all QPUs share.
+  // The smallest product for which all QPUs share b.
   Array large = filled(std::size_t{66} * 64), shared(std::size_t{66} * 64);
   const k::Matrix one(a, 1);
   const k::Matrix out(c, 1);
@@ -288,15 +287,15 @@ void host() {
        [&] { k::matmul(k::Matrix(shared, 64), k::Matrix(large, 16), k::Matrix(large, 64), 66, 64, 16); }},
       {"conv2d", [&] { k::conv2d(c, a, b, nullptr, window, 1); }},
       {"softmax", [&] { k::softmax(c, a, 1, 1, 1); }}};
-  if (!json) (void)std::printf("\ncompile time on this machine, ms (first call, on next to nothing)\n");
+  if (!json) (void)std::printf("\ncompile time on this machine, ms (first call, almost no work)\n");
   for (const Case& x : cases) {
-    const double ms = fresh(x.f);
+    const double ms = coldCallMs(x.f);
     if (json)
       (void)std::printf("%s{\"kernel\": \"%s\", \"compileMs\": %.3f}", separator(), x.name, ms);
     else
       (void)std::printf("%-28s %10.2f\n", x.name, ms);
   }
-  // A call of a kernel that is there, with the emulator's work on one vector.
+  // A call of a compiled kernel, including the emulator's work on one vector.
   std::vector<double> times;
   for (int i = 0; i < 2001; ++i) {
     const auto start = std::chrono::steady_clock::now();
@@ -322,7 +321,7 @@ int run(int argc, char** argv) {
   }
   const char* const model = std::getenv("QPU_MODEL");
   if (ranges && model != nullptr && *model != '\0') {
-    (void)std::fprintf(stderr, "bench-kernels: --ranges are those of the default parameters; unset "
+    (void)std::fprintf(stderr, "bench-kernels: --ranges requires the default parameters: unset "
                                "QPU_MODEL\n");
     return 2;
   }

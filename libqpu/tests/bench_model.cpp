@@ -1,6 +1,6 @@
-// How the emulator's cycle model compares with published measurements of programs on
-// a Raspberry Pi's QPUs: time by the model over time measured, with its range when all
-// parameters are at an end of theirs. Model; none of it was measured by this project.
+// Compares the emulator's cycle model with published measurements of programs on a Raspberry Pi's
+// QPUs: modelled time divided by measured time, and its range with all parameters at the ends of
+// their ranges. These are results of the model; this project measured none of them.
 #include <cstdio>
 
 #include "tests/published.hpp"
@@ -19,8 +19,8 @@ int main() {
                       c.low / row.measured, c.high / row.measured, row.source);
     (void)std::fflush(stdout);
   }
-  (void)std::printf("\nModel. (a) A parameter was fitted to this line. (b) Another program that "
-                    "computes the same:\nthe ratio compares our kernel in the model with that one "
+  (void)std::printf("\nResults of the model. (a) A parameter was fitted to this line. (b) Another program that "
+                    "computes\nthe same: the ratio compares our kernel in the model with that program "
                     "as measured.\n");
   return 0;
 }

@@ -1,5 +1,5 @@
-// What the benchmarks of kernels print: clocks of the emulator's model and the share
-// of a limit, and the range of that over the ranges of the model's parameters.
+// Output of the kernel benchmarks: clocks of the emulator's model, their share of a limit, and the
+// range of that share over the ranges of the model's parameters.
 #ifndef TESTS_BENCH_REPORT_HPP
 #define TESTS_BENCH_REPORT_HPP
 
@@ -8,15 +8,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "emu/model.hpp"
 #include "runtime/executable.hpp"
+#include "tests/folder.hpp"
 
 namespace bench {
 
@@ -29,25 +28,25 @@ inline bool first = true;
 
 inline const Board& board() { return qpu::runtime::emulatedBoard(); }
 
-// A kernel under one model. The limit is the least number of clocks that the bus or
-// the pipes need.
+// Result of a kernel with one model. The limit is the least number of clocks that the bus or the
+// pipes need.
 struct Line {
   std::string name;
   EmulatedWork work;
   double clockHz = 0;
   double share = 0;
   const char* by = "";
-  double timesNaive = 0;  // 0: there is no naive one
+  double timesNaive = 0;  // speedup over the naive kernel; 0 if there is none
   double seconds() const { return static_cast<double>(work.clocks) / clockHz; }
 };
 using Lines = std::vector<Line>;
 inline Lines lines;
 
-// What the other models of a range say of a kernel.
+// Range of a kernel's results over several models.
 struct Range {
   double low = 1e9, high = 0;  // of the share
   double leastSeconds = 1e9, mostSeconds = 0;
-  double moves = 0;  // of the share, by one assumption alone
+  double moves = 0;  // largest change of the share by a single assumption
   std::string mover;
   void take(const Line& l) {
     low = std::min(low, l.share);
@@ -76,7 +75,7 @@ inline EmulatedWork measured(const std::function<void()>& f) {
 inline double busClocks(double bytes) { return bytes / board().memoryBytesPerClock(); }
 inline double pipeClocks(double flops) { return flops / 96; }
 
-// Between two entries of the list that --json prints.
+// Separator between two entries of the list that --json prints.
 inline const char* separator() {
   const char* const text = first ? "\n  " : ",\n  ";
   first = false;
@@ -89,7 +88,7 @@ inline void header() {
     return;
   }
   (void)std::printf(
-      "model of a %s: %.0f MHz, %.2f bytes a clock on the bus, %.1f GFLOPS; not measured on "
+      "model of a %s: %.0f MHz, %.2f bytes per clock on the bus, %.1f GFLOPS; not measured on "
       "hardware\n%-34s %10s %9s %7s %7s",
       board().name, board().clockHz / 1e6, board().memoryBytesPerClock(), board().peakFlops() / 1e9,
       "kernel", "clocks", "ms", "share", "of");
@@ -97,7 +96,7 @@ inline void header() {
     (void)std::printf("  %-15s  %-20s  %s\n", "share, range", "ms, range", "moved most by");
   else
     (void)std::printf(" %6s %6s %6s %6s %8s  %s\n", "issue", "TMU", "VPM", "other", "MB",
-                      "times naive");
+                      "vs naive");
 }
 
 inline void print(const Line& l, const Range* range) {
@@ -135,8 +134,8 @@ inline void print(const Line& l, const Range* range) {
   (void)std::fflush(stdout);
 }
 
-// Adds a line, prints it unless its range is still to come, and returns the clocks.
-// `limit` is the least number of clocks; `naive` what the naive kernel took, 0 for none.
+// Adds a line and returns its clocks. Prints the line unless its range is still to be determined.
+// `limit` is the least number of clocks; `naive` the clocks of the naive kernel, or 0.
 inline double line(const std::string& name, const EmulatedWork& w, double limit, const char* by,
             double naive = 0) {
   const auto clocks = static_cast<double>(w.clocks);
@@ -145,14 +144,14 @@ inline double line(const std::string& name, const EmulatedWork& w, double limit,
   return clocks;
 }
 
-// The lines of the kernels under the model in force.
+// Runs the kernels with the current model and returns their lines.
 inline Lines underModel(const std::function<void()>& kernels) {
   lines.clear();
   kernels();
   return lines;
 }
 
-// Assumptions of the model that move clocks, each once.
+// Groups of model parameters that affect the clocks, each once.
 inline std::vector<std::string> assumptions() {
   std::vector<std::string> all;
   for (const qpu::emu::Parameter& p : qpu::emu::parameters()) {
@@ -164,7 +163,7 @@ inline std::vector<std::string> assumptions() {
   return all;
 }
 
-// A model's file with the parameters of `group` at an end.
+// Writes a model file with the parameters of `group` at one end of their ranges.
 inline void writeModel(const std::string& path, const std::string& group, qpu::emu::Bound bound) {
   const Board& at = *qpu::emu::findBoard(board().name, bound);
   std::ofstream file(path);
@@ -174,7 +173,7 @@ inline void writeModel(const std::string& path, const std::string& group, qpu::e
     if (p.group == group) file << p.name << " = " << at.*p.member << "\n";
 }
 
-// Runs the kernels under all models and prints each with its range.
+// Runs the kernels with all models and prints each kernel with its range.
 inline void printRanges(const std::function<void()>& kernels) {
   const Lines base = underModel(kernels);
   std::vector<Range> all(base.size());
@@ -193,16 +192,14 @@ inline void printRanges(const std::function<void()>& kernels) {
   for (std::size_t n = 0; n < base.size(); ++n) all[n].take(base[n]);
   take("fast", "");
   take("slow", "");
-  std::string folder = (std::filesystem::temp_directory_path() / "bench-kernels-XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");
+  const test::Folder folder;
   int number = 0;
   for (const std::string& group : assumptions())
     for (const qpu::emu::Bound bound : {qpu::emu::Bound::Fast, qpu::emu::Bound::Slow}) {
-      const std::string path = folder + "/" + std::to_string(number++);
+      const std::string path = (folder.path / std::to_string(number++)).string();
       writeModel(path, group, bound);
       take(path.c_str(), group);
     }
-  std::filesystem::remove_all(folder);
   for (std::size_t n = 0; n < base.size(); ++n) print(base[n], &all[n]);
 }
 

@@ -1,11 +1,10 @@
-// qpu-calibrate: on the emulator it reads the model's own parameters back, and calls
-// nothing a measurement on hardware that is none.
+// qpu-calibrate reads the model's own parameters back on the emulator, and marks only measurements on
+// hardware as such.
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -16,51 +15,17 @@
 #include "runtime/executable.hpp"
 #include "runtime/machine.hpp"
 #include "tests/fake_vcio.hpp"
+#include "tests/folder.hpp"
+#include "tests/support.hpp"
 #include "tools/calibrate/calibrate.hpp"
 
 using qpu::calibrate::provenance;
 using qpu::calibrate::Source;
+using test::contains;
+using test::Folder;
+using test::Setting;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-struct Setting {
-  Setting(const char* key, const std::string& value) : name(key) { setenv(key, value.c_str(), 1); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { unsetenv(name); }
-  const char* name;
-};
-
-struct Folder {
-  Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "calibrate-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = pattern;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string write(const std::string& name, const std::string& text) const {
-    const std::filesystem::path full = path / name;
-    std::filesystem::create_directories(full.parent_path());
-    std::ofstream(full, std::ios::binary) << text;
-    return full.string();
-  }
-  std::size_t files() const {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path), {}));
-  }
-  std::filesystem::path path;
-};
-
-std::string read(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 struct Result {
   int code;
@@ -75,7 +40,7 @@ Result run(const std::vector<std::string>& arguments) {
   return {code, out.str(), errors.str()};
 }
 
-// All but how large the cache of uniforms is, which no measurement asks for.
+// Checks all parameters except the size of the uniform cache, which is not measured.
 void checkRecovered() {
   const qpu::emu::Board& model = qpu::runtime::emulatedBoard();
   const Result found = run({});
@@ -91,7 +56,7 @@ void checkRecovered() {
     INFO(p.name);
     CHECK(contains(found.out, std::string("\n") + p.name + " = "));
     const double expected = model.*p.member;
-    // The emulator ends transfers and loads at whole clocks.
+    // On the emulator, transfers and loads end at whole clocks.
     const double clock = p.unit == qpu::emu::Unit::Clocks        ? 1
                          : p.unit == qpu::emu::Unit::Nanoseconds ? 1e9 / model.clockHz
                                                                  : 0;
@@ -117,7 +82,7 @@ TEST_CASE("the emulator's parameters are recovered") {
     const Setting model("QPU_MODEL", "slow");
     checkRecovered();
   }
-  SUBCASE("of a file with others throughout") {
+  SUBCASE("of a file in which every parameter differs") {
     const Folder folder;
     const Setting model(
         "QPU_MODEL",
@@ -135,7 +100,7 @@ TEST_CASE("the emulator's parameters are recovered") {
   }
 }
 
-TEST_CASE("what another limit hides is not determined") {
+TEST_CASE("parameters hidden by another limit are omitted") {
   const Setting backend("QPU_BACKEND", "emulator");
   const Folder folder;
   const Setting model("QPU_MODEL", folder.write("m", "vpm_port_clocks = 0.1\n"
@@ -149,45 +114,45 @@ TEST_CASE("what another limit hides is not determined") {
   }
 }
 
-TEST_CASE("a file that was written is a model, and says where it is from") {
+TEST_CASE("a written file is a valid model with its source") {
   const Setting backend("QPU_BACKEND", "emulator");
   const Folder folder;
-  const std::string path = folder.write("pi.model", "of before");
+  const std::string path = folder.write("pi.model", "old contents");
   const Result found = run({"--output", path});
   CHECK(found.code == 0);
   CHECK(found.out.empty());
   CHECK(contains(found.errors, "not measured on hardware"));
   CHECK(contains(found.errors, "wrote " + path));
-  CHECK(folder.files() == 1);
-  CHECK(contains(read(path), "store_ns = "));
+  CHECK(folder.files().size() == 1);
+  CHECK(contains(folder.read("pi.model"), "store_ns = "));
   const Setting model("QPU_MODEL", path);
   CHECK(contains(qpu::runtime::emulatedBoard().name, "not measured on hardware"));
   CHECK(contains(run({"--parameters"}).out, "store_ns = "));
 }
 
-TEST_CASE("a place that cannot be written is named, and nothing is left") {
+TEST_CASE("a failed write is reported and leaves no files") {
   const Setting backend("QPU_BACKEND", "emulator");
   const Folder folder;
   const std::string path = (folder.path / "none" / "m").string();
   const Result found = run({"--output", path});
   CHECK(found.code == 1);
   CHECK(contains(found.errors, "cannot write " + path));
-  CHECK(folder.files() == 0);
+  CHECK(folder.files().empty());
   const Result onFolder = run({"--output", folder.path.string()});
   CHECK(onFolder.code == 1);
   CHECK_FALSE(std::filesystem::exists(folder.path.string() + ".new"));
 }
 
-TEST_CASE("the interpreter has no clocks to measure") {
+TEST_CASE("the interpreter cannot be measured") {
   const Setting backend("QPU_BACKEND", "interpreter");
   const Result found = run({});
   CHECK(found.code == 1);
   CHECK(found.out.empty());
-  CHECK(contains(found.errors, "the interpreter, which has no clocks"));
+  CHECK(contains(found.errors, "the interpreter, which does not count clocks"));
   CHECK(contains(found.errors, "QPU_BACKEND=emulator"));
 }
 
-TEST_CASE("parameters are printed with ranges and sources, as a model's file") {
+TEST_CASE("--parameters prints a model file with ranges and sources") {
   const Setting board("QPU_BOARD", "pi1");
   const Result found = run({"--parameters"});
   CHECK(found.code == 0);
@@ -198,7 +163,7 @@ TEST_CASE("parameters are printed with ranges and sources, as a model's file") {
   CHECK(read.storeNs == 157);
 }
 
-TEST_CASE("only a Pi's own device tree makes a measurement on hardware") {
+TEST_CASE("only a Pi's device tree counts as hardware") {
   const std::string nul(1, '\0');
   const Folder folder;
   const std::string tree = folder.path.string();
@@ -216,7 +181,7 @@ TEST_CASE("only a Pi's own device tree makes a measurement on hardware") {
   CHECK(real.board == "pi3");
   CHECK(real.text == "measured on hardware: Raspberry Pi 3 Model B Rev 1.2, revision 00a02082, by "
                      "vc4-mailbox");
-  // Where the emulator runs does not matter.
+  // The machine on which the emulator runs does not matter.
   const auto emulated = provenance("emulator", tree);
   CHECK(emulated.source == Source::Emulator);
   CHECK(contains(emulated.text, "not measured on hardware"));
@@ -224,7 +189,7 @@ TEST_CASE("only a Pi's own device tree makes a measurement on hardware") {
   CHECK(provenance("vc4-registers", tree).source == Source::Unverified);
 }
 
-TEST_CASE("boards are told by their device trees") {
+TEST_CASE("boards are identified by their device trees") {
   const Folder folder;
   struct Case {
     const char* model;
@@ -244,7 +209,7 @@ TEST_CASE("boards are told by their device trees") {
   }
 }
 
-TEST_CASE("programs run by both ways of launching, on a Pi of the tests") {
+TEST_CASE("programs run on both hardware backends") {
   test::FakeVcio os{8U << 20U};
   const test::FakeTree tree;
   const qpu::runtime::WithHost host{tree.host(os)};

@@ -1,65 +1,37 @@
-// Compiled words on the emulator against the interpreter.
+// Compares compiled code on the emulator with the interpreter.
 #include <cstdlib>
 #include <iostream>
 #include <stdexcept>
 
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
-#include "emu/emulator.hpp"
-#include "isa/text.hpp"
+#include "fuzz/object.hpp"
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
-#include "mem/heap.hpp"
 
-// Words that the language makes macros come last.
+// Included last: it defines words of the language as macros.
 #include "tests/compiler_cases.hpp"
 
-namespace {
-
-std::string listing(const qpu::code::Object& object) {
-  std::string text;
-  for (std::size_t i = 0; i < object.words.size(); ++i)
-    text += std::to_string(i) + ": " + qpu::isa::disassemble(object.words[i]) + "\n";
-  return text;
-}
-
-}  // namespace
+using fuzz::listing;
 
 void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments) {
+  CHECK(check(select(source, options)) == "");
   const qpu::code::Object object = qpu::compiler::compile(source, options);
   if (std::getenv("COMPILER_VERBOSE") != nullptr)
     std::cout << "level " << options.level << " " << text(select(source, options))
               << listing(object);
   for (const qpu::isa::Fault& fault : qpu::isa::verify(object.words))
     FAIL(fault.rule << ": " << fault.text << "\n" << listing(object));
-  const auto table = qpu::detail::Heap::instance().table();
-  // The spill areas are past all arrays.
-  std::vector<std::uint32_t> spills(static_cast<std::size_t>(qpus) * object.spillBytes / 4 + 1);
-  qpu::emu::Launch launch;
-  for (const auto& block : table->blocks)
-    launch.memory.push_back({block->start, block->bytes, block->host});
-  constexpr std::uint32_t spillStart = 0xf0000000U;
-  launch.memory.push_back({spillStart, static_cast<std::uint32_t>(4 * spills.size()),
-                           reinterpret_cast<unsigned char*>(spills.data())});
-  launch.words = object.words.data();
-  launch.count = object.words.size();
-  launch.object = &object;
-  launch.limit = 10'000'000;
-  for (int i = 0; i < qpus; ++i)
-    launch.uniforms.push_back(qpu::code::uniformStream(
-        object, i, qpus, arguments.data(),
-        spillStart + static_cast<std::uint32_t>(i) * object.spillBytes));
   try {
-    const qpu::emu::Report report = qpu::emu::run(launch);
-    CHECK(report.hostInterrupt);
+    CHECK(fuzz::emulate(object, qpus, arguments, 10'000'000).hostInterrupt);
   } catch (const qpu::Error& e) {
     FAIL(std::string(e.what()) << "\n" << listing(object) << text(select(source, options)));
   }
 }
 
-// Registers so few that values must go to memory between the kernel's own stores.
-TEST_CASE("spills between stores") {
+// With so few registers, values are spilled between the kernel's own stores.
+TEST_CASE("spills between a kernel's own stores are correct") {
   SharedArray<int> in = cases::ints(512), out(16 * 24);
   const auto f = [](Ptr<Int> p, Ptr<Int> r) {
     std::array<Int, 20> v;
@@ -90,11 +62,11 @@ TEST_CASE("spills between stores") {
   }
 }
 
-TEST_CASE("a vector is computed again only from operands that still exist") {
+TEST_CASE("rematerialisation requires operands that are alive") {
   constexpr int live = 34;
   constexpr int spread = 2048;
   SharedArray<int> in = cases::ints(1024), out(3 * spread);
-  // The last use of x lies in the loop; `half` is needed after it.
+  // The last use of x is in the loop; `half` is used after the loop.
   const auto f = [](Int n, Float x, Ptr<Int> p, Ptr<Int> q) {
     std::vector<Int> v;
     v.reserve(live);
@@ -117,20 +89,20 @@ TEST_CASE("a vector is computed again only from operands that still exist") {
   CHECK(out[16 * (live + 1)] == static_cast<int>(cases::word(8.0F)));
 }
 
-// Turns of a kernel that each want more vectors than there are registers.
-TEST_CASE("spilled vectors that are not wanted at once share their memory") {
+// Each of these phases needs more vectors than there are registers.
+TEST_CASE("spilled vectors with disjoint live ranges share memory") {
   constexpr int count = 120;
   SharedArray<int> in = cases::ints(16 * count), out(12 * 16 * 4);
-  const auto turns = [](int number) {
+  const auto phases = [](int number) {
     return test::trace([number](Ptr<Int> p, Ptr<Int> q) {
-      for (int turn = 0; turn < number; ++turn) {
+      for (int phase = 0; phase < number; ++phase) {
         std::vector<Int> v;
         v.reserve(count);
-        for (int i = 0; i < count; ++i) v.emplace_back(p[16 * i] + turn);
+        for (int i = 0; i < count; ++i) v.emplace_back(p[16 * i] + phase);
         Int sum = me();
         for (const Int& x : v) sum = (sum * 3) ^ x;
         for (auto x = v.rbegin(); x != v.rend(); ++x) sum = (sum * 5) ^ *x;
-        store(sum, q + 64 * me() + 16 * turn);
+        store(sum, q + 64 * me() + 16 * phase);
       }
     });
   };
@@ -139,8 +111,8 @@ TEST_CASE("spilled vectors that are not wanted at once share their memory") {
     CAPTURE(level);
     qpu::compiler::Options options;
     options.level = level;
-    const std::uint32_t once = qpu::compiler::compile(turns(1), options).spillBytes;
-    const qpu::detail::Source source = turns(4);
+    const std::uint32_t once = qpu::compiler::compile(phases(1), options).spillBytes;
+    const qpu::detail::Source source = phases(4);
     CHECK(once > 64 * 50);
     CHECK(qpu::compiler::compile(source, options).spillBytes < once + once / 4);
     for (const int qpus : {1, 12}) {
@@ -156,7 +128,7 @@ TEST_CASE("spilled vectors that are not wanted at once share their memory") {
 
 namespace {
 
-// DMA stores in the machine code.
+// Number of DMA stores in the machine code.
 int storeStarts(const qpu::code::Object& object) {
   int count = 0;
   for (const qpu::isa::Word w : object.words) {
@@ -168,8 +140,8 @@ int storeStarts(const qpu::code::Object& object) {
   return count;
 }
 
-// The kernel leaves at every level what the interpreter leaves. Its DMA stores at
-// level 0 -> at levels 1 and 2.
+// Checks that the kernel has the same result at every level as on the interpreter. Returns the number
+// of DMA stores as "at level 0 -> at levels 1 and 2".
 template <typename F>
 std::string storesOf(F f, const std::vector<int>& qpuCounts = {1, 5, 12}) {
   SharedArray<int> in = cases::ints(16 * 64), out(16 * 64 * 12);
@@ -201,14 +173,14 @@ std::string storesOf(F f, const std::vector<int>& qpuCounts = {1, 5, 12}) {
 
 }  // namespace
 
-TEST_CASE("stores to neighbouring places are one DMA") {
+TEST_CASE("stores to adjacent addresses become one DMA transfer") {
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(index(), to);
           store(index() * n, to + 16);
           to[32] = n;
           to[48] = n + 1;
-          to[64] = n + 2;  // the fifth
+          to[64] = n + 2;  // the fifth store
           to[80] = n + 3;
         }) == "6 -> 2");
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
@@ -218,7 +190,7 @@ TEST_CASE("stores to neighbouring places are one DMA") {
             store(index() + i, to + 16);
           End
         }) == "2 -> 1");
-  // By index, with the scale in it, and what is received in between.
+  // With a scaled index, and with receives between the stores.
   CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
           Int x, y;
           Ptr<Int> from = p + index();
@@ -232,7 +204,7 @@ TEST_CASE("stores to neighbouring places are one DMA") {
             q[me() * 1024 + i + 16] = y - n;
           End
           receive(x);
-        }) == "2 -> 2");  // a gather is between
+        }) == "2 -> 2");  // there is a gather between the stores
   CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
           Int x, y;
           Ptr<Int> from = p + index();
@@ -248,7 +220,7 @@ TEST_CASE("stores to neighbouring places are one DMA") {
         }) == "2 -> 1");
 }
 
-TEST_CASE("stores beside loads that go through the VPM are merged by two") {
+TEST_CASE("with loads through the VPM, stores merge in pairs") {
   CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
           For (Int i = 0, i < n, i = i + 1)
             Int x = p[i << 4] + n;
@@ -260,8 +232,8 @@ TEST_CASE("stores beside loads that go through the VPM are merged by two") {
         }) == "5 -> 3");
 }
 
-TEST_CASE("stores keep their order where that could be seen") {
-  // Not next to each other, or not known to be.
+TEST_CASE("stores keep their order where it is observable") {
+  // Addresses that are not adjacent, or not known to be adjacent.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(n, to + 16);
@@ -270,7 +242,7 @@ TEST_CASE("stores keep their order where that could be seen") {
           store(n + 2, to + 40);
           store(n + 3, to + 40 + n);
         }) == "5 -> 5");
-  // The second vector is what the first store leaves.
+  // The second store depends on memory that the first one writes.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(index() + n, to);
@@ -289,7 +261,7 @@ TEST_CASE("stores keep their order where that could be seen") {
           End
           store(x, to + 48);
         }) == "5 -> 5");
-  // Of fewer than 16 words, which a vector next to it may overlap or not.
+  // A store of fewer than 16 words, which may overlap the next one.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(n, to);
@@ -297,7 +269,7 @@ TEST_CASE("stores keep their order where that could be seen") {
           store(n + 2, to + 32);
           store(n + 3, to + 48);
         }) == "4 -> 3");
-  // Another QPU is told between the two, and the last store of all.
+  // A semaphore between the two stores signals another QPU.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(n, to);
@@ -309,7 +281,7 @@ TEST_CASE("stores keep their order where that could be seen") {
         }) == "4 -> 3");
 }
 
-TEST_CASE("stores are merged no more where vectors must go to memory") {
+TEST_CASE("stores are not merged where vectors are spilled") {
   constexpr int count = 120;
   const auto f = [](Ptr<Int> p, Ptr<Int> q, Int n) {
     std::vector<Int> v;
@@ -327,11 +299,11 @@ TEST_CASE("stores are merged no more where vectors must go to memory") {
   };
   const qpu::code::Object object = qpu::compiler::compile(test::trace(f));
   CHECK(object.spillBytes > 0);
-  CHECK(storeStarts(object) > 3);  // and those of spills
+  CHECK(storeStarts(object) > 3);  // includes the stores of spills
   (void)storesOf(f, {1, 3});
 }
 
-TEST_CASE("gathers that only some ways leave outstanding are received at the end") {
+TEST_CASE("gathers outstanding on some paths are received at the end") {
   CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
           gather(p);
           gather(p + 16);
@@ -340,7 +312,7 @@ TEST_CASE("gathers that only some ways leave outstanding are received at the end
           End
           store(n, q + 1024 * me());
         }) == "1 -> 1");
-  // For that there is one TMU, which takes four.
+  // Such a kernel uses one TMU, which holds four requests.
   const auto five = [](Ptr<Int> p, Int n) {
     for (int i = 0; i < 5; ++i) gather(p + 16 * i);
     Int x;

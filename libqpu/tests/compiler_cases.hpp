@@ -1,6 +1,4 @@
-// Kernels that compiled code must run as the interpreter does, bit for bit. Who
-// includes this says how compiled code is run: the machine operations alone, or
-// the words on the emulator.
+// Kernels for which compiled code must produce the same bits as the interpreter.
 #ifndef TESTS_COMPILER_CASES_HPP
 #define TESTS_COMPILER_CASES_HPP
 
@@ -17,7 +15,7 @@
 #include "compiler/compile.hpp"
 #include "interp/machine.hpp"
 #include "tests/trace.hpp"
-// After trace.hpp, which must be the first to bring in the language's macros.
+// After trace.hpp, which must be the first header that defines the language's macros.
 #include "tests/random_program.hpp"
 #include "tutorial/gcd.hpp"
 #include "tutorial/heatmap.hpp"
@@ -27,7 +25,7 @@
 #include "tutorial/rot3d.hpp"
 #include "tutorial/tri.hpp"
 
-// Compiles and runs with these uniforms for the parameters.
+// Compiles the kernel and runs it with these uniforms as parameters.
 void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments);
 
@@ -49,8 +47,8 @@ Words wordsOf(const SharedArray<T>& a) {
   return words;
 }
 
-// Runs f on the interpreter and compiled, at every level, and checks that
-// `array` ends the same. Every run starts from the same words.
+// Runs f on the interpreter, and compiled at every level, and checks that `array` has the same final
+// contents. Every run starts with the same contents.
 template <typename T, typename F, typename... A>
 void sameOn(std::initializer_list<int> counts, SharedArray<T>& array, F f, A... arguments) {
   const Words start = wordsOf(array);
@@ -81,7 +79,7 @@ void same(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1, 2, 3, 5, 12}, array, f, arguments...);
 }
 
-// For kernels whose QPUs would all write the same words.
+// For kernels that write the same words on all QPUs.
 template <typename T, typename F, typename... A>
 void sameOnOne(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1}, array, f, arguments...);
@@ -93,7 +91,7 @@ inline SharedArray<int> ints(int n, int factor = 37, int modulus = 101) {
   return a;
 }
 
-// Bit patterns at which arithmetic has its edges, then ordinary ones.
+// Bit patterns of arithmetic edge cases, followed by ordinary ones.
 inline SharedArray<int> patterns(int n, std::uint32_t seed) {
   static constexpr std::array<std::uint32_t, 24> kEdges = {
       0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007fffff, 0x00800000, 0x3f800000,
@@ -110,7 +108,7 @@ inline SharedArray<int> patterns(int n, std::uint32_t seed) {
   return a;
 }
 
-// out[16 * i ..] = f of the vectors x, y for 16 vectors of patterns.
+// Computes out[16 * i ..] = f(x, y) for 16 pairs of vectors of patterns.
 template <typename F>
 void binary(F f) {
   const SharedArray<int> x = patterns(256, 1), y = patterns(256, 2);
@@ -188,7 +186,7 @@ TEST_CASE("tutorial: Rot3D") {
     x[i] = static_cast<float>(i);
     y[i] = 500.0F - 2.0F * static_cast<float>(i);
   }
-  // y too starts the same each time: two arrays in one.
+  // y must start with the same contents too, so both are in one array.
   SharedArray<float> both(2 * x.size());
   std::copy(x.begin(), x.end(), both.begin());
   std::copy(y.begin(), y.end(), both.begin() + static_cast<std::ptrdiff_t>(x.size()));
@@ -219,7 +217,7 @@ TEST_CASE("tutorial: Mandelbrot") {
 
 // --- arithmetic ---
 
-TEST_CASE("integer operations") {
+TEST_CASE("integer operations match the interpreter") {
   using qpu::max;
   using qpu::min;
   cases::binary([](Int& a, Int& b) { return a + b; });
@@ -231,7 +229,7 @@ TEST_CASE("integer operations") {
   cases::binary([](Int& a, Int& b) { return -a + b * 5 + (a ^ 77777); });
 }
 
-TEST_CASE("integer operations with constants") {
+TEST_CASE("integer operations with constants match") {
   cases::binary([](Int& a, Int&) { return a + 16; });
   cases::binary([](Int& a, Int&) { return a - 16; });
   cases::binary([](Int& a, Int&) { return 16 - a; });
@@ -243,7 +241,7 @@ TEST_CASE("integer operations with constants") {
   cases::binary([](Int&, Int&) { return qpu::IntExpr(3) * 5 + (qpu::IntExpr(-7) >> 1); });
 }
 
-TEST_CASE("float operations") {
+TEST_CASE("float operations match the interpreter") {
   cases::binaryFloat([](const FloatExpr& a, const FloatExpr& b) { return a + b; });
   cases::binaryFloat([](const FloatExpr& a, const FloatExpr& b) { return a - b; });
   cases::binaryFloat([](const FloatExpr& a, const FloatExpr& b) { return a * b; });
@@ -255,19 +253,19 @@ TEST_CASE("float operations") {
   cases::binary([](Int& a, Int& b) { return toInt(toFloat(a) * 0.25F) + toInt(qpu::asFloat(b)); });
 }
 
-TEST_CASE("special functions") {
+TEST_CASE("special functions match the interpreter") {
   cases::binaryFloat([](const FloatExpr& a, const FloatExpr&) { return recip(a) + rsqrt(a); });
   cases::binaryFloat([](const FloatExpr& a, const FloatExpr&) { return exp2(a) + log2(a); });
 }
 
-TEST_CASE("rotations and broadcasts") {
+TEST_CASE("rotations and broadcasts match the interpreter") {
   cases::binary([](Int& a, Int& b) { return rotate(a, 1) + rotate(b, 15) + rotate(a + b, 16); });
   cases::binary([](Int& a, Int& b) { return rotate(a, b) + rotate(rotate(a, 9), 9); });
   cases::binary([](Int& a, Int& b) { return broadcast(a, 0) + broadcast(b, 15) + broadcast(a, 7); });
   cases::binary([](Int& a, Int&) { return rotate(a, me() + 3) + rotate(index(), 5) + rotate(me(), 3); });
 }
 
-TEST_CASE("comparisons") {
+TEST_CASE("comparisons match the interpreter") {
   const auto count = [](auto condition) {
     cases::binary([condition](Int& a, Int& b) {
       Int r = 1;
@@ -307,8 +305,8 @@ TEST_CASE("comparisons") {
   count([x](Int& a, Int&) { return x(a) > 1.5F; });
 }
 
-TEST_CASE("combined comparisons: each kind with each, and, or, not") {
-  // Chosen by number, so that one loop meets every pair.
+TEST_CASE("all pairs of comparisons combine with and, or, not") {
+  // Comparisons are selected by number, so that one loop covers every pair.
   const auto leaf = [](int kind, Int& a, Int& b) {
     const FloatExpr u = qpu::asFloat(a);
     const FloatExpr v = qpu::asFloat(b);
@@ -359,7 +357,7 @@ TEST_CASE("combined comparisons: each kind with each, and, or, not") {
 
 // --- control flow ---
 
-TEST_CASE("scalar conditions of every shape") {
+TEST_CASE("scalar conditions of every shape match") {
   SharedArray<int> x = cases::ints(64), out(16 * 12);
   cases::sameOnOne(
       out,
@@ -398,7 +396,7 @@ TEST_CASE("scalar conditions of every shape") {
       &x, &out);
 }
 
-TEST_CASE("loops: nested, never entered, with variables of their own") {
+TEST_CASE("nested, skipped and variable-declaring loops match") {
   SharedArray<int> out(16 * 16 * 12);
   cases::same(
       out,
@@ -433,7 +431,7 @@ TEST_CASE("loops: nested, never entered, with variables of their own") {
       7, &out);
 }
 
-TEST_CASE("values that cross blocks: exchanges, copies, the last and the next") {
+TEST_CASE("values that cross basic blocks match") {
   SharedArray<int> out(16 * 4);
   cases::sameOnOne(
       out,
@@ -461,7 +459,7 @@ TEST_CASE("values that cross blocks: exchanges, copies, the last and the next") 
       9, &out);
 }
 
-TEST_CASE("branches inside Where, Where inside branches") {
+TEST_CASE("branches and Where can be nested in each other") {
   SharedArray<int> x = cases::ints(32), out(32);
   cases::sameOnOne(
       out,
@@ -488,7 +486,7 @@ TEST_CASE("branches inside Where, Where inside branches") {
 
 // --- memory ---
 
-TEST_CASE("loads: aligned or not, of uniform, strided and mixed pointers") {
+TEST_CASE("loads from all kinds of pointers match") {
   SharedArray<int> x = cases::ints(256), out(16 * 8 * 12);
   cases::same(
       out,
@@ -511,7 +509,7 @@ TEST_CASE("loads: aligned or not, of uniform, strided and mixed pointers") {
       &x, &out);
 }
 
-TEST_CASE("loads after stores see them") {
+TEST_CASE("loads see preceding stores") {
   SharedArray<int> a = cases::ints(16 * 12);
   cases::same(
       a,
@@ -530,7 +528,7 @@ TEST_CASE("loads after stores see them") {
       &a);
 }
 
-TEST_CASE("stores that follow each other closely") {
+TEST_CASE("stores in quick succession match") {
   SharedArray<int> out(16 * 10 * 12);
   cases::same(
       out,
@@ -551,7 +549,7 @@ TEST_CASE("stores that follow each other closely") {
       &out);
 }
 
-TEST_CASE("stores of a part of a vector") {
+TEST_CASE("stores of partial vectors match") {
   SharedArray<int> out(16 * 40);
   cases::sameOnOne(
       out,
@@ -566,7 +564,7 @@ TEST_CASE("stores of a part of a vector") {
       &out);
 }
 
-TEST_CASE("gathers: in flight on both TMUs, in threes, in numbers that differ") {
+TEST_CASE("gathers in flight in varying numbers match") {
   SharedArray<int> x = cases::ints(512), out(16 * 12);
   cases::same(
       out,
@@ -606,7 +604,7 @@ TEST_CASE("gathers: in flight on both TMUs, in threes, in numbers that differ") 
           gather(q + i * 3);
           sum = sum * 2 + a - b + c;
         End
-        r[me() << 4] = sum;  // what is left outstanding is nobody's
+        r[me() << 4] = sum;  // the vectors that are still outstanding are not used
       },
       &x, &out);
   cases::same(
@@ -628,7 +626,7 @@ TEST_CASE("gathers: in flight on both TMUs, in threes, in numbers that differ") 
       4, 2, &x, &out);
 }
 
-TEST_CASE("loads while gathers are outstanding") {
+TEST_CASE("loads match while gathers are outstanding") {
   SharedArray<int> x = cases::ints(256), out(16 * 12);
   cases::same(
       out,
@@ -650,7 +648,7 @@ TEST_CASE("loads while gathers are outstanding") {
       &x, &out);
 }
 
-TEST_CASE("pointers to pointers") {
+TEST_CASE("pointers to pointers match") {
   SharedArray<int> x = cases::ints(256);
   SharedArray<int*> table(16);
   SharedArray<int> out(16 * 3);
@@ -675,7 +673,7 @@ TEST_CASE("semaphores order the QPUs") {
   cases::sameOn(
       {2, 3}, out,
       [](Ptr<Int> r) {
-        // Each adds to the sum in turn, QPU 0 first.
+        // Each QPU adds to the sum in turn, starting with QPU 0.
         If (any(me() == 0))
           *r = index();
           semaInc(0);
@@ -703,7 +701,7 @@ TEST_CASE("semaphores order the QPUs") {
       &out);
 }
 
-TEST_CASE("the VPM by hand, with the compiler's own stores and loads between") {
+TEST_CASE("manual VPM access works with compiler-generated access") {
   SharedArray<int> a = cases::ints(256), out(16 * 24);
   cases::sameOnOne(
       out,
@@ -715,7 +713,7 @@ TEST_CASE("the VPM by hand, with the compiler's own stores and loads between") {
         vpmPut(index());
         dmaWaitRead();
         vpmPut(index() * 2);
-        r[0] = 5;  // in the middle of the window
+        r[0] = 5;  // within the window
         vpmPut(index() * 3);
         store(7, r + 16);
         For (Int i = 0, i < 3, i = i + 1)
@@ -733,7 +731,7 @@ TEST_CASE("the VPM by hand, with the compiler's own stores and loads between") {
         dmaStartWrite(r + 224);
         dmaWaitWrite();
         dmaSetupRead(VERT, 16, 3, 16);
-        x = r[224];  // through the VPM: two stores came before
+        x = r[224];  // loaded through the VPM, because two stores precede it
         store(x, r + 272);
         dmaSetReadPitch(64);
         dmaStartRead(p);
@@ -752,7 +750,7 @@ TEST_CASE("the VPM by hand, with the compiler's own stores and loads between") {
       &a, &out);
 }
 
-TEST_CASE("the VPM by hand on many QPUs, windows that wrap") {
+TEST_CASE("manual VPM windows wrap on many QPUs") {
   SharedArray<int> out(16 * 2 * 12);
   cases::same(
       out,
@@ -770,7 +768,7 @@ TEST_CASE("the VPM by hand on many QPUs, windows that wrap") {
       &out);
 }
 
-TEST_CASE("the VPM by hand: reads and writes keep their order") {
+TEST_CASE("manual VPM reads and writes keep their order") {
   SharedArray<int> x = cases::ints(32), out(16 * 6);
   const auto late = [](const qpu::IntExpr& a) {
     qpu::IntExpr v = a;
@@ -781,12 +779,12 @@ TEST_CASE("the VPM by hand: reads and writes keep their order") {
       out,
       [late](Ptr<Int> p, Ptr<Int> r) {
         Int a = *p;
-        // What is read is known late.
+        // The values become known late.
         vpmSetupWrite(HORIZ, 3);
         vpmPut(late(a));
         vpmSetupRead(HORIZ, 1, 3);
         Int b = vpmGetInt();
-        // The compiler's own load and store have one row.
+        // The compiler's own load and store share one row.
         store(late(b), r);
         Int c = *p;
         store(index(), r + 16);
@@ -803,7 +801,7 @@ TEST_CASE("the VPM by hand: reads and writes keep their order") {
       &x, &out);
 }
 
-TEST_CASE("a variable that is assigned to itself inside Where keeps its values") {
+TEST_CASE("assigning a variable to itself in Where keeps it") {
   SharedArray<int> out(16);
   const auto kernel = [](Ptr<Int> r) {
     Int x = index() + 1;
@@ -828,9 +826,9 @@ inline int setting(const char* name, int otherwise) {
 
 }  // namespace cases
 
-// QPU_RANDOM_PROGRAMS and QPU_RANDOM_SEED make it run more, and others;
-// QPU_RANDOM_LENGTH cuts them to so many statements.
-TEST_CASE("200 vectors alive at once") {
+// QPU_RANDOM_PROGRAMS sets the number of programs, QPU_RANDOM_SEED the first seed, and
+// QPU_RANDOM_LENGTH the maximum number of statements.
+TEST_CASE("kernels with 200 live vectors match") {
   constexpr int count = 200;
   SharedArray<int> in = cases::ints(16 * count);
   SharedArray<int> out(12 * 16 * 4);
@@ -846,7 +844,7 @@ TEST_CASE("200 vectors alive at once") {
     for (int i = 0; i < count; ++i) v.emplace_back(make(i));
     return v;
   };
-  SUBCASE("computed one from the other") {
+  SUBCASE("each computed from another one") {
     cases::sameOn({1, 12}, out, [&](Ptr<Int> p, Ptr<Int> q) {
       Int x = p[me() << 4];
       std::vector<Int> v = made([&x](int i) {
@@ -856,13 +854,13 @@ TEST_CASE("200 vectors alive at once") {
       q[me() << 4] = mixed(v);
     }, &in, &out);
   }
-  SUBCASE("read from memory") {
+  SUBCASE("loaded from memory") {
     cases::sameOn({1, 12}, out, [&](Ptr<Int> p, Ptr<Int> q) {
       std::vector<Int> v = made([&p](int i) { return p[16 * i]; });
       q[me() << 4] = mixed(v) + me();
     }, &in, &out);
   }
-  SUBCASE("changed in a loop, with stores between") {
+  SUBCASE("modified in a loop, with stores in between") {
     cases::sameOn({1, 3}, out, [&](Ptr<Int> p, Ptr<Int> q) {
       std::vector<Int> v = made([&p](int i) { return p[16 * i]; });
       Ptr<Int> to = q + me() * 64;
@@ -873,7 +871,7 @@ TEST_CASE("200 vectors alive at once") {
       to[48] = mixed(v);
     }, &in, &out);
   }
-  SUBCASE("changed in branches and under masks") {
+  SUBCASE("modified in branches and under masks") {
     cases::sameOn({1, 2}, out, [&](Ptr<Int> p, Ptr<Int> q) {
       std::vector<Int> v = made([&p](int i) { return p[16 * i] + me(); });
       If (any(v[3] > v[5]))
@@ -887,7 +885,7 @@ TEST_CASE("200 vectors alive at once") {
       q[me() << 4] = mixed(v);
     }, &in, &out);
   }
-  SUBCASE("gathered, eight in flight") {
+  SUBCASE("gathered, with eight requests in flight") {
     cases::sameOn({1, 2}, out, [&](Ptr<Int> p, Ptr<Int> q) {
       std::vector<Int> v;
       v.reserve(count);
@@ -902,7 +900,7 @@ TEST_CASE("200 vectors alive at once") {
   }
 }
 
-TEST_CASE("random programs") {
+TEST_CASE("random programs match the interpreter") {
   const int count = cases::setting("QPU_RANDOM_PROGRAMS", 300);
   const int first = cases::setting("QPU_RANDOM_SEED", 1);
   const int length = cases::setting("QPU_RANDOM_LENGTH", 1000);

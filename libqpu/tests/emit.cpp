@@ -1,12 +1,12 @@
-// The back half of the compiler: the words that it makes of machine operations
-// compute, on the emulator, what the operations do.
+// The back end of the compiler: the emulator runs the code generated from machine operations and must
+// produce the results of these operations.
 #include <doctest/doctest.h>
 
 #include <cstring>
 
 #include "compiler/compile.hpp"
 #include "emu/emulator.hpp"
-#include "isa/text.hpp"
+#include "fuzz/object.hpp"
 #include "isa/verify.hpp"
 #include "mir_build.hpp"
 #include "qpu/error.h"
@@ -31,13 +31,6 @@ std::vector<std::uint32_t> freshMemory() {
   std::mt19937 engine(7);
   for (std::uint32_t& w : words) w = static_cast<std::uint32_t>(engine());
   return words;
-}
-
-std::string listing(const Object& object) {
-  std::string text;
-  for (std::size_t k = 0; k < object.words.size(); ++k)
-    text += std::to_string(k) + "  " + isa::disassemble(object.words[k]) + "\n";
-  return text;
 }
 
 std::vector<std::uint32_t> expected(const Function& f) {
@@ -66,6 +59,14 @@ std::vector<std::uint32_t> emulated(const Object& object) {
   return words;
 }
 
+Function randomFunction(std::uint32_t seed) {
+  mir::RandomOptions random;
+  random.variables = 3 + static_cast<int>(seed * 3 % 31);
+  random.operations = 20 + static_cast<int>(seed * 11 % 150);
+  random.loops = static_cast<int>(seed % 4);
+  return mir::Random(seed, random).f;
+}
+
 void checkRuns(const Function& f, const Options& options, const std::vector<std::uint32_t>& wanted) {
   CAPTURE(options.level);
   CAPTURE(options.fileRegisters);
@@ -81,7 +82,7 @@ void checkRuns(const Function& f, const Options& options, const std::vector<std:
   if (fault.empty() && got == wanted) return;
   std::size_t at = 0;
   while (at < got.size() && got[at] == wanted[at]) ++at;
-  FAIL(fault << " first difference at word " << at << "\n" << listing(object));
+  FAIL(fault << " first difference at word " << at << "\n" << fuzz::listing(object));
 }
 
 struct Counts {
@@ -115,7 +116,7 @@ Counts countLoop(const Object& object) {
 
 }  // namespace
 
-TEST_CASE("random programs") {
+TEST_CASE("random programs compute the same at every level") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
     mir::RandomOptions random;
@@ -128,35 +129,27 @@ TEST_CASE("random programs") {
   }
 }
 
-TEST_CASE("random programs with few registers") {
+TEST_CASE("random programs with few registers are correct") {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
-    mir::RandomOptions random;
-    random.variables = 3 + static_cast<int>(seed * 3 % 31);
-    random.operations = 20 + static_cast<int>(seed * 11 % 150);
-    random.loops = static_cast<int>(seed % 4);
-    const Function f = mir::Random(seed, random).f;
+    const Function f = randomFunction(seed);
     const std::vector<std::uint32_t> wanted = expected(f);
     for (const int registers : {4, 5, 6, 8, 12, 20})
       for (const int level : {0, 2}) checkRuns(f, {level, registers}, wanted);
   }
 }
 
-TEST_CASE("programs whose spills went wrong once") {
+TEST_CASE("programs with past spilling errors are correct") {
   for (const std::uint32_t seed : {32U, 932U, 2200U}) {
     CAPTURE(seed);
-    mir::RandomOptions random;
-    random.variables = 3 + static_cast<int>(seed * 3 % 31);
-    random.operations = 20 + static_cast<int>(seed * 11 % 150);
-    random.loops = static_cast<int>(seed % 4);
-    const Function f = mir::Random(seed, random).f;
+    const Function f = randomFunction(seed);
     const std::vector<std::uint32_t> wanted = expected(f);
     for (int level = 0; level <= 2; ++level)
       for (const int registers : {5, 9, 18}) checkRuns(f, {level, registers}, wanted);
   }
 }
 
-TEST_CASE("more vectors than registers") {
+TEST_CASE("programs with more vectors than registers are correct") {
   for (const int loops : {0, 1}) {
     mir::RandomOptions random;
     random.variables = 200;
@@ -169,7 +162,7 @@ TEST_CASE("more vectors than registers") {
   }
 }
 
-TEST_CASE("a function that keeps its write window asks for another before it spills") {
+TEST_CASE("spilling requires a write window that is not kept") {
   mir::RandomOptions random;
   random.variables = 90;
   Function f = mir::Random(5, random).f;
@@ -177,7 +170,7 @@ TEST_CASE("a function that keeps its write window asks for another before it spi
   CHECK_THROWS_AS(emit(f, {}), qpu::compiler::SpillsNeeded);
 }
 
-TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error") {
+TEST_CASE("spilling is an error if the kernel sets up the VPM") {
   mir::RandomOptions random;
   random.variables = 90;
   Function f = mir::Random(5, random).f;
@@ -193,7 +186,7 @@ TEST_CASE("vectors in excess of a kernel that uses the VPM by hand are an error"
   CHECK(text.find("because the kernel sets up the VPM") != std::string::npos);
 }
 
-TEST_CASE("branches over more code than the instruction cache holds") {
+TEST_CASE("branches can span more than the instruction cache") {
   mir::RandomOptions random;
   random.variables = 30;
   random.operations = 3000;
@@ -204,7 +197,7 @@ TEST_CASE("branches over more code than the instruction cache holds") {
   CHECK(emit(f, {}).words.size() * 8 > 2 * 4096);
 }
 
-TEST_CASE("loads through the VPM, the mutex, semaphores and the host interrupt") {
+TEST_CASE("VPM loads, mutex, semaphores and interrupt work") {
   Builder b;
   b.f.usesVpmByHand = true;
   const mir::Vreg parts = b.fresh();
@@ -227,7 +220,7 @@ TEST_CASE("loads through the VPM, the mutex, semaphores and the host interrupt")
   for (int level = 0; level <= 2; ++level) checkRuns(b.f, {level, 32}, wanted);
 }
 
-TEST_CASE("the VPM is read by either port of a loop's instructions") {
+TEST_CASE("both read ports are used for the VPM") {
   constexpr int kVectors = 16;
   constexpr std::uint32_t kRow = 16;
   Builder b;
@@ -269,14 +262,14 @@ TEST_CASE("the VPM is read by either port of a loop's instructions") {
     const auto i = isa::decode(word);
     if (i->form != isa::Form::Alu) continue;
     byA += i->raddrA == isa::address::kVpm ? 1 : 0;
-    // As a small immediate the number is a rotation.
+    // With a small immediate, this number is a rotation.
     byB += i->raddrB == isa::address::kVpm && i->signal != isa::Signal::SmallImmediate ? 1 : 0;
   }
   CHECK(byA + byB == kVectors);
   CHECK(byB > 0);
 }
 
-TEST_CASE("instructions name the construct of their first operation") {
+TEST_CASE("instructions carry the site of their first operation") {
   Builder b;
   b.f.sites = {{"first", "first at 1"}, {"second", "second at 2"}};
   const mir::Vreg x = b.elementNumber();
@@ -312,15 +305,15 @@ TEST_CASE("an empty kernel ends") {
   CHECK(object.siteOf.size() == object.words.size());
 }
 
-TEST_CASE("a matrix product's inner block fills both pipes") {
+TEST_CASE("the inner block of a matrix product fills both pipes") {
   for (const int steps : {1, 2}) {
     const Function f = mir::matrixBlock(8, 4, steps);
     for (int level = 0; level <= 2; ++level) checkRuns(f, {level, 32}, expected(f));
     const Object object = emit(f, {});
     const Counts counts = countLoop(object);
     CHECK(counts.floats == 64 * steps);
-    // MUL pipe: products and broadcasts; ADD pipe: sums and addresses; either:
-    // five requests and the four results that are used more than once.
+    // MUL pipe: products and broadcasts; ADD pipe: sums and addresses; either pipe: five requests
+    // and the four results that are used more than once.
     const int ideal = (64 + 8 + 5 + 5 + 5) * steps / 2 + 1;
     MESSAGE(steps << " steps: " << counts.instructions << " instructions, ideal " << ideal << ", "
                   << counts.dual << " dual");

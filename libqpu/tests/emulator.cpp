@@ -1,4 +1,4 @@
-// The emulator: what programs compute.
+// Results of programs on the emulator.
 #include "error_facts.hpp"
 #include "tests/emulator_run.hpp"
 
@@ -7,7 +7,7 @@ using qpu::detail::hex;
 
 namespace {
 
-// What one instruction leaves in r2, with a in r0 and b in r1, and the flags.
+// The contents of r2 and the flags after one instruction, with a in r0 and b in r1.
 struct Outcome {
   std::uint32_t bits;
   std::string flags;
@@ -51,7 +51,7 @@ Outcome multiplies(MulOp op, std::uint32_t a, std::uint32_t b) {
 
 }  // namespace
 
-TEST_CASE("recorded results and flags") {
+TEST_CASE("results and flags match recorded ones") {
   struct Row {
     AddOp op;
     std::uint32_t a, b, result;
@@ -90,7 +90,7 @@ TEST_CASE("recorded results and flags") {
   }
 }
 
-TEST_CASE("integer operations and their carry") {
+TEST_CASE("integer operations set the carry flag") {
   CHECK(is(adds(AddOp::Add, 0xffffffff, 1), 0, "zc"));
   CHECK(is(adds(AddOp::Add, 0x7fffffff, 1), 0x80000000, "n"));
   CHECK(is(adds(AddOp::Sub, 1, 2), 0xffffffff, "nc"));
@@ -118,7 +118,7 @@ TEST_CASE("integer operations and their carry") {
   CHECK(is(adds(AddOp::Clz, 1, 0), 31, ""));
 }
 
-TEST_CASE("operations of the MUL pipe") {
+TEST_CASE("the MUL pipe executes its operations") {
   CHECK(is(multiplies(MulOp::FMul, 0x40400000, 0xbf000000), 0xbfc00000, "n"));
   CHECK(is(multiplies(MulOp::FMul, 0x7f800000, 0), 0, "z"));
   CHECK(is(multiplies(MulOp::FMul, 0x7f800001, 0xbf800000), 0xff800000, "n"));
@@ -135,7 +135,7 @@ TEST_CASE("operations of the MUL pipe") {
   CHECK(is(multiplies(MulOp::V8SubS, 0x10203040, 0x20203030), 0x00000010, ""));
 }
 
-TEST_CASE("both pipes at once read old values and write together") {
+TEST_CASE("both pipes read old values and write together") {
   Code code;
   code.set(toR(0), 5).set(toR(1), 7);
   code << both(move(toR(0), r(1)), mul(MulOp::V8Min, toR(1), r(0), r(0)));
@@ -145,13 +145,13 @@ TEST_CASE("both pipes at once read old values and write together") {
   CHECK(result.vector(1)[3] == 5);
 }
 
-TEST_CASE("conditions choose elements, and flags keep where they do not hold") {
+TEST_CASE("conditions select elements for writes and flags") {
   Code code;
   code << move(toR(0), ra(address::kElementNumber));
   code << flags(add(AddOp::Sub, to(address::kNop), r(0), imm(8)));  // N: 0..7
   code.set(toR(1), 100);
   code << add(AddOp::Add, toR(1), r(0), r(1), Cond::NSet);
-  // Where N: Z of element 3; element 8 keeps its Z.
+  // Where N is set: Z of element 3; element 8 keeps its Z.
   code << flags(add(AddOp::Sub, to(address::kNop), r(0), imm(3), Cond::NSet));
   code.set(toR(2), 0).set(toR(3), 0);
   code << move(toR(2), imm(1), Cond::ZSet) << move(toR(3), imm(1), Cond::NClear);
@@ -164,7 +164,7 @@ TEST_CASE("conditions choose elements, and flags keep where they do not hold") {
   }
 }
 
-TEST_CASE("flags come from the ADD pipe unless it does nothing, even under never") {
+TEST_CASE("flags come from the ADD pipe unless it is idle") {
   Code code;
   code.set(toR(0), 0).set(toR(1), 1);
   code << flags(move(to(address::kNop), r(0)));  // Z
@@ -181,7 +181,7 @@ TEST_CASE("flags come from the ADD pipe unless it does nothing, even under never
   CHECK(result.vector(1)[0] == 1);
 }
 
-TEST_CASE("small immediates, loads of immediates, element and QPU number") {
+TEST_CASE("immediates, element number and QPU number are read") {
   Code code;
   code << move(toR(0), imm(31)) << move(toR(1), imm(40)) << move(toR(2), imm(50));
   code.store(r(0)).store(r(1), 1).store(r(2), 2);
@@ -206,7 +206,7 @@ TEST_CASE("small immediates, loads of immediates, element and QPU number") {
   }
 }
 
-TEST_CASE("rotations") {
+TEST_CASE("rotations move elements") {
   Code code;
   code << move(toR(0), ra(address::kElementNumber)) << move(toA(1), ra(address::kElementNumber));
   const auto rotated = [](In in, int n) {
@@ -232,7 +232,7 @@ TEST_CASE("rotations") {
   }
 }
 
-TEST_CASE("uniforms, and a stream in memory") {
+TEST_CASE("uniforms come from the launch or from memory") {
   Setting setting;
   setting.uniforms = {{11, kIn + 8, 22}};
   for (std::uint32_t i = 0; i < 1024; ++i) setting.in[i] = 1000 + i;
@@ -249,17 +249,17 @@ TEST_CASE("uniforms, and a stream in memory") {
   CHECK(result.vector(2)[4] == 1041);
 }
 
-TEST_CASE("branches have three delay slots, conditions, and links") {
+TEST_CASE("branches have three delay slots, conditions and links") {
   Code code;
   code.set(toR(0), 5).set(toR(1), 0);
   const int loop = code.size();
   code << add(AddOp::Add, toR(1), r(1), r(0));
   code << flags(add(AddOp::Sub, toR(0), r(0), imm(1)));
   code << branch(8 * (loop - code.size() - 4), BranchCond::AnyZClear);
-  code << add(AddOp::Add, toR(1), r(1), imm(15));  // in every round
+  code << add(AddOp::Add, toR(1), r(1), imm(15));  // in every iteration
   code.nops(2);
   code.store(r(1));
-  // Over two instructions, with a link.
+  // Skips two instructions, with a link.
   Instruction over = branch(16);
   over.waddrAdd = 4;
   code << over;
@@ -267,7 +267,7 @@ TEST_CASE("branches have three delay slots, conditions, and links") {
   const auto linked = static_cast<std::uint32_t>(code.size());
   code.set(toR(1), 1).set(toR(1), 2);
   code.store(r(1), 1).store(ra(4), 2);
-  // To an address in a register.
+  // Branches to an address in a register.
   code.set(toA(5), 0);
   const std::size_t place = code.instructions.size() - 1;
   code << nop();
@@ -286,8 +286,8 @@ TEST_CASE("branches have three delay slots, conditions, and links") {
   CHECK(result.vector(3)[0] == 90);
 }
 
-TEST_CASE("every branch condition") {
-  // Flags of elements: N in 0..7, Z in 8, C (unsigned below) in 0..7.
+TEST_CASE("every branch condition is evaluated") {
+  // Flags of the elements: N in 0..7, Z in 8, C (unsigned below) in 0..7.
   const std::vector<std::pair<BranchCond, bool>> all = {
       {BranchCond::AllZSet, false},  {BranchCond::AllZClear, false}, {BranchCond::AnyZSet, true},
       {BranchCond::AnyZClear, true}, {BranchCond::AllNSet, false},   {BranchCond::AllNClear, false},
@@ -304,7 +304,7 @@ TEST_CASE("every branch condition") {
   }
 }
 
-TEST_CASE("gathers from both TMUs come in the order of their requests") {
+TEST_CASE("gathers from both TMUs return in request order") {
   Setting setting;
   for (std::uint32_t i = 0; i < 1024; ++i) setting.in[i] = i;
   Code code;
@@ -315,7 +315,7 @@ TEST_CASE("gathers from both TMUs come in the order of their requests") {
   code << nop() << nop();
   for (int n = 0; n < 4; ++n) {
     code << move(to(address::kTmu0S), r(0));
-    code << add(AddOp::Add, toR(0), r(0), imm(4));  // not aligned to lines
+    code << add(AddOp::Add, toR(0), r(0), imm(4));  // not aligned to cache lines
     code << move(to(address::kTmu1S), r(0));
     code << add(AddOp::Add, toR(0), r(0), r(1));
   }
@@ -325,7 +325,7 @@ TEST_CASE("gathers from both TMUs come in the order of their requests") {
     code << signal(Signal::LoadTmu1);
     code.store(r(4), 2 * n + 1);
   }
-  // Scattered, low bits ignored.
+  // Scattered addresses; the low bits are ignored.
   code << mul(MulOp::Mul24, toR(0), ra(address::kElementNumber), ra(address::kElementNumber));
   code << add(AddOp::Shl, toR(0), r(0), imm(2));
   code.set(toR(1), kIn + 3);
@@ -341,7 +341,7 @@ TEST_CASE("gathers from both TMUs come in the order of their requests") {
   for (std::uint32_t e = 0; e < 16; ++e) CHECK(result.vector(8)[e] == e * e);
 }
 
-TEST_CASE("special functions arrive in r4 for the third instruction") {
+TEST_CASE("SFU results are in r4 for the third instruction") {
   Code code;
   for (int n = 0; n < 4; ++n) {
     code.set(toR(0), 0x40800000);
@@ -359,7 +359,7 @@ TEST_CASE("special functions arrive in r4 for the third instruction") {
   }
 }
 
-TEST_CASE("DMA moves blocks both ways") {
+TEST_CASE("DMA moves blocks in both directions") {
   Setting setting;
   for (std::uint32_t i = 0; i < 1024; ++i) setting.in[i] = i;
   Code code;
@@ -371,7 +371,7 @@ TEST_CASE("DMA moves blocks both ways") {
     code << nop();
   }
   for (int n = 0; n < 4; ++n) code.store(r(n), n);
-  // The same rows with gaps, and without their ends.
+  // The same rows with gaps, and without their last words.
   code.set(toB(address::kVpmSetup), storeStride(64 + 8));
   code.dmaStore(storeSetup(4, 14, 8, 1), kOut + 4 * 256);
   code.end();
@@ -384,7 +384,7 @@ TEST_CASE("DMA moves blocks both ways") {
   CHECK(result.report.memoryWriteBytes == 4 * 64 + 4 * 56);
 }
 
-TEST_CASE("QPUs pass data by a semaphore") {
+TEST_CASE("QPUs pass data with a semaphore") {
   Code code;
   code << move(toR(0), ra(kUniform));
   code << flags(move(to(address::kNop), r(0)));
@@ -406,7 +406,7 @@ TEST_CASE("QPUs pass data by a semaphore") {
   CHECK(run(code, setting).vector()[0] == 42);
 }
 
-TEST_CASE("the host interrupt") {
+TEST_CASE("a program raises the host interrupt") {
   Code code;
   code.end();
   CHECK(!run(code).report.hostInterrupt);
@@ -415,8 +415,8 @@ TEST_CASE("the host interrupt") {
   CHECK(run(other).report.hostInterrupt);
 }
 
-TEST_CASE("packs of file A") {
-  // The register holds 0x11223344 before.
+TEST_CASE("packs write parts of a register of file A") {
+  // The register holds 0x11223344 before the write.
   const auto pack = [](int mode, const Instruction& i, std::uint32_t a, std::uint32_t b) {
     Code code;
     code.set(toR(0), a).set(toR(1), b).set(toA(5), 0x11223344);
@@ -446,7 +446,7 @@ TEST_CASE("packs of file A") {
   CHECK(whole(14, 0x80000000) == 0x11003344);
   CHECK(whole(15, 255) == 0xff223344);
 
-  // Signed overflow: a limit by the sign of b, and-ed with the clamped sum in clamping modes.
+  // Signed overflow: the limit given by the sign of b, ANDed with the clamped sum in clamping modes.
   const auto sum = [&](int mode, std::uint32_t a, std::uint32_t b) {
     return pack(mode, add(AddOp::Add, toA(5), r(0), r(1)), a, b);
   };
@@ -463,7 +463,7 @@ TEST_CASE("packs of file A") {
   CHECK(pack(8, add(AddOp::Sub, toA(5), r(0), r(1)), 0x80000000, 1) == 0x7fffffff);
   CHECK(pack(8, mul(MulOp::Mul24, toA(5), r(0), r(1)), 0xffffff, 0xffffff) == 0xfe000001);
 
-  // Float results become halves.
+  // Float results are converted to halves.
   const auto floats = [&](int mode, std::uint32_t a) {
     return pack(mode, add(AddOp::FMax, toA(5), r(0), r(0)), a, 0);
   };
@@ -478,7 +478,7 @@ TEST_CASE("packs of file A") {
   CHECK(floats(12, 0x3f8000ab) == 0x112233ff);
   CHECK(pack(1, mul(MulOp::FMul, toA(5), r(0), r(0)), 0x40000000, 0) == 0x11224400);
 
-  // Flags are those of the whole result.
+  // The flags are those of the unpacked result.
   Code code;
   code.set(toR(0), 0x80000000).set(toR(1), 0);
   code << packed(1, flags(move(toA(5), r(0))));
@@ -487,7 +487,7 @@ TEST_CASE("packs of file A") {
   CHECK(run(code).vector()[0] == 1);
 }
 
-TEST_CASE("packs under conditions and in loads of immediates") {
+TEST_CASE("packs apply under conditions and to immediates") {
   Code code;
   code.set(toA(5), 0x11223344);
   code << flags(add(AddOp::Sub, to(address::kNop), ra(address::kElementNumber), imm(4)));
@@ -500,7 +500,7 @@ TEST_CASE("packs under conditions and in loads of immediates") {
   for (std::size_t e = 0; e < 16; ++e) CHECK(v[e] == (e < 4 ? 0x1122ab44 : 0x11223344));
 }
 
-TEST_CASE("colours") {
+TEST_CASE("colour packs convert floats to bytes") {
   const auto colour = [](int mode, std::uint32_t a) {
     Code code;
     code.set(toR(0), a).set(toB(5), 0x11223344).set(toR(1), 0x3f800000);
@@ -518,7 +518,7 @@ TEST_CASE("colours") {
   CHECK(colour(7, 0) == 0x00223344);
 }
 
-TEST_CASE("unpacks of file A and of r4") {
+TEST_CASE("unpacks read parts of file A and r4") {
   const auto unpack = [](int mode, const Instruction& i, std::uint32_t a) {
     Code code;
     code.set(toA(5), a).set(toR(1), 0) << nop();
@@ -548,7 +548,7 @@ TEST_CASE("unpacks of file A and of r4") {
   CHECK(floats(4, 127) == 0x3efefefe);
   CHECK(floats(5, 0x8000) == 0x3f008080);
   CHECK(floats(7, 0xff000000) == 0x3f800000);
-  // A float operation in either pipe decides.
+  // A float operation in either pipe selects the float conversion.
   CHECK(unpack(1, mul(MulOp::FMul, toR(0), ra(5), imm(32)), 0x3c00) == 0x3f800000);
   CHECK(unpack(1, add(AddOp::FtoI, toR(0), ra(5), ra(5)), 0x4400) == 4);
 
@@ -570,13 +570,13 @@ TEST_CASE("unpacks of file A and of r4") {
   CHECK(r4(7) == 0x3f008080);
 }
 
-TEST_CASE("writes to r5") {
+TEST_CASE("writes to r5 copy one element or one per four") {
   Code code;
   code << move(to(address::kR5), ra(address::kElementNumber)) << nop();
   code.store(r(5));
   code << move(toB(address::kR5), ra(address::kElementNumber)) << nop();
   code.store(r(5), 1);
-  // The condition of the element copied from decides: it holds for 8 and up.
+  // The condition of the copied element counts: it holds for elements from 8 on.
   code << flags(add(AddOp::Sub, to(address::kNop), ra(address::kElementNumber), imm(8)));
   code << move(to(address::kR5), imm(9), Cond::NClear) << nop();
   code.store(r(5), 2);
@@ -592,8 +592,8 @@ TEST_CASE("writes to r5") {
   }
 }
 
-TEST_CASE("vectors in the VPM, all modes") {
-  // Written in the mode, the whole window read back by DMA.
+TEST_CASE("VPM vectors are read and written in all modes") {
+  // Writes in this mode, and reads the whole window back by DMA.
   const auto window = [](std::uint32_t setup) {
     Code code;
     code.set(toR(0), 0x01010101);
@@ -638,7 +638,7 @@ TEST_CASE("vectors in the VPM, all modes") {
       expected[word] |= (value(e) & mask) << (m.bits == 32 ? 0 : m.bits * within);
     }
     CHECK(out == expected);
-    // Reading in the mode gives the parts back.
+    // Reading in the same mode returns the parts.
     Code code;
     code.set(toA(address::kVpmSetup), m.base | (at * parts + part) | 1U << 20U);
     code.set(toR(0), 0x01010101);
@@ -653,7 +653,7 @@ TEST_CASE("vectors in the VPM, all modes") {
   }
 }
 
-TEST_CASE("the windows move by their strides and wrap") {
+TEST_CASE("VPM windows advance by their stride and wrap") {
   Code code;
   code.set(toB(address::kVpmSetup), 0xa00 | 62 | 1U << 12U);
   for (int n = 0; n < 4; ++n) code.set(to(address::kVpm), 100U + static_cast<std::uint32_t>(n));
@@ -671,7 +671,7 @@ TEST_CASE("the windows move by their strides and wrap") {
   CHECK(result.vector(65)[0] == 101);
 }
 
-TEST_CASE("DMA along columns, of blocks, halves and bytes") {
+TEST_CASE("DMA handles columns, blocks, halves and bytes") {
   Setting setting;
   for (std::uint32_t i = 0; i < 1024; ++i) setting.in[i] = 0x01000000 * i + 0x10000 * i + i;
   const auto window = [&](const std::vector<std::uint32_t>& setups, std::uint32_t from = kIn) {
@@ -683,15 +683,15 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
     return run(code, setting).out;
   };
   const auto in = [&](std::uint32_t n) { return setting.in[n]; };
-  // Three memory rows of five words down one column, six VPM rows apart.
+  // Three memory rows of five words into one column, six VPM rows apart.
   Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 6)});
   for (std::uint32_t row = 0; row < 3; ++row)
     for (std::uint32_t j = 0; j < 5; ++j)
       CHECK(out[16 * (7 + 6 * row + j) + 2] == in(16 * row + j));
-  // Sixteen rows of one word are a vector that stands upright.
+  // Sixteen rows of one word form a vertical vector.
   out = window({loadPitch(4), loadSetup(16, 1, 32, 0, false, 1)});
   for (std::uint32_t row = 0; row < 16; ++row) CHECK(out[16 * (32 + row)] == in(row));
-  // Read and stored upright again, each word as a row of its own.
+  // Reads the vector and stores it vertically again, each word as a row.
   {
     Code code;
     code.set(toA(address::kVpmSetup), loadPitch(4)).dmaLoad(loadSetup(16, 1, 16, 3, false, 1), kIn);
@@ -704,7 +704,7 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
     const Words doubled = run(code, setting).out;
     for (std::uint32_t e = 0; e < 16; ++e) CHECK(doubled[e] == 2 * in(e));
   }
-  // Halves: three units each, the second memory row one word and a half further down.
+  // Halves: three units each; the second memory row is one and a half words further down.
   out = window({loadPitch(64), loadSetup(2, 3, 20, 6, false, 3, 2)});
   for (std::uint32_t row = 0; row < 2; ++row)
     for (std::uint32_t j = 0; j < 3; ++j) {
@@ -712,27 +712,27 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
       CHECK((out[16 * (20 + n / 2) + 6] >> 16 * (n % 2) & 0xffffU) ==
             (in(16 * row + j / 2) >> 16 * (j % 2) & 0xffffU));
     }
-  // MPITCH: 8 * 2^3 bytes from row to row. VPITCH 0 means 16.
+  // MPITCH: 8 * 2^3 bytes between rows. VPITCH 0 means 16.
   out = window({loadSetup(2, 16, 3, 0, true, 0) | 3U << 24U});
   for (std::uint32_t j = 0; j < 16; ++j) {
     CHECK(out[16 * 3 + j] == in(j));
     CHECK(out[16 * 19 + j] == in(16 + j));
   }
-  // Halves from the upper half of word 4 on.
+  // Halves starting at the upper half of word 4.
   out = window({loadSetup(1, 7, 9, 4, true, 1, 3)}, kIn + 2);
   for (std::uint32_t j = 0; j < 7; ++j) {
     const std::uint32_t half = (in((j + 1) / 2) >> 16 * ((j + 1) % 2)) & 0xffffU;
     CHECK((out[16 * 9 + 4 + (j + 1) / 2] >> 16 * ((j + 1) % 2) & 0xffffU) == half);
   }
   CHECK((out[16 * 9 + 4] & 0xffffU) == 0);
-  // Bytes: two rows, the second a VPM row further (4 units).
+  // Bytes: two rows, the second one VPM row further (4 units).
   out = window({loadPitch(64), loadSetup(2, 6, 9, 0, true, 4, 4)}, kIn + 1);
   for (std::uint32_t row = 0; row < 2; ++row)
     for (std::uint32_t j = 0; j < 6; ++j) {
       const std::uint32_t b = in(16 * row + (j + 1) / 4) >> 8 * ((j + 1) % 4) & 0xffU;
       CHECK((out[16 * (9 + row) + j / 4] >> 8 * (j % 4) & 0xffU) == b);
     }
-  // And back: a column, a packed block, halves.
+  // The other direction: a column, a packed block, halves.
   Code code;
   code.set(toA(address::kVpmSetup), loadPitch(64)).dmaLoad(loadSetup(16, 16, 0), kIn);
   code.dmaStore(storeSetup(1, 16, 0, 3, false), kOut);
@@ -753,8 +753,8 @@ TEST_CASE("DMA along columns, of blocks, halves and bytes") {
     }
 }
 
-TEST_CASE("a barrier of 12 QPUs") {
-  // Each writes its row; after the barrier each stores the next one's.
+TEST_CASE("a barrier synchronises 12 QPUs") {
+  // Each QPU writes its row; after the barrier it stores the row of the next QPU.
   Code code;
   code << move(toR(0), ra(kUniform)) << move(toR(3), ra(kUniform));
   code.set(toR(1), 0xa00);
@@ -783,8 +783,8 @@ TEST_CASE("a barrier of 12 QPUs") {
     CHECK(result.vector(q)[7] == static_cast<std::uint32_t>((q + 1) % 12));
 }
 
-TEST_CASE("the mutex lets one QPU through at a time") {
-  // A sum in one VPM row, read, added to and written under the mutex.
+TEST_CASE("the mutex admits one QPU at a time") {
+  // A sum in one VPM row, which is read, increased and written under the mutex.
   Code code;
   code << readA(address::kMutex);
   code.set(toA(address::kVpmSetup), rows32(0, 1)).nops(3);

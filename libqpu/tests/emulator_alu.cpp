@@ -1,6 +1,5 @@
-// The emulator's vector operations against the arithmetic of single elements that
-// the interpreter uses: on x86 the common case takes another way, so every kind of
-// operand has to come by.
+// Compares the emulator's vector operations with the arithmetic on single elements that the interpreter
+// uses. On x86 the common case has separate code, so the operands cover all cases.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -32,8 +31,8 @@ Word exactFmul(Word a, Word b) {
   return top ? interp::fmulTop(a, b) : interp::fmul(a, b);
 }
 
-// Zeros, denormals, the least and greatest of each kind, powers of two and their
-// neighbours, Inf and NaN, of both signs.
+// Zeros, denormals, the least and greatest of each kind, powers of two and their neighbours, Inf and
+// NaN, with both signs.
 std::vector<Word> specials() {
   std::vector<Word> all;
   for (const Word exponent : {0U, 1U, 2U, 23U, 24U, 25U, 63U, 102U, 103U, 104U, 126U, 127U, 128U,
@@ -47,8 +46,8 @@ std::vector<Word> specials() {
   return all;
 }
 
-// Vectors of operands: all pairs of specials, then random ones whose exponents
-// are often close, so that sums cancel, and products near the limits.
+// Vectors of operands: all pairs of special values, then random ones. The exponents of the random ones
+// are often similar, so that sums cancel, and some products are near the limits.
 template <typename F>
 void everyPair(F f) {
   const std::vector<Word> some = specials();
@@ -105,7 +104,7 @@ void compareAdd(const char* name, AddOp op, const Reference& reference) {
 
 }  // namespace
 
-TEST_CASE("float sums, differences and products") {
+TEST_CASE("float sums, differences and products match") {
   compareAdd("fadd", AddOp::FAdd, exactFadd);
   compareAdd("fsub", AddOp::FSub, exactFsub);
   compare(
@@ -114,19 +113,19 @@ TEST_CASE("float sums, differences and products") {
       exactFmul);
 }
 
-TEST_CASE("conversions") {
+TEST_CASE("conversions match") {
   compareAdd("ftoi", AddOp::FtoI, [](Word a, Word) { return interp::ftoi(a); });
   compareAdd("itof", AddOp::ItoF, [](Word a, Word) { return interp::itof(a); });
 }
 
-TEST_CASE("minima and maxima") {
+TEST_CASE("minima and maxima match") {
   compareAdd("fmin", AddOp::FMin, interp::fmin);
   compareAdd("fmax", AddOp::FMax, interp::fmax);
   compareAdd("fminabs", AddOp::FMinAbs, interp::fminabs);
   compareAdd("fmaxabs", AddOp::FMaxAbs, interp::fmaxabs);
 }
 
-TEST_CASE("special functions do not see the rounding of the QPU") {
+TEST_CASE("QPU rounding does not affect special functions") {
   const auto reference = {interp::recip, interp::recipSqrt, interp::exp2, interp::log2};
   std::uint8_t address = qpu::isa::address::kSfuRecip;
   for (Word (*const f)(Word) : reference) {
@@ -145,7 +144,7 @@ TEST_CASE("special functions do not see the rounding of the QPU") {
   }
 }
 
-TEST_CASE("the host's rounding comes back") {
+TEST_CASE("the host's rounding mode is restored") {
   volatile float one = 1.0F;
   volatile float small = 0x1p-24F;
   {
@@ -158,7 +157,7 @@ TEST_CASE("the host's rounding comes back") {
   CHECK(-one - small * 1.5F == -1.0F - 0x1p-23F);
 }
 
-TEST_CASE("masks of elements") {
+TEST_CASE("element masks match") {
   everyPair([](const Vector& a, const Vector& b) {
     Mask n = 0, z = 0, borrow = 0, over = 0;
     Vector sum{}, difference{};

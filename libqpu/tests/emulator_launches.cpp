@@ -1,4 +1,4 @@
-// Launches one after the other and at once: none meets anything of another.
+// Consecutive and concurrent launches do not affect each other.
 #include <future>
 #include <string>
 #include <thread>
@@ -23,7 +23,7 @@ Setting on(std::uint32_t qpus, const qpu::emu::Board& board) {
   return setting;
 }
 
-// r0 <- the addresses of the 16 words from `first` on.
+// Loads the addresses of the 16 words from `first` into r0.
 Code vectorAt(std::uint32_t first) {
   Code code;
   code << add(AddOp::Shl, toR(0), ra(address::kElementNumber), imm(2));
@@ -31,8 +31,8 @@ Code vectorAt(std::uint32_t first) {
   return code;
 }
 
-// Every register, flag and row of the VPM gets a value; memory is read through both TMUs
-// and stored to under the mutex, semaphores pass from QPU to QPU.
+// Writes every register, flag and VPM row, reads memory through both TMUs, stores to memory under the
+// mutex, and passes semaphores between the QPUs.
 Work everything(std::uint32_t qpus, const qpu::emu::Board& board) {
   Code code;
   code << add(AddOp::Shl, toR(0), ra(address::kElementNumber), imm(2));
@@ -53,7 +53,7 @@ Work everything(std::uint32_t qpus, const qpu::emu::Board& board) {
   return {code.end(), on(qpus, board)};
 }
 
-// What is there before anything is written: registers, a row of the VPM.
+// Stores the initial contents of registers and of a VPM row.
 Work untouched() {
   Code code;
   code.dmaStore(storeSetup(1, 16, 7), kOut);
@@ -61,7 +61,7 @@ Work untouched() {
   return {code.end(), on(1, qpu::emu::kPi3)};
 }
 
-// Loads what is not in any cache yet, and stores there.
+// Loads words that are not in a cache, and stores to their addresses.
 Work readThenWrite() {
   Code code = vectorAt(kIn);
   code.tmuLoad(r(0)) << move(toR(2), r(4));
@@ -86,17 +86,17 @@ Work profiled() {
   return work;
 }
 
-// Ends with the mutex held, a semaphore up, a result in the TMU and a DMA running.
+// Ends with the mutex held, a semaphore incremented, a result in the TMU and a DMA transfer running.
 void failInTheMiddle() {
   Code code;
   code.set(toR(0), kIn) << move(to(address::kTmu0S), r(0)) << semaphore(2, false);
   code << readA(address::kMutex);
   code.set(toB(address::kVpmSetup), storeSetup(1, 16, 0)).set(toB(address::kDmaAddress), kOut);
-  CHECK(contains(failure(code.end(), on(1, qpu::emu::kPi2)), "the program ends while a DMA"));
+  CHECK(contains(failure(code.end(), on(1, qpu::emu::kPi2)), "the program ends without waiting for a DMA"));
 }
 
 Result alone(const Work& work) {
-  // Of a thread that never launched anything.
+  // In a thread that has not launched anything before.
   return std::async(std::launch::async, [&] { return run(work.code, work.setting); }).get();
 }
 
@@ -121,7 +121,7 @@ void checkEqual(const Result& a, const Result& b) {
 
 }  // namespace
 
-TEST_CASE("a launch finds nothing that one before it left") {
+TEST_CASE("a launch does not see the state of an earlier one") {
   const std::vector<Work> works = {
       untouched(),     everything(12, qpu::emu::kPi1), readThenWrite(), readOutput(),
       writeThenRead(), everything(5, qpu::emu::kPi3),  profiled(),      everything(1, qpu::emu::kPiZero2)};
@@ -142,20 +142,20 @@ TEST_CASE("a launch finds nothing that one before it left") {
   for (int n = 1; n <= 5; ++n) CHECK(expected[0].vector(n) == undefined);
 }
 
-TEST_CASE("an error comes again each time, and is not met by the next launch") {
+TEST_CASE("errors repeat, and do not affect the next launch") {
   Code stale = vectorAt(kOut + 64 * 3);
   stale.tmuLoad(r(0)) << move(toR(2), r(4));
   stale.store(r(2), 3).tmuLoad(r(0)) << add(AddOp::Add, toR(2), r(4), r(4));
   stale.end();
   const Result expected = alone(writeThenRead());
   for (int n = 0; n < 3; ++n) {
-    CHECK(contains(failure(stale), "after a cache had fetched its line"));
+    CHECK(contains(failure(stale), "after a cache had fetched its cache line"));
     const Work next = writeThenRead();
     checkEqual(run(next.code, next.setting), expected);
   }
 }
 
-TEST_CASE("launches at once share a prepared program") {
+TEST_CASE("concurrent launches share a prepared program") {
   const Work work = everything(4, qpu::emu::kPi3);
   const Result expected = alone(work);
   std::vector<qpu::isa::Word> words;
@@ -185,14 +185,14 @@ TEST_CASE("launches at once share a prepared program") {
   for (auto& t : threads) CHECK(t.get());
 }
 
-TEST_CASE("a jump that breaks a rule is an error, whether or not the branch says where it goes") {
+TEST_CASE("an invalid jump is an error for any kind of target") {
   for (const bool byRegister : {false, true}) {
     CAPTURE(byRegister);
     for (const bool breaks : {true, false}) {
       CAPTURE(breaks);
       Code code;
       code.set(toA(1), 0) << nop();
-      // Over the two instructions after the delay slots.
+      // Skips the two instructions after the delay slots.
       Instruction jump = branch(16);
       jump.branchRegister = byRegister;
       jump.branchRegisterA = 1;

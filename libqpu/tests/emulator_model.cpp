@@ -1,5 +1,5 @@
-// The emulator's cycle model: what it is made from comes out again, and a run
-// depends on its inputs alone.
+// The emulator's cycle model reproduces the measurements that it is based on, and a run depends on its
+// inputs alone.
 #include <algorithm>
 
 #include "emu/model.hpp"
@@ -16,7 +16,7 @@ double megabytesPerSecond(std::uint64_t bytes, const Report& report) {
   return static_cast<double>(bytes) / report.seconds(kPi1) * 1e-6;
 }
 
-// One QPU that stores (loads) the same rows again and again, waiting each time.
+// One QPU that stores (loads) the same rows repeatedly, and waits each time.
 double dmaRate(bool load, int rows, int words = 16) {
   Code code;
   const auto setup = toA(address::kVpmSetup);
@@ -38,7 +38,7 @@ double dmaRate(bool load, int rows, int words = 16) {
       run(code, setting).report);
 }
 
-// Reads `lines` lines, `bytes` apart, twice, each load waited for; in r2 the address.
+// Reads `lines` lines that are `bytes` apart, twice, and waits for each load. The address is in r2.
 Report reads(int lines, std::uint32_t bytes) {
   Code code;
   code.set(toR(1), bytes).set(toR(3), 2);
@@ -57,7 +57,7 @@ Report reads(int lines, std::uint32_t bytes) {
   return run(code, setting).report;
 }
 
-// 12 QPUs that read their part of 3 MB, four requests of 16 words in flight.
+// 12 QPUs that read their part of 3 MB, with four requests of 16 words in flight.
 Code stream(int lines) {
   Code code;
   code << add(AddOp::Shl, toR(2), ra(address::kElementNumber), imm(2));
@@ -94,39 +94,39 @@ bool near(double value, double expected) {
 
 }  // namespace
 
-TEST_CASE("the published rates of DMA come out") {
-  // Sugizaki's, less the two or three instructions between a wait and the next start.
+TEST_CASE("the model reproduces published DMA rates") {
+  // Sugizaki's rates, without the two or three instructions between a wait and the next start.
   CHECK(near(dmaRate(false, 1), 300 * 213.0 / 245));
   CHECK(near(dmaRate(false, 64), 1090));
   CHECK(near(dmaRate(true, 1), 200 * 80.0 / 89));
   CHECK(near(dmaRate(true, 16), 690));
-  // 16 rows of one word, as QPULib stores a vector: its HeatMap takes 618 ns for each.
+  // 16 rows of one word, as QPULib stores a vector: its HeatMap takes 618 ns per vector.
   CHECK(near(dmaRate(false, 16, 1), 64 / 0.65));
 }
 
-TEST_CASE("rates of DMA follow the memory's clock, not the V3D's") {
+TEST_CASE("DMA rates follow the memory clock, not the V3D clock") {
   using qpu::emu::kPi3;
   CHECK(kPi3.loadNs == doctest::Approx(kPi1.loadNs * 400 / 450));
   CHECK(kPi3.storeNs == doctest::Approx(kPi1.storeNs * 400 / 450));
   CHECK(kPi3.clocksOfNs(kPi3.loadNs) > 1.4 * kPi1.clocksOfNs(kPi1.loadNs));
 }
 
-TEST_CASE("loads cost by where their line is") {
-  // Clocks of a round are those of the instructions and the stall; the first time
-  // round comes from memory.
+TEST_CASE("the cost of a load depends on where its line is") {
+  // An iteration takes the clocks of its instructions and of the stall. The lines of the first pass
+  // come from memory.
   const int lines = 32;
   const Report near4k = reads(lines, 64);
   CHECK(near4k.stalledOnTmu / lines == (80 - 4) + (36 - 4));
   const Report apart = reads(lines, 4096 + 64);  // fits L1 and L2
   CHECK(apart.stalledOnTmu == near4k.stalledOnTmu);
-  const Report conflict = reads(2, 4096);  // evict each other from L1 alone
+  const Report conflict = reads(2, 4096);  // lines that evict each other from L1 only
   CHECK(conflict.stalledOnTmu / 2 == (80 - 4) + (48 - 4));
   const Report large = reads(2048, 64);  // 128 KB
   CHECK(large.stalledOnTmu / 2048 == 2 * (80 - 4));
   CHECK(large.memoryReadBytes >= 2 * 128 * 1024);
 }
 
-TEST_CASE("the bus limits what 12 QPUs read, and latency what one does") {
+TEST_CASE("12 QPUs are limited by the bus, one by latency") {
   const std::uint32_t lines = 500;
   const Report all = run(stream(lines), streamSetting(12, lines)).report;
   CHECK(near(megabytesPerSecond(all.tmuBytes, all), 1600));
@@ -149,11 +149,11 @@ TEST_CASE("an instruction takes four clocks") {
   const Report report = run(code, setting).report;
   CHECK(report.instructions == 5 * rounds + 4);
   CHECK(report.clocks == 4 * report.instructions + report.stalledOnOther);
-  CHECK(report.stalledOnOther == 2 * 80);  // two lines of instructions
+  CHECK(report.stalledOnOther == 2 * 80);  // two cache lines of instructions
   CHECK(report.seconds(kPi1) == doctest::Approx(static_cast<double>(report.clocks) / 250e6));
 }
 
-TEST_CASE("code beyond the instruction cache is fetched again and again") {
+TEST_CASE("code beyond the instruction cache is fetched repeatedly") {
   const auto stalls = [](int size) {
     Code code;
     code.set(toR(0), 10);
@@ -169,7 +169,7 @@ TEST_CASE("code beyond the instruction cache is fetched again and again") {
   CHECK(stalls(1000) > 10 * 100 * 20);
 }
 
-TEST_CASE("profiles say where the clocks go") {
+TEST_CASE("profiles attribute clocks to instructions") {
   Code code;
   code.set(toR(0), kIn) << move(to(address::kTmu0S), r(0)) << signal(Signal::LoadTmu0) << nop();
   code.end();
@@ -185,7 +185,7 @@ TEST_CASE("profiles say where the clocks go") {
   CHECK(run(code, setting).report.clocks == report.clocks);
 }
 
-TEST_CASE("a run is the same each time") {
+TEST_CASE("repeated runs take the same clocks") {
   const Report first = run(stream(100), streamSetting(7, 100)).report;
   for (int n = 0; n < 3; ++n) {
     const Report again = run(stream(100), streamSetting(7, 100)).report;
@@ -198,7 +198,7 @@ TEST_CASE("a run is the same each time") {
 
 namespace {
 
-// A Pi 1 that costs nothing but what a test is about.
+// A Pi 1 on which nothing costs time, except what a test sets.
 qpu::emu::Board bare() {
   qpu::emu::Board b = kPi1;
   b.vpmPortClocks = b.semaphoreClocks = b.pageMissNs = 0;
@@ -216,7 +216,7 @@ Report onBoard(const Code& code, const qpu::emu::Board& board, std::uint32_t qpu
 
 }  // namespace
 
-TEST_CASE("QPUs share the port of the VPM") {
+TEST_CASE("QPUs share the VPM port") {
   const int vectors = 16 * 20;
   Code code;
   code << move(toR(0), ra(kUniform));
@@ -231,7 +231,7 @@ TEST_CASE("QPUs share the port of the VPM") {
   const auto clocks = [&](std::uint32_t qpus) { return onBoard(code, board, qpus).clocks; };
   const auto free = clocks(12);
   const auto alone = clocks(1);
-  board.vpmPortClocks = 4;  // what one QPU needs for an instruction
+  board.vpmPortClocks = 4;  // the time in which a QPU executes an instruction
   CHECK(clocks(1) == alone);
   CHECK(clocks(12) >= 12 * 4 * vectors);
   CHECK(free < 12 * 4 * vectors / 2);
@@ -239,7 +239,7 @@ TEST_CASE("QPUs share the port of the VPM") {
   CHECK(clocks(1) - alone >= 4 * 14 * 20);
 }
 
-TEST_CASE("a QPU that waits for a semaphore goes on later") {
+TEST_CASE("waiting for a semaphore takes time") {
   const int rounds = 50;
   Code code;
   code.set(toR(1), rounds) << flags(move(toR(0), ra(kUniform)));
@@ -264,7 +264,7 @@ TEST_CASE("a QPU that waits for a semaphore goes on later") {
   CHECK(after - before <= rounds * 10 * 2 * 25);
 }
 
-TEST_CASE("opening a page of the SDRAM takes time") {
+TEST_CASE("opening an SDRAM page takes time") {
   const auto apart = [](const qpu::emu::Board& board, std::uint32_t bytes) {
     Code code;
     code.set(toR(1), bytes).set(toR(2), kIn).set(toR(3), 64);
@@ -282,7 +282,7 @@ TEST_CASE("opening a page of the SDRAM takes time") {
   CHECK(apart(board, kSameBank) - apart(board, 64) >= 62 * 10);
 }
 
-TEST_CASE("each parameter's value lies in its range") {
+TEST_CASE("each parameter's value is within its range") {
   using qpu::emu::Bound;
   for (const char* const name : {"pi1", "zero", "pi2", "pi3", "zero2"}) {
     INFO(name);
@@ -312,7 +312,7 @@ TEST_CASE("model files replace parameters") {
   CHECK(board.loadNs == qpu::emu::kPi3.loadNs);
 }
 
-TEST_CASE("model files that are wrong are refused with the line") {
+TEST_CASE("errors in model files name the line") {
   const auto fault = [](const std::string& text, bool chosen = false) {
     qpu::emu::Board board = kPi1;
     try {
@@ -337,7 +337,7 @@ TEST_CASE("model files that are wrong are refused with the line") {
   CHECK(contains(fault("board = pi3", true), "is for board pi3, and QPU_BOARD is pi1"));
 }
 
-TEST_CASE("boards") {
+TEST_CASE("boards are found by name") {
   CHECK(qpu::emu::findBoard("pi3") == &qpu::emu::kDefaultBoard);
   CHECK(qpu::emu::findBoard("pi4") == nullptr);
   CHECK(qpu::emu::findBoard("pi1")->peakFlops() == 24e9);

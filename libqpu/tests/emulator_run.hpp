@@ -13,12 +13,14 @@
 #include "emu/emulator.hpp"
 #include "qpu/error.h"
 #include "tests/isa_build.hpp"
+#include "tests/support.hpp"
 
 namespace emulator_run {
 
 using namespace isa_build;
 using qpu::emu::Launch;
 using qpu::emu::Report;
+using test::contains;
 using Words = std::vector<std::uint32_t>;
 using Vector16 = std::array<std::uint32_t, 16>;
 
@@ -42,7 +44,7 @@ inline std::uint32_t loadSetup(int rows, int length, int y, int x = 0, bool hori
                                                 (horizontal ? 0 : 1 << 11) | y << 4 | x);
 }
 inline std::uint32_t loadPitch(int bytes) { return 9U << 28U | static_cast<std::uint32_t>(bytes); }
-// Horizontal words, stride 1, from row y on.
+// Horizontal words, stride 1, starting at row y.
 inline std::uint32_t rows32(int y, int number = 0) {
   return 0x1a00U | static_cast<std::uint32_t>(y | number << 20);
 }
@@ -58,18 +60,18 @@ class Code {
     return *this;
   }
   int size() const { return static_cast<int>(instructions.size()); }
-  // Relative branch to instruction `target`, with its delay slots.
+  // Adds a relative branch to instruction `target`, with its delay slots.
   Code& branchTo(int target, BranchCond cond = BranchCond::Always) {
     *this << branch(8 * (target - size() - 4), cond);
     return nops(3);
   }
-  // r4 <- the words at address r `base`; r0..r3 keep.
+  // Loads the words at `addresses` into r4; r0..r3 are unchanged.
   Code& tmuLoad(In addresses, int unit = 0) {
     *this << move(to(unit == 0 ? address::kTmu0S : address::kTmu1S), addresses);
     return *this << signal(unit == 0 ? Signal::LoadTmu0 : Signal::LoadTmu1);
   }
   Code& set(Out out, std::uint32_t value) { return *this << load(out, value); }
-  // One vector to kOut + 64 * n through VPM row 0.
+  // Stores one vector at kOut + 64 * n, through VPM row 0.
   Code& store(In value, int n = 0) {
     set(toB(address::kVpmSetup), rows32(0));
     *this << move(to(address::kVpm), value);
@@ -142,22 +144,10 @@ inline Result run(const Code& code, Setting setting = {}) {
   return result;
 }
 
-// The text of the exception of kind E.
+// The text of the exception of type E.
 template <typename E = qpu::ExecutionError>
 std::string failure(const Code& code, Setting setting = {}) {
-  try {
-    (void)run(code, std::move(setting));
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    FAIL("another exception: " << e.what());
-  }
-  FAIL("no exception");
-  return {};
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
+  return test::thrown<E>([&] { (void)run(code, std::move(setting)); });
 }
 
 }  // namespace emulator_run

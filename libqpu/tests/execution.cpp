@@ -1,5 +1,5 @@
-// What goes wrong while a kernel runs: bounds, gathers, semaphores, VPM; and
-// what must not depend on how many QPUs there are.
+// Errors while a kernel runs (bounds, gathers, semaphores, VPM), and results that must not depend on
+// the number of QPUs.
 #include <algorithm>
 #include <vector>
 
@@ -8,7 +8,7 @@
 using test::contains;
 using test::thrown;
 
-TEST_CASE("a store past the end names QPU, construct, address and nearest array") {
+TEST_CASE("the error for a store past the end names the place") {
   SharedArray<int> a(16 * 3);
   auto k = compile([](Ptr<Int> p) { store(me(), p + (me() << 4), qpu::Location("k.cpp", 7)); },
                    "overrun");
@@ -35,7 +35,7 @@ TEST_CASE("a store past the end names QPU, construct, address and nearest array"
   CHECK(a[40] == 2);
 }
 
-TEST_CASE("loads at and beyond both ends") {
+TEST_CASE("loads at and beyond both ends are checked") {
   SharedArray<int> a(32), out(16);
   auto k = compile([](Int offset, Ptr<Int> p, Ptr<Int> q) { *q = p[offset]; });
   for (int i = 0; i < 32; ++i) a[i] = i;
@@ -48,7 +48,7 @@ TEST_CASE("loads at and beyond both ends") {
   CHECK_THROWS_AS(k(1 << 22, &a, &out), qpu::BoundsError);
 }
 
-TEST_CASE("arrays do not touch: running off one does not reach the next") {
+TEST_CASE("arrays are not adjacent in memory") {
   SharedArray<int> a(16), b(16);
   auto k = compile([](Int offset, Ptr<Int> p) { p[offset] = 1; });
   for (int offset = 1; offset <= 32; ++offset)
@@ -56,7 +56,7 @@ TEST_CASE("arrays do not touch: running off one does not reach the next") {
   CHECK(std::count(b.begin(), b.end(), 0) == 16);
 }
 
-TEST_CASE("an array that was released is not there any more") {
+TEST_CASE("accessing a released array is an error") {
   SharedArray<int*> table(16);
   {
     SharedArray<int> gone(16);
@@ -65,7 +65,7 @@ TEST_CASE("an array that was released is not there any more") {
   CHECK_THROWS_AS(compile([](Ptr<Ptr<Int>> t) { **t = 1; })(&table), qpu::BoundsError);
 }
 
-TEST_CASE("a misaligned load or store is refused, a gather drops the low bits") {
+TEST_CASE("misaligned accesses are errors, gathers drop low bits") {
   SharedArray<int> a(32), out(16);
   for (int i = 0; i < 32; ++i) a[i] = i;
   SharedArray<int*> table(16);
@@ -74,11 +74,11 @@ TEST_CASE("a misaligned load or store is refused, a gather drops the low bits") 
   const auto loading = [&] {
     compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) { *q = **t; })(&table, &out);
   };
-  // Compiled, such a load is a gather.
+  // In compiled code, such a load is a gather.
   if (test::onEmulator())
     loading();
   else
-    CHECK(contains(thrown<qpu::BoundsError>(loading), "no multiple of 4"));
+    CHECK(contains(thrown<qpu::BoundsError>(loading), "not a multiple of 4"));
   compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) {
     gather(*t);
     Int x;
@@ -90,7 +90,7 @@ TEST_CASE("a misaligned load or store is refused, a gather drops the low bits") 
 
 namespace {
 
-// Doubles 16 * blocks numbers, asking for one block more than there is.
+// Doubles 16 * blocks numbers, and requests one block beyond the end.
 template <typename Drain>
 void prefetching(SharedArray<int>& a, int n, Drain drain) {
   compile(
@@ -112,13 +112,13 @@ void prefetching(SharedArray<int>& a, int n, Drain drain) {
 
 }  // namespace
 
-TEST_CASE("a vector fetched past the end may be dropped") {
+TEST_CASE("a vector gathered past the end may be discarded") {
   SharedArray<int> a(64);
   for (int i = 0; i < 64; ++i) a[i] = i;
   prefetching(a, 64, [](Int&, Ptr<Int>&) {});
   for (int i = 0; i < 64; ++i) CHECK(a[i] == 2 * i);
   prefetching(a, 64, [](Int& x, Ptr<Int>&) { x = 0; });
-  // Copied on, it is still not used.
+  // It is copied, but still not used.
   prefetching(a, 64, [](Int& x, Ptr<Int>& p) {
     Int y = x;
     y = 1;
@@ -126,7 +126,7 @@ TEST_CASE("a vector fetched past the end may be dropped") {
   });
 }
 
-TEST_CASE("a vector fetched past the end must not be used") {
+TEST_CASE("a vector gathered past the end must not be used") {
   SharedArray<int> a(64);
   const std::string text = thrown<qpu::BoundsError>([&a] {
     prefetching(a, 64, [](Int& x, Ptr<Int>& p) { *p = x + 1; });
@@ -149,7 +149,7 @@ TEST_CASE("a vector fetched past the end must not be used") {
                   qpu::BoundsError);
 }
 
-TEST_CASE("a gather is wrong by its first element outside") {
+TEST_CASE("the error for a gather names its first invalid element") {
   SharedArray<int> a(24), out(16);
   const std::string text = thrown<qpu::BoundsError>([&] {
     compile([](Ptr<Int> p, Ptr<Int> q) {
@@ -162,7 +162,7 @@ TEST_CASE("a gather is wrong by its first element outside") {
   CHECK(contains(text, "element 8 of a vector"));
 }
 
-TEST_CASE("gathers that only this run gets wrong") {
+TEST_CASE("gather errors that depend on data stop the run") {
   SharedArray<int> a(16);
   const auto k = compile(
       [](Int asked, Int taken, Ptr<Int> p) {
@@ -179,11 +179,11 @@ TEST_CASE("gathers that only this run gets wrong") {
   CHECK(contains(thrown<qpu::ExecutionError>([&] { k(5, 5, &a); }),
                  test::onEmulator() ? "a fifth request to TMU" : "a fifth gather"));
   CHECK(contains(thrown<qpu::ExecutionError>([&] { k(2, 3, &a); }),
-                 test::onEmulator() ? "a TMU is loaded from that has no request in flight"
+                 test::onEmulator() ? "from a TMU without an outstanding request"
                                     : "no gather is outstanding"));
 }
 
-TEST_CASE("the QPU count is 1..12") {
+TEST_CASE("the QPU count must be 1..12") {
   auto k = compile([](Int) {}, "idle");
   CHECK(k.numQPUs() == 1);
   CHECK(contains(thrown<qpu::ArgumentError>([&] { k.setNumQPUs(0); }), "setNumQPUs(0)"));
@@ -192,7 +192,7 @@ TEST_CASE("the QPU count is 1..12") {
   CHECK(k.numQPUs() == 12);
 }
 
-TEST_CASE("a null or empty array as an argument") {
+TEST_CASE("null and empty arrays are rejected as arguments") {
   const auto k = compile([](Ptr<Int> p) { *p = 1; });
   SharedArray<int> empty;
   CHECK_THROWS_AS(k(nullptr), qpu::ArgumentError);
@@ -201,7 +201,7 @@ TEST_CASE("a null or empty array as an argument") {
 
 namespace {
 
-// All wait for all: QPU 0 takes a token of each other, then hands them back.
+// A barrier: QPU 0 takes one token from each other QPU, then returns them.
 void barrier() {
   If (any(me() == 0))
     For (Int i = 1, i < numQPUs(), i = i + 1)
@@ -218,7 +218,7 @@ void barrier() {
 
 }  // namespace
 
-TEST_CASE("semaphores order the QPUs: a barrier between writing and reading") {
+TEST_CASE("a barrier orders writes and reads of QPUs") {
   SharedArray<int> data(12 * 16), out(12 * 16);
   auto k = compile([](Ptr<Int> p, Ptr<Int> q) {
     p[me() << 4] = me() + 1;
@@ -237,8 +237,8 @@ TEST_CASE("semaphores order the QPUs: a barrier between writing and reading") {
   }
 }
 
-// Of more than two QPUs a quick one could take the token of a slow one.
-TEST_CASE("QPUs that wait where they waited a round before are in no deadlock") {
+// With more than two QPUs, a fast one could take the token of a slow one.
+TEST_CASE("QPUs that wait at one place repeatedly are no deadlock") {
   SharedArray<int> out(16);
   auto k = compile([](Int rounds, Ptr<Int> q) {
     Int met = 0;
@@ -257,7 +257,7 @@ TEST_CASE("QPUs that wait where they waited a round before are in no deadlock") 
   }
 }
 
-TEST_CASE("a deadlock is told with who waits where") {
+TEST_CASE("the deadlock error lists who waits for what") {
   auto k = compile(
       [] {
         If (any(me() == 1))
@@ -295,12 +295,12 @@ TEST_CASE("semaInc waits at 15") {
   CHECK_NOTHROW(k(5));
 }
 
-TEST_CASE("a semaphore that is not back at 0") {
+TEST_CASE("a semaphore must be 0 at the end") {
   CHECK(contains(thrown<qpu::ExecutionError>([] { compile([] { semaInc(5); })(); }),
-                 "semaphore 5 is left at 1"));
+                 "semaphore 5 is 1 at the end"));
 }
 
-TEST_CASE("a QPU that polls memory does not starve the one it waits for") {
+TEST_CASE("a polling QPU does not starve the others") {
   SharedArray<int> flag(16), out(16);
   auto k = compile([](Ptr<Int> p, Ptr<Int> q) {
     If (any(me() == 0))
@@ -314,17 +314,17 @@ TEST_CASE("a QPU that polls memory does not starve the one it waits for") {
     End
   });
   k.setNumQPUs(2);
-  // A QPU of the hardware may never see what no semaphore orders.
+  // On hardware, a QPU may never see a write that no semaphore orders.
   if (test::onEmulator()) {
     CHECK(contains(thrown<qpu::ExecutionError>([&] { k(&flag, &out); }),
-                   "which may not be written yet by QPU 1"));
+                   "which might not have been written yet by QPU 1"));
     return;
   }
   k(&flag, &out);
-  CHECK(out[0] == 1000);  // the turn's length, as documented
+  CHECK(out[0] == 1000);  // the documented number of loop iterations
 }
 
-TEST_CASE("the same run gives the same result, races included") {
+TEST_CASE("repeated runs have the same result despite races") {
   const auto race = [] {
     SharedArray<int> a(16);
     auto k = compile([](Ptr<Int> p) {
@@ -337,14 +337,14 @@ TEST_CASE("the same run gives the same result, races included") {
     return a[0];
   };
   if (test::onEmulator()) {
-    CHECK(contains(thrown<qpu::ExecutionError>(race), "without an order between the two"));
+    CHECK(contains(thrown<qpu::ExecutionError>(race), "without being ordered after the write by"));
     return;
   }
   const int first = race();
   for (int i = 0; i < 3; ++i) CHECK(race() == first);
 }
 
-TEST_CASE("dealt work gives the same result on 1 to 12 QPUs") {
+TEST_CASE("distributed work has the same result on 1 to 12 QPUs") {
   const int n = 16 * 41;
   std::vector<float> first;
   auto k = compile([](Int count, Ptr<Float> p, Ptr<Float> q) {

@@ -23,7 +23,7 @@ constexpr int kMemFd = 1001;
 constexpr std::uint32_t kV3d = FakeVcio::kPeripherals + 0x00c00000;
 constexpr std::uint32_t kWindow = 0x1000;
 
-// Words of request and reply of the tags, as the firmware's table has them.
+// Words of the request and the response of each tag, from the table of the firmware.
 struct Tag {
   std::uint32_t tag;
   std::uint32_t request;
@@ -87,7 +87,7 @@ namespace {
 class Guard {
  public:
   explicit Guard(FakeVcio::Shared* s) : mutex_(&s->mutex) {
-    // A process may have died with it.
+    // A process may have died while it held the mutex.
     if (pthread_mutex_lock(mutex_) == EOWNERDEAD) pthread_mutex_consistent(mutex_);
   }
   Guard(const Guard&) = delete;
@@ -205,7 +205,7 @@ int FakeVcio::unmap(void* at, std::size_t bytes) noexcept {
 
 int FakeVcio::ioctl(int fd, unsigned long request, void* data) noexcept {
   if (fd != kVcioFd) return -EBADF;
-  // _IOWR(100, 0, char*): the pointer's size tells the programs apart.
+  // _IOWR(100, 0, char*) contains the size of a pointer, which differs for 32-bit programs.
   const unsigned long expected = sizeof(void*) == 8 ? 0xc0086400UL : 0xc0046400UL;
   if (request != expected) {
     complain("ioctl number " + hex(static_cast<std::uint32_t>(request)));
@@ -269,7 +269,7 @@ void FakeVcio::answer(std::uint32_t* words) noexcept {
     case 0x0003000c: {
       const std::uint32_t bytes = v[0];
       if (v[1] != 4096) complain("alignment " + std::to_string(v[1]));
-      std::uint32_t at = 0;  // first fit
+      std::uint32_t at = 0;  // first-fit allocation
       for (bool moved = true; moved;) {
         moved = false;
         for (const Piece& p : pieces)
@@ -347,14 +347,14 @@ FakeVcio::Ends FakeVcio::run(const std::vector<Launched>& programs) noexcept {
 FakeVcio::Ends FakeVcio::emulate(const std::vector<Launched>& programs) {
   qpu::emu::Launch launch;
   const std::uint32_t code = programs.front().code;
-  // The hardware knows no end of a program but that in it.
+  // The hardware has no length of a program; the program ends itself.
   launch.count = wordsFrom(code) / 2;
   std::vector<qpu::isa::Word> words(launch.count);
   std::memcpy(words.data(), memory(code, 8), 8 * launch.count);
   launch.words = words.data();
   launch.codeAddress = code;
   for (const Launched& p : programs) {
-    if (p.code != code) complain("programs that differ");
+    if (p.code != code) complain("different programs in one launch");
     std::vector<std::uint32_t> stream(std::min(wordsFrom(p.uniforms), 1024U));
     std::memcpy(stream.data(), memory(p.uniforms, 4), 4 * stream.size());
     launch.uniforms.push_back(std::move(stream));
@@ -470,10 +470,7 @@ std::chrono::nanoseconds FakeVcio::now() noexcept { return now_ += std::chrono::
 void FakeVcio::pause(std::chrono::nanoseconds time) noexcept { now_ += time; }
 
 FakeTree::FakeTree(const std::string& soc) {
-  std::string pattern = (std::filesystem::temp_directory_path() / "qpu-pi-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) throw std::bad_alloc();
-  directory_ = pattern;
-  std::filesystem::create_directory(directory_ / "state");
+  std::filesystem::create_directory(folder_.path / "state");
   setenv("QPU_STATE_DIR", state().c_str(), 1);
   const std::string nul(1, '\0');
   file("proc/device-tree/model", "Raspberry Pi of the tests" + nul);
@@ -484,22 +481,17 @@ FakeTree::FakeTree(const std::string& soc) {
   file("dev/vcio", "").file("dev/mem", "");
 }
 
-FakeTree::~FakeTree() {
-  unsetenv("QPU_STATE_DIR");
-  std::filesystem::remove_all(directory_);
-}
+FakeTree::~FakeTree() { unsetenv("QPU_STATE_DIR"); }
 
 FakeTree& FakeTree::file(const std::string& path, const std::string& text) {
-  const std::filesystem::path full = directory_ / path;
-  std::filesystem::create_directories(full.parent_path());
-  std::ofstream(full, std::ios::binary) << text;
+  folder_.write(path, text);
   return *this;
 }
 
 qpu::runtime::Host FakeTree::host(FakeVcio& os) const {
   qpu::runtime::Host host;
   host.os = &os;
-  host.root = qpu::runtime::Root(directory_);
+  host.root = qpu::runtime::Root(folder_.path);
   return host;
 }
 

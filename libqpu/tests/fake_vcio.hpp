@@ -1,21 +1,21 @@
-// A Raspberry Pi behind the runtime's boundary to the operating system:
-// /dev/vcio with its firmware, GPU memory behind /dev/mem, V3D's registers.
-// What it keeps is shared with processes forked off after it was made.
+// A simulated Raspberry Pi behind the runtime's interface to the operating system: /dev/vcio with its
+// firmware, GPU memory behind /dev/mem, and V3D's registers. Processes that are forked later share its
+// state.
 #ifndef TESTS_FAKE_VCIO_HPP
 #define TESTS_FAKE_VCIO_HPP
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "runtime/device.hpp"
 #include "runtime/os.hpp"
+#include "tests/folder.hpp"
 
 namespace test {
 
-// A program as it was launched.
+// A program that was launched.
 struct Launched {
   std::uint32_t uniforms;
   std::uint32_t code;
@@ -33,36 +33,36 @@ class FakeVcio final : public qpu::runtime::Os {
   FakeVcio& operator=(const FakeVcio&) = delete;
   ~FakeVcio() override;
 
-  // How this Pi is.
-  bool refusesQpus = false;         // as under KMS
-  bool lacksQpuTags = false;        // as cut-down firmware
+  // Behaviour of this Pi.
+  bool refusesQpus = false;         // as with KMS
+  bool lacksQpuTags = false;        // as with reduced firmware
   int openVcioError = 0;            // errno
   int openMemError = 0;
   int mapRegistersError = 0;
   int mapMemoryError = 0;
   int ioctlError = 0;
-  bool powerless = false;           // V3D stays off in spite of enable
-  bool draws = false;               // a control list runs
-  bool memoryElsewhere = false;     // /dev/mem shows other memory where the GPU's should be
+  bool powerless = false;           // V3D stays off after it is enabled
+  bool draws = false;               // a control list is running
+  bool memoryElsewhere = false;     // /dev/mem maps other memory instead of the GPU's
   bool queueOverflows = false;
-  bool stuckAfterTimeOut = false;   // enable is refused after the first disable
-  std::uint32_t kernelLimitMs = 0;  // 0: calls may take any time
-  // Runs what was launched and says how it ended; empty: the emulator does.
+  bool stuckAfterTimeOut = false;   // enabling fails after the first disable
+  std::uint32_t kernelLimitMs = 0;  // 0: calls have no time limit
+  // Runs launched programs and returns how they ended. If empty, the emulator runs them.
   std::function<Ends(const std::vector<Launched>&)> runs;
-  std::string fault;  // of a program, by the emulator; such a program does not end
+  std::string fault;  // error of a program on the emulator; such a program does not end
 
-  // What was seen. `complaints` are breaches of the interface, "" when there are none.
+  // Observed behaviour. `complaints` lists violations of the interface.
   std::string complaints() const;
-  int enabled() const;              // enables less disables
+  int enabled() const;              // number of enables minus disables
   int enables() const;
   std::size_t allocations() const;  // live handles
   std::uint32_t lastFlags() const;
   std::uint32_t firstHandle() const;
-  std::uint32_t launches() const;   // programs
+  std::uint32_t launches() const;   // number of launched programs
   std::uint32_t cacheClears() const;
-  // Host address of bus address `bus`, null when no locked memory has `bytes` there.
+  // The host address of bus address `bus`; null unless locked memory contains `bytes` there.
   unsigned char* memory(std::uint32_t bus, std::uint32_t bytes) const;
-  // Words of the locked piece of memory from `bus` to its end.
+  // The number of words from `bus` to the end of its locked memory.
   std::uint32_t wordsFrom(std::uint32_t bus) const;
 
   int open(const char* path, int flags) noexcept override;
@@ -99,7 +99,7 @@ class FakeVcio final : public qpu::runtime::Os {
   int opened_ = 0;
 };
 
-// Files of a Pi's system in a directory of their own, and QPU_STATE_DIR in it.
+// A temporary directory with the system files of a Pi, and QPU_STATE_DIR in it.
 class FakeTree {
  public:
   explicit FakeTree(const std::string& soc = "bcm2837");
@@ -109,10 +109,10 @@ class FakeTree {
 
   FakeTree& file(const std::string& path, const std::string& text);
   qpu::runtime::Host host(FakeVcio& os) const;
-  std::string state() const { return (directory_ / "state").string(); }
+  std::string state() const { return (folder_.path / "state").string(); }
 
  private:
-  std::filesystem::path directory_;
+  Folder folder_;
 };
 
 }  // namespace test

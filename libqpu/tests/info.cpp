@@ -1,12 +1,11 @@
-// qpu-info's findings on trees that look like boards.
+// Findings of qpu-info in directory trees of various boards.
 #include <doctest/doctest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/report.hpp"
+#include "tests/folder.hpp"
 
 using qpu::runtime::Board;
 using qpu::runtime::Kms;
@@ -20,20 +19,8 @@ namespace {
 // A root directory made for one test.
 class Tree {
  public:
-  Tree() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "qpu-info-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    directory_ = pattern;
-  }
-  Tree(const Tree&) = delete;
-  Tree& operator=(const Tree&) = delete;
-  ~Tree() { std::filesystem::remove_all(directory_); }
-
   Tree& file(const std::string& path, const std::string& text, int mode = 0644) {
-    const std::filesystem::path full = directory_ / path;
-    std::filesystem::create_directories(full.parent_path());
-    std::ofstream(full, std::ios::binary) << text;
-    CHECK(chmod(full.c_str(), static_cast<mode_t>(mode)) == 0);
+    CHECK(chmod(folder_.write(path, text).c_str(), static_cast<mode_t>(mode)) == 0);
     return *this;
   }
   Tree& board(const std::string& model, const std::string& soc, const std::string& revision) {
@@ -47,7 +34,7 @@ class Tree {
     return file("proc/device-tree/soc/v3d@7ec00000/status", status + '\0');
   }
 
-  Root root() const { return Root(directory_); }
+  Root root() const { return Root(folder_.path); }
   Board readBoard() const { return qpu::runtime::readBoard(root()); }
   System readSystem() const { return qpu::runtime::readSystem(root(), nullptr); }
   std::vector<Obstacle> obstacles() const {
@@ -55,7 +42,7 @@ class Tree {
   }
 
  private:
-  std::filesystem::path directory_;
+  test::Folder folder_;
 };
 
 bool names(const std::vector<Obstacle>& found, const std::string& what, const std::string& fix) {
@@ -80,7 +67,7 @@ TEST_CASE("a Pi 3 is recognised by its device tree and revision") {
   CHECK(b.revision->soc == "BCM2837");
 }
 
-TEST_CASE("revision codes") {
+TEST_CASE("revision codes are decoded") {
   const auto decode = qpu::runtime::decodeRevision;
   CHECK(decode(0x9000c1).model == "Zero W");
   CHECK(decode(0x9000c1).soc == "BCM2835");
@@ -99,7 +86,7 @@ TEST_CASE("revision codes") {
   CHECK(decode(0x800000 | 0xf << 12 | 0xff << 4).model == "unknown (0xff)");
 }
 
-TEST_CASE("a Pi 4 and a Pi 5 are refused with their names") {
+TEST_CASE("a Pi 4 and a Pi 5 are rejected by name") {
   Tree four;
   four.board("Raspberry Pi 4 Model B Rev 1.1", "bcm2711", "c03111");
   CHECK(four.readBoard().soc == Soc::Unsuitable);
@@ -110,24 +97,24 @@ TEST_CASE("a Pi 4 and a Pi 5 are refused with their names") {
   CHECK(names(five.obstacles(), "VideoCore VII", "interpreter"));
 }
 
-TEST_CASE("another board, and none") {
+TEST_CASE("other boards and unknown boards are rejected") {
   Tree other;
   other.file("proc/device-tree/model", "EAIDK-310" + std::string(1, '\0'));
   CHECK(other.readBoard().soc == Soc::Unsuitable);
-  CHECK(names(other.obstacles(), "EAIDK-310 is no Raspberry Pi", ""));
+  CHECK(names(other.obstacles(), "EAIDK-310 is not a Raspberry Pi", ""));
   const Tree none;
   CHECK(none.readBoard().soc == Soc::Unknown);
   CHECK(none.obstacles().size() == 1);
 }
 
-TEST_CASE("without a device tree the revision code tells the SoC") {
+TEST_CASE("the revision code gives the SoC without device tree") {
   Tree tree;
   tree.file("proc/cpuinfo", "Revision\t: 1000010\n");
   CHECK(tree.readBoard().socName == "BCM2835");
   CHECK(tree.readBoard().soc == Soc::Suitable);
 }
 
-TEST_CASE("KMS: off, full, fake, unknown") {
+TEST_CASE("KMS is reported as off, full, fake or unknown") {
   Tree off;
   CHECK(off.pi3().v3d("disabled").readSystem().kms == Kms::Off);
   CHECK_FALSE(names(off.obstacles(), "KMS", ""));
@@ -156,7 +143,7 @@ TEST_CASE("the fix names the line of config.txt") {
               "dtoverlay=vc4-kms-v3d,noaudio (/boot/firmware/config.txt line 3)"));
 }
 
-TEST_CASE("device nodes: missing, closed, open") {
+TEST_CASE("missing and inaccessible device nodes are reported") {
   Tree tree;
   tree.pi3().v3d("disabled");
   CHECK(names(tree.obstacles(), "/dev/vcio is missing", "Raspberry Pi kernel"));
@@ -170,20 +157,20 @@ TEST_CASE("device nodes: missing, closed, open") {
   CHECK_FALSE(s.node("/dev/mem")->present);
   REQUIRE(s.node("/dev/dri/card0") != nullptr);
   CHECK_FALSE(names(tree.obstacles(), "/dev/vcio", ""));
-  CHECK(s.gpuMemorySource.find("only when the root is /") != std::string::npos);
-  if (geteuid() != 0) {  // root may open anything
+  CHECK(s.gpuMemorySource.find("only if the root is /") != std::string::npos);
+  if (geteuid() != 0) {  // root can open any file
     tree.file("dev/mem", "", 0000);
     CHECK(names(tree.obstacles(), "/dev/mem (----------", "run as root"));
   }
 }
 
-TEST_CASE("a render node while KMS seems off") {
+TEST_CASE("a render node contradicts a disabled KMS driver") {
   Tree tree;
   tree.pi3().v3d("disabled").file("dev/dri/renderD128", "");
-  CHECK(names(tree.obstacles(), "/dev/dri/renderD128", "KMS driver off"));
+  CHECK(names(tree.obstacles(), "/dev/dri/renderD128", "disable the KMS driver"));
 }
 
-TEST_CASE("too little GPU memory") {
+TEST_CASE("too little GPU memory is reported") {
   Tree tree;
   System s = tree.pi3().v3d("disabled").readSystem();
   s.gpuMemoryMib = 16;
@@ -192,11 +179,11 @@ TEST_CASE("too little GPU memory") {
   CHECK_FALSE(names(qpu::runtime::obstacles(tree.readBoard(), s), "MiB", "gpu_mem"));
 }
 
-TEST_CASE("text and JSON carry the findings") {
+TEST_CASE("the report contains the findings as text and JSON") {
   Tree tree;
   tree.pi3().v3d("okay").file("dev/vcio", "", 0660);
   qpu::runtime::Findings f;
-  f.library = {"1.2.3", "", "QPU_BACKEND=\"x\\y\" names no backend"};
+  f.library = {"1.2.3", "", "QPU_BACKEND=\"x\\y\" does not name a backend"};
   f.backends = {{"vc4-registers", false, "no power"}, {"interpreter", true, "the reference"}};
   f.board = tree.readBoard();
   f.system = tree.readSystem();
@@ -214,15 +201,15 @@ TEST_CASE("text and JSON carry the findings") {
   f.note = "gave back much";
   const std::string text = qpu::runtime::asText(f);
   for (const char* part :
-       {"1.2.3", "none: QPU_BACKEND", "Raspberry Pi 3 Model B Rev 1.2", "no: no power",
+       {"1.2.3", "none: QPU_BACKEND", "Raspberry Pi 3 Model B Rev 1.2", "unavailable: no power",
         "works: the reference", "a02082: model 3B, BCM2837, 1024 MiB, revision 2", "full (",
         "IDENT0 0x02443356, 400 MHz (firmware)", "/run/qpu/qpu.state",
-        "process 4711 has the QPUs on", "process 12, which has ended, has the QPUs off, 12288 bytes",
-        "gave back much", "In the way of the hardware", "fix: ", "not measured on hardware"})
+        "process 4711 has enabled the QPUs", "process 12 (ended) has not enabled the QPUs, 12288 bytes",
+        "gave back much", "Obstacle to using the hardware", "fix: ", "not measured on hardware"})
     CHECK_MESSAGE(text.find(part) != std::string::npos, part);
   const std::string json = qpu::runtime::asJson(f);
   for (const char* part :
-       {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" names)",
+       {R"("version": "1.2.3")", R"("name": null)", R"("reason": "QPU_BACKEND=\"x\\y\" does)",
         R"({"name": "vc4-registers", "usable": false, "reason": "no power"})",
         R"("compatible": ["raspberrypi,some", "brcm,bcm2837"])", R"("suitable": true)",
         R"("code": "a02082")", R"("memory_mib": 1024)", R"("state": "full")",
@@ -233,7 +220,7 @@ TEST_CASE("text and JSON carry the findings") {
     CHECK_MESSAGE(json.find(part) != std::string::npos, part);
 }
 
-TEST_CASE("of another root only files are looked at") {
+TEST_CASE("with another root, only files are read") {
   Tree tree;
   tree.pi3().v3d("disabled").file("dev/vcio", "", 0660);
   qpu::runtime::Host host;

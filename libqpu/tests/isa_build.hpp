@@ -1,4 +1,4 @@
-// Instructions from their parts, for tests.
+// Builds instructions from their parts, for tests.
 #ifndef QPU_TESTS_ISA_BUILD_HPP
 #define QPU_TESTS_ISA_BUILD_HPP
 
@@ -20,13 +20,13 @@ namespace address = qpu::isa::address;
 
 enum class Side : std::uint8_t { Either, A, B };
 
-// Where a result goes: an address of file A, of file B, or of both.
+// The destination of a result: an address of file A, of file B, or of both.
 struct Out {
   Side side;
   std::uint8_t address;
 };
 
-// What an ALU reads.
+// An operand of an ALU.
 struct In {
   Mux mux;
   std::uint8_t address;
@@ -82,7 +82,7 @@ inline Instruction move(Out out, In a, Cond cond = Cond::Always) {
   return add(AddOp::Or, out, a, a, cond);
 }
 
-// The MUL pipe of `m` beside `a`.
+// Combines the ADD pipe of `a` with the MUL pipe of `m`.
 inline Instruction both(Instruction a, const Instruction& m) {
   a.opMul = m.opMul;
   a.condMul = m.condMul;

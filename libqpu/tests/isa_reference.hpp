@@ -1,4 +1,4 @@
-// Words that two unrelated assemblers agree on, with the fields they stand for.
+// Words on which two independent assemblers agree, with their fields.
 #ifndef QPU_TESTS_ISA_REFERENCE_HPP
 #define QPU_TESTS_ISA_REFERENCE_HPP
 

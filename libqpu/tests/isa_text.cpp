@@ -1,4 +1,4 @@
-// Listings and what is assembled from them.
+// Listings of words, and their assembly.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -31,7 +31,7 @@ std::string complaint(const std::string& line) {
 
 bool isRaw(const std::string& line) { return line.rfind(".word", 0) == 0; }
 
-// Any value of each field that the form has; not all make sense.
+// Random values for all fields of a random form. Not all combinations make sense.
 Instruction anyFields(std::mt19937_64& random) {
   const auto upTo = [&](std::uint64_t n) { return random() % n; };
   const auto number = [&](std::uint64_t n) { return static_cast<std::uint8_t>(upTo(n)); };
@@ -90,7 +90,7 @@ Instruction anyFields(std::mt19937_64& random) {
 
 }  // namespace
 
-TEST_CASE("reference words have readable lines that assemble to them") {
+TEST_CASE("reference words have readable text that assembles") {
   const std::vector<Reference> all = references();
   for (const Reference& r : all) {
     INFO(r.name);
@@ -100,7 +100,7 @@ TEST_CASE("reference words have readable lines that assemble to them") {
   }
 }
 
-TEST_CASE("how lines look") {
+TEST_CASE("listings have the documented format") {
   const std::map<Word, std::string> lines{
       {0x100009e7009e7000, "nop"},
       {0x100228e70d147dc0, "sub.sf r3, ra5, rb7"},
@@ -144,7 +144,7 @@ TEST_CASE("how lines look") {
   }
 }
 
-TEST_CASE("fields that do nothing are said on request") {
+TEST_CASE("fields without effect are listed on request") {
   struct Case {
     Word word;
     std::string line, with;
@@ -152,17 +152,17 @@ TEST_CASE("fields that do nothing are said on request") {
   const std::vector<Case> cases{
       {0, "nop; bkpt",
        "nop; bkpt; with waddr_add=0, waddr_mul=0, raddr_a=0, raddr_b=0"},
-      // A pipe without operation, its condition and sources.
+      // A pipe without an operation, but with a condition and sources.
       {0x10024821219e7293 & ~(Word{7} << 29U), "fadd r0, r1, r2",
        "fadd r0, r1, r2; with cond_mul=1, waddr_mul=33, mul_a=2, mul_b=3"},
-      // Registers on a port that no ALU takes; a peripheral there is read.
+      // Addresses on a read port that no ALU uses; a peripheral would be read.
       {0x100009e7000c3000, "nop", "nop; with raddr_a=3, raddr_b=3"},
       {0x100009e700c83000, "nop; read vpm_ld_wait", "nop; read vpm_ld_wait; with raddr_b=3"},
-      // Unpack and pack of what is neither read nor written there.
+      // Unpack and pack modes where nothing is read or written.
       {0x1e0208270c9e7280, "add r0, r1, r2", "add r0, r1, r2; with unpack=7"},
       {0xf00819e7ffffffc0, "brr.allzs -64; ws", "brr.allzs -64; ws"},
       {0xf00869e7ffffffc0, "brr.allzs -64", "brr.allzs -64; with raddr_a=3"},
-      // A small immediate that nothing takes, and the code of a rotation by no MUL operation.
+      // A small immediate that is not used, and the code of a rotation without a MUL operation.
       {0xd00208270c9e5280, "add r0, r1, r2", "add r0, r1, r2; with sig=13, raddr_b=37"},
       {0xd00208270c9f03c0, "add r0, r1, -16", "add r0, r1, -16; with raddr_b=48"},
   };
@@ -173,19 +173,19 @@ TEST_CASE("fields that do nothing are said on request") {
     CHECK(assemble(c.with) == c.word);
     CHECK(disassemble(assemble(c.line)) == c.line);
   }
-  // A semaphore that writes a register says so without being asked.
+  // A semaphore instruction that writes a register is always listed with it.
   const Word writes = 0xe802082700000113;
   CHECK(disassemble(writes) == "sacq 3; with cond_add=1, waddr_add=32, imm=275");
   CHECK(assemble(disassemble(writes)) == writes);
 }
 
-TEST_CASE("every word survives its line with all fields") {
+TEST_CASE("every word survives disassembly with all fields") {
   std::mt19937_64 random(5);
   int valid = 0;
   for (int n = 0; n < 600000; ++n) {
-    // Any bits; then any values of fields that make sense more often.
+    // Random bits, or random field values, which are more often valid.
     Word word = n % 3 == 0 ? random() : encode(anyFields(random));
-    // Branches and immediates with any fields: their reserved bits are 0.
+    // Branches and immediates with random fields; their reserved bits are 0.
     if (n % 6 == 3) word = (word & 0x00ffffffffffffffU) | 0xf000000000000000U;
     const std::string line = disassemble(word, Fields::All);
     if (assemble(line) != word) FAIL_CHECK(line, " of ", word);
@@ -198,7 +198,7 @@ TEST_CASE("every word survives its line with all fields") {
   CHECK(valid > 500000);
 }
 
-TEST_CASE("readable lines stand for the fields, whatever their spacing") {
+TEST_CASE("whitespace does not affect the assembled word") {
   CHECK(assemble("  fadd   r0 ,r1,  r2;fmul r1 , r2,r3  ") == 0x10024821219e7293);
   CHECK(assemble("fmul rb2, ra3, rb4") == 0x100049c2200c4037);
   CHECK(assemble("ldi r0, 305419896") == 0xe002082712345678);
@@ -208,7 +208,7 @@ TEST_CASE("readable lines stand for the fields, whatever their spacing") {
   CHECK(assemble("nop; nop; ldtmu0") == 0xa00009e7009e7000);
 }
 
-TEST_CASE("complaints name the place and what was expected") {
+TEST_CASE("assembler errors name the column and the expectation") {
   const std::map<std::string, std::string> complaints{
       {"", "column 1: expected an operation, found the end of the line"},
       {"frob r0, r1", "column 1: expected an operation, found 'frob'"},
@@ -285,7 +285,7 @@ TEST_CASE("complaints name the place and what was expected") {
   }
 }
 
-TEST_CASE("assembling any text either works or complains") {
+TEST_CASE("assembling any text succeeds or throws an error") {
   static constexpr std::array<const char*, 37> kPieces{
       "fadd", "mov",  "ldi",  "ldiu", "brr", "bra",  "sacq",  "nop", " ",   " ",   ", ",
       "; ",   "ra1",  "rb31", "r4",   "r0",  ".sf",  ".zs",   ".8a", ".b",  "-",   "0x",

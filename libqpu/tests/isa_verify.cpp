@@ -1,5 +1,4 @@
-// Every rule of the verifier: a program that breaks it and nothing else, and the
-// same program fixed.
+// For every rule of the verifier: a program that violates only this rule, and the corrected program.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +20,7 @@ using qpu::isa::Word;
 
 namespace {
 
-// Lines of a program, "|" between them, with program end and its slots after.
+// Assembles lines separated by "|", and appends the program end and its slots.
 std::vector<Word> program(const std::string& lines, bool ended = true) {
   std::vector<Word> words;
   std::istringstream in(lines);
@@ -41,11 +40,11 @@ std::string all(const std::vector<Fault>& faults) {
 
 struct Case {
   const char* rule;
-  std::size_t instruction;  // where it is reported
+  std::size_t instruction;  // where the fault is reported
   std::size_t cause;
   std::string broken;
   std::string fixed;
-  bool ended = true;  // program end is added
+  bool ended = true;  // append the program end
 };
 
 const std::string kReadSetup = "ldi vpm_rd_setup, 0x00101a00";  // one vector
@@ -199,7 +198,7 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("every rule is broken by a program, and its fixed form is clean") {
+TEST_CASE("every rule detects its violation and accepts its fix") {
   std::set<std::string> tested;
   for (const Case& c : cases()) {
     INFO(std::string(c.rule), ": ", c.broken);
@@ -222,7 +221,7 @@ TEST_CASE("every rule is broken by a program, and its fixed form is clean") {
 
 namespace {
 
-// "rule@instruction<cause" of each fault, cause only where it is another.
+// Lists each fault as "rule@instruction<cause", the cause only if it is another instruction.
 std::string brief(const std::vector<Word>& words) {
   std::string text;
   for (const Fault& f : verify(words)) {
@@ -235,41 +234,41 @@ std::string brief(const std::vector<Word>& words) {
 
 }  // namespace
 
-TEST_CASE("latencies reach through delay slots, to the target and past the branch") {
-  // The last slot writes; both ways read at once.
+TEST_CASE("latencies extend across delay slots and branches") {
+  // The last delay slot writes; both paths read directly afterwards.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|ldi ra1, 1|mov r0, ra1|mov r1, ra1")) ==
         "register-file-latency@5<4 register-file-latency@6<4");
-  // One slot earlier is early enough.
+  // A write one slot earlier is early enough.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 0|nop|ldi ra1, 1|nop|mov r0, ra1")).empty());
-  // Two instructions of distance, one of them behind the branch.
+  // Two instructions apart, with a branch in between.
   CHECK(brief(program("brr 8|nop|nop|mov sfu_exp, 1.0|nop|nop|mov r0, r4")) == "sfu-latency@6<3");
-  // A branch that is always taken is not passed.
+  // The path past a branch that is always taken does not exist.
   CHECK(brief(program("ldi ra1, 0|brr 8|nop|nop|ldi ra1, 1|mov r0, ra1|nop")).empty());
-  // Round a loop: the end of the body against its start.
+  // Around a loop: the end of the body is checked against its start.
   CHECK(brief(program("ldi ra1, 0|mov.sf -, 1|mov r0, ra1|brr.anyzs -40|nop|nop|ldi ra1, 1")) ==
         "register-file-latency@2<6");
-  // The branch itself takes its register at once.
+  // The branch reads its register directly after the write.
   CHECK(brief(program("ldi ra1, 0|bra ra1, 0|nop|nop|nop", false)) ==
         "register-file-latency@1<0 branch-target@1");
 }
 
-TEST_CASE("a jump into the slots of another branch runs them as plain instructions") {
-  // 0 jumps to 6, the second slot of the branch at 4, and so past that branch.
+TEST_CASE("a jump into delay slots runs them without the branch") {
+  // 0 jumps to 6, the second delay slot of the branch at 4, and so bypasses that branch.
   const std::string lines = "brr 16|nop|nop|nop|brr -64|nop|nop|nop|nop";
   CHECK(brief(program(lines)).empty());
-  // Falls out of the end instead of following the branch at 4.
+  // The path runs past the end instead of following the branch at 4.
   CHECK(brief(program(lines, false)) == "runs-out@8");
 }
 
-TEST_CASE("registers are defined where every path writes them") {
+TEST_CASE("registers must be defined on every path") {
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|nop|ldi ra1, 1|nop|mov r0, ra1")) ==
         "uninitialised@7");
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|ldi ra1, 1|ldi ra1, 2|nop|mov r0, ra1"))
             .empty());
-  // What a loop leaves behind does not count for its first round.
+  // A value from a later iteration does not define it in the first one.
   CHECK(brief(program("mov.sf -, 1|mov r0, r1|brr.anyzs -40|nop|nop|mov r1, 1")) ==
         "uninitialised@1");
-  // Differences of a register and itself are no reads.
+  // The difference of a register and itself is not a read.
   CHECK(brief(program("xor r0, r0, r0; v8subs r1, r2, r2")).empty());
   CHECK(brief(program("sub.sf ra0, r0, r0|mov.zs r1, 1")).empty());
   CHECK(brief(program("nop; fmul r1, r2, r2")) == "uninitialised@0");
@@ -277,46 +276,46 @@ TEST_CASE("registers are defined where every path writes them") {
   CHECK(brief(program("mov r0, r4")) == "uninitialised@0");
   CHECK(brief(program("mov sfu_exp, 1.0|nop|nop|mov r0, r4")).empty());
   CHECK(brief(program("ldi r0, 7; ldi rb1, 7|nop|mov r1, rb1; mov r2, r0")).empty());
-  // Links are written by branches that are taken.
+  // A branch that is taken writes its link register.
   CHECK(brief(program("brr 0; link ra1|nop|nop|nop|mov r0, ra1")).empty());
 }
 
-TEST_CASE("counts are reported where no path can have the right one") {
-  // A request on one path only: data may take care of it.
+TEST_CASE("counts are faults if they are wrong on every path") {
+  // A request on one path only: the data may exclude the other path.
   const std::string maybe = "mov.sf -, 1|brr.anyzs 0|nop|nop|mov tmu0_s, 0|nop; ldtmu0";
   CHECK(brief(program(maybe)).empty());
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|nop|mov tmu0_s, 0|nop; ldtmu0")).empty());
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|nop|mov tmu0_s, 0|nop; ldtmu0|"
                       "nop; ldtmu0")) == "tmu-empty@7");
-  // A loop that requests without receiving may run once.
+  // A loop that requests without receiving may have a single iteration.
   CHECK(brief(program("mov.sf -, 1|mov tmu0_s, 0|brr.anyzs -40|nop|nop|nop|nop; ldtmu0")).empty());
-  // One that receives what it requests is balanced however often it runs.
+  // A loop that receives what it requests is balanced for any number of iterations.
   CHECK(brief(program("mov.sf -, 1|mov tmu0_s, 0|mov tmu0_s, 0|brr.anyzs -40|nop; ldtmu0|nop|nop|"
                       "nop; ldtmu0"))
             .empty());
-  // Setup words that are not constants leave the vectors open.
+  // After a setup word that is not constant, the number of vectors is unknown.
   CHECK(brief(program("mov vpm_rd_setup, uniform|nop|nop|nop|mov r0, vpm|mov r0, vpm")).empty());
   CHECK(brief(program("mov vpm_rd_setup, uniform|nop|nop|mov r0, vpm")) == "vpm-read-latency@3<0");
-  // A DMA setup at the same address is none of the VPM's.
+  // A DMA setup at the same address does not change the VPM setup.
   CHECK(brief(program("ldi vpm_rd_setup, 0x00201a00|nop|nop|nop|mov r0, vpm|" + kLoadSetup +
                       "|mov r0, vpm"))
             .empty());
 }
 
-TEST_CASE("DMA under way on any path counts") {
+TEST_CASE("a DMA transfer that runs on any path counts") {
   const std::string start = kStoreSetup + "|mov vpm_st_addr, 0";
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 16|nop|nop|nop|" + start)) == "dma-left@7");
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 16|nop|nop|nop|" + start + "|nop; read vpm_st_wait"))
             .empty());
-  // A store in a loop needs its wait before the next round.
+  // A store in a loop requires a wait before the next iteration.
   CHECK(brief(program(kStoreSetup + "|mov.sf -, 1|mov vpm_st_addr, 0|brr.anyzs -40|nop|nop|nop|"
                                     "nop; read vpm_st_wait")) == "dma-store-overlap@2");
-  // Looking at BUSY until it is clear is a wait too.
+  // Polling BUSY until it is clear is a wait, too.
   CHECK(brief(program(start + "|mov.sf -, vpm_st_busy|brr.anyzc -40|nop|nop|nop")).empty());
 }
 
-TEST_CASE("constants reach setup words through registers and joins") {
-  // The same constant on both paths, and another one.
+TEST_CASE("constants propagate through registers and joins") {
+  // The same constant on both paths, and different ones.
   const std::string diamond = "mov.sf -, 1|brr.anyzs 8|nop|nop|ldi r0, 0x1b08|";
   CHECK(brief(program(diamond + "ldi r0, 0x1b08|mov vpm_wr_setup, r0")) == "setup-word@6");
   CHECK(brief(program(diamond + "ldi r0, 0x1a08|mov vpm_wr_setup, r0")).empty());
@@ -324,13 +323,13 @@ TEST_CASE("constants reach setup words through registers and joins") {
         "setup-word@3");
   CHECK(brief(program("ldi r0, 0x1b08|nop; mov rb1, r0|nop|mov vpm_wr_setup, rb1")) ==
         "setup-word@3");
-  // Written in some elements only, or packed: not known.
+  // Written in some elements only, or packed: the value is unknown.
   CHECK(brief(program("ldi r0, 0x1a08|mov.sf -, 1|ldi.zs r0, 0x1b08|mov vpm_wr_setup, r0"))
             .empty());
   CHECK(brief(program("ldi ra0, 0x1b08|ldi ra0.16a, 0x1a08|nop|mov vpm_wr_setup, ra0")).empty());
 }
 
-TEST_CASE("texts name the instructions and say the rule") {
+TEST_CASE("fault texts name the instructions and the rule") {
   const auto faults = verify(program("ldi ra1, 1|mov r0, ra1"));
   REQUIRE(faults.size() == 1);
   CHECK(faults[0].text ==
@@ -341,8 +340,8 @@ TEST_CASE("texts name the instructions and say the rule") {
         "program is empty");
 }
 
-TEST_CASE("a whole kernel is clean") {
-  // c[i] = a[i] + b[i], 16 at a time: both TMUs, one request ahead, DMA stores.
+TEST_CASE("a complete kernel has no faults") {
+  // c[i] = a[i] + b[i], 16 at a time: both TMUs, requests one iteration ahead, DMA stores.
   CHECK(brief(program("ldi tmu_noswap, 1|"
                       "mov ra0, uniform|"                          // a
                       "mov rb0, uniform|"                          // b
@@ -377,7 +376,7 @@ TEST_CASE("a whole kernel is clean") {
             .empty());
 }
 
-TEST_CASE("random programs do no harm") {
+TEST_CASE("verifying random programs does not crash") {
   std::mt19937_64 random(21);
   const std::vector<isa_build::Reference> known = isa_build::references();
   std::size_t faults = 0;
@@ -386,7 +385,7 @@ TEST_CASE("random programs do no harm") {
     for (std::uint64_t count = random() % 40; count > 0; --count) {
       const Word word = random() % 8 == 0 ? random() : known[random() % known.size()].word;
       words.push_back(word);
-      // Somewhere within the program.
+      // A target somewhere in the program.
       if (word >> 60U == 15 && random() % 2 == 0)
         words.back() = (word & ~Word{0xffffffff}) |
                        ((random() % 40 * 8 - words.size() * 8 - 24) & 0xffffffff) | Word{8} << 48U;
@@ -405,8 +404,8 @@ TEST_CASE("random programs do no harm") {
   CHECK(faults > 10000);
 }
 
-TEST_CASE("long programs are verified in a moment") {
-  // 20,000 instructions with a branch in every eight, each to the start.
+TEST_CASE("long programs are verified quickly") {
+  // 20,000 instructions, of which every eighth branches to the start.
   std::string lines = "mov.sf r0, 1; mov r1, 1|ldi ra1, 1; ldi rb1, 1|nop|nop";
   std::vector<Word> words = program(lines, false);
   while (words.size() < 20000) {

@@ -1,5 +1,5 @@
-// The kernel library against plain C++: results, sizes around the block's, any
-// number of QPUs, and nothing touched outside of the ranges given.
+// Compares the kernel library with plain C++: results, sizes around those of a block, any number of
+// QPUs, and no writes outside of the given ranges.
 #include "qpu/kernels.h"
 #include "qpu_kernels.h"
 
@@ -33,8 +33,8 @@ float uniform(float low, float high) {
   return std::uniform_real_distribution<float>(low, high)(random());
 }
 
-// An array in the middle of a larger one whose rest must not change. The array
-// starts at an odd place of a 64-byte line.
+// An array inside a larger one, whose other words must not change. The array starts at an odd word of
+// a 64-byte line.
 class Guarded {
  public:
   explicit Guarded(int n, float low = -4, float high = 4)
@@ -63,7 +63,7 @@ class Guarded {
   SharedArray<float> all_;
 };
 
-// An array that ends exactly with its elements, so that reading on is an error.
+// An array that ends directly after its elements, so that reading further is an error.
 SharedArray<float> tight(int n, float low = -4, float high = 4) {
   SharedArray<float> a(static_cast<std::size_t>(std::max(n, 1)));
   for (float& x : a) x = uniform(low, high);
@@ -77,7 +77,7 @@ double ulpOf(double exact) {
   return std::ldexp(1.0, std::ilogb(std::max(std::fabs(static_cast<float>(exact)), 0x1p-126F)) - 23);
 }
 
-// Every size in kSizes with some number of QPUs; `call` computes into `out`.
+// Runs every size in kSizes with some number of QPUs. `call` computes into `out`.
 template <typename Call, typename Expected>
 void elementwise(Call call, Expected expected, double ulps = 0) {
   for (const int n : kSizes) {
@@ -104,7 +104,7 @@ using A = const SharedArray<float>&;
 
 }  // namespace
 
-TEST_CASE("add, sub, mul, fma, axpy, scale round as the language does") {
+TEST_CASE("elementwise sums and products round like the language") {
   elementwise([](F o, A a, A b, A, int n, int q) { k::add(o, a, b, n, q); },
               [](float a, float b, float) { return qadd(a, b); });
   elementwise([](F o, A a, A b, A, int n, int q) { k::sub(o, a, b, n, q); },
@@ -119,14 +119,14 @@ TEST_CASE("add, sub, mul, fma, axpy, scale round as the language does") {
               [](float a, float, float) { return qmul(-1.7F, a); });
 }
 
-TEST_CASE("relu and clamp") {
+TEST_CASE("relu and clamp are exact") {
   elementwise([](F o, A a, A, A, int n, int q) { k::relu(o, a, n, q); },
               [](float a, float, float) { return a > 0 ? a : 0.0F; });
   elementwise([](F o, A a, A, A, int n, int q) { k::clamp(o, a, -1, 2.5F, n, q); },
               [](float a, float, float) { return std::min(std::max(a, -1.0F), 2.5F); });
 }
 
-TEST_CASE("exp, sqrt, sigmoid, tanh keep their bounds") {
+TEST_CASE("exp, sqrt, sigmoid, tanh are within their bounds") {
   elementwise([](F o, A a, A, A, int n, int q) { k::exp(o, a, n, q); },
               [](float a, float, float) { return std::exp(static_cast<double>(a)); }, 4);
   elementwise([](F o, A a, A, A, int n, int q) { k::sqrt(o, a, n, q); },
@@ -138,7 +138,7 @@ TEST_CASE("exp, sqrt, sigmoid, tanh keep their bounds") {
               [](float a, float, float) { return std::tanh(static_cast<double>(a)); }, 8);
 }
 
-TEST_CASE("NaN and Inf of relu, clamp, exp, sqrt, sigmoid and tanh are those of IEEE 754") {
+TEST_CASE("elementwise kernels treat NaN and Inf as IEEE 754 does") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> special = {nan, -nan, kInf, -kInf, -2, 0, 3};
   const auto n = static_cast<int>(special.size());
@@ -165,7 +165,7 @@ TEST_CASE("NaN and Inf of relu, clamp, exp, sqrt, sigmoid and tanh are those of 
   check("tanh", [n](F o, A a) { k::tanh(o, a, n); }, [](float x) { return std::tanh(x); });
 }
 
-TEST_CASE("elementwise kernels work in place and on parts of arrays") {
+TEST_CASE("elementwise kernels work in place and on subarrays") {
   for (const int n : {5, 64, 300, 1000}) {
     Guarded a(n), b(n);
     const std::vector<float> before = a.values();
@@ -177,7 +177,7 @@ TEST_CASE("elementwise kernels work in place and on parts of arrays") {
   }
 }
 
-TEST_CASE("sums do not depend on the number of QPUs and keep their bound") {
+TEST_CASE("sums are within bounds and independent of QPU count") {
   for (const int n : kSizes) {
     const SharedArray<float> a = tight(n), b = tight(n);
     double sum = 0, sizes = 0, dot = 0, products = 0, squares = 0;
@@ -225,7 +225,7 @@ TEST_CASE("max and argmax find the first greatest element") {
     if (n == 0) continue;
     SharedArray<float> a = tight(n);
     for (int round = 0; round < 4; ++round) {
-      // Few values, so that there are equal ones.
+      // Few distinct values, so that some are equal.
       if (round == 2)
         for (float& x : a) x = static_cast<float>(dice(-3, 0));
       if (round == 3) a[dice(0, n - 1)] = kInf;
@@ -241,7 +241,7 @@ TEST_CASE("max and argmax find the first greatest element") {
   }
 }
 
-TEST_CASE("sums of nothing are 0, there is no maximum of nothing") {
+TEST_CASE("an empty sum is 0, an empty maximum is an error") {
   CHECK(k::sum(nullptr, 0) == 0);
   CHECK(k::dot(nullptr, nullptr, 0) == 0);
   CHECK(k::norm(nullptr, 0) == 0);
@@ -249,7 +249,7 @@ TEST_CASE("sums of nothing are 0, there is no maximum of nothing") {
                        "kernels::max: n is 0, must be at least 1"));
 }
 
-TEST_CASE("ranges outside of arrays are refused before anything runs") {
+TEST_CASE("ranges outside of arrays are rejected before running") {
   SharedArray<float> a(64), b(64);
   const auto refused = [](auto f) { return test::thrown<qpu::ArgumentError>(f); };
   CHECK(test::contains(refused([&] { k::add(a, b, b, 65); }),
@@ -258,7 +258,7 @@ TEST_CASE("ranges outside of arrays are refused before anything runs") {
   CHECK(test::contains(refused([&] { k::add(a, b, nullptr, 64); }), "b is null"));
   CHECK(test::contains(refused([&] { k::add(a, b, b, -1); }), "n is -1, must be at least 0"));
   CHECK(test::contains(refused([&] { k::relu(a, F::fromAddress(b.getAddress() + 2), 3); }),
-                       "no multiple of 4"));
+                       "not a multiple of 4"));
   CHECK(test::contains(refused([&] { k::sum(F::fromAddress(64), 1); }), "nearest is"));
   CHECK(test::contains(refused([&] { k::add(a, b, b, 64, 13); }), "12 QPUs"));
   CHECK_NOTHROW(k::add(nullptr, nullptr, nullptr, 0));
@@ -267,14 +267,14 @@ TEST_CASE("ranges outside of arrays are refused before anything runs") {
 
 namespace {
 
-// What a chain of `adds` truncated sums of these products may be off by.
+// The error bound of a chain of `adds` truncated sums of these products.
 double chainBound(int adds, double products) { return (adds + 2) * 0x1p-23 * products + 1e-37; }
 
 struct Shape {
   int m, n, k;
 };
 
-// A matrix in a guarded array of its own, with rows a little apart.
+// A matrix in a guarded array, with a gap between its rows.
 struct TestMatrix {
   int rows, columns, stride;
   bool transposed;
@@ -315,7 +315,7 @@ void checkMatvec(int m, int n, bool transposed = false) {
   }
 }
 
-// `qpus` of 0: any number.
+// A `qpus` of 0 selects any number.
 void checkMatmul(const Shape& s, bool transposeA = false, bool transposeB = false, int qpus = 0) {
   const TestMatrix a(s.m, s.k, transposeA), b(s.k, s.n, transposeB);
   TestMatrix c(s.m, s.n), again(s.m, s.n);
@@ -355,46 +355,46 @@ void checkMatmul(const Shape& s, bool transposeA = false, bool transposeB = fals
 
 }  // namespace
 
-TEST_CASE("matvec of any shape") {
+TEST_CASE("matvec works for any shape") {
   for (const int m : {0, 1, 7, 8, 9, 100})
     for (const int n : {0, 1, 15, 16, 17, 127, 128, 129, 1000}) checkMatvec(m, n);
   for (int i = 0; i < 60; ++i) checkMatvec(dice(1, 40), dice(1, 600), i % 4 == 3);
   checkMatvec(13, 20000);
 }
 
-TEST_CASE("matmul of any shape, with strides, transposed, added to what is there") {
+TEST_CASE("matmul works for any shape, stride and beta") {
   for (const int m : {1, 8, 9})
     for (const int n : {1, 16, 63, 64, 65})
       for (const int l : {0, 1, 15, 16, 17, 33}) checkMatmul({m, n, l});
   for (int i = 0; i < 120; ++i)
     checkMatmul({dice(1, 40), dice(1, 150), dice(1, 70)}, dice(0, 2) == 0, dice(0, 2) == 0);
   checkMatmul({100, 100, 100});
-  // Wide enough for a copy of a.
+  // Wide enough that a is copied.
   for (int i = 0; i < 6; ++i)
     checkMatmul({dice(8, 50), dice(256, 300), dice(64, 100)}, i % 2 == 0, i % 3 == 0);
 }
 
-// By the kernel whose first QPU loads b; the other count is 1, which never does that.
-TEST_CASE("matmul with all QPUs gives the same bits as with one") {
+// With all QPUs, the first one loads b in a separate kernel. With one QPU, this never happens.
+TEST_CASE("matmul gives the same bits on one and on all QPUs") {
   for (const int m : {65, 66, 88, 95, 154})
     for (const int l : {15, 16, 17, 24, 37}) checkMatmul({m, 64, l}, false, false, 12);
   for (int i = 0; i < 6; ++i)
     checkMatmul({dice(66, 190), dice(64, 200), dice(16, 60)}, false, i % 3 == 2, 12);
-  // Some QPUs have no tile, and are early for the next column.
+  // Some QPUs have no tile and reach the next column early.
   for (const int l : {16, 17, 32, 40, 48})
     for (int i = 0; i < 3; ++i) checkMatmul({66, 192, l}, false, false, 12);
-  // Rows of b that are too far apart for one DMA of several.
+  // Rows of b that are too far apart for one DMA transfer of several rows.
   checkMatmul({67, 2100, 20}, false, false, 12);
 }
 
-TEST_CASE("matmul refuses what does not fit") {
+TEST_CASE("matmul rejects invalid shapes") {
   SharedArray<float> a(64);
   const auto refused = [](auto f) { return test::thrown<qpu::ArgumentError>(f); };
   const k::Matrix square(a, 8);
   CHECK(test::contains(refused([&] { k::matmul(square, square, square, 8, 8, 9); }),
                        "kernels::matmul: a: 65 elements"));
   CHECK(test::contains(refused([&] { k::matmul(k::Matrix(a, 4), square, square, 8, 8, 8); }),
-                       "c's rows are 4 apart and overlap"));
+                       "c's row stride is 4, must be at least "));
   CHECK(test::contains(refused([&] { k::matmul(k::Matrix(a, 1, 8), square, square, 8, 8, 8); }),
                        "c's column stride must be 1"));
   CHECK(test::contains(refused([&] { k::matmul(square, square, square, 8, -8, 8); }), "n is -8"));
@@ -447,7 +447,8 @@ k::Window randomWindow() {
   return w;
 }
 
-// Element (c, y, x) of the window over output pixel (oy, ox) of image b, or null.
+// Calls `get` with the index in the image, and in the kernel, of each element of the window over output
+// pixel (oy, ox) that is inside image b.
 template <typename Get>
 void overWindow(const k::Window& w, int b, int c, int oy, int ox, Get get) {
   for (int y = 0; y < w.kernelHeight; ++y)
@@ -541,10 +542,10 @@ void checkBatchNorm(int batch, int channels, int size) {
 
 }  // namespace
 
-TEST_CASE("softmax of any shape") {
+TEST_CASE("softmax works for any shape") {
   for (const int columns : {0, 1, 15, 16, 17, 63, 64, 65, 128, 300, 1000})
     for (const int rows : {0, 1, 5, 13}) checkSoftmax(rows, columns);
-  // An element far below the others, and rows of one value.
+  // One element far below the others, and rows of equal values.
   SharedArray<float> a(70), out(70);
   for (float& x : a) x = 1000;
   a[3] = -kInf;
@@ -553,7 +554,7 @@ TEST_CASE("softmax of any shape") {
   CHECK(out[69] == doctest::Approx(1.0 / 69));
 }
 
-TEST_CASE("softmax of a row with NaN or +Inf, or of -Inf alone, is NaN, and other rows are not") {
+TEST_CASE("softmax gives NaN only in rows with NaN, +Inf or all -Inf") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   for (const int columns : {1, 20, 64, 65, 200}) {
     for (const float special : {nan, -nan, kInf, -kInf}) {
@@ -574,7 +575,7 @@ TEST_CASE("softmax of a row with NaN or +Inf, or of -Inf alone, is NaN, and othe
   }
 }
 
-TEST_CASE("conv2d of any shape") {
+TEST_CASE("conv2d works for any shape") {
   for (int i = 0; i < 80; ++i) checkConv(randomWindow(), dice(1, 12));
   k::Window w;
   w.channels = 3;
@@ -584,14 +585,14 @@ TEST_CASE("conv2d of any shape") {
   checkConv(w, 17);
 }
 
-TEST_CASE("conv2d in groups") {
+TEST_CASE("conv2d works in groups") {
   for (int i = 0; i < 20; ++i) {
     k::Window w = randomWindow();
     w.groups = dice(2, 4);
     w.channels *= w.groups;
     checkConv(w, w.groups * dice(1, 4));
   }
-  // Each channel by itself.
+  // Depthwise: one group per channel.
   k::Window w;
   w.channels = w.groups = 6;
   w.height = w.width = 9;
@@ -605,21 +606,21 @@ TEST_CASE("conv2d in groups") {
       k::conv2d(out, a, weights, nullptr, w, outChannels);
     });
   };
-  CHECK(test::contains(refused(4, 4), "6 channels do not fall into 4 groups"));
-  CHECK(test::contains(refused(3, 4), "4 output channels do not fall into 3 groups"));
+  CHECK(test::contains(refused(4, 4), "6 channels cannot be divided into 4 groups"));
+  CHECK(test::contains(refused(3, 4), "4 output channels cannot be divided into 3 groups"));
   CHECK(test::contains(refused(0, 6), "groups is 0, must be at least 1"));
 }
 
-TEST_CASE("maxPool2d of any shape") {
+TEST_CASE("maxPool2d works for any shape") {
   for (int i = 0; i < 80; ++i) checkPool(randomWindow());
 }
 
-TEST_CASE("batchNorm of any shape") {
+TEST_CASE("batchNorm works for any shape") {
   for (int i = 0; i < 40; ++i) checkBatchNorm(dice(0, 4), dice(1, 20), dice(0, 200));
   checkBatchNorm(1, 3, 3000);
 }
 
-TEST_CASE("windows that do not fit are refused") {
+TEST_CASE("invalid windows are rejected") {
   SharedArray<float> a(64);
   const auto refused = [&](auto change) {
     k::Window w;
@@ -636,7 +637,7 @@ TEST_CASE("windows that do not fit are refused") {
   CHECK(test::contains(refused([](k::Window& w) { w.channels = 0; }), "channels is 0"));
 }
 
-TEST_CASE("the C functions compute the same and report failures") {
+TEST_CASE("the C functions compute the same and report errors") {
   const int n = 100;
   SharedArray<float> a = tight(n), b = tight(n), out(n), expected(n);
   float* const p = out.getPointer();
@@ -657,5 +658,5 @@ TEST_CASE("the C functions compute the same and report failures") {
   CHECK(test::contains(qpu_last_error(), "n is -1"));
   float outside = 0;
   CHECK(qpu_relu(p, &outside, 1, 0) == -1);
-  CHECK(test::contains(qpu_last_error(), "live SharedArrays only"));
+  CHECK(test::contains(qpu_last_error(), "only pointers into live SharedArrays"));
 }

@@ -1,4 +1,4 @@
-// Each construct of the language, on vectors whose results are known.
+// Each construct of the language, on vectors with known results.
 #include <cmath>
 
 #include "tests/run.hpp"
@@ -37,7 +37,7 @@ TEST_CASE("Int operators work per element") {
   CHECK(ints([](Int& x) { return ror(x + 1, 1); })[0] == INT32_MIN);
 }
 
-TEST_CASE("compound assignments are the plain ones") {
+TEST_CASE("compound assignments equal the plain operators") {
   CHECK(ints([](Int& x) {
           x += 1;
           x *= 3;
@@ -51,7 +51,7 @@ TEST_CASE("compound assignments are the plain ones") {
         }) == expected([](int i) { return ((((i + 1) * 3 - 2) << 3 | 1) ^ 2) & 0xff; }));
 }
 
-TEST_CASE("comparisons, and, or, not choose elements") {
+TEST_CASE("comparisons, and, or, not select elements") {
   const auto where = [](auto condition) {
     return ints([condition](Int& x) -> Int {
       Int r = 0;
@@ -101,7 +101,7 @@ TEST_CASE("Where has an Else and nests") {
         }) == expected([](int i) { return i < 4 ? 2 : i < 8 ? 11 : i == 15 ? 5 : -1; }));
 }
 
-TEST_CASE("a variable assigned to itself inside Where stays as it is") {
+TEST_CASE("assigning a variable to itself in Where keeps it") {
   CHECK(ints([](Int& x) {
           Where (x > 4)
             x = x;
@@ -110,7 +110,7 @@ TEST_CASE("a variable assigned to itself inside Where stays as it is") {
         }) == ints([](Int& x) { return x; }));
 }
 
-TEST_CASE("a Where keeps its mask when the condition's variables change inside") {
+TEST_CASE("Where keeps its mask if the condition's variables change") {
   CHECK(ints([](Int& x) {
           Where (x > 4)
             x = 0;
@@ -145,7 +145,7 @@ TEST_CASE("If branches on any and all, with Else and nesting") {
   CHECK(branch([](Int& x) { return !all(x > 0); }) == 1);
   CHECK(branch([](Int& x) { return any(x == 1) && all(x < 16); }) == 1);
   CHECK(branch([](Int& x) { return any(x == 99) || all(x < 15); }) == 2);
-  // A comparison alone means any().
+  // A comparison without any() or all() means any().
   CHECK(branch([](Int& x) { return x == 15; }) == 1);
 }
 
@@ -161,7 +161,7 @@ TEST_CASE("If inside Where keeps the mask") {
         }) == expected([](int i) { return i < 5 ? 4 : 0; }));
 }
 
-TEST_CASE("While runs while its condition holds, not at all if it never does") {
+TEST_CASE("While checks its condition before the first iteration") {
   CHECK(ints([](Int& x) {
           Int n = 0;
           While (any(x < 20))
@@ -175,7 +175,7 @@ TEST_CASE("While runs while its condition holds, not at all if it never does") {
         }) == expected([](int) { return 20; }));
 }
 
-TEST_CASE("For counts, and its step runs after the body") {
+TEST_CASE("For runs its step after the body") {
   CHECK(ints([](Int& x) {
           Int sum = 0;
           For (Int i = 0, i < 5, i = i + 1)
@@ -209,12 +209,12 @@ TEST_CASE("a construct is one C++ statement") {
   CHECK(count(false) == expected([](int i) { return i + 2; }));
 }
 
-TEST_CASE("rotate moves element 0 to element n, by constant and by variable") {
+TEST_CASE("rotate moves element 0 to element n") {
   for (int n = 0; n < 16; ++n) {
     CHECK(ints([n](Int& x) { return rotate(x, n); }) ==
           expected([n](int i) { return (i - n + 16) % 16; }));
     CHECK(ints([n](Int& x) {
-            Int amount = x + n;  // element 0 counts: n
+            Int amount = x + n;  // only element 0 counts: n
             return rotate(x, amount);
           }) == expected([n](int i) { return (i - n + 16) % 16; }));
   }
@@ -229,7 +229,7 @@ TEST_CASE("rotate may write the vector it reads") {
         }) == expected([](int i) { return (i + 13) % 16; }));
 }
 
-TEST_CASE("Float arithmetic and conversions") {
+TEST_CASE("Float arithmetic and conversions have known results") {
   CHECK(ints([](Int& x) {
           Float f = toFloat(x) * 0.5;
           f = f + 1;
@@ -247,11 +247,11 @@ TEST_CASE("Float arithmetic and conversions") {
   CHECK(ints([](Int& x) { return toInt(-toFloat(x)); }) == expected([](int i) { return -i; }));
 }
 
-TEST_CASE("p[i] counts elements and *p reads from the first address only") {
+TEST_CASE("p[i] counts elements, *p loads from the first address") {
   SharedArray<int> in(64), out(16);
   for (int i = 0; i < 64; ++i) in[i] = i;
   compile([](Ptr<Int> p, Ptr<Int> q) {
-    Ptr<Int> far = p + index() * 3;  // only element 0's address counts
+    Ptr<Int> far = p + index() * 3;  // only the address of element 0 counts
     *q = p[16] + *far + (p + 32)[-16];
   })(&in, &out);
   for (int i = 0; i < 16; ++i) CHECK(out[i] == (16 + i) + i + (16 + i));
@@ -262,7 +262,7 @@ TEST_CASE("gather fetches from sixteen addresses") {
   for (int i = 0; i < 64; ++i) in[i] = static_cast<float>(i);
   compile([](Ptr<Float> p, Ptr<Float> q) {
     gather(p + 63 - index() * 4);
-    gather(p);  // one address sixteen times
+    gather(p);  // the same address for all elements
     Float x;
     receive(x);
     store(x, q);
@@ -275,7 +275,7 @@ TEST_CASE("gather fetches from sixteen addresses") {
   }
 }
 
-TEST_CASE("gather reads when it asks, not when it is received") {
+TEST_CASE("gather reads at the request, not at receive") {
   SharedArray<int> a(16);
   compile([](Ptr<Int> p) {
     gather(p + index());
@@ -287,7 +287,7 @@ TEST_CASE("gather reads when it asks, not when it is received") {
   CHECK(a[0] == 50);
 }
 
-TEST_CASE("receive inside Where changes the chosen elements") {
+TEST_CASE("receive inside Where changes the selected elements") {
   SharedArray<int> a(16);
   for (int i = 0; i < 16; ++i) a[i] = 100 + i;
   compile([](Ptr<Int> p) {
@@ -301,7 +301,7 @@ TEST_CASE("receive inside Where changes the chosen elements") {
   for (int i = 0; i < 16; ++i) CHECK(a[i] == (i > 7 ? 100 + i : i));
 }
 
-TEST_CASE("Ptr<Ptr<T>>: arrays of arrays") {
+TEST_CASE("Ptr<Ptr<T>> accesses arrays of arrays") {
   SharedArray<float> first(32), second(32), out(32);
   for (int i = 0; i < 32; ++i) {
     first[i] = static_cast<float>(i);
@@ -330,7 +330,7 @@ TEST_CASE("pointers can be stored and gathered") {
   SharedArray<int*> table(16);
   compile([](Ptr<Int> p, Ptr<Ptr<Int>> t, Ptr<Int> q) {
     Ptr<Int> own = p + index() * 2;
-    *t = own;  // waits, as the gather below does not
+    *t = own;  // waits for the store, because the gather below does not
     Ptr<Int> again;
     gather(t + index());
     receive(again);
@@ -345,7 +345,7 @@ TEST_CASE("pointers can be stored and gathered") {
   }
 }
 
-TEST_CASE("me and numQPUs tell the QPUs apart") {
+TEST_CASE("me and numQPUs identify the QPUs") {
   SharedArray<int> out(12 * 16);
   auto k = compile([](Ptr<Int> p) { p[me() << 4] = me() * 100 + numQPUs(); });
   for (int n = 1; n <= 12; ++n) {
@@ -355,7 +355,7 @@ TEST_CASE("me and numQPUs tell the QPUs apart") {
   }
 }
 
-TEST_CASE("a kernel function may take its parameters by reference and change them") {
+TEST_CASE("kernel functions may modify parameters by reference") {
   SharedArray<int> out(16);
   auto k = compile([](Int& n, const Float& f, Ptr<Int>& p) {
     n = n + toInt(f);
@@ -367,7 +367,7 @@ TEST_CASE("a kernel function may take its parameters by reference and change the
   }
 }
 
-TEST_CASE("a kernel is traced once") {
+TEST_CASE("a kernel function runs once, at compile") {
   int traced = 0;
   SharedArray<int> out(16);
   const auto k = compile([&traced](Int n, Ptr<Int> p) {
@@ -379,7 +379,7 @@ TEST_CASE("a kernel is traced once") {
   CHECK(traced == 1);
 }
 
-TEST_CASE("copies of a kernel share the program and keep their own QPU count") {
+TEST_CASE("copies of a kernel have separate QPU counts") {
   SharedArray<int> out(32);
   auto one = compile([](Ptr<Int> p) { p[me() << 4] = numQPUs(); }, "count");
   auto two = one;
@@ -391,7 +391,7 @@ TEST_CASE("copies of a kernel share the program and keep their own QPU count") {
   CHECK(std::string(two.name()) == "count");
 }
 
-TEST_CASE("a kernel of many variables and statements") {
+TEST_CASE("kernels may have many variables and statements") {
   const int n = 3000;
   CHECK(ints([](Int& x) {
           Int sum = 0;
@@ -405,7 +405,7 @@ TEST_CASE("a kernel of many variables and statements") {
         }) == expected([](int i) { return i > 0 ? n : 0; }));
 }
 
-TEST_CASE("an expression used many times in itself is computed once") {
+TEST_CASE("a shared subexpression is computed once") {
   CHECK(ints([](Int& x) {
           IntExpr e = x;
           for (int i = 0; i < 40; ++i) e = e + e - x;
@@ -413,7 +413,7 @@ TEST_CASE("an expression used many times in itself is computed once") {
         }) == expected([](int i) { return i; }));
 }
 
-TEST_CASE("mul24 is the product of Int") {
+TEST_CASE("mul24 equals the product of Int") {
   CHECK(ints([](Int& x) { return mul24(x - 8, 5); }) ==
         expected([](int i) { return static_cast<int>((static_cast<unsigned>(i - 8) & 0xffffffU) * 5U); }));
 }
@@ -439,7 +439,7 @@ TEST_CASE("broadcast copies one element to all") {
   }
 }
 
-TEST_CASE("recip, rsqrt, exp2 and log2 are off by some 3e-5, never 1e-4") {
+TEST_CASE("special functions are within their error bounds") {
   constexpr int vectors = 64;
   SharedArray<float> in(16 * vectors), out(64 * vectors);
   for (int i = 0; i < 16 * vectors; ++i) in[i] = 0.01F * std::exp(0.01F * static_cast<float>(i));
@@ -454,7 +454,7 @@ TEST_CASE("recip, rsqrt, exp2 and log2 are off by some 3e-5, never 1e-4") {
       q = q + 64;
     End
   })(&in, &out);
-  // recip, rsqrt and exp2 by ratio; log2 by difference where it is small.
+  // Relative errors for recip, rsqrt and exp2; absolute ones where log2 is small.
   std::array<double, 4> most{}, sum{};
   for (int i = 0; i < 16 * vectors; ++i) {
     const auto x = static_cast<double>(in[i]);
@@ -477,7 +477,7 @@ TEST_CASE("recip, rsqrt, exp2 and log2 are off by some 3e-5, never 1e-4") {
   }
 }
 
-TEST_CASE("special functions give what was published of hardware") {
+TEST_CASE("special functions match published hardware results") {
   SharedArray<float> out(64);
   compile([](Ptr<Float> q) {
     const auto at = [](int i, float x, Float& v) {
@@ -499,7 +499,7 @@ TEST_CASE("special functions give what was published of hardware") {
   CHECK(out[17] == doctest::Approx(6.643829).epsilon(1e-6));
 }
 
-TEST_CASE("store of n words leaves what follows") {
+TEST_CASE("store of n words does not change the following words") {
   SharedArray<int> out(32);
   auto k = compile([](Ptr<Int> p, Int n) {
     store(index() + 1, p, n);
@@ -525,7 +525,7 @@ TEST_CASE("store of n words needs no room for 16") {
   CHECK(table[1].address() == data.getAddress() + 4);
 }
 
-TEST_CASE("constants are folded as they are computed") {
+TEST_CASE("constant folding gives the computed results") {
   const auto both = [](auto f) {
     const Ints folded = ints([f](Int&) -> Int { return f(IntExpr(-77), IntExpr(37)); });
     const Ints run = ints([f](Int&) -> Int {

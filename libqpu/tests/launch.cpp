@@ -1,9 +1,8 @@
-// Kernels on the hardware's backends, with a Raspberry Pi that is a test double
-// and hands what is launched to the emulator.
+// Kernels on the hardware backends. The Raspberry Pi is a test double that runs launched programs on the
+// emulator.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <fstream>
 #include <sys/wait.h>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "runtime/sha256.hpp"
 #include "runtime/words.hpp"
 #include "tests/fake_vcio.hpp"
+#include "tests/folder.hpp"
 #include "tests/run.hpp"
 #include "tutorial/oet.hpp"
 #include "tutorial/rot3d.hpp"
@@ -25,48 +25,20 @@
 using test::contains;
 using test::FakeTree;
 using test::FakeVcio;
+using test::Folder;
+using test::Setting;
 using test::thrown;
 
 namespace {
 
-struct Setting {
-  Setting(const char* key, const std::string& value) : name(key) {
-    setenv(key, value.c_str(), 1);
-  }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { unsetenv(name); }
-  const char* name;
-};
-
-// A Pi in this machine's place.
+// Replaces this machine with a Raspberry Pi.
 struct Pi {
   FakeVcio os{8U << 20U};
   FakeTree tree;
   qpu::runtime::WithHost host{tree.host(os)};
 };
 
-struct Folder {
-  Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "qpu-cache-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = pattern;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
-    std::filesystem::remove_all(path);
-  }
-  std::vector<std::filesystem::path> files() const {
-    std::vector<std::filesystem::path> all;
-    for (const auto& f : std::filesystem::directory_iterator(path)) all.push_back(f.path());
-    return all;
-  }
-  std::filesystem::path path;
-};
-
-// What `f` writes to the process's standard error.
+// Returns what `f` writes to standard error.
 template <typename F>
 std::string standardErrorOf(F f) {
   std::FILE* const file = std::tmpfile();
@@ -91,7 +63,7 @@ void scaled(Int n, Float factor, Ptr<Float> x) {
   End
 }
 
-// So many live vectors that some must be kept in memory.
+// Has so many live vectors that some are spilled.
 void crowded(Ptr<Int> in, Ptr<Int> out) {
   Int x = in[0];
   std::vector<Int> all(160, Int(0));
@@ -116,7 +88,7 @@ void checkScaled(int qpus) {
 
 }  // namespace
 
-TEST_CASE("the best backend that works is taken") {
+TEST_CASE("the first backend that works is selected") {
   unsetenv("QPU_BACKEND");
   {
     const Pi pi;
@@ -163,7 +135,7 @@ TEST_CASE("kernels run on both hardware backends") {
   }
 }
 
-TEST_CASE("arrays and programs give their GPU memory back") {
+TEST_CASE("arrays and programs release their GPU memory") {
   Pi pi;
   const Setting s("QPU_BACKEND", "vc4-registers");
   checkScaled(3);
@@ -176,11 +148,11 @@ TEST_CASE("arrays and programs give their GPU memory back") {
   b.dealloc();
   CHECK(pi.os.allocations() == 0);
   CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> big(4U << 20U); }),
-                 "SharedArray of 4194304 elements: the GPU's memory of 64 MiB has no room"));
+                 "SharedArray of 4194304 elements: the GPU memory of 64 MiB has no room"));
   CHECK(pi.os.complaints().empty());
 }
 
-TEST_CASE("spilled vectors live in GPU memory, on the emulator in the host's") {
+TEST_CASE("spill slots are in GPU memory, or in host memory") {
   SharedArray<int> in(16);
   for (int i = 0; i < 16; ++i) in[i] = static_cast<int>(2654435761U * static_cast<unsigned>(i));
   SharedArray<int> expected(48);
@@ -239,17 +211,17 @@ TEST_CASE("threads take turns on the QPUs") {
   CHECK(pi.os.complaints().empty());
 }
 
-TEST_CASE("an array of another backend is no argument for the hardware") {
+TEST_CASE("hardware rejects an array of another backend") {
   SharedArray<float> x(16);
   Pi pi;
   const Setting s("QPU_BACKEND", "vc4-registers");
   const auto k = compile(scaled, "scaled");
   CHECK(contains(thrown<qpu::ArgumentError>([&] { k(16, 1, &x); }),
                  "kernel 'scaled': argument 3 was allocated while no hardware backend"));
-  CHECK(pi.os.launches() == 1);  // that which tried the backend
+  CHECK(pi.os.launches() == 1);  // the round trip that tested the backend
 }
 
-TEST_CASE("a kernel made for the interpreter runs where the backend changes to") {
+TEST_CASE("a kernel runs after a change of the backend") {
   const auto k = compile(scaled, "scaled");
   SharedArray<float> x(16);
   for (float& f : x) f = 2;
@@ -259,7 +231,7 @@ TEST_CASE("a kernel made for the interpreter runs where the backend changes to")
   for (const float f : x) CHECK(f == 18);
 }
 
-TEST_CASE("what no QPU can run is an error of compile() on the emulator") {
+TEST_CASE("on the emulator, compile() rejects what QPUs cannot run") {
   const auto f = [](Int) {
     for (int i = 0; i < 16; ++i) {
       semaInc(i);
@@ -273,7 +245,7 @@ TEST_CASE("what no QPU can run is an error of compile() on the emulator") {
   CHECK_THROWS_AS(k(1), qpu::CompileError);
 }
 
-TEST_CASE("a kernel is listed, with counts after a profiled run, and its cycles told") {
+TEST_CASE("a kernel has a listing, a profile and cycles") {
   auto k = compile(scaled, "scaled");
   k.setNumQPUs(2);
   SharedArray<float> x(64);
@@ -304,7 +276,7 @@ TEST_CASE("a kernel is listed, with counts after a profiled run, and its cycles 
   CHECK(std::fclose(file) == 0);
 }
 
-TEST_CASE("a kernel is saved, and refused a place that is none") {
+TEST_CASE("a kernel is saved unless its path is invalid") {
   const Folder folder;
   const auto k = compile(scaled, "scaled");
   const std::string path = (folder.path / "scaled.qpuo").string();
@@ -346,7 +318,7 @@ TEST_CASE("settings of compiler and emulator are checked") {
   CHECK(contains(thrown<qpu::BackendError>([] { checkScaled(1); }), "QPU_BOARD=Pi 9"));
 }
 
-TEST_CASE("a kernel that loops for ever ends by QPU_TIMEOUT_MS on the emulator") {
+TEST_CASE("QPU_TIMEOUT_MS ends an endless loop on the emulator") {
   const Setting s("QPU_BACKEND", "emulator");
   const Setting limit("QPU_TIMEOUT_MS", "3");
   auto k = compile([](Ptr<Int> p) {
@@ -360,13 +332,13 @@ TEST_CASE("a kernel that loops for ever ends by QPU_TIMEOUT_MS on the emulator")
   SharedArray<int> out(16);
   const std::string text = thrown<qpu::ExecutionError>([&] { k(&out); });
   CHECK(contains(text, "kernel 'endless', QPU "));
-  CHECK(contains(text, "has not ended in 3 ms, 1200000 clocks of the modelled pi3. It loops"));
-  // Its machine and the next kernel are none the worse.
+  CHECK(contains(text, "has not finished within 3 ms, 1200000 clocks of the modelled pi3. It loops"));
+  // The timeout does not affect the next kernel.
   checkScaled(1);
 }
 
-TEST_CASE("a lenient emulator warns of what is not sure, once, and goes on") {
-  // Two stores with one wait.
+TEST_CASE("a lenient emulator warns once and continues") {
+  // Two stores with a single wait.
   const std::string text =
       "ldi vpm_wr_setup, 0x1a00\nldi vpm, 7\nldi vpm_wr_setup, 0x80904000\nmov r1, uniform\n"
       "mov vpm_st_addr, r1\nmov vpm_st_addr, r1\nnop; read vpm_st_wait\nnop; thrend\nnop\nnop\n";
@@ -385,12 +357,12 @@ TEST_CASE("a lenient emulator warns of what is not sure, once, and goes on") {
   });
   CHECK(out[15] == 7);
   const std::string warning = "libqpu: warning: kernel 'twice', QPU 0, instruction 5 (mov "
-                              "vpm_st_addr, r1): a DMA store is started while";
+                              "vpm_st_addr, r1): a DMA store is started without";
   CHECK(said.find(warning) == 0);
   CHECK(said.find(warning, 1) == std::string::npos);
 }
 
-TEST_CASE("QPU_MODEL takes an end of the ranges or a file") {
+TEST_CASE("QPU_MODEL accepts an end of the ranges or a file") {
   const Setting s("QPU_BACKEND", "emulator");
   const auto cycles = [](const char* model) {
     const Setting chosen("QPU_MODEL", model);
@@ -430,7 +402,7 @@ TEST_CASE("QPU_MODEL takes an end of the ranges or a file") {
                  "is for board zero, and QPU_BOARD is pi1"));
 }
 
-TEST_CASE("SHA-256 of the standard's examples") {
+TEST_CASE("SHA-256 gives the results of the standard") {
   using qpu::runtime::sha256;
   CHECK(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   CHECK(sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -440,7 +412,7 @@ TEST_CASE("SHA-256 of the standard's examples") {
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST_CASE("a kernel is compiled once: then it comes from memory, and from disk") {
+TEST_CASE("a kernel is compiled once, then cached") {
   const Folder folder;
   const Setting cache("QPU_CACHE", folder.path.string());
   const Setting s("QPU_BACKEND", "emulator");
@@ -463,7 +435,7 @@ TEST_CASE("a kernel is compiled once: then it comes from memory, and from disk")
   CHECK(folder.files().size() == 2);
 }
 
-TEST_CASE("torn, emptied and foreign files of the cache are compiled anew") {
+TEST_CASE("damaged cache files are recompiled") {
   const Folder folder;
   const Setting cache("QPU_CACHE", folder.path.string());
   const Setting s("QPU_BACKEND", "emulator");
@@ -486,7 +458,7 @@ TEST_CASE("torn, emptied and foreign files of the cache are compiled anew") {
   }
 }
 
-TEST_CASE("a disk that takes nothing is no error") {
+TEST_CASE("an unwritable cache is not an error") {
   const Folder folder;
   const Setting s("QPU_BACKEND", "emulator");
   std::ofstream(folder.path / "file") << "in the way";
@@ -499,7 +471,7 @@ TEST_CASE("a disk that takes nothing is no error") {
   CHECK(folder.files().size() == 1);
 }
 
-TEST_CASE("the cache's folder") {
+TEST_CASE("the cache folder follows the environment") {
   const auto folder = qpu::runtime::cacheFolder;
   unsetenv("QPU_CACHE");
   {
@@ -512,7 +484,7 @@ TEST_CASE("the cache's folder") {
   CHECK(folder().empty());
 }
 
-TEST_CASE("the folder is kept within its limit, the longest unused go first") {
+TEST_CASE("the least recently used cache files are removed first") {
   const Folder folder;
   const auto now = std::filesystem::file_time_type::clock::now();
   for (int i = 0; i < 10; ++i) {
@@ -533,7 +505,7 @@ TEST_CASE("the folder is kept within its limit, the longest unused go first") {
   CHECK(std::filesystem::exists(folder.path / "4.qpuo"));
 }
 
-TEST_CASE("many processes fill one cache") {
+TEST_CASE("many processes can write one cache") {
   const Folder folder;
   const Setting cache("QPU_CACHE", folder.path.string());
   const Setting s("QPU_BACKEND", "emulator");
@@ -566,7 +538,7 @@ TEST_CASE("many processes fill one cache") {
   }
 }
 
-TEST_CASE("copies to GPU memory use aligned words at every offset") {
+TEST_CASE("copies to GPU memory use aligned words") {
   std::array<std::uint32_t, 40> from{}, to{};
   for (std::uint32_t i = 0; i < 40; ++i) from[i] = 100 + i;
   for (std::size_t a = 0; a < 3; ++a)

@@ -1,5 +1,5 @@
-// Optimising never makes a kernel slower, by the clocks of the emulator's model: the tutorial's programs, kernels as a
-// course project wrote them, the kernel library, and kernels made at random.
+// Optimisation never makes a kernel slower, measured in clocks of the emulator's model: the tutorial's programs, kernels
+// of a course project, the kernel library, and random kernels.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -186,7 +186,7 @@ void addLibrary(std::vector<Work>& all) {
   }
 }
 
-// In a process of its own, where the library's kernels are compiled at that level.
+// Runs in a child process, so that the library's kernels are compiled at that level.
 Clocks clocksAt(int level, const std::vector<Work>& all) {
   std::array<int, 2> ends{};
   REQUIRE(pipe(ends.data()) == 0);
@@ -222,10 +222,10 @@ Clocks clocksAt(int level, const std::vector<Work>& all) {
   return result;
 }
 
-// Which QPU finds memory and the DMA busy is chance, and moves a few per cent.
-constexpr double kChance = 1.05;
-// Full optimisation may meet that chance where less does not.
-constexpr double kMoreChance = 1.25;
+// Contention for memory and DMA differs between the levels and changes the clocks by a few percent.
+constexpr double kContention = 1.05;
+// Full optimisation may cause contention that lower levels do not have.
+constexpr double kMoreContention = 1.25;
 
 double times(const Clocks& x, const Clocks& y, std::size_t i) {
   return static_cast<double>(x[i]) / static_cast<double>(y[i]);
@@ -236,9 +236,9 @@ void compareLevels(const std::vector<Work>& all) {
   double sum = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
     INFO(all[i].name << ": " << none[i] << ", " << some[i] << ", " << full[i] << " clocks at levels 0, 1, 2");
-    CHECK(times(some, none, i) <= kChance);
-    CHECK(times(full, none, i) <= kChance);
-    CHECK(times(full, some, i) <= kMoreChance);
+    CHECK(times(some, none, i) <= kContention);
+    CHECK(times(full, none, i) <= kContention);
+    CHECK(times(full, some, i) <= kMoreContention);
     sum += times(full, some, i);
   }
   CHECK(sum <= static_cast<double>(all.size()) * 1.005);
@@ -246,20 +246,20 @@ void compareLevels(const std::vector<Work>& all) {
 
 }  // namespace
 
-TEST_CASE("optimising slows down no program of the tutorial") {
+TEST_CASE("optimisation slows down no tutorial program") {
   std::vector<Work> all;
   addTutorial(all);
   compareLevels(all);
 }
 
-TEST_CASE("optimising slows down no kernel of the library") {
+TEST_CASE("optimisation slows down no library kernel") {
   std::vector<Work> all;
   addLibrary(all);
   compareLevels(all);
 }
 
-TEST_CASE("requests that the source keeps in flight stay in flight") {
-  // Two vectors ahead of their use, with almost nothing to compute.
+TEST_CASE("optimisation keeps requests in flight") {
+  // Requests two vectors ahead, with almost no computation.
   std::vector<Work> all;
   for (const int qpus : {1, 2, 3, 4})
     all.push_back({"QPUs: " + std::to_string(qpus), [qpus] { matrixVector(96, 10'000, qpus); }});
@@ -271,7 +271,7 @@ TEST_CASE("requests that the source keeps in flight stay in flight") {
   }
 }
 
-TEST_CASE("the scheduler expects the latencies of the model") {
+TEST_CASE("the scheduler uses the latencies of the model") {
   using qpu::emu::Board;
   namespace c = qpu::compiler;
   const auto instructions = [](double clocks) { return std::lround(clocks / 4); };

@@ -32,7 +32,7 @@ Object example() {
 
 }  // namespace
 
-TEST_CASE("a listing of a kernel") {
+TEST_CASE("a listing shows instructions and their sources") {
   CHECK(listing(example()) ==
         "# kernel rot3D: 11 instructions, 5 uniforms, 128 bytes of spills per QPU\n"
         "# uniform 0: argument 0\n"
@@ -57,7 +57,7 @@ TEST_CASE("a listing of a kernel") {
         "# 11 instructions, 1 (9 %) with both pipes, 5 nops\n");
 }
 
-TEST_CASE("a listing with counts of a run") {
+TEST_CASE("a listing shows the counts of a profiled run") {
   Object o = example();
   o.words.resize(2);
   o.siteOf.resize(2);
@@ -73,12 +73,12 @@ TEST_CASE("a listing with counts of a run") {
                   "on hardware)\n") != std::string::npos);
 }
 
-TEST_CASE("listings of what is not whole") {
+TEST_CASE("incomplete objects can be listed") {
   Object o;
   CHECK(listing(o).find("# kernel without name: 0 instructions") == 0);
   o.words = {0};
   CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
-  o.siteOf = {7};  // no such site
+  o.siteOf = {7};  // a site that does not exist
   CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
   const std::vector<Cycles> none;
   CHECK_THROWS_WITH_AS((void)listing(o, &none),

@@ -1,5 +1,5 @@
-// The functions of qpu/math.h against the C library in double, in units of the
-// last place of the float result.
+// Compares the functions of qpu/math.h with the C library in double precision, in units in the last
+// place (ulp) of the float result.
 #include "qpu/math.h"
 
 #include <cmath>
@@ -33,7 +33,7 @@ std::vector<float> apply(const std::vector<float>& in, F f) {
   return out;
 }
 
-// Greatest error of f against `exact`, in ulp.
+// The greatest error of f compared with `exact`, in ulp.
 template <typename F, typename Exact>
 double worst(const std::vector<float>& in, F f, Exact exact) {
   const std::vector<float> out = apply(in, f);
@@ -52,7 +52,7 @@ std::vector<float> evenly(float from, float to, int count) {
   return v;
 }
 
-// Every size, both signs.
+// Numbers of every magnitude, with both signs.
 std::vector<float> everywhere() {
   std::vector<float> v;
   for (int e = -120; e <= 120; e += 3)
@@ -68,7 +68,7 @@ std::vector<float> positive(std::vector<float> v) {
 
 }  // namespace
 
-TEST_CASE("reciprocal and div") {
+TEST_CASE("reciprocal and div are within their bounds") {
   CHECK(worst(everywhere(), [](Float& x) { return reciprocal(x); },
               [](double x) { return 1 / x; }) <= 3);
   CHECK(worst(everywhere(), [](Float& x) { return div(3.1F, x); },
@@ -77,7 +77,7 @@ TEST_CASE("reciprocal and div") {
         std::vector<float>{kInf, 0, 0});
 }
 
-TEST_CASE("sqrt and its reciprocal") {
+TEST_CASE("sqrt and its reciprocal are within their bounds") {
   CHECK(worst(positive(everywhere()), [](Float& x) { return reciprocalSqrt(x); },
               [](double x) { return 1 / std::sqrt(x); }) <= 4);
   CHECK(worst(positive(everywhere()), [](Float& x) { return sqrt(x); },
@@ -86,7 +86,7 @@ TEST_CASE("sqrt and its reciprocal") {
         std::vector<float>{0, 0, 0});
 }
 
-TEST_CASE("exp") {
+TEST_CASE("exp is within its bounds") {
   CHECK(worst(evenly(-86.9F, 88.7F, 20000), [](Float& x) { return exp(x); },
               [](double x) { return std::exp(x); }) <= 4);
   CHECK(apply({0.0F, 88.8F, 1000.0F, kInf, -88.0F, -1000.0F, -kInf},
@@ -94,7 +94,7 @@ TEST_CASE("exp") {
         std::vector<float>{1, kInf, kInf, kInf, 0, 0, 0});
 }
 
-TEST_CASE("log") {
+TEST_CASE("log is within its bounds") {
   CHECK(worst(positive(everywhere()), [](Float& x) { return log(x); },
               [](double x) { return std::log(x); }) <= 4);
   const std::vector<float> near = evenly(0.5F, 2.0F, 4000);
@@ -105,14 +105,14 @@ TEST_CASE("log") {
         std::vector<float>{-kInf, -kInf, 0});
 }
 
-TEST_CASE("sigmoid and tanh") {
+TEST_CASE("sigmoid and tanh are within their bounds") {
   CHECK(worst(evenly(-86.0F, 80.0F, 20000), [](Float& x) { return sigmoid(x); },
               [](double x) { return 1 / (1 + std::exp(-x)); }) <= 8);
   CHECK(worst(evenly(-10.0F, 10.0F, 20001), [](Float& x) { return tanh(x); },
               [](double x) { return std::tanh(x); }) <= 8);
   CHECK(worst(evenly(-1e-3F, 1e-3F, 1000), [](Float& x) { return tanh(x); },
               [](double x) { return std::tanh(x); }) <= 8);
-  // At the ends too, where the special function unit is not exact.
+  // Also at the limits, where the special function unit is not exact.
   const auto ends = apply({-kInf, kInf, 0.0F}, [](Float& x) { return sigmoid(x); });
   CHECK(ends[0] == 0);
   CHECK(std::fabs(ends[1] - 1.0F) <= 3 * ulp(0.5));
@@ -121,7 +121,7 @@ TEST_CASE("sigmoid and tanh") {
         std::vector<float>{-1, 1, 0});
 }
 
-TEST_CASE("select chooses per element, inside Where too") {
+TEST_CASE("select works per element, also inside Where") {
   CHECK(test::ints([](Int& x) { return select(x < 5, x, 100 - x); })[5] == 95);
   CHECK(apply({1.0F, -2.0F}, [](Float& x) {
           Float r = 0;
@@ -132,7 +132,7 @@ TEST_CASE("select chooses per element, inside Where too") {
         }) == std::vector<float>{2, 0});
 }
 
-TEST_CASE("sums, maxima and minima over a vector are in all elements") {
+TEST_CASE("reductions over a vector are in all elements") {
   test::Ints all{};
   all.fill(120);
   CHECK(test::ints([](Int& x) { return sumOf(x); }) == all);

@@ -1,4 +1,4 @@
-// Machine operations by hand and at random.
+// Builds machine operations explicitly and randomly.
 #ifndef QPU_TESTS_MIR_BUILD_HPP
 #define QPU_TESTS_MIR_BUILD_HPP
 
@@ -9,7 +9,7 @@
 
 namespace mir {
 
-// A kernel with uniforms in order: QPU number, input, output.
+// A kernel whose uniforms are QPU number, input and output.
 class Builder {
  public:
   Builder() {
@@ -26,7 +26,7 @@ class Builder {
 
   Function f;
   Vreg input = 0, output = 0;
-  std::uint32_t at = 0;  // the block that is built
+  std::uint32_t at = 0;  // the current block
 
   Vreg fresh() { return f.registers++; }
   Block& block() { return f.blocks[at]; }
@@ -40,7 +40,7 @@ class Builder {
     o.target = target;
     return o;
   }
-  // Ends the block with a jump to a new one.
+  // Ends the block with a jump to a new block.
   void next() {
     const auto fresh = static_cast<std::uint32_t>(f.blocks.size());
     f.blocks.emplace_back();
@@ -101,7 +101,7 @@ class Builder {
     push(Op::TmuReceive, v).unit = unit;
     return v;
   }
-  // Addresses of 16 words in a row at `base` + `bytes`.
+  // The addresses of 16 consecutive words at `base` + `bytes`.
   Vreg vectorAt(Vreg base, std::uint32_t bytes) {
     const Vreg e = elementNumber();
     const Vreg b = add(isa::AddOp::Shl, Operand::reg(e), Operand::imm(2));
@@ -121,8 +121,8 @@ class Builder {
   }
 };
 
-// A program over some variables with conditions, loops and diamonds that stores
-// all variables in the end.
+// A random program on several variables, with conditions, loops and diamonds. It stores all variables at
+// the end.
 struct RandomOptions {
   int variables = 10;
   int operations = 60;
@@ -323,8 +323,8 @@ class Random : public Builder {
   std::array<int, 2> outstanding_{};
 };
 
-// One step of a matrix product per `steps`: `rows` x `vectors` sums, a vector of
-// which `rows` elements are broadcast, and `vectors` vectors that are multiplied.
+// A matrix product loop with `steps` steps per iteration: `rows` x `vectors` sums, a vector of which
+// `rows` elements are broadcast, and `vectors` vectors to multiply.
 inline Function matrixBlock(int rows, int vectors, int steps) {
   Builder b;
   b.f.usesTwoTmus = true;

@@ -1,5 +1,4 @@
-// Runs machine operations over virtual registers as they stand: what the emitted
-// words must compute.
+// Evaluates machine operations on virtual registers, to give the expected results of the emitted code.
 #ifndef QPU_TESTS_MIR_EVALUATE_HPP
 #define QPU_TESTS_MIR_EVALUATE_HPP
 
@@ -15,7 +14,7 @@
 
 namespace mir {
 
-using namespace qpu::compiler;  // NOLINT(google-build-using-namespace): the tests' own
+using namespace qpu::compiler;  // NOLINT(google-build-using-namespace): for tests only
 using qpu::interp::Vector;
 namespace isa = qpu::isa;
 namespace arith = qpu::interp;
@@ -224,7 +223,7 @@ class Run {
         break;
       }
       case Op::TmuReceive:
-        if (tmu_[o.unit].empty()) throw std::logic_error("nothing was requested");
+        if (tmu_[o.unit].empty()) throw std::logic_error("no request is outstanding");
         write(o, tmu_[o.unit].front());
         tmu_[o.unit].pop_front();
         break;

@@ -1,5 +1,4 @@
-// What is wrong in a kernel's source is a CompileError that names the kernel
-// and the construct.
+// Errors in the source of a kernel: a CompileError names the kernel and the construct.
 #include <cmath>
 #include <cstdint>
 
@@ -10,7 +9,7 @@ using test::thrown;
 
 namespace {
 
-// The text of the error of a kernel named "bad" without parameters.
+// Returns the error of a kernel named "bad" without parameters.
 template <typename F>
 std::string refused(F f) {
   return thrown<qpu::CompileError>([f] { compile(f, "bad"); });
@@ -18,7 +17,7 @@ std::string refused(F f) {
 
 }  // namespace
 
-TEST_CASE("Else without If") {
+TEST_CASE("Else requires an open If or Where") {
   const std::string text = refused([] { qpu::Else_(); });
   CHECK(contains(text, "kernel 'bad'"));
   CHECK(contains(text, "Else at"));
@@ -26,7 +25,7 @@ TEST_CASE("Else without If") {
   CHECK(contains(text, "no If or Where is open"));
 }
 
-TEST_CASE("Else of a While") {
+TEST_CASE("Else in a While is an error") {
   const std::string text = refused([] {
     Int x = 0;
     While (any(x < 3))
@@ -39,7 +38,7 @@ TEST_CASE("Else of a While") {
   CHECK(contains(text, "belongs to While at"));
 }
 
-TEST_CASE("two Elses") {
+TEST_CASE("two Elses of one If are an error") {
   const std::string text = refused([] {
     Int x = 0;
     If (any(x < 3))
@@ -50,10 +49,10 @@ TEST_CASE("two Elses") {
       x = 3;
     End
   });
-  CHECK(contains(text, "has an Else already"));
+  CHECK(contains(text, "already has an Else"));
 }
 
-TEST_CASE("unbalanced End") {
+TEST_CASE("End without an open block is an error") {
   CHECK(contains(refused([] { qpu::End_(); }), "no If, While, For or Where is open"));
   CHECK(contains(refused([] {
                    Int x = 0;
@@ -65,7 +64,7 @@ TEST_CASE("unbalanced End") {
                  "End at"));
 }
 
-TEST_CASE("a block without End") {
+TEST_CASE("a block without End is an error") {
   const std::string text = refused([] {
     Int x = 0;
     qpu::While_(x < 3);
@@ -75,17 +74,17 @@ TEST_CASE("a block without End") {
   CHECK(contains(text, "has no End"));
 }
 
-TEST_CASE("For without its parts") {
+TEST_CASE("For requires all its parts") {
   CHECK(contains(refused([] {
                    Int x = 0;
                    qpu::For_(x < 3);
                    qpu::End_();
                  }),
                  "has no body"));
-  CHECK(contains(refused([] { qpu::ForBody_(); }), "no For is waiting"));
+  CHECK(contains(refused([] { qpu::ForBody_(); }), "no For without a body"));
 }
 
-TEST_CASE("receive without gather") {
+TEST_CASE("receive without gather is an error") {
   const std::string text = refused([] {
     Int x;
     receive(x);
@@ -94,7 +93,7 @@ TEST_CASE("receive without gather") {
   CHECK(contains(text, "no gather is outstanding"));
 }
 
-TEST_CASE("receive without gather on every path, in a loop and after a branch") {
+TEST_CASE("receive without gather on any path is an error") {
   CHECK(contains(thrown<qpu::CompileError>([] {
                    compile(
                        [](Int n, Ptr<Int> p) {
@@ -121,7 +120,7 @@ TEST_CASE("receive without gather on every path, in a loop and after a branch") 
                  "no gather is outstanding"));
 }
 
-TEST_CASE("a ninth outstanding gather") {
+TEST_CASE("a ninth outstanding gather is an error") {
   const auto many = [](int n) {
     return [n](Ptr<Int> p) {
       for (int i = 0; i < n; ++i) gather(p + i);
@@ -134,11 +133,11 @@ TEST_CASE("a ninth outstanding gather") {
   const std::string text = thrown<qpu::CompileError>([many] { compile(many(9), "nine"); });
   CHECK(contains(text, "kernel 'nine', ") == false);
   CHECK(contains(text, "kernel 'nine': gather at"));
-  CHECK(contains(text, "8 gathers are outstanding"));
+  CHECK(contains(text, "8 gathers are already outstanding"));
 }
 
-TEST_CASE("a fifth outstanding gather where the TMUs cannot alternate") {
-  // The ways of the branch differ by one, so what follows has no fixed TMU.
+TEST_CASE("a fifth gather is an error if TMUs cannot alternate") {
+  // The paths differ by one gather, so later gathers cannot be assigned to a TMU.
   const auto uneven = [](int n) {
     return [n](Int some, Ptr<Int> p) {
       Int x;
@@ -156,8 +155,8 @@ TEST_CASE("a fifth outstanding gather where the TMUs cannot alternate") {
   };
   CHECK_NOTHROW(compile(uneven(3)));
   CHECK(contains(thrown<qpu::CompileError>([uneven] { compile(uneven(5)); }),
-                 "4 gathers are outstanding"));
-  // A load needs a TMU for itself.
+                 "4 gathers are already outstanding"));
+  // A load requires one of the TMUs.
   const auto withLoad = [](int n) {
     return [n](Ptr<Int> p) {
       for (int i = 0; i < n; ++i) gather(p + i);
@@ -167,10 +166,10 @@ TEST_CASE("a fifth outstanding gather where the TMUs cannot alternate") {
   };
   CHECK_NOTHROW(compile(withLoad(4)));
   CHECK(contains(thrown<qpu::CompileError>([withLoad] { compile(withLoad(5)); }),
-                 "4 gathers are outstanding"));
+                 "4 gathers are already outstanding"));
 }
 
-TEST_CASE("eight gathers in a loop that asks an even number of times") {
+TEST_CASE("a loop may keep eight gathers in flight") {
   CHECK_NOTHROW(compile([](Int n, Ptr<Int> p) {
     Int x;
     for (int i = 0; i < 6; ++i) gather(p + 16 * i);
@@ -184,7 +183,7 @@ TEST_CASE("eight gathers in a loop that asks an even number of times") {
   }));
 }
 
-TEST_CASE("gathers that only some runs get wrong are left to the run") {
+TEST_CASE("data-dependent gather errors are left to the run") {
   CHECK_NOTHROW(compile([](Int n, Ptr<Int> p) {
     For (Int i = 0, i < n, i = i + 1)
       gather(p);
@@ -197,7 +196,7 @@ TEST_CASE("gathers that only some runs get wrong are left to the run") {
   }));
 }
 
-TEST_CASE("receiving another type than was gathered") {
+TEST_CASE("receiving another type than gathered is an error") {
   const std::string text = thrown<qpu::CompileError>([] {
     compile([](Ptr<Int> p) {
       gather(p);
@@ -208,7 +207,7 @@ TEST_CASE("receiving another type than was gathered") {
   CHECK(contains(text, "the oldest gather delivers Int, the variable is Float"));
 }
 
-TEST_CASE("stores, gathers and loops inside Where") {
+TEST_CASE("stores, gathers and loops inside Where are errors") {
   const auto inside = [](auto body) {
     return thrown<qpu::CompileError>([body] {
       compile([body](Ptr<Int> p) {
@@ -219,7 +218,7 @@ TEST_CASE("stores, gathers and loops inside Where") {
       });
     });
   };
-  CHECK(contains(inside([](Int& x, Ptr<Int>& p) { *p = x; }), "not possible inside Where"));
+  CHECK(contains(inside([](Int& x, Ptr<Int>& p) { *p = x; }), "not allowed inside Where"));
   CHECK(contains(inside([](Int& x, Ptr<Int>& p) { store(x, p); }), "store at"));
   CHECK(contains(inside([](Int& x, Ptr<Int>& p) { store(x, p, 4); }), "store at"));
   CHECK(contains(inside([](Int&, Ptr<Int>& p) { gather(p); }), "gather at"));
@@ -232,7 +231,7 @@ TEST_CASE("stores, gathers and loops inside Where") {
                  "the loop might never end"));
 }
 
-TEST_CASE("numbers that hardware has no room for") {
+TEST_CASE("numbers out of the hardware's range are errors") {
   CHECK(contains(refused([] { semaInc(16); }), "the semaphore is 16, must be 0..15"));
   CHECK(contains(refused([] { semaDec(-1); }), "semaDec at"));
   CHECK(contains(refused([] { dmaSetupRead(HORIZ, 17, 0); }), "rows is 17, must be 1..16"));
@@ -244,7 +243,7 @@ TEST_CASE("numbers that hardware has no room for") {
   CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 0, 65); }), "stride is 65, must be 1..64"));
 }
 
-TEST_CASE("constant places and distances of the VPM that are not there") {
+TEST_CASE("constant VPM places out of range are errors") {
   CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 256); }),
                  "kernel 'bad': vpmSetupWrite at"));
   CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 256); }),
@@ -253,8 +252,8 @@ TEST_CASE("constant places and distances of the VPM that are not there") {
   CHECK(contains(refused([] { vpmSetupRead(VERT, 1, IntExpr(60) + 4); }),
                  "the vector address is 64"));
   CHECK(contains(refused([] { dmaSetupRead(HORIZ, 2, 63 * 16); }),
-                 "2 rows by 16 columns from VPM word 1008 leave the window"));
-  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
+                 "2 rows by 16 columns from VPM word 1008 exceed the window"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 8); }), "exceed the window"));
   CHECK(contains(refused([] { dmaSetupRead(VERT, 4, 7, 16, 17); }), "VPM pitch is 17"));
   CHECK(contains(refused([] { dmaSetupRead(VERT, 5, 7, 16, 16); }),
                  "80 rows by 1 columns from VPM word 7"));
@@ -265,7 +264,7 @@ TEST_CASE("constant places and distances of the VPM that are not there") {
   CHECK(contains(refused([] { dmaSetReadPitch(8192); }),
                  "the distance in bytes is 8192, must be 0..8191"));
   CHECK(contains(refused([] { dmaSetWriteStride(-4); }), "dmaSetWriteStride at"));
-  // Also where no run would get to it.
+  // Also in code that never runs.
   CHECK(contains(refused([] {
                    If (me() == 12)
                      vpmSetupWrite(HORIZ, 256);
@@ -283,15 +282,15 @@ TEST_CASE("constant places and distances of the VPM that are not there") {
   }));
 }
 
-TEST_CASE("numbers that no Int holds") {
+TEST_CASE("numbers that do not fit in an Int are errors") {
   CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }),
-                 "no Int holds the number 6000000000, must be -2147483648..4294967295"));
+                 "the number 6000000000 does not fit into an Int, must be -2147483648..4294967295"));
   CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }), "kernel 'bad': Int"));
   CHECK(contains(refused([] { (void)IntExpr(-2147483649.0); }), "-2147483649"));
   CHECK(contains(refused([] { (void)IntExpr(std::nan("")); }), "nan"));
   CHECK(contains(refused([] { (void)(index() + HUGE_VALF); }), "inf"));
   CHECK(contains(refused([] { (void)IntExpr(std::int64_t{1} << 40); }), "1.099511628e+12"));
-  CHECK(contains(refused([] { (void)IntExpr(UINT64_MAX); }), "no Int holds"));
+  CHECK(contains(refused([] { (void)IntExpr(UINT64_MAX); }), "does not fit into an Int"));
   SharedArray<int> out(16 * 6);
   compile([](Ptr<Int> p) {
     p[0] = -2147483648.9;
@@ -309,7 +308,7 @@ TEST_CASE("numbers that no Int holds") {
   CHECK(out[80] == 0);
 }
 
-TEST_CASE("an error caught inside a kernel function makes the kernel unusable") {
+TEST_CASE("a caught error makes the kernel invalid") {
   const auto caught = [](auto f) {
     return refused([f] {
       Int x = 0;
@@ -322,27 +321,27 @@ TEST_CASE("an error caught inside a kernel function makes the kernel unusable") 
   };
   CHECK(contains(caught([](Int&) { semaInc(16); }), "the semaphore is 16, must be 0..15"));
   CHECK(contains(caught([](Int&) { qpu::Else_(); }), "no If or Where is open"));
-  CHECK(contains(caught([](Int&) { dmaSetupRead(HORIZ, 1, 8); }), "leave the window"));
+  CHECK(contains(caught([](Int&) { dmaSetupRead(HORIZ, 1, 8); }), "exceed the window"));
   CHECK(contains(caught([](Int& x) { x = broadcast(x, 16); }), "broadcast at"));
   Int* kept = nullptr;
   compile([&kept](Int) { kept = new Int(1); });
   CHECK(contains(caught([kept](Int& x) { x = *kept; }), "a vector of another kernel"));
   delete kept;
-  // The kernel around one that was refused is whole.
+  // The kernel that contains the rejected one is valid.
   CHECK_NOTHROW(compile([](Ptr<Int> p) {
     (void)refused([] { semaInc(16); });
     *p = 1;
   }));
 }
 
-TEST_CASE("a broadcast of an element that is not there") {
+TEST_CASE("a broadcast of an invalid element is an error") {
   const std::string text = refused([] { (void)broadcast(toFloat(index()), 16); });
   CHECK(contains(text, "kernel 'bad': broadcast at"));
   CHECK(contains(text, "the element is 16, must be 0..15"));
   CHECK(contains(refused([] { (void)broadcast(index(), -1); }), "the element is -1"));
 }
 
-TEST_CASE("a store of no words or more than a vector") {
+TEST_CASE("a store of 0 or over 16 words is an error") {
   const auto storing = [](int n) {
     return thrown<qpu::CompileError>(
         [n] { compile([n](Ptr<Int> p) { store(index(), p, n); }, "some"); });
@@ -358,12 +357,12 @@ TEST_CASE("a store of no words or more than a vector") {
   CHECK(a[0] == 0);
 }
 
-TEST_CASE("vectors outside of compile") {
+TEST_CASE("vectors outside of compile are errors") {
   const std::string text = thrown<qpu::CompileError>([] { Int x; });
   CHECK(contains(text, "only inside a function that compile() runs"));
 }
 
-TEST_CASE("a vector of another kernel") {
+TEST_CASE("a vector of another kernel is an error") {
   Int* kept = nullptr;
   compile([&kept](Int) { kept = new Int(1); });
   const std::string text = thrown<qpu::CompileError>(
@@ -372,13 +371,13 @@ TEST_CASE("a vector of another kernel") {
   delete kept;
 }
 
-TEST_CASE("an exception in a kernel function passes, and the next compile works") {
+TEST_CASE("other exceptions propagate and do not affect compile") {
   CHECK_THROWS_AS(compile([](Int) { throw 7; }), int);
   CHECK_NOTHROW(compile([](Int) {}));
   CHECK_THROWS_AS(Int(), qpu::CompileError);
 }
 
-TEST_CASE("errors tell kernel and construct apart from their text") {
+TEST_CASE("errors carry kernel and construct separately") {
   try {
     compile([] { qpu::Else_(); }, "bad");
     FAIL("no exception");
@@ -388,7 +387,7 @@ TEST_CASE("errors tell kernel and construct apart from their text") {
   }
 }
 
-TEST_CASE("an operator's error names the last place before it") {
+TEST_CASE("an operator's error names the preceding place") {
   SharedArray<int> a(16);
   const std::string text = thrown<qpu::BoundsError>([&a] {
     compile([](Ptr<Int> p) {

@@ -1,5 +1,5 @@
-// Kernels as a course project wrote them for QPULib: 16 floats at a time, the
-// next block asked for ahead, one store per vector, sizes padded by the caller.
+// Kernels as a course project wrote them for QPULib: 16 floats at a time, the next block requested in
+// advance, one store per vector, sizes padded by the caller.
 #ifndef TESTS_NAIVE_HPP
 #define TESTS_NAIVE_HPP
 
@@ -7,9 +7,16 @@
 
 namespace naive {
 
-// n is a multiple of 16 * QPUs; a and b have one block per QPU more.
-template <typename F>
-void elementwise(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b, F f) {
+struct PlainStore {
+  template <typename X>
+  void operator()(const X& x, const PtrExpr<Float>& to) const {
+    store(x, to);
+  }
+};
+
+// n is a multiple of 16 * QPUs; a and b have one more block per QPU.
+template <typename F, typename Store>
+void elementwise(Int& n, Ptr<Float>& out, Ptr<Float>& a, Ptr<Float>& b, F f, Store storeVector) {
   Int inc = numQPUs() << 4;
   Ptr<Float> p = a + index() + (me() << 4);
   Ptr<Float> q = b + index() + (me() << 4);
@@ -21,7 +28,7 @@ void elementwise(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b, F f) {
     gather(q + inc);
     receive(x);
     receive(y);
-    store(f(x, y), out + i);
+    storeVector(f(x, y), out + i);
     p = p + inc;
     q = q + inc;
   End
@@ -29,15 +36,17 @@ void elementwise(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b, F f) {
   receive(y);
 }
 inline void add(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
-  elementwise(n, out, a, b, [](Float& x, Float& y) { return x + y; });
+  elementwise(n, out, a, b, [](Float& x, Float& y) { return x + y; }, PlainStore());
 }
 inline void product(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
-  elementwise(n, out, a, b, [](Float& x, Float& y) { return x * y; });
+  elementwise(n, out, a, b, [](Float& x, Float& y) { return x * y; }, PlainStore());
 }
 
-// 16 partial sums per row for the CPU to finish; columns is a multiple of 16, and
-// a and x have 16 floats more.
-inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<Float> sums) {
+// 16 partial sums per row, which the CPU adds up. columns is a multiple of 16; a and x have 16 floats
+// more.
+template <typename Store>
+void rowSums(Int& rows, Int& columns, Ptr<Float>& a, Ptr<Float>& x, Ptr<Float>& sums,
+             Store storeVector) {
   For (Int r = me(), r < rows, r = r + numQPUs())
     Float sum = 0;
     Ptr<Float> p = a + r * columns + index();
@@ -56,11 +65,14 @@ inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<
     End
     receive(u);
     receive(v);
-    store(sum, sums + (r << 4));
+    storeVector(sum, sums + (r << 4));
   End
 }
+inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<Float> sums) {
+  rowSums(rows, columns, a, x, sums, PlainStore());
+}
 
-// A row of c at a time, 16 columns at a time; n is a multiple of 16.
+// One row of c at a time, 16 columns at a time. n is a multiple of 16.
 inline void matrixMatrix(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me(), i < m, i = i + numQPUs())
     For (Int j = 0, j < n, j = j + 16)

@@ -1,5 +1,5 @@
-// Kernels made at random that keep more vectors alive than there are registers. QPU_FUZZ_KERNELS=10000 runs so many,
-// from the number QPU_FUZZ_FIRST on.
+// Random kernels that keep more vectors alive than there are registers. QPU_FUZZ_KERNELS sets their number, and
+// QPU_FUZZ_FIRST the number of the first one.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -15,7 +15,7 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
 
 }  // namespace
 
-TEST_CASE("30 to 120 live vectors: compiled code computes what C++ does") {
+TEST_CASE("kernels with 30 to 120 live vectors are correct") {
   const std::uint32_t first = setting("QPU_FUZZ_FIRST", 0);
   const std::uint32_t count = setting("QPU_FUZZ_KERNELS", 60);
   std::uint32_t spilled = 0;
@@ -26,12 +26,12 @@ TEST_CASE("30 to 120 live vectors: compiled code computes what C++ does") {
     CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
-    // Which QPU finds memory and the DMA busy, and what is in the instruction cache, is chance.
+    // Contention for memory and DMA, and the contents of the instruction cache, vary.
     CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 120);
   }
-  // By the emulator's model, all kernels together.
+  // In the emulator's model, for all kernels together.
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
-  CHECK(spilled > count / 4);  // else they do not test what they are for
-  MESSAGE(count, " kernels, ", spilled, " of them with vectors in memory at level 2");
+  CHECK(spilled > count / 4);  // otherwise the kernels do not test spilling
+  MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
 }

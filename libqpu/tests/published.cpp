@@ -1,15 +1,15 @@
-// The cycle model against published measurements of programs on hardware.
+// Compares the cycle model with published measurements of programs on hardware.
 #include "tests/published.hpp"
 
 #include <doctest/doctest.h>
 
-TEST_CASE("the model's times are near those published for the same programs") {
+TEST_CASE("modelled times are close to published measurements") {
   (void)setenv("QPU_CACHE", "off", 1);
   for (const published::Row& row : published::rows()) {
     if (row.kind == published::Kind::Other) continue;
     INFO(row.name);
     const published::Compared c = published::compare(row);
-    INFO(c.value << " s by the model, " << row.measured << " s measured");
+    INFO(c.value << " s in the model, " << row.measured << " s measured");
     CHECK(c.value > 0.75 * row.measured);
     CHECK(c.value < 1.33 * row.measured);
     CHECK(c.low < 1.1 * row.measured);

@@ -1,6 +1,6 @@
-// Published measurements of programs on a Raspberry Pi's QPUs, and the same programs
-// in this library's language, compiled without optimisation as QPULib does. They
-// store a vector as QPULib does by all evidence: as 16 rows of one word.
+// Published measurements of programs on a Raspberry Pi's QPUs, and the same programs in this
+// library's language, compiled without optimisation as in QPULib. All evidence indicates that QPULib
+// stores a vector as 16 rows of one word; these programs do the same.
 #ifndef TESTS_PUBLISHED_HPP
 #define TESTS_PUBLISHED_HPP
 
@@ -20,65 +20,33 @@
 
 namespace published {
 
-// Vector by vector into a column of the VPM that is this QPU's own.
-template <typename X>
-void storeWords(const X& x, const PtrExpr<Float>& to) {
-  dmaWaitWrite();
-  vpmSetupWrite(VERT, me());
-  vpmPut(x);
-  dmaSetWriteStride(0);
-  dmaSetupWrite(HORIZ, 16, me(), 1);
-  dmaStartWrite(to);
-}
+// Stores one vector as 16 rows of one word, through a VPM column that only this QPU uses.
+struct StoreWords {
+  template <typename X>
+  void operator()(const X& x, const PtrExpr<Float>& to) const {
+    dmaWaitWrite();
+    vpmSetupWrite(VERT, me());
+    vpmPut(x);
+    dmaSetWriteStride(0);
+    dmaSetupWrite(HORIZ, 16, me(), 1);
+    dmaStartWrite(to);
+  }
+};
+constexpr StoreWords storeWords{};
 
 // The course project's matrix times vector: 16 partial sums for each row.
 inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<Float> sums) {
-  For (Int r = me(), r < rows, r = r + numQPUs())
-    Float sum = 0;
-    Ptr<Float> p = a + r * columns + index();
-    Ptr<Float> q = x + index();
-    gather(p);
-    gather(q);
-    Float u, v;
-    For (Int i = 0, i < columns, i = i + 16)
-      p = p + 16;
-      q = q + 16;
-      gather(p);
-      gather(q);
-      receive(u);
-      receive(v);
-      sum = sum + u * v;
-    End
-    receive(u);
-    receive(v);
-    storeWords(sum, sums + (r << 4));
-  End
+  naive::rowSums(rows, columns, a, x, sums, storeWords);
   dmaWaitWrite();
 }
 
-// The course project's addition; a and b have a block per QPU more.
+// The course project's addition. a and b have one more block per QPU.
 inline void add(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
-  Int inc = numQPUs() << 4;
-  Ptr<Float> p = a + index() + (me() << 4);
-  Ptr<Float> q = b + index() + (me() << 4);
-  gather(p);
-  gather(q);
-  Float x, y;
-  For (Int i = me() << 4, i < n, i = i + inc)
-    gather(p + inc);
-    gather(q + inc);
-    receive(x);
-    receive(y);
-    storeWords(x + y, out + i);
-    p = p + inc;
-    q = q + inc;
-  End
-  receive(x);
-  receive(y);
+  naive::elementwise(n, out, a, b, [](Float& x, Float& y) { return x + y; }, storeWords);
   dmaWaitWrite();
 }
 
-// Rot3D, version 1: every load and store is waited for.
+// Rot3D, version 1: waits for every load and store.
 inline void rot3DWaiting(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   For (Int i = 0, i < n, i = i + 16)
     Float xOld = x[i];
@@ -90,7 +58,7 @@ inline void rot3DWaiting(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Floa
   End
 }
 
-// Versions 2 and 3: the next vector is asked for ahead, and QPUs take turns.
+// Versions 2 and 3: requests the next vector in advance; vectors are distributed over the QPUs.
 inline void rot3DAhead(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   Int step = numQPUs() << 4;
   Ptr<Float> p = x + index() + (me() << 4);
@@ -137,11 +105,11 @@ inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int h
   dmaWaitWrite();
 }
 
-// How a line of the comparison is to be read.
+// How to interpret a line of the comparison.
 enum class Kind {
-  Check,   // the same program, and no parameter was fitted to it
-  Fitted,  // the same program, and a parameter comes from it
-  Other,   // another program that computes the same: says what a claim of ours is beside it
+  Check,   // the same program; no parameter was fitted to it
+  Fitted,  // the same program; a parameter was fitted to it
+  Other,   // another program that computes the same
 };
 
 struct Row {
@@ -150,10 +118,10 @@ struct Row {
   const char* source;
   Kind kind;
   double measured;  // seconds
-  std::function<double()> model;  // seconds by the model in force
+  std::function<double()> model;  // seconds in the current model
 };
 
-// Seconds of a call by the model, with a launch by mailbox, which these programs used.
+// Seconds of a call in the model, including a launch by mailbox, which these programs used.
 template <typename K, typename... A>
 double seconds(K& kernel, int qpus, A&&... arguments) {
   kernel.setNumQPUs(qpus);
@@ -253,10 +221,10 @@ inline std::vector<Row> rows() {
 }
 
 struct Compared {
-  double value = 0, low = 0, high = 0;  // seconds by the model; the range with all at an end
+  double value = 0, low = 0, high = 0;  // seconds in the model; range with all parameters at an end
 };
 
-// QPU_BACKEND, QPU_BOARD, QPU_MODEL and QPU_OPTIMISE are set for it and unset again.
+// Sets QPU_BACKEND, QPU_BOARD, QPU_MODEL and QPU_OPTIMISE, and unsets them afterwards.
 inline Compared compare(const Row& row) {
   (void)setenv("QPU_BACKEND", "emulator", 1);
   (void)setenv("QPU_BOARD", row.board, 1);

@@ -1,6 +1,5 @@
-// Kernels made at random through the language itself: arithmetic on a handful of
-// variables, masks, branches, loops of few turns, loads, stores and gathers. All
-// of them end, and every QPU writes to words of its own.
+// Random kernels in the language: arithmetic on a few variables, masks, branches, short loops, loads,
+// stores and gathers. All of them end, and every QPU writes separate words.
 #ifndef TESTS_RANDOM_PROGRAM_HPP
 #define TESTS_RANDOM_PROGRAM_HPP
 
@@ -15,16 +14,16 @@
 namespace test {
 
 constexpr int kInputWords = 512;
-constexpr int kSlots = 40;  // vectors that a QPU may write
+constexpr int kSlots = 40;  // vectors that each QPU may write
 constexpr int kAreaWords = 16 * kSlots;
 
 class RandomProgram {
  public:
-  // At most `length` statements, to make a failing program small.
+  // At most `length` statements, to reduce a failing program.
   explicit RandomProgram(std::uint32_t seed, int length = 1000) : random_(seed), length_(length) {}
 
   void operator()(Ptr<Int>& in, Ptr<Int>& out, Int& n, Float& x) {
-    // Deep pipelines have both TMUs for themselves.
+    // Only kernels without other loads may use both TMUs for deep pipelines.
     deep_ = chance(4);
     in_ = &in;
     Ptr<Int> area = out + me() * kAreaWords;
@@ -246,12 +245,12 @@ class RandomProgram {
     switch (kind) {
       case 10: return loop(depth);
       case 11: {
-        // At most 5 turns, whatever else the condition says.
-        Int turns = 0;
+        // At most 5 iterations, whatever the rest of the condition is.
+        Int iterations = 0;
         const int most = static_cast<int>(below(5));
-        While (qpu::any(turns < most) && (chance(2) ? condition(1) : Cond(turns >= 0)))
+        While (qpu::any(iterations < most) && (chance(2) ? condition(1) : Cond(iterations >= 0)))
           statements(depth + 1, false);
-          turns = turns + 1;
+          iterations = iterations + 1;
         End
         return;
       }
@@ -277,7 +276,7 @@ class RandomProgram {
     if (chance(2)) any(ints_) = last;
   }
 
-  // A sum of the loop's counter, which is in -10 .. 90, as address or value.
+  // A linear function of the loop counter, between -10 and 90, as address or value.
   IntExpr along(const Int& i) {
     const int extra = static_cast<int>(below(100));
     switch (below(deep_ ? 3 : 7)) {
@@ -317,7 +316,7 @@ class RandomProgram {
     for (Int& g : got) any(ints_) = any(ints_) + g;
   }
 
-  // Asks ahead by `ahead`, takes and asks `each` times in every turn.
+  // Requests `ahead` vectors in advance, then receives and requests `each` vectors per iteration.
   void pipeline() {
     const int ahead = 1 + static_cast<int>(below(deep_ ? 7 : 3));
     const int each = deep_ ? 2 : 1 + static_cast<int>(below(3));

@@ -1,4 +1,4 @@
-// Helpers of the tests: one-vector kernels and bit patterns.
+// Helpers for tests: one-vector kernels and bit patterns.
 #ifndef TESTS_RUN_HPP
 #define TESTS_RUN_HPP
 
@@ -10,6 +10,7 @@
 #include <string>
 
 #include "QPULib.h"
+#include "tests/support.hpp"
 
 namespace test {
 
@@ -39,12 +40,11 @@ Ints ints(F f) {
   return result;
 }
 
-// Compiled code on the emulator stops where the hardware would go wrong, and says so
-// in words of its own.
+// The emulator stops compiled code where the hardware would fail, with its own error messages.
 inline bool onEmulator() { return std::strcmp(qpu::backend().name, "emulator") == 0; }
 
-// `f` of two vectors whose elements are all a and b, element 0 of the result,
-// as bits. Runs through shared memory so that nothing is folded.
+// Applies `f` to two vectors filled with the bits a and b, and returns the bits of element 0 of the
+// result. The vectors come from shared memory, so that the compiler cannot fold constants.
 template <typename F>
 std::uint32_t floatBits(std::uint32_t a, std::uint32_t b, F f) {
   SharedArray<float> x(16), y(16), r(16);
@@ -60,24 +60,6 @@ std::uint32_t floatBits(std::uint32_t a, std::uint32_t b, F f) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, r.data(), 4);
   return bits;
-}
-
-// The text of the exception of kind E that `f` throws.
-template <typename E, typename F>
-std::string thrown(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    FAIL("another exception: " << e.what());
-  }
-  FAIL("no exception");
-  return {};
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace test

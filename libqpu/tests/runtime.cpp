@@ -1,4 +1,4 @@
-// The way to the hardware, on a Raspberry Pi that is a test double.
+// Access to the hardware, with a Raspberry Pi that is a test double.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -18,6 +18,7 @@
 #include "runtime/report.hpp"
 #include "runtime/round_trip.hpp"
 #include "tests/fake_vcio.hpp"
+#include "tests/support.hpp"
 
 using qpu::runtime::Device;
 using qpu::runtime::GpuMemory;
@@ -25,34 +26,20 @@ using qpu::runtime::Mailbox;
 using qpu::runtime::Message;
 using qpu::runtime::Method;
 using qpu::runtime::Start;
+using test::contains;
 using test::FakeTree;
 using test::FakeVcio;
 using test::Launched;
+using test::Setting;
+using test::thrown;
 
 namespace {
-
-template <typename E, typename F>
-std::string thrown(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    FAIL("another exception: " << e.what());
-  }
-  FAIL("no exception");
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::string refusal(FakeVcio& pi, const FakeTree& tree) {
   return thrown<qpu::BackendError>([&] { (void)Device::open(tree.host(pi)); });
 }
 
-// Programs that "run" by adding 1 to the word at their uniforms' address.
+// Simulates programs that add 1 to the word at their uniforms' address.
 FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
   for (const Launched& p : programs) {
     std::uint32_t value = 0;
@@ -65,8 +52,7 @@ FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
   return FakeVcio::Ends::Yes;
 }
 
-// Layout of these tests: code at 0, uniforms of QPU i at 256 + 64 i, control
-// block at 2048.
+// Memory layout of these tests: code at 0, uniforms of QPU i at 256 + 64 i, control block at 2048.
 std::vector<Start> starts(const GpuMemory& memory, std::uint32_t qpus) {
   std::vector<Start> all;
   for (std::uint32_t i = 0; i < qpus; ++i) {
@@ -81,7 +67,7 @@ std::uint32_t uniform(const GpuMemory& memory, std::uint32_t qpu) {
   return value;
 }
 
-// Runs `f` in a child and returns how it ended, as waitpid() tells.
+// Runs `f` in a child process and returns its status from waitpid().
 template <typename F>
 int inChild(F f) {
   const pid_t child = fork();
@@ -94,17 +80,9 @@ int inChild(F f) {
   return status;
 }
 
-struct Setting {
-  Setting(const char* key, const char* value) : name(key) { setenv(key, value, 1); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { unsetenv(name); }
-  const char* name;
-};
-
 }  // namespace
 
-TEST_CASE("messages, word for word") {
+TEST_CASE("mailbox messages have the expected words") {
   using Words = std::array<std::uint32_t, 14>;
   CHECK(Message(0x00010006, {}, 2).words == Words{32, 0, 0x00010006, 8, 0, 0, 0, 0});
   CHECK(Message(0x0003000c, {4096, 4096, 4}, 1).words ==
@@ -125,27 +103,27 @@ TEST_CASE("messages, word for word") {
   CHECK_FALSE(reply.succeeded(2));
 }
 
-TEST_CASE("the ioctl's number tells 32-bit and 64-bit programs apart") {
+TEST_CASE("the ioctl number differs for 32-bit programs") {
   CHECK(qpu::runtime::propertyRequest(4) == 0xc0046400UL);
   CHECK(qpu::runtime::propertyRequest(8) == 0xc0086400UL);
 }
 
-TEST_CASE("questions to the firmware") {
+TEST_CASE("the firmware answers questions") {
   FakeVcio pi;
   Mailbox box(pi);
-  CHECK(box.ask(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
-  CHECK(box.ask(qpu::runtime::tag::kBoardRevision) == 0xa02082);
+  CHECK(box.query(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);
+  CHECK(box.query(qpu::runtime::tag::kBoardRevision) == 0xa02082);
   CHECK(box.vcMemory().bytes == 0x04000000);
   CHECK(box.vcMemory().base == FakeVcio::kPhysical);
   CHECK(box.clockRate(5) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
-  CHECK(box.ask(qpu::runtime::tag::kTemperature, {0}) == 47236);
-  CHECK(thrown<qpu::BackendError>([&] { box.ask(0x00030099); }).find("does not serve") !=
+  CHECK(box.query(qpu::runtime::tag::kMeasuredClockRate, {5}) == 400000000);
+  CHECK(box.query(qpu::runtime::tag::kTemperature, {0}) == 47236);
+  CHECK(thrown<qpu::BackendError>([&] { box.query(0x00030099); }).find("does not support") !=
         std::string::npos);
   CHECK(pi.complaints() == "tag 0x00030099\n");
 }
 
-TEST_CASE("on, memory, launch, off: both ways to launch") {
+TEST_CASE("both methods enable, allocate, launch and disable") {
   for (const Method method : {Method::Registers, Method::Mailbox}) {
     FakeVcio pi;
     const FakeTree tree;
@@ -176,7 +154,7 @@ TEST_CASE("on, memory, launch, off: both ways to launch") {
   }
 }
 
-TEST_CASE("memory flags and bus addresses differ between boards") {
+TEST_CASE("memory flags and bus addresses depend on the board") {
   FakeVcio pi;
   const FakeTree newer;
   CHECK((Device::open(newer.host(pi))->allocate(4, "")->bus() & 0xf0000000U) == 0xf0000000);
@@ -189,7 +167,7 @@ TEST_CASE("memory flags and bus addresses differ between boards") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("peripherals are where the device tree says") {
+TEST_CASE("peripherals are located by the device tree") {
   FakeTree tree;
   const auto base = [&tree](const std::string& ranges) {
     FakeVcio none;
@@ -202,7 +180,7 @@ TEST_CASE("peripherals are where the device tree says") {
   CHECK(base("") == 0x20000000);
 }
 
-TEST_CASE("many pieces of memory at once, and none left") {
+TEST_CASE("GPU memory is released after exhaustion") {
   FakeVcio pi(1U << 20U);
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
@@ -211,14 +189,14 @@ TEST_CASE("many pieces of memory at once, and none left") {
   CHECK(pi.allocations() == 256);
   const std::string text =
       thrown<qpu::AllocationError>([&] { device->allocate(1, "SharedArray: "); });
-  CHECK(contains(text, "SharedArray: the GPU's memory of 64 MiB has no room for 4096 bytes"));
+  CHECK(contains(text, "SharedArray: the GPU memory of 64 MiB has no room for 4096 bytes"));
   CHECK(contains(text, "gpu_mem"));
   all.erase(all.begin(), all.begin() + 2);
   CHECK(device->allocate(8192, "")->bus() == 0xc0000000 + FakeVcio::kPhysical);
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
+TEST_CASE("obstacles are reported with a fix, QPUs stay off") {
   FakeVcio pi;
   const FakeTree tree;
   const auto refused = [&](const std::string& what, const std::string& fix) {
@@ -233,7 +211,7 @@ TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
   refused("refuses to enable the QPUs", "vc4-kms-v3d");
   pi.refusesQpus = false;
   pi.lacksQpuTags = true;
-  refused("does not serve the property tag 0x00030012", "gpu_mem=64");
+  refused("does not support the property tag 0x00030012", "gpu_mem=64");
   pi.lacksQpuTags = false;
   pi.openMemError = EACCES;
   refused("cannot open /dev/mem: Permission denied", "run as root");
@@ -244,7 +222,7 @@ TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
   refused("cannot open /dev/vcio", "Raspberry Pi kernel");
   pi.openVcioError = 0;
   pi.ioctlError = ENOTTY;
-  refused("Inappropriate ioctl", "not that of a Raspberry Pi kernel");
+  refused("Inappropriate ioctl", "does not belong to a Raspberry Pi kernel");
   pi.ioctlError = ETIMEDOUT;
   refused("timed out", "reboot");
   pi.ioctlError = EPERM;
@@ -255,7 +233,7 @@ TEST_CASE("what is in the way is told with the fix, and nothing stays on") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("a board with another SoC, or under KMS, is refused before anything is touched") {
+TEST_CASE("unsuitable boards are rejected without access") {
   FakeVcio pi;
   FakeTree four("bcm2711");
   CHECK(contains(refusal(pi, four), "VideoCore VI"));
@@ -268,7 +246,7 @@ TEST_CASE("a board with another SoC, or under KMS, is refused before anything is
   CHECK(pi.enables() == 0);
 }
 
-TEST_CASE("without V3D's registers the mailbox is left") {
+TEST_CASE("the mailbox is used without V3D's registers") {
   const FakeTree tree;
   const auto fault = [&tree](FakeVcio& pi) {
     const auto device = Device::open(tree.host(pi));
@@ -281,31 +259,31 @@ TEST_CASE("without V3D's registers the mailbox is left") {
   CHECK(contains(fault(strict), "iomem=relaxed"));
   FakeVcio powerless;
   powerless.powerless = true;
-  CHECK(contains(fault(powerless), "reads 0xdeadbeef"));
+  CHECK(contains(fault(powerless), "identification is 0xdeadbeef"));
   FakeVcio drawing;
   drawing.draws = true;
   CHECK(contains(fault(drawing), "3D job"));
 }
 
-TEST_CASE("the program of the round trip keeps the rules") {
+TEST_CASE("the round trip program violates no rule") {
   const auto words = qpu::runtime::roundTripProgram();
   CHECK(qpu::isa::verify(words).empty());
 }
 
-TEST_CASE("memory that the QPUs see elsewhere is found out before a kernel runs") {
+TEST_CASE("wrongly mapped memory is detected before use") {
   FakeVcio pi;
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
   pi.memoryElsewhere = true;
   CHECK(contains(device->fault(Method::Registers),
-                 "kernel 'round trip through GPU memory' did not end within 500 ms"));
+                 "kernel 'round trip through GPU memory' did not finish within 500 ms"));
   pi.runs = [](const auto&) { return FakeVcio::Ends::Yes; };
-  CHECK(contains(device->fault(Method::Mailbox), "memory at bus address 0xfb000000 is not what "
-                                                 "the CPU sees at 0x3b000000"));
+  CHECK(contains(device->fault(Method::Mailbox), "memory at bus address 0xfb000000 differs "
+                                                 "from what the CPU reads at 0x3b000000"));
   CHECK(pi.allocations() == 0);
 }
 
-TEST_CASE("memory that cannot be mapped is given back") {
+TEST_CASE("memory that cannot be mapped is released") {
   FakeVcio pi;
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
@@ -315,7 +293,7 @@ TEST_CASE("memory that cannot be mapped is given back") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("a kernel that does not end, by registers") {
+TEST_CASE("a timeout by registers resets the QPUs") {
   FakeVcio pi;
   const FakeTree tree;
   const Setting limit("QPU_TIMEOUT_MS", "250");
@@ -324,9 +302,9 @@ TEST_CASE("a kernel that does not end, by registers") {
   const auto memory = device->allocate(4096, "");
   const std::string text = thrown<qpu::ExecutionError>(
       [&] { device->launch(Method::Registers, starts(*memory, 3), *memory, 2048, "endless"); });
-  CHECK(contains(text, "kernel 'endless' did not end within 250 ms (SRQCS 0x00000300, PCS "
+  CHECK(contains(text, "kernel 'endless' did not finish within 250 ms (SRQCS 0x00000300, PCS "
                        "0x00000000, ERRSTAT 0x00000000)"));
-  CHECK(contains(text, "switched off and on"));
+  CHECK(contains(text, "disabled and enabled again"));
   CHECK(pi.enables() == 2);
   pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
   device->launch(Method::Registers, starts(*memory, 2), *memory, 2048, "next");
@@ -334,7 +312,7 @@ TEST_CASE("a kernel that does not end, by registers") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("a kernel that does not end, by mailbox") {
+TEST_CASE("a timeout by mailbox resets the QPUs") {
   FakeVcio pi;
   const FakeTree tree;
   const auto device = Device::open(tree.host(pi));
@@ -344,12 +322,12 @@ TEST_CASE("a kernel that does not end, by mailbox") {
         [&] { device->launch(Method::Mailbox, starts(*memory, 3), *memory, 2048, "long"); });
   };
   pi.runs = [](const auto&) { return FakeVcio::Ends::WithoutInterrupt; };
-  CHECK(contains(text(), "did not end within 10000 ms, or raised no host interrupt"));
+  CHECK(contains(text(), "did not finish within 10000 ms, or did not raise the host interrupt"));
   pi.kernelLimitMs = 1000;
-  CHECK(contains(text(), "did not end within 1000 ms, the time that this kernel of Linux gives"));
+  CHECK(contains(text(), "did not finish within 1000 ms, the limit of this Linux kernel"));
   CHECK(contains(text(), "QPU_BACKEND=vc4-registers, or split"));
   const Setting limit("QPU_TIMEOUT_MS", "500");
-  CHECK(contains(text(), "500 ms, or raised"));
+  CHECK(contains(text(), "500 ms, or did not raise"));
   CHECK(pi.complaints().empty());
 }
 
@@ -367,7 +345,7 @@ TEST_CASE("a V3D that cannot be recovered is not used again") {
   CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
 }
 
-TEST_CASE("a queue that overflows, and a limit that is none") {
+TEST_CASE("queue overflows and invalid timeouts are errors") {
   FakeVcio pi;
   const FakeTree tree;
   pi.queueOverflows = true;
@@ -381,7 +359,7 @@ TEST_CASE("a queue that overflows, and a limit that is none") {
   CHECK(contains(thrown<qpu::BackendError>(go), "QPU_TIMEOUT_MS=soon"));
 }
 
-TEST_CASE("two processes: the first switches on, the last switches off") {
+TEST_CASE("the first process enables, the last one disables") {
   FakeVcio pi;
   const FakeTree tree;
   auto device = Device::open(tree.host(pi));
@@ -400,7 +378,7 @@ TEST_CASE("two processes: the first switches on, the last switches off") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("what a killed process leaves is given back at the next start") {
+TEST_CASE("resources of killed processes are released") {
   FakeVcio pi;
   const FakeTree tree;
   const int status = inChild([&] {
@@ -418,7 +396,7 @@ TEST_CASE("what a killed process leaves is given back at the next start") {
   CHECK(dead[0].pieces == 2);
   auto device = Device::open(tree.host(pi));
   CHECK(device->openingNote() ==
-        "gave back what 1 ended processes had left: 2 pieces of GPU memory, 12288 bytes");
+        "released resources of 1 ended processes: 2 allocations of GPU memory, 12288 bytes");
   CHECK(pi.allocations() == 0);
   CHECK(pi.enabled() == 1);
   CHECK(pi.enables() == 2);
@@ -427,7 +405,7 @@ TEST_CASE("what a killed process leaves is given back at the next start") {
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("beside a living process a dead one's memory is given back, the QPUs stay on") {
+TEST_CASE("releasing for a dead process keeps the QPUs on") {
   FakeVcio pi;
   const FakeTree tree;
   const auto mine = Device::open(tree.host(pi));
@@ -444,14 +422,14 @@ TEST_CASE("beside a living process a dead one's memory is given back, the QPUs s
   CHECK(pi.complaints().empty());
 }
 
-TEST_CASE("signals and exit() that end a process switch the QPUs off") {
+TEST_CASE("fatal signals and exit() disable the QPUs") {
   for (const int signal : {SIGTERM, SIGINT, SIGSEGV, SIGABRT, 0}) {
     FakeVcio pi;
     const FakeTree tree;
     const int status = inChild([&] {
       (void)::signal(SIGINT, SIG_DFL);
       for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) (void)::signal(s, SIG_DFL);
-      // Static: the process ends with them alive, as programs do.
+      // Static objects still exist when the process ends, as in real programs.
       static const qpu::runtime::WithHost* host = nullptr;
       static const GpuMemory* memory = nullptr;
       host = new qpu::runtime::WithHost(tree.host(pi));
@@ -471,7 +449,7 @@ TEST_CASE("signals and exit() that end a process switch the QPUs off") {
   }
 }
 
-TEST_CASE("a signal that the program handles itself is left alone") {
+TEST_CASE("signals with a handler of the program are unchanged") {
   FakeVcio pi;
   const FakeTree tree;
   CHECK(inChild([&] {
@@ -483,7 +461,7 @@ TEST_CASE("a signal that the program handles itself is left alone") {
         }) == 0);
 }
 
-TEST_CASE("a fork of a process with the QPUs open cannot use or close them") {
+TEST_CASE("a forked process cannot use or disable the QPUs") {
   FakeVcio pi;
   const FakeTree tree;
   auto device = Device::open(tree.host(pi));
@@ -498,7 +476,7 @@ TEST_CASE("a fork of a process with the QPUs open cannot use or close them") {
   CHECK(pi.allocations() == 1);
 }
 
-TEST_CASE("the report shows what the hardware says") {
+TEST_CASE("the report contains the state of the hardware") {
   FakeVcio pi;
   const FakeTree tree;
   const qpu::runtime::WithHost with(tree.host(pi));

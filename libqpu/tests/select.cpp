@@ -1,43 +1,17 @@
-// The front half of the compiler: its machine operations against the interpreter.
-#include <cstdlib>
-#include <iostream>
-#include <stdexcept>
+// Machine operations that the front end of the compiler selects and optimises.
+#include <doctest/doctest.h>
+
+#include <algorithm>
 
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
-#include "tests/mir_run.hpp"
 
-// Words that the language makes macros come last.
-#include "tests/compiler_cases.hpp"
+// Included last: it defines words of the language as macros.
+#include "tests/trace.hpp"
+
+namespace {
 
 using qpu::compiler::Function;
-
-namespace {
-
-Function selected(const qpu::detail::Source& source, const qpu::compiler::Options& options) {
-  Function function = select(source, options);
-  if (std::getenv("SELECT_VERBOSE") != nullptr)
-    std::cout << "level " << options.level << " " << text(function);
-  CHECK(check(function) == "");
-  return function;
-}
-
-}  // namespace
-
-void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
-             const std::vector<std::uint32_t>& arguments) {
-  const Function function = selected(source, options);
-  try {
-    test::MirMachine(function, qpus, arguments).run();
-  } catch (const std::runtime_error& e) {
-    FAIL(std::string(e.what()) << "\n" << text(function));
-  }
-}
-
-// --- what optimisation makes of kernels ---
-
-namespace {
-
 using qpu::compiler::Op;
 using qpu::compiler::Operation;
 using qpu::compiler::Options;
@@ -47,14 +21,16 @@ template <typename F>
 Function compiled(F f, int level = 2) {
   Options options;
   options.level = level;
-  return selected(test::trace(f), options);
+  Function function = select(test::trace(f), options);
+  CHECK(check(function) == "");
+  return function;
 }
 
-// The operations of the blocks inside loops of at least this depth.
+// The operations of all blocks in loops of at least this depth.
 std::vector<Operation> inLoops(const Function& f, std::uint32_t depth = 1) {
   std::vector<Operation> all;
   for (const auto& block : f.blocks) {
-    // The loop in which QPU 0 waits for the others is of no interest here.
+    // Ignore the loop in which QPU 0 waits for the other QPUs.
     const bool ends = !block.operations.empty() &&
                       block.operations.front().op == Op::SemaphoreAcquire;
     if (block.loopDepth >= depth && !ends)
@@ -89,7 +65,7 @@ void sumUp(Int n, Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
 
 }  // namespace
 
-TEST_CASE("addresses in a loop become counters") {
+TEST_CASE("addresses in a loop become induction variables") {
   const std::vector<Operation> before = inLoops(compiled(sumUp, 1));
   CHECK(count(before, AddOp::Shl) > 0);
   const std::vector<Operation> after = inLoops(compiled(sumUp));
@@ -99,7 +75,7 @@ TEST_CASE("addresses in a loop become counters") {
   CHECK(count(after, Op::Move) == 0);
 }
 
-TEST_CASE("a loop that was unrolled counts one address, the others are sums of it") {
+TEST_CASE("an unrolled loop increments a single address") {
   const Function f = compiled([](Int n, Ptr<Int> p, Ptr<Int> r) {
     Int sum = 0;
     For (Int i = 0, i < n, i = i + 64)
@@ -107,12 +83,12 @@ TEST_CASE("a loop that was unrolled counts one address, the others are sums of i
     End
     *r = sum;
   });
-  // Three sums, the address, the counter; the constants wait in registers.
+  // Three sums, the address, the counter. The constants are in registers.
   CHECK(count(inLoops(f), AddOp::Add) == 5);
   CHECK(count(inLoops(f), Op::Load) == 0);
 }
 
-TEST_CASE("what is the same in every turn is computed before the loop") {
+TEST_CASE("loop-invariant values are computed before the loop") {
   const auto f = [](Int n, Float a, Float b, Ptr<Float> r) {
     Float x = 0;
     For (Int i = 0, i < n, i = i + 1)
@@ -127,7 +103,7 @@ TEST_CASE("what is the same in every turn is computed before the loop") {
   CHECK(after.size() == 3);  // the sum, the counter, its test
 }
 
-TEST_CASE("a masked assignment is one operation under a condition") {
+TEST_CASE("a masked assignment is one conditional operation") {
   const Function f = compiled([](Ptr<Int> p, Ptr<Int> r) {
     Int a = p[0], b = p[16];
     While (any(a != b))
@@ -144,7 +120,7 @@ TEST_CASE("a masked assignment is one operation under a condition") {
   CHECK(inLoops(f).size() == 5);
 }
 
-TEST_CASE("masks that combine in the flags need no registers") {
+TEST_CASE("masks that combine in the flags use no registers") {
   const Function f = compiled([](Ptr<Float> p, Ptr<Float> r) {
     Float a = p[0], b = p[16];
     Where (a < b && a > 2.0F)
@@ -156,7 +132,7 @@ TEST_CASE("masks that combine in the flags need no registers") {
   CHECK(count(all(f), Op::Move) == 0);
 }
 
-TEST_CASE("a word is loaded past the caches only where a store may have been before") {
+TEST_CASE("loads bypass the caches only after possible stores") {
   const auto f = [](Int n, Ptr<Int> p, Ptr<Int> r) {
     Int a = *p;
     *r = a;
@@ -168,7 +144,7 @@ TEST_CASE("a word is loaded past the caches only where a store may have been bef
   CHECK(count(all(compiled(f)), Op::DmaLoadStart) == 1);
   CHECK(count(all(compiled(f)), Op::TmuRequest) == 1);
   CHECK(count(all(compiled(sumUp)), Op::DmaLoadStart) == 0);
-  // Another QPU's store may come before where semaphores order them.
+  // Semaphores may order a store of another QPU before the load.
   const Function ordered = compiled([](Ptr<Int> p) {
     If (any(me() == 0))
       *p = 1;
@@ -182,7 +158,7 @@ TEST_CASE("a word is loaded past the caches only where a store may have been bef
   CHECK(count(all(ordered), Op::DmaLoadStart) == 1);
 }
 
-TEST_CASE("a store is waited for when the next one starts, and at the end") {
+TEST_CASE("a store is waited for at the next store or the end") {
   const Function f = compiled([](Ptr<Int> r) {
     store(1, r);
     store(2, r + 32);
@@ -193,24 +169,24 @@ TEST_CASE("a store is waited for when the next one starts, and at the end") {
   const auto start = std::find_if(operations.begin(), operations.end(), [](const Operation& o) {
     return o.op == Op::DmaStoreStart;
   });
-  // The second vector is written while the first is on its way.
+  // The second vector is written while the first store runs.
   const auto wait = std::find_if(start, operations.end(),
                                  [](const Operation& o) { return o.op == Op::DmaStoreWait; });
   CHECK(std::count_if(start, wait, [](const Operation& o) { return o.op == Op::VpmWrite; }) == 1);
 }
 
-TEST_CASE("stores to neighbouring places start together, and are waited for before the next") {
+TEST_CASE("stores to adjacent addresses start together") {
   const Function f = compiled([](Ptr<Int> r) {
     for (int i = 0; i < 6; ++i) store(i, r + 16 * i);
   });
   CHECK(count(all(f), Op::VpmWrite) == 6);
   CHECK(count(all(f), Op::DmaStoreStart) == 2);
   CHECK(count(all(f), Op::DmaStoreWait) == 2);
-  // The window for each, the shape for each, and the gap between rows once.
+  // One window and one shape per transfer, and the row stride once.
   CHECK(count(all(f), Op::VpmWriteSetup) == 5);
 }
 
-TEST_CASE("values are computed anew where registers run out") {
+TEST_CASE("values are rematerialised under register pressure") {
   const auto f = [](Ptr<Int> p, Ptr<Int> r) {
     Int bag = *p;
     std::array<Int, 40> v;
@@ -227,12 +203,12 @@ TEST_CASE("values are computed anew where registers run out") {
     Int second = use(5);
     for (std::size_t i = 0; i < v.size(); ++i) store(v[i] + second, r + 16 * static_cast<int>(i));
   };
-  // The sixteen broadcasts would be kept through the loop.
+  // Without rematerialisation, the sixteen broadcasts stay live through the loop.
   CHECK(count(all(compiled(f, 1)), Op::Broadcast) == 16);
   CHECK(count(all(compiled(f)), Op::Broadcast) > 16);
 }
 
-TEST_CASE("one semaphore is the compiler's") {
+TEST_CASE("one semaphore is reserved for the compiler") {
   const auto waits = [](int n) {
     return [n](Ptr<Int>) {
       for (int i = 0; i < n; ++i) {
@@ -244,13 +220,13 @@ TEST_CASE("one semaphore is the compiler's") {
   CHECK_NOTHROW(compiled(waits(15)));
   try {
     compiled(waits(16));
-    FAIL("16 semaphores were taken");
+    FAIL("16 semaphores were accepted");
   } catch (const qpu::CompileError& e) {
     CHECK(std::string(e.what()).find("uses all 16 semaphores") != std::string::npos);
   }
 }
 
-TEST_CASE("a load that would overwrite announced vectors is refused") {
+TEST_CASE("a load that overwrites announced vectors is an error") {
   try {
     compiled([](Ptr<Int> p) {
       vpmSetupRead(HORIZ, 2, 0);
@@ -258,13 +234,13 @@ TEST_CASE("a load that would overwrite announced vectors is refused") {
       Int x = *p;
       *p = vpmGetInt() + x;
     });
-    FAIL("it was taken");
+    FAIL("the kernel was accepted");
   } catch (const qpu::CompileError& e) {
     CHECK(std::string(e.what()).find("vpmSetupRead has announced") != std::string::npos);
   }
 }
 
-TEST_CASE("the check of machine operations finds what is wrong with them") {
+TEST_CASE("the check of machine operations detects errors") {
   const Function sound = compiled(sumUp);
   const auto broken = [&](auto change) {
     Function f = sound;

@@ -1,4 +1,4 @@
-// Objects to bytes and back, and bytes that are no objects.
+// Saving and loading of objects, and rejection of invalid bytes.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -50,7 +50,7 @@ void checkSame(const Object& a, const Object& b) {
   CHECK(a.usesSfu == b.usesSfu);
 }
 
-// The content of a sound file, with bytes from `at` on replaced, sealed again.
+// Loads a valid file in which bytes from `at` on are replaced and the checksum is updated.
 std::optional<Object> loadPatched(std::size_t at, const std::string& bytes) {
   std::string content = save(example()).substr(24);
   content.replace(at, bytes.size(), bytes);
@@ -59,7 +59,7 @@ std::optional<Object> loadPatched(std::size_t at, const std::string& bytes) {
 
 }  // namespace
 
-TEST_CASE("objects come back as they were") {
+TEST_CASE("saved objects load unchanged") {
   const auto o = load(save(example()));
   REQUIRE(o);
   checkSame(*o, example());
@@ -68,7 +68,7 @@ TEST_CASE("objects come back as they were") {
   checkSame(*empty, {});
 }
 
-TEST_CASE("texts in another encoding are saved readable") {
+TEST_CASE("text in another encoding is saved as valid UTF-8") {
   Object o = example();
   o.name = "caf\xe9 \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80";
   o.sites[0].description = "store at M\xfcller.cpp:12";
@@ -78,8 +78,8 @@ TEST_CASE("texts in another encoding are saved readable") {
   CHECK(back->sites[0].description == "store at M\xef\xbf\xbdller.cpp:12");
 }
 
-TEST_CASE("a text that is not UTF-8 is damage") {
-  // In place of "rot3", the first bytes of the name.
+TEST_CASE("text that is not UTF-8 is rejected") {
+  // Replaces "rot3", the first bytes of the name.
   CHECK(loadPatched(4, "\xe2\x82\xac" "D"));
   for (const char* const bytes :
        {"\xff", "\x80", "\xc0\x80", "\xc3(", "\xe0\x80\x80", "\xe2\x82" "A", "\xed\xa0\x80",
@@ -87,10 +87,10 @@ TEST_CASE("a text that is not UTF-8 is damage") {
     INFO(std::string(bytes));
     CHECK_FALSE(loadPatched(4, bytes));
   }
-  CHECK_FALSE(loadPatched(8, "\xe2"));  // cut off by the end of the name
+  CHECK_FALSE(loadPatched(8, "\xe2"));  // truncated by the end of the name
 }
 
-TEST_CASE("the bytes are those of the format") {
+TEST_CASE("saved bytes follow the file format") {
   Object o;
   o.name = "ab";
   o.words = {0x0102030405060708};
@@ -105,7 +105,7 @@ TEST_CASE("the bytes are those of the format") {
   CHECK(data == seal(content));
 }
 
-TEST_CASE("every truncation, every flipped bit and anything appended is refused") {
+TEST_CASE("truncated, altered and extended files are rejected") {
   const std::string data = save(example());
   for (std::size_t n = 0; n < data.size(); ++n) CHECK_FALSE(load(data.substr(0, n)));
   for (std::size_t n = 0; n < data.size(); ++n) {
@@ -122,14 +122,14 @@ TEST_CASE("every truncation, every flipped bit and anything appended is refused"
                    "ELF and so on, which is another format"));
 }
 
-TEST_CASE("files of a later version are refused") {
+TEST_CASE("files of a later version are rejected") {
   std::string data = save(example());
   data[8] = 2;
   CHECK(looksSaved(data));
   CHECK_FALSE(load(data));
 }
 
-TEST_CASE("sealed content that is no sound object is refused") {
+TEST_CASE("invalid objects with a valid checksum are rejected") {
   // name 4+5, parameters 4, spill 4, sfu 1, uniforms 4+25, sites, words, sites of words
   constexpr std::size_t kSpill = 13, kSfu = 17, kUniforms = 18, kArgument = 22 + 2 * 5;
   REQUIRE(loadPatched(0, ""));
@@ -146,7 +146,7 @@ TEST_CASE("sealed content that is no sound object is refused") {
   CHECK_FALSE(load(seal("")));
 }
 
-TEST_CASE("random content does no harm") {
+TEST_CASE("loading random contents does not crash") {
   std::mt19937 random(11);
   const std::string content = save(example()).substr(24);
   int sound = 0;
@@ -157,7 +157,7 @@ TEST_CASE("random content does no harm") {
     if (const auto o = load(seal(bad))) {
       ++sound;
       if (o->siteOf.size() != o->words.size()) FAIL_CHECK("site numbers missing");
-      if (save(*o) != seal(bad)) FAIL_CHECK("came back otherwise");
+      if (save(*o) != seal(bad)) FAIL_CHECK("saved differently");
     }
   }
   CHECK(sound > 1000);

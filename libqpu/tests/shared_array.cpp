@@ -10,7 +10,7 @@
 using test::contains;
 using test::thrown;
 
-TEST_CASE("a new array is zero and aligned to 64 bytes on both sides") {
+TEST_CASE("a new array is zero and aligned to 64 bytes") {
   for (const std::size_t n : {1U, 15U, 16U, 17U, 100000U}) {
     SharedArray<float> a(n);
     CHECK(a.size() == n);
@@ -20,7 +20,7 @@ TEST_CASE("a new array is zero and aligned to 64 bytes on both sides") {
   }
 }
 
-TEST_CASE("moving hands the memory over") {
+TEST_CASE("moving an array transfers its memory") {
   SharedArray<int> a(16);
   a[3] = 7;
   const std::uint32_t address = a.getAddress();
@@ -37,7 +37,7 @@ TEST_CASE("moving hands the memory over") {
   CHECK(many.front().getAddress() == address);
 }
 
-TEST_CASE("an array without memory") {
+TEST_CASE("an array without memory can be assigned to") {
   SharedArray<int> a;
   CHECK(a.size() == 0);
   CHECK(a.getAddress() == 0);
@@ -50,7 +50,7 @@ TEST_CASE("an array without memory") {
   CHECK(a.size() == 0);
 }
 
-TEST_CASE("length zero and lengths beyond the address space") {
+TEST_CASE("invalid lengths are rejected") {
   CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> a(0); }),
                  "SharedArray of 0 elements"));
   CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> a(1U << 28U); }),
@@ -58,8 +58,8 @@ TEST_CASE("length zero and lengths beyond the address space") {
   CHECK_THROWS_AS(SharedArray<int>(static_cast<std::size_t>(-1)), qpu::AllocationError);
 }
 
-TEST_CASE("the address space runs out with a clear error and is whole again afterwards") {
-  // Untouched pages of the host are not the limit here; the bus addresses are.
+TEST_CASE("exhausted bus addresses are an error, and recover") {
+  // The limit is the bus address space: the host does not back untouched pages with memory.
   const std::size_t big = 32U << 20U;
   std::vector<SharedArray<int>> hold;
   const std::string text = thrown<qpu::AllocationError>([&] {
@@ -71,16 +71,16 @@ TEST_CASE("the address space runs out with a clear error and is whole again afte
   CHECK_NOTHROW(SharedArray<int>{big});
 }
 
-TEST_CASE("elements outside are refused") {
+TEST_CASE("accessing elements outside of an array is an error") {
   SharedArray<int> a(16);
   CHECK(contains(thrown<qpu::ArgumentError>([&] { a[16] = 1; }),
-                 "element 16 of an array of 16 elements"));
+                 "element 16 is not inside the array of 16 elements"));
   CHECK_THROWS_AS(a[-1], qpu::ArgumentError);
   const SharedArray<int>& constant = a;
   CHECK_THROWS_AS(constant[99], qpu::ArgumentError);
 }
 
-TEST_CASE("block copies") {
+TEST_CASE("block copies are checked") {
   SharedArray<int> a(10);
   const std::vector<int> source = {1, 2, 3, 4};
   a.copyFrom(source.data(), 4);
@@ -96,7 +96,7 @@ TEST_CASE("block copies") {
   CHECK_THROWS_AS(a.copyTo(back.data(), static_cast<std::size_t>(-1), 2), qpu::ArgumentError);
 }
 
-TEST_CASE("a SharedArray of pointers holds 32-bit bus addresses") {
+TEST_CASE("an array of pointers holds 32-bit bus addresses") {
   SharedArray<float> a(16);
   SharedArray<float*> p(4);
   CHECK(sizeof(p[0]) == 4);
@@ -106,31 +106,31 @@ TEST_CASE("a SharedArray of pointers holds 32-bit bus addresses") {
   CHECK(static_cast<float*>(p[0]) == a.getPointer() + 5);
   p[1] = p[0];
   CHECK(p[1].address() == p[0].address());
-  p[2] = a.getPointer() + 16;  // one past the end, as C++ allows
+  p[2] = a.getPointer() + 16;  // one past the end, which C++ allows
   CHECK(p[2].address() == a.getAddress() + 64);
   p[3] = nullptr;
   CHECK(p[3].address() == 0);
   CHECK_THROWS_AS(a.pointer(16), qpu::ArgumentError);
 }
 
-TEST_CASE("a pointer that is not into shared memory is refused") {
+TEST_CASE("a pointer outside of shared memory is rejected") {
   SharedArray<float*> p(1);
   float local = 0;
   CHECK(contains(thrown<qpu::ArgumentError>([&] { p[0] = &local; }),
-                 "pointers into live SharedArrays only"));
+                 "only pointers into live SharedArrays"));
   p[0] = qpu::BusPointer<float>::fromAddress(0x1234);
   CHECK(contains(thrown<qpu::ArgumentError>([&] { (void)static_cast<float*>(p[0]); }),
-                 "0x00001234 is in no live SharedArray"));
+                 "0x00001234 is not in a live SharedArray"));
 }
 
-TEST_CASE("a cast bus address works as a pointer, as on a 32-bit board") {
+TEST_CASE("a bus address cast to a pointer is accepted") {
   SharedArray<int> a(16);
   SharedArray<int*> p(1);
   p[0] = reinterpret_cast<int*>(static_cast<std::uintptr_t>(a.getAddress() + 8));
   CHECK(static_cast<int*>(p[0]) == a.getPointer() + 2);
 }
 
-TEST_CASE("threads allocate, compile and run at once") {
+TEST_CASE("threads can allocate, compile and run concurrently") {
   const auto shared = compile([](Int n, Ptr<Int> p) {
     For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
       p[i] = i + index();
@@ -157,7 +157,7 @@ TEST_CASE("threads allocate, compile and run at once") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("an array released while a kernel runs elsewhere disturbs nothing else") {
+TEST_CASE("releasing an array does not affect a running kernel") {
   std::atomic<bool> stop{false};
   std::thread churn([&stop] {
     while (!stop) SharedArray<int> a(1000);

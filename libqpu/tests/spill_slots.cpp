@@ -1,4 +1,4 @@
-// Memory of spilled vectors: shared where that is right, and only there.
+// Spill slots: vectors share memory where this is correct, and only there.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -45,12 +45,12 @@ Slots share(const Function& f, const std::vector<SlotAccess>& accesses, std::uin
 
 }  // namespace
 
-TEST_CASE("nothing is spilled") { CHECK(share(function({Block()}), {}, 0).empty()); }
+TEST_CASE("no spills need no slots") { CHECK(share(function({Block()}), {}, 0).empty()); }
 
-TEST_CASE("one after the other") {
+TEST_CASE("disjoint live ranges share a slot") {
   const Function f = function({Block()});
   CHECK(share(f, {store(0, kA), reload(0, kA), store(0, kB), reload(0, kB)}, 1) == Slots{0, 0, 0, 0});
-  // What is read again, or stored anew and read, is kept in between.
+  // A vector that is reloaded again is live in between.
   CHECK(share(f, {store(0, kA), reload(0, kA), store(0, kB), reload(0, kB), reload(0, kA)}, 2) ==
         Slots{0, 0, 1, 1, 0});
   CHECK(share(f, {store(0, kA), reload(0, kA), store(0, kB), store(0, kA), reload(0, kB), reload(0, kA)},
@@ -59,32 +59,32 @@ TEST_CASE("one after the other") {
               2) == Slots{0, 1, 0, 0, 0, 1});
 }
 
-TEST_CASE("a store that nobody reads does no harm") {
+TEST_CASE("a store that is never reloaded can share its slot") {
   const Function f = function({Block()});
   CHECK(share(f, {store(0, kA), store(0, kB), reload(0, kA)}, 2) == Slots{0, 1, 0});
 }
 
-TEST_CASE("what is read in the next turn of a loop is kept to its end") {
+TEST_CASE("a vector reloaded in the next iteration stays live") {
   const Function f = function({jumpTo(1), branchTo(1, 2), Block()});
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)},
               2) == Slots{0, 0, 1, 1, 0, 0});
-  // Stored in each turn before it is read: free from the read on.
+  // Stored before the reload in each iteration: dead after the reload.
   CHECK(share(f, {store(1, kA), reload(1, kA), store(1, kB), reload(1, kB)}, 1) == Slots{0, 0, 0, 0});
-  // Read in a turn before it is stored for the next.
+  // Reloaded before it is stored for the next iteration.
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(1, kA)}, 1) ==
         Slots{0, 0, 0, 0, 0});
 }
 
-TEST_CASE("both ways of a branch count") {
+TEST_CASE("both paths of a branch affect liveness") {
   const Function f = function({branchTo(2, 1), jumpTo(3), jumpTo(3), Block()});
-  // B lies between A's store and its read on one way only.
+  // B is between A's store and reload on one path only.
   CHECK(share(f, {store(0, kA), store(1, kB), reload(1, kB), reload(3, kA)}, 2) == Slots{0, 1, 1, 0});
-  // On each way before A is stored.
+  // On both paths, before A is stored.
   CHECK(share(f, {store(1, kB), reload(1, kB), store(1, kA), store(2, kC), reload(2, kC), store(2, kA),
                   reload(3, kA)},
               1) == Slots{0, 0, 0, 0, 0, 0, 0});
-  // One way each.
+  // On one path each.
   CHECK(share(f, {store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)}, 1) == Slots{0, 0, 0, 0});
-  // Not stored on one way: what is read then is of no matter, what others have there is.
+  // A is not stored on one path: the value that is reloaded there does not matter, but C's value does.
   CHECK(share(f, {store(1, kA), store(2, kC), reload(3, kA), reload(3, kC)}, 2) == Slots{0, 1, 0, 1});
 }

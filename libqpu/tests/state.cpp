@@ -1,4 +1,4 @@
-// The file that tells which processes use the QPUs.
+// The file that lists the processes that use the QPUs.
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -36,7 +36,7 @@ std::string fileOf(const test::FakeTree& tree) { return tree.state() + "/qpu.sta
 
 }  // namespace
 
-TEST_CASE("records are kept, cleared, and their places used again") {
+TEST_CASE("records can be added, cleared and replaced") {
   const test::FakeTree tree;
   State state(tree.state());
   const State::Lock lock(state);
@@ -58,7 +58,7 @@ TEST_CASE("records are kept, cleared, and their places used again") {
   CHECK(read[0].handle == 9);
 }
 
-TEST_CASE("a process lives until it has ended, and its number alone is not it") {
+TEST_CASE("a process is identified by its number and start time") {
   const Process self = Process::current();
   CHECK(self.alive());
   Process later = self;
@@ -84,7 +84,7 @@ TEST_CASE("a process lives until it has ended, and its number alone is not it") 
   CHECK_FALSE(other.alive());
 }
 
-TEST_CASE("a torn record is dropped, the others stay") {
+TEST_CASE("a damaged record is dropped, the others remain") {
   const test::FakeTree tree;
   const Process self = Process::current();
   {
@@ -104,7 +104,7 @@ TEST_CASE("a torn record is dropped, the others stay") {
   CHECK(state.entries()[1].record.handle == 3);
 }
 
-TEST_CASE("a file cut off in a record") {
+TEST_CASE("a truncated record is dropped") {
   const test::FakeTree tree;
   {
     State state(tree.state());
@@ -119,9 +119,9 @@ TEST_CASE("a file cut off in a record") {
   CHECK(state.entries().size() == 2);
 }
 
-TEST_CASE("what is no state file, or one of before a reboot, is begun anew") {
+TEST_CASE("invalid and outdated state files are replaced") {
   const test::FakeTree tree;
-  for (const char* text : {"", "short", "a text of more than forty-eight bytes, which no one wrote"}) {
+  for (const char* text : {"", "short", "a text of more than forty-eight bytes, of no known format"}) {
     std::ofstream(fileOf(tree), std::ios::binary) << text;
     State state(tree.state());
     const State::Lock lock(state);
@@ -131,28 +131,28 @@ TEST_CASE("what is no state file, or one of before a reboot, is begun anew") {
   }
 }
 
-TEST_CASE("users share the files in a folder of theirs, and no others can write") {
+TEST_CASE("in a group's folder, the group shares the files") {
   const test::FakeTree tree;
   const State state(tree.state());
   for (const char* name : {"/qpu.state", "/qpu.launch"})
     CHECK(modeOf(tree.state() + name) == 0660);
 }
 
-TEST_CASE("in a folder that all may write to, the files are their owner's") {
+TEST_CASE("in a world-writable folder, files are private") {
   const test::FakeTree tree;
   fs::permissions(tree.state(), fs::perms::all);
   { const State state(tree.state()); }
   for (const char* name : {"/qpu.state", "/qpu.launch"}) {
     const std::string path = tree.state() + name;
     CHECK(modeOf(path) == 0600);
-    fs::permissions(path, static_cast<fs::perms>(0666));  // as earlier versions made it
+    fs::permissions(path, static_cast<fs::perms>(0666));  // as earlier versions created it
     { const State state(tree.state()); }
     CHECK(modeOf(path) == 0600);
   }
 }
 
-TEST_CASE("in a folder that all may write to, another user's file is refused") {
-  if (geteuid() != 0) return;  // only root can give a file away
+TEST_CASE("another user's file in a shared folder is rejected") {
+  if (geteuid() != 0) return;  // only root can change the owner of a file
   const test::FakeTree tree;
   fs::permissions(tree.state(), fs::perms::all);
   for (const char* name : {"/qpu.state", "/qpu.launch"}) {
@@ -171,7 +171,7 @@ TEST_CASE("in a folder that all may write to, another user's file is refused") {
   }
 }
 
-TEST_CASE("a folder that cannot be used is told with the fix") {
+TEST_CASE("an unusable folder is reported with a fix") {
   std::string text;
   try {
     const State state("/no/such/folder");

@@ -1,4 +1,4 @@
-// Vectors whose elements are apart in memory, and Int++.
+// Loads and stores with a stride, and Int++.
 #include "tests/run.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ SharedArray<int> counting(int n) {
   return a;
 }
 
-// 32 integers in place, by transpositions of even and odd neighbours.
+// Sorts 32 integers in place by odd-even transposition.
 void sortOddEven(Ptr<Int> p) {
   setReadStride(1);
   setWriteStride(1);
@@ -73,7 +73,7 @@ TEST_CASE("Int++ adds one to every element") {
         })[2] == 2);
 }
 
-TEST_CASE("a load with a stride leaves out elements, and reads none beyond its last") {
+TEST_CASE("a strided load skips elements and ends at its last") {
   for (const int stride : {0, 1, 2, 3, 7, 14, 15, 16, 17, 100, 2047}) {
     CAPTURE(stride);
     const int words = 15 * (stride + 1) + 1;
@@ -100,7 +100,7 @@ TEST_CASE("a load with a stride leaves out elements, and reads none beyond its l
                   qpu::BoundsError);
 }
 
-TEST_CASE("a store with a stride leaves what is between") {
+TEST_CASE("a strided store keeps the words in between") {
   for (const int stride : {1, 2, 15, 63, 2047}) {
     CAPTURE(stride);
     const int step = stride + 1;
@@ -121,7 +121,7 @@ TEST_CASE("a store with a stride leaves what is between") {
   }
 }
 
-TEST_CASE("what a strided store wrote a strided load reads in the same kernel") {
+TEST_CASE("a strided load reads what a strided store wrote") {
   SharedArray<int> a = counting(64), out(16);
   auto k = compile([](Ptr<Int> p, Ptr<Int> q) {
     setWriteStride(2);
@@ -129,7 +129,7 @@ TEST_CASE("what a strided store wrote a strided load reads in the same kernel") 
     setReadStride(2);
     *q = p[1] + 1;
   });
-  // The store of out has the stride too.
+  // The store of `out` has the stride, too.
   SharedArray<int> wide(46);
   k(&a, &wide);
   for (int i = 0; i < 16; ++i) {
@@ -138,7 +138,7 @@ TEST_CASE("what a strided store wrote a strided load reads in the same kernel") 
   }
 }
 
-TEST_CASE("pointers and gathers under a stride") {
+TEST_CASE("pointers and gathers ignore strides") {
   SharedArray<int> a = counting(64), out(48);
   SharedArray<int*> rows(31);
   for (std::size_t i = 0; i < 31; ++i) rows[i] = a.pointer(i);
@@ -159,7 +159,7 @@ TEST_CASE("pointers and gathers under a stride") {
   }
 }
 
-TEST_CASE("odd-even sort of interleaved halves") {
+TEST_CASE("odd-even sort works on interleaved halves") {
   std::mt19937 random(3);
   SharedArray<int> a(32);
   auto k = compile(sortOddEven);
@@ -175,7 +175,7 @@ TEST_CASE("odd-even sort of interleaved halves") {
   }
 }
 
-TEST_CASE("strides that cannot be") {
+TEST_CASE("invalid strides are rejected") {
   CHECK(contains(refused([](Ptr<Int>) { setReadStride(-1); }),
                  "the stride is -1, must be 0..2047"));
   CHECK(contains(refused([](Ptr<Int>) { setWriteStride(2048); }), "setWriteStride at"));
@@ -184,20 +184,20 @@ TEST_CASE("strides that cannot be") {
                      setReadStride(1);
                    End
                  }),
-                 "not possible inside If at"));
+                 "not allowed inside If at"));
   CHECK(contains(refused([](Ptr<Int> p) {
                    setWriteStride(1);
                    store(index(), p, 3);
                  }),
-                 "not possible with a stride"));
+                 "not allowed with a stride"));
   CHECK(contains(refused([](Ptr<Int> p) {
                    setWriteStride(1);
                    Where (index() == 0)
                      *p = 1;
                    End
                  }),
-                 "not possible inside Where"));
-  // The next kernel begins without one.
+                 "not allowed inside Where"));
+  // The stride does not carry over to the next kernel.
   (void)compile([](Ptr<Int>) { setReadStride(5); });
   SharedArray<int> a = counting(16), out(16);
   compile([](Ptr<Int> p, Ptr<Int> q) { *q = *p; })(&a, &out);

@@ -1,4 +1,4 @@
-# Every symbol that libqpu.so defines is ours and has a version. Arguments: NM, LIBRARY.
+# Check that every symbol that libqpu.so exports belongs to libqpu and has a version. Arguments: NM, LIBRARY.
 execute_process(COMMAND ${NM} -D --defined-only --with-symbol-versions ${LIBRARY}
   OUTPUT_VARIABLE text RESULT_VARIABLE failed)
 if(failed)

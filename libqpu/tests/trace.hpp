@@ -1,4 +1,4 @@
-// The recorded form of a kernel function, for tests of the compiler's parts.
+// Records kernel functions, for tests of parts of the compiler.
 #ifndef TESTS_TRACE_HPP
 #define TESTS_TRACE_HPP
 
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lang/recorder.hpp"
-// Its macro End is a name in many other headers, so it comes last.
+// Included last: many other headers use the name of its macro End.
 #include "QPULib.h"
 
 namespace test {

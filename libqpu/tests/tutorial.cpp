@@ -1,5 +1,4 @@
-// The tutorial kernels against plain C++, with the published inputs and outputs
-// where there are any.
+// Compares the tutorial's kernels with plain C++, using published inputs and outputs where available.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -24,7 +23,7 @@ struct Pair {
   int a, b, gcd;
 };
 
-// Published with QPULib: inputs 100 + rand() % 100 after srand(0) on glibc.
+// Published with QPULib: the inputs are 100 + rand() % 100 after srand(0) with glibc.
 const std::vector<Pair> kPublishedGcds = {
     {183, 186, 3},  {177, 115, 1}, {193, 135, 1},  {186, 192, 6}, {149, 121, 1}, {162, 127, 1},
     {190, 159, 1},  {163, 126, 1}, {140, 126, 14}, {172, 136, 4}, {111, 168, 3}, {167, 129, 1},
@@ -47,7 +46,7 @@ TEST_CASE("GCD gives the published table") { checkGcds(compile(tutorial::gcd)); 
 TEST_CASE("GCD unrolled gives the published table") { checkGcds(compile(tutorial::gcdUnrolled)); }
 
 #ifdef __GLIBC__
-TEST_CASE("the published inputs of GCD are those of glibc's rand") {
+TEST_CASE("the published inputs of GCD come from glibc's rand") {
   srand(0);
   for (const Pair& p : kPublishedGcds) {
     CHECK(100 + rand() % 100 == p.a);
@@ -89,7 +88,7 @@ TEST_CASE("DMATri works on 16 vectors in the VPM") {
   for (int i = 0; i < 256; ++i) CHECK(a[i] == i * (i + 1) / 2);
 }
 
-TEST_CASE("Hello says which QPU and element wrote") {
+TEST_CASE("Hello writes QPU and element numbers") {
   SharedArray<int> a(12 * 16);
   auto k = compile(tutorial::hello);
   k.setNumQPUs(12);
@@ -97,7 +96,7 @@ TEST_CASE("Hello says which QPU and element wrote") {
   for (int i = 0; i < 12 * 16; ++i) CHECK(a[i] == 100 * (i / 16) + i % 16);
 }
 
-TEST_CASE("ReqRecv delivers gathers in the order of asking") {
+TEST_CASE("ReqRecv receives gathers in request order") {
   SharedArray<int> a(64);
   for (int i = 0; i < 32; ++i) a[i] = i * i;
   compile(tutorial::reqRecv)(&a);
@@ -146,7 +145,7 @@ Vertices rotated(int n, const K& kernel) {
 
 }  // namespace
 
-TEST_CASE("Rot3D: three versions, any number of QPUs, one result") {
+TEST_CASE("all Rot3D versions agree on any number of QPUs") {
   const int n = 16 * 123;
   const Vertices first = rotated(n, compile(tutorial::rot3D1));
   const Vertices start(n);
@@ -201,7 +200,7 @@ std::vector<double> heatReference(const Grid& g) {
 
 }  // namespace
 
-TEST_CASE("HeatMap moves each cell towards its neighbours, on any number of QPUs") {
+TEST_CASE("HeatMap gives the reference result on any QPU count") {
   Grid start;
   const std::vector<double> expected = heatReference(start);
   auto k = compile(tutorial::heatStep);
@@ -215,13 +214,13 @@ TEST_CASE("HeatMap moves each cell towards its neighbours, on any number of QPUs
   }
 }
 
-TEST_CASE("Mandelbrot counts are those of single-precision C++, on any number of QPUs") {
+TEST_CASE("Mandelbrot counts match single-precision C++") {
   const int width = 96;
   const int height = 50;
   const int limit = 64;
   const float left = -2.0F;
   const float top = -1.25F;
-  const float step = 0.03125F;  // exact, so that c is the same in both roundings
+  const float step = 0.03125F;  // exact, so that c does not depend on the rounding
   auto k = compile(tutorial::mandelbrot);
   std::vector<int> first;
   for (int qpus = 1; qpus <= 12; ++qpus) {
@@ -248,11 +247,11 @@ TEST_CASE("Mandelbrot counts are those of single-precision C++, on any number of
       }
       if (count != first[static_cast<std::size_t>(y * width + x)]) ++different;
     }
-  // The host rounds to nearest, the QPU toward zero: on the rim counts differ.
+  // The host rounds to nearest, the QPU toward zero: counts differ at the boundary.
   CHECK(different <= width * height / 100);
 }
 
-TEST_CASE("three ways to add arrays") {
+TEST_CASE("all versions of vector addition are correct") {
   const auto check = [](auto kernel, int n, int qpus) {
     const auto words = static_cast<std::size_t>(std::max(n, 1));
     SharedArray<float> a(words), b(words), out(words);
@@ -276,7 +275,7 @@ TEST_CASE("three ways to add arrays") {
   }
 }
 
-TEST_CASE("two ways to multiply matrices") {
+TEST_CASE("both versions of the matrix product are correct") {
   const int m = 12, n = 64, k = 48;
   SharedArray<float> a(m * k), b(k * n), c(m * n);
   for (int i = 0; i < m * k; ++i) a[i] = static_cast<float>(i % 7 - 3);

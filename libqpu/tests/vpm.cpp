@@ -1,4 +1,4 @@
-// The VPM and DMA by hand.
+// Manual access to the VPM and to DMA.
 #include "tests/run.hpp"
 
 using test::contains;
@@ -22,7 +22,7 @@ std::string fails(F f) {
 
 }  // namespace
 
-TEST_CASE("load along rows, read along columns: a transposition") {
+TEST_CASE("loading rows and reading columns transposes") {
   SharedArray<int> a = counting(256), out(256);
   compile([](Ptr<Int> p, Ptr<Int> q) {
     dmaSetReadPitch(64);
@@ -35,7 +35,7 @@ TEST_CASE("load along rows, read along columns: a transposition") {
   for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
 }
 
-TEST_CASE("load a column at a time, store along rows") {
+TEST_CASE("columns can be loaded and stored as rows") {
   SharedArray<int> a = counting(256), out(256);
   compile([](Ptr<Int> p, Ptr<Int> q) {
     for (int column = 0; column < 16; ++column) {
@@ -51,7 +51,7 @@ TEST_CASE("load a column at a time, store along rows") {
   for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
 }
 
-TEST_CASE("the VPM pitch moves rows, also along columns") {
+TEST_CASE("the VPM pitch applies to rows and columns") {
   SharedArray<int> a = counting(256), out(256);
   const auto windowAfter = [&](void (*load)(Ptr<Int>)) {
     auto k = compile([load](Ptr<Int> p, Ptr<Int> q) {
@@ -82,7 +82,7 @@ TEST_CASE("the VPM pitch moves rows, also along columns") {
     for (int i = 0; i < 3; ++i) CHECK(out[16 * (4 * row + i) + 7] == 16 * row + i);
 }
 
-TEST_CASE("columns of 16 words below each other fill a column of the VPM") {
+TEST_CASE("columns of 16 words fill a column of the VPM") {
   SharedArray<int> a = counting(64), out(64);
   compile([](Ptr<Int> p, Ptr<Int> q) {
     dmaSetReadPitch(64);
@@ -96,7 +96,7 @@ TEST_CASE("columns of 16 words below each other fill a column of the VPM") {
   for (int i = 0; i < 64; ++i) CHECK(out[i] == i);
 }
 
-TEST_CASE("store along columns") {
+TEST_CASE("columns can be stored") {
   SharedArray<int> a = counting(256), out(256);
   compile([](Ptr<Int> p, Ptr<Int> q) {
     dmaSetReadPitch(64);
@@ -111,7 +111,7 @@ TEST_CASE("store along columns") {
   for (int i = 0; i < 256; ++i) CHECK(out[i] == (i % 16) * 16 + i / 16);
 }
 
-TEST_CASE("the read pitch counts from start to start, the write stride from end to start") {
+TEST_CASE("read pitch and write stride are measured as documented") {
   SharedArray<int> a = counting(256), out(256);
   compile([](Ptr<Int> p, Ptr<Int> q) {
     dmaSetReadPitch(128);              // every other row of 16
@@ -128,7 +128,7 @@ TEST_CASE("the read pitch counts from start to start, the write stride from end 
       CHECK(out[16 * row + i] == (i < 8 && row % 2 == 0 ? 16 * row + i : 0));
 }
 
-TEST_CASE("vectors written with a stride are read with one") {
+TEST_CASE("vectors are written and read with a stride") {
   SharedArray<int> out(64);
   compile([](Ptr<Int> q) {
     vpmSetupWrite(HORIZ, 10, 5);
@@ -138,7 +138,7 @@ TEST_CASE("vectors written with a stride are read with one") {
     q[16] = vpmGetInt();
     vpmSetupWrite(HORIZ, 50, 15);
     vpmPut(7);
-    vpmPut(index() * 2);  // row 65 is row 1
+    vpmPut(index() * 2);  // row 65 wraps to row 1
     vpmSetupRead(HORIZ, 1, 1);
     q[32] = vpmGetInt();
   })(&out);
@@ -149,7 +149,7 @@ TEST_CASE("vectors written with a stride are read with one") {
   }
 }
 
-TEST_CASE("floats go through the VPM unchanged") {
+TEST_CASE("floats pass the VPM unchanged") {
   SharedArray<float> out(16);
   compile([](Ptr<Float> q) {
     vpmSetupWrite(VERT, 3);
@@ -160,7 +160,7 @@ TEST_CASE("floats go through the VPM unchanged") {
   for (int i = 0; i < 16; ++i) CHECK(out[i] == 0.5F * static_cast<float>(i) + 1.0F);
 }
 
-TEST_CASE("the VPM is one for all QPUs") {
+TEST_CASE("all QPUs share the VPM") {
   SharedArray<int> out(16);
   auto k = compile([](Ptr<Int> q) {
     If (any(me() == 0))
@@ -178,33 +178,33 @@ TEST_CASE("the VPM is one for all QPUs") {
   for (int i = 0; i < 16; ++i) CHECK(out[i] == 3 * i);
 }
 
-TEST_CASE("orders that hardware would answer with junk or a hang") {
-  // The emulator finds them too, in words of its own.
-  const auto told = [](auto f, const char* text) {
+TEST_CASE("invalid sequences of VPM calls are errors") {
+  // The emulator reports them too, with its own messages.
+  const auto checkError = [](auto f, const char* text) {
     const std::string found = fails(f);
     CHECK(contains(found, "kernel 'vpm'"));
     CHECK((test::onEmulator() || contains(found, text)));
   };
-  told([](Ptr<Int> p) { *p = vpmGetInt(); }, "no vpmSetupRead has announced");
-  told([](Ptr<Int>) { vpmPut(1); }, "vpmSetupWrite is missing");
-  told([](Ptr<Int>) { vpmSetupRead(HORIZ, 2, 0); }, "2 announced VPM vectors");
-  told([](Ptr<Int> p) {
+  checkError([](Ptr<Int> p) { *p = vpmGetInt(); }, "more vectors than vpmSetupRead has set up");
+  checkError([](Ptr<Int>) { vpmPut(1); }, "vpmSetupWrite is missing");
+  checkError([](Ptr<Int>) { vpmSetupRead(HORIZ, 2, 0); }, "before reading 2 vectors");
+  checkError([](Ptr<Int> p) {
     vpmSetupRead(HORIZ, 2, 0);
     *p = vpmGetInt();
     vpmSetupRead(HORIZ, 2, 0);
-  }, "1 vectors of the vpmSetupRead before are unread");
-  told([](Ptr<Int> p) { dmaStartRead(p); }, "dmaSetupRead is missing");
-  told([](Ptr<Int> p) { dmaStartWrite(p); }, "dmaSetupWrite is missing");
-  told([](Ptr<Int> p) {
+  }, "1 vectors of the previous vpmSetupRead are unread");
+  checkError([](Ptr<Int> p) { dmaStartRead(p); }, "dmaSetupRead is missing");
+  checkError([](Ptr<Int> p) { dmaStartWrite(p); }, "dmaSetupWrite is missing");
+  checkError([](Ptr<Int> p) {
     dmaSetupRead(HORIZ, 2, 0);
     dmaStartRead(p);
   }, "dmaSetReadPitch first");
-  told([](Ptr<Int> p) {
+  checkError([](Ptr<Int> p) {
     dmaSetupRead(HORIZ, 1, 0);
     dmaStartRead(p);
     dmaStartRead(p);
   }, "has not been waited for");
-  told([](Ptr<Int> p) {
+  checkError([](Ptr<Int> p) {
     dmaSetupRead(HORIZ, 1, 0);
     dmaStartRead(p);
     vpmSetupRead(HORIZ, 1, 0);
@@ -213,17 +213,17 @@ TEST_CASE("orders that hardware would answer with junk or a hang") {
     dmaSetupWrite(HORIZ, 1, 0);
     dmaStartWrite(p);
   };
-  // Compiled code waits for it before it ends.
+  // Compiled code waits before it ends.
   if (test::onEmulator()) {
     SharedArray<int> a = counting(256);
     CHECK_NOTHROW(compile(forgetting, "vpm")(&a));
   } else {
-    told(forgetting, "dmaWaitWrite is missing");
+    checkError(forgetting, "dmaWaitWrite is missing");
   }
 }
 
-TEST_CASE("VPM places and pitches out of range, known at the call") {
-  const auto told = [](auto f, int x, const char* text) {
+TEST_CASE("VPM places out of range are errors at the call") {
+  const auto checkError = [](auto f, int x, const char* text) {
     SharedArray<int> a = counting(256);
     const std::string found =
         thrown<qpu::ExecutionError>([&] { compile(f, "vpm")(x, &a); });
@@ -236,25 +236,25 @@ TEST_CASE("VPM places and pitches out of range, known at the call") {
     dmaStartRead(p);
     dmaWaitRead();
   };
-  told(reading, 64 * 16, "leave the window");
-  told(reading, 8, "leave the window");
-  told([](Int x, Ptr<Int> p) {
+  checkError(reading, 64 * 16, "exceed the window");
+  checkError(reading, 8, "exceed the window");
+  checkError([](Int x, Ptr<Int> p) {
     dmaSetupWrite(HORIZ, 1, x);
     dmaStartWrite(p);
     dmaWaitWrite();
-  }, -1, "leave the window");
-  told([](Int x, Ptr<Int>) {
+  }, -1, "exceed the window");
+  checkError([](Int x, Ptr<Int>) {
     vpmSetupWrite(HORIZ, x);
     vpmPut(1);
   }, 64, "must be 0..63");
-  told([](Int x, Ptr<Int>) { dmaSetWriteStride(x); }, -4, "-4 bytes");
-  // What no word of a set-up can say is the interpreter's alone to find.
+  checkError([](Int x, Ptr<Int>) { dmaSetWriteStride(x); }, -4, "-4 bytes");
+  // Only the interpreter can detect values that a setup word cannot represent.
   if (test::onEmulator()) return;
-  told(reading, 63 * 16, "2 rows by 16 columns from VPM word 1008 leave the window");
-  told([](Int x, Ptr<Int>) { dmaSetReadPitch(x); }, 8192, "must be 0..8191");
+  checkError(reading, 63 * 16, "2 rows by 16 columns from VPM word 1008 exceed the window");
+  checkError([](Int x, Ptr<Int>) { dmaSetReadPitch(x); }, 8192, "must be 0..8191");
 }
 
-TEST_CASE("a DMA that leaves its array") {
+TEST_CASE("DMA outside of an array is an error") {
   SharedArray<int> a(40);
   CHECK_THROWS_AS(compile([](Ptr<Int> p) {
                     dmaSetReadPitch(64);
@@ -263,7 +263,7 @@ TEST_CASE("a DMA that leaves its array") {
                     dmaWaitRead();
                   })(&a),
                   qpu::BoundsError);
-  // The ragged tail of 8 words fits.
+  // A partial vector of 8 words fits.
   compile([](Ptr<Int> p) {
     dmaSetupRead(HORIZ, 1, 0, 8);
     dmaStartRead(p + 32);

@@ -1,5 +1,5 @@
-// qpu-info: which library, which backend, which board, and what is in the way.
-// Exit codes: 0 report printed, 1 output failed, 2 wrong use.
+// qpu-info: prints the library's version, its backend, the board, and what prevents the use of the QPUs.
+// Exit codes: 0 report printed, 1 error, 2 wrong use.
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -16,21 +16,21 @@ namespace {
 constexpr const char* kHelp =
     "usage: qpu-info [--json] [--root DIR]\n"
     "\n"
-    "Tell which libqpu this is, what runs its kernels, and what stands between\n"
-    "this machine and its QPUs, with the fix for each.\n"
+    "Print the version of libqpu, the backend that runs its kernels, and what prevents\n"
+    "this machine from using its QPUs, with a fix for each problem.\n"
     "\n"
-    "  --json      one JSON object instead of text\n"
-    "  --root DIR  look at /proc, /sys, /dev and /boot below DIR\n"
-    "  --version   version of libqpu\n"
-    "  --help      this text\n";
+    "  --json      print one JSON object instead of text\n"
+    "  --root DIR  read /proc, /sys, /dev and /boot below DIR\n"
+    "  --version   print the version of libqpu\n"
+    "  --help      print this text\n";
 
 struct Options {
   bool json = false;
   std::string root = "/";
 };
 
-int wrongUse(const std::string& what) {
-  (void)std::fprintf(stderr, "qpu-info: %s; see qpu-info --help\n", what.c_str());
+int wrongUse(const std::string& problem) {
+  (void)std::fprintf(stderr, "qpu-info: %s; see qpu-info --help\n", problem.c_str());
   return 2;
 }
 
@@ -42,9 +42,9 @@ int print(const std::string& text) {
 }
 
 int report(const Options& options) {
-  std::error_code none;
-  if (!std::filesystem::is_directory(options.root, none))
-    return wrongUse("--root " + options.root + " is no directory");
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(options.root, ignored))
+    return wrongUse("--root " + options.root + " is not a directory");
   const std::unique_ptr<char, void (*)(void*)> text(
       qpu_machine_report(options.root.c_str(), options.json ? 1 : 0), qpu_free);
   if (text) return print(text.get());

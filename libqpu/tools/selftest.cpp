@@ -1,5 +1,5 @@
-// qpu-selftest: a few kernels whose results are known, on the backend in use.
-// One line per check; exit code 1 when one fails.
+// qpu-selftest: runs a few kernels with known results on the backend in use.
+// Prints one line per check; the exit code is 1 if a check fails.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -15,11 +15,11 @@
 
 namespace {
 
-// Empty when it holds, else what was found.
+// Returns an empty string on success, else a description of the difference.
 using Check = std::function<std::string()>;
 
-std::string differs(const std::string& what, double found, double expected) {
-  return what + " is " + std::to_string(found) + ", expected " + std::to_string(expected);
+std::string difference(const std::string& name, double found, double expected) {
+  return name + " is " + std::to_string(found) + ", expected " + std::to_string(expected);
 }
 
 int triangular(int n) { return n * (n + 1) / 2; }
@@ -35,7 +35,7 @@ std::string checkGcd() {
   qpu::compile(tutorial::gcd, "gcd")(&a, &b, &r);
   for (int i = 0; i < 16; ++i)
     if (r[i] != euclid(a[i], b[i]))
-      return differs("gcd " + std::to_string(i), r[i], euclid(a[i], b[i]));
+      return difference("gcd " + std::to_string(i), r[i], euclid(a[i], b[i]));
   return {};
 }
 
@@ -47,7 +47,7 @@ std::string checkMultiTri() {
   k(&a);
   for (int i = 0; i < 64; ++i)
     if (a[i] != triangular(i))
-      return differs("tri(" + std::to_string(i) + ")", a[i], triangular(i));
+      return difference("tri(" + std::to_string(i) + ")", a[i], triangular(i));
   return {};
 }
 
@@ -57,7 +57,7 @@ std::string checkDma() {
   qpu::compile(tutorial::dmaTri, "dmaTri")(&a);
   for (int i = 0; i < 256; ++i)
     if (a[i] != triangular(i))
-      return differs("tri(" + std::to_string(i) + ")", a[i], triangular(i));
+      return difference("tri(" + std::to_string(i) + ")", a[i], triangular(i));
   return {};
 }
 
@@ -68,7 +68,7 @@ std::string checkSort() {
   for (int i = 1; i < 32; ++i) {
     const int before = a[(i - 1) / 2 + 16 * ((i - 1) % 2)];
     const int here = a[i / 2 + 16 * (i % 2)];
-    if (before > here) return differs("sorted element " + std::to_string(i), here, before);
+    if (before > here) return difference("sorted element " + std::to_string(i), here, before);
   }
   return {};
 }
@@ -88,7 +88,7 @@ std::string checkRotation(int qpus) {
   for (int i = 0; i < n; ++i) {
     const float expected = static_cast<float>(i) * c - static_cast<float>(n - i) * s;
     if (std::fabs(x[i] - expected) > 1e-3F)
-      return differs("x " + std::to_string(i), x[i], expected);
+      return difference("x " + std::to_string(i), x[i], expected);
   }
   return {};
 }
@@ -102,7 +102,7 @@ std::string checkBounds() {
   } catch (const qpu::BoundsError&) {
     return {};
   }
-  return "a store past the end of an array went unnoticed";
+  return "a store past the end of an array was not detected";
 }
 
 }  // namespace
@@ -113,13 +113,13 @@ int main() {
     Check check;
   };
   const std::vector<Named> checks = {
-      {"greatest common divisors, Where in While", checkGcd},
+      {"greatest common divisors: Where inside While", checkGcd},
       {"triangular numbers on 4 QPUs", checkMultiTri},
       {"triangular numbers through the VPM", checkDma},
-      {"odd-even sort, rotation of vectors", checkSort},
-      {"rotation of vertices on 1 QPU, gather and store", [] { return checkRotation(1); }},
+      {"odd-even sort: rotation of vectors", checkSort},
+      {"rotation of vertices on 1 QPU: gather and store", [] { return checkRotation(1); }},
       {"rotation of vertices on 12 QPUs", [] { return checkRotation(12); }},
-      {"a store outside of all arrays is refused", checkBounds},
+      {"a store outside all arrays is rejected", checkBounds},
   };
   try {
     const qpu::Backend backend = qpu::backend();

@@ -1,4 +1,4 @@
-// Adding two arrays, from the first thing that works to what the bus allows.
+// Adding two arrays: from a simple version to one that is limited by the bus.
 #ifndef TUTORIAL_ADD_HPP
 #define TUTORIAL_ADD_HPP
 
@@ -8,16 +8,16 @@
 
 namespace tutorial {
 
-// Each QPU takes 16 numbers at a time and waits for everything. n is a multiple
-// of 16.
+// Each QPU processes 16 numbers at a time and waits for every load and store. n is a
+// multiple of 16.
 inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
     out[i] = a[i] + b[i];
   End
 }
 
-// Asks for the next 16 before it waits for these, and does not wait for stores.
-// At the end it asks for one block too many: that is why `last` is needed.
+// Requests the next 16 numbers before it receives the current ones, and does not wait for
+// stores. The last request is one block too many; `last` keeps its addresses inside the arrays.
 inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int step = numQPUs() << 4;
   Int last = n - 16;
@@ -41,9 +41,9 @@ inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   End
 }
 
-// Four vectors at a time: eight requests in flight, and one DMA for the four
-// results, out of VPM rows of the QPU's own. What is left of n goes by vectors,
-// the last of them shorter. Any n.
+// Four vectors at a time: eight requests in flight, and one DMA transfer for the four results, from
+// VPM rows that belong to the QPU. The rest of n is processed in single vectors, of which the last
+// one may be partial. n can be any number.
 inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int blocks = n >> 6;
   Int step = numQPUs() << 6;
@@ -56,7 +56,7 @@ inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
       gather(q + 16 * j);
     }
     For (Int block = me(), block < blocks, block = block + numQPUs())
-      // Onward while there is a block for this QPU; else the same again.
+      // Advance while there is another block for this QPU, else repeat this one.
       Int onward = step & ((block + numQPUs() - blocks) >> 31);
       p = p + onward;
       q = q + onward;
@@ -69,7 +69,7 @@ inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
         gather(q + 16 * j);
         sum[static_cast<std::size_t>(j)] = x + y;
       }
-      dmaWaitWrite();  // of the block before
+      dmaWaitWrite();  // for the previous block
       vpmSetupWrite(HORIZ, vpmRow);
       for (const Float& s : sum) vpmPut(s);
       dmaSetWriteStride(0);

@@ -24,7 +24,7 @@ inline void gcd(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
   *r = a;
 }
 
-// 32 steps between tests of the condition; steps too many change nothing.
+// 32 steps between two tests of the condition. Extra steps change nothing.
 inline void gcdUnrolled(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
   Int a = *p;
   Int b = *q;

@@ -1,5 +1,5 @@
-// One step of heat flow: each inner cell moves towards the mean of its eight
-// neighbours. Rows are dealt to the QPUs in turn.
+// One step of heat flow: each inner cell moves towards the mean of its eight neighbours. The QPUs
+// process rows in turn.
 #ifndef TUTORIAL_HEATMAP_HPP
 #define TUTORIAL_HEATMAP_HPP
 
@@ -11,8 +11,8 @@ namespace tutorial {
 
 constexpr float kDiffusion = 0.25F;
 
-// Walks along a row, a vector ahead: of the last three vectors received,
-// `current` is the one in the middle.
+// Moves along a row, requesting one vector ahead. `current` is the middle one of the last three
+// vectors received.
 class Cursor {
  public:
   Float current;
@@ -32,7 +32,7 @@ class Cursor {
     receive(next);
     request();
   }
-  // The row is done; drop the vector that was asked for in vain.
+  // Receives and drops the vector that was requested beyond the end of the row.
   void finish() { receive(next); }
 
   FloatExpr left() const { return shifted(1, previous, 0); }
@@ -43,7 +43,7 @@ class Cursor {
     address = address + 16;
     gather(address);
   }
-  // The neighbour of each element; `border` is where it lies in another vector.
+  // The neighbour of each element. For element `border`, it is in the vector `beyond`.
   FloatExpr shifted(int amount, const Float& beyond, int border) const {
     Float result = rotate(current, amount);
     Float wrapped = rotate(beyond, amount);
@@ -57,9 +57,9 @@ class Cursor {
   Float previous, next;
 };
 
-// `map` and `out` are the first cells of grids of height + 2 rows, `pitch`
-// floats apart. Row 0, row height + 1 and column 0 are the border; a row has
-// width inner cells (a multiple of 16) from column 16 on and at least 32 more.
+// `map` and `out` are the first cells of grids with height + 2 rows, which are `pitch` floats apart.
+// Row 0, row height + 1 and column 0 are the border. A row has `width` inner cells (a multiple of 16)
+// starting at column 16, and at least 32 more cells.
 inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int height) {
   std::array<Cursor, 3> row;
   For (Int y = me(), y < height, y = y + numQPUs())

@@ -1,4 +1,4 @@
-// Escape counts of z <- z^2 + c over a grid; rows are dealt to the QPUs in turn.
+// Escape counts of z <- z^2 + c over a grid. The QPUs process rows in turn.
 #ifndef TUTORIAL_MANDELBROT_HPP
 #define TUTORIAL_MANDELBROT_HPP
 
@@ -6,7 +6,7 @@
 
 namespace tutorial {
 
-// `width` is a multiple of 16; out holds width * height counts of 0..limit.
+// `width` is a multiple of 16; `out` holds width * height counts of 0..limit.
 inline void mandelbrot(Float left, Float top, Float step, Int width, Int height, Int limit,
                        Ptr<Int> out) {
   For (Int y = me(), y < height, y = y + numQPUs())

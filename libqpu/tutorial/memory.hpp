@@ -1,4 +1,4 @@
-// First steps with memory: a store, and loads that are asked for ahead.
+// First steps with memory: a store, and loads that are requested in advance.
 #ifndef TUTORIAL_MEMORY_HPP
 #define TUTORIAL_MEMORY_HPP
 
@@ -6,10 +6,10 @@
 
 namespace tutorial {
 
-// Each QPU writes 16 numbers that tell who wrote them: 100 * QPU + element.
+// Each QPU writes 16 numbers that identify QPU and element: 100 * QPU + element.
 inline void hello(Ptr<Int> p) { p[me() << 4] = me() * 100 + index(); }
 
-// Two requests in flight at once, taken in the order of asking.
+// Two requests in flight, received in the order of the requests.
 inline void reqRecv(Ptr<Int> p) {
   Ptr<Int> mine = p + index();
   gather(mine);

@@ -10,13 +10,13 @@ namespace tutorial {
 inline void oddEvenSort(Ptr<Int> p) {
   Int even = p[0];
   Int odd = p[16];
-  // 32 phases sort 32 elements, two in each round.
+  // 32 phases sort 32 elements; each iteration executes two of them.
   For (Int round = 0, any(round < 16), round = round + 1)
     Int low = min(even, odd);
     odd = max(even, odd);
     even = low;
 
-    // Each odd element meets the even one to its right; the last has none.
+    // Each odd element is compared with the even one to its right. The last one has none.
     Int right = rotate(even, 15);
     Int smaller = min(odd, right);
     Int greater = max(odd, right);

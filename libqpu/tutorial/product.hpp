@@ -1,4 +1,4 @@
-// Products of matrices in rows: c (m x n) = a (m x k) b (k x n).
+// Matrix products in row-major order: c (m x n) = a (m x k) b (k x n).
 #ifndef TUTORIAL_PRODUCT_HPP
 #define TUTORIAL_PRODUCT_HPP
 
@@ -8,8 +8,8 @@
 
 namespace tutorial {
 
-// 16 elements of a row of c at a time. For every product two vectors are read,
-// one of them 16 times the same number. n is a multiple of 16.
+// 16 elements of a row of c at a time. Every multiplication reads two vectors, one of which holds the
+// same number 16 times. n is a multiple of 16.
 inline void productPlain(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me(), i < m, i = i + numQPUs())
     For (Int j = 0, j < n, j = j + 16)
@@ -31,9 +31,9 @@ inline void productPlain(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Fl
   End
 }
 
-// A tile of 4 rows by 32 columns stays in registers while k runs: 8 sums for the
-// price of 2 vectors of b. Of a each QPU reads 16 values of k at a time, and
-// broadcasts one after the other. m is a multiple of 4, n of 32, k of 16.
+// A tile of 4 rows by 32 columns stays in registers for all values of k: 8 sums need only 2 vectors of
+// b. Each QPU reads 16 values of k from a at a time and broadcasts them one by one. m is a multiple of
+// 4, n of 32, k of 16.
 inline void productTiled(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   constexpr std::size_t rows = 4, across = 2;
   For (Int i = me() << 2, i < m, i = i + (numQPUs() << 2))
@@ -52,18 +52,18 @@ inline void productTiled(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Fl
         }
         for (Float& v : x) receive(v);
         p = p + 16;
-        // Two rows of b ahead of their use.
-        const auto ask = [&] {
+        // Two rows of b are requested before they are used.
+        const auto request = [&] {
           gather(q);
           gather(q + 16);
           q = q + n;
         };
-        ask();
-        ask();
+        request();
+        request();
         for (int t = 0; t < 16; ++t) {
           std::array<Float, across> y;
           for (Float& v : y) receive(v);
-          if (t < 14) ask();
+          if (t < 14) request();
           for (std::size_t r = 0; r < rows; ++r) {
             Float one = broadcast(x[r], t);
             for (std::size_t s = 0; s < across; ++s) sum[r][s] = sum[r][s] + one * y[s];

@@ -6,7 +6,7 @@
 
 namespace tutorial {
 
-// Version 1: one vector after the other, each load waited for.
+// Version 1: one vector at a time, with a wait for each load.
 inline void rot3D1(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   For (Int i = 0, i < n, i = i + 16)
     Float xOld = x[i];
@@ -38,12 +38,12 @@ inline void rotatePipelined(const IntExpr& first, const IntExpr& step, Int& n, F
   receive(yOld);
 }
 
-// Version 2: the next vector is asked for while this one is worked on.
+// Version 2: requests the next vector while the current one is processed.
 inline void rot3D2(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   rotatePipelined(0, 16, n, cosine, sine, x, y);
 }
 
-// Version 3: vectors are dealt to the QPUs in turn.
+// Version 3: the QPUs process vectors in turn.
 inline void rot3D3(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   rotatePipelined(me() << 4, numQPUs() << 4, n, cosine, sine, x, y);
 }

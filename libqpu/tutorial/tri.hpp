@@ -1,5 +1,5 @@
-// Triangular numbers n(n+1)/2, by adding up: 16 of them, 16 on each QPU, and
-// the same with floats in memory.
+// Triangular numbers n(n+1)/2, computed by addition: for 16 numbers, for 16 on each QPU, and for
+// floats in memory.
 #ifndef TUTORIAL_TRI_HPP
 #define TUTORIAL_TRI_HPP
 
@@ -30,7 +30,7 @@ inline void triFloat(Ptr<Float> p) {
   *p = toFloat(sumUpTo(n));
 }
 
-// 16 vectors at once through the VPM by hand.
+// 16 vectors at once, with manual access to the VPM.
 inline void dmaTri(Ptr<Int> p) {
   dmaSetReadPitch(64);
   dmaSetupRead(HORIZ, 16, 0);

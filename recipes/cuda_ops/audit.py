@@ -1,9 +1,9 @@
-"""What is in a wheel of CUDA operators: for which machine and GPUs, and what it asks of the system that loads it.
+"""Audit a wheel of CUDA operators: its machine and GPUs, and its requirements on the system that loads it.
 
-GPU code lies in the section ``.nv_fatbin``: containers one after the other, each with a header (magic 0xba55ed50,
-version, the header's size, the content's size) and entries (kind 1 for PTX and 2 for machine code, the entry's header
-size, its content's size, and 28 bytes on the compute capability). The layout is not documented; ``cuobjdump`` reads the
-same, and the test compares what is found here with what nvcc was asked for.
+GPU code is in the section ``.nv_fatbin``: a sequence of containers, each with a header (magic 0xba55ed50, version, size
+of the header, size of the content) and entries (kind 1 for PTX and 2 for machine code, size of the entry's header, size
+of its content and, at offset 28, the compute capability). The layout is not documented. ``cuobjdump`` reads the same
+values, and the test compares them with the arguments of nvcc.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wheels import find as wheels
 
 LIBRARY = "cuda_ops/libcuda_ops.so"
 SYSTEM_LIBRARIES = ("ld-linux", "libc.", "libdl.", "libgcc_s.", "libm.", "libpthread.", "librt.", "libstdc++.")
-"""What may be needed beside torch's library: what every Linux with glibc has."""
+"""Libraries that the wheel may require in addition to torch's: those of every Linux with glibc."""
 
 _MAGIC = 0xBA55ED50
 _PTX, _MACHINE_CODE = 1, 2
@@ -35,7 +35,7 @@ _PTX, _MACHINE_CODE = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the audit found."""
+    """The result of the audit."""
 
     machine_code: tuple[str, ...]
     """Compute capabilities without the point: ``75``."""
@@ -43,9 +43,9 @@ class Contents:
     needs: tuple[str, ...]
     """Libraries by their sonames."""
     glibc: str
-    """The oldest glibc that has all the symbols."""
+    """The oldest glibc with all required symbols."""
     libstdcxx: str
-    """The same of libstdc++, as the version of its symbols."""
+    """The same for libstdc++, as a version of its symbols."""
 
     def text(self) -> str:
         """One line."""
@@ -54,9 +54,10 @@ class Contents:
 
 
 def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
-    """Check a wheel against what was asked for and say what is in it.
+    """Check a wheel against the requested architectures; its contents.
 
-    Raises PlatformMismatch, or WheelUnusable: damaged, tied to one Python, other GPU code, needs what not all have.
+    Raises PlatformMismatch, or WheelUnusable if it is damaged, requires a specific Python or uncommon libraries, or
+    contains other GPU code.
     """
     wheels.audit(wheel, target)
     _check_tag(wheel, target)
@@ -69,18 +70,18 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
     wanted_code = {item.removesuffix("+PTX").rstrip("af") for item in architectures}
     wanted_ptx = {item.removesuffix("+PTX").rstrip("af") for item in architectures if item.endswith("+PTX")}
     if set(found.machine_code) != wanted_code or set(found.ptx) != wanted_ptx:
-        asked = f"machine code for {sorted(wanted_code)} and PTX for {sorted(wanted_ptx)}"
-        raise _unusable(wheel, asked, f"{list(found.machine_code)} and {list(found.ptx)}")
+        expected = f"machine code for {sorted(wanted_code)} and PTX for {sorted(wanted_ptx)}"
+        raise _unusable(wheel, expected, f"{list(found.machine_code)} and {list(found.ptx)}")
     foreign = [name for name in found.needs if name != "libtorch.so" and not name.startswith(SYSTEM_LIBRARIES)]
     if foreign or "libtorch.so" not in found.needs:
-        raise _unusable(wheel, "to need libtorch.so and what every system has", ", ".join(found.needs))
+        raise _unusable(wheel, "to require libtorch.so and libraries of every system", ", ".join(found.needs))
     if paths := _search_paths(elf):
-        raise _unusable(wheel, "no folder recorded that libraries are looked for in", ", ".join(paths))
+        raise _unusable(wheel, "no search path for libraries", ", ".join(paths))
     return found
 
 
 def contents(elf: ELFFile) -> Contents:
-    """What a library has and needs."""
+    """The contents and requirements of a library."""
     section = elf.get_section_by_name(".nv_fatbin")
     code = set(gpu_code(section.data())) if section is not None else set()
     return Contents(
@@ -93,7 +94,7 @@ def contents(elf: ELFFile) -> Contents:
 
 
 def gpu_code(fatbin: bytes) -> Iterator[tuple[int, str]]:
-    """Kind and compute capability of each entry. Raises WheelUnusable for bytes of another layout."""
+    """Kind and compute capability of each entry. Raises WheelUnusable for another layout."""
     at = 0
     while at + 16 <= len(fatbin):
         magic, _, header, size = struct.unpack_from("<IHHQ", fatbin, at)
@@ -139,7 +140,7 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
             f"{wheel.name} is for another machine",
             expected=target.wheel_platform,
             found=tag.platform,
-            fix="build it anew",
+            fix="build it again",
         )
     if (tag.interpreter, tag.abi) != ("py3", "none"):
         raise _unusable(wheel, "the tag py3-none: any Python 3", f"{tag.interpreter}-{tag.abi}")
@@ -147,5 +148,5 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:
     return WheelUnusable(
-        f"{wheel.name} is not the wheel it should be", expected=expected, found=found, fix="build it anew"
+        f"{wheel.name} is not the wheel it should be", expected=expected, found=found, fix="build it again"
     )

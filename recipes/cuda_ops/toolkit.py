@@ -1,7 +1,7 @@
-"""A CUDA toolkit of the pinned release: a folder that is named, the system's, or one made of PyPI's packages.
+"""A CUDA toolkit of the pinned release: a configured folder, the system's, or one from PyPI's packages.
 
-Only what compiles is needed: nvcc with its parts, headers, and the static runtime library of the machine that the
-wheel is for. No driver and no GPU.
+Only the parts that compile are required: nvcc with its programs, headers, and the static runtime library for the
+machine of the wheel. No driver and no GPU is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolchain.errors import CommandFailed, NetworkUnreachable, ToolkitUnusable
 from wheels.pip import run_pip
 
 PYPI = "pypi"
-"""As ``cuda.toolkit``: never the system's."""
+"""Value of ``cuda.toolkit``: do not use the system's toolkit."""
 SYSTEM = Path("/usr/local/cuda")
 _NEEDED = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cuda_bf16.h")
 _LIMIT_S = 1800.0
@@ -27,17 +27,17 @@ _LIMIT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """Where nvcc and its parts are, and where the runtime library of the wheel's machine is."""
+    """Folders of nvcc with its programs, and of the runtime library for the machine of the wheel."""
 
     home: Path
     runtime: Path
     """Folder with libcudart_static.a."""
     origin: str
-    """In words, for manifests and messages."""
+    """Text for manifests and messages."""
 
 
 def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
-    """The toolkit, fetched where nothing else fits. Raises ToolkitUnusable, NetworkUnreachable."""
+    """The toolkit, fetched if there is no other one. Raises ToolkitUnusable, NetworkUnreachable."""
     home, origin = _home(recipe, config)
     if target == host_architecture():
         runtime = _runtime_in(home)
@@ -49,7 +49,7 @@ def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """What the toolkit will be, as an input of a step; nothing is fetched."""
+    """The toolkit as an input of a step; nothing is fetched."""
     if config.cuda.toolkit not in ("", PYPI):
         return f"{config.cuda.toolkit} {release_of(ROOT / config.cuda.toolkit)}"
     found = None if config.cuda.toolkit else _system(recipe)
@@ -57,7 +57,7 @@ def identity(recipe: Recipe, config: Config) -> str:
 
 
 def release_of(home: Path) -> str:
-    """The release that a toolkit's nvcc states, as ``13.0``; empty if there is none that runs."""
+    """The release that a toolkit's nvcc reports, such as ``13.0``; empty if nvcc does not run."""
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file():
         return ""
@@ -70,7 +70,7 @@ def release_of(home: Path) -> str:
 
 
 def fault_of(recipe: Recipe, home: Path) -> str:
-    """What keeps a folder from being the toolkit; empty if it is."""
+    """Why a folder cannot be used as the toolkit; empty if it can."""
     missing = [name for name in _NEEDED if not (home / name).is_file()]
     if missing:
         return f"no {', '.join(missing)}"
@@ -123,7 +123,7 @@ def _foreign_runtime(recipe: Recipe, config: Config, target: Architecture) -> Pa
 
 
 def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> None:
-    """Unpack wheels into a folder, which appears when that has succeeded."""
+    """Install wheels into a folder, which is created only on success."""
     files.require_space(folder.parent, 600, "CUDA's compiler")
     with files.scratch_folder(folder.parent, folder.name) as scratch, progress.step(f"fetch {' '.join(packages)}"):
         made = scratch / "made"
@@ -132,8 +132,8 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
             return NetworkUnreachable(
                 "CUDA's compiler cannot be fetched",
                 expected=f"{name} from the package index",
-                found="the index has none that fits",
-                fix="reach another index (pip.conf), or name a toolkit's folder in cuda.toolkit",
+                found="the index has none for this platform",
+                fix="configure another index (pip.conf), or set cuda.toolkit to the folder of a toolkit",
             )
 
         run_pip(
@@ -149,8 +149,8 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
 
 def _unusable(recipe: Recipe, home: Path, found: str) -> ToolkitUnusable:
     return ToolkitUnusable(
-        f"{home} is no CUDA toolkit that the wheel can be built with",
+        f"the wheel cannot be built with the CUDA toolkit in {home}",
         expected=f"release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
         found=found,
-        fix="name the folder of one in cuda.toolkit, or leave that empty to have it from PyPI",
+        fix="set cuda.toolkit to the folder of one, or leave it empty to fetch it from PyPI",
     )

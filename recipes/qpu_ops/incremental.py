@@ -1,13 +1,13 @@
-"""Rebuild the extension wheel from a kept build when only its own sources changed: minutes become seconds.
+"""Update the previous build of the extension wheel if only its own sources have changed: seconds instead of minutes.
 
-A full build starts Python and imports torch under emulation, then compiles every source. Of that, a changed kernel
-needs one compilation and one link. So a full build is kept: its source folder with the objects in it, the command
-lines that its compiler was called with, and its wheel. As long as everything else is the same (the *surroundings*:
-development root, torch, libqpu, compiler, setup.py), a rebuild runs the compiler's command lines for the sources that
-changed, and the linker's for the modules they are in, without Python, and puts the products into a copy of the wheel.
-What is installed from it is what a full build would install, byte for byte; a test compares them.
+A full build starts Python and imports torch under emulation, and then compiles every source. A changed kernel requires
+only one compilation and one link. Therefore the previous full build is stored: its source folder with the objects, the
+command lines of its compiler, and its wheel. As long as everything else is unchanged (the *surroundings*: development
+root, torch, libqpu, compiler, setup.py), a rebuild runs the command lines of the compiler for the changed sources and
+those of the linker for their modules, without Python, and puts the products into a copy of the wheel. The files that
+are installed from it are those of a full build, byte for byte; a test compares them.
 
-A kept build that does not fit is not used, and whatever is odd about one leads to a full build.
+A previous build with other surroundings, or with any inconsistency, is not used; a full build follows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 from toolchain import files
 
 SOURCES = ("csrc", "src")
-"""Folders whose files may change between a kept build and a rebuild; anything else belongs to the surroundings."""
+"""Folders whose files may change between a build and its update. All other files belong to the surroundings."""
 
 _COMPILER = re.compile(r"(?:\S*/)?(?:\S+-)?(?:gcc|g\+\+|cc|c\+\+)(?:-\d+)?")
 _INCLUDED = re.compile(r'^#include "([^"]+\.cpp)"', re.MULTILINE)
-_RECORD = "kept.json"
+_RECORD = "build.json"
 
 
 def compiler_commands(output: str) -> list[list[str]]:
-    """The compiler's and linker's command lines in what setup.py (or ``pip -v``) printed, in order."""
+    """The command lines of the compiler and linker in the output of setup.py (or ``pip -v``), in order."""
     found = []
     for line in output.splitlines():
         try:
@@ -47,21 +47,21 @@ def compiler_commands(output: str) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A kept build in a folder of its own: ``source`` (with its objects), the wheel, and the record of both."""
+class PreviousBuild:
+    """A folder with a full build: ``source`` (with the objects), the wheel, and the record of both."""
 
     folder: Path
 
     @property
     def source(self) -> Path:
-        """The copy of the sources that was built, mounted into the container at every build."""
+        """The copy of the sources that is mounted into the container."""
         return self.folder / "source"
 
     def remember(self, surroundings: str, output: str, wheel: Path) -> None:
-        """Keep a full build that has just ended well; ``output`` is what it printed, ``wheel`` is copied.
+        """Record a successful full build with its ``output``, and copy its ``wheel``.
 
-        Compilers that run side by side may break each other's lines: where the output does not tell how each object
-        that was linked came about, nothing is kept.
+        The output of concurrent compilers can be interleaved. If it does not contain the command line of every linked
+        object, nothing is recorded.
         """
         commands = compiler_commands(output)
         compiled = {item[item.index("-o") + 1] for item in commands if "-c" in item}
@@ -81,9 +81,9 @@ class Kept:
     def rebuild(
         self, recipe: Path, surroundings: str, run: Callable[[Sequence[Sequence[str]]], object], out: Path
     ) -> Path | None:
-        """Bring the kept build up to date with the recipe's sources; the wheel in ``out``, None for a full build.
+        """Update the build to the recipe's sources; the wheel in ``out``, or None if a full build is necessary.
 
-        ``run`` executes command lines in ``source``, in order. Raises CommandFailed with the compiler's words.
+        ``run`` executes command lines in ``source``, in order. Raises CommandFailed.
         """
         try:
             document = json.loads((self.folder / _RECORD).read_text())
@@ -96,15 +96,15 @@ class Kept:
         fits = document.get("surroundings") == surroundings and document.get("names") == _names(recipe)
         if not fits or not links or not objects or not old.is_file():
             return None
-        # Until it ends well there is no kept build: what an interrupted one leaves may be torn.
+        # The record exists only while the files are consistent: an interruption must not leave one.
         (self.folder / _RECORD).unlink()
         for name in document["names"]:
             if (recipe / name).read_bytes() != (self.source / name).read_bytes():
                 shutil.copyfile(recipe / name, self.source / name)
         outdated = [item for item in commands if "-c" in item and self._outdated(item, objects)]
-        anew = {item[item.index("-o") + 1] for item in outdated}
+        outputs = {item[item.index("-o") + 1] for item in outdated}
         if outdated:
-            run([*outdated, *(link for link in links if anew.intersection(link))])
+            run([*outdated, *(link for link in links if outputs.intersection(link))])
         libraries = [self.source / link[link.index("-o") + 1] for link in links]
         made = _rewrapped(old, out / old.name, self.source / "src", libraries)
         if made is None:
@@ -119,7 +119,7 @@ class Kept:
         return objects.get(product) != self._key(command) or not (self.source / product).is_file()
 
     def _key(self, command: Sequence[str]) -> str:
-        """SHA-256 over a command line, its source, the sources that it includes and every header in its folder."""
+        """SHA-256 of a command line, its source, the sources that it includes and every header in its folder."""
         digest = hashlib.sha256(shlex.join(command).encode())
         own = self.source / command[command.index("-c") + 1]
         included = [own.parent / name for name in _INCLUDED.findall(own.read_text())]
@@ -129,7 +129,7 @@ class Kept:
 
 
 def _names(root: Path) -> list[str]:
-    """The files that may change, relative to the root. Another set of them means another build."""
+    """The files that may change, relative to the root. A build with another set of files is not updated."""
     found = (path for name in SOURCES for path in (root / name).rglob("*"))
     return sorted(
         str(path.relative_to(root))
@@ -139,7 +139,7 @@ def _names(root: Path) -> list[str]:
 
 
 def surroundings(root: Path, *others: str) -> str:
-    """SHA-256 over the recipe's other files and whatever else a kept build depends on."""
+    """SHA-256 of the other files of the recipe and of all texts in ``others``."""
     digest = hashlib.sha256(files.tree_fingerprint(root, "*.py", "*.toml", "backend/*").encode())
     for item in others:
         digest.update(b"\0" + item.encode())
@@ -147,7 +147,7 @@ def surroundings(root: Path, *others: str) -> str:
 
 
 def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
-    """A copy of a wheel with its modules and its extensions replaced, RECORD to match; None when they do not fit."""
+    """A copy of a wheel with new modules, extensions and RECORD; None if they do not match the members."""
     extensions = {library.name: library for library in libraries}
     if len(extensions) != len(libraries):
         return None

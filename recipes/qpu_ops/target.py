@@ -1,11 +1,11 @@
 """The extension wheel for the target, compiled in one of two places.
 
-In the native builder image, by its cross compiler, against the files of torch and the target Python's headers and
-settings: nothing is emulated, and the target's development root is not needed. That is how the main job does it.
+The main job compiles it in the native builder image with the cross compiler, against the files of torch and the headers
+and settings of the target's Python. Nothing is emulated, and the development root is not needed.
 
-Or by plain ``pip wheel`` inside the armv7 container, as a user would, with torch and libqpu where the target has them.
-The native compiler may stand in for the emulated one there (images.native), which nothing in the wheel's own build
-knows of. Both make the same wheel, byte for byte; a test compares them.
+Alternatively it is built by plain ``pip wheel`` inside the armv7 container, as a user would, with torch and libqpu
+installed as on the target. There the native compiler can replace the emulated one (images.native), which is invisible
+to the wheel's own build. Both make the same wheel, byte for byte; a test compares them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DRIVERS = ("target.py", "native.py", "incremental.py")
 
 
 _PIP_WHEEL = "python3 -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
-# What pip would call, by itself: the builder image has no pip.
+# The function that pip would call: the builder image has no pip.
 _BACKEND = """python3 -c 'import sys
 sys.path.insert(0, "backend")
 import build_with_installed_torch as backend
@@ -42,9 +42,9 @@ print(backend.build_wheel("/usr/src/out"))'"""
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the wheel is compiled: an image, what is mounted into its container, and the script that makes a wheel.
+    """Where the wheel is compiled: an image, the mounts of its container, and the script that makes a wheel.
 
-    The sources are the working folder, the wheel goes to /usr/src/out.
+    The working folder contains the sources. The wheel is written to /usr/src/out.
     """
 
     image: str
@@ -56,12 +56,12 @@ class Place:
 
     @property
     def identity(self) -> str:
-        """A text that changes when the same sources could give another wheel."""
+        """A text that changes if the same sources could result in another wheel."""
         return f"{self.image_id} {sorted(self.mounts.paths)} {self.script}"
 
 
 def container(image: str, image_id: str, target: Architecture, compiler: Mounts) -> Place:
-    """The target's development root, emulated, with the native compiler where ``compiler`` mounts it."""
+    """The development root of the target, emulated, with the native compiler if ``compiler`` mounts it."""
     environment = {
         **compiler.environment,
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -79,7 +79,7 @@ def container(image: str, image_id: str, target: Architecture, compiler: Mounts)
 
 
 def crossed(image: str, image_id: str, target: Architecture, suite: Suite) -> Place:
-    """The native builder image: its Python takes the target Python's settings, and so the cross compiler."""
+    """The native builder image. Its Python uses the settings of the target's Python, and so the cross compiler."""
     environment = {
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_FILES": f"/{_packages(suite)}/torch",
@@ -116,8 +116,8 @@ def build(
 ) -> Path:
     """Build the wheel into ``folder`` and audit it; the wheel's path.
 
-    ``torch_site`` and ``libqpu`` are staged roots. With ``reuse`` a kept build is brought up to date where there is
-    one (recipes.qpu_ops.incremental) that was made in the same ``surroundings``: texts that identify what is mounted.
+    ``torch_site`` and ``libqpu`` are staged roots. With ``reuse`` the previous build (recipes.qpu_ops.incremental) is
+    updated if it was made in the same ``surroundings``: texts that identify the mounted files.
 
     Raises CommandFailed, PlatformMismatch or WheelUnusable.
     """
@@ -128,7 +128,7 @@ def build(
     headers = files.tree_fingerprint(libqpu / libqpu_prefix.removeprefix("/") / "include")
     key = incremental.surroundings(recipe.folder, *surroundings, headers, place.identity)
     work = config.target_root / "work"
-    kept = incremental.Kept(work / "qpu-ops-kept")
+    previous = incremental.PreviousBuild(work / "qpu-ops-previous")
 
     def run(source: Path, out: Path, script: str) -> str:
         owner = work.stat()
@@ -152,7 +152,7 @@ def build(
             },
             workdir="/usr/src/qpu_ops",
             log=log,
-            fix="the compiler's words are above; the sources are in recipes/qpu_ops",
+            fix="read the compiler's messages above; the sources are in recipes/qpu_ops",
         ).output
 
     with files.scratch_folder(work, "qpu-ops") as scratch:
@@ -160,19 +160,19 @@ def build(
         out.mkdir()
         made = None
         if reuse:
-            made = kept.rebuild(
-                recipe.folder, key, lambda lines: run(kept.source, out, "; ".join(map(shlex.join, lines))), out
+            made = previous.rebuild(
+                recipe.folder, key, lambda lines: run(previous.source, out, "; ".join(map(shlex.join, lines))), out
             )
         if made is None:
-            full = incremental.Kept(scratch / "kept")
+            full = incremental.PreviousBuild(scratch / "previous")
             ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "recipe.toml", *_DRIVERS)
             shutil.copytree(recipe.folder, full.source, ignore=ignored)
             output = run(full.source, out, place.script)
             recipe.require_outputs(out)
             made = next(out.glob(recipe.outputs[0]))
             full.remember(key, output, made)
-            files.remove(kept.folder)
-            full.folder.rename(kept.folder)
+            files.remove(previous.folder)
+            full.folder.rename(previous.folder)
         wheels.audit(made, config.image.target)
         for old in folder.glob(recipe.outputs[0]):
             old.unlink()

@@ -1,12 +1,10 @@
-"""Upstream QPULib, opt-in: fetched at a pinned commit, compiled as its users do, installed in our libqpu's place.
+"""Upstream QPULib instead of our libqpu: fetched at a pinned commit and compiled as its users do.
 
-The source comes from ``qpu.upstream_source``, or from ``sources/qpulib`` in the build folder, which is fetched when it
-is absent. A git tree must be at the pinned commit and without changes; a folder without ``.git`` (an unpacked archive)
-is taken as it is, with a warning that is kept in the manifest.
+The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder, which is fetched if it does
+not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked archive)
+is used as it is, with a warning that is recorded in the manifest.
 
-One build tree, that is one set of objects, is kept per mode, DEBUG and compiler, so a changed file recompiles what
-depends on it and no more. The same commands run in the builder image with the cross compiler and, for the tests, on
-this PC with its own.
+There is one build tree per mode, DEBUG and compiler, so only what depends on a changed file is recompiled.
 """
 
 from __future__ import annotations
@@ -21,8 +19,9 @@ import docker
 
 from engine.containers import run_in
 from engine.daemon import build_environment
-from recipes.libqpu.build import compile_options, register
+from recipes.cmake import compile_options
 from recipes.recipe import Recipe
+from recipes.register import register
 from toolchain import files, process
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
@@ -30,21 +29,21 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 from toolchain.jobs import compile_jobs
 
 FETCHED = "pitorch-fetched"
-"""Name of the file in ``.git`` that marks a checkout as fetched by us: only such a one is replaced by a new pin."""
+"""Name of the file in ``.git`` that marks a checkout as ours. Only such a checkout is replaced when the pin changes."""
 
 _FETCH_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """How upstream is compiled: ``mode`` is emulation or qpu, ``debug`` its own DEBUG=1."""
+    """How upstream is compiled: ``mode`` is emulation or qpu, ``debug`` is upstream's DEBUG=1."""
 
     mode: str
     debug: bool
 
     @property
     def label(self) -> str:
-        """Name of its object folder."""
+        """Name of the build tree."""
         return f"{self.mode}-debug" if self.debug else self.mode
 
     @classmethod
@@ -55,7 +54,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Checkout:
-    """Upstream's source. ``commit`` is empty where the folder is no git tree, and ``warning`` says so."""
+    """Upstream's source. If the folder is not a git tree, ``commit`` is empty and ``warning`` explains it."""
 
     folder: Path
     commit: str
@@ -64,7 +63,7 @@ class Checkout:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the commands find things: in a container these are mount points."""
+    """Paths in the commands: mount points of the container."""
 
     recipe: str
     source: str
@@ -73,7 +72,7 @@ class Places:
 
 
 def pin(recipe: Recipe) -> str:
-    """The pinned commit. Raises SourceUnavailable for anything but 40 hexadecimal digits: a branch would move."""
+    """The pinned commit. Raises SourceUnavailable unless it is 40 hexadecimal digits: a branch could change."""
     commit = recipe.settings["commit"]
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise SourceUnavailable(
@@ -86,7 +85,7 @@ def pin(recipe: Recipe) -> str:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """The source as an input of the step: the pinned commit, or the fingerprint of a folder that is no git tree."""
+    """The source as an input of the step: the pinned commit, or the fingerprint of a folder that is not a git tree."""
     folder = config.qpulib_source
     if folder.is_dir() and not (folder / ".git").exists():
         return f"tree {files.tree_fingerprint(folder, 'Lib/**/*')[:16]}"
@@ -94,11 +93,11 @@ def identity(recipe: Recipe, config: Config) -> str:
 
 
 def obtain(recipe: Recipe, config: Config) -> Checkout:
-    """Upstream's source, verified; fetched where it is not there yet. Raises SourceUnavailable, ProgramMissing."""
+    """Upstream's source, fetched if necessary, and verified. Raises SourceUnavailable, ProgramMissing."""
     folder = config.qpulib_source
     if not folder.exists():
         if config.qpu.upstream_source:
-            raise _unavailable(recipe, folder, "the folder that qpu.upstream_source names is not there")
+            raise _unavailable(recipe, folder, "the folder in qpu.upstream_source does not exist")
         _fetch(recipe, folder)
     elif (folder / ".git" / FETCHED).is_file() and _git(folder, "rev-parse", "HEAD") != pin(recipe):
         _fetch(recipe, folder)
@@ -106,7 +105,7 @@ def obtain(recipe: Recipe, config: Config) -> Checkout:
 
 
 def verify(recipe: Recipe, folder: Path) -> Checkout:
-    """Check that a folder holds upstream's source at the pinned commit, unchanged.
+    """Check that a folder contains upstream's source at the pinned commit, unchanged.
 
     Raises SourceUnavailable for another commit, changed files, or a folder without Lib/QPULib.h and Lib/**/*.cpp.
     """
@@ -114,7 +113,7 @@ def verify(recipe: Recipe, folder: Path) -> Checkout:
         raise _unavailable(recipe, folder, f"no Lib/QPULib.h, or no Lib/**/*.cpp, in {folder}")
     if not (folder / ".git").exists():
         warning = (
-            f"upstream QPULib in {folder} is no git tree: whether it is commit {pin(recipe)[:12]} cannot be verified"
+            f"upstream QPULib in {folder} is not a git tree: whether it is commit {pin(recipe)[:12]} cannot be verified"
         )
         return Checkout(folder, "", warning)
     found = _git(folder, "rev-parse", "HEAD")
@@ -129,18 +128,18 @@ def verify(recipe: Recipe, folder: Path) -> Checkout:
 def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
     url, commit = recipe.settings["url"], pin(recipe)
     return SourceUnavailable(
-        "the source of upstream QPULib cannot be had",
+        "the source of upstream QPULib is not available",
         expected=f"{url} at commit {commit}, or an unchanged checkout of it in {folder}",
         found=found,
         fix=(
-            f"where there is a network: git clone {url} QPULib && git -C QPULib checkout {commit}; put that folder at "
-            f"{folder}, or set INVOKE_QPU_UPSTREAM_SOURCE to where it is. Proxies: https_proxy, http_proxy or all_proxy"
+            f"on a machine with network access: git clone {url} QPULib && git -C QPULib checkout {commit}; copy that "
+            f"folder to {folder}, or set INVOKE_QPU_UPSTREAM_SOURCE. Proxies: https_proxy, http_proxy or all_proxy"
         ),
     )
 
 
 def _git(folder: Path, *words: str) -> str:
-    # A checkout may belong to another user, and lies inside our own, which must not be asked in its place.
+    # The checkout may belong to another user. It is inside our own checkout, which git must not use instead.
     safe = ("-c", f"safe.directory={folder.resolve()}")
     done = process.run(
         ["git", *safe, "-C", folder, *words],
@@ -157,7 +156,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _fetch(recipe: Recipe, folder: Path) -> None:
-    """Fetch the pinned commit, and it alone, into ``folder``, which is replaced when that has succeeded."""
+    """Fetch only the pinned commit into ``folder``, which is replaced after success."""
     process.require_program("git", "to fetch upstream QPULib")
     url, commit = recipe.settings["url"], pin(recipe)
     with files.scratch_folder(folder.parent, folder.name) as scratch:
@@ -178,7 +177,7 @@ def _fetch(recipe: Recipe, folder: Path) -> None:
 
 
 def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """What configures, compiles and installs; ``options`` are CMake's, for the compiler and the prefix."""
+    """The commands that configure, compile and install. ``options`` are CMake's for the compiler and the prefix."""
     configure = (
         *("cmake", "-S", places.recipe, "-B", places.tree, "-G", "Ninja", *options),
         "-DCMAKE_BUILD_TYPE=",
@@ -189,20 +188,6 @@ def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[s
     strip = () if variant.debug else ("--strip",)
     install = ("env", f"DESTDIR={places.stage}", "cmake", "--install", places.tree, *strip)
     return configure, ("cmake", "--build", places.tree, "--parallel", str(jobs), "--verbose"), install
-
-
-def build_native(
-    recipe: Recipe, checkout: Checkout, variant: Variant, work: Path, *, jobs: int = 1, log: Path | None = None
-) -> Path:
-    """Build for this PC with its own compiler; the staged root. Raises CommandFailed with the compiler's last lines."""
-    tree, stage = work / f"tree-{variant.label}", work / f"stage-{variant.label}"
-    files.remove(stage)
-    places = Places(recipe=str(recipe.folder), source=str(checkout.folder), tree=str(tree), stage=str(stage))
-    prefix = recipe.settings["prefix"]
-    options = (f"-DCMAKE_INSTALL_PREFIX={prefix}", "-DCMAKE_INSTALL_LIBDIR=lib")
-    for argv in commands(places, variant, jobs=jobs, options=options):
-        process.run(argv, log=log, fix="the compiler's words are above; the source is not ours")
-    return _finished(recipe, stage)
 
 
 def build(
@@ -217,10 +202,10 @@ def build(
     *,
     cross: bool = True,
 ) -> None:
-    """Compile in an image and pack what the target root gets into ``tar``.
+    """Compile in an image and pack the files for the target root into ``tar``.
 
-    ``builder`` is an image of this PC's architecture with a cross compiler or, without ``cross``, one of the target's.
-    Raises CommandFailed with the compiler's last lines.
+    ``builder`` is an image for this PC with a cross compiler or, without ``cross``, an image for the target. Raises
+    CommandFailed with the last lines of the compiler's output.
     """
     variant = Variant.of(config)
     work = config.target_root / "work" / f"qpulib-{builder_id.removeprefix('sha256:')[:12]}"
@@ -247,14 +232,9 @@ def build(
         ],
         environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
         log=log,
-        fix="the compiler's words are above; the source is upstream's",
+        fix="read the compiler's messages above; the source is upstream's",
     )
-    files.pack(_finished(recipe, stage), tar, epoch=config.image.source_date_epoch)
-
-
-def _finished(recipe: Recipe, stage: Path) -> Path:
-    prefix = recipe.settings["prefix"]
-    installed = stage / prefix.removeprefix("/")
+    installed = stage / recipe.settings["prefix"].removeprefix("/")
     recipe.require_outputs(installed)
-    register(stage, installed, prefix)
-    return stage
+    register(stage, installed, recipe.settings["prefix"])
+    files.pack(stage, tar, epoch=config.image.source_date_epoch)

@@ -1,4 +1,4 @@
-"""Look into a torch wheel before it is accepted: what each ELF file was compiled for and what it needs at run time."""
+"""Audit a torch wheel before it is accepted: the CPU that its ELF files were compiled for, and what they require."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from elftools.elf.sections import ARMAttributesSection, SymbolTableSection
 from packaging.utils import parse_wheel_filename
 
 from images.flavour import Suite
+from recipes.recipe import load
 from toolchain.architecture import Architecture
 from toolchain.errors import WheelUnusable
 from wheels import find as wheels
@@ -23,15 +24,15 @@ from wheels import find as wheels
 GOAL_MB = 60
 _OF_PYTHON = ("Py", "_Py")
 _BUILD_PATHS = (b"/usr/src/torch", b"/usr/src/recipe")
-"""Where the tree and the recipe lie in the builder's container."""
+"""Paths of the tree and the recipe in the container of the builder."""
 _KINDS = ("GLIBC", "GLIBCXX")
 _ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
-"""Tag_CPU_arch (ARM IHI 0045, 3.3.5.2): what a compiler for the A profile writes."""
+"""Tag_CPU_arch (ARM IHI 0045, 3.3.5.2): the values of compilers for the A profile."""
 _ADVANCED_SIMD = "TAG_ADVANCED_SIMD_ARCH"
 _FP = {1: "VFPv1", 2: "VFPv2", 3: "VFPv3", 4: "VFPv3-D16", 5: "VFPv4", 6: "VFPv4-D16", 7: "FPv8", 8: "FPv8-D16"}
 """Tag_FP_arch (ARM IHI 0045, 3.3.5.2)."""
 _FP_OF_ARMHF = ("VFPv2", "VFPv3-D16")
-"""Of 16 double registers at most: what every armhf CPU has."""
+"""At most 16 double-precision registers, which every armhf CPU has."""
 _FP_OF_NEON = (*_FP_OF_ARMHF, "VFPv3", "VFPv4", "VFPv4-D16")
 _KERNELS = "torch/lib/libtorch_cpu.so"
 _TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
@@ -39,7 +40,7 @@ _TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 
 @dataclass(frozen=True)
 class Examined:
-    """What the wheel's ELF files have in common: newest versions that they ask of a library, by its prefix."""
+    """The number of ELF files in the wheel, and the newest symbol versions that they require, by prefix."""
 
     elf_files: int
     newest: Mapping[str, str]
@@ -51,19 +52,19 @@ class _Sums:
     newest: dict[str, tuple[int, ...]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     count: int = 0
-    given: set[str] = field(default_factory=set)
-    """Symbols that the wheel's files define."""
-    taken: dict[str, str] = field(default_factory=dict)
-    """Symbols that they need of each other or of Python, by who names them first."""
+    defined: set[str] = field(default_factory=set)
+    """Symbols that the files of the wheel define."""
+    required: dict[str, str] = field(default_factory=dict)
+    """Unversioned symbols that the files require, with the first file that requires them."""
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> Examined:
     """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
 
-    Looked at: tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
-    against the compiler's ``flags``; newest GLIBC and GLIBCXX symbols against the release; libraries that are neither
-    in the wheel nor the system's; symbols that nobody defines; RPATHs that leave the wheel; the build's paths, in every
-    member. More than 60 MB is a warning.
+    Checked are: tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
+    against the compiler's ``flags``; the newest GLIBC and GLIBCXX symbols against the release; libraries that are
+    neither in the wheel nor in a minimal system; undefined symbols; RPATHs that leave the wheel; paths of the build in
+    any member. A size of more than 60 MB is a warning.
     """
     wheels.audit(wheel, target)
     sums = _Sums()
@@ -76,28 +77,28 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
         for name, content in wheels.elf_members(archive):
             sums.count += 1
             _examine(name, ELFFile(content), inside, sums, flags if target.debian == "armhf" else None)
-        # Headers, CMake's files and scripts may hold it as well as programs.
+        # Headers, CMake files and scripts may contain paths too.
         for name in archive.namelist():
             with archive.open(name) as stream:
-                sums.faults += [f"{name} holds the path of its build"] if _holds(stream, _BUILD_PATHS) else []
+                sums.faults += [f"{name} contains a path of its build"] if _holds(stream, _BUILD_PATHS) else []
     sums.faults += [
-        f"{name} needs the symbol {symbol}, which nothing in the wheel defines"
-        for symbol, name in sorted(sums.taken.items())
-        if symbol not in sums.given and not symbol.startswith(_OF_PYTHON)
+        f"{name} requires the symbol {symbol}, which nothing in the wheel defines"
+        for symbol, name in sorted(sums.required.items())
+        if symbol not in sums.defined and not symbol.startswith(_OF_PYTHON)
     ]
     limits = {"GLIBC": suite.glibc, "GLIBCXX": suite.glibcxx}
     for kind, found in sorted(sums.newest.items()):
         if found > _numbers(limits[kind]):
-            sums.faults.append(f"it needs {kind}_{'.'.join(map(str, found))}, and {suite.name} has {limits[kind]}")
+            sums.faults.append(f"it requires {kind}_{'.'.join(map(str, found))}, and {suite.name} has {limits[kind]}")
     if sums.faults:
         raise WheelUnusable(
-            f"{wheel.name} is not fit to be used",
+            f"{wheel.name} cannot be used",
             expected=f"a self-contained wheel for {suite.name} {target.debian}",
             found="; ".join(sums.faults),
-            fix="the recipe is in recipes/torch; ./inv build-torch builds it anew",
+            fix="the recipe is in recipes/torch; ./inv build-torch builds it again",
         )
     size = wheel.stat().st_size / 1e6
-    warnings = (f"{wheel.name} has {size:.1f} MB; the goal is {GOAL_MB}",) if size > GOAL_MB else ()
+    warnings = (f"the size of {wheel.name} is {size:.1f} MB; the goal is {GOAL_MB}",) if size > GOAL_MB else ()
     newest = {kind: ".".join(map(str, found)) for kind, found in sorted(sums.newest.items())}
     return Examined(sums.count, newest, warnings)
 
@@ -109,41 +110,39 @@ def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str 
     for kind, version in _needed_versions(elf):
         sums.newest[kind] = max(sums.newest.get(kind, ()), version)
     needed, paths = _dynamic(elf)
-    strangers = [item for item in needed if item not in inside and not item.startswith(system_libraries())]
-    sums.faults += [f"{name} needs {item}, which a bare system lacks" for item in strangers]
+    unknown = [item for item in needed if item not in inside and not item.startswith(system_libraries())]
+    sums.faults += [f"{name} requires {item}, which a minimal system does not have" for item in unknown]
     for path in paths:
         folder = PurePosixPath(name).parent
         depth = len(folder.parts)
         ups = [part for part in PurePosixPath(path).parts if part == ".."]
         if not path.startswith("$ORIGIN") or len(ups) > depth:
-            sums.faults.append(f"{name} looks for libraries in {path}")
+            sums.faults.append(f"{name} searches for libraries in {path}")
 
 
 def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
-    """What a file gives and takes; what it takes of the system has a version, and is the business of that rule."""
+    """Record the symbols that a file defines and requires, except for versioned ones, which are the system's."""
     symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
     if not isinstance(symbols, SymbolTableSection):
         return
     for number, symbol in enumerate(symbols.iter_symbols()):
         if symbol["st_shndx"] != "SHN_UNDEF":
-            sums.given.add(symbol.name)
+            sums.defined.add(symbol.name)
         elif symbol.name and symbol["st_info"]["bind"] != "STB_WEAK":
             versioned = isinstance(versions, GNUVerSymSection) and isinstance(versions.get_symbol(number)["ndx"], int)
             if not versioned:
-                sums.taken.setdefault(symbol.name, name)
+                sums.required.setdefault(symbol.name, name)
 
 
 def system_libraries() -> tuple[str, ...]:
-    """How the names of libraries begin that every system has."""
-    from recipes.recipe import load
-
+    """Prefixes of the names of libraries that every system has."""
     return tuple(str(load("torch").tables["wheel"]["system_libraries"]).split())
 
 
 def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
     found = attributes(elf)
     if not found:
-        yield "it has no .ARM.attributes"
+        yield "it does not have .ARM.attributes"
         return
     architecture = found.get("TAG_CPU_ARCH", 0)
     if _ARCHITECTURES.get(architecture) not in ("ARMv7", "ARMv6"):
@@ -151,15 +150,15 @@ def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
     if found.get(_ADVANCED_SIMD, 0) and "neon" not in flags:
         yield "it uses NEON, and the variant must not"
     if kernels and "neon" in flags and not found.get(_ADVANCED_SIMD, 0):
-        yield "it was compiled without NEON, which the variant is for"
+        yield "it was compiled without NEON, which the variant requires"
     if unit := found.get("TAG_FP_ARCH", 0):
         name = _FP.get(unit, f"floating-point unit {unit}")
         if name not in (_FP_OF_NEON if "neon" in flags else _FP_OF_ARMHF):
-            yield f"it uses {name}, which not every CPU of the variant has"
+            yield f"it uses {name}, which some CPUs of the variant do not have"
 
 
 def attributes(elf: ELFFile) -> dict[str, int]:
-    """An ARM ELF file's attributes with numbers: name → value (ARM IHI 0045)."""
+    """The numeric attributes of an ARM ELF file, by name (ARM IHI 0045)."""
     section = elf.get_section_by_name(".ARM.attributes")
     if not isinstance(section, ARMAttributesSection):
         return {}

@@ -1,8 +1,8 @@
 """The torch wheel, cross-compiled from source in its builder image.
 
-Everything happens at fixed paths inside the container, whatever the checkout is called: the sources and the build tree
-lie in ``/usr/src/torch``, which is kept on this PC, one per recipe key. An interrupted build goes on where it was;
-objects also go to ccache, keyed by content, so that a changed recipe recompiles what it changed.
+All paths inside the container are fixed and do not depend on the checkout. The sources and the build tree are in
+``/usr/src/torch``; this PC has one such folder per recipe key. An interrupted build continues where it stopped. Objects
+are also stored in ccache by content, so a changed recipe recompiles only what it changes.
 
 Phases: prepare (unpack, patch) → configure → compile → package (inside/package).
 """
@@ -27,7 +27,6 @@ import docker
 from engine.containers import calling_user, run_in
 from images.flavour import Suite
 from recipes.recipe import Recipe
-from recipes.torch.remaining import Remaining
 from recipes.torch.source import Source
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
@@ -39,26 +38,26 @@ _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
 _PATIENCE_S = 20.0
-"""For ninja on Ctrl-C: what compilers and linkers have written in part it removes, or would take for whole later on."""
+"""Time for ninja to remove partly written files on Ctrl-C. It would use them as complete in the next run."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
-"""An estimate, for a tree with objects, and for packaging."""
+"""An estimate, for a tree that already has objects, and for packaging."""
 _NEXT_TO_NOTHING_MIB = 16
-"""Less than any of the libraries that are written when the wheel is packaged."""
+"""Less than the size of any library that is written when the wheel is packaged."""
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
-"""What GCC's driver, Clang's and the linker's say of a process of theirs that was killed."""
+"""Messages of the drivers of GCC, Clang and the linker about a killed process."""
 _STATUS_OF_KILLED = 137
-"""The C library's words, in whoever's message; the container's locale is C."""
+"""Exit status of a shell for a process that was killed by SIGKILL."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
 _NINJA_LOG = ".ninja_log"
-"""There is none before the first object is compiled."""
+"""It does not exist before the first object is compiled."""
 _COMPILERS = re.compile(r"(lib)?(clang|llvm|gcc|stdc\+\+|binutils)|g\+\+|cpp|lib(gmp|isl|mpc|mpfr)\d")
-"""Names of the packages that compilers, their libraries and assemblers are of."""
+"""Names of the packages of compilers, their libraries and assemblers."""
 _OPTIONS = {
-    "archive": "the distribution's source package has no XNNPACK, oneDNN, kineto, gloo and googletest, which some "
-    "options build; docs/torch.md says which, and what else they need beside --source=git",
-    "git": "not every option of torch's can be built for this target, and with USE_SYSTEM_LIBS=ON, the recipe's, some "
-    "want libraries that the builder has not (docs/torch.md)",
+    "archive": "the distribution's source package lacks XNNPACK, oneDNN, kineto, gloo and googletest, which some "
+    "options build; docs/torch.md lists them, and what they require in addition to --source=git",
+    "git": "not every option of torch can be built for this target. With USE_SYSTEM_LIBS=ON, which the recipe sets, "
+    "some require libraries that the builder does not have (docs/torch.md)",
 }
 _TRUE = frozenset({"1", "ON", "YES", "TRUE", "Y"})
 _FALSE = frozenset({"0", "OFF", "NO", "FALSE", "N", "IGNORE", "NOTFOUND", ""})
@@ -66,7 +65,7 @@ _FALSE = frozenset({"0", "OFF", "NO", "FALSE", "N", "IGNORE", "NOTFOUND", ""})
 _CACHED = re.compile(r"^([A-Za-z_]\w*):([A-Z]+)=(.*)$", re.MULTILINE)
 """A line of CMakeCache.txt: name, type, value."""
 _SUMMARY = re.compile(r"^--[ \t]+([A-Z]\w*)[ \t]*:[ \t]*(\S+)[ \t\r]*$", re.MULTILINE)
-"""A line of the summary that torch's CMake prints at its end: what an option came to."""
+"""A line of the summary that torch's CMake prints at the end: an option and its final value."""
 _MADE_FOR = "made-for"
 _RUNS = "runs.json"
 _STATISTICS = "ccache.log"
@@ -75,18 +74,18 @@ _HITS = re.compile(r"Hits:\s+(\d+) /\s+(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One wheel to build: for whom, from what, how."""
+    """One wheel to build: its target, its source and its options."""
 
     recipe: Recipe
     config: Config
     suite: Suite
     variant: str
     options: Mapping[str, str]
-    """CMake's, the user's own included."""
+    """Options of CMake, including those of the user."""
 
     @classmethod
     def of(cls, recipe: Recipe, config: Config, suite: Suite) -> Plan:
-        """The configured one. Raises RecipeInvalid for a variant that is not known, or refused."""
+        """The configured wheel. Raises RecipeInvalid for a variant that is unknown or not supported."""
         variants = recipe.tables["variant"]
         name = config.torch.variant
         if name not in variants:
@@ -111,12 +110,12 @@ class Plan:
 
     @property
     def flags(self) -> str:
-        """The compiler's, of the variant."""
+        """Flags of the compiler for the variant."""
         return str(self.recipe.tables["variant"][self.variant]["flags"])
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every command of the build finds in its environment, the compiler's cache's settings aside."""
+        """Environment of every command of the build, except for the settings of ccache."""
         return {
             "SOURCE_DATE_EPOCH": self.recipe.settings["epoch"],
             "LC_ALL": "C.UTF-8",
@@ -156,13 +155,13 @@ class Plan:
 
     @property
     def setup(self) -> list[str]:
-        """The command line of upstream's setup.py, which collects the wheel."""
+        """Command line of upstream's setup.py, which assembles the wheel."""
         platform = self.config.image.target.wheel_platform
         return ["python3", "setup.py", "bdist_wheel", "--plat-name", platform, "--dist-dir", f"{_HOME}/raw"]
 
     @property
     def setup_environment(self) -> dict[str, str]:
-        """What setup.py finds in its environment beside the rest: the target, and what CMake was told."""
+        """Additional environment of setup.py: the target, and the options that CMake gets."""
         target = self.config.image.target
         compiler = f"{target.gnu}-gcc {self.flags}"
         found = {
@@ -179,9 +178,9 @@ class Plan:
         return found
 
     def key(self, source: str) -> str:
-        """SHA-256 of what makes the wheel, as far as this repository states it; ``source`` identifies the source.
+        """SHA-256 of everything in this repository that determines the wheel; ``source`` identifies the source.
 
-        How many compile at once, and the settings of the compiler's cache, do not change what is made.
+        The number of compiler processes and the settings of ccache are not part of it: they do not change the wheel.
         """
         stated = {
             "recipe": self.recipe.fingerprint(),
@@ -199,7 +198,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One go at a tree: seconds of each phase that it came to, and whether it came to the end."""
+    """One run of a build: seconds of each phase that was started, and whether the build was completed."""
 
     seconds: Mapping[str, float]
     finished: bool
@@ -207,7 +206,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What came out, and how the compiler's cache did in the whole tree, earlier runs included."""
+    """The products, and the use of ccache for the whole tree, including earlier runs."""
 
     wheel: Path
     symbols: Path
@@ -226,7 +225,7 @@ class Builder:
         self._client, self._image, self._plan, self._source, self.log = client, image, plan, source, log
         self._cached, self._compilers = True, ""
         config = plan.config
-        # The compiler and its libraries are in the image: another image starts with another tree.
+        # The image contains the compiler and its libraries, so each image has a tree of its own.
         self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
         self.home = config.target_root / "work" / f"torch-{self.key[:12]}"
         self.cache = config.build_root / "ccache"
@@ -248,7 +247,7 @@ class Builder:
         seconds: dict[str, float] = {}
         before, finished = self.runs(), False
         if not before and (self.home / "pytorch").is_dir():
-            before = [Run(seconds={}, finished=False)]  # what it took was not noted
+            before = [Run(seconds={}, finished=False)]  # its time was not recorded
         files.write_text_atomically(self.home / _MADE_FOR, self._made_for)
         self._note(before, Run(seconds=seconds, finished=finished))
         try:
@@ -259,7 +258,7 @@ class Builder:
                 wheel, symbols, vendored = self.package(folder)
             finished = True
         finally:
-            with contextlib.suppress(OSError):  # a full disk has an error of its own by now
+            with contextlib.suppress(OSError):  # a full disk has already been reported
                 self._note(before, Run(seconds=seconds, finished=finished))
         hits, calls = self.cache_use()
         return Built(
@@ -267,7 +266,7 @@ class Builder:
         )
 
     def runs(self) -> list[Run]:
-        """What every go at this tree took, in order; empty where nothing was noted."""
+        """All runs of this tree, in order; empty if none was recorded."""
         try:
             listed = json.loads((self.home / _RUNS).read_text())
             return [Run(seconds=dict(item["seconds"]), finished=bool(item["finished"])) for item in listed]
@@ -275,11 +274,11 @@ class Builder:
             return []
 
     def _note(self, before: Sequence[Run], run: Run) -> None:
-        told = [{"seconds": dict(item.seconds), "finished": item.finished} for item in (*before, run)]
-        files.write_text_atomically(self.home / _RUNS, json.dumps(told, indent=2) + "\n")
+        runs = [{"seconds": dict(item.seconds), "finished": item.finished} for item in (*before, run)]
+        files.write_text_atomically(self.home / _RUNS, json.dumps(runs, indent=2) + "\n")
 
     def elsewhere(self, name: str) -> Builder:
-        """A builder of the same wheel in a tree of its own, which the compiler's cache has no part in."""
+        """A builder of the same wheel in a separate tree, without ccache."""
         other = copy.copy(self)
         other.home = self.home.with_name(f"{self.home.name}-{name}")
         other.log = self.log.with_name(f"{self.log.stem}-{name}.log")
@@ -287,10 +286,11 @@ class Builder:
         return other
 
     def older(self) -> tuple[list[Builder], list[Builder]]:
-        """Trees that lie beside this one: those that it takes the place of, and others.
+        """The other trees in the same folder: those that this one replaces, and the rest.
 
-        It does so for a tree of another key that was made for the same variant, source and options of the user's. One
-        of a second build of this very key is somebody's who compares, and of one that does not say, nothing is known.
+        This tree replaces one with another key that was made for the same variant, source and options of the user. It
+        does not replace the tree of a second build with the same key, which is used for a comparison, nor a tree that
+        does not record what it was made for.
         """
         replaced: list[Builder] = []
         others: list[Builder] = []
@@ -299,8 +299,8 @@ class Builder:
                 continue
             other = copy.copy(self)
             other.home = home
-            alike = _text(home / _MADE_FOR) == self._made_for and not home.name.startswith(self.home.name)
-            (replaced if alike else others).append(other)
+            is_replaced = _text(home / _MADE_FOR) == self._made_for and not home.name.startswith(self.home.name)
+            (replaced if is_replaced else others).append(other)
         return replaced, others
 
     @property
@@ -308,7 +308,7 @@ class Builder:
         return shlex.join([self._plan.variant, self._source.kind, *self._plan.config.torch.options]) + "\n"
 
     def discard(self) -> None:
-        """Remove the tree. What containers made in it is root's: one of them removes it."""
+        """Remove the tree. Its files belong to root, so a container removes them."""
         if self.home.is_dir():
             self.run(["find", _HOME, "-mindepth", "1", "-delete"])
         files.remove(self.home)
@@ -320,10 +320,10 @@ class Builder:
         self.run(["/usr/src/recipe/inside/prepare", "/usr/src/source", self._source.kind])
 
     def configure(self) -> None:
-        """Run CMake; where its options are as they were, what it made is kept.
+        """Run CMake, unless it has already run with the same options.
 
-        Raises as ``run``; where options of the user's are among them, the fix speaks of these. Raises RecipeInvalid
-        where one of these is not what CMake made of it.
+        Raises as ``run``; the fix then names the options of the user, if there are any. Raises RecipeInvalid if CMake
+        has overridden one of them.
         """
         argv = self._plan.configure
         stamp = self.home / "configured"
@@ -335,41 +335,31 @@ class Builder:
             said = self.run(argv)
         except CommandFailed as fault:
             if options := self._plan.config.torch.options:
-                fault.fix = f"try it without {', '.join(options)}: {_OPTIONS[self._source.kind]}; {fault.fix}"
+                fault.fix = f"try without {', '.join(options)}: {_OPTIONS[self._source.kind]}; {fault.fix}"
             raise
         self._require_as_given(said)
         files.write_text_atomically(stamp, shlex.join(argv))
 
     def _require_as_given(self, said: str) -> None:
-        """The key and the provenance state the user's options: the build must go by them."""
+        """Raise RecipeInvalid if CMake has overridden an option of the user: the key and the provenance state it."""
         given = dict(item.split("=", 1) for item in self._plan.config.torch.options)
         other = overridden(given, _text(self.home / "pytorch" / "build" / "CMakeCache.txt"), said)
         if other:
             raise RecipeInvalid(
-                f"torch's CMake does not take {', '.join(f'{name}={given[name]}' for name in other)}",
-                expected="the build to go by every option that is given",
+                f"torch's CMake overrides {', '.join(f'{name}={given[name]}' for name in other)}",
+                expected="every given option to take effect",
                 found=", ".join(f"{name} is {value}" for name, value in other.items()),
-                fix="leave it out, or give it what it wants of other options and libraries (docs/torch.md); CMake's "
-                f"own words are in {self.log}",
+                fix="omit it, or provide the options and libraries that it requires (docs/torch.md); CMake's output "
+                f"is in {self.log}",
             )
 
     def compile(self) -> None:
-        """Run ninja, with a bar; it goes on where an interrupted run was."""
+        """Run ninja with a progress bar. It continues where an interrupted run stopped."""
         with progress.bar("torch: objects") as bar:
-            began = time.monotonic()
-            remaining = Remaining.of(self.home / "pytorch" / "build")
 
             def on_line(line: str) -> None:
-                if not (found := _NINJA.match(line.strip())):
-                    return
-                done, total, what = float(found[1]), float(found[2]), found[3]
-                remaining.finished(what)
-                left = remaining.minutes(time.monotonic() - began)
-                if remaining.total:
-                    done, total = remaining.done, remaining.total
-                bar.update(
-                    done, total=total, note=_short(what) if left is None else f"{left:.0f} min left, {_short(what)}"
-                )
+                if found := _NINJA.match(line.strip()):
+                    bar.update(float(found[1]), total=float(found[2]), note=_short(found[3]))
 
             self.run(
                 ["ninja", "-C", f"{_TREE}/build", f"-j{self.jobs}"],
@@ -379,7 +369,7 @@ class Builder:
             )
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
-        """Let upstream's setup.py collect the wheel, make it self-contained, and copy the products to ``folder``."""
+        """Assemble the wheel with upstream's setup.py, make it self-contained, and copy the products to ``folder``."""
         files.require_space(self.home, _NEEDED_TO_GO_ON_MIB, "torch's wheel")
         target = self._plan.config.image.target
         out = self.home / "out"
@@ -387,7 +377,7 @@ class Builder:
         out.mkdir()
         setup = shlex.join(self._plan.setup)
         environment = {**self._plan.setup_environment, "MAX_JOBS": str(self.jobs)}
-        # What an interrupted run had collected would be taken for this one's.
+        # setup.py would use the files that an interrupted run has collected.
         stale = f"{_HOME}/raw {_TREE}/build/lib.* {_TREE}/build/bdist.* {_TREE}/build/temp.*"
         self.run(["sh", "-euc", f"rm -rf {stale}; cd {_TREE}; {setup}"], environment=environment)
         wanted: dict[str, Any] = {
@@ -417,9 +407,9 @@ class Builder:
         return placed[0], placed[1], vendored
 
     def cache_use(self) -> tuple[int, int]:
-        """How many of the tree's compiler calls were answered by the cache, and how many there were.
+        """How many compiler calls of the tree ccache answered, and how many there were, in all runs.
 
-        Of all runs: the cache's own statistics are shared with other builds, so a tree has a log of its own.
+        The statistics of ccache itself are shared with other builds, so each tree has its own log.
         """
         if not (self.home / _STATISTICS).is_file():
             return 0, 0
@@ -429,7 +419,7 @@ class Builder:
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def versions(self) -> dict[str, str]:
-        """As ``versions_in``, of the builder image."""
+        """``versions_in`` of the builder image."""
         return versions_in(self._client, self._image, self._plan.config.image.target)
 
     def run(
@@ -441,10 +431,10 @@ class Builder:
         check: bool = True,
         patience_s: float = 0.0,
     ) -> str:
-        """Run a command where the sources, the tree and the recipe are mounted; what it printed.
+        """Run a command in a container with the sources, the tree and the recipe; its output.
 
-        Raises CommandFailed, unless ``check`` is false, and DiskFull or MemoryExhausted where that was the reason. A
-        disk of which next to nothing was left meanwhile is one, whatever the program said of it.
+        Raises CommandFailed, unless ``check`` is false, and DiskFull or MemoryExhausted if that was the reason. If the
+        disk had almost no free space while the command ran, that is the reason, whatever the program printed.
         """
         full: list[str] = []
         killed: list[str] = []
@@ -462,18 +452,18 @@ class Builder:
             with files.least_room(self.home) as least:
                 said = self._run_in(argv, environment or {}, watch, check=check, patience_s=patience_s)
         except CommandFailed as fault:
-            # A line that nothing ends is not watched.
+            # The callback does not get an unterminated last line.
             full += [line.strip() for line in fault.tail.splitlines() if files.NO_ROOM.search(line)]
             if full:
                 raise self._disk_full(full[0]) from fault
-            # ninja ends with a status of its own, whatever a compiler ended with.
+            # The exit status of ninja does not depend on that of the compiler.
             if not killed and (times := memory_kills() - before):
-                killed.append(f"the kernel killed {times} process{'es' if times > 1 else ''} meanwhile")
+                killed.append(f"the kernel killed {times} process{'es' if times > 1 else ''} during the build")
             if killed or fault.returncode == _STATUS_OF_KILLED:
                 raise self._memory_exhausted(killed[0] if killed else fault.found) from fault
             if least[0] < _NEXT_TO_NOTHING_MIB << 20:
                 *_, last = fault.found, *(line.strip() for line in fault.tail.splitlines() if line.strip())
-                raise self._disk_full(f"{least[0] >> 20} MiB were left there when a program failed ({last})") from fault
+                raise self._disk_full(f"{least[0] >> 20} MiB were free there when a program failed ({last})") from fault
             raise
         if full and not check:
             raise self._disk_full(full[0])
@@ -481,26 +471,26 @@ class Builder:
 
     @property
     def _compiler_check(self) -> str:
-        """``compiler_check`` of the builder image, which is asked once."""
+        """``compiler_check`` of the builder image, computed once."""
         self._compilers = self._compilers or compiler_check(packages_in(self._client, self._image))
         return self._compilers
 
     def _disk_full(self, words: str) -> DiskFull:
         return DiskFull(
-            "the disk became full while torch was being built",
-            expected=f"room for objects in {self.home} and {self.cache}, and for the compiler's own files where the "
-            "engine keeps its containers",
+            "the disk became full during the build of torch",
+            expected=f"free space for objects in {self.home} and {self.cache}, and for temporary files of the compiler "
+            "in the engine's storage",
             found=words,
             fix="free some space there, or point build.folder in invoke.yaml at a larger disk; run the task again to "
-            "go on from here",
+            "continue from here",
         )
 
     def _memory_exhausted(self, found: str) -> MemoryExhausted:
         return MemoryExhausted(
-            "memory ran out while torch was being built",
-            expected=f"room for {self.jobs} compiler processes of 1.5 GiB each",
+            "memory ran out during the build of torch",
+            expected=f"memory for {self.jobs} compiler processes of 1.5 GiB each",
             found=found,
-            fix="INVOKE_BUILD_JOBS=1 ./inv build-torch, or end what else takes memory; the task goes on from here",
+            fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or end other programs; the task continues from here",
         )
 
     def _run_in(
@@ -526,7 +516,7 @@ class Builder:
             environment={
                 **self._plan.environment,
                 "CCACHE_DIR": "/usr/src/ccache",
-                "CCACHE_DEPEND": "1",  # the compiler names the headers that it read: nothing is preprocessed twice
+                "CCACHE_DEPEND": "1",  # the compiler lists the headers that it reads, so nothing is preprocessed twice
                 "CCACHE_MAXSIZE": "10G",
                 "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
                 **({"CCACHE_COMPILERCHECK": self._compiler_check} if self._cached else {"CCACHE_DISABLE": "1"}),
@@ -538,30 +528,30 @@ class Builder:
             on_line=on_line,
             check=check,
             patience_s=patience_s,
-            fix=f"the compiler's words are above, all of them in {self.log}; run the task again to go on from here",
+            fix=f"read the compiler's messages above or in {self.log}; run the task again to continue from here",
         ).output
 
 
 def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str]:
-    """Which options that are on or off CMake made something else of, and what: by its cache, and what it printed.
+    """The boolean options that CMake has overridden, with their final values, from its cache and its output.
 
-    An option that depends on others (cmake_dependent_option) keeps its value in the cache where these are not so, but
-    as INTERNAL, and is off. What no project declares is UNINITIALIZED: of that nothing is known.
+    If the conditions of a dependent option (cmake_dependent_option) are not met, it keeps its value in the cache, with
+    the type INTERNAL, and is off. Options that no project declares have the type UNINITIALIZED and are ignored.
     """
     cached = {name: (kind, value) for name, kind, value in _CACHED.findall(cache)}
-    came_to = {name: value for name, (kind, value) in cached.items() if kind == "BOOL"}
-    came_to |= {name: "OFF" for name, (kind, _) in cached.items() if kind == "INTERNAL"}
-    came_to |= {name: value for name, value in _SUMMARY.findall(said) if _truth(value) is not None}
+    final = {name: value for name, (kind, value) in cached.items() if kind == "BOOL"}
+    final |= {name: "OFF" for name, (kind, _) in cached.items() if kind == "INTERNAL"}
+    final |= {name: value for name, value in _SUMMARY.findall(said) if _truth(value) is not None}
     found: dict[str, str] = {}
     for name, asked in given.items():
-        wanted, is_now = _truth(asked), _truth(came_to.get(name, "unknown"))
+        wanted, is_now = _truth(asked), _truth(final.get(name, "unknown"))
         if None not in (wanted, is_now) and wanted is not is_now:
-            found[name] = came_to[name]
+            found[name] = final[name]
     return found
 
 
 def _truth(value: str) -> bool | None:
-    """What CMake's ``if`` makes of a constant; None for anything else."""
+    """The value of a constant in CMake's ``if``; None for anything else."""
     constant = value.upper()
     if constant in _TRUE:
         return True
@@ -569,25 +559,25 @@ def _truth(value: str) -> bool | None:
 
 
 def versions_in(client: docker.DockerClient, image: str, target: Architecture) -> dict[str, str]:
-    """Packages of a builder image, with their versions, and what its compilers say of themselves.
+    """Versions of the packages of a builder image and of its compilers.
 
-    Nothing of the build is mounted: the engine would make a folder that is not there yet, as root.
+    No folders of the build are mounted: the engine would create a missing folder, owned by root.
     """
     said = [_ask(client, image, program, "--version")[:1] for program in ("clang++", f"{target.gnu}-g++")]
     return {**packages_in(client, image), "compiler": "; ".join(line for lines in said for line in lines)}
 
 
 def packages_in(client: docker.DockerClient, image: str) -> dict[str, str]:
-    """Packages of an image by NAME:ARCHITECTURE, with their versions."""
+    """Versions of the packages of an image by NAME:ARCHITECTURE."""
     listed = _ask(client, image, "dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
     return dict(line.split(" ", 1) for line in listed if " " in line)
 
 
 def compiler_check(packages: Mapping[str, str]) -> str:
-    """What ccache takes for the compilers' identity: the packages that they are of, with their versions.
+    """The identity of the compilers for ccache: their packages with versions.
 
-    The bytes of the program that is called say little: ``clang`` loads all that compiles from libclang-cpp and libLLVM,
-    GCC's driver starts ``cc1plus`` and ``as``.
+    The program that is called is not enough: ``clang`` loads the compiler from libclang-cpp and libLLVM, and GCC's
+    driver starts ``cc1plus`` and ``as``.
     """
     return "string:" + " ".join(
         f"{name}={version}" for name, version in sorted(packages.items()) if _COMPILERS.match(name)
@@ -599,7 +589,7 @@ def _ask(client: docker.DockerClient, image: str, *argv: str) -> list[str]:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    """How many processes the kernel has killed for lack of memory since boot; 0 if it does not report that."""
     try:
         listed = Path("/proc/vmstat").read_text()
     except OSError:
@@ -618,7 +608,7 @@ def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def _text(path: Path) -> str:
-    """A file's text; empty where there is none."""
+    """The text of a file; empty if it does not exist."""
     try:
         return path.read_text()
     except OSError:
@@ -626,5 +616,5 @@ def _text(path: Path) -> str:
 
 
 def _short(what: str) -> str:
-    """The file that a line of ninja's is about."""
+    """The name of the file in a line of ninja's output."""
     return what.rsplit("/", 1)[-1].removesuffix(".o")[:40]

@@ -1,7 +1,7 @@
-"""Where a wheel comes from: an in-toto statement with a SLSA provenance predicate, version 1.
+"""The provenance of a wheel: an in-toto statement with a SLSA provenance predicate, version 1.
 
-It names the wheel by SHA-256, the source (its files, or upstream's commit), every package of the builder image with its
-version, the compiler, the options, and the recipe's key. It holds no path and no host name of this PC.
+It contains the SHA-256 of the wheel, the source (its files, or upstream's commit), every package of the builder image
+with its version, the compiler, the options, and the recipe's key. It does not contain paths or host names of this PC.
 
 Types are URIs (in-toto's TypeURI), packages are package URLs (ECMA-427), and a resource has a URI, a digest or its
 content (in-toto's ResourceDescriptor).
@@ -26,21 +26,21 @@ from toolchain.errors import ArtefactDamaged
 from toolchain.files import sha256_of, write_text_atomically
 
 BUILD_TYPE = "tag:pitorch,2026:recipes/torch/v1"
-"""A tag URI (RFC 4151), which leads nowhere: docs/torch.md describes this kind of build."""
+"""A tag URI (RFC 4151), which is not a link: docs/torch.md describes this type of build."""
 BUILDER = "tag:pitorch,2026:torch-builder/v1"
-"""The builder image on the PC of whoever ran it."""
+"""The builder image on the user's PC."""
 _PACKAGE_URL = re.compile(r"pkg:deb/debian/([^@?]+)@([^@?]+)\?arch=([^&]+)")
 
 
 def beside(wheel: Path) -> Path:
-    """Where a wheel's statement lies."""
+    """Path of the statement of a wheel."""
     return wheel.with_name(wheel.name.removesuffix(".whl") + ".provenance.json")
 
 
 def artefact_key(recipe_key: str, versions: Mapping[str, str]) -> str:
-    """The key of a finished wheel: SHA-256 over the recipe's and over what it was compiled with.
+    """The key of a finished wheel: SHA-256 of the recipe's key and of the versions that it was compiled with.
 
-    ``versions`` are the compiler's own word and the version of every package of the builder image, by NAME:ARCH.
+    ``versions`` contains the version of the compiler and of every package of the builder image, by NAME:ARCH.
     """
     stated = {"recipe": recipe_key, "versions": dict(sorted(versions.items()))}
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
@@ -49,7 +49,7 @@ def artefact_key(recipe_key: str, versions: Mapping[str, str]) -> str:
 def write(
     built: Built, plan: Plan, source: Source, *, key: str, versions: Mapping[str, str], began: float, path: Path
 ) -> Path:
-    """Write the statement about what was built; its path. ``began`` is in Unix seconds."""
+    """Write the statement about a build; its path. ``began`` is in Unix seconds."""
     dependencies = [
         *_source(plan, source),
         *({"uri": package_url(name, version)} for name, version in sorted(versions.items()) if ":" in name),
@@ -81,8 +81,8 @@ def write(
                 "builder": {"id": BUILDER},
                 "metadata": {"startedOn": _moment(began), "finishedOn": _moment(time.time())},
                 "byproducts": [
-                    _told("seconds", {name: round(value, 1) for name, value in built.seconds.items()}),
-                    _told("ccache", {"hits": built.cache_hits, "calls": built.cache_calls}),
+                    _byproduct("seconds", {name: round(value, 1) for name, value in built.seconds.items()}),
+                    _byproduct("ccache", {"hits": built.cache_hits, "calls": built.cache_calls}),
                 ],
             },
         },
@@ -94,17 +94,14 @@ def write(
 def package_url(name: str, version: str) -> str:
     """The package URL of Debian's package NAME:ARCHITECTURE, as ``pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf``.
 
-    All but letters, digits and ``.-_~`` is encoded, and never the colon (ECMA-427, 5.4).
+    All characters except letters, digits, ``.-_~`` and the colon are encoded (ECMA-427, 5.4).
     """
     package, _, architecture = name.partition(":")
     return f"pkg:deb/debian/{quote(package, safe=':')}@{quote(version, safe=':')}?arch={quote(architecture, safe=':')}"
 
 
 def versions_of(wheel: Path) -> dict[str, str]:
-    """What the statement beside a wheel says that it was compiled with, as ``write`` was told it.
-
-    ``read`` has checked the statement; one that does not tell it gives nothing.
-    """
+    """The ``versions`` in the statement of a wheel, which ``read`` has checked; empty if it does not contain them."""
     definition = json.loads(beside(wheel).read_text())["predicate"]["buildDefinition"]
     compiler = definition.get("internalParameters", {}).get("compiler", "")
     uris = [item.get("uri", "") for item in definition.get("resolvedDependencies", [])]
@@ -114,7 +111,7 @@ def versions_of(wheel: Path) -> dict[str, str]:
 
 
 def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
-    """An archive's files, or upstream's commit, which names those of its submodules."""
+    """The files of an archive, or upstream's commit, which determines those of its submodules."""
     if source.kind == "git":
         table = plan.recipe.tables["git"]
         uri = f"git+{table['url']}@refs/tags/{table['tag']}"
@@ -122,29 +119,29 @@ def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(source.files.items())]
 
 
-def _told(name: str, values: Mapping[str, float]) -> dict[str, Any]:
-    """A byproduct that is a few numbers: as its content, and for people as annotations."""
+def _byproduct(name: str, values: Mapping[str, float]) -> dict[str, Any]:
+    """A byproduct of a few numbers: as its content, and as readable annotations."""
     content = base64.b64encode(json.dumps(values, sort_keys=True).encode()).decode()
     return {"name": f"{name}.json", "mediaType": "application/json", "content": content, "annotations": dict(values)}
 
 
 def read(path: Path, wheel: Path) -> dict[str, Any]:
-    """A statement's external parameters, after checking that it speaks of this very wheel. Raises ArtefactDamaged."""
+    """The external parameters of a statement, after checking the SHA-256 of the wheel. Raises ArtefactDamaged."""
     try:
         document = json.loads(path.read_text())
         stated = {item["name"]: item["digest"]["sha256"] for item in document["subject"]}
         parameters: dict[str, Any] = document["predicate"]["buildDefinition"]["externalParameters"]
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise ArtefactDamaged(
-            f"{path.name} is no provenance statement", found=str(fault), fix="build or fetch the wheel anew"
+            f"{path.name} is not a provenance statement", found=str(fault), fix="build or fetch the wheel again"
         ) from fault
     found = sha256_of(wheel)
     if stated.get(wheel.name) != found:
         raise ArtefactDamaged(
-            f"{wheel.name} is not the wheel that its provenance speaks of",
+            f"{wheel.name} does not match its provenance",
             expected=f"SHA-256 {stated.get(wheel.name, 'of another name')}",
             found=found,
-            fix="build or fetch the wheel anew",
+            fix="build or fetch the wheel again",
         )
     return parameters
 

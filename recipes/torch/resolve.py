@@ -1,10 +1,10 @@
-"""Find the torch wheel for the image: wheelhouse → artefact cache → own build → the wheel kept in this repository.
+"""Find the torch wheel for the image: wheelhouse → artefact cache → own build → the wheel in this repository.
 
-A wheelhouse's wheel is taken by its name, tag and contents: whoever puts it there answers for it. The other three are
-ours, and taken only when their provenance states the key that the recipe has now: changed flags, options or patches are
-never met with an old wheel. Each wheel is looked into before it is used: archive, RECORD, every ELF file's machine and
-float ABI; one that fails is passed over with a warning where the next place has one to use. Without any the image is
-built without torch, and says so loudly.
+A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. The other three are
+ours and are used only if their provenance states the current key of the recipe, so that an old wheel is never used
+after flags, options or patches have changed. Each wheel is audited before it is used: archive, RECORD, machine and
+float ABI of every ELF file. A wheel that fails is skipped with a warning if another place has a usable one. Without
+any wheel the image is built without torch, with a warning.
 """
 
 from __future__ import annotations
@@ -22,54 +22,49 @@ from recipes.recipe import HERE, load
 from recipes.torch import provenance
 from recipes.torch.build import Plan
 from recipes.torch.source import identity as source_identity
+from recipes.wheelhouses import wheelhouses
 from toolchain import progress
-from toolchain.config import ROOT, Config
+from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, RecipeInvalid, SourceUnavailable, WheelUnusable
-from toolchain.files import sha256_of
 from wheels import artefacts
 from wheels import find as wheels
 
 PREBUILT = HERE / "torch" / "prebuilt"
-"""Where a wheel that this recipe built is kept with its provenance, so that a first build takes minutes."""
+"""Folder of the wheel in this repository and its provenance, so that a first build takes minutes."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """The wheel, or None with the reason."""
+    """The wheel, or None and the reason."""
 
     wheel: Path | None
     version: str
     reason: str
     self_contained: bool = False
-    """Whether it brings the libraries that it needs."""
+    """Whether the wheel contains the libraries that it requires."""
     warnings: tuple[str, ...] = ()
-    """Wheels that would have come first, and why they cannot be used."""
+    """Wheels with higher priority, and why they cannot be used."""
 
 
 @dataclass(frozen=True)
-class Spoilt:
-    """A wheel that would have been taken and cannot be used: where from, and why."""
+class Unusable:
+    """A wheel that would have been chosen but cannot be used: its origin, and the reason."""
 
-    where: str
+    origin: str
     fault: ArtefactDamaged | PlatformMismatch | WheelUnusable
 
     def __str__(self) -> str:
         found = f" ({self.fault.found})" if self.fault.found else ""
-        return f"a torch wheel is passed over, {self.where}: {self.fault.summary}{found}"
-
-
-def wheelhouses(config: Config) -> list[Path]:
-    """The configured folders, absolute."""
-    return [ROOT / folder for folder in config.torch.wheelhouse]
+        return f"a torch wheel is skipped, {self.origin}: {self.fault.summary}{found}"
 
 
 def products(config: Config) -> Path:
-    """Where ``build-torch`` puts the wheel of a target."""
+    """Folder in which ``build-torch`` puts the wheel of a target."""
     return config.target_root / "torch"
 
 
 def key(config: Config) -> str:
-    """The key of the wheel that the recipe would build for this configuration; empty where it cannot build one."""
+    """The key of the wheel that the recipe builds for this configuration; empty if it cannot build one."""
     suite = load_suite(config.image.suite)
     recipe = load("torch")
     try:
@@ -79,7 +74,7 @@ def key(config: Config) -> str:
 
 
 def listing(config: Config) -> str:
-    """What there is to choose from, as an input of the step: names, sizes and times, one a line."""
+    """The available wheels as an input of the step: one line per wheel with name, size and time."""
     lines = []
     for folder in (*wheelhouses(config), products(config), PREBUILT):
         for path in sorted(folder.glob(f"{load('torch').settings['distribution']}-*.whl")):
@@ -92,10 +87,10 @@ def listing(config: Config) -> str:
 
 
 def resolve(config: Config) -> Resolution:
-    """Look through all places. Raises WheelUnusable when ``torch.required`` is set and none has one that fits.
+    """Search all places. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
 
-    Of each wheelhouse the newest that fits counts: none is passed over for an older one beside it. A wheel that is
-    damaged or for another machine is a warning where the next place has one to use, and else an error at any rate.
+    In each wheelhouse only the newest suitable wheel is considered. A wheel that is damaged or for another machine
+    causes a warning if another place has a usable one, and an error otherwise.
     """
     target, suite = config.image.target, load_suite(config.image.suite)
     tags = wheels.tags_for(target, suite)
@@ -105,22 +100,24 @@ def resolve(config: Config) -> Resolution:
     newest: dict[Path, wheels.Candidate] = {}
     for item in found:
         newest.setdefault(item.path.parent, item)
-    theirs = [(item.path, str(item.version), f"from {folder}") for folder, item in newest.items()]
-    spoilt: list[Spoilt] = []
-    ours = of_this_recipe(config, refused, spoilt)
-    for path, version, reason in itertools.chain(*((ours, theirs) if config.torch.from_source else (theirs, ours))):
+    of_the_user = [(item.path, str(item.version), f"from {folder}") for folder, item in newest.items()]
+    unusable: list[Unusable] = []
+    ours = of_this_recipe(config, refused, unusable)
+    for path, version, reason in itertools.chain(
+        *((ours, of_the_user) if config.torch.from_source else (of_the_user, ours))
+    ):
         try:
             wheels.audit(path, target)
         except (WheelUnusable, PlatformMismatch) as fault:
-            spoilt.append(Spoilt(reason, fault))
+            unusable.append(Unusable(reason, fault))
             continue
-        return Resolution(path, version, reason, _is_self_contained(path), warn_of(spoilt))
-    if spoilt:
-        raise spoilt[0].fault
+        return Resolution(path, version, reason, _is_self_contained(path), warn_of(unusable))
+    if unusable:
+        raise unusable[0].fault
     reason = _reason(folders, refused, f"{suite.python_tag}-{suite.python_tag}-{target.wheel_platform}")
     if config.torch.required:
         raise WheelUnusable(
-            "there is no torch wheel for the image, and torch.required is set",
+            "torch.required is set, but there is no torch wheel for the image",
             expected=f"torch-*-{suite.python_tag}-{suite.python_tag}-{target.wheel_platform}.whl in a wheelhouse",
             found=reason,
             fix="run ./inv build-torch, put a wheel into a wheelhouse (torch.wheelhouse in invoke.yaml), or set "
@@ -129,66 +126,64 @@ def resolve(config: Config) -> Resolution:
     return Resolution(None, "", reason)
 
 
-def warn_of(spoilt: Sequence[Spoilt]) -> tuple[str, ...]:
-    """Say which wheels are passed over, and why; the warnings."""
-    warnings = tuple(map(str, spoilt))
+def warn_of(unusable: Sequence[Unusable]) -> tuple[str, ...]:
+    """Print and return a warning for each skipped wheel."""
+    warnings = tuple(map(str, unusable))
     for warning in warnings:
         progress.warn(warning)
     return warnings
 
 
-def of_this_recipe(config: Config, refused: list[str], spoilt: list[Spoilt]) -> Iterator[tuple[Path, str, str]]:
-    """Wheels with the key that the recipe has now: path, version, where it is from.
+def of_this_recipe(config: Config, refused: list[str], unusable: list[Unusable]) -> Iterator[tuple[Path, str, str]]:
+    """Wheels with the current key of the recipe: path, version, origin.
 
-    Why others are not taken is added to ``refused``; those that are not as they were made, to ``spoilt``. With
-    ``torch.from_source`` the very one that ``build-torch`` left comes first: the newest of the cache may be another's.
+    The reasons against other wheels are added to ``refused``; damaged wheels are added to ``unusable``. With
+    ``torch.from_source`` the wheel that ``build-torch`` has built comes first: the newest in the cache may be another.
     """
     wanted = key(config)
-    cached = _cached(config, wanted, spoilt)
-    built = _placed(config, products(config), "built here", wanted, refused, spoilt)
+    cached = _cached(config, wanted, unusable)
+    built = _placed(config, products(config), "built here", wanted, refused, unusable)
     first = (built, cached) if config.torch.from_source else (cached, built)
-    return itertools.chain(
-        *first, _placed(config, PREBUILT, "the wheel kept in this repository", wanted, refused, spoilt)
-    )
+    return itertools.chain(*first, _placed(config, PREBUILT, "the wheel in this repository", wanted, refused, unusable))
 
 
-def _cached(config: Config, wanted: str, spoilt: list[Spoilt]) -> Iterator[tuple[Path, str, str]]:
+def _cached(config: Config, wanted: str, unusable: list[Unusable]) -> Iterator[tuple[Path, str, str]]:
     distribution = load("torch").settings["distribution"]
-    for whole_key in artefacts.kept_of_recipe(config, distribution, wanted) if wanted else ():
-        what = "from the artefact cache"
+    for artefact_key in artefacts.kept_of_recipe(config, distribution, wanted) if wanted else ():
+        origin = "from the artefact cache"
         try:
-            kept = artefacts.get(config, distribution, whole_key) or ()
-            mine = [path for path in kept if path.suffix == ".whl" and _key_of(path) == wanted]
+            cached = artefacts.get(config, distribution, artefact_key) or ()
+            mine = [path for path in cached if path.suffix == ".whl" and _key_of(path) == wanted]
         except ArtefactDamaged as fault:
-            spoilt.append(Spoilt(what, fault))
+            unusable.append(Unusable(origin, fault))
             continue
         for path in mine:
-            yield path, str(parse_wheel_filename(path.name)[1]), what
+            yield path, str(parse_wheel_filename(path.name)[1]), origin
 
 
 def _placed(
-    config: Config, folder: Path, what: str, wanted: str, refused: list[str], spoilt: list[Spoilt]
+    config: Config, folder: Path, origin: str, wanted: str, refused: list[str], unusable: list[Unusable]
 ) -> Iterator[tuple[Path, str, str]]:
     tags = wheels.tags_for(config.image.target, load_suite(config.image.suite))
     found, others = wheels.candidates([folder], load("torch").settings["distribution"], tags)
     refused += others
     for item in found:
         if not provenance.beside(item.path).is_file():
-            refused.append(f"{item.path.name} ({what}) has no provenance")
+            refused.append(f"{item.path.name} ({origin}) has no provenance")
             continue
         try:
             stated = _key_of(item.path)
         except ArtefactDamaged as fault:
-            spoilt.append(Spoilt(what, fault))
+            unusable.append(Unusable(origin, fault))
             continue
         if not wanted or stated != wanted:
-            refused.append(f"{item.path.name} ({what}) is of another recipe key: ./inv build-torch builds it anew")
+            refused.append(f"{item.path.name} ({origin}) has another recipe key: ./inv build-torch builds it again")
         else:
-            yield item.path, str(item.version), what
+            yield item.path, str(item.version), origin
 
 
 def _key_of(wheel: Path) -> str:
-    """The recipe's key that the statement beside a wheel tells. Raises ArtefactDamaged."""
+    """The recipe key in the provenance of a wheel. Raises ArtefactDamaged."""
     return str(provenance.read(provenance.beside(wheel), wheel).get("recipeKey", ""))
 
 
@@ -199,10 +194,5 @@ def _is_self_contained(wheel: Path) -> bool:
 
 def _reason(folders: Sequence[Path], refused: Sequence[str], wanted: str) -> str:
     if refused:
-        return f"no wheel is tagged {wanted} and taken: " + "; ".join(refused)
+        return f"no usable wheel is tagged {wanted}: " + "; ".join(refused)
     return "no torch wheel in " + ", ".join(str(folder) for folder in folders)
-
-
-def identity(resolution: Resolution) -> str:
-    """SHA-256 of the wheel, or an empty string."""
-    return sha256_of(resolution.wheel) if resolution.wheel else ""

@@ -1,9 +1,9 @@
 """torch's source: Debian's source package (default), or upstream's tag.
 
-The package is fetched by apt from the mirror that the images come from: its signature chain (signed index → Sources →
-description → archives) is verified, and the description's SHA-256 is pinned in the recipe on top. The archives are
-compared with the sums in the description on every use: one that is damaged is fetched anew. Upstream's tag is
-fetched by git, with its submodules, and must be the pinned commit.
+apt fetches the package from the mirror of the images and verifies its signature chain (signed index → Sources →
+description → archives). In addition, the recipe pins the SHA-256 of the description. The archives are compared with the
+checksums in the description on every use, and damaged ones are fetched again. git fetches upstream's tag with its
+submodules; it must be the pinned commit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 
 _FETCH_LIMIT_S = 3600.0
 _OTHERS = "status --porcelain --untracked-files=normal --ignored"
-"""git's words for all that is not of the commit. What it ignores would be copied with the rest."""
+"""Arguments of git that list all files that are not part of the commit. Ignored files would be copied too."""
 _OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displaypath: $found"'
-"""The same for each submodule, which the outer one does not look into for ignored files."""
+"""The same for each submodule, because git does not list the ignored files of submodules."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source as it lies on this PC. ``identity`` names its content: version and digest, or the commit."""
+    """The source on this PC. ``identity`` identifies its content: version and digest, or the commit."""
 
     kind: str
     """archive or git."""
@@ -38,7 +38,7 @@ class Source:
 
 
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
-    """What the recipe pins, without fetching it. Raises SourceUnavailable for a release without a source package."""
+    """The source that the recipe pins; nothing is fetched. Raises SourceUnavailable for a release without a pin."""
     if kind == "git":
         return f"git {recipe.tables['git']['commit']}"
     version, digest = _pinned(recipe, suite)
@@ -46,7 +46,7 @@ def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
 
 
 def obtain(recipe: Recipe, suite: Suite, kind: str, sources: tuple[apt.Source, ...], folder: Path, log: Path) -> Source:
-    """Fetch the source into ``folder`` unless it is there, and verify it. Raises SourceUnavailable."""
+    """Fetch the source into ``folder`` unless it is already there, and verify it. Raises SourceUnavailable."""
     return _git(recipe, folder, log) if kind == "git" else _archive(recipe, suite, sources, folder, log)
 
 
@@ -55,7 +55,7 @@ def _pinned(recipe: Recipe, suite: Suite) -> tuple[str, str]:
     if suite.name not in table:
         known = ", ".join(sorted(key.removesuffix("_sha256") for key in table if key.endswith("_sha256")))
         raise SourceUnavailable(
-            f"the torch recipe has no source package of {suite.name}",
+            f"the torch recipe does not pin a source package of {suite.name}",
             expected=f"one of {known}",
             found=f"image.suite: {suite.name}",
             fix=f"set image.suite to {known}, or put a wheel for Python {suite.python} into wheelhouse/",
@@ -73,8 +73,8 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
         found = files.sha256_of(description)
         damage = _damage(description) if found == digest else {description.name: f"SHA-256 {found}"}
     for name, seen in damage.items():
-        states = "the recipe pins it" if name == description.name else f"{description.name} states"
-        progress.warn(f"{name} is not as {states} ({seen}): the source is fetched anew")
+        origin = "the recipe" if name == description.name else description.name
+        progress.warn(f"{name} does not match the checksum in {origin} ({seen}): the source is fetched again")
     if damage or not description.is_file():
         with files.scratch_folder(folder, package) as scratch:
             fetched = scratch / "fetched"
@@ -94,7 +94,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
     sums = _sums(description)
     if damage := _damage(description):
         raise SourceUnavailable(
-            f"{package} {version} is not whole, though it was fetched just now",
+            f"{package} {version} is damaged, although it has just been fetched",
             expected=", ".join(f"{name} with SHA-256 {sums[name]}" for name in damage),
             found=", ".join(damage.values()),
             fix="check the mirror (image.mirror) and this PC's disk, and run the task again",
@@ -104,31 +104,31 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
 
 
 def missing(recipe: Recipe, suite: Suite, kind: str, place: Path) -> str:
-    """What is gone or damaged of a source that ``obtain`` left in a folder; empty where all is as it was.
+    """What is missing or damaged in the folder of a source; empty if nothing is.
 
-    Of upstream's checkout only the folder counts: git is asked by ``obtain``.
+    Of upstream's checkout only the existence of the folder is checked. ``obtain`` checks the rest with git.
     """
     if not place.is_dir():
-        return "its folder is gone"
+        return "its folder is missing"
     if kind == "git":
         return ""
     version, digest = _pinned(recipe, suite)
     description = _description(place, recipe.tables["archive"]["package"], version)
     if not description.is_file() or files.sha256_of(description) != digest:
-        return f"{description.name} is gone or damaged"
+        return f"{description.name} is missing or damaged"
     damage = _damage(description)
-    return f"{', '.join(damage)} is gone or damaged" if damage else ""
+    return f"{', '.join(damage)} is missing or damaged" if damage else ""
 
 
 def _damage(description: Path) -> dict[str, str]:
-    """Archives that are not as a source package's description states: name → what is there."""
-    told = {}
+    """The archives that do not match the description of a source package, with their actual state."""
+    damage = {}
     for name, stated in _sums(description).items():
         path = description.with_name(name)
         found = files.sha256_of(path) if path.is_file() else ""
         if found != stated:
-            told[name] = f"SHA-256 {found}, {path.stat().st_size} bytes" if found else "no file"
-    return told
+            damage[name] = f"SHA-256 {found}, {path.stat().st_size} bytes" if found else "no file"
+    return damage
 
 
 def _description(place: Path, package: str, version: str) -> Path:
@@ -136,7 +136,7 @@ def _description(place: Path, package: str, version: str) -> Path:
 
 
 def _sums(description: Path) -> dict[str, str]:
-    """SHA-256 by name, of the archives that a source package's description names (Debian Policy, 5.6.24)."""
+    """SHA-256 of the archives by name, from the description of a source package (Debian Policy, 5.6.24)."""
     found: dict[str, str] = {}
     within = False
     for line in description.read_text().splitlines():
@@ -156,7 +156,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
     environment = {**build_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
     def git(at: Path, *words: str) -> str:
-        # Submodules too may lie there as another user's.
+        # The submodules may belong to another user too.
         argv = ["git", "-c", "safe.directory=*", "-C", str(at), *words]
         done = process.run(argv, env=environment, merge_stderr=False, limit_s=_FETCH_LIMIT_S, log=log)
         return done.output.strip()
@@ -177,8 +177,8 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
                     "torch's source cannot be fetched from upstream",
                     expected=f"{url} at {tag}, with its submodules",
                     found=said[-1] if said else fault.found,
-                    fix="connect to the network (https_proxy and all_proxy are honoured), or use the default, "
-                    "--source=archive, which needs the distribution's mirror only",
+                    fix="connect to the network (https_proxy and all_proxy are used), or use the default, "
+                    "--source=archive, which only needs the mirror of the distribution",
                 ) from fault
             aside.rename(place)
     found = git(place, "rev-parse", "HEAD")
@@ -187,17 +187,17 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             f"upstream's {tag} is not the commit that the recipe pins",
             expected=commit,
             found=found,
-            fix=f"delete {place} and run the task again; do not go on before you know why the tag moved",
+            fix=f"delete {place} and run the task again; find out why the tag has moved before you use it",
         )
     changed = git(place, *_OTHERS.split(), "--ignore-submodules=none").splitlines()
     changed += [line for line in git(place, "submodule", "status", "--recursive").splitlines() if line[0] in "-+U"]
     changed += git(place, "submodule", "--quiet", "foreach", "--recursive", _OTHERS_WITHIN).splitlines()
     if changed:
         raise SourceUnavailable(
-            f"{place} is not what upstream's {tag} is",
-            expected="the pinned commit with its submodules, and no other file",
+            f"{place} differs from upstream's {tag}",
+            expected="the pinned commit with its submodules, and no other files",
             found="; ".join(line.strip() for line in changed[:5]),
-            fix=f"keep what is yours there elsewhere, delete {place} and run the task again; patches of your own "
-            "belong in recipes/torch/patches/git",
+            fix=f"move your own files elsewhere, delete {place} and run the task again; put your own patches into "
+            "recipes/torch/patches/git",
         )
     return Source(kind="git", folder=place, identity=f"git {commit}", files={})

@@ -1,7 +1,7 @@
-"""apache-tvm-ffi's source archive, and the tools that its build runs: from the package index that pip is set to.
+"""apache-tvm-ffi's source archive and the tools of its build, from the configured package index.
 
-pip fetches both with this PC's settings (indices, proxies, certificates, folders of wheels). The archive's SHA-256 is
-pinned, and pip refuses another; what is kept here is checked again on every use.
+pip fetches both with the settings of this PC (indices, proxies, certificates, folders of wheels). The SHA-256 of the
+archive is pinned and checked by pip, and again on every use.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
 
 
 def identity(recipe: Recipe) -> str:
-    """What the recipe pins, without fetching it."""
+    """What the recipe pins; nothing is fetched."""
     names = ("distribution", "version", "sha256", "tools")
     return " ".join(recipe.settings[name] for name in names)
 
 
 def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
-    """A folder with the build's tools for this PC's machine and the suite's Python; kept. Raises as ``obtain``."""
+    """A folder with the tools of the build for this PC and the suite's Python. Raises as ``obtain``."""
     pins = recipe.settings["tools"].split()
     key = hashlib.sha256("\n".join([*pins, suite.python]).encode()).hexdigest()[:12]
     place = folder / f"tvm-ffi-tools-{key}"
@@ -44,9 +44,9 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
 
 
 def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
-    """The source archive, fetched into ``folder`` unless it is there. ``backend`` is the folder of ``tools``.
+    """The source archive, fetched into ``folder`` unless it is already there. ``backend`` is the folder of ``tools``.
 
-    Raises NetworkUnreachable, or SourceUnavailable for an index without it and for other bytes than the pinned ones.
+    Raises NetworkUnreachable, or SourceUnavailable if the index does not have it or its SHA-256 is not the pinned one.
     """
     name, version, digest = (recipe.settings[key] for key in ("distribution", "version", "sha256"))
     place = folder / f"{name.replace('-', '_')}-{version}.tar.gz"
@@ -55,22 +55,22 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
             wanted = scratch / "wanted.txt"
             wanted.write_text(f"{name}=={version} --hash=sha256:{digest}\n")
             words = ["download", "--no-deps", "--no-cache-dir", f"--no-binary={name}", "--no-build-isolation"]
-            # pip asks a source archive for its metadata; by these two that takes no compiler, CMake or further package.
+            # pip reads the metadata of the archive. With these two, that requires no compiler, CMake or other package.
             environment = {"PYTHONPATH": str(backend.resolve()), "SKBUILD_WHEEL_CMAKE": "false"}
             words += ["--require-hashes", "--dest", str(scratch), "--requirement", str(wanted)]
             _pip(words, log, f"{name}=={version}", environment)
             fetched = scratch / place.name
             if not fetched.is_file():
                 raise SourceUnavailable(
-                    f"the package index has no source archive of {name} {version}",
+                    f"the package index does not have a source archive of {name} {version}",
                     expected=place.name,
                     found=", ".join(sorted(path.name for path in scratch.iterdir() if path != wanted)) or "nothing",
-                    fix=f"read {log}; pip config list says which index that is",
+                    fix=f"read {log}; pip config list prints the index",
                 )
             fetched.replace(place)
     found = files.sha256_of(place)
     if found != digest:
-        raise _other(recipe, found, f"delete {place} and run the task again")
+        raise _mismatch(recipe, found, f"delete {place} and run the task again")
     return place
 
 
@@ -79,8 +79,8 @@ def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, s
         return SourceUnavailable(
             f"the package index does not have {name}",
             expected=what,
-            found="no such version, or none that fits",
-            fix="pip config list says which index that is; the pins are in recipes/tvm_ffi/recipe.toml",
+            found="no such version, or none for this platform",
+            fix="pip config list prints the index; the pins are in recipes/tvm_ffi/recipe.toml",
         )
 
     try:
@@ -89,14 +89,14 @@ def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, s
         if (other := _OTHER_BYTES.search(fault.tail)) is None:
             raise
         raise SourceUnavailable(
-            f"the package index has other bytes under {what}",
+            f"the package index has another file as {what}",
             expected="the SHA-256 that recipes/tvm_ffi/recipe.toml pins",
             found=other[1],
-            fix="do not go on before you know why; a new release is a change of recipes/tvm_ffi/recipe.toml",
+            fix="find out why before you use it; a new release requires a change of recipes/tvm_ffi/recipe.toml",
         ) from fault
 
 
-def _other(recipe: Recipe, found: str, fix: str) -> SourceUnavailable:
+def _mismatch(recipe: Recipe, found: str, fix: str) -> SourceUnavailable:
     return SourceUnavailable(
         f"the source of {recipe.settings['distribution']} is not the one that the recipe pins",
         expected=f"SHA-256 {recipe.settings['sha256']}",

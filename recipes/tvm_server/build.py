@@ -1,4 +1,4 @@
-"""TVM's RPC server, staged as in the target root: wheels of the target's architecture, unpacked by the PC's own pip."""
+"""TVM's RPC server, staged as in the target root: wheels for the target, installed by pip on this PC."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _SERVES = re.compile(r"TVM (\S+) serves")
 
 
 def pins() -> tuple[str, ...]:
-    """TVM and what it needs, each with its version: the optional group of pyproject.toml."""
+    """TVM and its dependencies, each with its version, from the optional group in pyproject.toml."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return tuple(data["project"]["optional-dependencies"][GROUP])
 
 
 def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: Path) -> None:
-    """Put the server into ``root``. Raises WheelUnusable for an architecture without wheels, NetworkUnreachable."""
+    """Install the server into ``root``. Raises WheelUnusable for an architecture without wheels, NetworkUnreachable."""
     site = root / recipe.settings["prefix"].removeprefix("/")
     _install(target, suite, site, log)
     for name in recipe.settings["left_out"].split():
@@ -42,15 +42,15 @@ def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: P
 
 
 def check(client: docker.DockerClient, reference: str, target: Architecture, log: Path) -> str:
-    """Start the server in a finished image; the version of TVM that it tells. Raises ImageBuildFailed."""
+    """Start the server in a finished image; the version of TVM that it reports. Raises ImageBuildFailed."""
     try:
         said = run_in(
             client, reference, ["pitorch-rpc-server", "--check"], architecture=target, limit_s=_LIMIT_S, log=log
         ).output
     except CommandFailed as fault:
         raise ImageBuildFailed(
-            f"{reference} was built, but TVM's server does not start in it",
-            expected="pitorch-rpc-server --check to end well",
+            f"TVM's server does not start in {reference}",
+            expected="exit status 0 of pitorch-rpc-server --check",
             found=fault.tail.strip()[-1500:] or fault.found,
             fix=f"the whole output is in {log}",
         ) from fault
@@ -66,10 +66,10 @@ def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
 
     def unfound(name: str) -> WheelUnusable:
         return WheelUnusable(
-            f"TVM's server cannot be put into an image for {target.debian}",
+            f"TVM's server cannot be installed into an image for {target.debian}",
             expected=f"a wheel of {name} for Python {suite.python} on {machine}",
             found="none in the package index",
-            fix="set remote.server_in_image to false; kernels reach such boards by our loader (docs/remote.md)",
+            fix="set remote.server_in_image to false; our loader sends kernels to such boards (docs/remote.md)",
         )
 
     run_pip([*words, "--target", site, *pins()], what=", ".join(pins()), log=log, unfound=unfound, limit_s=_LIMIT_S)

@@ -80,10 +80,10 @@ def test_tensors_and_arrays_may_be_mixed(gemm: tvm.Kernel) -> None:
         (torch.zeros(SIZE, SIZE).t(), "argument #1"),
         (torch.zeros(SIZE, 2 * SIZE)[:, ::2], "argument #1"),
         (torch.zeros(SIZE, SIZE, requires_grad=True), "detach"),
-        (torch.zeros(SIZE, SIZE, device="meta"), "argument 1 cannot be handed over"),
-        (torch.zeros(SIZE, SIZE).to_sparse(), "argument 1 cannot be handed over"),
+        (torch.zeros(SIZE, SIZE, device="meta"), "argument 1 cannot be passed"),
+        (torch.zeros(SIZE, SIZE).to_sparse(), "argument 1 cannot be passed"),
         (numpy.zeros((SIZE, SIZE), "int32"), "argument #1"),
-        (None, "argument 1 is no array or tensor"),
+        (None, "argument 1: expected an array or tensor"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_computed(gemm: tvm.Kernel, wrong: object, told: str) -> None:

@@ -19,10 +19,10 @@ from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from engine.containers import run_in
 from flow import build_wheel as any_wheel
-from flow import main_job
-from flow import main_steps as flow
+from flow import main_job, wheelhouse
 from images.apt import Source
 from images.flavour import Pocket, load_suite
+from images.recorded_sources import record_of
 from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
@@ -426,7 +426,7 @@ def test_packages_of_missing_files_are_at_the_end_of_the_output(tmp_path: Path) 
         pocket = Pocket(name="main", suite="trixie", mirror="main")
         uri = f"http://127.0.0.1:{server.server_port}"
         source = Source(pocket, uri, ("main",), tmp_path / "key", ("armhf", "amd64"))
-        facts = {"sources": [flow._source_record(source)]}
+        facts = {"sources": [record_of(source)]}
         Manifest(step="mirror", key="", inputs={}, facts=facts).write(config.target_root / "mirror.manifest.json")
         said = (
             "a.c:1:10: fatal error: jpeglib.h: No such file or directory\n"
@@ -491,15 +491,15 @@ def test_a_different_wheel_of_that_name_is_moved_aside_and_said(tmp_path: Path) 
     old = make_wheel(house, {"a.py": "old = 1\n"})
     before = old.read_bytes()
     new = make_wheel(tmp_path / "new", {"a.py": "new = 1\n"})
-    placed, warnings = any_wheel.place(new, house)
+    placed, warnings = wheelhouse.place(new, house)
     assert placed == old
     assert placed.read_bytes() == new.read_bytes()
-    (kept,) = (house / any_wheel.REPLACED).rglob("*.whl")
+    (kept,) = (house / wheelhouse.REPLACED).rglob("*.whl")
     assert kept.read_bytes() == before
     assert len(warnings) == 1
     assert str(kept) in warnings[0]
-    assert any_wheel.place(new, house) == (placed, []), "the same file again is nothing to tell"
-    assert sorted(path.name for path in house.iterdir()) == sorted([old.name, any_wheel.REPLACED])
+    assert wheelhouse.place(new, house) == (placed, []), "the same file again is nothing to tell"
+    assert sorted(path.name for path in house.iterdir()) == sorted([old.name, wheelhouse.REPLACED])
 
 
 def test_a_full_wheelhouse_keeps_what_it_has(tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_a_full_wheelhouse_keeps_what_it_has(tmp_path: Path) -> None:
         old = make_wheel(house, {"a.py": "old = 1\n"})
         before = old.read_bytes()
         with pytest.raises(DiskFull, match=f"no room for {new.name}") as caught:
-            any_wheel.place(new, house)
+            wheelhouse.place(new, house)
         assert str(house) in caught.value.expected
         assert [path.name for path in house.iterdir()] == [old.name]
         assert old.read_bytes() == before

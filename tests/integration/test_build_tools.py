@@ -11,7 +11,8 @@ import pytest
 from engine.containers import run_in
 from flow import build_wheel as any_wheel
 from flow import main_job
-from flow.main_steps import Flow
+from flow.context import Context
+from flow.native_compiler import native_compiler
 from images import build_tools, native
 from toolchain.config import Config
 from wheels.request import Options, Wanted
@@ -87,8 +88,10 @@ def project(folder: Path) -> Path:
 
 
 def stand_ins(config: Config) -> native.Mounts:
-    flow = Flow(config)
-    return build_tools.together(flow.compiler(), build_tools.tool_mounts(flow.tools, flow.target, flow.suite))
+    context = Context(config)
+    return build_tools.together(
+        native_compiler(context), build_tools.tool_mounts(context.tools, context.target, context.suite)
+    )
 
 
 @pytest.mark.engine
@@ -123,7 +126,7 @@ def test_a_wheel_by_cython_and_meson_has_the_same_bytes(
         architecture=product_config.image.target,
         binds=[f"{made['native'][1].parent}:/house:ro"],
     )  # fmt: skip
-    gnu, python = product_config.image.target.gnu, Flow(product_config).suite.python_tag.replace("cp", "cpython-")
+    gnu, python = product_config.image.target.gnu, Context(product_config).suite.python_tag.replace("cp", "cpython-")
     told = f"arm armv7l .{python}-{gnu}.so /usr/lib/{gnu} 4 32 linux-armv7l armv7l /usr/bin/python3 "
     assert seen.output.splitlines()[-1].startswith(told + "3298534883328.000"), seen.output
 

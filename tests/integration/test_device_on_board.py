@@ -431,7 +431,7 @@ def test_the_root_is_entered_over_nfs(board: Board) -> None:
 
 REFUSALS = {
     "path": ("-o port=PORT 10.0.2.2:/nowhere true", "10.0.2.2 does not export /nowhere"),
-    "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens there"),
+    "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens on"),
     "name": ("no-such-host.invalid:/tree true", "the host name no-such-host.invalid is unknown"),
     "address": ("10.0.2.77:/tree true", "10.0.2.77 does not answer"),
     "no root": ("-o port=PORT 10.0.2.2:TREE/etc true", "is not an armhf root filesystem"),

@@ -31,8 +31,9 @@ from spare_bridge import spare_bridge
 from doctor import examination as doctor
 from engine import daemon as engine
 from engine.containers import _collect, run_in
-from flow import main_job
-from flow.main_steps import NO_ENGINE, Flow
+from flow import main_job, pipelines
+from flow.context import Context
+from flow.engine_images import NO_ENGINE
 from images import archive, probe, system
 from toolchain import files
 from toolchain.architecture import host_architecture
@@ -379,8 +380,8 @@ def test_one_that_dies_while_it_works_is_told(
     files.pack(stage, tmp_path / "wait.tar", epoch=1000)
     native = host_architecture()
     layer = archive.Layer(Artefact.of(tmp_path / "wait.tar"))
-    with contextlib.closing(engine.connect()) as client, Flow(Config(build=BuildConfig(folder=tmp_path))) as flow:
-        assert flow.client.ping()
+    with contextlib.closing(engine.connect()) as client, Context(Config(build=BuildConfig(folder=tmp_path))) as context:
+        assert context.client.ping()
         made = archive.load(client, [layer], "pitorch-test/wait:1", native, epoch=1000)
         jobs = {
             "run": lambda: run_in(client, made.reference, ["/wait"], architecture=native, log=tmp_path / "log"),
@@ -417,7 +418,7 @@ def test_one_that_dies_while_it_works_is_told(
             archive.load(client, [layer], "pitorch-test/wait:2", native, epoch=1000)
         with pytest.raises(EngineUnavailable, match="went away"):
             run_in(client, made.reference, ["/wait"], architecture=native)
-        (step,) = (step for step in flow.pipeline().steps if step.name == "rootfs")
+        (step,) = (step for step in pipelines.main_job(context).steps if step.name == "rootfs")
         assert step.missing(Manifest(step="rootfs", key="", inputs={}, facts={"image": "x"})) == NO_ENGINE
 
 

@@ -29,7 +29,7 @@ PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd"
 
 @pytest.fixture(scope="module")
 def little_root() -> Iterator[Path]:
-    """A root filesystem made of this machine's own programs: enough for a shell."""
+    """A small root filesystem from this machine's programs: enough for a shell."""
     made = Path(tempfile.mkdtemp(prefix="pitorch-little-root-"))
     try:
         for folder in ("bin", "dev", "proc", "sys", "run", "etc", "tmp", "root", "mnt"):
@@ -53,7 +53,7 @@ def little_root() -> Iterator[Path]:
 
 @pytest.fixture
 def root(little_root: Path) -> Iterator[Path]:
-    """The little root; at the end nothing of it is mounted anywhere, and it is as it was."""
+    """The small root; at the end it is unmounted and unchanged."""
     before = sorted(str(path) for path in little_root.rglob("*"))
     text = (little_root / "etc/resolv.conf").read_text()
     yield little_root
@@ -63,11 +63,11 @@ def root(little_root: Path) -> Iterator[Path]:
 
 
 def traces_of(root: Path) -> list[str]:
-    """Processes in whose mount namespace the root is still mounted."""
+    """Processes with the root mounted in their mount namespace."""
     found = []
     for listing in Path("/proc").glob("[0-9]*/mountinfo"):
         with contextlib.suppress(OSError):
-            # Wherever it is mounted, and on whatever file system it lies: others enter roots of other names.
+            # By name, because other tests enter other roots at the same time.
             if root.name in listing.read_text():
                 found.append(str(listing))
     return found
@@ -81,16 +81,16 @@ def enter(root: Path, *words: str, stdin: str | None = None, **environment: str)
 
 
 PLACES = ("/dev", "/proc", "/sys", "/mnt", "/tmp/enter-nfsroot", "/tmp/pitorch-little-root")
-"""Where enter-nfsroot might leave mounts; others come and go meanwhile, of containers and of other tests."""
+"""Folders where enter-nfsroot could leave mounts; containers and other tests mount elsewhere."""
 
 
 def mounts() -> list[str]:
-    """What is mounted there."""
+    """Mounts in these folders."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if line.split()[4].startswith(PLACES)]
 
 
-def test_shellcheck_and_dash_are_content() -> None:
+def test_shellcheck_and_dash_accept_the_script() -> None:
     assert subprocess.run(["dash", "-n", HELPER], check=False).returncode == 0
     assert HELPER.read_text().startswith("#!/bin/sh\n")
     if (program := shutil.which("shellcheck")) is None:
@@ -101,7 +101,7 @@ def test_shellcheck_and_dash_are_content() -> None:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("-h",)])
-def test_help(words: tuple[str, ...]) -> None:
+def test_help_is_printed(words: tuple[str, ...]) -> None:
     done = subprocess.run([HELPER, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "usage: enter-nfsroot [OPTIONS] HOST:/PATH" in done.stdout
@@ -114,15 +114,15 @@ def test_help(words: tuple[str, ...]) -> None:
         ((), "usage:"),
         (("-o",), "-o needs a value"),
         (("--wrong", "h:/p"), "unknown option --wrong"),
-        (("server",), "not of the form HOST:/PATH"),
-        (("server:relative",), "not of the form HOST:/PATH"),
-        ((":/path",), "names no host"),
+        (("server",), "expected HOST:/PATH"),
+        (("server:relative",), "expected HOST:/PATH"),
+        ((":/path",), "has no host"),
         (("-a", "sparc", "h:/p"), "unknown architecture 'sparc'"),
         (("-o", "ro"), "HOST:/PATH is missing"),
-        (("--local", "/nonexistent/folder"), "there is no folder /nonexistent/folder"),
+        (("--local", "/nonexistent/folder"), "folder /nonexistent/folder does not exist"),
     ],
 )
-def test_bad_usage_is_refused_before_anything_is_mounted(words: tuple[str, ...], said: str) -> None:
+def test_bad_usage_is_refused_before_mounting(words: tuple[str, ...], said: str) -> None:
     done = subprocess.run([HELPER, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 125
     assert said in done.stderr
@@ -134,20 +134,20 @@ def test_an_ordinary_user_is_refused() -> None:
     words = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-s", "h:/p"]
     done = subprocess.run(words, input=HELPER.read_text(), capture_output=True, text=True, check=False)
     assert done.returncode == 125
-    assert "root is needed" in done.stderr
+    assert "root privileges are required" in done.stderr
     assert "sudo" in done.stderr
 
 
 @needs_root
 def test_without_mount_nfs_the_package_is_named(tmp_path: Path) -> None:
-    # A PATH with what the script needs, but no mount.nfs; the sbin folders it looks into are covered.
+    # A PATH with the required programs except mount.nfs; its sbin folders are hidden.
     script = 'mount -t tmpfs tmpfs /usr/sbin && exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "x", HELPER, "192.0.2.1:/p"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 125
-    assert "no mount.nfs" in done.stderr
+    assert "mount.nfs is not installed" in done.stderr
     assert "nfs-common" in done.stderr
 
 
@@ -156,7 +156,7 @@ def test_without_mount_nfs_the_package_is_named(tmp_path: Path) -> None:
 
 @needs_root
 @needs_amd64
-def test_the_commands_exit_status_output_and_input_come_through(root: Path) -> None:
+def test_status_output_and_input_are_passed_through(root: Path) -> None:
     before = mounts()
     done = enter(root, "sh", "-c", "pwd; cat; id -u; exit 7", stdin="from outside\n")
     assert done.stdout == "/\nfrom outside\n0\n"
@@ -169,14 +169,14 @@ def test_the_commands_exit_status_output_and_input_come_through(root: Path) -> N
 
 @needs_root
 @needs_amd64
-def test_words_arrive_as_they_were_written(root: Path) -> None:
+def test_arguments_are_passed_unchanged(root: Path) -> None:
     done = enter(root, "sh", "-c", 'for word; do echo "<$word>"; done', "-", "a b", "", "*", "-o", "--", "it's")
     assert done.stdout == "<a b>\n<>\n<*>\n<-o>\n<-->\n<it's>\n"
 
 
 @needs_root
 @needs_amd64
-def test_dev_proc_sys_and_memory_at_run(root: Path) -> None:
+def test_dev_proc_sys_are_bound_and_run_is_a_tmpfs(root: Path) -> None:
     done = enter(
         root,
         "sh",
@@ -186,12 +186,12 @@ def test_dev_proc_sys_and_memory_at_run(root: Path) -> None:
     assert done.returncode == 0, done.stderr
     for place, kind in (("/dev", ""), ("/proc", "proc"), ("/sys", "sysfs"), ("/run", "tmpfs")):
         assert re.search(rf" on {place} type {kind}", done.stdout), place
-    assert not (root / "run/here").exists(), "run-time files do not land in the tree"
+    assert not (root / "run/here").exists(), "run-time files are not written to the tree"
 
 
 @needs_root
 @needs_amd64
-def test_names_resolve_as_on_the_board_and_the_trees_file_stays(root: Path) -> None:
+def test_the_boards_resolv_conf_is_used(root: Path) -> None:
     assert enter(root, "cat", "/etc/resolv.conf").stdout == Path("/etc/resolv.conf").read_text()
 
 
@@ -199,7 +199,7 @@ def test_names_resolve_as_on_the_board_and_the_trees_file_stays(root: Path) -> N
 @needs_root
 @needs_amd64
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs the program ip (package iproute2)")
-def test_a_name_is_asked_of_the_boards_name_server(root: Path) -> None:
+def test_names_are_resolved_by_the_boards_server(root: Path) -> None:
     within = ["unshare", "--net", "--mount", "sh", "-c", WITH_NAME_SERVER, "sh", sys.executable, NAME_SERVER]
     words: list[str | Path] = [HELPER, "-a", "amd64", "--local", root, "getent", "hosts", "somewhere.example"]
     done = subprocess.run([*within, *words], capture_output=True, text=True, check=False, timeout=60)
@@ -209,7 +209,7 @@ def test_a_name_is_asked_of_the_boards_name_server(root: Path) -> None:
 @needs_root
 @needs_amd64
 @pytest.mark.parametrize("target", ["/run/systemd/resolve/stub-resolv.conf", "../run/resolvconf/resolv.conf"])
-def test_a_resolv_conf_that_is_a_link_into_run(little_root: Path, target: str) -> None:
+def test_resolv_conf_may_be_a_link_into_run(little_root: Path, target: str) -> None:
     place = little_root / "etc/resolv.conf"
     kept = place.read_text()
     place.unlink()
@@ -225,7 +225,7 @@ def test_a_resolv_conf_that_is_a_link_into_run(little_root: Path, target: str) -
 
 @needs_root
 @needs_amd64
-def test_a_tree_without_resolv_conf_has_none_afterwards(little_root: Path) -> None:
+def test_a_temporary_resolv_conf_is_removed(little_root: Path) -> None:
     place = little_root / "etc/resolv.conf"
     kept = place.read_text()
     place.unlink()
@@ -238,7 +238,7 @@ def test_a_tree_without_resolv_conf_has_none_afterwards(little_root: Path) -> No
 
 @needs_root
 @needs_amd64
-def test_mounts_made_inside_are_gone_too(root: Path) -> None:
+def test_mounts_made_in_the_root_are_removed(root: Path) -> None:
     before = mounts()
     done = enter(root, "sh", "-c", "mount -t tmpfs a /mnt && mkdir /mnt/b && mount -t tmpfs b /mnt/b && exit 3")
     assert done.returncode == 3, done.stderr
@@ -259,7 +259,7 @@ def test_the_boards_own_dev_stays_mounted(root: Path) -> None:
 
 @needs_root
 @needs_amd64
-def test_what_is_left_running_is_ended(root: Path) -> None:
+def test_remaining_processes_are_terminated(root: Path) -> None:
     done = enter(
         root, "sh", "-c", "setsid sleep 4711 >/dev/null 2>&1 & (trap '' TERM HUP; sleep 4712) >/dev/null 2>&1 & exit 5"
     )
@@ -270,7 +270,7 @@ def test_what_is_left_running_is_ended(root: Path) -> None:
 
 @needs_root
 @needs_amd64
-def test_two_at_once_do_not_end_each_other(root: Path) -> None:
+def test_two_runs_do_not_disturb_each_other(root: Path) -> None:
     first = subprocess.Popen(
         [HELPER, "-a", "amd64", "--local", root, "sh", "-c", "echo up; sleep 2; exit 9"],
         stdout=subprocess.PIPE, text=True,
@@ -286,7 +286,7 @@ def test_two_at_once_do_not_end_each_other(root: Path) -> None:
 @needs_amd64
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("command", ["exec sleep 4713", "trap '' TERM HUP; sleep 4713; sleep 4713"])
-def test_a_signal_to_the_script_ends_command_and_mounts(root: Path, number: signal.Signals, command: str) -> None:
+def test_a_signal_ends_the_command_and_unmounts(root: Path, number: signal.Signals, command: str) -> None:
     before = mounts()
     with subprocess.Popen(
         [HELPER, "-a", "amd64", "--local", root, "sh", "-c", f"echo up; {command}"],
@@ -299,7 +299,7 @@ def test_a_signal_to_the_script_ends_command_and_mounts(root: Path, number: sign
             assert child.wait(30) == (128 + number if number != signal.SIGKILL else -number)
         finally:
             if number == signal.SIGKILL:
-                # Nobody can clean up after that but the kernel, when the command ends.
+                # After SIGKILL only the kernel cleans up, when the command ends.
                 subprocess.run(["pkill", "-KILL", "-g", str(child.pid)], check=False)
     deadline = time.monotonic() + 60
     while traces_of(root) and time.monotonic() < deadline:
@@ -309,7 +309,7 @@ def test_a_signal_to_the_script_ends_command_and_mounts(root: Path, number: sign
 
 
 class Terminal:
-    """enter-nfsroot on a terminal of its own, which can be typed on and dropped."""
+    """enter-nfsroot on a pseudo-terminal."""
 
     def __init__(self, *words: str | Path) -> None:
         self.pid, self.descriptor = pty.fork()
@@ -318,7 +318,7 @@ class Terminal:
         self.shown = ""
 
     def expect(self, text: str, limit_s: float = 30) -> None:
-        """Wait until the terminal shows a text."""
+        """Wait for a text on the terminal."""
         deadline = time.monotonic() + limit_s
         os.set_blocking(self.descriptor, False)
         while text not in self.shown:
@@ -331,11 +331,11 @@ class Terminal:
                 raise AssertionError(f"ended: {self.shown}") from None
 
     def type(self, text: str) -> None:
-        """Type on the terminal."""
+        """Write to the terminal."""
         os.write(self.descriptor, text.encode())
 
     def drop(self) -> None:
-        """Take the terminal away."""
+        """Close the terminal."""
         os.close(self.descriptor)
 
     def wait(self, limit_s: float = 30) -> int:
@@ -359,7 +359,7 @@ def test_a_shell_on_a_terminal_has_job_control_and_ctrl_c(root: Path) -> None:
     terminal.type("sleep 4714\n")
     time.sleep(1)
     terminal.type("\x03")
-    # Ctrl-C ended the sleep, not the shell.
+    # Ctrl-C terminated the sleep, not the shell.
     terminal.type("echo al''ive\n")
     terminal.expect("alive")
     terminal.type("exit 6\n")
@@ -374,7 +374,7 @@ def test_ctrl_c_ends_a_command_and_unmounts(root: Path) -> None:
     terminal = Terminal(HELPER, "-a", "amd64", "--local", root, "sh", "-c", "echo up; sleep 4715")
     terminal.expect("up")
     deadline = time.monotonic() + 30
-    # A shell that is about to start a program may lose the signal.
+    # A shell that is starting a program may lose the signal.
     while subprocess.run(["pgrep", "-fx", "sleep 4715"], check=False, capture_output=True).returncode:
         assert time.monotonic() < deadline, terminal.shown
         time.sleep(0.02)
@@ -387,7 +387,7 @@ def test_ctrl_c_ends_a_command_and_unmounts(root: Path) -> None:
 @needs_root
 @needs_amd64
 @pytest.mark.parametrize("words", [("sh", "-i"), ("sh", "-c", "trap '' HUP; echo ready; sleep 4716")])
-def test_a_dropped_terminal_ends_all(root: Path, words: tuple[str, ...]) -> None:
+def test_a_closed_terminal_ends_everything(root: Path, words: tuple[str, ...]) -> None:
     terminal = Terminal(HELPER, "-a", "amd64", "--local", root, *words)
     terminal.type("echo re''ady\n")
     terminal.expect("ready")
@@ -401,7 +401,7 @@ def test_a_dropped_terminal_ends_all(root: Path, words: tuple[str, ...]) -> None
 
 @needs_root
 @needs_amd64
-def test_without_mount_namespaces_it_cleans_up_by_itself(root: Path, tmp_path: Path) -> None:
+def test_cleans_up_without_mount_namespaces(root: Path, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     needed = ("sh", "id", "readlink", "mount", "umount", "mktemp", "rmdir", "grep", "mkdir", "cat", "chroot", "env",
@@ -422,7 +422,7 @@ def test_without_mount_namespaces_it_cleans_up_by_itself(root: Path, tmp_path: P
     )  # fmt: skip
     assert done.stdout == "rc=4\nsame\n", done.stderr
     deadline = time.monotonic() + 60
-    while left := set(Path("/tmp").glob("enter-nfsroot.*")) - before:  # what other tests have there goes by itself
+    while left := set(Path("/tmp").glob("enter-nfsroot.*")) - before:  # other tests remove their own folders
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
@@ -437,15 +437,15 @@ def test_another_architecture_is_refused(root: Path) -> None:
 
 @needs_root
 @needs_amd64
-def test_a_root_whose_programs_do_not_run_is_refused(tmp_path: Path) -> None:
+def test_a_root_that_cannot_execute_is_refused(tmp_path: Path) -> None:
     for folder in ("bin", "lib", "dev", "proc", "sys"):
         (tmp_path / folder).mkdir()
     (tmp_path / "lib/ld-linux-aarch64.so.1").touch()
-    # ELF for a machine that nobody has: EM_M32, executable.
+    # An executable ELF file for another machine: EM_M32.
     for name in ("true", "sh"):
         (tmp_path / "bin" / name).write_bytes(b"\x7fELF\x01\x01\x01" + b"\0" * 9 + b"\x02\0\x01\0\x01" + b"\0" * 64)
         (tmp_path / "bin" / name).chmod(0o755)
     done = subprocess.run([HELPER, "-a", "arm64", "--local", tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 125
-    assert "cannot execute the root's programs" in done.stderr
+    assert "cannot execute " in done.stderr
     assert traces_of(tmp_path) == []

@@ -1,4 +1,4 @@
-"""The export: exact by every road, swapped in whole, refusing what is not ours; and the files beside the tree."""
+"""The export: exact copies, atomic replacement, protection of other folders, and the files next to the tree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from spare_bridge import spare_bridge
 
 from engine import daemon as engine
 from nfsroot import serve, unpack
-from nfsroot.boot_files import accompany, boot_parts
+from nfsroot.boot_files import boot_parts, write_boot_files
 from nfsroot.export import export, print_result
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
 from nfsroot.rendering import render
@@ -80,7 +80,7 @@ def reference(client: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heavy(client: docker.DockerClient) -> Iterator[str]:
-    """An image that takes a while to copy: 240 MiB in many files."""
+    """An image that takes time to copy: 240 MiB in many files."""
     made = f"{NAME}-heavy/system:trixie-armhf"
     block = os.urandom(1 << 20)
     members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
@@ -99,7 +99,7 @@ def config(reference: str) -> Config:
 
 
 def expected_tree() -> dict[bytes, tuple[object, ...]]:
-    """What the two layers amount to, by the rules of the OCI image specification; the oracle of this file."""
+    """The result of the two layers by the OCI image specification; the reference for this file."""
     tree: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {}
 
     def drop(path: str) -> None:
@@ -149,7 +149,7 @@ def expected_tree() -> dict[bytes, tuple[object, ...]]:
 
 
 def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
-    """The root folder itself is in no layer: its time is the engine's."""
+    """The root folder is not part of a layer: the engine sets its time."""
     return {path: facts for path, facts in listing.items() if path != b"."}
 
 
@@ -158,13 +158,13 @@ def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[
 
 @pytest.mark.engine
 @needs_root
-@pytest.mark.parametrize("road", ["overlay", "layers"])
-def test_both_roads_are_exact(client: docker.DockerClient, reference: str, tmp_path: Path, road: str) -> None:
+@pytest.mark.parametrize("method", ["overlay", "layers"])
+def test_both_methods_are_exact(client: docker.DockerClient, reference: str, tmp_path: Path, method: str) -> None:
     source = unpack.find_image(client, reference, ARMHF)
-    if road == "overlay" and not source.layers:
+    if method == "overlay" and not source.layers:
         pytest.skip("the engine does not store images as overlay2 on this machine")
-    chosen = source if road == "overlay" else dataclasses.replace(source, layers=())
-    assert unpack.unpack(client, chosen, tmp_path / "tree") == road
+    chosen = source if method == "overlay" else dataclasses.replace(source, layers=())
+    assert unpack.unpack(client, chosen, tmp_path / "tree") == method
     found, wanted = without_root(tree_listing(tmp_path / "tree")), expected_tree()
     assert found.keys() == wanted.keys()
     assert {path: facts for path, facts in found.items() if facts != wanted[path]} == {}
@@ -173,13 +173,13 @@ def test_both_roads_are_exact(client: docker.DockerClient, reference: str, tmp_p
 
 @pytest.mark.engine
 @needs_root
-def test_an_engine_with_other_storage_gives_the_same_tree(
+def test_other_storage_drivers_give_the_same_tree(
     reference: str, client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("dockerd", path=f"/usr/sbin:/usr/bin:{os.environ['PATH']}") is None:
         pytest.skip("needs dockerd, to start one with the storage driver vfs")
     here = export(config_for(reference), destination=tmp_path / "here", fix=False)
-    # A socket's path has room for 107 bytes: pytest's own folders are too long.
+    # The path of a socket has at most 107 bytes: pytest's folders are too long.
     folder = Path(tempfile.mkdtemp(prefix="pitorch-vfs-"))
     with spare_bridge() as bridge:
         daemon = engine.Daemon(
@@ -201,20 +201,20 @@ def test_an_engine_with_other_storage_gives_the_same_tree(
             engine.stop_daemon(daemon)
             subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
             shutil.rmtree(folder)
-    assert there.road == "layers"
+    assert there.method == "layers"
     assert there.rootfs_sha256 == here.rootfs_sha256
     assert there.image_id == here.image_id
 
 
 @pytest.mark.engine
 @needs_root
-def test_the_hash_is_the_same_every_time_and_the_fixes_are_the_only_difference(config: Config, tmp_path: Path) -> None:
+def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
     raw = export(config, destination=tmp_path / "raw", fix=False)
     fixed = export(config, destination=tmp_path / "fixed")
     assert raw.rootfs_sha256 == raw.image_tree_sha256 == fixed.image_tree_sha256
     assert raw.findings == ()
     assert fixed.rootfs_sha256 != fixed.image_tree_sha256
-    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, "kept up to date entry by entry"
+    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, "updated entry by entry"
     before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "fixed" / "tree")
 
     def untimed(facts: tuple[object, ...] | None) -> tuple[object, ...] | None:
@@ -227,12 +227,12 @@ def test_the_hash_is_the_same_every_time_and_the_fixes_are_the_only_difference(c
         for path in changed
         if path not in named and not path.startswith((b"etc/ssh/ssh_host_", b"root/.ssh", b"usr/local"))
     }
-    assert unnamed == set(), "everything the audit touches is in its findings"
+    assert unnamed == set(), "the findings name every changed entry"
 
 
 @pytest.mark.engine
 @needs_root
-def test_a_tarball_holds_the_same_tree(config: Config, tmp_path: Path) -> None:
+def test_a_tarball_has_the_same_tree(config: Config, tmp_path: Path) -> None:
     first = export(config, tarball=tmp_path / "one" / "root.tar", fix=False)
     second = export(config, tarball=tmp_path / "two.tar.gz", destination=tmp_path / "tree", fix=False)
     assert first.layout is None
@@ -240,7 +240,7 @@ def test_a_tarball_holds_the_same_tree(config: Config, tmp_path: Path) -> None:
     assert first.tarball is not None
     assert second.tarball is not None
     first.tarball.verify()
-    assert stat.S_IMODE(first.tarball.path.stat().st_mode) == 0o600, "it has the board's private keys"
+    assert stat.S_IMODE(first.tarball.path.stat().st_mode) == 0o600, "it contains the board's private keys"
     (tmp_path / "unpacked").mkdir()
     subprocess.run(
         ["tar", "-C", tmp_path / "unpacked", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xpf",
@@ -255,12 +255,12 @@ def gzip_content(path: Path) -> bytes:
     return subprocess.run(["gzip", "-dc", path], capture_output=True, check=True).stdout
 
 
-# Swapping in, refusing, interrupting
+# Replacement, refusal, interruption
 
 
 @pytest.mark.engine
 @needs_root
-def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
+def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     result = export(config, destination=tmp_path / "nfsroot")
     layout = result.layout
     assert layout is not None
@@ -268,7 +268,7 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
         ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
     ]  # fmt: skip
     assert layout.client_key.stat().st_mode & 0o777 == 0o600
-    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700, "no other user reaches the tree"
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700, "no other user has access to the tree"
     assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755
     keys = [line.removeprefix("* ") for line in layout.known_hosts.read_text().splitlines()]
     assert keys == [
@@ -284,14 +284,14 @@ def test_what_lies_beside_the_tree(config: Config, tmp_path: Path) -> None:
     assert {item["check"] for item in manifest.facts["findings"]} >= {"hostname", "fstab", "capabilities", "dev"}
     assert manifest.facts["counts"]["fifos"] == 1
     assert manifest.facts["counts"]["hardlinks"] == 1
-    assert manifest.facts["left_out"] == ["trixie-security"], "as the image's label says"
+    assert manifest.facts["left_out"] == ["trixie-security"], "from the image's label"
     assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
     assert len(manifest.source.get("commit", "")) in (0, 40)
 
 
 @pytest.mark.engine
 @needs_root
-def test_a_tree_elsewhere_is_printed_with_what_leads_other_tasks_to_it(
+def test_another_folder_is_printed_with_its_setting(
     reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_for(reference, nfs={"folder": str(tmp_path / "nfsroot")})
@@ -320,9 +320,7 @@ def test_a_tree_elsewhere_is_printed_with_what_leads_other_tasks_to_it(
     ],
     ids=["nfs.folder by a link", "nfs.folder by ..", "build.folder by a link", "build.folder by .."],
 )
-def test_boards_are_told_the_path_that_is_served(
-    reference: str, tmp_path: Path, sections: dict[str, dict[str, str]]
-) -> None:
+def test_boards_get_the_served_path(reference: str, tmp_path: Path, sections: dict[str, dict[str, str]]) -> None:
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real/deep")
     absolute: dict[str, dict[str, object]] = {
@@ -331,19 +329,19 @@ def test_boards_are_told_the_path_that_is_served(
     config = config_for(reference, **absolute)
     exported = export(config).layout
     assert exported == Layout.of(config)
-    told = re.search(r"nfsroot=[\d.]+:([^,]+),", exported.cmdline.read_text())
-    assert told is not None
-    assert Path(told[1]) == exported.tree == exported.tree.resolve()
+    reports = re.search(r"nfsroot=[\d.]+:([^,]+),", exported.cmdline.read_text())
+    assert reports is not None
+    assert Path(reports[1]) == exported.tree == exported.tree.resolve()
     for program in ("ganesha.nfsd", "nfs-ls"):
         if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             pytest.skip(f"needs {program}, to serve what was exported")
     with serve.running_server(Layout.of(config).tree) as server:
-        assert serve.probe(server, Path(told[1])) == ""
+        assert serve.probe(server, Path(reports[1])) == ""
 
 
 @pytest.mark.engine
 @needs_root
-def test_again_replaces_the_tree_keeps_the_login_and_changes_the_host_keys(config: Config, tmp_path: Path) -> None:
+def test_a_second_export_keeps_the_login_key(config: Config, tmp_path: Path) -> None:
     first = export(config, destination=tmp_path / "nfsroot")
     assert first.layout is not None
     layout = first.layout
@@ -359,7 +357,7 @@ def test_again_replaces_the_tree_keeps_the_login_and_changes_the_host_keys(confi
 
 @pytest.mark.engine
 @needs_root
-def test_a_folder_that_is_not_ours_is_left_alone(config: Config, tmp_path: Path) -> None:
+def test_an_unrelated_folder_is_not_replaced(config: Config, tmp_path: Path) -> None:
     foreign = tmp_path / "home"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("years of work")
@@ -372,7 +370,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(config: Config, tmp_path: Path)
 
 @pytest.mark.engine
 @needs_root
-def test_a_folder_put_in_the_place_of_our_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path: Path) -> None:
     export(config, destination=tmp_path / "nfsroot")
     (tmp_path / "nfsroot").rename(tmp_path / "away")
     (tmp_path / "nfsroot").mkdir()
@@ -383,7 +381,7 @@ def test_a_folder_put_in_the_place_of_our_tree_is_left_alone(config: Config, tmp
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Remove our tree and put the user's folder there: by the same inode, if the file system gives numbers again."""
+    """Replace our tree by a folder of the user, with the same inode if the file system reuses numbers."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()
@@ -399,7 +397,7 @@ def in_the_place_of(tree: Path) -> None:
 
 @pytest.fixture
 def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
-    """A file system that nobody else writes to; with inodes of 128 bytes it does not know when a folder was made."""
+    """A private file system; with inodes of 128 bytes it has no birth times."""
     image, place = tmp_path / "disk", tmp_path / "mounted"
     place.mkdir()
     with image.open("wb") as made:
@@ -416,7 +414,7 @@ def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
 @pytest.mark.engine
 @needs_root
 @pytest.mark.parametrize("inode_size", [256])
-def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, ext4: Path) -> None:
+def test_a_folder_with_a_reused_inode_is_not_replaced(config: Config, ext4: Path) -> None:
     layout = export(config, destination=ext4 / "nfsroot").layout
     assert layout is not None
     number = layout.tree.stat().st_ino
@@ -432,13 +430,13 @@ def test_a_folder_that_got_the_inode_of_our_tree_is_left_alone(config: Config, e
 @pytest.mark.engine
 @needs_root
 @pytest.mark.parametrize("inode_size", [128])
-def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Config, ext4: Path) -> None:
+def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path) -> None:
     layout = Layout(ext4 / "nfsroot")
     export(config, destination=layout.place)
     assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
     (layout.tree / "written-by-the-board").touch()
     export(config, destination=layout.place)
-    assert not (layout.tree / "written-by-the-board").exists(), "it is ours, and was replaced"
+    assert not (layout.tree / "written-by-the-board").exists(), "the tree was recognised and replaced"
     number = layout.tree.stat().st_ino
     in_the_place_of(layout.tree)
     assert layout.tree.stat().st_ino == number
@@ -449,8 +447,8 @@ def test_where_no_time_of_birth_is_known_the_trees_host_keys_count(config: Confi
 
 @pytest.mark.engine
 @needs_root
-def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> None:
-    """It had inodes alone."""
+def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path) -> None:
+    """It has inodes only."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
@@ -465,8 +463,8 @@ def test_a_marker_of_before_names_its_tree(config: Config, tmp_path: Path) -> No
 
 @pytest.mark.engine
 @needs_root
-def test_a_tree_where_earlier_versions_had_it_is_replaced(config: Config, tmp_path: Path) -> None:
-    """It was the named folder itself, open to all users."""
+def test_a_tree_of_an_earlier_version_is_replaced(config: Config, tmp_path: Path) -> None:
+    """It was the given folder itself, and open to all users."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.tree.rename(tmp_path / "moved")
@@ -484,7 +482,7 @@ def test_a_tree_where_earlier_versions_had_it_is_replaced(config: Config, tmp_pa
 
 @pytest.mark.engine
 @needs_root
-def test_a_folder_with_something_beside_the_tree_is_left_alone(config: Config, tmp_path: Path) -> None:
+def test_a_folder_with_other_entries_is_not_replaced(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     (layout.place / "thesis.tex").write_text("years of work")
@@ -494,7 +492,7 @@ def test_a_folder_with_something_beside_the_tree_is_left_alone(config: Config, t
 
 
 @pytest.mark.parametrize("said", ["", "null", "[]", '{"trees": 1}', '{"inodes": null}', "{}"])
-def test_a_broken_marker_names_nothing(tmp_path: Path, said: str) -> None:
+def test_an_invalid_marker_identifies_no_tree(tmp_path: Path, said: str) -> None:
     layout = Layout(tmp_path / "nfsroot")
     layout.folder.mkdir()
     layout.marker.write_text(said)
@@ -520,14 +518,14 @@ def test_a_file_or_a_link_is_not_replaced(config: Config, tmp_path: Path, kind: 
 
 @pytest.mark.engine
 @needs_root
-def test_an_empty_folder_is_taken(config: Config, tmp_path: Path) -> None:
+def test_an_empty_folder_is_replaced(config: Config, tmp_path: Path) -> None:
     (tmp_path / "nfsroot").mkdir()
     assert export(config, destination=tmp_path / "nfsroot").layout is not None
 
 
 @pytest.mark.engine
 @needs_root
-def test_a_tree_with_something_mounted_in_it_is_not_removed(config: Config, tmp_path: Path) -> None:
+def test_a_tree_with_mounts_is_not_removed(config: Config, tmp_path: Path) -> None:
     export(config, destination=tmp_path / "nfsroot")
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -543,7 +541,7 @@ def test_a_tree_with_something_mounted_in_it_is_not_removed(config: Config, tmp_
 
 @pytest.mark.engine
 @needs_root
-def test_two_exports_at_once(config: Config, tmp_path: Path) -> None:
+def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     with layout.lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -565,7 +563,7 @@ export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[
 @pytest.mark.engine
 @needs_root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_export_leaves_the_old_tree_whole(
+def test_an_interrupted_export_keeps_the_old_tree(
     config: Config, heavy: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     place = tmp_path / "nfsroot"
@@ -593,16 +591,14 @@ def test_an_interrupted_export_leaves_the_old_tree_whole(
     again = export(config_for(heavy), destination=place)
     assert again.counts["files"] >= 240
     assert (place / "tree" / "file239").stat().st_size == 1 << 20
-    assert not Layout(place).aside.exists(), "the next export clears away what was left"
+    assert not Layout(place).aside.exists(), "the next export removes the remains"
 
 
 @pytest.mark.engine
 @needs_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
-def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
-    config: Config, tmp_path: Path, moved: str
-) -> None:
-    """As where two folders cannot be exchanged: one is away, and the next export comes to nothing either."""
+def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
+    """Like on a file system without exchange: one folder is renamed away, and the next export fails too."""
     layout = Layout(tmp_path / "nfsroot")
     before = export(config, destination=layout.place)
     old, marker = tree_listing(layout.tree), layout.marker.read_text()
@@ -627,10 +623,10 @@ def test_what_was_killed_between_two_renames_is_put_back_before_the_next_export(
 
 @pytest.mark.engine
 @needs_root
-def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) -> None:
+def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
     try:
-        with pytest.raises(DiskFull, match="not enough room"):
+        with pytest.raises(DiskFull, match="not enough disk space"):
             export(config_for(heavy), destination=tmp_path / "nfsroot")
         assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
     finally:
@@ -639,35 +635,35 @@ def test_no_room_is_told_before_anything_is_written(heavy: str, tmp_path: Path) 
 
 @pytest.mark.engine
 @needs_root
-@pytest.mark.parametrize("road", ["overlay", "layers"])
-def test_a_disk_that_becomes_full_is_told_as_one_wherever_that_is(
-    config: Config, tmp_path: Path, road: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["overlay", "layers"])
+def test_a_full_disk_is_reported_at_every_point(
+    config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that has room for so many files, from none to enough: the lock, the copy, the files beside, the audit, ..."""
-    if road == "layers":
+    """The disk has space for a number of files, from none to enough: lock, copy, boot files, audit."""
+    if method == "layers":
         monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
-    told = set()
+    reports = set()
     for files in range(1, 200, 3):
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1g,nr_inodes={files}", "tmpfs", tmp_path], check=True)
         try:
-            if export(config, destination=tmp_path / "nfsroot").road:
+            if export(config, destination=tmp_path / "nfsroot").method:
                 break
         except DiskFull as fault:
-            told.add(str(fault.found))
+            reports.add(str(fault.found))
             assert {item.name for item in tmp_path.iterdir()} <= {".nfsroot.lock", ".nfsroot.served"}, files
         finally:
             subprocess.run(["umount", tmp_path], check=True)
     else:
         pytest.fail("there never were enough")
-    program = "cp:" if road == "overlay" else "tar:"
-    assert any(words.startswith(program) for words in told), "the copy met it"
-    assert {"No space left on device"} < told, "so did we"
-    assert all("No space left on device" in words for words in told)
+    program = "cp:" if method == "overlay" else "tar:"
+    assert any(words.startswith(program) for words in reports), "the copy program reported it"
+    assert {"No space left on device"} < reports, "and so did our code"
+    assert all("No space left on device" in words for words in reports)
 
 
 @contextlib.contextmanager
 def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
-    """A way to the engine's socket that breaks when so many bytes came back."""
+    """A relay to the engine's socket that closes the connection after a number of bytes."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(place))
     listener.listen()
@@ -701,9 +697,7 @@ def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
 
 @pytest.mark.engine
 @needs_root
-def test_an_engine_that_goes_away_while_it_gives_the_image(
-    heavy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/var/run/docker.sock").exists() or os.environ.get("DOCKER_HOST"):
         pytest.skip("needs the engine at its usual socket")
     monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
@@ -717,7 +711,7 @@ def test_an_engine_that_goes_away_while_it_gives_the_image(
 
 @pytest.mark.engine
 @needs_root
-def test_an_image_that_was_removed_meanwhile(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
+def test_an_image_removed_in_the_meantime(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
     source = unpack.find_image(client, heavy, ARMHF)
     gone = dataclasses.replace(source, id="sha256:" + "0" * 64, layers=())
     with pytest.raises(ImageBuildFailed, match="does not give the image"):
@@ -730,7 +724,7 @@ def test_an_image_that_was_removed_meanwhile(client: docker.DockerClient, heavy:
 @pytest.mark.parametrize(
     ("folder", "tarball"), [("file/below/x", None), (None, "file/below/x.tar"), ("nfsroot", "file/below/x.tar")]
 )
-def test_a_place_where_nothing_can_be_made(
+def test_an_unusable_destination_is_reported(
     config: Config, tmp_path: Path, folder: str | None, tarball: str | None
 ) -> None:
     (tmp_path / "file").touch()
@@ -744,8 +738,8 @@ def test_a_place_where_nothing_can_be_made(
 @pytest.mark.engine
 @needs_root
 @pytest.mark.parametrize("there", [False, True])
-def test_a_disk_that_is_read_only(config: Config, tmp_path: Path, there: bool) -> None:
-    """Whether or not an export is there already."""
+def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: bool) -> None:
+    """With and without an earlier export."""
     if there:
         export(config, destination=tmp_path / "nfsroot")
     subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
@@ -760,16 +754,16 @@ def test_a_disk_that_is_read_only(config: Config, tmp_path: Path, there: bool) -
 
 @pytest.mark.engine
 @needs_root
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_tarball_that_is_a_folder(config: Config, tmp_path: Path, beside: bool) -> None:
+@pytest.mark.parametrize("next_to", [False, True])
+def test_a_folder_as_tarball_is_refused(config: Config, tmp_path: Path, next_to: bool) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ForeignFolder, match="is a folder"):
-        export(config, tarball=tmp_path / "folder", destination=tmp_path / "nfsroot" if beside else None)
+        export(config, tarball=tmp_path / "folder", destination=tmp_path / "nfsroot" if next_to else None)
 
 
 @pytest.mark.engine
 @needs_root
-def test_memory_stays_small_by_the_road_that_streams(heavy: str, tmp_path: Path) -> None:
+def test_the_layers_method_uses_constant_memory(heavy: str, tmp_path: Path) -> None:
     script = (
         "import sys, dataclasses, re; from pathlib import Path; from images import engine; "
         "from nfsroot import unpack; from toolchain.architecture import ARCHITECTURES as A; c = engine.connect(); "
@@ -787,7 +781,7 @@ def test_memory_stays_small_by_the_road_that_streams(heavy: str, tmp_path: Path)
 
 @pytest.mark.engine
 @needs_root
-def test_no_image_names_the_task(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_a_missing_image_is_reported_with_the_task(client: docker.DockerClient, tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing, match="no image nowhere/system:trixie-armhf") as caught:
         export(config_for("nowhere/x"), destination=tmp_path / "nfsroot")
     assert "build-image" in caught.value.fix
@@ -796,7 +790,7 @@ def test_no_image_names_the_task(client: docker.DockerClient, tmp_path: Path) ->
 
 @pytest.mark.engine
 @needs_root
-def test_an_image_for_another_platform(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_an_image_for_another_platform_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     name = f"{NAME}-amd64"
     layer = nasty_image.layer([nasty_image.folder("etc")])
     nasty_image.load(client, f"{name}/system:trixie-armhf", [layer], architecture="amd64", variant="")
@@ -810,7 +804,7 @@ def test_an_image_for_another_platform(client: docker.DockerClient, tmp_path: Pa
 
 
 @needs_root
-def test_an_ordinary_user_is_told_to_use_sudo(open_checkout: Path) -> None:
+def test_an_ordinary_user_gets_the_sudo_command(open_checkout: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="pitorch-export-") as folder:
         Path(folder).chmod(0o777)
         words = ("-m", "toolchain.cli", "export-nfsroot", f"--folder={folder}/nfsroot")
@@ -822,7 +816,7 @@ def test_an_ordinary_user_is_told_to_use_sudo(open_checkout: Path) -> None:
 
 
 @needs_root
-def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(EngineUnavailable):
         export(load_config({}), destination=tmp_path / "nfsroot")
@@ -863,7 +857,7 @@ def test_links_never_lead_out_of_the_tree(tmp_path: Path) -> None:
     ],
     ids=["mode", "content", "name", "removed", "target", "hard-link", "xattr", "added", "folder"],
 )
-def test_every_change_changes_the_hash_and_time_alone_does_not(tmp_path: Path, change: object) -> None:
+def test_every_change_but_times_changes_the_hash(tmp_path: Path, change: object) -> None:
     root = tmp_path / "tree"
     (root / "folder").mkdir(parents=True)
     (root / "file").write_text("content")
@@ -878,10 +872,10 @@ def test_every_change_changes_the_hash_and_time_alone_does_not(tmp_path: Path, c
     after = TreeHash.of(root).sha256
     assert after != before
     hashed.refresh(["file", "twin", "link", "name", "fifo", "folder"])
-    assert hashed.sha256 == after, "entry by entry gives what a full pass gives"
+    assert hashed.sha256 == after, "an update by entry equals a full pass"
 
 
-# The files beside the tree
+# The files next to the tree
 
 
 @pytest.fixture
@@ -898,14 +892,14 @@ def bootable(tmp_path: Path) -> Path:
     return tree
 
 
-def beside(bootable: Path, tmp_path: Path, **nfs: object) -> tuple[Path, list[str]]:
+def written(bootable: Path, tmp_path: Path, **nfs: object) -> tuple[Path, list[str]]:
     final = Layout(tmp_path / "served" / "nfsroot")
     config = load_config({"nfs": {"address": "192.168.77.1", **nfs}})
-    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    warnings = write_boot_files(config, final, bootable, tmp_path / "aside")
     return tmp_path / "aside" / "nfsroot.files", warnings
 
 
-def test_the_newest_kernel_is_chosen_with_its_own_initramfs_and_device_trees(bootable: Path) -> None:
+def test_the_newest_kernel_and_its_files_are_selected(bootable: Path) -> None:
     parts = boot_parts(bootable)
     assert parts.kernel is not None
     assert parts.initramfs is not None
@@ -915,8 +909,8 @@ def test_the_newest_kernel_is_chosen_with_its_own_initramfs_and_device_trees(boo
     assert parts.missing() == ["bootcode.bin, start.elf, fixup.dat (package raspi-firmware)"]
 
 
-def test_what_a_board_boots_by(bootable: Path, tmp_path: Path) -> None:
-    folder, warnings = beside(bootable, tmp_path)
+def test_boot_files_of_a_board(bootable: Path, tmp_path: Path) -> None:
+    folder, warnings = written(bootable, tmp_path)
     assert (folder / "tftp/cmdline.txt").read_text() == (
         "console=serial0,115200 console=tty1 boot=nfs4 root=/dev/nfs "
         f"nfsroot=192.168.77.1:{tmp_path}/served/nfsroot/tree,vers=4.1 rw ip=dhcp net.ifnames=0\n"
@@ -942,11 +936,11 @@ FILTERS = {
     "Zero 2 W": {"pi0", "pi0w", "pi02"},
     "Zero W": {"pi0", "pi0w"},
 }
-"""Which sections of config.txt a board reads, by the firmware's documentation."""
+"""Sections of config.txt that a board reads (documentation of the firmware)."""
 
 
 def read_by(board: str, text: str) -> dict[str, str]:
-    """What a board's firmware takes out of config.txt: of sections only its own, and of lines the last."""
+    """Evaluate config.txt like a board's firmware: only matching sections, and the last line wins."""
     found: dict[str, str] = {}
     reads = True
     for line in text.splitlines():
@@ -961,7 +955,7 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
     for name in ("bcm2837-rpi-3-b-plus.dtb", "bcm2837-rpi-3-a-plus.dtb", "bcm2837-rpi-zero-2-w.dtb"):
         (folder / name).touch()
-    made, _ = beside(bootable, tmp_path)
+    made, _ = written(bootable, tmp_path)
     text = (made / "tftp/config.txt").read_text()
     read = {board: read_by(board, text) for board in FILTERS}
     assert {board: found.get("device_tree") for board, found in read.items()} == {
@@ -977,21 +971,21 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
     }
 
 
-def test_with_the_raspberry_pi_kernel_the_firmware_chooses(bootable: Path, tmp_path: Path) -> None:
-    """It looks for that kernel's names by itself, and knows more boards than we do."""
+def test_the_firmware_selects_raspberry_pi_device_trees(bootable: Path, tmp_path: Path) -> None:
+    """The firmware knows the names of that kernel's device trees."""
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
     (folder / "bcm2710-rpi-3-b.dtb").touch()
-    made, _ = beside(bootable, tmp_path)
+    made, _ = written(bootable, tmp_path)
     text = (made / "tftp/config.txt").read_text()
     assert "device_tree" not in text
     assert "[" not in text
     assert (made / "tftp/bcm2710-rpi-3-b.dtb").is_file()
 
 
-def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Path, tmp_path: Path) -> None:
+def test_a_kernel_without_initramfs_gets_tcp(bootable: Path, tmp_path: Path) -> None:
     for item in bootable.glob("boot/initrd*"):
         item.unlink()
-    folder, _ = beside(bootable, tmp_path, port=12049)
+    folder, _ = written(bootable, tmp_path, port=12049)
     line = (folder / "tftp/cmdline.txt").read_text()
     assert "boot=nfs4" not in line
     assert ",vers=4.1,proto=tcp,port=12049 " in line
@@ -999,24 +993,24 @@ def test_a_kernel_that_mounts_its_root_itself_is_told_the_transport(bootable: Pa
     assert "initramfs" not in (folder / "tftp/config.txt").read_text()
 
 
-def test_the_line_for_the_kernels_server(bootable: Path, tmp_path: Path) -> None:
-    folder, _ = beside(bootable, tmp_path, subnet="10.1.0.0/16")
+def test_the_exports_line_of_the_kernel_server(bootable: Path, tmp_path: Path) -> None:
+    folder, _ = written(bootable, tmp_path, subnet="10.1.0.0/16")
     assert (folder / "exports").read_text().splitlines()[-1] == (
         f"{tmp_path}/served/nfsroot/tree 10.1.0.0/16(rw,sync,no_root_squash,no_subtree_check)"
     )
 
 
-def test_blanks_in_the_path_are_escaped_for_exports_and_warned_of(bootable: Path, tmp_path: Path) -> None:
+def test_blanks_in_the_path_are_escaped_with_a_warning(bootable: Path, tmp_path: Path) -> None:
     final = Layout(tmp_path / "two words" / "nfsroot")
     config = load_config({"nfs": {"address": "192.168.77.1"}})
-    warnings = accompany(config, final, bootable, tmp_path / "aside")
+    warnings = write_boot_files(config, final, bootable, tmp_path / "aside")
     folder = tmp_path / "aside" / "nfsroot.files"
     assert f"{tmp_path}/two\\040words/nfsroot/tree 192.168.77.0/24(" in (folder / "exports").read_text()
     assert any("kernel command line cannot carry" in warning for warning in warnings)
 
 
 def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) -> None:
-    folder, _ = beside(bootable, tmp_path)
+    folder, _ = written(bootable, tmp_path)
     proxy, alone = ((folder / name).read_text() for name in ("dnsmasq.conf", "dnsmasq-alone.conf"))
     assert "dhcp-range=192.168.77.0,proxy,255.255.255.0\n" in proxy
     assert "option:router" not in proxy
@@ -1025,7 +1019,7 @@ def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) ->
     for made in (proxy, alone):
         assert 'pxe-service=0,"Raspberry Pi Boot"\n' in made
         assert f"tftp-root={tmp_path}/served/nfsroot.files/tftp\n" in made
-        assert "port=0\n" in made, "no name server of its own"
+        assert "port=0\n" in made, "no DNS server"
     if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
         for name in ("dnsmasq.conf", "dnsmasq-alone.conf"):
             subprocess.run([program, "--test", "-C", folder / name], check=True, capture_output=True)
@@ -1046,10 +1040,10 @@ def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) ->
         ("192.168.77.4/30", "192.168.77.6", "192.168.77.5", "192.168.77.5"),
     ],
 )
-def test_boards_get_addresses_of_the_subnet_that_nobody_has(
+def test_boards_get_free_addresses_of_the_subnet(
     bootable: Path, tmp_path: Path, subnet: str, server: str, first: str, last: str
 ) -> None:
-    folder, _ = beside(bootable, tmp_path, subnet=subnet, address=server)
+    folder, _ = written(bootable, tmp_path, subnet=subnet, address=server)
     alone = (folder / "dnsmasq-alone.conf").read_text()
     mask = ipaddress.IPv4Network(subnet).netmask
     assert f"dhcp-range={first},{last},{mask},1h\n" in alone
@@ -1062,14 +1056,14 @@ def test_boards_get_addresses_of_the_subnet_that_nobody_has(
 
 
 @pytest.mark.parametrize("subnet", ["192.168.77.4/31", "192.168.77.5/32"])
-def test_a_subnet_without_room_for_a_board_is_told(bootable: Path, tmp_path: Path, subnet: str) -> None:
-    folder, warnings = beside(bootable, tmp_path, subnet=subnet, address="192.168.77.5")
-    assert any("no address for a board" in warning for warning in warnings)
+def test_a_subnet_without_free_address_is_reported(bootable: Path, tmp_path: Path, subnet: str) -> None:
+    folder, warnings = written(bootable, tmp_path, subnet=subnet, address="192.168.77.5")
+    assert any("no free address for a board" in warning for warning in warnings)
     assert (folder / "dnsmasq.conf").exists()
     assert not (folder / "dnsmasq-alone.conf").exists()
 
 
-def test_a_64_bit_target_is_data(bootable: Path) -> None:
+def test_a_64_bit_target_has_64_bit_boot_files(bootable: Path) -> None:
     made = render("config.txt", bits=64, kernel="k", initramfs="", device_trees={}, gpu_memory_mib=64)
     assert "arm_64bit=1\nkernel=k\nenable_uart=1\n" in made
 
@@ -1079,11 +1073,11 @@ def test_an_undefined_name_in_a_template_is_an_error() -> None:
         render("exports", path="/x")
 
 
-def test_a_pc_outside_the_boards_subnet_is_warned_of(bootable: Path, tmp_path: Path) -> None:
-    _, warnings = beside(bootable, tmp_path, subnet="10.1.0.0/16")
+def test_a_pc_outside_the_subnet_causes_a_warning(bootable: Path, tmp_path: Path) -> None:
+    _, warnings = written(bootable, tmp_path, subnet="10.1.0.0/16")
     assert any("this PC's address 192.168.77.1 is not" in warning for warning in warnings)
 
 
-def test_a_name_where_an_address_belongs(bootable: Path, tmp_path: Path) -> None:
+def test_a_host_name_as_address_is_refused(bootable: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nfs\.address: expected an IPv4 address"):
-        beside(bootable, tmp_path, address="my-pc.local")
+        written(bootable, tmp_path, address="my-pc.local")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.libqpu.build import LOADER_CONFIG, PYTHON_PATH, STATE_CONFIG, register
+from recipes.register import LOADER_CONFIG, PYTHON_PATH, STATE_CONFIG, register
 
 PREFIX = "/opt/pitorch"
 

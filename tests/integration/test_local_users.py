@@ -1,4 +1,4 @@
-"""What an ordinary user of the PC can do to a tree that is served over NFS: nothing, while root and boards can."""
+"""Ordinary users of the PC have no access to a tree that is served over NFS; root and boards have."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def open_folder() -> Iterator[Path]:
     """A folder that every user can enter, unlike pytest's own."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
-    shutil.copy(Path(__file__).with_name("intruder.py"), folder)
+    shutil.copy(ROOT / "tests" / "support" / "intruder.py", folder)
     yield folder
     shutil.rmtree(folder)
 
 
 @pytest.fixture
 def exported(open_folder: Path) -> Config:
-    """A tree whose programs this machine can run, exported below a folder of mode 0755."""
+    """A tree with programs of this machine, exported below a folder of mode 0755."""
     layout = Layout(open_folder / "nfsroot")
     fill(layout.tree)
     layout.folder.mkdir()
@@ -69,7 +69,7 @@ def fill(tree: Path) -> None:
 
 
 def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
-    """What of the attack works for an ordinary user."""
+    """Run the attack as an ordinary user; return which steps succeed."""
     words: list[str | Path] = [
         *ORDINARY,
         "/usr/bin/python3",
@@ -86,8 +86,8 @@ def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
 
 
 @marked(pytest.mark.network_namespaces)
-def test_the_attack_works_where_nothing_is_closed(open_folder: Path) -> None:
-    """Else the tests below would prove nothing."""
+def test_the_attack_works_without_protection(open_folder: Path) -> None:
+    """Otherwise the tests below would prove nothing."""
     tree = open_folder / "tree"
     fill(tree)
     with private_network(), serve.running_server(tree) as server:
@@ -108,7 +108,7 @@ UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
 @marked(pytest.mark.network_namespaces)
-def test_a_warning_where_all_users_may_use_reserved_ports(exported: Config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unprivileged_reserved_ports_cause_a_warning(exported: Config, capsys: pytest.CaptureFixture[str]) -> None:
     stop = threading.Event()
     stop.set()
     with private_network():
@@ -132,7 +132,7 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
     tree = open_folder / "tree"
     fill(tree)
     with ThreadPoolExecutor(1) as outside:
-        outside.submit(os.getpid).result()  # the thread runs, and stays in the machine's own network
+        outside.submit(os.getpid).result()  # the thread stays in the machine's network namespace
         with private_network(), serve.running_server(tree) as server:
             assert serve.probe(server, tree) == ""
             assert outside.submit(intrude, open_folder, server.port, tree).result() == NOTHING
@@ -144,8 +144,8 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
 
 
 @marked(pytest.mark.network_namespaces)
-def test_an_ordinary_user_cannot_reach_the_server_of_test_on_pi(open_folder: Path, tmp_path: Path) -> None:
-    """It runs with all its parts but the virtual machine, whose place this machine takes."""
+def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path: Path) -> None:
+    """Runs test-on-pi with this machine in place of the virtual machine."""
     tree, port = open_folder / "tree", free_port()
     fill(tree)
     up, go = tmp_path / "up", tmp_path / "go"
@@ -182,18 +182,18 @@ except UserError as fault:
 
 
 @marked()
-def test_where_no_network_namespace_can_be_made_it_is_said() -> None:
-    """As in a container without privileges."""
+def test_a_missing_network_namespace_is_reported() -> None:
+    """Like in an unprivileged container."""
     words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", WITHOUT_THE_RIGHT]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("False no network namespace can be made"), done.stdout
+    assert done.stdout.startswith("False cannot create a network namespace"), done.stdout
     assert "CAP_SYS_ADMIN" in done.stdout
     assert "--privileged" in done.stdout
 
 
 @marked(pytest.mark.network_namespaces)
-def test_what_a_client_makes_setuid_cannot_be_executed(exported: Config, open_folder: Path) -> None:
-    """Whoever gets through to the server all the same: the folder that holds the tree is root's alone."""
+def test_setuid_programs_of_clients_cannot_be_executed(exported: Config, open_folder: Path) -> None:
+    """Even with access to the server: only root can enter the folder of the tree."""
     layout = Layout.of(exported)
     require_export(layout)
     with private_network(), serve.running_server(layout.tree) as server:
@@ -202,19 +202,19 @@ def test_what_a_client_makes_setuid_cannot_be_executed(exported: Config, open_fo
 
 
 @marked()
-def test_a_folder_that_was_opened_is_closed_at_the_next_use(exported: Config) -> None:
+def test_the_next_use_restores_the_folders_mode(exported: Config) -> None:
     layout = Layout.of(exported)
     os.chown(layout.place, 65534, 65534)
     layout.place.chmod(0o777)
     require_export(layout)
     found = layout.place.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (0o700, 0, 0)
-    assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755, "it is the board's /"
+    assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755, "the mode of the board's /"
 
 
 @pytest.fixture
 def earlier(exported: Config) -> Config:
-    """The export as earlier versions left it: the tree is the named folder itself."""
+    """An export of an earlier version: the tree is the given folder itself."""
     layout = Layout.of(exported)
     layout.tree.rename(layout.place.with_name("moved"))
     layout.place.rmdir()
@@ -237,7 +237,7 @@ def test_a_tree_of_an_earlier_version_is_moved(earlier: Config, capsys: pytest.C
 
 
 @marked()
-def test_a_move_that_was_killed_halfway_is_finished(earlier: Config) -> None:
+def test_a_killed_move_is_completed(earlier: Config) -> None:
     layout = Layout.of(earlier)
     layout.moving.mkdir(mode=0o700)
     layout.place.rename(layout.moving / "tree")
@@ -247,7 +247,7 @@ def test_a_move_that_was_killed_halfway_is_finished(earlier: Config) -> None:
 
 
 @marked()
-def test_a_tree_of_an_earlier_version_is_not_moved_under_its_boards(earlier: Config) -> None:
+def test_a_served_tree_is_not_moved(earlier: Config) -> None:
     layout = Layout.of(earlier)
     with layout.served.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -257,7 +257,7 @@ def test_a_tree_of_an_earlier_version_is_not_moved_under_its_boards(earlier: Con
 
 
 @marked()
-def test_a_folder_of_somebody_else_is_neither_moved_nor_closed(earlier: Config) -> None:
+def test_unrelated_folders_are_not_moved(earlier: Config) -> None:
     layout = Layout.of(earlier)
     layout.place.rename(layout.place.with_name("away"))
     layout.place.mkdir(mode=0o755)
@@ -270,7 +270,7 @@ def test_a_folder_of_somebody_else_is_neither_moved_nor_closed(earlier: Config) 
 
 @contextlib.contextmanager
 def as_an_ordinary_user(number: int = 65534) -> Iterator[None]:
-    """This process, without root's rights; what it has imported stays at hand, wherever the checkout lies."""
+    """Run the block without root privileges in this process, which has imported all modules."""
     os.setegid(number)
     os.seteuid(number)
     try:
@@ -281,7 +281,7 @@ def as_an_ordinary_user(number: int = 65534) -> Iterator[None]:
 
 
 @marked()
-def test_an_ordinary_user_reads_the_manifest_and_moves_nothing(earlier: Config) -> None:
+def test_an_ordinary_user_only_reads_the_manifest(earlier: Config) -> None:
     layout = Layout.of(earlier)
     with as_an_ordinary_user(), pytest.raises(ArtefactMissing, match="open to all users") as caught:
         require_export(layout)
@@ -292,7 +292,7 @@ def test_an_ordinary_user_reads_the_manifest_and_moves_nothing(earlier: Config) 
 
 
 @marked()
-def test_a_report_by_an_ordinary_user_says_what_it_cannot_read(exported: Config) -> None:
+def test_a_users_report_names_unreadable_files(exported: Config) -> None:
     layout = Layout.of(exported)
     require_export(layout)
     facts = {"libqpu": {"path": f"/{PROGRAM}", "sha256": "1"}}
@@ -304,10 +304,10 @@ def test_a_report_by_an_ordinary_user_says_what_it_cannot_read(exported: Config)
 
 
 @marked()
-def test_dockerds_socket_is_for_a_group_that_nobody_else_is_in() -> None:
+def test_dockerds_socket_belongs_to_a_private_group() -> None:
     assert engine.socket_group() == 0
     user = next(entry for entry in pwd.getpwall() if entry.pw_uid == entry.pw_gid == 1)
-    assert grp.getgrgid(1).gr_name == user.pw_name, "as Debian's daemon"
+    assert grp.getgrgid(1).gr_name == user.pw_name, "Debian's user daemon"
     with as_an_ordinary_user(1):
         assert engine.socket_group() == 1
 
@@ -315,7 +315,7 @@ def test_dockerds_socket_is_for_a_group_that_nobody_else_is_in() -> None:
 @marked()
 @pytest.mark.parametrize(("number", "group"), [(65534, "nogroup"), (54321, "54321")])
 def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> None:
-    """Its members could become root. Nobody's group is one; of a number without a name nobody knows."""
+    """Members of the group could become root."""
     with as_an_ordinary_user(number), pytest.raises(EngineUnavailable, match="every member of your group") as caught:
         engine.socket_group()
     assert caught.value.found == f"the primary group {group}"
@@ -323,8 +323,8 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
-def test_a_loader_on_a_board_writes_through_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
-    """Its lock has one name for all users, so another user may have put a link there."""
+def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
+    """All users share the name of its lock file, so another user may have created a link."""
     precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
     precious.write_text("years of work")
     if kind == "symbolic":
@@ -351,8 +351,8 @@ def test_a_loader_on_a_board_writes_through_no_link_in_tmp(tmp_path: Path, kind:
     assert precious.read_text() == "years of work"
 
 
-def test_a_boards_rpc_service_does_not_run_as_root() -> None:
-    """Whoever reaches its port runs code there, and with the default address that is every user of the board."""
+def test_the_rpc_service_does_not_run_as_root() -> None:
+    """Every user of the board can connect to its port and run code there."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(ROOT / "recipes/tvm_server/files/etc/systemd/system/pitorch-rpc-server.service")

@@ -20,7 +20,8 @@ from device.remote import profiling
 from device.remote.loader_session import Timing
 from engine import containers
 from flow import main_job, shell
-from flow import main_steps as flow
+from flow.context import Context
+from flow.native_compiler import native_compiler
 from images.archive import verify
 from images.flavour import load_suite
 from images.system import LEFT_OUT
@@ -37,7 +38,7 @@ from toolchain.process import run
 pytestmark = [pytest.mark.engine, pytest.mark.emulation]
 
 
-def test_the_image_is_for_the_target_and_was_seen_working(
+def test_the_image_is_for_the_target_and_works(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
     system = built.manifest("system").facts
@@ -53,7 +54,7 @@ def test_the_image_is_for_the_target_and_was_seen_working(
         assert any("WITHOUT torch" in warning for warning in built.warnings)
 
 
-def test_the_image_says_which_pockets_it_lacks(
+def test_the_image_label_lists_missing_pockets(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
     """As the mirror's manifest does; of a root that was built before this was noted nobody knows."""
@@ -65,12 +66,12 @@ def test_the_image_says_which_pockets_it_lacks(
     assert [suite for suite in noted or () if f"pocket {suite} of" not in said] == []
 
 
-def test_an_image_of_another_platform_is_noticed(built: main_job.Built, client: docker.DockerClient) -> None:
+def test_an_image_of_another_platform_is_detected(built: main_job.Built, client: docker.DockerClient) -> None:
     with pytest.raises(PlatformMismatch, match=r"linux/arm/v7"):
         verify(client, built.manifest("rootfs").facts["reference"], host_architecture())
 
 
-def test_every_artefact_is_what_its_manifest_says(built: main_job.Built) -> None:
+def test_every_artefact_matches_its_manifest(built: main_job.Built) -> None:
     listed = [artefact for manifest in built.manifests for artefact in manifest.artefacts]
     assert {item.path.name for item in listed} >= {"builder.tar", "rootfs.tar", "libqpu.tar"}
     for artefact in listed:
@@ -84,7 +85,7 @@ def test_nothing_changed_means_nothing_runs(built: main_job.Built, product_confi
     assert [item.key for item in again.manifests] == [item.key for item in built.manifests]
 
 
-def test_the_plan_names_the_difference_and_touches_nothing(built: main_job.Built, product_config: Config) -> None:
+def test_the_plan_shows_the_change_and_changes_nothing(built: main_job.Built, product_config: Config) -> None:
     assert built.manifests
     image = dataclasses.replace(product_config.image, extra_packages=("htop",))
     plan = {item.step.name: item for item in main_job.plan(dataclasses.replace(product_config, image=image))}
@@ -98,12 +99,12 @@ def test_the_plan_names_the_difference_and_touches_nothing(built: main_job.Built
     assert forced["libqpu"] == "asked for"
 
 
-def test_an_unknown_step_is_refused(product_config: Config) -> None:
+def test_an_unknown_step_is_rejected(product_config: Config) -> None:
     with pytest.raises(ConfigError, match=r"no step 'libcpu'; valid: mirror, "):
         main_job.plan(product_config, again=["libcpu"])
 
 
-def test_the_root_is_armhf_and_holds_no_trace_of_the_tools(built: main_job.Built) -> None:
+def test_the_root_is_armhf_without_traces_of_the_tools(built: main_job.Built) -> None:
     native = host_architecture().gnu
     machines = set()
     with tarfile.open(built.manifest("rootfs").artefact(".tar").path, "r:") as archive:
@@ -160,11 +161,11 @@ file -L /usr/bin/gcc
 
 
 @pytest.mark.timeout(1800)
-def test_both_compilers_make_the_same_bytes(
+def test_both_compilers_generate_the_same_bytes(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     made = {}
-    for kind, mounts in (("native", flow.Flow(product_config).compiler().binds()), ("emulated", [])):
+    for kind, mounts in (("native", native_compiler(Context(product_config)).binds()), ("emulated", [])):
         folder = tmp_path / kind
         folder.mkdir()
         for name, text in SOURCES.items():
@@ -195,7 +196,7 @@ def test_files_made_in_the_shell_belong_to_the_caller(
         workbench["workbench"].facts["reference"],
         product_config.image.target,
         tmp_path,
-        compiler=flow.Flow(product_config).compiler(),
+        compiler=native_compiler(Context(product_config)),
         command=["bash", "-c", "cmake -G Ninja -B out . && cmake --build out && out/p && id -u && python3 use.py"],
         interactive=False,
         user=(4711, 4712),
@@ -258,7 +259,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
 
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
-def test_the_root_is_entered_from_a_system_that_has_nothing_of_it(exported_config: Config) -> None:
+def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> None:
     """--chroot in QEMU: what the self-test finds of libqpu it finds in the tree that was entered."""
     result = suite.test_on_pi(exported_config, qemu=True, chroot=True, keyword="test_selftest", timing=False)
     assert result.ok, result.summary()

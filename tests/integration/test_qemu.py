@@ -1,4 +1,4 @@
-"""The virtual machine: what is booted, with which command line, and how a boot that fails is told."""
+"""The virtual machine: kernel, command line, boot, and reports of failed boots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spec_of(folder: Path, **changes: object) -> qemu.MachineSpec:
     return qemu.MachineSpec(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_newest_kernel_with_an_initramfs_is_booted(tmp_path: Path) -> None:
+def test_the_newest_kernel_with_an_initramfs_boots(tmp_path: Path) -> None:
     names = ("6.12.9+deb13-armmp", "6.12.107+deb13-armmp", "6.13.0+deb13-armmp", "6.12.107+rpt-rpi-v7")
     tree = tree_with(tmp_path, *names, without_initrd="6.13.0+deb13-armmp")
     assert qemu.boot_files(tree, "armhf").release == "6.12.107+deb13-armmp"
@@ -47,7 +47,7 @@ def test_newest_kernel_with_an_initramfs_is_booted(tmp_path: Path) -> None:
     ("kernels", "said"),
     [((), "no kernel in boot/"), (("6.12.1+rpt-rpi-v7",), "kernels for boards only (6.12.1+rpt-rpi-v7)")],
 )
-def test_tree_that_qemu_cannot_boot_is_refused(tmp_path: Path, kernels: tuple[str, ...], said: str) -> None:
+def test_a_tree_that_qemu_cannot_boot_is_refused(tmp_path: Path, kernels: tuple[str, ...], said: str) -> None:
     with pytest.raises(ArtefactMissing) as caught:
         qemu.boot_files(tree_with(tmp_path, *kernels), "armhf")
     assert said in caught.value.found
@@ -64,10 +64,8 @@ def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("now", "epoch", "after"), [(5, 1764000000, "@1764000000"), (1764000001, 1764000000, ""), (5, None, "")]
 )
-def test_the_lean_init_sets_a_clock_that_is_behind_the_export(
-    tmp_path: Path, now: int, epoch: int | None, after: str
-) -> None:
-    """Its function with a ``date`` that sets no clock: there is one clock, and it is this machine's."""
+def test_the_lean_init_sets_an_early_clock(tmp_path: Path, now: int, epoch: int | None, after: str) -> None:
+    """Runs its function with a fake ``date``, because the clock is this machine's."""
     init = (ROOT / "images/overlay/bootable/usr/local/sbin/pi-init").read_text()
     (function,) = re.findall(r"^set_clock\(\) \{\n.*?^\}\n", init, re.MULTILINE | re.DOTALL)
     assert init.index("set_clock /usr/lib/clock-epoch\n") < init.index("/usr/sbin/sshd")
@@ -77,12 +75,12 @@ def test_the_lean_init_sets_a_clock_that_is_behind_the_export(
         os.utime(file, (epoch, epoch))
     date = f'date() {{ [ "$1" = +%s ] && echo {now} || echo "$@" >"$0.set"; }}\n'
     subprocess.run(["sh", "-euc", f'{date}{function}set_clock "$0"', file], check=True)
-    told = tmp_path / "clock-epoch.set"
-    assert (told.read_text().split() if told.exists() else ["-s", ""]) == ["-s", after]
+    calls = tmp_path / "clock-epoch.set"
+    assert (calls.read_text().split() if calls.exists() else ["-s", ""]) == ["-s", after]
 
 
 @pytest.mark.parametrize("path", ["/srv/my pi", "/srv/a,b", "/srv/a:b", "/srv/'x'"])
-def test_path_that_a_kernel_command_line_cannot_hold_is_refused(tmp_path: Path, path: str) -> None:
+def test_paths_invalid_on_a_command_line_are_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(UserError) as caught:
         spec_of(tmp_path, nfs_path=path).kernel_command_line()
     assert "--folder" in caught.value.fix
@@ -91,12 +89,12 @@ def test_path_that_a_kernel_command_line_cannot_hold_is_refused(tmp_path: Path, 
 def test_only_the_loopback_is_forwarded(tmp_path: Path) -> None:
     command = spec_of(tmp_path).command(2222, tmp_path / "a,b.log")
     assert "user,id=n0,hostfwd=tcp:127.0.0.1:2222-:22" in command
-    assert f"file:{tmp_path}/a,,b.log" in command, "QEMU reads a comma as the end of the name"
+    assert f"file:{tmp_path}/a,,b.log" in command, "a comma ends the name in QEMU's options"
 
 
 @pytest.mark.machine
-def test_machine_that_never_answers_is_silent(tmp_path: Path) -> None:
-    """Real QEMU, and for a kernel nothing that could print or answer."""
+def test_a_machine_without_an_answer_is_reported(tmp_path: Path) -> None:
+    """QEMU with a kernel that prints nothing."""
     process.require_program("qemu-system-arm", "for this test")
     machine = qemu.Machine(spec_of(tmp_path), tmp_path / "console.log")
     machine.start()
@@ -117,12 +115,12 @@ def test_machine_that_never_answers_is_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.machine
-def test_qemu_that_refuses_to_start_says_why(tmp_path: Path) -> None:
+def test_qemus_error_is_reported(tmp_path: Path) -> None:
     machine = qemu.Machine(spec_of(tmp_path, memory_mib=10_000_000), tmp_path / "console.log")
 
     def start() -> None:
         machine.start()
-        machine.wait_until_answers(60)  # on a busy machine it is started before it refuses
+        machine.wait_until_answers(60)  # on a busy machine QEMU fails later
 
     with pytest.raises(BoardSilent) as caught:
         start()
@@ -132,8 +130,8 @@ def test_qemu_that_refuses_to_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.machine
-def test_qemu_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
-    """Even by SIGKILL, which leaves no chance to clean up."""
+def test_qemu_ends_with_its_parent(tmp_path: Path) -> None:
+    """Even after SIGKILL."""
     tree = tree_with(tmp_path / "tree", "6.12.1+deb13-armmp")
     program = (
         "import sys, time; from pathlib import Path; from nfsroot import qemu\n"
@@ -166,7 +164,7 @@ def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.machine
-def test_exported_tree_boots_over_nfs_and_lets_us_in(board: Board) -> None:
+def test_an_exported_tree_boots_and_accepts_ssh(board: Board) -> None:
     assert board.machine.boot_seconds is not None
     assert 1 < board.machine.boot_seconds < BOOT_LIMIT_S
     assert board.run("uname", "-m").startswith("armv")
@@ -176,7 +174,7 @@ def test_exported_tree_boots_over_nfs_and_lets_us_in(board: Board) -> None:
 
 
 @pytest.mark.machine
-def test_what_the_guest_writes_is_on_the_host(board: Board) -> None:
+def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
     name = f"/root/.from-guest-{socket.gethostname()}-{board.machine.pid}"
     path = Layout.of(board.config).tree / name.lstrip("/")
     try:
@@ -188,8 +186,8 @@ def test_what_the_guest_writes_is_on_the_host(board: Board) -> None:
 
 
 @pytest.mark.machine
-def test_the_kernels_nfs_client_connects_from_a_reserved_port(board: Board) -> None:
-    """serve-nfsroot refuses others. Here QEMU's user-mode network connects for the guest, from another port."""
+def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
+    """serve-nfsroot requires it. QEMU's user-mode network replaces the port here."""
     connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
     ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
     ours = [local for local, remote in ports if remote == board.server.port]
@@ -198,7 +196,7 @@ def test_the_kernels_nfs_client_connects_from_a_reserved_port(board: Board) -> N
 
 
 @pytest.mark.machine
-def test_other_host_key_is_refused(board: Board, tmp_path: Path) -> None:
+def test_another_host_key_is_refused(board: Board, tmp_path: Path) -> None:
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"])
     wrong = access.SshAccess(
         host="127.0.0.1",
@@ -220,10 +218,10 @@ def test_other_host_key_is_refused(board: Board, tmp_path: Path) -> None:
     ],
     ids=["init ends", "path not exported"],
 )
-def test_failed_boot_is_told_at_once(
+def test_a_failed_boot_is_reported_at_once(
     exported_config: Config, tmp_path: Path, extra: str, path: str, found: str, fix: str
 ) -> None:
-    """Long before the deadline, with the end of the console."""
+    """Before the deadline, with the end of the console."""
     config = bootable(exported_config)
     with private_network(), serve.running_server(Layout.of(config).tree) as server:
         spec = qemu.MachineSpec(
@@ -243,12 +241,12 @@ def test_failed_boot_is_told_at_once(
     text = str(caught.value)
     assert found in text
     assert fix in text
-    assert re.search(r"\| \S", text), "the console's last lines are part of the error"
+    assert re.search(r"\| \S", text), "the error includes the last lines of the console"
 
 
 @pytest.mark.machine
-def test_machine_powers_off_when_asked(board: Board) -> None:
-    """The last use of the module's board; a connection that ends with it, before the answer, is no fault."""
+def test_the_machine_powers_off_on_request(board: Board) -> None:
+    """The last use of the module's board. The connection may end before the answer."""
 
     def power_off() -> None:
         board.run("touch", "/run/poweroff")

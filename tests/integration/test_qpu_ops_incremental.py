@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from flow import main_job
-from flow.main_steps import Flow
+from flow.compilers import is_extension_cross_compiled
+from flow.context import Context
+from flow.native_compiler import native_compiler
+from flow.steps import qpu_ops
 from recipes import recipe
 from recipes.qpu_ops import incremental, target
 from toolchain.config import Config
@@ -48,7 +51,7 @@ class Build:
     def __init__(self, folder: Path) -> None:
         self.recipe, self.out = folder / "recipe", folder / "out"
         self.out.mkdir()
-        self.kept = incremental.Kept(folder / "kept")
+        self.previous = incremental.PreviousBuild(folder / "previous")
         self.ran: list[Sequence[str]] = []
         for name, text in TREE.items():
             (self.recipe / name).parent.mkdir(parents=True, exist_ok=True)
@@ -64,29 +67,29 @@ class Build:
 
     def full(self, said: Callable[[str], str] = str) -> None:
         """Build everything and keep it; ``said`` may spoil what the build printed."""
-        shutil.copytree(self.recipe, self.kept.source)
-        (self.kept.source / "build").mkdir()
+        shutil.copytree(self.recipe, self.previous.source)
+        (self.previous.source / "build").mkdir()
         self._execute(self.commands)
         wheel = self.out / "trial-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as sink:
-            sink.write(self.kept.source / "src/module.py", "module.py")
-            sink.write(self.kept.source / "build/_native.so", "trial/_native.so")
-            sink.write(self.kept.source / "build/_other.so", "other/_other.so")
+            sink.write(self.previous.source / "src/module.py", "module.py")
+            sink.write(self.previous.source / "build/_native.so", "trial/_native.so")
+            sink.write(self.previous.source / "build/_other.so", "other/_other.so")
             sink.writestr("trial-1.0.dist-info/METADATA", "Name: trial\n")
             sink.writestr("trial-1.0.dist-info/RECORD", "of the full build\n")
         printed = "\n".join(["running build_ext", *map(shlex.join, self.commands), "done"])
-        self.kept.remember("as ever", said(printed), wheel)
+        self.previous.remember("as ever", said(printed), wheel)
         wheel.unlink()
 
     def rebuild(self, surroundings: str = "as ever") -> Path | None:
         """Bring the kept build up to date; the wheel, if it could be used."""
         self.ran = []
-        return self.kept.rebuild(self.recipe, surroundings, self._execute, self.out)
+        return self.previous.rebuild(self.recipe, surroundings, self._execute, self.out)
 
     def _execute(self, commands: Sequence[Sequence[str]]) -> None:
         for words in commands:
             self.ran.append(words)
-            done = subprocess.run(words, cwd=self.kept.source, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, cwd=self.previous.source, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CommandFailed("the compiler", tail=done.stderr)
 
@@ -108,19 +111,19 @@ def change(build: Build, name: str, old: str, new: str) -> None:
     (build.recipe / name).write_text(text.replace(old, new))
 
 
-def test_a_changed_source_is_compiled_and_linked_and_no_other(build: Build) -> None:
+def test_only_a_changed_source_is_compiled_and_linked(build: Build) -> None:
     change(build, "csrc/two.cpp", "return 2", "return 22")
     wheel = build.rebuild()
     assert wheel is not None
     assert build.compiled() == ["csrc/two.cpp", "link"]
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read("trial/_native.so") == (build.kept.source / "build/_native.so").read_bytes()
+        assert archive.read("trial/_native.so") == (build.previous.source / "build/_native.so").read_bytes()
         assert archive.testzip() is None
     assert build.rebuild() is not None
     assert build.compiled() == [], "it is up to date now"
 
 
-def test_a_build_whose_output_was_garbled_is_not_kept(tmp_path: Path) -> None:
+def test_a_build_with_garbled_output_is_not_recorded(tmp_path: Path) -> None:
     made = Build(tmp_path)
     made.full(lambda text: text.replace("-o build/two.o\n", "-o build/tw\no.o\n", 1))
     assert made.rebuild() is None
@@ -128,7 +131,7 @@ def test_a_build_whose_output_was_garbled_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
     change(build, "csrc/other/own.h", "THIRD 3", "THIRD 33")
-    with zipfile.ZipFile(build.kept.folder / "trial-1.0-py3-none-any.whl") as archive:
+    with zipfile.ZipFile(build.previous.folder / "trial-1.0-py3-none-any.whl") as archive:
         before = archive.read("other/_other.so"), archive.read("trial/_native.so")
     wheel = build.rebuild()
     assert wheel is not None
@@ -138,19 +141,19 @@ def test_a_module_is_linked_when_its_own_sources_changed(build: Build) -> None:
         assert archive.read("trial/_native.so") == before[1]
 
 
-def test_a_changed_source_that_another_includes_compiles_that_one(build: Build) -> None:
+def test_a_changed_included_source_recompiles_the_includer(build: Build) -> None:
     change(build, "csrc/other/part.cpp", "return 30", "return 40")
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/other/three.cpp", "link"]
 
 
-def test_a_changed_header_compiles_all_of_its_folder(build: Build) -> None:
+def test_a_changed_header_recompiles_its_folder(build: Build) -> None:
     change(build, "csrc/both.h", "FIRST 1", "FIRST 11")
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/one.cpp", "csrc/two.cpp", "link"]
 
 
-def test_a_changed_module_compiles_nothing_and_is_in_the_wheel(build: Build) -> None:
+def test_a_changed_python_module_compiles_nothing(build: Build) -> None:
     change(build, "src/module.py", "1", "2")
     wheel = build.rebuild()
     assert wheel is not None
@@ -163,7 +166,7 @@ def test_a_changed_module_compiles_nothing_and_is_in_the_wheel(build: Build) -> 
     assert len(record) == 5
 
 
-def test_a_source_that_does_not_compile_leaves_no_kept_build(build: Build) -> None:
+def test_a_failed_compilation_removes_the_record(build: Build) -> None:
     change(build, "csrc/one.cpp", "return FIRST", "return nothing")
     with pytest.raises(CommandFailed) as caught:
         build.rebuild()
@@ -173,7 +176,7 @@ def test_a_source_that_does_not_compile_leaves_no_kept_build(build: Build) -> No
 
 
 @pytest.mark.parametrize("spoil", ["surroundings", "new file", "gone file", "torn record", "no record", "no wheel"])
-def test_what_does_not_fit_leads_to_a_full_build(build: Build, spoil: str) -> None:
+def test_an_unusable_record_leads_to_a_full_build(build: Build, spoil: str) -> None:
     surroundings = "as ever"
     if spoil == "surroundings":
         surroundings = "another torch"
@@ -182,22 +185,22 @@ def test_what_does_not_fit_leads_to_a_full_build(build: Build, spoil: str) -> No
     elif spoil == "gone file":
         (build.recipe / "csrc/both.h").unlink()
     elif spoil == "torn record":
-        (build.kept.folder / "kept.json").write_text('{"wheel": "tri')
+        (build.previous.folder / "build.json").write_text('{"wheel": "tri')
     elif spoil == "no record":
-        (build.kept.folder / "kept.json").unlink()
+        (build.previous.folder / "build.json").unlink()
     else:
-        next(build.kept.folder.glob("*.whl")).unlink()
+        next(build.previous.folder.glob("*.whl")).unlink()
     assert build.rebuild(surroundings) is None
     assert build.ran == []
 
 
-def test_a_lost_object_is_made_again(build: Build) -> None:
-    (build.kept.source / "build/one.o").unlink()
+def test_a_missing_object_is_compiled_again(build: Build) -> None:
+    (build.previous.source / "build/one.o").unlink()
     assert build.rebuild() is not None
     assert build.compiled() == ["csrc/one.cpp", "link"]
 
 
-def test_surroundings_are_everything_but_the_sources(tmp_path: Path) -> None:
+def test_surroundings_exclude_only_the_sources(tmp_path: Path) -> None:
     for name, text in TREE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -222,15 +225,15 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     shutil.copytree(data.folder, copy, ignore=shutil.ignore_patterns("__pycache__", "build"))
 
     def wheel(folder: str, *, reuse: bool) -> dict[str, bytes]:
-        with Flow(product_config) as flow:
+        with Context(product_config) as context:
             made = target.build(
-                flow.client,
-                flow.extension_place({item.step: item for item in built.manifests}),
+                context.client,
+                qpu_ops.place(context, {item.step: item for item in built.manifests}),
                 replace(data, folder=copy),
                 product_config,
-                suite=flow.suite,
-                torch_site=flow.torch_site,
-                libqpu=flow.libqpu_stage,
+                suite=context.suite,
+                torch_site=context.torch_site,
+                libqpu=context.libqpu_stage,
                 libqpu_prefix=built.manifest("libqpu").facts["prefix"],
                 folder=tmp_path / folder,
                 log=tmp_path / f"{folder}.log",
@@ -256,7 +259,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     assert {Path(name).parent.name for name in libraries} == {"qpu_ops", "torch_qpu"}
     changed_libraries = [name for name in libraries if rebuilt[name] != first[name]]
     assert [Path(name).parent.name for name in changed_libraries] == ["qpu_ops"]
-    kept = json.loads((product_config.target_root / "work/qpu-ops-kept/kept.json").read_text())
+    kept = json.loads((product_config.target_root / "work/qpu-ops-previous/build.json").read_text())
     sources = list((copy / "csrc").rglob("*.cpp"))
     included = {line.split('"')[1] for path in sources for line in path.read_text().splitlines() if '.cpp"' in line}
     assert "operators.cpp" in included
@@ -267,22 +270,22 @@ def test_a_rebuild_installs_what_a_full_build_installs(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_the_targets_container_makes_the_wheel_that_was_cross_compiled(
+def test_native_and_cross_builds_give_the_same_wheel(
     product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path
 ) -> None:
     if not workbench["torch-site"].facts["version"]:
         pytest.skip("no torch wheel at hand, so no extension")
-    with Flow(product_config) as flow:
-        assert flow.crossed
+    with Context(product_config) as context:
+        assert is_extension_cross_compiled(context)
         dev = workbench["dev"].facts
         made = target.build(
-            flow.client,
-            target.container(dev["reference"], dev["image"], flow.target, flow.compiler()),
+            context.client,
+            target.container(dev["reference"], dev["image"], context.target, native_compiler(context)),
             recipe.load("qpu_ops"),
             replace(product_config, build=replace(product_config.build, folder=tmp_path / "build")),
-            suite=flow.suite,
-            torch_site=flow.torch_site,
-            libqpu=flow.libqpu_stage,
+            suite=context.suite,
+            torch_site=context.torch_site,
+            libqpu=context.libqpu_stage,
             libqpu_prefix=workbench["libqpu"].facts["prefix"],
             folder=tmp_path / "container",
             log=tmp_path / "container.log",

@@ -9,19 +9,25 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 import zipfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
-from flow import native_checks as native
+from flow import native_environment as native
+from flow import native_job, native_tests, pipelines
+from flow.context import Context
+from flow.steps import native_suite
 from recipes import recipe
 from toolchain import process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ChecksFailed
 from toolchain.jobs import compile_jobs
+from toolchain.manifest import Manifest
 
 RECIPE = ROOT / "recipes" / "qpu_ops"
 
@@ -35,12 +41,37 @@ def config() -> Config:
     return load_config({})
 
 
+@dataclass(frozen=True)
+class NativeChecks:
+    """The extension on this machine, and the results of its tests."""
+
+    config: Config
+    manifests: Mapping[str, Manifest]
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the environment."""
+        return native.python_of(self.config)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables for the interpreter."""
+        return native.environment_of(self.config)
+
+    @property
+    def wheel(self) -> Path:
+        """The extension wheel."""
+        return self.manifests["native-qpu-ops"].artefact(".whl").path
+
+
 @pytest.fixture(scope="module")
-def checks(config: Config) -> native.NativeChecks:
-    return native.check_natively(config)
+def checks(config: Config) -> NativeChecks:
+    native_job.ready_python(config)
+    pipeline = pipelines.native_checks(Context(config))
+    return NativeChecks(config, {item.step: item for item in pipeline.execute(pipeline.plan())})
 
 
-def run(checks: native.NativeChecks, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(checks: NativeChecks, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [checks.python, *words],
         env={**os.environ, **checks.environment, **environment},
@@ -51,17 +82,16 @@ def run(checks: native.NativeChecks, *words: str, **environment: str) -> subproc
     )
 
 
-def test_the_device_suite_passes_on_this_machine(checks: native.NativeChecks) -> None:
-    assert checks.passed > 500
-    assert checks.skipped == 0
-    assert checks.breadth_passed > 120
-    assert checks.breadth_skipped == 0
-    assert checks.backend == "interpreter"
-    assert "not measured on hardware" in checks.summary()
+def test_the_device_suite_passes_on_this_machine(checks: NativeChecks) -> None:
+    suite, breadth = (checks.manifests[f"native-{name}"].facts for name in ("suite", "breadth"))
+    assert suite["passed"] > 500
+    assert breadth["passed"] > 120
+    assert (suite["skipped"], breadth["skipped"]) == (0, 0)
+    assert checks.manifests["native-qpu-ops"].facts["backend"] == "interpreter"
 
 
 @pytest.mark.timeout(1200)
-def test_clang_tidy_finds_nothing(checks: native.NativeChecks, config: Config) -> None:
+def test_clang_tidy_finds_nothing(checks: NativeChecks, config: Config) -> None:
     clang_tidy = shutil.which("clang-tidy")
     if clang_tidy is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
@@ -87,14 +117,11 @@ def test_clang_tidy_finds_nothing(checks: native.NativeChecks, config: Config) -
         assert [words for words in pool.map(check, own) if words] == []
 
 
-def test_nothing_runs_again_when_nothing_changed(checks: native.NativeChecks, config: Config) -> None:
-    assert [decision.reason for decision in native.plan(config) if decision.runs] == []
-    assert all(decision.runs for decision in native.plan(config, force=True))
+def test_nothing_runs_again_when_nothing_changed(checks: NativeChecks, config: Config) -> None:
+    assert [item.reason for item in pipelines.native_checks(Context(config)).plan() if item.runs] == []
 
 
-def test_the_wheel_holds_the_modules_and_links_libqpu_by_its_soname_alone(
-    checks: native.NativeChecks, tmp_path: Path
-) -> None:
+def test_the_wheel_contains_modules_and_links_libqpu(checks: NativeChecks, tmp_path: Path) -> None:
     with zipfile.ZipFile(checks.wheel) as wheel:
         names = wheel.namelist()
         assert {"dot_cpp.py", "matrix_cpp.py", "cpu_cpp.py", "qpu_ops/__init__.py", "qpu_ops/py.typed"} <= set(names)
@@ -112,7 +139,7 @@ def test_the_wheel_holds_the_modules_and_links_libqpu_by_its_soname_alone(
         assert not [tag for tag, _ in tags if tag in ("DT_RPATH", "DT_RUNPATH")]
 
 
-def test_the_timing_table_is_made_and_says_that_it_is_a_model(checks: native.NativeChecks, tmp_path: Path) -> None:
+def test_the_timing_table_states_that_it_is_a_model(checks: NativeChecks, tmp_path: Path) -> None:
     output = tmp_path / "timing.json"
     done = run(checks, str(ROOT / "tests/device/timing.py"), "--quick", "--repeats=2", f"--output={output}")
     assert done.returncode == 0, done.stderr
@@ -130,7 +157,7 @@ def test_the_timing_table_is_made_and_says_that_it_is_a_model(checks: native.Nat
     assert "not measured on QPUs" in done.stderr
 
 
-def test_widths_beyond_the_time_budget_are_left_out_with_the_reason(checks: native.NativeChecks) -> None:
+def test_widths_beyond_the_time_budget_are_omitted(checks: NativeChecks) -> None:
     done = run(checks, str(ROOT / "tests/device/timing.py"), "--budget-s=0.05", "--repeats=1")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -141,16 +168,16 @@ def test_widths_beyond_the_time_budget_are_left_out_with_the_reason(checks: nati
     assert all("would take" in row["reason"] for row in document["left_out"])
 
 
-def test_a_suite_that_fails_is_told_with_its_output(
-    checks: native.NativeChecks, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failing_suite_is_reported_with_its_output(
+    checks: NativeChecks, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "test_ops.py").write_text("def test_sum():\n    assert 1 + 1 == 3\n")
     (tmp_path / "test_torch.py").write_text("import torch\n")
     with pytest.raises(ChecksFailed, match=r"assert \(1 \+ 1\) == 3") as caught:
-        native._run_suite(config, tmp_path, native.SUITE[:2])
+        native_tests.run_tests(config, tmp_path, native_suite.NAMES[:2], "failing")
     assert caught.value.found.startswith("1 failed")
-    assert "breadth.log" in caught.value.fix
-    assert checks.junit.is_file(), "the report of the last good run is left alone"
+    assert "failing.log" in caught.value.fix
+    assert not (native.folder_of(config) / "failing.xml").exists()
 
 
 @pytest.mark.parametrize(
@@ -158,8 +185,8 @@ def test_a_suite_that_fails_is_told_with_its_output(
     [("/nowhere", "no header"), ("HEADER-ONLY", "no libqpu.so"), ("", "qpu")],
     ids=["no header", "no library", "neither prefix nor pkg-config"],
 )
-def test_a_missing_libqpu_is_told_with_the_fix(
-    checks: native.NativeChecks, tmp_path: Path, prefix: str, found: str
+def test_a_missing_libqpu_is_reported_with_the_fix(
+    checks: NativeChecks, tmp_path: Path, prefix: str, found: str
 ) -> None:
     if prefix == "HEADER-ONLY":
         (tmp_path / "include").mkdir()
@@ -184,7 +211,7 @@ def test_a_missing_libqpu_is_told_with_the_fix(
 
 
 @pytest.mark.skipif(not shutil.which("pkg-config"), reason="needs pkg-config: apt-get install pkgconf")
-def test_libqpu_is_found_by_pkg_config_too(checks: native.NativeChecks, tmp_path: Path) -> None:
+def test_libqpu_is_found_by_pkg_config_too(checks: NativeChecks, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(RECIPE, source)
     folder = checks.environment["LD_LIBRARY_PATH"]
@@ -201,12 +228,12 @@ def test_libqpu_is_found_by_pkg_config_too(checks: native.NativeChecks, tmp_path
     assert done.stdout.split()[-1] == "0.1.0"
 
 
-def test_torch_knows_the_device_without_an_import(checks: native.NativeChecks) -> None:
+def test_torch_finds_the_device_without_an_import(checks: NativeChecks) -> None:
     done = run(checks, "-c", "import torch; print(torch.ones(3, device='qpu').sum().item(), torch.qpu.is_available())")
     assert (done.stdout, done.stderr) == ("3.0 True\n", "")
 
 
-def test_the_bench_prints_a_model_of_the_qpus_times(checks: native.NativeChecks, tmp_path: Path) -> None:
+def test_the_bench_prints_a_model_of_the_qpus_times(checks: NativeChecks, tmp_path: Path) -> None:
     output, chart = tmp_path / "bench.json", tmp_path / "bench.svg"
     done = run(checks, "-m", "torch_qpu.bench", "--quick", f"--output={output}", f"--plot={chart}")
     assert done.returncode == 0, done.stderr
@@ -229,21 +256,22 @@ def test_the_bench_prints_a_model_of_the_qpus_times(checks: native.NativeChecks,
     assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 
 
-def test_without_libqpu_on_the_loaders_path_the_import_names_it(checks: native.NativeChecks) -> None:
+def test_an_import_without_libqpu_names_the_library(checks: NativeChecks) -> None:
     done = run(checks, "-c", "import dot_cpp", LD_LIBRARY_PATH="")
     assert done.returncode != 0
     assert "libqpu.so.1" in done.stderr
 
 
 @pytest.mark.parametrize("changed", ["tools/info.cpp", "python/pitorch/qpu/__init__.py", "tutorial/new.cpp"])
-def test_the_native_library_is_built_again_when_anything_that_is_installed_with_it_changes(
+def test_every_installed_file_rebuilds_the_native_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     def inputs() -> dict[str, dict[str, str]]:
-        return {step.name: dict(step.inputs) for step in native._pipeline(load_config({})).steps}
+        return {step.name: dict(step.inputs) for step in pipelines.native_checks(Context(load_config({}))).steps}
 
     shutil.copytree(ROOT / "libqpu", tmp_path / "libqpu")
-    monkeypatch.setattr(recipe, "HERE", tmp_path)
+    shutil.copytree(ROOT / "recipes" / "libqpu", tmp_path / "recipes" / "libqpu")
+    monkeypatch.setattr(recipe, "HERE", tmp_path / "recipes")
     before = inputs()
     with (tmp_path / "libqpu" / changed).open("a") as stream:
         stream.write("\n")

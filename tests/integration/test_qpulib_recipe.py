@@ -25,12 +25,13 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
 from engine import containers
-from flow import main_job
-from flow.main_steps import Flow
+from flow import main_job, pipelines
+from flow.context import Context
 from recipes.qpulib import build as qpulib
 from recipes.qpulib.build import Checkout, Variant
 from recipes.recipe import Recipe, load
-from toolchain import files
+from recipes.register import register
+from toolchain import files, process
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ProgramMissing, SourceUnavailable
@@ -152,21 +153,21 @@ def configured(tmp_path: Path, **qpu: Any) -> Config:
 # The data file.
 
 
-def test_the_recipe_is_pinned_to_a_full_commit_of_the_public_repository() -> None:
+def test_qpulib_is_pinned_to_a_full_commit() -> None:
     recipe = load("qpulib")
     assert recipe.settings["url"] == "https://github.com/mn416/QPULib.git"
     assert re.fullmatch("[0-9a-f]{40}", qpulib.pin(recipe))
     assert recipe.source == "git"
 
 
-def test_it_is_installed_where_our_own_library_is() -> None:
+def test_it_has_the_same_prefix_as_our_library() -> None:
     own, theirs = load("libqpu"), load("qpulib")
     assert own.settings["prefix"] == theirs.settings["prefix"]
     assert {"lib/libqpu.so.1", "include/QPULib.h"} <= set(own.outputs) & set(theirs.outputs)
 
 
 @pytest.mark.parametrize("commit", ["main", "a2e730c", "A" * 40, "g" * 40, "", "a" * 41])
-def test_a_branch_or_a_short_commit_is_refused(upstream: Upstream, commit: str) -> None:
+def test_a_branch_or_a_short_commit_is_rejected(upstream: Upstream, commit: str) -> None:
     recipe = dataclasses.replace(load("qpulib"), settings={**load("qpulib").settings, "commit": commit})
     with pytest.raises(SourceUnavailable, match="40 hexadecimal digits"):
         qpulib.pin(recipe)
@@ -175,7 +176,7 @@ def test_a_branch_or_a_short_commit_is_refused(upstream: Upstream, commit: str) 
 # How the source is had.
 
 
-def test_the_pinned_commit_is_fetched_even_when_the_branch_has_moved_on(upstream: Upstream, tmp_path: Path) -> None:
+def test_the_pinned_commit_is_fetched_after_the_branch_moved(upstream: Upstream, tmp_path: Path) -> None:
     config = configured(tmp_path)
     got = qpulib.obtain(pinned(upstream), config)
     assert got == Checkout(tmp_path / "build/sources/qpulib", upstream.commit)
@@ -183,14 +184,14 @@ def test_the_pinned_commit_is_fetched_even_when_the_branch_has_moved_on(upstream
     assert [item.name for item in got.folder.parent.iterdir()] == ["qpulib"]
 
 
-def test_what_was_fetched_is_not_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_fetched_source_is_not_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
     config = configured(tmp_path)
     first = qpulib.obtain(pinned(upstream), config)
     shutil.rmtree(upstream.folder)
     assert qpulib.obtain(pinned(upstream), config) == first
 
 
-def test_a_new_pin_is_fetched_in_place_of_the_old_one(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_new_pin_replaces_the_old_checkout(upstream: Upstream, tmp_path: Path) -> None:
     config = configured(tmp_path)
     qpulib.obtain(pinned(upstream), config)
     got = qpulib.obtain(pinned(upstream, upstream.later), config)
@@ -198,7 +199,7 @@ def test_a_new_pin_is_fetched_in_place_of_the_old_one(upstream: Upstream, tmp_pa
     assert "HALF 50" in (got.folder / "Lib/Common/Half.h").read_text()
 
 
-def test_a_commit_that_is_not_there_is_told_with_what_to_put_where(upstream: Upstream, tmp_path: Path) -> None:
+def test_an_unavailable_commit_is_reported_with_the_fix(upstream: Upstream, tmp_path: Path) -> None:
     missing = "0123456789" * 4
     with pytest.raises(SourceUnavailable) as caught:
         qpulib.obtain(pinned(upstream, missing), configured(tmp_path))
@@ -208,7 +209,7 @@ def test_a_commit_that_is_not_there_is_told_with_what_to_put_where(upstream: Ups
     assert list((tmp_path / "build/sources").iterdir()) == []
 
 
-def test_without_a_network_the_error_says_so_and_what_to_put_where(
+def test_without_a_network_the_error_names_the_fix(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(os.environ):
@@ -283,7 +284,7 @@ def test_proxies_are_used(
 # A checkout that the user put there.
 
 
-def test_a_users_checkout_is_taken_from_the_named_folder(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_users_checkout_is_used(upstream: Upstream, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", str(upstream.folder), "mine")
     git(tmp_path / "mine", "checkout", "--quiet", upstream.commit)
     config = configured(tmp_path, upstream_source=str(tmp_path / "mine"))
@@ -291,12 +292,12 @@ def test_a_users_checkout_is_taken_from_the_named_folder(upstream: Upstream, tmp
     assert not (tmp_path / "build").exists()
 
 
-def test_a_named_folder_that_is_not_there_is_not_made_up_for_by_fetching(upstream: Upstream, tmp_path: Path) -> None:
-    with pytest.raises(SourceUnavailable, match=r"qpu\.upstream_source names is not there"):
+def test_a_missing_configured_folder_is_not_fetched(upstream: Upstream, tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable, match=r"folder in qpu\.upstream_source does not exist"):
         qpulib.obtain(pinned(upstream), configured(tmp_path, upstream_source=str(tmp_path / "none")))
 
 
-def test_a_users_checkout_of_another_commit_is_refused_and_left_alone(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_users_checkout_of_another_commit_is_rejected(upstream: Upstream, tmp_path: Path) -> None:
     place = tmp_path / "build/sources"
     place.mkdir(parents=True)
     git(place, "clone", "--quiet", str(upstream.folder), "qpulib")
@@ -306,7 +307,7 @@ def test_a_users_checkout_of_another_commit_is_refused_and_left_alone(upstream: 
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "deleted"])
-def test_a_checkout_with_changes_is_refused_with_their_names(upstream: Upstream, tmp_path: Path, change: str) -> None:
+def test_a_checkout_with_changes_is_rejected(upstream: Upstream, tmp_path: Path, change: str) -> None:
     config = configured(tmp_path)
     folder = qpulib.obtain(pinned(upstream), config).folder
     if change == "changed":
@@ -320,14 +321,14 @@ def test_a_checkout_with_changes_is_refused_with_their_names(upstream: Upstream,
 
 
 @pytest.mark.parametrize("tree", [{}, {"Lib/notes.txt": ""}, {"Lib/QPULib.h": ""}, {"Lib/Answer.cpp": ""}])
-def test_a_folder_without_the_library_is_refused(upstream: Upstream, tmp_path: Path, tree: dict[str, str]) -> None:
+def test_a_folder_without_the_library_is_rejected(upstream: Upstream, tmp_path: Path, tree: dict[str, str]) -> None:
     plant(tmp_path / "mine", tree).mkdir(exist_ok=True)
     config = configured(tmp_path, upstream_source=str(tmp_path / "mine"))
     with pytest.raises(SourceUnavailable, match=r"no Lib/QPULib\.h, or no Lib/\*\*/\*\.cpp"):
         qpulib.obtain(pinned(upstream), config)
 
 
-def test_a_fetched_commit_without_the_library_is_refused_and_not_kept(upstream: Upstream, tmp_path: Path) -> None:
+def test_a_fetched_commit_without_the_library_is_rejected(upstream: Upstream, tmp_path: Path) -> None:
     git(upstream.folder, "rm", "-r", "--quiet", "Lib")
     empty = commit_all(plant(upstream.folder, {"README": ""}), "empty")
     with pytest.raises(SourceUnavailable, match=r"no Lib/QPULib\.h"):
@@ -335,7 +336,7 @@ def test_a_fetched_commit_without_the_library_is_refused_and_not_kept(upstream: 
     assert list((tmp_path / "build/sources").iterdir()) == []
 
 
-def test_an_unpacked_archive_is_taken_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
+def test_an_unpacked_archive_is_used_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
     """Also where the folder lies inside another git tree, whose commit must not be taken for its own."""
     outer = tmp_path / "outer"
     outer.mkdir()
@@ -371,10 +372,20 @@ def checkout(upstream: Upstream, tmp_path: Path) -> Checkout:
 
 
 def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool = False) -> tuple[Path, str]:
-    """The staged root, and what compilers and CMake said."""
+    """Build for this PC with its own compiler; the staged root and the output of CMake and the compilers."""
     log = work / "log"
     files.remove(log)
-    stage = qpulib.build_native(load("qpulib"), checkout, Variant(mode=mode, debug=debug), work, jobs=2, log=log)
+    variant, recipe = Variant(mode=mode, debug=debug), load("qpulib")
+    tree, stage = work / f"tree-{variant.label}", work / f"stage-{variant.label}"
+    files.remove(stage)
+    places = qpulib.Places(recipe=str(recipe.folder), source=str(checkout.folder), tree=str(tree), stage=str(stage))
+    prefix = recipe.settings["prefix"]
+    options = (f"-DCMAKE_INSTALL_PREFIX={prefix}", "-DCMAKE_INSTALL_LIBDIR=lib")
+    for argv in qpulib.commands(places, variant, jobs=2, options=options):
+        process.run(argv, log=log)
+    installed = stage / prefix.removeprefix("/")
+    recipe.require_outputs(installed)
+    register(stage, installed, prefix)
     return stage, log.read_text()
 
 
@@ -398,7 +409,7 @@ def test_every_source_is_compiled_with_the_published_flags(checkout: Checkout, t
     assert re.search(r" -shared .*-Wl,-soname,libqpu\.so\.1 ", said)
 
 
-def test_the_layout_and_the_soname_are_our_own_librarys(checkout: Checkout, tmp_path: Path) -> None:
+def test_layout_and_soname_match_our_library(checkout: Checkout, tmp_path: Path) -> None:
     stage, _ = made(checkout, tmp_path / "work")
     prefix = stage / "opt/pitorch"
     found = {str(path.relative_to(stage)) for path in stage.rglob("*") if not path.is_dir()}
@@ -436,7 +447,7 @@ def soname_of(library: Path) -> str:
         ("qpu", True, "42 qpu qpu 1 201103"),
     ],
 )
-def test_a_program_that_asks_pkg_config_is_compiled_for_the_librarys_mode(
+def test_pkg_config_selects_the_mode_of_the_library(
     checkout: Checkout, tmp_path: Path, mode: str, debug: bool, says: str
 ) -> None:
     if shutil.which("pkg-config") is None:
@@ -469,7 +480,7 @@ def test_only_debug_keeps_its_symbols(checkout: Checkout, tmp_path: Path) -> Non
             assert (ELFFile(stream).get_section_by_name(".debug_info") is not None) is debug
 
 
-def test_each_mode_has_objects_of_its_own(checkout: Checkout, tmp_path: Path) -> None:
+def test_each_mode_has_its_own_objects(checkout: Checkout, tmp_path: Path) -> None:
     _, first = made(checkout, tmp_path / "work", "emulation")
     _, other = made(checkout, tmp_path / "work", "qpu")
     _, again = made(checkout, tmp_path / "work", "emulation")
@@ -479,7 +490,7 @@ def test_each_mode_has_objects_of_its_own(checkout: Checkout, tmp_path: Path) ->
     assert trees == ["tree-emulation", "tree-qpu"]
 
 
-def test_a_changed_file_recompiles_what_depends_on_it_and_no_more(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_changed_file_recompiles_only_its_dependents(checkout: Checkout, tmp_path: Path) -> None:
     made(checkout, tmp_path / "work")
     (checkout.folder / "Lib/Answer.cpp").write_text(STAND_IN["Lib/Answer.cpp"] + "// changed\n")
     assert compiled(made(checkout, tmp_path / "work")[1]) == {"Answer.cpp"}
@@ -487,7 +498,7 @@ def test_a_changed_file_recompiles_what_depends_on_it_and_no_more(checkout: Chec
     assert compiled(made(checkout, tmp_path / "work")[1]) == {"Answer.cpp", "Mode.cpp"}
 
 
-def test_a_new_file_is_found_and_a_deleted_one_forgotten(checkout: Checkout, tmp_path: Path) -> None:
+def test_new_and_deleted_files_are_detected(checkout: Checkout, tmp_path: Path) -> None:
     made(checkout, tmp_path / "work")
     plant(checkout.folder, {"Lib/Source/New.cpp": "int fresh() { return 7; }\n"})
     stage, said = made(checkout, tmp_path / "work")
@@ -511,7 +522,7 @@ def test_the_same_source_gives_the_same_library_from_any_folder(checkout: Checko
 
 
 def libqpu_step(**qpu: Any) -> Step:
-    (step,) = [item for item in Flow(load_config({"qpu": qpu})).pipeline().steps if item.name == "libqpu"]
+    (step,) = [item for item in pipelines.main_job(Context(load_config({"qpu": qpu}))).steps if item.name == "libqpu"]
     return step
 
 
@@ -540,7 +551,7 @@ def planned(tmp_path: Path, choice: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_is_chosen_on_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_selects_it(tmp_path: Path) -> None:
     assert "QPULib (upstream) for the target" in planned(tmp_path, "upstream").stdout
     own = planned(tmp_path, "local")
     assert own.returncode == 0
@@ -552,7 +563,7 @@ def test_it_is_chosen_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["shell", "deploy"])
-def test_shells_and_deployments_choose_it_too(tmp_path: Path, task: str) -> None:
+def test_shells_and_deployments_can_select_it(tmp_path: Path, task: str) -> None:
     argv = [sys.executable, "-m", "invoke", task, "--qpulib=upstreem"]
     done = subprocess.run(argv, cwd=ROOT, env=git_free(), capture_output=True, text=True, check=False)
     assert done.returncode == 11
@@ -561,7 +572,7 @@ def test_shells_and_deployments_choose_it_too(tmp_path: Path, task: str) -> None
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_it_is_cross_compiled_in_the_builder_and_loads_in_the_image(
+def test_cross_compiled_qpulib_loads_in_the_image(
     built: main_job.Built,
     product_config: Config,
     client: docker.DockerClient,

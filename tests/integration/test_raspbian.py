@@ -17,7 +17,8 @@ import pytest
 from machine import needs_the_machine
 from stand_in_archives import SUITE, Package, World, versions
 
-from flow.main_steps import Flow
+from flow import pipelines, roots
+from flow.context import Context
 from images import apt, rootfs
 from images.flavour import load_suite, packages_for
 from toolchain.config import Config, ImageConfig, load_config
@@ -125,8 +126,8 @@ def config_for(folder: Path, **image: object) -> Config:
 
 def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
     """Run steps of the main job and what they need; their manifests."""
-    with Flow(config) as flow:
-        pipeline = flow.pipeline()
+    with Context(config) as context:
+        pipeline = pipelines.main_job(context)
         wanted = set(names)
         for step in reversed(pipeline.steps):
             wanted |= set(step.needs) if step.name in wanted else set()
@@ -177,11 +178,13 @@ def test_only_kernel_and_firmware_come_from_the_raspberry_pi_s_archive(
         "linux-base:all": "5.1",
     }
     assert root["libc6:armhf"] == root["base-files:armhf"] == of_the_rest
-    with Flow(config) as flow:
+    with Context(config) as context:
         for role, packages in (("dev", packages_for("dev", config.image)), ("small", ("python3",))):
-            spec = flow.root_spec(role, packages, mirror, (flow.target,))
+            spec = roots.root_spec(context, role, packages, mirror, (context.target,))
             assert {item.archive for item in spec.sources} == {flavour}, "a source where it is needed alone"
-        spec = flow.root_spec("small-tools", ("python3", "raspi-firmware"), mirror, (flow.native, flow.target))
+        spec = roots.root_spec(
+            context, "small-tools", ("python3", "raspi-firmware"), mirror, (context.native, context.target)
+        )
         assert {item.archive for item in spec.sources} == {"debian"}
 
 
@@ -195,13 +198,13 @@ def test_the_distribution_s_kernel_is_debian_s_where_raspbian_has_none(world: Wo
     }
     (twin,) = (tmp_path / "archives" / "raspbian-trixie-armhf-rootfs").glob("less_*.deb")
     assert "Raspbian" in run(["dpkg-deb", "--fsys-tarfile", twin]).output, "of one version in both it is the first's"
-    with Flow(config) as flow:
-        (step,) = (item for item in flow.pipeline().steps if item.name == "rootfs")
+    with Context(config) as context:
+        (step,) = (item for item in pipelines.main_job(context).steps if item.name == "rootfs")
         assert "linux-image-armmp" in step.inputs["packages"]
-        spec = flow.root_spec("rootfs", ("linux-image-armmp",), mirror, (flow.target,))
+        spec = roots.root_spec(context, "rootfs", ("linux-image-armmp",), mirror, (context.target,))
         assert [item.archive for item in spec.sources] == ["raspbian", "debian", "debian", "debian"]
         assert "Pin: release o=Debian\nPin-Priority: -1\n" in apt.preferences_text(spec.sources)
-        spec = flow.root_spec("small-tools", ("linux-image-armmp",), mirror, (flow.native, flow.target))
+        spec = roots.root_spec(context, "small-tools", ("linux-image-armmp",), mirror, (context.native, context.target))
         assert apt.preferences_text(spec.sources) == "", "what runs on this PC is Debian's all"
 
 
@@ -210,9 +213,9 @@ def test_a_board_of_64_bits_gets_a_kernel_of_64_bits(world: World, tmp_path: Pat
     names = packages_for("bootable", config.image)
     with world.serving():
         mirror = ran(config, "mirror")["mirror"]
-        with Flow(config) as flow:
+        with Context(config) as context:
             kernel = [name for name in names if name.startswith(("linux-image", "raspi-firmware"))]
-            spec = flow.root_spec("small", tuple(kernel), mirror, (flow.target,))
+            spec = roots.root_spec(context, "small", tuple(kernel), mirror, (context.target,))
             apt.download(spec.sources, spec.lists, ["arm64"], kernel, spec.archives, tmp_path / "log", essential=False)
     assert {
         "linux-image-6.18.34+rpt-rpi-v8:arm64": RASPBERRYS,
@@ -248,8 +251,8 @@ def test_where_apt_refuses_an_archive_it_is_said_where_a_newer_key_goes(
 
 def test_what_an_archive_may_give_is_an_input_of_the_step_that_asks_for_it(tmp_path: Path) -> None:
     def inputs(kernel: str) -> Mapping[str, str]:
-        with Flow(config_for(tmp_path, flavour="debian", kernel=kernel)) as flow:
-            return flow.pipeline().steps[0].inputs
+        with Context(config_for(tmp_path, flavour="debian", kernel=kernel)) as context:
+            return pipelines.main_job(context).steps[0].inputs
 
     assert set(inputs("distribution")) == {"sources", "strict"}
     assert "raspi-firmware" in inputs("raspberrypi")["limits"]
@@ -263,9 +266,9 @@ def test_only_pockets_that_the_root_is_made_of_are_missed(tmp_path: Path, monkey
         ({"kernel": "raspberrypi"}, ["trixie"]),
         ({"profile": "container"}, ["trixie"]),
     ):
-        with Flow(config_for(tmp_path, **image)) as flow:
+        with Context(config_for(tmp_path, **image)) as context:
             none_verified = Manifest(step="mirror", key="", inputs={}, facts={"sources": []})
-            assert flow.left_out(none_verified) == missed
+            assert roots.unverified_pockets(context, none_verified) == missed
 
 
 # ------------------------------------------------------------------------------------------ roots of real packages
@@ -286,11 +289,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     folder = tmp_path_factory.mktemp("real")
     config = config_for(folder / "debian", flavour="debian")
     mirror = ran(config, "mirror")["mirror"]
-    with Flow(config) as flow:
-        small = flow.root_spec("small", ("apt", "linux-base"), mirror, (flow.target,))
+    with Context(config) as context:
+        small = roots.root_spec(context, "small", ("apt", "linux-base"), mirror, (context.target,))
         rootfs.download(small, folder / "log")
         natives = packages_for("standing_in", config.image)
-        spec = flow.root_spec("tools", natives, mirror, (flow.native,))
+        spec = roots.root_spec(context, "tools", natives, mirror, (context.native,))
         rootfs.build_tools(spec, folder / "tools", folder / "log", standing_in=natives)
     with contextlib.closing(World(folder / "world")) as world:
         world.raspbian.repack(small.archives.glob("*.deb"), "+rpi1")
@@ -302,8 +305,8 @@ def small_root(real: Real, config: Config, folder: Path) -> Path:
     """A root with the board's kernel, built by the project's code from the archives that are served; its tar."""
     mirror = ran(config, "mirror")["mirror"]
     packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
-    with Flow(config) as flow:
-        spec = flow.root_spec("small", packages, mirror, (flow.target,))
+    with Context(config) as context:
+        spec = roots.root_spec(context, "small", packages, mirror, (context.target,))
     tar = folder / "root.tar"
     rootfs.build_tar(rootfs.with_tools(spec, real.tools), tar, folder / "log")
     return tar

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from registry_parts import small_disk
 
+from flow import roots
+from flow.context import Context
 from flow.main_job import Built
-from flow.main_steps import Flow
 from images import probe, rootfs
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES
@@ -33,9 +34,9 @@ SMALL = ("ca-certificates", "python3", "python3-packaging")
 @pytest.fixture(scope="module")
 def spec(built: Built, product_config: Config) -> rootfs.RootSpec:
     """A small root of the target, from the lists that the shared build verified."""
-    with Flow(product_config) as flow:
-        made = flow.root_spec("small", SMALL, built.manifest("mirror"), (product_config.image.target,))
-        return dataclasses.replace(made, overlays=flow.overlays())
+    with Context(product_config) as context:
+        made = roots.root_spec(context, "small", SMALL, built.manifest("mirror"), (product_config.image.target,))
+        return dataclasses.replace(made, overlays=roots.overlays(context))
 
 
 @pytest.mark.emulation
@@ -43,8 +44,8 @@ def spec(built: Built, product_config: Config) -> rootfs.RootSpec:
 def test_the_same_inputs_give_the_same_tar_emulated_or_not(
     spec: rootfs.RootSpec, product_config: Config, tmp_path: Path
 ) -> None:
-    with Flow(product_config) as flow:
-        natively = dataclasses.replace(spec, native_tools=flow.tools)
+    with Context(product_config) as context:
+        natively = dataclasses.replace(spec, native_tools=context.tools)
     # A package of another list, left in the folder of archives, is not to be installed.
     stray = next(
         path for path in (spec.archives.parent / spec.archives.name.replace("small", "tools")).glob("make_*.deb")
@@ -88,8 +89,10 @@ def test_documentation_comes_where_it_is_asked_for(
     spec: rootfs.RootSpec, product_config: Config, tmp_path: Path
 ) -> None:
     documented = dataclasses.replace(product_config.image, documentation=True)
-    with Flow(dataclasses.replace(product_config, image=documented)) as flow:
-        wanted = dataclasses.replace(spec, native_tools=flow.tools, overlays=flow.overlays(), packages=("dash",))
+    with Context(dataclasses.replace(product_config, image=documented)) as context:
+        wanted = dataclasses.replace(
+            spec, native_tools=context.tools, overlays=roots.overlays(context), packages=("dash",)
+        )
     tar = tmp_path / "documented.tar"
     rootfs.build_tar(wanted, tar, tmp_path / "log")
     with tarfile.open(tar, "r:") as archive:
@@ -223,8 +226,8 @@ def test_a_root_that_does_not_fit_into_memory_is_built_on_the_disk(
     told: list[str] = []
     monkeypatch.setattr(progress, "warn", told.append)
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
-    with Flow(product_config) as flow:
-        spec = flow.root_spec("small", ("bash",), built.manifest("mirror"), (flow.native,))
+    with Context(product_config) as context:
+        spec = roots.root_spec(context, "small", ("bash",), built.manifest("mirror"), (context.native,))
     rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
     with tarfile.open(tmp_path / "small.tar") as archive:
         assert "./usr/bin/dpkg" in archive.getnames()

@@ -1,4 +1,4 @@
-"""The user-space NFS server, for real: started, asked by an NFS client, ended; and each way it cannot start."""
+"""The user-space NFS server with a real NFS client, and its failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Config:
-    """A configuration whose folder looks like an export."""
+    """A configuration with a folder that looks like an export."""
     layout = Layout(tmp_path / "nfsroot")
     tree = layout.tree
     (tree / "etc").mkdir(parents=True)
@@ -77,7 +77,7 @@ def gone(pid: int) -> bool:
 
 
 @marked()
-def test_a_client_sees_the_folder_and_the_server_is_gone_afterwards(folder: Path) -> None:
+def test_a_client_lists_the_folder_until_the_block_ends(folder: Path) -> None:
     with serve.running_server(folder) as server:
         assert "hostname" in listing(server, folder / "etc")
         assert serve.probe(server, folder) == ""
@@ -89,7 +89,7 @@ def test_a_client_sees_the_folder_and_the_server_is_gone_afterwards(folder: Path
 
 
 @marked()
-def test_what_a_client_writes_as_root_is_roots_file(folder: Path) -> None:
+def test_files_written_by_root_belong_to_root(folder: Path) -> None:
     with serve.running_server(folder) as server:
         url = f"nfs://127.0.0.1{folder}/etc/new?version=4&nfsport={server.port}&uid=0&gid=0"
         source = folder.parent / "source"
@@ -101,7 +101,7 @@ def test_what_a_client_writes_as_root_is_roots_file(folder: Path) -> None:
 
 
 @marked()
-def test_two_folders_by_one_server_and_two_servers_at_once(folder: Path, tmp_path: Path) -> None:
+def test_two_servers_and_two_folders_at_once(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "second").touch()
@@ -113,7 +113,7 @@ def test_two_folders_by_one_server_and_two_servers_at_once(folder: Path, tmp_pat
 
 
 @marked()
-def test_what_a_killed_server_left_is_removed_and_a_live_ones_is_not(
+def test_only_folders_of_killed_servers_are_removed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -149,13 +149,13 @@ def test_the_server_ends_when_the_block_fails(folder: Path) -> None:
 
 
 @marked()
-def test_a_taken_port_is_told_with_who_has_it(folder: Path) -> None:
+def test_a_port_in_use_is_reported_with_its_owner(folder: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with (
-            pytest.raises(PortTaken, match=f"port {port} is taken") as caught,
+            pytest.raises(PortTaken, match=f"port {port} is in use") as caught,
             serve.running_server(folder, port=port),
         ):
             raise AssertionError("must not start")
@@ -173,7 +173,7 @@ def test_a_foreign_address_is_refused(folder: Path) -> None:
 
 
 @marked()
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing, match="cannot be served"), serve.running_server(tmp_path / "none"):
         raise AssertionError("must not start")
 
@@ -187,7 +187,7 @@ def test_a_missing_server_names_its_package(folder: Path, monkeypatch: pytest.Mo
 
 
 @marked()
-def test_an_ordinary_user_is_told_to_use_sudo(folder: Path, exported: Config) -> None:
+def test_an_ordinary_user_gets_the_sudo_command(folder: Path, exported: Config) -> None:
     os.seteuid(65534)
     try:
         with pytest.raises(RootNeeded) as caught, serve.running_server(folder):
@@ -196,12 +196,12 @@ def test_an_ordinary_user_is_told_to_use_sudo(folder: Path, exported: Config) ->
             serve.serve(exported)
     finally:
         os.seteuid(0)
-    assert caught.value.fix == "sudo ./inv TASK, with the task that you gave"
+    assert caught.value.fix == "sudo ./inv TASK"
     assert of_the_task.value.fix == "sudo ./inv serve-nfsroot"
 
 
 @marked()
-def test_a_file_system_without_file_handles_is_told_at_once(tmp_path: Path) -> None:
+def test_a_file_system_without_handles_is_reported(tmp_path: Path) -> None:
     lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
     for item in (lower, upper, work, merged):
         item.mkdir()
@@ -218,12 +218,12 @@ def test_a_file_system_without_file_handles_is_told_at_once(tmp_path: Path) -> N
 
 
 @marked(pytest.mark.skipif(not Path("/etc/mtab").is_symlink(), reason="needs an /etc/mtab that is a link"))
-def test_a_bare_container_without_mtab_gets_one(tmp_path: Path) -> None:
+def test_a_missing_mtab_is_created(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from nfsroot.serve import running_server\n"
         "with running_server(Path(sys.argv[1])) as server: print(Path('/etc/mtab').readlink())"
     )
-    # A copy of /etc, without mtab, in a mount namespace of its own: the machine's stays.
+    # A copy of /etc without mtab, in a private mount namespace.
     bare = "cp -a /etc/. . && rm mtab && mount --bind . /etc"
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'cd "$1" && {bare} && cd "$2" && shift 2 && exec "$@"', "bare",
@@ -232,20 +232,20 @@ def test_a_bare_container_without_mtab_gets_one(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "../proc/self/mounts\n"
-    assert "made /etc/mtab" in done.stderr
+    assert "created /etc/mtab" in done.stderr
 
 
 @marked()
-def test_paths_that_the_configuration_cannot_hold_are_refused(tmp_path: Path) -> None:
+def test_paths_invalid_in_the_configuration_are_refused(tmp_path: Path) -> None:
     odd = tmp_path / 'a"b'
     odd.mkdir()
-    with pytest.raises(ServerFailed, match="cannot export that path"), serve.running_server(odd):
+    with pytest.raises(ServerFailed, match="cannot export this path"), serve.running_server(odd):
         raise AssertionError("must not start")
 
 
 @marked()
 @pytest.mark.parametrize("port", [-1, 65536, 99999])
-def test_what_is_no_port_is_refused(exported: Config, port: int) -> None:
+def test_an_invalid_port_is_refused(exported: Config, port: int) -> None:
     with pytest.raises(UserError, match=f"cannot listen on port {port}") as caught:
         serve.serve(exported, port=port)
     assert caught.value.expected == "a TCP port from 1 to 65535"
@@ -253,7 +253,7 @@ def test_what_is_no_port_is_refused(exported: Config, port: int) -> None:
 
 
 @marked()
-def test_serving_stops_when_asked_and_says_how_long(exported: Config) -> None:
+def test_serving_stops_on_request_and_returns_its_time(exported: Config) -> None:
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
     made = serve.serve(exported, stop=stop)
@@ -263,29 +263,29 @@ def test_serving_stops_when_asked_and_says_how_long(exported: Config) -> None:
 
 
 @marked()
-def test_a_served_tree_is_not_replaced_under_its_boards(exported: Config) -> None:
+def test_a_served_tree_is_not_replaced(exported: Config) -> None:
     layout = Layout.of(exported)
     with serve.running_server(layout.tree):
         with serve.running_server(layout.tree) as second:
             assert serve.probe(second, layout.tree) == ""
         with pytest.raises(InUse, match="is being served over NFS"), export.locked(layout):
             raise AssertionError("must not be replaced")
-    with export.locked(layout), pytest.raises(InUse, match="cannot be served now"), serve.running_server(layout.tree):
+    with export.locked(layout), pytest.raises(InUse, match="an export is replacing"), serve.running_server(layout.tree):
         raise AssertionError("must not be served")
 
 
 @marked()
-def test_nothing_exported_yet_names_the_task(tmp_path: Path) -> None:
+def test_a_missing_export_is_reported_with_the_task(tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing, match="export-nfsroot"):
         serve.serve(load_config({"nfs": {"folder": str(tmp_path / "none")}}))
 
 
 @marked()
-def test_a_folder_that_is_not_the_exported_one_is_not_served(exported: Config) -> None:
+def test_another_folder_is_not_served(exported: Config) -> None:
     tree = Layout.of(exported).tree
     tree.rename(tree.with_name("moved"))
     tree.mkdir()
-    with pytest.raises(ArtefactMissing, match="is not the tree that was exported"):
+    with pytest.raises(ArtefactMissing, match="is not the exported tree"):
         serve.serve(exported)
 
 
@@ -300,7 +300,7 @@ print("ended by", made.ended_by)
 
 @contextlib.contextmanager
 def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
-    """Serve as the task does, in a process; gives the process, the server's pid and what was said."""
+    """Run the task in a process; yield the process, the server's PID and the output."""
     child = subprocess.Popen(
         [sys.executable, "-c", FOREGROUND, str(config.nfsroot), str(config.nfs.port)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -322,7 +322,7 @@ def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, 
 
 @marked()
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_sigterm_and_a_dropped_terminal_stop_all(exported: Config, number: signal.Signals) -> None:
+def test_signals_stop_the_server(exported: Config, number: signal.Signals) -> None:
     with in_foreground(exported) as (child, server, said):
         assert f"enter-nfsroot -o port={exported.nfs.port} 127.0.0.1:{Layout.of(exported).tree}" in said
         child.send_signal(number)
@@ -333,12 +333,12 @@ def test_ctrl_c_sigterm_and_a_dropped_terminal_stop_all(exported: Config, number
 
 
 @marked()
-def test_a_server_that_dies_is_noticed(exported: Config) -> None:
+def test_the_end_of_the_server_is_reported(exported: Config) -> None:
     with in_foreground(exported) as (child, server, _):
         os.kill(server, signal.SIGKILL)
         _, errors = child.communicate(timeout=30)
     assert child.returncode != 0
-    assert "the NFS server ended by itself" in errors
+    assert "the NFS server ended unexpectedly" in errors
 
 
 V3 = """
@@ -360,7 +360,7 @@ print("rpcbind left:", subprocess.run(["ss", "-Hltn", "sport = :111"], capture_o
     pytest.mark.network_namespaces,
     pytest.mark.skipif(shutil.which("rpcbind", path="/usr/sbin:/sbin") is None, reason="needs rpcbind"),
 )
-def test_version_3_for_stock_initramfs_brings_its_own_portmapper(tmp_path: Path) -> None:
+def test_nfs_3_starts_a_portmapper(tmp_path: Path) -> None:
     (tmp_path / "for-v3-and-v4").touch()
     # A network and a /run of its own: the host may run a portmapper and an NFS server.
     # The server looks its address up, and the resolver knows no loopback address while there is no other.
@@ -374,11 +374,11 @@ def test_version_3_for_stock_initramfs_brings_its_own_portmapper(tmp_path: Path)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("for-v3-and-v4") == 2, done.stdout
-    assert done.stdout.count("ordinary: False") == 2, "from an unprivileged port nobody is let in"
+    assert done.stdout.count("ordinary: False") == 2, "unprivileged ports are refused"
     assert done.stdout.rstrip().endswith("rpcbind left:")
 
 
-def test_the_configuration_of_the_server() -> None:
+def test_the_servers_configuration() -> None:
     made = render(
         "ganesha.conf",
         folders=["/srv/tree"],
@@ -391,7 +391,7 @@ def test_the_configuration_of_the_server() -> None:
         major=4,
         privileged_port=True,
     )
-    assert made.count("PrivilegedPort = true;") == 2, "clients do not take it over from the defaults"
+    assert made.count("PrivilegedPort = true;") == 2, "clients do not inherit it from the defaults"
     settings = dict(re.findall(r"^\s+(\w+) = (.+);$", made, re.MULTILINE))
     assert settings["Minor_Versions"] == "0, 1", "2 gives EIO to Linux 6 clients"
     assert settings["Graceless"] == "true"
@@ -401,11 +401,11 @@ def test_the_configuration_of_the_server() -> None:
     assert settings["NFS_Port"] == "12049"
     assert settings["Path"] == settings["Pseudo"] == '"/srv/tree"'
     assert settings["Clients"] == "10.0.0.0/8"
-    # Who is not in the list gets nothing.
+    # Other clients have no access.
     assert re.search(r"EXPORT_DEFAULTS \{\s+Access_Type = None;", made)
 
 
-def test_version_3_adds_what_the_portmapper_needs() -> None:
+def test_nfs_3_configures_the_portmapper() -> None:
     values = {
         "folders": ["/t"],
         "address": "0.0.0.0",
@@ -424,11 +424,11 @@ def test_version_3_adds_what_the_portmapper_needs() -> None:
     assert "MNT_Port" not in render("ganesha.conf", nfsv3=False, **values)
 
 
-def test_version_6_is_allowed_to_run_in_a_container() -> None:
+def test_ganesha_6_may_run_in_a_container() -> None:
     values: dict[str, object] = {
         "folders": ["/t"], "address": "127.0.0.1", "port": 1, "clients": ["*"], "recovery": "/r", "plugins": "/p",
         "privileged_port": True,
     }  # fmt: skip
     assert "Allow_Set_Io_Flusher_Fail = true;" in render("ganesha.conf", nfsv3=False, major=6, **values)
-    # Version 4 ends at a setting it does not know.
+    # Version 4 ends on an unknown setting.
     assert "Flusher" not in render("ganesha.conf", nfsv3=False, major=4, **values)

@@ -45,7 +45,7 @@ except UserError as fault:
 
 @dataclass
 class Net:
-    """Three namespaces, wired."""
+    """Three connected network namespaces."""
 
     pi: str
     gateway: str
@@ -53,14 +53,14 @@ class Net:
     state: Path
 
     def run(self, where: str, *words: str, check: bool = True) -> str:
-        """Standard output of a command in a namespace."""
+        """Run a command in a namespace and return its standard output."""
         done = subprocess.run(["ip", "netns", "exec", where, *words], capture_output=True, text=True, check=False)
         if check and done.returncode != 0:
             raise AssertionError(f"{words}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def share(self, action: str, subnet: str = SUBNET, *, before: str = "") -> dict[str, Any]:
-        """Call the product in the gateway's namespace: on, off or status; ``before`` changes mounts for this call."""
+        """Run on, off or status in the gateway's namespace; ``before`` changes mounts for this call."""
         script = [sys.executable, "-c", CALL, action, str(self.state), subnet]
         script = ["unshare", "--mount", "sh", "-euc", before + '\nexec "$@"', "sh", *script] if before else script
         done = subprocess.run(["ip", "netns", "exec", self.gateway, *script], cwd=ROOT, capture_output=True, text=True,
@@ -69,17 +69,17 @@ class Net:
         return dict(json.loads(done.stdout))
 
     def fetch(self) -> str:
-        """What the board gets from the server outside; empty when it gets nothing."""
-        # The kernels alone make the connection; the answer is that of a program, which may be slow.
+        """Answer of the outside server to the board; empty without an answer."""
+        # The kernels establish the connection; the program that answers may be slow.
         limits = ("--connect-timeout", "3", "-m", "60")
         return self.run(self.pi, "curl", "-s", *limits, "http://203.0.113.2:8080/hello", check=False)
 
     def ruleset(self) -> str:
-        """All packet filter rules of the gateway."""
+        """All nftables rules of the gateway."""
         return self.run(self.gateway, "nft", "list", "ruleset")
 
     def forward(self) -> str:
-        """Whether the gateway's kernel forwards."""
+        """The gateway's ip_forward."""
         return self.run(self.gateway, "cat", "/proc/sys/net/ipv4/ip_forward").strip()
 
 
@@ -120,7 +120,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
         deadline = time.monotonic() + 20
         url = "http://203.0.113.2:8080/hello"
         while not made.run(made.gateway, "curl", "-s", "-m", "1", url, check=False):
-            assert time.monotonic() < deadline, "the server outside did not come up"
+            assert time.monotonic() < deadline, "the outside server did not start"
             time.sleep(0.1)
         yield made
     finally:
@@ -132,7 +132,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
-def test_the_board_reaches_the_outside_only_while_it_is_on(net: Net, tmp_path: Path) -> None:
+def test_boards_reach_the_outside_only_while_on(net: Net, tmp_path: Path) -> None:
     assert net.fetch() == ""
     made = net.share("on")
     assert made["on"]
@@ -150,7 +150,7 @@ def test_the_board_reaches_the_outside_only_while_it_is_on(net: Net, tmp_path: P
     assert net.fetch() == ""
 
 
-def test_off_leaves_nothing(net: Net) -> None:
+def test_off_removes_everything(net: Net) -> None:
     before = (net.ruleset(), net.forward())
     net.share("on")
     assert net.forward() == "1"
@@ -161,7 +161,7 @@ def test_off_leaves_nothing(net: Net) -> None:
 
 
 @pytest.mark.parametrize("earlier", ["0", "1"])
-def test_ip_forward_gets_its_earlier_value_back_however_often_it_was_turned_on(net: Net, earlier: str) -> None:
+def test_off_restores_ip_forward_after_repeated_on(net: Net, earlier: str) -> None:
     net.run(net.gateway, "sh", "-c", f"echo {earlier} > /proc/sys/net/ipv4/ip_forward")
     net.share("on")
     rules = net.ruleset()
@@ -171,8 +171,8 @@ def test_ip_forward_gets_its_earlier_value_back_however_often_it_was_turned_on(n
     assert net.forward() == earlier
 
 
-def test_a_firewall_that_drops_is_opened_for_the_subnet_and_closed_again(net: Net) -> None:
-    # As the Docker engine leaves it: a forward chain whose policy is drop, with rules of its own.
+def test_a_drop_policy_is_opened_and_restored(net: Net) -> None:
+    # Like the Docker engine's: a forward chain with rules and policy drop.
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     net.run(net.gateway, "nft", 'add rule ip filter FORWARD iifname "docker0" accept comment "theirs"')
@@ -180,7 +180,7 @@ def test_a_firewall_that_drops_is_opened_for_the_subnet_and_closed_again(net: Ne
     made = net.share("on")
     assert made["opened"] == ["ip filter FORWARD"]
     assert net.fetch() == "hello, board"
-    # Not opened the other way: the outside cannot start a connection to the board.
+    # The outside cannot open a connection to the board.
     net.run(net.outside, "ip", "route", "add", "192.168.77.0/24", "via", "203.0.113.1")
     back = net.run(net.outside, "curl", "-s", "-m", "2", "-w", "%{exitcode}", "http://192.168.77.50:22/", check=False)
     assert back.endswith("28"), "expected a timeout: the packets are dropped, not refused"
@@ -188,7 +188,7 @@ def test_a_firewall_that_drops_is_opened_for_the_subnet_and_closed_again(net: Ne
     assert net.ruleset() == before
 
 
-# As firewalld has it: what is not known is refused at the end, by way of the default zone's chain.
+# Like firewalld's: a final reject in the chain of the default zone.
 FIREWALLD = """
 table inet firewalld {
   chain filter_FORWARD {
@@ -213,39 +213,39 @@ table inet firewalld {
     [("reject with icmpx type admin-prohibited", ""), ("counter drop", ""), ("", "goto filter_FWD_public")],
     ids=["reject", "drop", "goto"],
 )
-def test_a_chain_that_refuses_by_its_last_rule_is_reported(net: Net, refusal: str, zone: str) -> None:
+def test_a_chain_with_a_final_reject_is_reported(net: Net, refusal: str, zone: str) -> None:
     table = FIREWALLD.replace("REJECT", refusal).replace("GOTO", zone)
     subprocess.run(["ip", "netns", "exec", net.gateway, "nft", "-f", "-"], input=table, text=True, check=True)
     made = net.share("on")
     assert net.fetch() == ""
     (problem,) = made["problems"]
-    assert "the chain inet firewalld filter_FORWARD refuses" in problem
+    assert "the chain inet firewalld filter_FORWARD rejects" in problem
     assert f"accept {SUBNET}" in problem
-    assert made["opened"] == [], "it is another's"
+    assert made["opened"] == [], "the chain belongs to another program"
     net.run(net.gateway, "nft", f"insert rule inet firewalld filter_FORWARD_ZONES ip saddr {SUBNET} accept")
     assert net.fetch() == "hello, board"
 
 
-def test_a_chain_that_refuses_some_packets_is_no_problem(net: Net) -> None:
+def test_a_chain_that_rejects_some_packets_is_accepted(net: Net) -> None:
     table = FIREWALLD.replace("REJECT", "").replace("GOTO", "")
     subprocess.run(["ip", "netns", "exec", net.gateway, "nft", "-f", "-"], input=table, text=True, check=True)
     assert net.share("on")["problems"] == []
     assert net.fetch() == "hello, board"
 
 
-def test_a_table_that_was_flushed_is_reported_and_fixed(net: Net) -> None:
+def test_a_flushed_table_is_reported_and_restored(net: Net) -> None:
     net.share("on")
     net.run(net.gateway, "nft", "flush", "ruleset")
     found = net.share("status")
     assert not found["on"]
-    assert any("is gone" in problem for problem in found["problems"])
+    assert any("is missing" in problem for problem in found["problems"])
     assert net.share("on")["on"]
     assert net.fetch() == "hello, board"
     net.share("off")
     assert net.forward() == "0"
 
 
-def test_another_subnet_takes_the_place_of_the_first(net: Net) -> None:
+def test_another_subnet_replaces_the_first(net: Net) -> None:
     net.share("on", "192.168.99.0/24")
     found = net.share("on")
     assert "192.168.99" not in net.ruleset()
@@ -273,8 +273,8 @@ mount -o remount,bind,ro "$place"
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_where_the_kernel_is_not_to_forward_nothing_is_left(net: Net, again: bool) -> None:
-    """As in a container whose /proc/sys cannot be written."""
+def test_a_read_only_ip_forward_changes_nothing(net: Net, again: bool) -> None:
+    """Like a container with a read-only /proc/sys."""
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     before = net.ruleset()
@@ -287,21 +287,21 @@ def test_where_the_kernel_is_not_to_forward_nothing_is_left(net: Net, again: boo
     assert "Read-only file system" in made["text"]
     assert net.ruleset() == before
     assert not net.state.exists()
-    assert net.share("on")["on"], "once it may be written, it works"
+    assert net.share("on")["on"], "it works when /proc/sys is writable"
 
 
-def test_what_cannot_be_taken_back_is_told_and_taken_back_later(net: Net) -> None:
+def test_a_failed_revert_is_reported_and_retried(net: Net) -> None:
     before = net.ruleset()
     net.share("on")
     made = net.share("off", before=READ_ONLY)
     assert "net.ipv4.ip_forward cannot be set to 0" in made["text"]
-    assert net.state.exists(), "the earlier value is still known"
+    assert net.state.exists(), "the state file keeps the previous value"
     net.share("off")
     assert (net.ruleset(), net.forward(), net.state.exists()) == (before, "0", False)
 
 
-def test_a_chain_that_cannot_be_opened_leaves_the_others_closed(net: Net) -> None:
-    """All rules or none: the second chain belongs to a process that lets nobody else change it."""
+def test_rules_are_added_to_all_chains_or_none(net: Net) -> None:
+    """The second chain is owned by a process, so that others cannot change it."""
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     with subprocess.Popen(
@@ -314,7 +314,7 @@ def test_a_chain_that_cannot_be_opened_leaves_the_others_closed(net: Net) -> Non
             owner.stdin.flush()
             deadline = time.monotonic() + 20
             while "hook forward" not in net.ruleset().partition("table ip owned")[2]:
-                assert time.monotonic() < deadline, "needs an nft that knows tables of one process (0.9.9)"
+                assert time.monotonic() < deadline, "needs an nft with tables owned by a process (0.9.9)"
                 time.sleep(0.1)
             before = net.ruleset()
             made = net.share("on")
@@ -327,7 +327,7 @@ def test_a_chain_that_cannot_be_opened_leaves_the_others_closed(net: Net) -> Non
             owner.kill()
 
 
-def test_rules_whose_record_is_lost_are_taken_away_by_off_and_replaced_by_on(net: Net) -> None:
+def test_rules_without_a_state_file_are_removed(net: Net) -> None:
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     before = net.ruleset()
@@ -342,13 +342,13 @@ def test_rules_whose_record_is_lost_are_taken_away_by_off_and_replaced_by_on(net
     assert not net.state.exists()
 
 
-def test_the_uplinks_own_subnet_is_refused(net: Net) -> None:
+def test_the_uplinks_subnet_is_refused(net: Net) -> None:
     made = net.share("on", "203.0.113.0/24")
     assert made["error"] == "NetworkSharingFailed"
     assert "nothing to translate" in made["text"]
 
 
-def test_a_gateway_without_an_address_in_the_subnet_is_told(net: Net) -> None:
+def test_a_missing_gateway_address_is_reported(net: Net) -> None:
     made = net.share("on", "10.99.0.0/24")
     assert made["on"]
     assert any("ip address add 10.99.0.1/24" in problem for problem in made["problems"])

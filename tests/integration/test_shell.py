@@ -124,7 +124,7 @@ def child_of(pid: int) -> str:
         (signal.SIGALRM, False),
     ],
 )
-def test_a_task_that_is_ended_leaves_no_container(
+def test_an_ended_task_leaves_no_container(
     client: docker.DockerClient, image: str, tmp_path: Path, sign: signal.Signals, early: bool
 ) -> None:
     command = "trap '' INT TERM HUP; echo ready; while :; do sleep 600; done"
@@ -143,14 +143,14 @@ def test_a_task_that_is_ended_leaves_no_container(
     assert none_is_left(client, image)
 
 
-def test_the_status_of_the_command_is_that_of_the_task(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+def test_the_task_has_the_exit_status_of_the_command(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", CALL, image, str(tmp_path), "echo words; exit 7"]
     done = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, "words\n"), done.stderr
     assert none_is_left(client, image)
 
 
-def test_a_terminal_is_given_back_as_it_was(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+def test_the_terminal_is_restored(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     try:
         before = termios.tcgetattr(theirs)
@@ -171,7 +171,7 @@ def test_a_terminal_is_given_back_as_it_was(client: docker.DockerClient, image: 
     assert none_is_left(client, image)
 
 
-def test_a_proxys_password_is_on_no_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
+def test_a_proxy_password_is_not_on_a_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
     """Every user can read those; the container has it in its environment."""
     proxy = "http://someone:hidden-4711@127.0.0.1:9"
     argv = [sys.executable, "-c", CALL, image, str(tmp_path), 'echo "$http_proxy $HTTP_PROXY $HOME"; sleep 600']
@@ -246,7 +246,7 @@ def test_the_next_task_removes_what_a_killed_one_left(
     assert "the container" not in next_task()
 
 
-def test_the_container_of_a_task_that_runs_stays(client: docker.DockerClient, image: str) -> None:
+def test_containers_of_running_tasks_stay(client: docker.DockerClient, image: str) -> None:
     with task_in(image, STEP, "sleep 600") as task:
         wait_until(lambda: containers_of(client, image) == ["running"], task)
         next_task()
@@ -256,7 +256,7 @@ def test_the_container_of_a_task_that_runs_stays(client: docker.DockerClient, im
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"namespace": "pid:[1]", "pid": 1}', "ours and damaged"])
-def test_containers_whose_maker_is_not_known_here_stay(client: docker.DockerClient, image: str, text: str) -> None:
+def test_containers_of_unknown_processes_stay(client: docker.DockerClient, image: str, text: str) -> None:
     box = client.containers.create(image, ["sleep", "1"], labels={containers._MADE_BY: text})
     next_task()
     assert containers_of(client, image) == ["created"]
@@ -264,6 +264,6 @@ def test_containers_whose_maker_is_not_known_here_stay(client: docker.DockerClie
 
 
 @pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:9", "nonsense"])
-def test_a_task_without_an_engine_is_not_held_up(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_a_task_without_an_engine_does_not_wait(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     assert next_task() == ""

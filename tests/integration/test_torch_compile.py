@@ -136,7 +136,7 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
     assert "KeyboardInterrupt" in said
 
 
-def test_ctrl_c_in_the_middle_of_a_link_leaves_no_container_and_the_next_run_goes_on(
+def test_ctrl_c_while_linking_leaves_no_container(
     tmp_path: Path, tree: Path, builder: building.Builder, image: str, client: docker.DockerClient
 ) -> None:
     library = tree / "libboth.so"
@@ -170,16 +170,14 @@ def test_ctrl_c_in_the_middle_of_a_link_leaves_no_container_and_the_next_run_goe
     assert {"_Z3onev", "_Z5threev"} <= symbols(library)
 
 
-def test_who_does_not_want_to_wait_presses_ctrl_c_again(
-    tmp_path: Path, tree: Path, image: str, client: docker.DockerClient
-) -> None:
+def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, tree: Path, image: str, client: docker.DockerClient) -> None:
     """A linker that does not listen is waited for no longer then, and nothing of it is left."""
     (tree / "link").write_text(f"trap '' INT\n{LINK}")
     interrupt_while_it_links(tmp_path, tree, image, times=2)
     assert containers_at(client, tmp_path) == []
 
 
-def test_a_disk_that_becomes_full_at_a_link_leaves_no_half_a_library_and_the_next_run_goes_on(
+def test_a_full_disk_while_linking_leaves_no_partial_library(
     tmp_path: Path, image: str, client: docker.DockerClient
 ) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -200,7 +198,7 @@ def test_a_disk_that_becomes_full_at_a_link_leaves_no_half_a_library_and_the_nex
         assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not made again"
 
 
-def test_a_compiler_that_is_killed_is_told_as_want_of_memory(tree: Path, builder: building.Builder) -> None:
+def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.Builder) -> None:
     """The end is status 1, of ninja; GCC's driver says who was killed, and memory is nearly always why."""
     (tree / "two.cpp").write_text(
         "#include <regex>\nbool two(const char* s) { return std::regex_search(s, std::regex(s)); }\n"
@@ -218,7 +216,7 @@ def test_a_compiler_that_is_killed_is_told_as_want_of_memory(tree: Path, builder
     assert not (tree / "two.o").exists()
 
 
-def test_what_the_kernel_killed_is_told_where_no_program_says_so(
+def test_processes_killed_by_the_kernel_are_reported(
     builder: building.Builder, client: docker.DockerClient, image: str
 ) -> None:
     """A process of another container, which has little memory, stands in for a compiler that says nothing."""
@@ -236,17 +234,17 @@ def test_what_the_kernel_killed_is_told_where_no_program_says_so(
         assert (builder.home / "end").read_text() == "137\n"
     finally:
         hog.remove(force=True)
-    assert caught.value.found == "the kernel killed 1 process meanwhile"
+    assert caught.value.found == "the kernel killed 1 process during the build"
 
 
-def test_a_step_that_is_killed_itself_is_told_too(builder: building.Builder) -> None:
+def test_a_killed_container_raises_memoryexhausted(builder: building.Builder) -> None:
     builder.home.mkdir(parents=True)
     with pytest.raises(MemoryExhausted) as caught:
         builder.run(["sh", "-c", "sh -c 'kill -9 $$'"])
     assert "exit status 137: killed" in caught.value.found
 
 
-def test_objects_are_compiled_again_in_a_container_of_their_own(tree: Path, builder: building.Builder) -> None:
+def test_objects_are_verified_in_a_separate_container(tree: Path, builder: building.Builder) -> None:
     """``verify`` without --full, on a tree of two objects."""
     (tree / "patience").touch()
     builder.compile()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 from urllib.parse import unquote
 
 import pytest
@@ -19,15 +20,17 @@ from registry_parts import small_disk
 from test_torch_wheel import a_wheel
 from wheel_parts import make_wheel
 
+from flow import pipelines, verify
 from flow import torch_job as job
-from flow import verify
+from flow.context import Context
+from flow.steps import torch_wheel
 from images import probe
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.torch import build as building
 from recipes.torch import provenance, resolve, source
 from toolchain import progress
-from toolchain.config import ROOT, Config, load_config
+from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, DiskFull, WheelUnusable
 from toolchain.files import sha256_of
 from toolchain.manifest import Artefact, Manifest
@@ -61,36 +64,43 @@ class StandIn:
         )
 
 
-class StandInFlow(job.TorchFlow):
-    """The flow with that builder, as if the steps before the wheel had run."""
+NEEDS = {
+    "torch-builder": Manifest(step="torch-builder", key="", inputs={}, facts={"image": "sha256:1"}),
+    "torch-source": Manifest(
+        step="torch-source",
+        key="",
+        inputs={},
+        facts={"kind": "archive", "folder": "pytorch-1", "identity": "archive pytorch 1", "files": {}},
+    ),
+}
+"""As if the steps before the wheel had run."""
 
-    def __init__(self, folder: Path, builder: StandIn, *, again: bool = False) -> None:
-        super().__init__(load_config({"build": {"folder": str(folder)}}), again=again)
-        self.stand_in = builder
 
-    def _builder_of(self, *_: object, **__: object) -> building.Builder:
-        return cast("building.Builder", self.stand_in)
+class StandInJob:
+    """The step of the wheel with that builder."""
 
-    @property
-    def needs(self) -> dict[str, Manifest]:
-        """Of the steps before."""
-        facts = {"kind": "archive", "folder": "pytorch-1", "identity": "archive pytorch 1", "files": {}}
-        return {
-            "torch-builder": Manifest(step="torch-builder", key="", inputs={}, facts={"image": "sha256:1"}),
-            "torch-source": Manifest(step="torch-source", key="", inputs={}, facts=facts),
-        }
+    def __init__(self, folder: Path, builder: StandIn) -> None:
+        self.context = Context(load_config({"build": {"folder": str(folder)}}))
+        self.config, self.root = self.context.config, self.context.root
+        self.products = resolve.products(self.config)
+        self.builder = builder
 
     def run(self) -> Made:
-        """Only the last step."""
-        return self._torch_wheel().action(self.needs)
+        """Run the step."""
+        with mock.patch.object(torch_wheel, "builder_of", return_value=self.builder):
+            return self.step().action(NEEDS)
+
+    def step(self) -> Step:
+        """The step."""
+        return torch_wheel.step(self.context)
 
     @property
-    def there(self) -> dict[str, bytes]:
-        """What lies where others look, by name."""
+    def placed(self) -> dict[str, bytes]:
+        """The files in the folder of the products, by name."""
         return {path.name: path.read_bytes() for path in sorted(self.products.glob("*"))}
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def cached(self) -> tuple[str, ...]:
         """Keys in the artefact cache."""
         return artefacts.kept_of_recipe(self.config, "torch", resolve.key(self.config))
 
@@ -99,25 +109,25 @@ FIT: dict[str, str | bytes] = {"torch/version.py": "version = '2.6.0'\n"}
 UNFIT: dict[str, str | bytes] = {"torch/lib/probe.so": probe.elf()}
 
 
-def test_a_wheel_is_placed_with_its_statement_and_kept(tmp_path: Path) -> None:
+def test_a_wheel_is_placed_with_provenance_and_cached(tmp_path: Path) -> None:
     builder = StandIn(FIT)
-    made = StandInFlow(tmp_path, builder)
+    made = StandInJob(tmp_path, builder)
     done = made.run()
     placed = cast("tuple[Path, ...]", done.artefacts)
     assert [path.parent for path in placed] == [made.products] * 3
     wheel = made.products / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
     assert provenance.read(provenance.beside(wheel), wheel)["recipeKey"] == resolve.key(made.config)
-    assert len(made.kept) == 1
-    before = made.there
+    assert len(made.cached) == 1
+    before = made.placed
     again = made.run()
     assert builder.built == 1, "the second time it comes from the artefact cache"
-    assert (again.artefacts, made.there) == (tuple(sorted(placed)), before)
+    assert (again.artefacts, made.placed) == (tuple(sorted(placed)), before)
     assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_disk_without_room_for_a_kept_wheel_is_told_as_one(tmp_path: Path) -> None:
+def test_a_full_disk_while_copying_the_wheel(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:
-        made = StandInFlow(disk, StandIn({**FIT, "torch/large.bin": os.urandom(300_000)}))
+        made = StandInJob(disk, StandIn({**FIT, "torch/large.bin": os.urandom(300_000)}))
         made.run()
         shutil.rmtree(made.products)
         free = shutil.disk_usage(disk).free
@@ -125,25 +135,29 @@ def test_a_disk_without_room_for_a_kept_wheel_is_told_as_one(tmp_path: Path) -> 
         with pytest.raises(DiskFull, match=r"no room for torch-2\.6\.0") as caught:
             made.run()
         assert caught.value.found == "No space left on device"
-        assert made.there == {}
+        assert made.placed == {}
         (disk / "others").unlink()
         assert "cache" in made.run().facts
-        assert len(made.there) == 3
+        assert len(made.placed) == 3
 
 
-def test_a_placed_file_that_is_not_as_it_was_made_is_made_anew(tmp_path: Path) -> None:
-    made = StandInFlow(tmp_path, StandIn(FIT))
+def test_a_changed_product_is_made_again(tmp_path: Path) -> None:
+    made = StandInJob(tmp_path, StandIn(FIT))
     done = made.run()
     placed = tuple(Artefact.of(cast("Path", path)) for path in done.artefacts)
     recorded = Manifest(step="torch-wheel", key="", inputs={}, artefacts=placed)
-    step = made._torch_wheel()
+    step = made.step()
     assert step.missing(recorded) == ""
     wheel = placed[0].path
     content = wheel.read_bytes()
     wheel.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    assert step.missing(recorded) == f"{wheel.name} is not the file that was made"
+    assert step.missing(recorded) == f"{wheel.name} has changed since it was made"
     made.run()
     assert (wheel.read_bytes(), step.missing(recorded)) == (content, ""), "from the artefact cache"
+
+
+def returning(made: Made) -> Callable[[object], Made]:
+    return lambda _: made
 
 
 @pytest.fixture
@@ -151,28 +165,21 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """``build_torch`` and ``plan``, with a builder that takes a moment."""
     builder = StandIn(FIT)
 
-    class Whole(StandInFlow):
-        def __init__(self, config: Config, *, again: bool = False) -> None:
-            super().__init__(config.build_root, builder, again=again)
+    def pipeline(context: Context, *, again: bool = False) -> Pipeline:
+        before = [
+            Step(name=name, title=name, inputs={}, action=returning(Made(facts=made.facts)))
+            for name, made in NEEDS.items()
+        ]
+        return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
 
-        def stand_in_for(self, name: str, _: object) -> Made:
-            return Made(facts=self.needs[name].facts)
-
-        def pipeline(self, *, workbench: bool = False) -> Pipeline:
-            del workbench
-            before = [
-                Step(name=name, title=name, inputs={}, action=functools.partial(self.stand_in_for, name))
-                for name in self.needs
-            ]
-            return Pipeline(self.root, (*before, self._torch_wheel()))
-
-    monkeypatch.setattr(job, "TorchFlow", Whole)
+    monkeypatch.setattr(pipelines, "torch_job", pipeline)
+    monkeypatch.setattr(torch_wheel, "builder_of", lambda *_: builder)
     monkeypatch.setattr(job, "ensure_running", lambda _: None)
     return builder
 
 
 @pytest.mark.parametrize("lost", ["damaged", "set aside by another task", "deleted"])
-def test_a_lost_entry_of_the_cache_is_made_of_the_products_without_building(
+def test_a_lost_cache_entry_is_restored_without_building(
     tmp_path: Path, whole: StandIn, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     said: list[str] = []
@@ -207,7 +214,7 @@ def test_a_lost_entry_of_the_cache_is_made_of_the_products_without_building(
     assert "put into the artefact cache again" not in "".join(said)
 
 
-def test_a_wheel_that_is_at_hand_is_built_again_where_that_is_asked_for(tmp_path: Path, whole: StandIn) -> None:
+def test_an_existing_wheel_is_built_again_on_request(tmp_path: Path, whole: StandIn) -> None:
     config = load_config({"build": {"folder": str(tmp_path)}})
     job.build_torch(config)
     shutil.rmtree(resolve.products(config))
@@ -215,7 +222,7 @@ def test_a_wheel_that_is_at_hand_is_built_again_where_that_is_asked_for(tmp_path
     job.build_torch(config)
     assert whole.built == 1
     assert [(item.runs, item.reason) for item in job.plan(config)] == [(False, "inputs unchanged")] * 3
-    assert [(item.runs, item.reason) for item in job.plan(config, again=True)][-1] == (True, "asked for")
+    assert [(item.runs, item.reason) for item in job.plan(config, again=True)][-1] == (True, "requested")
     done = job.build_torch(config, again=True)
     assert whole.built == 2
     assert "ccache" in done.wheel.facts
@@ -224,27 +231,27 @@ def test_a_wheel_that_is_at_hand_is_built_again_where_that_is_asked_for(tmp_path
     assert whole.built == 2
 
 
-def test_a_refused_wheel_reaches_nobody(tmp_path: Path) -> None:
-    made = StandInFlow(tmp_path, StandIn(UNFIT))
-    with pytest.raises(WheelUnusable, match="is not fit to be used"):
+def test_a_rejected_wheel_is_not_placed(tmp_path: Path) -> None:
+    made = StandInJob(tmp_path, StandIn(UNFIT))
+    with pytest.raises(WheelUnusable, match="cannot be used"):
         made.run()
-    assert (made.there, made.kept) == ({}, ())
+    assert (made.placed, made.cached) == ({}, ())
     assert [path.name for path in made.root.iterdir()] == [], "nothing is left beside either"
 
 
-def test_a_refused_wheel_leaves_the_earlier_one_with_its_statement(tmp_path: Path) -> None:
-    StandInFlow(tmp_path, StandIn(FIT)).run()
-    made = StandInFlow(tmp_path, StandIn(UNFIT))
-    before = made.there
+def test_a_rejected_wheel_keeps_the_previous_one(tmp_path: Path) -> None:
+    StandInJob(tmp_path, StandIn(FIT)).run()
+    made = StandInJob(tmp_path, StandIn(UNFIT))
+    before = made.placed
     shutil.rmtree(made.config.build_root / "artefacts")
     with pytest.raises(WheelUnusable):
         made.run()
-    assert made.there == before
+    assert made.placed == before
     assert len(before) == 3
 
 
 @pytest.mark.parametrize("moved", range(3))
-def test_no_statement_lies_beside_another_wheel_wherever_the_placing_ends(tmp_path: Path, moved: int) -> None:
+def test_no_provenance_is_ever_next_to_another_wheel(tmp_path: Path, moved: int) -> None:
     folder = tmp_path / "products"
     folder.mkdir()
     old_wheel, old_statement = a_wheel(folder, "0" * 64)
@@ -254,26 +261,26 @@ def test_no_statement_lies_beside_another_wheel_wherever_the_placing_ends(tmp_pa
     symbols.write_bytes(b"symbols")
     [wheel, symbols, statement][moved].unlink()
     with pytest.raises(FileNotFoundError):
-        job.place([statement, wheel, symbols], folder)
+        torch_wheel.place([statement, wheel, symbols], folder)
     assert old_wheel.is_file()
     assert not old_statement.exists()
 
 
-def test_a_kept_wheel_whose_statement_speaks_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    made = StandInFlow(tmp_path, StandIn(FIT))
+def test_a_cached_wheel_of_another_recipe_is_rejected(tmp_path: Path) -> None:
+    made = StandInJob(tmp_path, StandIn(FIT))
     made.run()
-    (whole,) = made.kept
+    (whole,) = made.cached
     (wheel, statement) = a_wheel(tmp_path, "0" * 64)
     artefacts.put(made.config, "torch", whole, [wheel, statement], recipe=resolve.key(made.config))
-    before = made.there
-    with pytest.raises(ArtefactDamaged, match="speaks of another recipe") as caught:
+    before = made.placed
+    with pytest.raises(ArtefactDamaged, match="states another recipe key") as caught:
         made.run()
     assert caught.value.found == "0" * 64
     assert whole in caught.value.fix
     artefacts.put(made.config, "torch", whole, [wheel], recipe=resolve.key(made.config))
-    with pytest.raises(ArtefactDamaged, match="no provenance statement"):
+    with pytest.raises(ArtefactDamaged, match="is not a provenance statement"):
         made.run()
-    assert made.there == before
+    assert made.placed == before
 
 
 # The statement.
@@ -322,7 +329,7 @@ def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["archive", "git"])
-def test_a_statement_is_as_in_toto_and_slsa_want_it(tmp_path: Path, kind: str) -> None:
+def test_the_provenance_conforms_to_in_toto_and_slsa(tmp_path: Path, kind: str) -> None:
     """SLSA's provenance v1, in-toto's Statement, ResourceDescriptor and TypeURI v1."""
     built, document = written(tmp_path, kind)
     assert set(document) == {"_type", "subject", "predicateType", "predicate"}
@@ -348,7 +355,7 @@ def test_a_statement_is_as_in_toto_and_slsa_want_it(tmp_path: Path, kind: str) -
     assert provenance.read(provenance.beside(built.wheel), built.wheel)["recipeKey"] == "a" * 64
 
 
-def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path) -> None:
+def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
     _, document = written(tmp_path, "archive")
     uris = [item["uri"] for item in document["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" in item]
     found = {}
@@ -362,7 +369,7 @@ def test_a_statement_names_the_builders_packages_by_package_urls(tmp_path: Path)
     assert document["predicate"]["buildDefinition"]["internalParameters"]["compiler"] == VERSIONS["compiler"]
 
 
-def test_a_wheel_is_compared_where_compiler_and_packages_are_the_same_alone(tmp_path: Path) -> None:
+def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
     """``verify --full``: what another compiler makes is another wheel, and says nothing of the build."""
     wheels = []
     for name in ("first", "second"):
@@ -375,7 +382,7 @@ def test_a_wheel_is_compared_where_compiler_and_packages_are_the_same_alone(tmp_
     text = statement.read_text().replace("14.2.0-19?arch", "14.2.0-20?arch")
     statement.write_text(text.replace(VERSIONS["compiler"], now["compiler"]))
     assert verify.made_alike(wheels, now) == wheels[1]
-    with pytest.raises(ArtefactMissing, match="has another compiler or other packages now") as caught:
+    with pytest.raises(ArtefactMissing, match="now has another compiler or other packages") as caught:
         verify.made_alike(wheels[:1], now)
     assert caught.value.found == (
         f"{wheels[0][0].name} (first): compiler {VERSIONS['compiler']} → g++ 14.3.0, "
@@ -388,7 +395,7 @@ def test_a_wheel_is_compared_where_compiler_and_packages_are_the_same_alone(tmp_
     assert caught.value.found.endswith("and 4 more")
 
 
-def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:
+def test_the_provenance_names_both_kinds_of_source(tmp_path: Path) -> None:
     _, archive = written(tmp_path, "archive")
     named = [item for item in archive["predicate"]["buildDefinition"]["resolvedDependencies"] if "uri" not in item]
     assert named == [
@@ -404,7 +411,7 @@ def test_a_statement_names_the_source_of_either_kind(tmp_path: Path) -> None:
     }
 
 
-def test_a_statements_byproducts_tell_seconds_and_the_compilers_cache(tmp_path: Path) -> None:
+def test_the_provenance_contains_seconds_and_ccache_hits(tmp_path: Path) -> None:
     _, document = written(tmp_path, "archive")
     told = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
     assert {name: json.loads(base64.b64decode(item["content"])) for name, item in told.items()} == {
@@ -418,7 +425,7 @@ def test_a_statements_byproducts_tell_seconds_and_the_compilers_cache(tmp_path: 
 
 FAULTS = {
     "no such architecture": ({"INVOKE_IMAGE_ARCHITECTURE": "armv6"}, 11, "image.architecture: expected one of armhf"),
-    "release without a source": ({"INVOKE_IMAGE_SUITE": "bookworm"}, 23, "no source package of bookworm"),
+    "release without a source": ({"INVOKE_IMAGE_SUITE": "bookworm"}, 23, "does not pin a source package of bookworm"),
     "no such variant": ({"INVOKE_TORCH_VARIANT": "sse"}, 37, "expected: one of neon, baseline, armv6"),
     "refused variant": ({"INVOKE_TORCH_VARIANT": "armv6"}, 37, "torch cannot be built for ARMv6 of the Pi 1 and Zero"),
     "dead mirror": (
@@ -431,7 +438,7 @@ FAULTS = {
 
 @pytest.mark.engine
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_command_ends_with_the_faults_own_exit_code_and_leaves_nothing(tmp_path: Path, fault: str) -> None:
+def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: str) -> None:
     variables, code, words = FAULTS[fault]
     folder = tmp_path / "build"
     done = subprocess.run(
@@ -451,7 +458,7 @@ def test_the_command_ends_with_the_faults_own_exit_code_and_leaves_nothing(tmp_p
 
 
 @pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
-def test_an_option_is_taken_whole_or_refused(tmp_path: Path, wrong: str) -> None:
+def test_an_option_is_accepted_completely_or_rejected(tmp_path: Path, wrong: str) -> None:
     """Blanks and commas are the value's; what is no NAME=VALUE is no option, and none is passed over."""
     whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
     done = subprocess.run(

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from flow import roots
+from flow.context import Context
 from flow.main_job import Built
-from flow.main_steps import Flow, sources_of
 from images import rootfs
 from images.flavour import load_suite
+from images.recorded_sources import sources_of
 from recipes import recipe
 from recipes.torch import source
 from toolchain.config import Config
@@ -102,8 +104,8 @@ class Room:
 @pytest.fixture(scope="module")
 def programs(built: Built, product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Room:
     folder = tmp_path_factory.mktemp("prepare")
-    with Flow(product_config) as flow:
-        spec = flow.root_spec("small-tools", PACKAGES, built.manifest("mirror"), (flow.native,))
+    with Context(product_config) as context:
+        spec = roots.root_spec(context, "small-tools", PACKAGES, built.manifest("mirror"), (context.native,))
     rootfs.build_tools(spec, folder / "root", folder / "log", standing_in=())
     root = folder / "root"
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -121,7 +123,7 @@ def room(programs: Room) -> Room:
     return programs
 
 
-def test_a_source_package_is_unpacked_patched_and_given_what_its_distribution_takes_out(room: Room) -> None:
+def test_a_source_package_is_unpacked_patched_and_completed(room: Room) -> None:
     room.source_package()
     done = room.prepare("archive")
     assert done.returncode == 0, done.stderr
@@ -136,7 +138,7 @@ def test_a_source_package_is_unpacked_patched_and_given_what_its_distribution_ta
     assert "struct ModuleT" not in made, "no object-based API was asked for"
 
 
-def test_a_tag_of_upstreams_is_copied_and_patched(room: Room) -> None:
+def test_an_upstream_tag_is_copied_and_patched(room: Room) -> None:
     room.plain_source(room.source)
     done = room.prepare("git")
     assert done.returncode == 0, done.stderr
@@ -146,7 +148,7 @@ def test_a_tag_of_upstreams_is_copied_and_patched(room: Room) -> None:
     assert room.left() == ["pytorch"]
 
 
-def test_a_patch_that_does_not_fit_leaves_nothing_that_is_taken_for_a_source(room: Room) -> None:
+def test_a_patch_that_fails_leaves_no_source_tree(room: Room) -> None:
     room.plain_source(room.source)
     second = room.patches / "0002-second.patch"
     fits = second.read_text()
@@ -160,7 +162,7 @@ def test_a_patch_that_does_not_fit_leaves_nothing_that_is_taken_for_a_source(roo
     assert room.left() == ["pytorch"]
 
 
-def test_an_archive_that_is_not_what_its_description_says_is_refused(room: Room) -> None:
+def test_an_archive_with_a_wrong_checksum_is_rejected(room: Room) -> None:
     room.source_package()
     archive = room.source / "small_1.0.orig.tar.xz"
     content = bytearray(archive.read_bytes())
@@ -173,7 +175,7 @@ def test_an_archive_that_is_not_what_its_description_says_is_refused(room: Room)
 
 
 @pytest.mark.expensive
-def test_our_patches_fit_upstreams_own_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
+def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
     """What ``--source=git`` builds from: upstream's tree, without the distribution's patches, as a repository's tag.
 
     The tree is that of the distribution's archive of upstream's release, which lacks submodules; fetching, the pin and

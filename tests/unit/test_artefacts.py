@@ -161,7 +161,7 @@ def test_a_torn_manifest_counts_as_damage(config: Config, tmp_path: Path, text: 
 def test_a_lost_file_counts_as_damage(config: Config, tmp_path: Path) -> None:
     kept = artefacts.put(config, "thing", KEY, products(tmp_path))
     kept[0].unlink()
-    with pytest.raises(ArtefactDamaged, match="is gone"):
+    with pytest.raises(ArtefactDamaged, match="is missing"):
         artefacts.get(config, "thing", KEY)
 
 
@@ -251,7 +251,7 @@ def test_a_full_disk_leaves_the_old_entry(tmp_path: Path) -> None:
         before = first[0].read_bytes()
         large = tmp_path / "large.whl"
         large.write_bytes(os.urandom(4 << 20))
-        with pytest.raises(DiskFull, match="room"):
+        with pytest.raises(DiskFull, match="disk space"):
             artefacts.put(config, "thing", KEY, [large])
         assert artefacts.get(config, "thing", KEY) == first
         assert first[0].read_bytes() == before

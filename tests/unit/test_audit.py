@@ -1,4 +1,4 @@
-"""The audit: one tree per thing that breaks over NFS; what is found, what is fixed, and that a second run is quiet."""
+"""The audit: one tree per problem; findings, fixes, and a second run without findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = Settings(
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree in which nothing is wrong but what has to be made anew each time (keys)."""
+    """A correct tree, except for the keys, which each audit generates."""
     root = tmp_path / "root"
     for folder in ("etc/ssh", "dev", "root", "usr/lib", "usr/bin", "usr/local/sbin", "var/lib"):
         (root / folder).mkdir(parents=True)
@@ -42,7 +42,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def found(made: Audit, check: str) -> dict[str, tuple[str, bool]]:
-    """Path to what was found and whether it was fixed, of one check."""
+    """The findings of one check: path to problem and whether it was fixed."""
     return {item.path: (item.found, item.fixed) for item in made.findings if item.check == check}
 
 
@@ -55,7 +55,7 @@ def quiet_afterwards(root: Path, made: Audit) -> None:
     assert again.host_keys == made.host_keys
 
 
-def test_a_tree_without_faults_only_gets_its_keys(tree: Path) -> None:
+def test_a_correct_tree_only_gets_its_keys(tree: Path) -> None:
     made = audit(tree, SETTINGS)
     assert [item.check for item in made.findings] == ["host-keys", "root-login"]
     quiet_afterwards(tree, made)
@@ -85,13 +85,13 @@ def test_resolv_conf(tree: Path, before: str | None, said: str) -> None:
     quiet_afterwards(tree, made)
 
 
-def test_without_a_usable_name_server_the_finding_stays_open(tree: Path) -> None:
+def test_a_missing_name_server_is_not_fixed(tree: Path) -> None:
     (tree / "etc/resolv.conf").write_text("")
     made = audit(tree, Settings(**{**SETTINGS.__dict__, "nameservers": ()}))
     assert found(made, "resolv.conf")["/etc/resolv.conf"] == ("no name server", False)
 
 
-def test_only_name_servers_that_others_can_reach_are_handed_on(tmp_path: Path) -> None:
+def test_loopback_name_servers_are_left_out(tmp_path: Path) -> None:
     stub, real = tmp_path / "stub", tmp_path / "real"
     stub.write_text("nameserver 127.0.0.53\nnameserver ::1\n")
     real.write_text("search example\nnameserver 192.0.2.1\nnameserver 127.0.0.1\n")
@@ -122,7 +122,7 @@ def test_machine_id_and_random_seed(tree: Path) -> None:
     quiet_afterwards(tree, made)
 
 
-def test_fstab_keeps_what_nfs_boards_have(tree: Path) -> None:
+def test_fstab_keeps_entries_valid_on_nfs(tree: Path) -> None:
     kept = "# a comment\nproc /proc proc defaults 0 0\ntmpfs /tmp tmpfs nosuid 0 0\nnas:/data /data nfs ro 0 0\n"
     (tree / "etc/fstab").write_text(
         kept
@@ -138,7 +138,7 @@ def test_fstab_keeps_what_nfs_boards_have(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "proc /proc proc defaults 0 0", "proc /proc proc defaults 0 0\n\n"])
-def test_an_fstab_without_faults_is_not_rewritten(tree: Path, text: str) -> None:
+def test_a_correct_fstab_is_not_rewritten(tree: Path, text: str) -> None:
     (tree / "etc/fstab").write_text(text)
     made = audit(tree, SETTINGS)
     assert found(made, "fstab") == {}
@@ -160,7 +160,7 @@ def test_swap(tree: Path) -> None:
     quiet_afterwards(tree, made)
 
 
-def test_the_interface_that_carries_the_root_is_not_configured_again(tree: Path) -> None:
+def test_the_interface_of_the_root_is_not_reconfigured(tree: Path) -> None:
     folder = tree / "etc/network/interfaces.d"
     folder.mkdir(parents=True)
     (tree / "etc/network/interfaces").write_text("auto lo\niface lo inet loopback\nauto eth0\niface eth0 inet dhcp\n")
@@ -178,7 +178,7 @@ def test_the_interface_that_carries_the_root_is_not_configured_again(tree: Path)
     quiet_afterwards(tree, made)
 
 
-def test_host_keys_are_new_in_each_export_and_fit_their_public_halves(tree: Path) -> None:
+def test_each_export_generates_new_host_keys(tree: Path) -> None:
     old = tree / "etc/ssh/ssh_host_rsa_key"
     old.write_text("the same for every board")
     (tree / "etc/ssh/ssh_host_rsa_key.pub").write_text("ssh-rsa AAAAOLD x\n")
@@ -193,14 +193,14 @@ def test_host_keys_are_new_in_each_export_and_fit_their_public_halves(tree: Path
     assert set(second.host_keys).isdisjoint(first.host_keys)
 
 
-def test_a_tree_without_an_ssh_server_says_so(tree: Path) -> None:
+def test_a_missing_ssh_server_is_reported(tree: Path) -> None:
     (tree / "etc/ssh").rmdir()
     made = audit(tree, SETTINGS)
     assert found(made, "host-keys")["/etc/ssh"] == ("no SSH server in the tree", False)
     assert not (tree / "root/.ssh").exists()
 
 
-def test_other_peoples_keys_stay_and_an_older_one_of_ours_goes(tree: Path) -> None:
+def test_only_our_old_login_key_is_replaced(tree: Path) -> None:
     folder = tree / "root/.ssh"
     folder.mkdir(mode=0o755)
     (folder / "authorized_keys").write_text("ssh-rsa AAAA friend@home\nssh-ed25519 AAAAOLDER pitorch-export\n")
@@ -222,7 +222,7 @@ def test_file_capabilities(tree: Path) -> None:
     assert "cap_net_raw=ep" in noted["/usr/bin/ping"][0]
     assert noted["/usr/bin/ping"][1] is True
     assert (tree / "usr/bin/ping").stat().st_mode & 0o7777 == 0o4755
-    assert noted["/usr/bin/dumpcap"][1] is False, "not every program may become setuid root"
+    assert noted["/usr/bin/dumpcap"][1] is False, "setuid root is limited to known programs"
     assert (tree / "usr/bin/dumpcap").stat().st_mode & 0o7777 == 0o755
     quiet_afterwards(tree, made)
 
@@ -237,11 +237,11 @@ def test_file_capabilities(tree: Path) -> None:
         (b"\x01", "0x01"),
     ],
 )
-def test_capabilities_in_words(value: bytes, text: str) -> None:
+def test_capabilities_are_decoded(value: bytes, text: str) -> None:
     assert capability_text(value) == text
 
 
-def test_what_a_container_engine_left(tree: Path) -> None:
+def test_files_of_a_container_engine_are_removed(tree: Path) -> None:
     (tree / ".dockerenv").touch()
     (tree / "etc/mtab").write_text("overlay / overlay rw 0 0\n")
     (tree / "usr/sbin").mkdir()
@@ -258,7 +258,7 @@ def test_dev(tree: Path) -> None:
     (tree / "dev/console").unlink()
     (tree / "dev/console").write_text("")
     (tree / "dev/null").unlink()
-    (tree / "dev/sda").write_text("somebody copied a disk image here")
+    (tree / "dev/sda").write_text("someone copied a disk image here")
     made = audit(tree, SETTINGS)
     for name, numbers in (("console", (5, 1)), ("null", (1, 3))):
         facts = (tree / "dev" / name).stat()
@@ -268,7 +268,7 @@ def test_dev(tree: Path) -> None:
     quiet_afterwards(tree, made)
 
 
-def test_the_clock_never_starts_before_the_export(tree: Path) -> None:
+def test_the_clock_does_not_start_before_the_export(tree: Path) -> None:
     os.utime(tree / "usr/lib/clock-epoch", (1, 1))
     (tree / "etc/fake-hwclock.data").write_text("2013-01-01 00:00:00\n")
     made = audit(tree, SETTINGS)
@@ -277,7 +277,7 @@ def test_the_clock_never_starts_before_the_export(tree: Path) -> None:
     quiet_afterwards(tree, made)
 
 
-def test_proxies_of_the_build(tree: Path) -> None:
+def test_proxies_of_the_build_are_removed(tree: Path) -> None:
     folder = tree / "etc/apt/apt.conf.d"
     folder.mkdir(parents=True)
     (folder / "01proxy").write_text('Acquire::http::Proxy "http://p:1";\nAcquire::Retries "3";\n')
@@ -295,7 +295,7 @@ def test_proxies_of_the_build(tree: Path) -> None:
     quiet_afterwards(tree, made)
 
 
-def test_the_helper_is_installed_and_kept_up_to_date(tree: Path) -> None:
+def test_the_helper_is_installed_and_updated(tree: Path) -> None:
     place = tree / HELPER_IN_TREE.lstrip("/")
     place.write_text("#!/bin/sh\n# an older one\n")
     made = audit(tree, SETTINGS)
@@ -304,7 +304,7 @@ def test_the_helper_is_installed_and_kept_up_to_date(tree: Path) -> None:
     quiet_afterwards(tree, made)
 
 
-def test_absolute_links_in_the_tree_never_reach_this_pc(tree: Path, tmp_path: Path) -> None:
+def test_absolute_links_stay_in_the_tree(tree: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "hostname").write_text("this PC\n")
@@ -318,7 +318,7 @@ def test_absolute_links_in_the_tree_never_reach_this_pc(tree: Path, tmp_path: Pa
     assert (tree / "etc/hostname").read_text() == "pitorch\n"
 
 
-def test_the_table_shows_odd_names_too(tree: Path) -> None:
+def test_the_table_shows_unusual_names(tree: Path) -> None:
     odd = tree / "usr/bin" / os.fsdecode(b"na\xefve[red]")
     odd.write_text("x")
     os.setxattr(odd, "security.capability", CAPABILITY_NET_RAW)

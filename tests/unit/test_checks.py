@@ -1,4 +1,4 @@
-"""The run of all checks, and the files of continuous integration."""
+"""``./inv test`` and the files of continuous integration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program(*, status: int, says: str = "") -> tuple[str, ...]:
     return (sys.executable, "-c", f"print({says!r}); raise SystemExit({status})")
 
 
-def test_all_are_run_before_the_verdict(capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_checks_run_before_failures_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ChecksFailed, match=r"2 of 3 checks failed: first \(exit status 3\), third") as caught:
         checks.run_all(
             [
@@ -39,52 +39,64 @@ def test_all_are_run_before_the_verdict(capfd: pytest.CaptureFixture[str]) -> No
     assert "1 passed in 0.01s" in capfd.readouterr().out
 
 
-def test_nothing_is_raised_when_all_are_content() -> None:
+def test_passing_checks_raise_nothing() -> None:
     checks.run_all([checks.Check("one", program(status=0))])
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that take no time, in the place of the linters and pytest."""
+    """Replace the linters and pytest by programs that end at once."""
     monkeypatch.setattr(checks, "linters", lambda: (checks.Check("linter", program(status=0, says="linted")),))
     tests = checks.Check("tests", program(status=0, says="1 passed, 1 skipped"))
-    monkeypatch.setattr(checks, "host_tests", lambda *_: tests)
+    monkeypatch.setattr(checks, "all_tests", lambda *_: tests)
 
 
 @pytest.mark.parametrize("select", ["", "some"])
-def test_the_main_jobs_tests_are_not_left_out_in_silence(
+def test_missing_programs_are_an_error_unless_partial(
     few: None, select: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(checks, "BUILDERS", ("sh", "no-such-builder"))
-    assert checks.lacking() == ("root's rights", "the program no-such-builder")
+    assert checks.missing_for_builds() == ("root privileges", "the program no-such-builder")
     with pytest.raises(ChecksFailed) as caught:
         checks.run_tests(select=select)
     assert caught.value.exit_code == 50
-    assert caught.value.found == "not here: root's rights, the program no-such-builder"
+    assert caught.value.found == "missing: root privileges, the program no-such-builder"
     assert "sudo ./inv test" in caught.value.fix
     assert "./inv --set-up" in caught.value.fix
     assert "--partial" in caught.value.fix
-    assert "linted" not in capfd.readouterr().out, "refused before anything is run"
+    assert "linted" not in capfd.readouterr().out, "the error comes before the first check"
     checks.run_tests(select=select, partial=True)
     said = capfd.readouterr()
     assert "1 passed, 1 skipped" in said.out
     last = (said.out + said.err).strip().splitlines()[-1]
-    assert "LEFT OUT: the tests of the main job, for lack of root's rights, the program no-such-builder" in last
+    assert "SKIPPED: the tests of the main job; missing: root privileges, the program no-such-builder" in last
 
 
-def test_what_was_left_out_is_said_of_a_run_that_failed_too(
+def test_a_failed_partial_run_reports_skipped_tests(
     few: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(checks, "BUILDERS", ("no-such-builder",))
-    monkeypatch.setattr(checks, "host_tests", lambda *_: checks.Check("tests", program(status=1)))
+    monkeypatch.setattr(checks, "all_tests", lambda *_: checks.Check("tests", program(status=1)))
     with pytest.raises(ChecksFailed, match="1 of 2 checks failed"):
         checks.run_tests(partial=True)
     said = capfd.readouterr()
-    assert "LEFT OUT" in said.out + said.err
+    assert "SKIPPED" in said.out + said.err
 
 
-def test_a_machine_that_builds_images_runs_all_and_the_linters_need_none(
+def test_quick_runs_linters_and_unit_tests_without_root(
+    few: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(checks, "unit_tests", lambda _: checks.Check("unit", program(status=0, says="2 passed")))
+    checks.run_tests(quick=True)
+    printed = capfd.readouterr().out
+    assert "linted" in printed
+    assert "2 passed" in printed
+    assert "1 passed, 1 skipped" not in printed
+
+
+def test_linters_run_without_root(
     few: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -94,7 +106,7 @@ def test_a_machine_that_builds_images_runs_all_and_the_linters_need_none(
     checks.run_tests(checks_only=True)
     said = capfd.readouterr()
     assert said.out.count("1 passed, 1 skipped") == 2, "the command line, and what it prints"
-    assert "LEFT OUT" not in said.out + said.err
+    assert "SKIPPED" not in said.out + said.err
 
 
 @pytest.fixture
@@ -120,42 +132,26 @@ def project() -> tuple[Path, ...]:
         ("run.py", "#!/bin/sh\n", False),
     ],
 )
-def test_what_is_a_shell_script(tmp_path: Path, name: str, text: str, is_shell: bool) -> None:
+def test_shell_scripts_are_recognised(tmp_path: Path, name: str, text: str, is_shell: bool) -> None:
     path = tmp_path / name
     path.write_text(text)
     assert checks.is_shell_script(path) == is_shell
 
 
-def test_the_wrapper_and_the_helpers_are_among_the_shell_scripts(project: tuple[Path, ...]) -> None:
+def test_the_projects_shell_scripts_are_found(project: tuple[Path, ...]) -> None:
     found = {str(path.relative_to(ROOT)) for path in checks.shell_scripts()}
     assert {"inv", ".ci/run", ".ci/bare-machine", "nfsroot/enter-nfsroot", "completions/inv.bash"} <= found
     assert f"{INITRAMFS}/scripts/nfs4" in found
 
 
-def test_no_other_file_is_taken_for_a_shell_script(project: tuple[Path, ...]) -> None:
-    """What has no suffix could be one: those that are none are named here."""
-    scripts = set(checks.shell_scripts())
-    found = {path for path in project if not path.suffix and not path.name.startswith(".")} - scripts
-    assert {str(path.relative_to(ROOT)) for path in found} == {
-        "LICENSE",
-        "images/overlay/lean/usr/share/python3/bcep/pitorch-lean",
-        "recipes/torch/inside/package",
-        "images/hooks/date-byte-code",
-        f"{INITRAMFS}/conf.d/netboot",
-        "images/overlay/bootable/etc/network/interfaces.d/eth0",
-        "images/overlay/lean/etc/dpkg/dpkg.cfg.d/lean",
-    }
-    assert {path.suffix for path in scripts} <= {"", ".sh", ".bash"}
-
-
-def test_shellcheck_is_given_every_script(project: tuple[Path, ...]) -> None:
+def test_shellcheck_reads_every_script(project: tuple[Path, ...]) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed; ./inv installs it")
     (check,) = [check for check in checks.linters() if check.name == "shellcheck"]
     assert {ROOT / word for word in check.argv[1:]} == set(checks.shell_scripts())
 
 
-def test_mypy_is_given_every_test(project: tuple[Path, ...]) -> None:
+def test_mypy_reads_every_test(project: tuple[Path, ...]) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed; ./inv installs it")
     folders = [ROOT / check.argv[-1] for check in checks.linters() if check.name.startswith("mypy ")]
@@ -165,31 +161,31 @@ def test_mypy_is_given_every_test(project: tuple[Path, ...]) -> None:
     assert all(ROOT.joinpath(script) in project for script in checks.SCRIPTS)
 
 
-def test_pytest_gets_the_expression() -> None:
-    assert checks.host_tests("a or b").argv[-2:] == ("-k", "a or b")
-    assert not {"-k", "-n"} & set(checks.host_tests().argv)
-    assert "-n" in checks.host_tests(lanes=2).argv
+def test_pytest_gets_expression_and_lanes() -> None:
+    assert checks.all_tests("a or b").argv[-2:] == ("-k", "a or b")
+    assert not {"-k", "-n"} & set(checks.all_tests().argv)
+    assert "-n" in checks.all_tests(lanes=2).argv
 
 
 @pytest.mark.parametrize("name", [".ci/run", ".ci/bare-machine"])
-def test_the_scripts_parse(name: str) -> None:
+def test_ci_scripts_parse(name: str) -> None:
     subprocess.run(["bash", "-n", ROOT / name], check=True)
 
 
-def test_the_bare_machine_says_how_it_is_called() -> None:
+def test_bare_machine_prints_its_usage() -> None:
     ended = subprocess.run([ROOT / ".ci/bare-machine"], capture_output=True, text=True, check=False)
     assert ended.returncode != 0
     assert "usage: .ci/bare-machine SUITE" in ended.stderr
 
 
-def test_the_workflow_runs_what_a_desk_runs() -> None:
+def test_the_workflow_runs_ci_run() -> None:
     job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]
     assert {"run": ".ci/run"} in job["steps"]
     assert job["timeout-minutes"] <= 90
     assert "./inv test" in Path(ROOT / ".ci/run").read_text()
 
 
-def test_what_takes_many_minutes_is_run_once_a_week() -> None:
+def test_expensive_tests_run_weekly() -> None:
     document = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text())
     (when,) = document[True]["schedule"]  # YAML reads the key "on" as true
     minute, hour, day, month, weekday = when["cron"].split()
@@ -197,11 +193,11 @@ def test_what_takes_many_minutes_is_run_once_a_week() -> None:
     assert all(field.isdecimal() for field in (minute, hour, weekday))
     (step,) = [step for step in document["jobs"]["expensive"]["steps"] if "expensive" in step.get("run", "")]
     assert step["run"] == ".ci/run expensive"
-    assert document["jobs"]["expensive"]["timeout-minutes"] < 360, "longer than that no job of theirs lives"
+    assert document["jobs"]["expensive"]["timeout-minutes"] < 360, "the limit of a hosted runner's job"
 
 
-def test_what_takes_many_minutes_runs_after_the_machine_is_made_ready(tmp_path: Path) -> None:
-    """The script in a folder of its own, with an ./inv and a Python that say what they were called with."""
+def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
+    """Runs the script in a temporary folder with an ./inv and a Python that print their arguments."""
     for name, says in (("inv", "inv"), (".venv/bin/python", "python")):
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)

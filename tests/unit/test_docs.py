@@ -1,4 +1,4 @@
-"""Pages that are made from code are up to date, and what pages name is there: tasks, their options, steps."""
+"""Generated pages are up to date, and tasks, options, links, exit codes and steps in the pages exist."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import re
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from device import suite
-from flow.main_steps import Flow
+from flow import pipelines
+from flow.context import Context
 from toolchain import config_docs, errors, progress
 from toolchain.config import ROOT, Config, defaults, load_config
 from toolchain.steps import Step
 
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "wheelhouse/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(page for folder in ("docs", "libqpu") for page in (ROOT / folder).rglob("*.md")),
 )
 
-# In a process of its own: tasks.py takes the INVOKE_* variables out of the environment.
-TELL = """
+# Runs in a separate process: tasks.py removes the INVOKE_* variables from the environment.
+LIST_TASKS = """
 import json, tasks
 from invoke.tasks import Task
 named = {id(task) for task in tasks.namespace.tasks.values()}
@@ -36,7 +38,7 @@ print(json.dumps({
 
 
 class Tasks(typing.NamedTuple):
-    """What tasks.py defines: every task with its options, and the functions that the command line does not know."""
+    """Every task of tasks.py with its options, and the tasks that are missing on the command line."""
 
     options: dict[str, list[str]]
     left_out: list[str]
@@ -44,22 +46,22 @@ class Tasks(typing.NamedTuple):
 
 @pytest.fixture(scope="module")
 def tasks() -> Tasks:
-    told = subprocess.run([sys.executable, "-c", TELL], cwd=ROOT, capture_output=True, text=True, check=True)
-    found = json.loads(told.stdout)
+    listed = subprocess.run([sys.executable, "-c", LIST_TASKS], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = json.loads(listed.stdout)
     return Tasks(found["options"], found["left out"])
 
 
 def commands(page: Path) -> list[tuple[str, set[str]]]:
-    """Every ``./inv TASK`` of a page, with the options that stand behind it."""
+    """Every ``./inv TASK`` of a page, with its options."""
     found = re.findall(r"\./inv\s+([a-z][a-z-]*)([^`\n#&]*)", page.read_text())
     return [(task, set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", rest))) for task, rest in found]
 
 
-def test_the_configuration_page_is_up_to_date() -> None:
+def test_configuration_page_is_up_to_date() -> None:
     assert config_docs.PAGE.read_text() == config_docs.render(), "run: python -m toolchain.config_docs"
 
 
-def test_every_setting_is_on_the_configuration_page_with_its_variable() -> None:
+def test_configuration_page_has_every_setting_and_variable() -> None:
     page = config_docs.render()
     sections = typing.get_type_hints(Config)
     for section in dataclasses.fields(Config):
@@ -69,17 +71,17 @@ def test_every_setting_is_on_the_configuration_page_with_its_variable() -> None:
             assert setting.metadata["help"].replace("|", "\\|") in line
 
 
-def test_the_page_names_the_valid_values() -> None:
+def test_configuration_page_lists_valid_values() -> None:
     page = config_docs.render()
     assert "| one of trixie, bookworm |" in page
     assert "| whole number: 1 to 65535 |" in page
 
 
-def test_the_documented_defaults_are_valid() -> None:
+def test_documented_defaults_are_valid() -> None:
     assert load_config(defaults()) == Config()
 
 
-def test_writing_the_page_replaces_it_whole(tmp_path: Path) -> None:
+def test_writing_the_page_replaces_the_old_one(tmp_path: Path) -> None:
     page = tmp_path / "configuration.md"
     page.write_text("an old page")
     config_docs.write(page)
@@ -90,12 +92,12 @@ def test_writing_the_page_replaces_it_whole(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ tasks
 
 
-def test_every_task_is_known_to_the_command_line(tasks: Tasks) -> None:
+def test_command_line_has_every_task(tasks: Tasks) -> None:
     assert tasks.left_out == []
     assert {"build-image", "upstream-tests", "test"} <= set(tasks.options)
 
 
-def test_every_task_and_option_that_a_page_names_is_there(tasks: Tasks) -> None:
+def test_tasks_and_options_in_pages_exist(tasks: Tasks) -> None:
     named = [(page.relative_to(ROOT), *command) for page in PAGES for command in commands(page)]
     assert {"build-image", "upstream-tests", "registry"} <= {task for _, task, _ in named}
     assert [f"{page}: ./inv {task}" for page, task, _ in named if task not in tasks.options] == []
@@ -106,28 +108,47 @@ def test_every_task_and_option_that_a_page_names_is_there(tasks: Tasks) -> None:
     ] == []
 
 
-def test_the_readme_names_every_task(tasks: Tasks) -> None:
-    assert set(tasks.options) - {task for task, _ in commands(ROOT / "README.md")} == set()
+def test_task_page_lists_every_task(tasks: Tasks) -> None:
+    table = (ROOT / "docs/tasks.md").read_text().partition("\n## ")[0]
+    assert set(tasks.options) - set(re.findall(r"`\./inv ([a-z][a-z-]*)", table)) == set()
 
 
-def test_every_tasks_output_is_on_a_page(tasks: Tasks) -> None:
-    """Behind a prompt; but for what takes another machine or hours, and is told in words."""
+def test_output_of_every_task_is_on_a_page(tasks: Tasks) -> None:
+    """After a prompt. Three tasks that need hours or another machine are described in words instead."""
     prompt = re.compile(r"^[$#] (?:sudo )?(?:\w+=\S+ )*\./inv ([a-z][a-z-]*)[^\n]*\n(?![$#] |```)", re.MULTILINE)
     printed = {task for page in PAGES for task in prompt.findall(page.read_text())}
     assert set(tasks.options) - printed == {"completion", "cuda-timing", "verify"}
+
+
+# ------------------------------------------------------------------------------------------------ language
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page outside code blocks and tables."""
+    in_code = False
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        fence = line.lstrip().startswith("```")
+        in_code ^= fence
+        if not (in_code or fence or line.lstrip().startswith("|")):
+            yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_lines_are_under_100_characters(page: Path) -> None:
+    assert [number for number, line in prose(page) if len(line) >= 100] == []
 
 
 # ------------------------------------------------------------------------------------------------ links, codes, steps
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to one of a page's headings ends with."""
+    """The fragments of links to the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     wrong = []
     for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
         name, _, anchor = link.partition("#")
@@ -137,7 +158,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert wrong == []
 
 
-def test_exit_codes_are_those_of_the_errors() -> None:
+def test_documented_exit_codes_match_the_errors() -> None:
     codes = {name: kind.exit_code for name, kind in vars(errors).items() if hasattr(kind, "exit_code")}
     row = re.compile(r"^\| (\d+(?:, \d+)*) \| ([A-Z]\w+(?:, [A-Z]\w+)*) \|", re.MULTILINE)
     named = [
@@ -150,32 +171,33 @@ def test_exit_codes_are_those_of_the_errors() -> None:
     assert [(name, code) for name, code in named if codes.get(name) != code] == []
 
 
-def test_the_architecture_page_has_every_step() -> None:
+def test_architecture_page_has_every_step() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", page, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"[\w-]+", row)}
-    with Flow(load_config(defaults())) as flow:
-        assert {step.name for step in flow.pipeline(workbench=True).steps} - named == set()
+    with Context(load_config(defaults())) as context:
+        assert {step.name for step in pipelines.main_job(context, with_workbench=True).steps} - named == set()
 
 
-# ------------------------------------------------------------------------------------- output in the README
+# ------------------------------------------------------------------------------------- output in the walk-through
 
 
 def shown(command: str) -> str:
-    """What the README shows of a command's output."""
-    blocks: list[str] = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    """The output of a command in the walk-through."""
+    page = (ROOT / "docs/walkthrough.md").read_text()
+    blocks: list[str] = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if re.match(rf"\$ (?:\w+=\S+ )*{re.escape(command)}\n", block)]
     return block.partition("\n")[2]
 
 
 @pytest.fixture(scope="module")
 def steps() -> tuple[Step, ...]:
-    """The main job's steps, by default."""
-    with Flow(load_config(defaults())) as flow:
-        return flow.pipeline().steps
+    """The steps of the main job with default settings."""
+    with Context(load_config(defaults())) as context:
+        return pipelines.main_job(context).steps
 
 
-def test_the_steps_that_a_build_shows_are_those_of_the_main_job(steps: tuple[Step, ...]) -> None:
+def test_build_output_names_steps_of_the_main_job(steps: tuple[Step, ...]) -> None:
     text = shown("./inv build-image")
     began = re.findall(r"^    (.+): (?:runs|skipped) \(", text, re.MULTILINE)
     ran = re.findall(r"^==> (?!start docker)(.+)$", text, re.MULTILINE)
@@ -187,7 +209,7 @@ def test_the_steps_that_a_build_shows_are_those_of_the_main_job(steps: tuple[Ste
     assert set(images) - {step.name for step in steps} == set()
 
 
-def test_the_steps_that_a_plan_shows_are_those_of_the_main_job(steps: tuple[Step, ...]) -> None:
+def test_plan_output_names_steps_of_the_main_job(steps: tuple[Step, ...]) -> None:
     lines = [line for line in shown("./inv build-image --plan").splitlines() if line != "…"]
     planned = [re.match(r"(.+?)  +(?:runs|skipped)  +(.+)$", line) for line in lines]
     assert planned
@@ -198,8 +220,7 @@ def test_the_steps_that_a_plan_shows_are_those_of_the_main_job(steps: tuple[Step
     assert {name for names in waits for name in names.split(", ")} - {step.name for step in steps} == set()
 
 
-def test_of_the_device_suites_tests_only_those_are_shown_that_have_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """A test that passes moves the bar, and no more."""
+def test_device_suite_output_hides_passed_tests(capsys: pytest.CaptureFixture[str]) -> None:
     line = "test_ops.py::test_one[product-0] "
     with progress.bar("device suite") as bar:
         display = suite._Display(bar)

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from device import evidence
-from flow import layers as composed
-from flow.main_steps import Flow, _source_record, wheels_in
+from flow import layers, roots
+from flow.context import Context
 from images.apt import Source
 from images.flavour import Pocket
+from images.recorded_sources import record_of
 from images.system import LEFT_OUT, render
 from nfsroot import export, unpack
 from nfsroot.layout import Layout
@@ -221,7 +222,7 @@ def test_another_path_of_the_root_alone_is_a_warning(chain: Chain) -> None:
 def test_a_layer_that_is_gone_leaves_it_open(chain: Chain) -> None:
     (chain.root / "libqpu.tar").unlink()
     assert chain.links()[HOLDS_LIBQPU]["holds"] is None
-    assert "is gone" in chain.links()[HOLDS_LIBQPU]["found"]
+    assert "is missing" in chain.links()[HOLDS_LIBQPU]["found"]
     assert chain.broken() == []
 
 
@@ -339,9 +340,9 @@ def test_an_image_notes_the_wheels_that_it_is_made_of(chain: Chain, tmp_path: Pa
     others = {"torch": torch, "tvm-ffi": ffi, "libqpu": {"library": "libqpu"}}
     needs = {name: Manifest(step=name, key="k", inputs={}, facts=facts) for name, facts in others.items()}
     ffi_noted = {"name": ffi["wheel"], "size": 7, "sha256": "f" * 64}
-    assert wheels_in({**needs, "qpu-ops": found}) == [ffi_noted, noted, TORCH]
+    assert layers.wheels_in({**needs, "qpu-ops": found}) == [ffi_noted, noted, TORCH]
     without = {name: dataclasses.replace(made, facts={"wheel": ""}) for name, made in needs.items()}
-    assert wheels_in(without) == []
+    assert layers.wheels_in(without) == []
 
 
 def git(folder: Path, *words: str) -> str:
@@ -409,26 +410,18 @@ def source(suite: str, *architectures: str) -> Source:
 
 
 def mirror_of(*sources: Source) -> Manifest:
-    facts = {"indices": {}, "sources": [_source_record(item) for item in sources]}
+    facts = {"indices": {}, "sources": [record_of(item) for item in sources]}
     return Manifest(step="mirror", key="k", inputs={}, facts=facts)
 
 
-@pytest.fixture
-def flow(tmp_path: Path) -> Flow:
-    made = Flow(load_config({"build": {"folder": str(tmp_path)}}))
-    made.sources = (
-        source("trixie"),
-        source("trixie-updates"),
-        source("trixie-security"),
-        source("sid", "amd64"),
-    )
-    return made
-
-
-def test_pockets_of_the_target_that_did_not_verify_are_left_out(flow: Flow) -> None:
-    assert flow.left_out(mirror_of(*flow.sources)) == []
-    assert flow.left_out(mirror_of(source("trixie"), source("trixie-updates"))) == ["trixie-security"]
-    assert flow.left_out(mirror_of(*flow.sources[:3])) == [], "what is for this PC alone is not in the image"
+def test_unverified_pockets_of_the_target_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = (source("trixie"), source("trixie-updates"), source("trixie-security"), source("sid", "amd64"))
+    monkeypatch.setattr(roots, "sources", lambda _: wanted)
+    context = Context(load_config({"build": {"folder": str(tmp_path)}}))
+    assert roots.unverified_pockets(context, mirror_of(*wanted)) == []
+    verified = mirror_of(source("trixie"), source("trixie-updates"))
+    assert roots.unverified_pockets(context, verified) == ["trixie-security"]
+    assert roots.unverified_pockets(context, mirror_of(*wanted[:3])) == [], "sid is not for the target"
 
 
 def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
@@ -442,7 +435,7 @@ def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
 
 def test_the_image_is_labelled_with_what_was_left_out() -> None:
     def labels(**rootfs: Any) -> dict[str, str]:
-        return composed.labels(load_config({}).image, needs_of_the_image(**rootfs))
+        return layers.labels(load_config({}).image, needs_of_the_image(**rootfs))
 
     assert json.loads(labels(left_out=["trixie-security"])[LEFT_OUT]) == ["trixie-security"]
     assert labels(left_out=[])[LEFT_OUT] == "[]"
@@ -472,5 +465,5 @@ def test_the_export_keeps_what_the_image_says_was_left_out(
     assert origin.get("left_out") == left_out
     warnings = export.left_out_warnings(origin)
     assert len(warnings) == len(left_out or ())
-    assert all("trixie-security" in text and "updates are missing" in text for text in warnings)
+    assert all("trixie-security" in text and "lacks the updates" in text for text in warnings)
     assert (origin["built_image"], origin["image_source"]) == (IMAGE, CLEAN)

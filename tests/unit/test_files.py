@@ -34,13 +34,13 @@ def write(path: Path, text: str = "", *, mode: int = 0o644, mtime: int = 0) -> P
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
-def test_a_digest_is_that_of_the_content(tmp_path: Path, size: int) -> None:
+def test_sha256_of_hashes_the_content(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"z" * size)
     assert files.sha256_of(path) == hashlib.sha256(b"z" * size).hexdigest()
 
 
-def test_text_is_written_whole_with_its_mode_and_makes_its_folder(tmp_path: Path) -> None:
+def test_write_text_atomically_sets_mode_and_creates_folder(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "text"
     files.write_text_atomically(path, "öne\n", mode=0o600)
     assert path.read_text() == "öne\n"
@@ -48,7 +48,7 @@ def test_text_is_written_whole_with_its_mode_and_makes_its_folder(tmp_path: Path
     assert [item.name for item in path.parent.iterdir()] == ["text"]
 
 
-def test_a_reader_never_sees_half_of_a_file(tmp_path: Path) -> None:
+def test_a_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     texts = {letter * 400_000 for letter in "ab"}
     files.write_text_atomically(path, "a" * 400_000)
@@ -70,9 +70,7 @@ def test_a_reader_never_sees_half_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [ValueError("broken"), KeyboardInterrupt()])
-def test_what_fails_in_the_middle_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path, fault: BaseException
-) -> None:
+def test_a_failed_replacement_keeps_the_old_file(tmp_path: Path, fault: BaseException) -> None:
     path = write(tmp_path / "file", "old")
 
     def fail() -> None:
@@ -87,7 +85,7 @@ def test_what_fails_in_the_middle_leaves_the_old_file_and_nothing_beside_it(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_block_that_writes_nothing_is_a_bug_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_replacing_without_writing_keeps_the_old_file(tmp_path: Path) -> None:
     path = write(tmp_path / "file", "old")
     with pytest.raises(FileNotFoundError), files.replacing(path):
         pass
@@ -105,7 +103,7 @@ with files.replacing(Path(sys.argv[1])) as aside:
 """
 
 
-def test_ctrl_c_in_the_middle_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_ctrl_c_while_replacing_keeps_the_old_file(tmp_path: Path) -> None:
     path = write(tmp_path / "file", "old")
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -120,7 +118,7 @@ def test_ctrl_c_in_the_middle_leaves_the_old_file_and_nothing_beside_it(tmp_path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_scratch_folder_is_gone_afterwards_whatever_happens(tmp_path: Path) -> None:
+def test_a_scratch_folder_is_always_removed(tmp_path: Path) -> None:
     with files.scratch_folder(tmp_path / "work", "one") as first, files.scratch_folder(tmp_path / "work", "one") as two:
         assert first != two
         write(first / "deep" / "file", "x", mode=0o400)
@@ -136,15 +134,13 @@ def test_a_scratch_folder_is_gone_afterwards_whatever_happens(tmp_path: Path) ->
     assert tmp_path.is_dir()
 
 
-def test_a_scratch_folder_that_was_taken_for_a_leftover_at_once_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scratch_folder_removed_as_leftover_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its making and its being held another task may clear it."""
     made: list[Path] = []
     make = tempfile.mkdtemp
 
-    def make_and_lose_the_first(prefix: str, dir: Path) -> str:  # noqa: A002 - tempfile's own name
-        made.append(Path(make(prefix=prefix, dir=dir)))
+    def make_and_lose_the_first(prefix: str, suffix: str, dir: Path) -> str:  # noqa: A002 (tempfile's name)
+        made.append(Path(make(prefix=prefix, suffix=suffix, dir=dir)))
         if len(made) == 1:
             leftovers.clear(made, tmp_path)
         return str(made[-1])
@@ -157,7 +153,7 @@ def test_a_scratch_folder_that_was_taken_for_a_leftover_at_once_is_made_again(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_removing_takes_files_folders_links_and_nothing(tmp_path: Path) -> None:
+def test_remove_handles_files_folders_links_and_absence(tmp_path: Path) -> None:
     kept = write(tmp_path / "kept" / "file")
     link = tmp_path / "link"
     link.symlink_to(kept.parent)
@@ -171,7 +167,7 @@ def test_removing_takes_files_folders_links_and_nothing(tmp_path: Path) -> None:
     assert kept.is_file()
 
 
-def test_only_our_own_or_empty_folders_may_be_replaced(tmp_path: Path) -> None:
+def test_only_our_own_or_empty_folders_are_replaced(tmp_path: Path) -> None:
     files.require_owned(tmp_path / "absent")
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -185,20 +181,20 @@ def test_only_our_own_or_empty_folders_may_be_replaced(tmp_path: Path) -> None:
     files.require_owned(folder)
 
 
-def test_a_marker_that_is_a_folder_does_not_count(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_marker(tmp_path: Path) -> None:
     (tmp_path / "folder" / files.MARKER).mkdir(parents=True)
     with pytest.raises(ForeignFolder):
         files.require_owned(tmp_path / "folder")
 
 
-def test_a_file_where_a_folder_is_to_be_replaced_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ForeignFolder, match="a file"):
         files.require_owned(write(tmp_path / "file", "precious"))
 
 
-def test_room_is_asked_for_where_it_will_be_needed(tmp_path: Path) -> None:
+def test_free_space_is_checked_at_the_nearest_parent(tmp_path: Path) -> None:
     files.require_space(tmp_path / "not" / "yet" / "there", 1, "a test")
-    with pytest.raises(DiskFull, match="not enough room for the moon") as caught:
+    with pytest.raises(DiskFull, match="not enough disk space for the moon") as caught:
         files.require_space(tmp_path / "not" / "there", 1 << 40, "the moon")
     assert str(tmp_path) in caught.value.expected
     assert caught.value.exit_code == 21
@@ -212,7 +208,7 @@ def fingerprint_tree(root: Path) -> Path:
     return root
 
 
-def test_a_fingerprint_is_about_names_modes_and_contents_not_about_place_or_time(tmp_path: Path) -> None:
+def test_fingerprint_covers_names_modes_and_contents(tmp_path: Path) -> None:
     one, two = fingerprint_tree(tmp_path / "one"), fingerprint_tree(tmp_path / "two")
     os.utime(two / "a.cpp", (1, 1))
     (two / "empty folder").mkdir()
@@ -221,7 +217,7 @@ def test_a_fingerprint_is_about_names_modes_and_contents_not_about_place_or_time
 
 
 @pytest.mark.parametrize("change", ["content", "name", "mode", "new", "gone"])
-def test_a_fingerprint_sees_each_change(tmp_path: Path, change: str) -> None:
+def test_each_change_changes_the_fingerprint(tmp_path: Path, change: str) -> None:
     root = fingerprint_tree(tmp_path / "tree")
     before = files.tree_fingerprint(root)
     if change == "content":
@@ -237,7 +233,7 @@ def test_a_fingerprint_sees_each_change(tmp_path: Path, change: str) -> None:
     assert files.tree_fingerprint(root) != before
 
 
-def test_a_fingerprint_of_patterns_counts_what_matches_once(tmp_path: Path) -> None:
+def test_a_file_that_matches_two_patterns_counts_once(tmp_path: Path) -> None:
     root = fingerprint_tree(tmp_path)
     sources = files.tree_fingerprint(root, "**/*.cpp")
     assert files.tree_fingerprint(root, "**/*.cpp", "sub/*.cpp") == sources
@@ -262,7 +258,7 @@ def tree_to_pack(root: Path, *, mtime: int) -> Path:
     return root
 
 
-def test_the_same_tree_packs_to_the_same_bytes_whenever_it_was_made(tmp_path: Path) -> None:
+def test_pack_does_not_depend_on_the_creation_time(tmp_path: Path) -> None:
     now = int(time.time())
     one = packed(tree_to_pack(tmp_path / "one", mtime=now), tmp_path / "one.tar")
     two = packed(tree_to_pack(tmp_path / "two", mtime=now - 5000), tmp_path / "two.tar")
@@ -271,7 +267,7 @@ def test_the_same_tree_packs_to_the_same_bytes_whenever_it_was_made(tmp_path: Pa
     assert packed(tmp_path / "two", tmp_path / "two.tar") != one
 
 
-def test_what_is_packed_belongs_to_root_keeps_its_modes_and_is_no_newer_than_the_epoch(tmp_path: Path) -> None:
+def test_pack_sets_owner_and_limits_times_to_the_epoch(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     (root / "bin" / "tool").chmod(0o4755)
     if os.geteuid() == 0:
@@ -290,7 +286,7 @@ def test_what_is_packed_belongs_to_root_keeps_its_modes_and_is_no_newer_than_the
     assert members["etc/twin"].linkname == "etc/conf"
 
 
-def test_what_is_packed_unpacks_to_the_same_tree(tmp_path: Path) -> None:
+def test_a_packed_tree_unpacks_unchanged(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     packed(root, tmp_path / "out.tar")
     with tarfile.open(tmp_path / "out.tar") as archive:
@@ -301,7 +297,7 @@ def test_what_is_packed_unpacks_to_the_same_tree(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "bin" / "link").readlink() == Path("tool")
 
 
-def test_pipes_are_packed_and_sockets_left_out(tmp_path: Path) -> None:
+def test_pack_includes_pipes_and_omits_sockets(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     os.mkfifo(root / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -312,7 +308,7 @@ def test_pipes_are_packed_and_sockets_left_out(tmp_path: Path) -> None:
         assert "socket" not in archive.getnames()
 
 
-def test_a_folder_is_packed_over_another_and_what_is_not_wanted_left_out(tmp_path: Path) -> None:
+def test_pack_merges_two_folders_and_omits_patterns(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     beside = tmp_path / "beside"
     write(beside / "etc" / "conf", "other", mtime=400)
@@ -337,7 +333,7 @@ files.pack(Path(sys.argv[1]), Path(sys.argv[2]), epoch=1)
 """
 
 
-def test_packing_that_finds_no_room_leaves_the_old_tar(tmp_path: Path) -> None:
+def test_pack_without_space_keeps_the_old_tar(tmp_path: Path) -> None:
     tar = write(tmp_path / "out.tar", "old")
     root = tree_to_pack(tmp_path / "root", mtime=500)
     write(root / "large", "x" * 200_000)
@@ -349,7 +345,7 @@ def test_packing_that_finds_no_room_leaves_the_old_tar(tmp_path: Path) -> None:
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.tar", "root"]
 
 
-def test_a_full_disk_in_the_middle_of_writing_is_told_as_one(tmp_path: Path) -> None:
+def test_a_full_disk_while_writing_raises_diskfull(tmp_path: Path) -> None:
     with pytest.raises(DiskFull, match="no room for the thing") as caught, files.room_for("the thing", tmp_path):
         Path("/dev/full").write_bytes(b"x")
     assert caught.value.found == "No space left on device"
@@ -358,7 +354,7 @@ def test_a_full_disk_in_the_middle_of_writing_is_told_as_one(tmp_path: Path) -> 
         (tmp_path / "absent").read_bytes()
 
 
-def test_a_full_disk_is_told_as_one_where_a_whole_folder_is_copied(tmp_path: Path) -> None:
+def test_a_full_disk_while_copying_a_folder_raises_diskfull(tmp_path: Path) -> None:
     write(tmp_path / "from" / "large", "x" * 200_000)
     write(tmp_path / "from" / "small")
     with small_disk(tmp_path / "disk", "64k") as disk:
@@ -370,7 +366,7 @@ def test_a_full_disk_is_told_as_one_where_a_whole_folder_is_copied(tmp_path: Pat
         shutil.copytree(tmp_path / "from", tmp_path / "to")
 
 
-def test_a_lock_that_root_made_can_be_held_by_others() -> None:
+def test_others_can_hold_a_lock_that_root_created() -> None:
     """After one build as root an ordinary user could open no shell."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")

@@ -1,8 +1,9 @@
-"""Imports go one way: tasks → benchmarks → device → nfsroot → recipes → images → toolchain; nothing imports tasks."""
+"""Imports between packages, and inside ``flow``, go in one direction. No modules import each other."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +28,13 @@ ORDER = (
     ),
     "tasks",
 )
-"""The house from the ground up: each may import what stands before it, and itself."""
+"""Each package may import itself and the packages before it."""
+
+ORDER_IN_FLOW = ("helpers", "steps", "pipelines", "jobs")
+"""Parts of ``flow``: each may import itself and the parts before it. Helpers are modules that a step imports."""
 
 COPIED = ("recipes/qpu_ops/src", "recipes/qpu_ops/backend", "recipes/qpu_ops/setup.py", "recipes/cuda_ops/src")
-"""Parts that are built elsewhere, from their own folder: they know nothing of this package's layout."""
+"""Sources of wheels. They are built in their own folder and cannot import this project."""
 
 
 def modules(package: str) -> list[Path]:
@@ -40,8 +44,13 @@ def modules(package: str) -> list[Path]:
     return [path for path in found if "__pycache__" not in path.parts and "build" not in path.relative_to(ROOT).parts]
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Every name that a file imports, absolute, wherever in the file, and its line."""
+@functools.cache
+def imports(path: Path) -> tuple[tuple[str, int], ...]:
+    """The absolute names of all imports anywhere in a file, with their lines."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -67,7 +76,74 @@ def test_imports_go_one_way(package: str) -> None:
     assert wrong == []
 
 
-def test_there_is_something_in_every_room() -> None:
+def imported_modules(path: Path) -> set[Path]:
+    """The files of this project that a file imports, directly."""
+    found = set()
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [item.name for item in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *((node.module,) if node.module else ())))
+            names = [f"{module}.{item.name}" for item in node.names]
+            names += [module] if not all(_file(name) for name in names) else []
+        found |= {file for name in names if (file := _file(name))}
+    return found
+
+
+def _file(module: str) -> Path | None:
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    return path if path.is_file() else None
+
+
+def part_of_flow(path: Path, helpers: set[Path]) -> str:
+    if path.parent.name == "steps":
+        return "steps"
+    if path.name in ("pipelines.py", "__init__.py"):
+        return "pipelines"
+    return "helpers" if path in helpers else "jobs"
+
+
+def test_imports_in_flow_go_one_way() -> None:
+    paths = modules("flow")
+    steps = [path for path in paths if path.parent.name == "steps"]
+    helpers: set[Path] = set()
+    waiting = {file for path in steps for file in imported_modules(path)}
+    while waiting:
+        path = waiting.pop()
+        if path.is_relative_to(ROOT / "flow") and path not in helpers and path not in steps:
+            helpers.add(path)
+            waiting |= imported_modules(path)
+    assert not [path.name for path in helpers if path.name.endswith("_job.py") or path.name == "pipelines.py"]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {other.relative_to(ROOT)}"
+        for path in paths
+        for other in imported_modules(path)
+        if other.is_relative_to(ROOT / "flow")
+        and ORDER_IN_FLOW.index(part_of_flow(path, helpers)) < ORDER_IN_FLOW.index(part_of_flow(other, helpers))
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {path: imported_modules(path) for package in ORDER for path in modules(package)}
+    finished: set[Path] = set()
+
+    def visit(path: Path, above: tuple[Path, ...]) -> None:
+        cycle = [*above[above.index(path) :], path] if path in above else []
+        assert not cycle, " → ".join(str(item.relative_to(ROOT)) for item in cycle)
+        if path not in finished:
+            for other in sorted(graph.get(path, ())):
+                visit(other, (*above, path))
+            finished.add(path)
+
+    for path in graph:
+        visit(path, ())
+
+
+def test_every_package_contains_modules() -> None:
     for package in ORDER:
         assert modules(package), package
         assert any(name.split(".")[0] in ORDER for path in modules(package) for name, _ in imports(path)), package
@@ -78,7 +154,7 @@ def test_nothing_imports_the_tasks() -> None:
     assert [path for path in sources for name, _ in imports(path) if name.split(".")[0] == "tasks"] == []
 
 
-def test_the_leaves_import_no_docker_and_start_fast() -> None:
+def test_toolchain_imports_no_large_package() -> None:
     heavy = {"docker", "labgrid", "torch", "numpy", "matplotlib"}
     wrong = [
         f"{path.name}:{line} imports {name}"
@@ -89,8 +165,8 @@ def test_the_leaves_import_no_docker_and_start_fast() -> None:
     assert wrong == []
 
 
-def test_torch_is_imported_only_where_it_is_used() -> None:
-    """The toolchain does not depend on torch: no module imports it at its top."""
+def test_no_module_imports_torch_at_the_top() -> None:
+    """The toolchain must work without torch."""
     wrong = []
     for package in ORDER:
         for path in modules(package):
@@ -102,8 +178,8 @@ def test_torch_is_imported_only_where_it_is_used() -> None:
     assert wrong == []
 
 
-def test_no_module_is_named_as_one_of_the_standard_library() -> None:
-    """A top-level name of ours would hide it from every program that runs in the checkout."""
+def test_no_package_hides_one_of_the_standard_library() -> None:
+    """Programs that run in the checkout would import ours instead."""
     assert set(ORDER) & sys.stdlib_module_names == set()
 
 
@@ -117,7 +193,7 @@ def test_no_module_is_named_as_one_of_the_standard_library() -> None:
         ("import importlib\nimportlib.import_module('tasks')\n", {"importlib", "tasks"}),
     ],
 )
-def test_every_way_to_import_is_seen(
+def test_every_form_of_import_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: set[str]
 ) -> None:
     (tmp_path / "toolchain").mkdir()

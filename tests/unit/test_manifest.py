@@ -27,13 +27,13 @@ def made_in(folder: Path, *, names: tuple[str, ...] = ("root.tar",)) -> Manifest
     )
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_manifest_is_read_back(tmp_path: Path) -> None:
     manifest = made_in(tmp_path)
     manifest.write(tmp_path / "rootfs.manifest.json")
     assert Manifest.read(tmp_path / "rootfs.manifest.json") == dataclasses.replace(manifest, seconds=1.235)
 
 
-def test_paths_are_relative_so_that_a_folder_can_be_moved(tmp_path: Path) -> None:
+def test_relative_paths_allow_moving_the_folder(tmp_path: Path) -> None:
     (tmp_path / "old" / "manifests").mkdir(parents=True)
     made_in(tmp_path / "old" / "products").write(tmp_path / "old" / "manifests" / "m.json")
     assert str(tmp_path) not in (tmp_path / "old" / "manifests" / "m.json").read_text()
@@ -67,13 +67,13 @@ def test_the_same_manifest_gives_the_same_text(tmp_path: Path) -> None:
         b"\xff\xfe",
     ],
 )
-def test_what_is_torn_or_of_another_schema_is_as_none(tmp_path: Path, text: str | bytes) -> None:
+def test_an_invalid_manifest_is_ignored(tmp_path: Path, text: str | bytes) -> None:
     path = tmp_path / "m.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert Manifest.read(path) is None
 
 
-def test_an_earlier_schema_is_as_none(tmp_path: Path) -> None:
+def test_an_earlier_schema_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     made_in(tmp_path).write(path)
     document = json.loads(path.read_text())
@@ -81,13 +81,13 @@ def test_an_earlier_schema_is_as_none(tmp_path: Path) -> None:
     assert Manifest.read(path) is None
 
 
-def test_no_file_and_no_folder_are_as_none(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_none(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path / "m.json") is None
     (tmp_path / "file").write_text("")
     assert Manifest.read(tmp_path / "file" / "m.json") is None
 
 
-def test_the_commit_is_kept_and_is_no_part_of_the_product(tmp_path: Path) -> None:
+def test_the_commit_is_recorded_but_not_in_the_product(tmp_path: Path) -> None:
     """Another commit alone makes nothing anew, and a manifest from before it was kept is read as ever."""
     path = tmp_path / "m.json"
     made = made_in(tmp_path)
@@ -102,7 +102,7 @@ def test_the_commit_is_kept_and_is_no_part_of_the_product(tmp_path: Path) -> Non
     assert read.product == made.product
 
 
-def test_the_product_is_about_names_contents_and_facts_alone(tmp_path: Path) -> None:
+def test_the_product_covers_names_contents_and_facts(tmp_path: Path) -> None:
     one, two = made_in(tmp_path / "one"), made_in(tmp_path / "two")
     assert dataclasses.replace(two, seconds=9, inputs={}, key="x", warnings=()).product == one.product
     assert dataclasses.replace(one, facts={}).product != one.product
@@ -112,7 +112,7 @@ def test_the_product_is_about_names_contents_and_facts_alone(tmp_path: Path) -> 
     assert changed.product != one.product
 
 
-def test_an_artefact_is_found_by_the_end_of_its_name(tmp_path: Path) -> None:
+def test_an_artefact_is_found_by_its_suffix(tmp_path: Path) -> None:
     manifest = made_in(tmp_path, names=("a.tar", "b.whl"))
     assert manifest.artefact(".whl").path.name == "b.whl"
     with pytest.raises(ArtefactMissing, match=r"made 0 files that end in '\.deb'") as caught:
@@ -122,16 +122,16 @@ def test_an_artefact_is_found_by_the_end_of_its_name(tmp_path: Path) -> None:
         made_in(tmp_path, names=("a.tar", "b.tar")).artefact(".tar")
 
 
-def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_detected(tmp_path: Path) -> None:
     artefact = made_in(tmp_path).artefacts[0]
     artefact.verify()
     artefact.path.write_text("Content of root.tar")
-    with pytest.raises(ArtefactDamaged, match="not the file that its manifest states") as damaged:
+    with pytest.raises(ArtefactDamaged, match="does not match its manifest") as damaged:
         artefact.verify()
     assert damaged.value.exit_code == 26
     assert artefact.sha256 in damaged.value.expected
     artefact.path.unlink()
-    with pytest.raises(ArtefactMissing, match="is gone") as missing:
+    with pytest.raises(ArtefactMissing, match="is missing") as missing:
         artefact.verify()
     assert missing.value.exit_code == 25
 
@@ -143,7 +143,7 @@ def test_a_missing_product_names_the_task_that_makes_it(tmp_path: Path) -> None:
     assert require(tmp_path / "system.manifest.json", "build-image").step == "rootfs"
 
 
-def test_each_warning_is_told_once_in_order(tmp_path: Path) -> None:
+def test_all_warnings_removes_duplicates_in_order(tmp_path: Path) -> None:
     one = made_in(tmp_path)
     two = dataclasses.replace(one, warnings=("first", "pocket left out", "second"))
     assert all_warnings([one, two]) == ["pocket left out", "first", "second"]

@@ -37,12 +37,12 @@ def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_recipes_are_those_we_know() -> None:
+def test_the_known_recipes_exist() -> None:
     assert set(NAMES) >= {"libqpu", "qpulib", "torch", "qpu_ops"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_is_whole(name: str) -> None:
+def test_every_recipe_is_complete(name: str) -> None:
     recipe = load(name)
     assert recipe.folder == HERE / name
     assert recipe.title
@@ -53,14 +53,14 @@ def test_every_recipe_is_whole(name: str) -> None:
     assert all(isinstance(value, str) for value in recipe.settings.values())
 
 
-def test_what_only_one_recipe_has_is_among_its_settings(thing: Path) -> None:
+def test_specific_values_are_settings(thing: Path) -> None:
     recipe = load("thing")
     assert recipe.settings == {"prefix": "/opt/thing"}
     assert (recipe.name, recipe.title, recipe.source) == ("thing", "a thing", "tree")
     assert recipe.inputs == ("src/**/*", "Makefile")
 
 
-def test_a_recipe_that_is_not_there_names_those_that_are(thing: Path) -> None:
+def test_an_unknown_recipe_lists_the_known_ones(thing: Path) -> None:
     with pytest.raises(UserError, match="thing") as caught:
         load("thin")
     assert "no recipe" in caught.value.summary
@@ -78,14 +78,14 @@ def test_a_recipe_that_is_not_there_names_those_that_are(thing: Path) -> None:
     ],
     ids=["missing", "no list", "list of others", "unknown source", "setting that is no text", "no TOML"],
 )
-def test_a_data_file_with_a_fault_is_told(thing: Path, text: str, words: str) -> None:
+def test_an_error_in_a_data_file_is_reported(thing: Path, text: str, words: str) -> None:
     (thing / "recipe.toml").write_text(text)
     with pytest.raises(UserError, match=words) as caught:
         load("thing")
     assert str(thing / "recipe.toml") in str(caught.value)
 
 
-def test_all_faults_of_a_data_file_are_told_at_once(thing: Path) -> None:
+def test_all_errors_of_a_data_file_are_reported_at_once(thing: Path) -> None:
     (thing / "recipe.toml").write_text('name = 1\nsource = "x"\ninputs = 2\noutputs = []\n')
     with pytest.raises(UserError) as caught:
         load("thing")
@@ -94,14 +94,14 @@ def test_all_faults_of_a_data_file_are_told_at_once(thing: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["recipe.toml", "Makefile", "src/a.c", "src/deep/b.c", "src/new.c"])
-def test_the_fingerprint_changes_with_every_input_and_the_data_file(thing: Path, changed: str) -> None:
+def test_recipe_fingerprint_covers_data_file_and_inputs(thing: Path, changed: str) -> None:
     before = load("thing").fingerprint()
     with (thing / changed).open("a") as stream:
         stream.write("# changed\n")
     assert load("thing").fingerprint() != before
 
 
-def test_the_fingerprint_is_not_about_other_files_or_the_place(thing: Path, tmp_path: Path) -> None:
+def test_other_files_and_the_path_are_not_fingerprinted(thing: Path, tmp_path: Path) -> None:
     before = load("thing").fingerprint()
     (thing / "README").write_text("changed\n")
     assert load("thing").fingerprint() == before
@@ -117,7 +117,7 @@ def promised(thing: Path, out: Path, *names: str) -> Recipe:
     return load("thing")
 
 
-def test_all_that_is_promised_must_be_there(thing: Path, tmp_path: Path) -> None:
+def test_complete_outputs_are_accepted(thing: Path, tmp_path: Path) -> None:
     promised(thing, tmp_path / "out", "lib/libthing.so", "include/thing.h").require_outputs(tmp_path / "out")
 
 
@@ -128,7 +128,7 @@ def test_all_that_is_promised_must_be_there(thing: Path, tmp_path: Path) -> None
         (("lib/libthing.so", "share/x"), "a file that matches include/thing.h", "lib, share"),
     ],
 )
-def test_what_was_promised_and_is_not_there_is_named(
+def test_a_missing_output_is_reported(
     thing: Path, tmp_path: Path, names: tuple[str, ...], expected: str, found: str
 ) -> None:
     recipe = promised(thing, tmp_path / "out", *names)

@@ -57,7 +57,7 @@ def execute(folder: Path, *steps: Step, force: frozenset[str] = frozenset()) -> 
     return pipeline.execute(pipeline.plan(force=force))
 
 
-def test_a_first_run_runs_everything_and_a_second_nothing(tmp_path: Path) -> None:
+def test_the_first_run_runs_all_steps_and_the_second_none(tmp_path: Path) -> None:
     runs: Runs = []
     steps = (writer(tmp_path, runs, "root", version="1"), writer(tmp_path, runs, "image", needs=("root",)))
     assert reasons(Pipeline(tmp_path, steps).plan()) == {
@@ -74,7 +74,7 @@ def test_a_first_run_runs_everything_and_a_second_nothing(tmp_path: Path) -> Non
     assert [item.product for item in again] == [item.product for item in made]
 
 
-def test_what_a_step_has_measured_is_not_read_again(tmp_path: Path) -> None:
+def test_measured_artefacts_are_not_read_again(tmp_path: Path) -> None:
     tar = tmp_path / "root.tar"
     tar.write_text("x")
     measured = Artefact(tar, 1, "sum of its own")
@@ -84,12 +84,12 @@ def test_what_a_step_has_measured_is_not_read_again(tmp_path: Path) -> None:
     assert [item.sha256 for item in made.artefacts] == ["sum of its own", Artefact.of(tar).sha256]
 
 
-def test_planning_touches_nothing(tmp_path: Path) -> None:
+def test_planning_changes_nothing(tmp_path: Path) -> None:
     Pipeline(tmp_path / "none", [writer(tmp_path, [], "root")]).plan()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_changed_input_is_told_with_its_difference(tmp_path: Path) -> None:
+def test_the_reason_shows_the_changed_inputs(tmp_path: Path) -> None:
     runs: Runs = []
     execute(tmp_path, writer(tmp_path, runs, "root", suite="bookworm", gone="x", same="s"))
     now = writer(tmp_path, runs, "root", suite="trixie", new="y", same="s")
@@ -98,34 +98,34 @@ def test_a_changed_input_is_told_with_its_difference(tmp_path: Path) -> None:
     }
 
 
-def test_long_values_and_digests_are_shortened_in_the_difference(tmp_path: Path) -> None:
+def test_long_values_are_shortened_in_the_reason(tmp_path: Path) -> None:
     runs: Runs = []
     execute(tmp_path, writer(tmp_path, runs, "root", sources="a" * 64, packages="p" * 80))
     (decision,) = Pipeline(tmp_path, [writer(tmp_path, runs, "root", sources="b" * 64, packages="q" * 80)]).plan()
     assert decision.reason == (f"changed: packages {'p' * 57}… → {'q' * 57}…; sources {'a' * 12} → {'b' * 12}")
 
 
-def test_a_product_that_is_gone_or_cut_short_is_made_again(tmp_path: Path) -> None:
+def test_a_missing_or_incomplete_product_is_made_again(tmp_path: Path) -> None:
     runs: Runs = []
     step = writer(tmp_path, runs, "root", version="1")
     execute(tmp_path, step)
     (tmp_path / "root.txt").write_text("")
-    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product gone or cut short: root.txt"}
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product missing or incomplete: root.txt"}
     execute(tmp_path, step)
     (tmp_path / "root.txt").unlink()
-    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product gone or cut short: root.txt"}
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "product missing or incomplete: root.txt"}
     execute(tmp_path, step)
     assert runs == ["root"] * 3
 
 
-def test_what_the_probe_misses_is_the_reason(tmp_path: Path) -> None:
+def test_the_result_of_missing_is_the_reason(tmp_path: Path) -> None:
     runs: Runs = []
     execute(tmp_path, writer(tmp_path, runs, "image"))
     step = writer(tmp_path, runs, "image", missing=lambda made: f"{made.step} is gone from the engine")
     assert reasons(Pipeline(tmp_path, [step]).plan()) == {"image": "image is gone from the engine"}
 
 
-def test_the_probe_is_not_asked_about_a_step_that_never_finished(tmp_path: Path) -> None:
+def test_missing_is_not_called_for_unfinished_steps(tmp_path: Path) -> None:
     def never(_: Manifest) -> str:
         raise AssertionError("asked")
 
@@ -133,12 +133,12 @@ def test_the_probe_is_not_asked_about_a_step_that_never_finished(tmp_path: Path)
     assert decision.reason == "never finished before"
 
 
-def test_a_step_that_is_asked_for_runs_once(tmp_path: Path) -> None:
+def test_a_requested_step_runs_once(tmp_path: Path) -> None:
     runs: Runs = []
     steps = (writer(tmp_path, runs, "root"), writer(tmp_path, runs, "image", needs=("root",)))
     execute(tmp_path, *steps)
     assert reasons(Pipeline(tmp_path, steps).plan(force=frozenset({"root"}))) == {
-        "root": "asked for",
+        "root": "requested",
         "image": "root will be made again",
     }
     execute(tmp_path, *steps, force=frozenset({"root"}))
@@ -146,7 +146,7 @@ def test_a_step_that_is_asked_for_runs_once(tmp_path: Path) -> None:
     assert reasons(Pipeline(tmp_path, steps).plan()) == {}
 
 
-def test_what_is_made_again_to_the_same_bytes_wakes_nobody(tmp_path: Path) -> None:
+def test_an_unchanged_product_runs_no_dependent_step(tmp_path: Path) -> None:
     runs: Runs = []
 
     def steps(version: str) -> tuple[Step, ...]:
@@ -167,9 +167,7 @@ def test_what_is_made_again_to_the_same_bytes_wakes_nobody(tmp_path: Path) -> No
     assert runs == ["sources", "library", "image", "sources"]
 
 
-def test_what_is_made_again_to_other_bytes_wakes_who_needs_it_with_both_digests_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_products_make_dependent_steps_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs: Runs = []
 
     def steps(version: str) -> tuple[Step, ...]:
@@ -189,7 +187,7 @@ def test_what_is_made_again_to_other_bytes_wakes_who_needs_it_with_both_digests_
     assert "the other: skipped (inputs unchanged)" in said
 
 
-def test_facts_alone_are_a_product_too(tmp_path: Path) -> None:
+def test_changed_facts_make_dependent_steps_run(tmp_path: Path) -> None:
     value = "one"
     runs: Runs = []
 
@@ -214,14 +212,14 @@ def test_facts_alone_are_a_product_too(tmp_path: Path) -> None:
     assert runs == ["one", "two"]
 
 
-def test_warnings_of_a_step_that_is_skipped_are_not_forgotten(tmp_path: Path) -> None:
+def test_skipped_steps_keep_their_warnings(tmp_path: Path) -> None:
     step = Step(name="torch", title="torch", inputs={}, action=lambda _: Made(warnings=("WITHOUT torch",)))
     execute(tmp_path, step)
     (again,) = execute(tmp_path, step)
     assert again.warnings == ("WITHOUT torch",)
 
 
-def test_a_torn_manifest_is_as_none(tmp_path: Path) -> None:
+def test_an_incomplete_manifest_is_ignored(tmp_path: Path) -> None:
     step = writer(tmp_path, [], "root")
     execute(tmp_path, step)
     path = Pipeline(tmp_path, [step]).manifest_path("root")
@@ -238,18 +236,18 @@ def test_a_build_folder_can_be_moved(tmp_path: Path) -> None:
     assert not decision.runs
 
 
-def test_keys_are_about_name_and_inputs() -> None:
+def test_keys_depend_on_name_and_inputs() -> None:
     assert key_of("a", {"x": "1", "y": "2"}) == key_of("a", {"y": "2", "x": "1"})
     keys = {key_of("a", {"x": "1"}), key_of("b", {"x": "1"}), key_of("a", {"x": "2"}), key_of("a", {"y": "1"})}
     assert len(keys) == 4
 
 
-def test_a_need_that_does_not_come_before_is_a_bug() -> None:
+def test_a_need_without_an_earlier_step_is_an_error() -> None:
     with pytest.raises(ValueError, match="image needs"):
         Pipeline(Path("/"), [Step(name="image", title="", inputs={}, action=lambda _: Made(), needs=("root",))])
 
 
-def test_steps_that_do_not_need_each_other_run_side_by_side(tmp_path: Path) -> None:
+def test_independent_steps_run_concurrently(tmp_path: Path) -> None:
     together = threading.Barrier(2, timeout=60)
 
     def step(name: str) -> Step:
@@ -262,7 +260,7 @@ def test_steps_that_do_not_need_each_other_run_side_by_side(tmp_path: Path) -> N
     assert [item.step for item in execute(tmp_path, step("one"), step("two"))] == ["one", "two"]
 
 
-def test_a_skipped_step_lets_the_next_begin_beside_one_that_runs(tmp_path: Path) -> None:
+def test_a_skipped_step_lets_the_next_one_start(tmp_path: Path) -> None:
     done = Step(name="done", title="done", inputs={}, action=lambda _: Made())
     execute(tmp_path, done)
     together = threading.Barrier(2, timeout=60)
@@ -279,7 +277,7 @@ def test_a_skipped_step_lets_the_next_begin_beside_one_that_runs(tmp_path: Path)
     assert [item.step for item in execute(tmp_path, *steps)] == ["slow", "done", "next"]
 
 
-def test_the_step_that_most_others_wait_for_begins_first(tmp_path: Path) -> None:
+def test_the_step_with_the_longest_chain_starts_first(tmp_path: Path) -> None:
     runs: Runs = []
     steps = (
         writer(tmp_path, runs, "mirror"),
@@ -317,7 +315,7 @@ def test_no_more_steps_run_at_once_than_allowed(tmp_path: Path) -> None:
     assert most == 1
 
 
-def test_the_first_failure_is_kept_running_steps_end_and_no_new_one_starts(tmp_path: Path) -> None:
+def test_after_a_failure_no_further_step_starts(tmp_path: Path) -> None:
     runs: Runs = []
     both_run = threading.Barrier(2, timeout=60)
     failed = threading.Event()
@@ -353,7 +351,7 @@ def test_the_first_failure_is_kept_running_steps_end_and_no_new_one_starts(tmp_p
     assert runs == ["beside"]
 
 
-def test_what_finished_before_a_failure_is_not_done_again(tmp_path: Path) -> None:
+def test_steps_finished_before_a_failure_are_not_repeated(tmp_path: Path) -> None:
     runs: Runs = []
     broken = True
 
@@ -374,7 +372,7 @@ def test_what_finished_before_a_failure_is_not_done_again(tmp_path: Path) -> Non
     assert runs == ["root", "library", "library"]
 
 
-def test_a_step_that_fails_after_it_once_succeeded_runs_again(tmp_path: Path) -> None:
+def test_a_step_that_fails_after_a_success_runs_again(tmp_path: Path) -> None:
     runs: Runs = []
     broken = False
 
@@ -391,7 +389,7 @@ def test_a_step_that_fails_after_it_once_succeeded_runs_again(tmp_path: Path) ->
     assert reasons(Pipeline(tmp_path, [step]).plan()) == {"library": "never finished before"}
 
 
-def test_a_step_that_does_not_make_what_it_says_has_not_finished(tmp_path: Path) -> None:
+def test_a_step_without_its_artefact_is_not_finished(tmp_path: Path) -> None:
     step = Step(name="root", title="root", inputs={}, action=lambda _: Made((tmp_path / "never made",)))
     with pytest.raises(FileNotFoundError):
         execute(tmp_path, step)
@@ -406,7 +404,7 @@ def test_a_part_of_a_plan_can_be_executed(tmp_path: Path) -> None:
     assert sorted(runs) == ["one", "three"]
 
 
-def test_a_plan_is_shown_a_line_a_step(tmp_path: Path) -> None:
+def test_the_plan_table_has_one_line_per_step(tmp_path: Path) -> None:
     runs: Runs = []
     execute(tmp_path, writer(tmp_path, runs, "root"))
     steps = (writer(tmp_path, runs, "root"), writer(tmp_path, runs, "image", needs=("root",)))
@@ -443,7 +441,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_what_running_steps_started_and_leaves_no_manifest(tmp_path: Path) -> None:
+def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
         cwd=ROOT,
@@ -478,7 +476,7 @@ def fill_by_a_program(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [fill, fill_by_a_program])
-def test_a_disk_that_becomes_full_in_a_step_is_reported_as_full(tmp_path: Path, act: Callable[[Path], None]) -> None:
+def test_a_disk_that_fills_up_in_a_step_raises_diskfull(tmp_path: Path, act: Callable[[Path], None]) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "file").write_bytes(os.urandom(1 << 20))
 
@@ -494,7 +492,7 @@ def test_a_disk_that_becomes_full_in_a_step_is_reported_as_full(tmp_path: Path, 
         assert not (disk / "wheel.manifest.json").exists()
 
 
-def test_a_manifest_that_does_not_fit_is_a_full_disk(tmp_path: Path) -> None:
+def test_a_manifest_that_does_not_fit_raises_diskfull(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:
         facts = {"log": os.urandom(100_000).hex()}
         step = Step(name="wheel", title="the wheel", inputs={}, action=lambda _: Made(facts=facts))

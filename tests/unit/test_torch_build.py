@@ -24,13 +24,12 @@ from test_torch_job import FIT, UNFIT, StandIn
 
 from benchmarks import torch_wheel
 from engine.containers import Ran
-from flow import torch_job as job
-from flow import verify
+from flow import torch_job, verify
+from flow.steps import torch_wheel as torch_wheel_step
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.torch import build as building
 from recipes.torch import source
-from recipes.torch.remaining import Remaining
 from toolchain import progress
 from toolchain.config import load_config
 from toolchain.errors import (
@@ -104,7 +103,7 @@ FULL = {
 
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("who", FULL)
-def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+def test_a_full_disk_in_any_program_raises_diskfull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     """The very programs, on a disk that is full."""
     monkeypatch.chdir(tmp_path)
     Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
@@ -113,13 +112,11 @@ def test_a_full_disk_is_told_as_one_whoever_meets_it(tmp_path: Path, monkeypatch
         a_builder(tmp_path).run([word.replace("DISK", str(disk)) for word in FULL[who]])
     assert "No space left on device" in caught.value.found
     assert caught.value.exit_code == 21
-    assert "go on from here" in caught.value.fix
+    assert "continue from here" in caught.value.fix
 
 
 @pytest.mark.usefixtures("without_container")
-def test_a_linker_on_a_full_disk_leaves_no_half_a_library_and_goes_on_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_linker_on_a_full_disk_leaves_no_partial_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
     subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
@@ -148,7 +145,7 @@ SAID = (
 
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("words", SAID)
-def test_the_words_of_a_full_disk(tmp_path: Path, words: str) -> None:
+def test_messages_about_a_full_disk_are_recognised(tmp_path: Path, words: str) -> None:
     builder = a_builder(tmp_path)
     said = f"printf '%s\\n' {shlex.quote(words)}; yes 'and much more' | head -c 9000; exit 1"
     for check in (True, False):
@@ -161,7 +158,7 @@ def test_the_words_of_a_full_disk(tmp_path: Path, words: str) -> None:
 
 
 @pytest.mark.usefixtures("without_container")
-def test_another_failure_stays_what_it_is(tmp_path: Path) -> None:
+def test_other_failures_are_not_a_full_disk(tmp_path: Path) -> None:
     builder = a_builder(tmp_path)
     with pytest.raises(CommandFailed, match="failed"):
         builder.run(["sh", "-c", "echo 'error: no such thing'; exit 1"])
@@ -178,14 +175,14 @@ SILENT = {
 
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("how", SILENT)
-def test_a_full_disk_is_told_as_one_where_no_program_says_so(tmp_path: Path, how: str) -> None:
+def test_a_full_disk_without_a_message_raises_diskfull(tmp_path: Path, how: str) -> None:
     with small_disk(tmp_path / "disk", "40m") as disk:
         builder = a_builder(disk)
         builder.home.mkdir(parents=True)
         with pytest.raises(DiskFull) as caught:
             builder.run(["sh", "-c", SILENT[how].replace("HOME", str(builder.home))])
         last = "on device" if "two" in how else "died"
-        assert caught.value.found == f"0 MiB were left there when a program failed ({last})"
+        assert caught.value.found == f"0 MiB were free there when a program failed ({last})"
         assert isinstance(caught.value.__cause__, CommandFailed)
         for path in builder.home.iterdir():
             path.unlink()
@@ -195,7 +192,7 @@ def test_a_full_disk_is_told_as_one_where_no_program_says_so(tmp_path: Path, how
             )
 
 
-def test_room_is_looked_for_before_a_tree_before_going_on_and_before_packaging(tmp_path: Path) -> None:
+def test_disk_space_is_checked_before_each_stage(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "3m") as disk:
         builder = a_builder(disk)
         with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
@@ -249,7 +246,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
     return cast("Quick", a_builder(tmp_path, Quick))
 
 
-def test_a_tree_notes_what_every_run_at_it_took(quick: Quick, tmp_path: Path) -> None:
+def test_a_tree_records_the_seconds_of_every_run(quick: Quick, tmp_path: Path) -> None:
     assert quick.runs() == []
     quick.fault = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -286,7 +283,7 @@ class FoundHere(Quick):
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_finished_build_removes_the_trees_that_it_takes_the_place_of(
+def test_a_finished_build_removes_the_trees_it_replaces(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -300,21 +297,23 @@ def test_a_finished_build_removes_the_trees_that_it_takes_the_place_of(
         older_tree(quick, f"torch-{'2' * 12}", None),
         older_tree(quick, f"{quick.home.name}-again", mine),
     ]
-    job.tidy(quick)
+    torch_wheel_step.remove_replaced_trees(quick)
     assert sorted(quick.home.parent.iterdir()) == sorted([quick.home, *stays])
     for tree in goes:
-        assert any(re.search(rf"removed: {tree} \(\d+\.\d KiB\); ccache keeps its objects", line) for line in said)
+        assert any(
+            re.search(rf"older build tree: {tree} \(\d+\.\d KiB\); ccache still has its objects", line) for line in said
+        )
     (told,) = [line for line in said if "other build trees" in line]
     assert all(f"{tree.name} (" in told for tree in stays)
     assert f"sudo rm -r {quick.home.parent}/" in said[-1]
     for tree in stays:
         shutil.rmtree(tree)
     said.clear()
-    job.tidy(quick)
+    torch_wheel_step.remove_replaced_trees(quick)
     assert said == []
 
 
-def test_a_tree_that_cannot_be_removed_is_told_and_fails_no_finished_build(
+def test_a_tree_that_cannot_be_removed_is_only_a_warning(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
@@ -326,7 +325,7 @@ def test_a_tree_that_cannot_be_removed_is_told_and_fails_no_finished_build(
         raise CommandFailed(f"no container at {self.home}")
 
     monkeypatch.setattr(Quick, "run", refuse)
-    job.tidy(quick)
+    torch_wheel_step.remove_replaced_trees(quick)
     assert old.is_dir()
     assert len(warned) == 1
     assert f"no container at {old}" in warned[0]
@@ -337,7 +336,7 @@ def test_a_tree_that_cannot_be_removed_is_told_and_fails_no_finished_build(
     [{"variant": "baseline"}, {"source": "git"}, {"options": ["USE_OPENMP=OFF"]}],
     ids=lambda item: next(iter(item)),
 )
-def test_a_build_takes_the_place_of_its_like_alone(quick: Quick, tmp_path: Path, torch: dict[str, Any]) -> None:
+def test_a_build_replaces_only_trees_of_the_same_purpose(quick: Quick, tmp_path: Path, torch: dict[str, Any]) -> None:
     quick.build(tmp_path / "out")
     kind = str(torch.get("source", "archive"))
     other = a_builder(tmp_path, Quick, **torch)
@@ -347,7 +346,7 @@ def test_a_build_takes_the_place_of_its_like_alone(quick: Quick, tmp_path: Path,
     assert ([item.home for item in replaced], [item.home for item in others]) == ([], [quick.home])
 
 
-def test_a_full_disk_of_ours_is_told_as_one_too(quick: Quick, tmp_path: Path) -> None:
+def test_a_full_disk_in_our_own_code_raises_diskfull(quick: Quick, tmp_path: Path) -> None:
     def fill() -> None:
         Path("/dev/full").write_bytes(b"x" * 10000)
 
@@ -394,7 +393,7 @@ def test_a_source_is_unpacked_once(tmp_path: Path) -> None:
     assert len(builder.ran) == 1
 
 
-def test_cmake_runs_again_when_its_options_change_and_after_a_failure(tmp_path: Path) -> None:
+def test_cmake_runs_again_after_a_change_or_failure(tmp_path: Path) -> None:
     first = recorder(tmp_path)
     first.fails = True
     with pytest.raises(CommandFailed):
@@ -412,13 +411,13 @@ def test_cmake_runs_again_when_its_options_change_and_after_a_failure(tmp_path: 
 
 
 @pytest.mark.parametrize("options", [[], ["USE_OPENMP=OFF", "USE_XNNPACK=ON"]])
-def test_where_cmake_fails_the_users_options_are_named(tmp_path: Path, options: list[str]) -> None:
+def test_a_failure_of_cmake_names_the_users_options(tmp_path: Path, options: list[str]) -> None:
     builder = recorder(tmp_path, options=options)
     builder.fails = True
     with pytest.raises(CommandFailed, match="cmake failed") as caught:
         builder.configure()
-    assert ("try it without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.fix) == bool(options)
-    assert ("docs/torch.md says which" in caught.value.fix) == bool(options)
+    assert ("try without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.fix) == bool(options)
+    assert ("docs/torch.md lists them" in caught.value.fix) == bool(options)
     assert not (builder.home / "configured").exists()
 
 
@@ -468,10 +467,10 @@ def configures(folder: Path, *options: str) -> building.Builder:
         (["USE_FORCED=TRUE", "USE_DEPENDENT=1"], "USE_FORCED is OFF, USE_DEPENDENT is OFF"),
     ],
 )
-def test_an_option_of_the_users_that_cmake_overrides_is_refused(tmp_path: Path, options: list[str], found: str) -> None:
+def test_an_overridden_option_of_the_user_is_rejected(tmp_path: Path, options: list[str], found: str) -> None:
     builder = configures(tmp_path, *options)
     for _ in range(2):
-        with pytest.raises(RecipeInvalid, match="torch's CMake does not take USE_") as caught:
+        with pytest.raises(RecipeInvalid, match="torch's CMake overrides USE_") as caught:
             builder.configure()
         assert caught.value.found == found
         assert "USE_PLAIN" not in caught.value.summary
@@ -489,7 +488,7 @@ def test_an_option_of_the_users_that_cmake_overrides_is_refused(tmp_path: Path, 
         ["NAMED=ON", "MINE=1", "SECOND=OFF", "CMAKE_BUILD_TYPE=Debug", "LIST=a;b"],
     ],
 )
-def test_options_that_are_as_they_were_given_and_what_is_no_option_pass(tmp_path: Path, options: list[str]) -> None:
+def test_unchanged_and_unknown_options_are_accepted(tmp_path: Path, options: list[str]) -> None:
     """So does what CMake made of the recipe's own: they were built so."""
     builder = configures(tmp_path, *options)
     builder.configure()
@@ -498,11 +497,11 @@ def test_options_that_are_as_they_were_given_and_what_is_no_option_pass(tmp_path
     builder.configure()
 
 
-def test_a_tree_that_was_configured_before_is_asked_for_its_options_too(tmp_path: Path) -> None:
+def test_options_of_a_configured_tree_are_checked_too(tmp_path: Path) -> None:
     builder = configures(tmp_path, "USE_DEPENDENT=ON")
     builder.run(builder._plan.configure)
     (builder.home / "configured").write_text(shlex.join(builder._plan.configure))
-    with pytest.raises(RecipeInvalid, match="does not take USE_DEPENDENT=ON"):
+    with pytest.raises(RecipeInvalid, match="overrides USE_DEPENDENT=ON"):
         builder.configure()
 
 
@@ -518,7 +517,7 @@ NINJA = (
 """Of a build's log."""
 
 
-def test_ninjas_lines_move_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ninja_lines_update_the_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = bars(monkeypatch)
     builder = recorder(tmp_path)
     builder.said = NINJA
@@ -547,69 +546,21 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str
     return shown
 
 
-def database(tree: Path, *outputs: str) -> None:
-    """CMake's, as of the build tree of torch."""
-    tree.mkdir(parents=True, exist_ok=True)
-    listed = [
-        {"output": name, "file": "/usr/src/torch/pytorch/x.cpp", "command": "", "directory": ""} for name in outputs
-    ]
-    (tree / "compile_commands.json").write_text(json.dumps(listed))
-
-
-def test_what_is_left_is_told_by_what_objects_of_a_kind_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that copy headers count nothing, and neither do objects that an earlier run has made."""
+def test_the_progress_of_a_compilation_is_that_of_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = recorder(tmp_path)
-    tree = builder.home / "pytorch" / "build"
-    python = [f"caffe2/torch/CMakeFiles/torch_python.dir/{name}.cpp.o" for name in "abcde"]
-    other = [f"caffe2/CMakeFiles/torch_cpu.dir/{name}.cpp.o" for name in "fg"]
-    database(tree, *python, *other)
-    made = tree / python[0]
-    made.parent.mkdir(parents=True)
-    made.touch()
-    clock = iter([0.0, 1.0, 20.0, 40.0, 80.0, 84.0])
-    monkeypatch.setattr(building, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     shown = bars(monkeypatch)
-    names = [python[1], other[0], python[2], python[3]]
     builder.said = [
-        "[1/9] Copying a.h",
-        *(f"[{number}/9] Building CXX object {name}" for number, name in enumerate(names, 2)),
+        "[1/3] Copying a.h",
+        "[2/3] Building CXX object caffe2/CMakeFiles/torch_cpu.dir/f.cpp.o",
+        "a warning",
+        "[3/3] Linking CXX shared library lib/libtorch_cpu.so",
     ]
     builder.compile()
-    total = 4 * 10.6 + 2 * 2.2
-    done = [0.0, 10.6, 12.8, 23.4, 34.0]
-    assert [now for now, _, _ in shown] == pytest.approx(done)
-    assert [end for _, end, _ in shown] == pytest.approx([total] * len(done))
-    left = [seconds / now * (total - now) / 60 for seconds, now in zip([20, 40, 80, 84], done[1:], strict=True)]
-    notes = [
-        "Copying a.h",
-        *(f"{minutes:.0f} min left, {name}.cpp" for minutes, name in zip(left, "bfcd", strict=True)),
+    assert shown == [
+        (1.0, 3.0, "Copying a.h"),
+        (2.0, 3.0, "f.cpp"),
+        (3.0, 3.0, "libtorch_cpu.so"),
     ]
-    assert [note for _, _, note in shown] == notes
-    assert notes[3] == "1 min left, c.cpp"
-
-
-def test_little_done_tells_nothing_of_what_is_left(tmp_path: Path) -> None:
-    database(tmp_path, *(f"CMakeFiles/torch_python.dir/{number}.cpp.o" for number in range(100)))
-    left = Remaining.of(tmp_path)
-    assert left.total == pytest.approx(1060)
-    seen = []
-    for number in range(100):
-        left.finished(f"Building CXX object CMakeFiles/torch_python.dir/{number}.cpp.o\r")
-        seen.append(left.minutes((number + 1) * 12.0))
-    assert seen[:4] == [None] * 4, "a twentieth"
-    assert seen[5] == pytest.approx(94 * 12 / 60)
-    assert seen[-1] == pytest.approx(0)
-    left.finished("Building CXX object CMakeFiles/torch_python.dir/0.cpp.o")
-    assert left.done == pytest.approx(left.total), "made once more, it counts no more"
-
-
-@pytest.mark.parametrize("text", [None, "", "[{}]", "{}"], ids=["none", "empty", "no output", "no list"])
-def test_without_a_database_nothing_is_known_of_what_is_left(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "compile_commands.json").write_text(text)
-    left = Remaining.of(tmp_path)
-    left.finished("Building CXX object a.o")
-    assert (left.total, left.minutes(10.0)) == (0, None)
 
 
 CCACHE = """Cacheable calls:   4 / 5 (80.00%)
@@ -625,7 +576,7 @@ Local storage:
 """Of ``ccache --show-log-stats``, version 4.11.2: two files compiled, one of them three times, and a link."""
 
 
-def test_the_compilers_cache_tells_how_many_calls_it_answered(tmp_path: Path) -> None:
+def test_hits_of_ccache_are_counted_per_tree(tmp_path: Path) -> None:
     builder = recorder(tmp_path)
     assert builder.cache_use() == (0, 0)
     assert builder.ran == [], "without a log of the tree nobody is asked"
@@ -637,7 +588,7 @@ def test_the_compilers_cache_tells_how_many_calls_it_answered(tmp_path: Path) ->
     assert builder.cache_use() == (0, 0), "an empty log has no statistics"
 
 
-def test_a_second_build_has_a_tree_of_its_own_and_no_cache(
+def test_a_second_build_has_its_own_tree_and_no_ccache(
     tmp_path: Path, without_container: list[Mapping[str, str]]
 ) -> None:
     builder = a_builder(tmp_path)
@@ -675,7 +626,7 @@ BUILDER = {
 OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
-def test_ccache_knows_the_compilers_by_all_packages_that_they_are_of() -> None:
+def test_ccache_identifies_compilers_by_their_packages() -> None:
     """Not by the program that is called: ``clang`` is a few KiB, and loads all that compiles."""
     check = building.compiler_check(BUILDER)
     kind, _, told = check.partition(":")
@@ -688,7 +639,7 @@ def test_ccache_knows_the_compilers_by_all_packages_that_they_are_of() -> None:
     assert building.compiler_check({**BUILDER, "cmake:amd64": "4.0"}) == check, "objects stay"
 
 
-def test_the_image_is_asked_for_its_compilers_once_and_only_for_the_cache(
+def test_compilers_are_queried_once_and_only_for_ccache(
     tmp_path: Path, without_container: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -710,7 +661,7 @@ def test_the_image_is_asked_for_its_compilers_once_and_only_for_the_cache(
     ]
 
 
-def test_the_caches_settings_are_no_part_of_the_key(tmp_path: Path) -> None:
+def test_settings_of_ccache_are_not_in_the_key(tmp_path: Path) -> None:
     plan = a_builder(tmp_path)._plan
     assert not [name for name in (*plan.environment, *plan.setup_environment) if name.startswith("CCACHE")]
 
@@ -721,21 +672,21 @@ def test_the_caches_settings_are_no_part_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "note"),
     [
-        ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache answered 1204 of 1219 compiler calls (99 %)"),
-        ({"ccache": {"hits": 815, "calls": 816}}, "ccache answered 815 of 816 compiler calls (99.9 %)"),
-        ({"ccache": {"hits": 9999, "calls": 10000}}, "ccache answered 9999 of 10000 compiler calls (99.9 %)"),
-        ({"ccache": {"hits": 816, "calls": 816}}, "ccache answered 816 of 816 compiler calls (100 %)"),
-        ({"ccache": {"hits": 0, "calls": 1219}}, "ccache answered 0 of 1219 compiler calls (0 %)"),
+        ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache hits: 1204 of 1219 compiler calls (99 %)"),
+        ({"ccache": {"hits": 815, "calls": 816}}, "ccache hits: 815 of 816 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 9999, "calls": 10000}}, "ccache hits: 9999 of 10000 compiler calls (99.9 %)"),
+        ({"ccache": {"hits": 816, "calls": 816}}, "ccache hits: 816 of 816 compiler calls (100 %)"),
+        ({"ccache": {"hits": 0, "calls": 1219}}, "ccache hits: 0 of 1219 compiler calls (0 %)"),
         ({"ccache": {"hits": 0, "calls": 0}}, ""),
         ({"cache": "a" * 64}, "from the artefact cache"),
         ({}, ""),
     ],
 )
-def test_the_final_table_says_what_the_compilers_cache_did(tmp_path: Path, facts: dict[str, Any], note: str) -> None:
+def test_the_final_table_shows_the_hits_of_ccache(tmp_path: Path, facts: dict[str, Any], note: str) -> None:
     made = StandIn(FIT).build(tmp_path)
     artefacts = tuple(Artefact.of(path) for path in (made.wheel, made.symbols))
     manifest = Manifest(step="torch-wheel", key="", inputs={}, artefacts=artefacts, facts=facts, seconds=3.0)
-    assert [(row.name, row.note) for row in job.Done((manifest,), 3.0).rows] == [
+    assert [(row.name, row.note) for row in torch_job.Done((manifest,), 3.0).rows] == [
         (made.wheel.name, note),
         (made.symbols.name, ""),
     ]
@@ -765,7 +716,7 @@ NINJA_LOG = """# ninja log v6
         ([], (0, 0), [], ["not every run", "not known"]),
     ],
 )
-def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
+def test_the_benchmark_ignores_builds_answered_by_ccache(
     tmp_path: Path,
     runs: list[tuple[dict[str, float], bool]],
     use: tuple[int, int],
@@ -788,7 +739,7 @@ def test_the_benchmark_does_not_take_the_caches_seconds_for_the_compilers(
         assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
 
 
-def test_the_benchmarks_command_line_for_gcc_is_one_that_gcc_takes(tmp_path: Path) -> None:
+def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
     """Clang's own words and its warnings go, with what belongs to them; what makes the object stays."""
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
@@ -839,15 +790,15 @@ def sampled(tree: Compiles, sample: int, seed: int = 7) -> verify.Verified:
     return verify.sampled(cast("building.Builder", tree), sample, seed)
 
 
-def test_objects_that_are_compiled_again_to_the_same_bytes(tree: Compiles) -> None:
+def test_equal_objects_are_verified(tree: Compiles) -> None:
     done = sampled(tree, 20)
     assert sorted(done.names) == ["one.c", "three.c", "two.c"]
-    assert re.fullmatch(r"3 objects built again to the same bytes in \d+ s, drawn with seed 7", done.summary())
+    assert re.fullmatch(r"3 objects built again to the same bytes in \d+ s, chosen with seed 7", done.summary())
     assert sampled(tree, 2).names == sampled(tree, 2).names
     assert len(sampled(tree, 2).names) == 2
 
 
-def test_an_object_that_is_not_the_same_is_named(tree: Compiles) -> None:
+def test_a_different_object_is_named(tree: Compiles) -> None:
     with (tree.home / "pytorch" / "build" / "two.c.o").open("ab") as stream:
         stream.write(b"\0")
     with pytest.raises(NotReproducible, match="1 of 3 objects") as caught:
@@ -857,9 +808,7 @@ def test_an_object_that_is_not_the_same_is_named(tree: Compiles) -> None:
     assert str(tree.log) in caught.value.fix
 
 
-def test_a_tree_that_was_interrupted_is_told_as_one_before_anything_is_compiled(
-    tree: Compiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_tree_is_recorded_before_compiling(tree: Compiles, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         (tree.home / "pytorch" / "build" / f"{name}.c.o").unlink()
     monkeypatch.setattr(Compiles, "run", None)
@@ -878,7 +827,7 @@ def test_a_tree_that_was_interrupted_is_told_as_one_before_anything_is_compiled(
         ("sh -c 'echo gcc: fatal error: Killed signal terminated program cc1plus; exit 1'", MemoryExhausted),
     ],
 )
-def test_what_does_not_compile_is_not_taken_for_another_object(
+def test_a_failed_compilation_is_not_a_difference(
     tmp_path: Path, tree: Compiles, monkeypatch: pytest.MonkeyPatch, program: str, fault: type[CommandFailed]
 ) -> None:
     monkeypatch.setattr(building, "memory_kills", lambda: 0)
@@ -893,7 +842,7 @@ def test_what_does_not_compile_is_not_taken_for_another_object(
     assert type(caught.value) is fault
 
 
-def test_united_sources_are_drawn_and_precompiled_headers_are_not(tree: Compiles) -> None:
+def test_unity_sources_are_chosen_and_precompiled_headers_not(tree: Compiles) -> None:
     """As CMake names them."""
     build = tree.home / "pytorch" / "build"
     commands = json.loads((build / "compile_commands.json").read_text())
@@ -909,7 +858,7 @@ def test_united_sources_are_drawn_and_precompiled_headers_are_not(tree: Compiles
     assert sorted(sampled(tree, 20).names) == ["one.c", "three.c", "two.c", "unity_torch_cpu_jit_0_cxx.cxx"]
 
 
-def test_nothing_to_draw_from(tree: Compiles) -> None:
+def test_without_objects_verify_fails(tree: Compiles) -> None:
     with pytest.raises(ArtefactMissing, match="nothing to compare"):
         sampled(tree, 0)
     shutil.rmtree(tree.home / "pytorch")
@@ -947,12 +896,11 @@ class Again(StandIn):
 
 
 def full(folder: Path, members: dict[str, str | bytes], before: Path) -> verify.Verified:
-    made = types.SimpleNamespace(products=folder / "torch", root=folder)
     again = Again(members, folder / "torch-again-tree")
-    return verify._full(cast("job.TorchFlow", made), cast("building.Builder", again), before, "built here")
+    return verify._full(folder, cast("building.Builder", again), before, "built here")
 
 
-def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:
+def test_an_equal_wheel_is_verified(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     built = StandIn(FIT).build(tmp_path / "torch")
     done = full(tmp_path, FIT, built.wheel)
@@ -960,9 +908,9 @@ def test_a_whole_wheel_that_is_the_same(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are gone"
 
 
-def test_a_whole_wheel_that_is_another(tmp_path: Path) -> None:
+def test_a_different_wheel_is_not_reproducible(tmp_path: Path) -> None:
     first = StandIn(FIT).build(tmp_path / "torch")
-    with pytest.raises(NotReproducible, match="not the same when built again") as caught:
+    with pytest.raises(NotReproducible, match="differs when built again") as caught:
         full(tmp_path, UNFIT, first.wheel)
     second = tmp_path / "torch-again" / first.wheel.name
     assert caught.value.expected == f"SHA-256 {Artefact.of(first.wheel).sha256}"

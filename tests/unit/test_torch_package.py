@@ -98,7 +98,7 @@ def members(folder: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_what_a_bare_system_lacks_comes_along_under_a_name_of_its_own(made: Path) -> None:
+def test_libraries_missing_on_the_system_are_bundled(made: Path) -> None:
     inside = members(made)
     (name,) = [member for member in inside if member.startswith("torch.libs/")]
     origin = Path(f"/usr/{GNU}/lib/libgomp.so.1")
@@ -116,7 +116,7 @@ def test_what_a_bare_system_lacks_comes_along_under_a_name_of_its_own(made: Path
     assert told["package"].startswith("libgomp1-armhf-cross=")
 
 
-def test_symbols_lie_beside_it_and_a_debugger_finds_them_by_build_id(made: Path, contents: dict[str, bytes]) -> None:
+def test_a_debugger_finds_the_symbols_by_build_id(made: Path, contents: dict[str, bytes]) -> None:
     inside = members(made)
     with tarfile.open(next(made.glob("*.symbols.tar.xz"))) as archive:
         symbols = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
@@ -150,9 +150,7 @@ def test_the_record_lists_every_file_with_its_hash(made: Path) -> None:
     assert modes["torch/__init__.py"] == 0o100644
 
 
-def test_another_order_other_times_and_another_folder_give_the_same_bytes(
-    made: Path, contents: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_pack_ignores_order_times_and_location(made: Path, contents: dict[str, bytes], tmp_path: Path) -> None:
     """What differs between two builds, beside what the compilers make."""
     wheel = make_wheel(tmp_path / "elsewhere", contents, name="torch", version="2.6.0")
     turned = tmp_path / wheel.name
@@ -169,9 +167,7 @@ def test_another_order_other_times_and_another_folder_give_the_same_bytes(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in made.iterdir()}
 
 
-def test_a_library_that_is_nowhere_is_told_by_name_and_nothing_is_left(
-    contents: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_missing_library_is_reported_by_name(contents: dict[str, bytes], tmp_path: Path) -> None:
     spoilt = contents | {
         "torch/lib/libcore.so": contents["torch/lib/libcore.so"].replace(b"libgomp.so.1", b"libgone.so.1")
     }

@@ -11,12 +11,13 @@ import pytest
 from test_torch_wheel import a_wheel
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
-from flow.main_steps import Flow
+from flow.context import Context
+from flow.steps import torch
 from recipes.torch import provenance, resolve
+from recipes.wheelhouses import wheelhouses
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, UserError, WheelUnusable
-from toolchain.files import sha256_of
 from toolchain.steps import Pipeline
 from wheels import artefacts
 
@@ -49,12 +50,11 @@ def torch_wheel(folder: Path, version: str = "2.6.0", tag: str = FITS, content: 
     return make_wheel(folder, contents, name="torch", version=version, tag=tag)
 
 
-def test_a_wheel_that_fits_is_taken_and_identified(tmp_path: Path) -> None:
+def test_a_suitable_wheel_is_chosen(tmp_path: Path) -> None:
     wheel = torch_wheel(tmp_path)
     found = resolve.resolve(configured(tmp_path))
     assert (found.wheel, found.version) == (wheel, "2.6.0")
     assert found.reason == f"from {tmp_path}"
-    assert resolve.identity(found) == sha256_of(wheel)
 
 
 def test_local_version_labels_are_kept(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_local_version_labels_are_kept(tmp_path: Path) -> None:
     assert resolve.resolve(configured(tmp_path)).version == "1.4.0a0+7f73f1d"
 
 
-def test_the_first_wheelhouse_that_has_one_wins_then_the_newest(tmp_path: Path) -> None:
+def test_the_first_wheelhouse_then_the_newest_wheel_wins(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     torch_wheel(second, "2.9.0")
@@ -73,8 +73,8 @@ def test_the_first_wheelhouse_that_has_one_wins_then_the_newest(tmp_path: Path) 
 
 
 def test_folders_are_relative_to_the_checkout() -> None:
-    assert resolve.wheelhouses(load_config({})) == [ROOT / "wheelhouse"]
-    assert resolve.wheelhouses(load_config({"torch": {"wheelhouse": ["/srv/w", "w"]}})) == [Path("/srv/w"), ROOT / "w"]
+    assert wheelhouses(load_config({})) == [ROOT / "wheelhouse"]
+    assert wheelhouses(load_config({"torch": {"wheelhouse": ["/srv/w", "w"]}})) == [Path("/srv/w"), ROOT / "w"]
 
 
 def test_without_a_wheel_the_reason_names_the_folders(tmp_path: Path) -> None:
@@ -83,14 +83,13 @@ def test_without_a_wheel_the_reason_names_the_folders(tmp_path: Path) -> None:
     assert found.wheel is None
     assert found.version == ""
     assert found.reason == f"no torch wheel in {tmp_path}, {tmp_path / 'absent'}"
-    assert resolve.identity(found) == ""
 
 
-def test_wheels_of_another_python_or_machine_are_told(tmp_path: Path) -> None:
+def test_wheels_of_another_python_or_machine_are_listed(tmp_path: Path) -> None:
     names = [torch_wheel(tmp_path, tag=tag).name for tag in ("cp311-cp311-linux_armv7l", "cp313-cp313-linux_x86_64")]
     found = resolve.resolve(configured(tmp_path))
     assert found.wheel is None
-    assert "no wheel is tagged cp313-cp313-linux_armv7l" in found.reason
+    assert "no usable wheel is tagged cp313-cp313-linux_armv7l" in found.reason
     assert all(name in found.reason for name in names)
 
 
@@ -102,7 +101,7 @@ def test_wheels_of_another_python_or_machine_are_told(tmp_path: Path) -> None:
         ({"suite": "trixie", "architecture": "amd64"}, "cp313-cp313-linux_x86_64"),
     ],
 )
-def test_what_fits_follows_the_image(tmp_path: Path, image: dict[str, Any], tag: str) -> None:
+def test_suitable_tags_depend_on_the_image(tmp_path: Path, image: dict[str, Any], tag: str) -> None:
     content = elf(EM_X86_64, bits=64) if tag.endswith("x86_64") else elf(EM_ARM, flags=HARD)
     for each in ("cp311-cp311-linux_armv7l", "cp313-cp313-linux_armv7l", "cp313-cp313-linux_x86_64"):
         torch_wheel(tmp_path, tag=each, content=content)
@@ -111,7 +110,7 @@ def test_what_fits_follows_the_image(tmp_path: Path, image: dict[str, Any], tag:
     assert found.wheel.name == f"torch-2.6.0-{tag}.whl"
 
 
-def test_a_required_wheel_that_is_missing_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_missing_required_wheel_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WheelUnusable, match=r"torch\.required is set") as caught:
         resolve.resolve(configured(tmp_path, required=True))
     assert caught.value.exit_code == 22
@@ -121,13 +120,13 @@ def test_a_required_wheel_that_is_missing_is_an_error_with_its_name(tmp_path: Pa
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_a_wheel_that_fits_by_its_name_alone_is_an_error_at_any_rate(tmp_path: Path, required: bool) -> None:
+def test_a_wheel_with_only_a_suitable_name_is_an_error(tmp_path: Path, required: bool) -> None:
     torch_wheel(tmp_path, content=elf(EM_X86_64, bits=64))
     with pytest.raises(PlatformMismatch, match=r"torch/_C\.so"):
         resolve.resolve(configured(tmp_path, required=required))
 
 
-def test_a_damaged_wheel_is_an_error_and_not_passed_over_for_an_older_one(tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_not_replaced_by_an_older_one(tmp_path: Path) -> None:
     torch_wheel(tmp_path, "2.5.0")
     newest = torch_wheel(tmp_path, "2.6.0")
     newest.write_bytes(newest.read_bytes()[:-30])
@@ -147,7 +146,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
 
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("later", ["wheelhouse", "prebuilt"])
-def test_a_wheel_that_cannot_be_used_does_not_keep_the_next_places_back(
+def test_an_unusable_wheel_does_not_hide_the_next_place(
     tmp_path: Path, warned: list[str], spoil: str, later: str
 ) -> None:
     change, fault, words = SPOILS[spoil]
@@ -169,9 +168,7 @@ def test_a_wheel_that_cannot_be_used_does_not_keep_the_next_places_back(
     assert all(part in warned[0] for part in (first.name, f"from {first.parent}", words)), warned
 
 
-def test_every_place_of_our_own_is_passed_over_where_its_wheel_is_not_as_it_was_made(
-    tmp_path: Path, warned: list[str]
-) -> None:
+def test_damaged_own_wheels_are_skipped_in_every_place(tmp_path: Path, warned: list[str]) -> None:
     config = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     key = resolve.key(config)
     for name in ("made", "older"):
@@ -196,7 +193,7 @@ def test_every_place_of_our_own_is_passed_over_where_its_wheel_is_not_as_it_was_
         assert (found.wheel, len(found.warnings)) == (wheel, min(1, number))
         spoil(wheel)
     assert len(warned) == 3
-    with pytest.raises(ArtefactDamaged, match="not the wheel that its provenance speaks of"):
+    with pytest.raises(ArtefactDamaged, match="does not match its provenance"):
         resolve.resolve(config)
 
 
@@ -204,11 +201,10 @@ def test_every_place_of_our_own_is_passed_over_where_its_wheel_is_not_as_it_was_
 
 
 def step_of(config: Config) -> Pipeline:
-    with Flow(config) as flow:
-        return Pipeline(config.target_root, (flow._torch(),))
+    return Pipeline(config.target_root, (torch.step(Context(config)),))
 
 
-def test_the_step_takes_a_wheel_anew_that_is_not_the_file_it_was(tmp_path: Path, warned: list[str]) -> None:
+def test_a_changed_wheel_is_chosen_again(tmp_path: Path, warned: list[str]) -> None:
     for name in ("first", "second"):
         torch_wheel(tmp_path / name)
     torch = {"wheelhouse": [str(tmp_path / "first"), str(tmp_path / "second")]}
@@ -223,7 +219,7 @@ def test_the_step_takes_a_wheel_anew_that_is_not_the_file_it_was(tmp_path: Path,
     wheel.write_bytes(content)
     os.utime(wheel, ns=(before.st_atime_ns, before.st_mtime_ns))
     (decision,) = step_of(config).plan()
-    assert decision.reason == f"{wheel} is not the file that was taken"
+    assert decision.reason == f"{wheel} has changed"
     (made,) = step_of(config).execute([decision])
     assert made.facts["wheel"] == str(tmp_path / "second" / wheel.name)
     assert made.warnings == tuple(warned)
@@ -233,7 +229,7 @@ def test_the_step_takes_a_wheel_anew_that_is_not_the_file_it_was(tmp_path: Path,
     assert decision.runs
 
 
-def test_to_ask_for_the_recipes_own_wheel_decides_anew(tmp_path: Path) -> None:
+def test_from_source_is_an_input_of_the_step(tmp_path: Path) -> None:
     torch_wheel(tmp_path / "house")
     settings = {"wheelhouse": [str(tmp_path / "house")]}
     build = {"folder": str(tmp_path / "build")}
@@ -247,7 +243,7 @@ def test_to_ask_for_the_recipes_own_wheel_decides_anew(tmp_path: Path) -> None:
     assert made.facts["wheel"] == str(wheel)
 
 
-def test_from_source_the_very_wheel_of_build_torch_is_taken(tmp_path: Path) -> None:
+def test_from_source_uses_the_wheel_of_build_torch(tmp_path: Path) -> None:
     """Not a colleague's of the same recipe, which was pulled later and is the newest in the cache."""
     build, torch = {"folder": str(tmp_path / "build")}, {"wheelhouse": [str(tmp_path / "house")]}
     config = load_config({"torch": torch, "build": build})
@@ -262,7 +258,7 @@ def test_from_source_the_very_wheel_of_build_torch_is_taken(tmp_path: Path) -> N
     assert resolve.resolve(config).wheel in theirs
 
 
-def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> None:
+def test_the_listing_depends_on_the_wheelhouses(tmp_path: Path) -> None:
     config = configured(tmp_path)
     listings = [resolve.listing(config)]
     assert ".whl" not in listings[0]
@@ -277,7 +273,7 @@ def test_the_listing_changes_with_what_the_wheelhouses_hold(tmp_path: Path) -> N
     assert resolve.listing(config) == listings[-1]
 
 
-def test_a_link_that_leads_nowhere_is_no_wheel(tmp_path: Path) -> None:
+def test_a_broken_link_is_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / f"torch-2.6.0-{FITS}.whl").symlink_to("gone.whl")
     assert ".whl" not in resolve.listing(configured(tmp_path))
     assert resolve.resolve(configured(tmp_path)).wheel is None

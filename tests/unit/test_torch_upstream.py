@@ -17,7 +17,6 @@ from wheel_parts import make_wheel
 
 from flow import upstream_tests as upstream
 from recipes import recipe
-from toolchain.config import ROOT
 from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, SourceUnavailable
 
 
@@ -33,17 +32,17 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "house"
 
 
-def test_what_pytest_needs_is_put_into_a_folder(house: Path, tmp_path: Path) -> None:
+def test_pytest_is_installed_into_a_folder(house: Path, tmp_path: Path) -> None:
     make_wheel(house, {"thing.py": "x = 1\n"}, tag="py3-none-any", purelib=True)
     folder = upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
     assert (folder / "thing.py").read_text() == "x = 1\n"
 
 
-def test_without_an_index_it_is_the_network(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_index_is_a_network_error(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(NetworkUnreachable, match="what upstream's tests need cannot be fetched") as caught:
+    with pytest.raises(NetworkUnreachable, match="the packages of upstream's tests cannot be fetched") as caught:
         upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
     assert caught.value.exit_code == 20
     assert str(tmp_path / "log") in caught.value.found
@@ -55,14 +54,14 @@ def test_a_pin_that_the_index_does_not_have_is_named(house: Path, tmp_path: Path
     assert "upstream.toml" in caught.value.fix
 
 
-def test_a_disk_without_room_for_it_is_told_as_one(house: Path, tmp_path: Path) -> None:
+def test_a_full_disk_while_installing_raises_diskfull(house: Path, tmp_path: Path) -> None:
     make_wheel(house, {"blob": os.urandom(300_000)}, tag="py3-none-any", purelib=True)
     with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(DiskFull, match="no room for") as caught:
         upstream.fetch_packages(["thing==1.0"], disk / "packages", tmp_path / "log")
     assert "No space left on device" in caught.value.found
 
 
-def test_of_the_content_store_the_four_tests_that_compile_are_explained_and_no_other() -> None:
+def test_only_the_compiling_content_store_tests_are_explained() -> None:
     explained = tomllib.loads((recipe.HERE / "torch" / "upstream.toml").read_text())["explained"]
     four = ["basic", "load_tensor", "repeated_hash", "scalar"]
     failed = [f"test_content_store.py::TestContentStoreCPU::test_{name}_cpu" for name in (*four, "other")]
@@ -82,14 +81,14 @@ def test_of_the_content_store_the_four_tests_that_compile_are_explained_and_no_o
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
     """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin writes down."""
-    shutil.copy(ROOT / "recipes" / "torch" / "upstream_plugin.py", folder)
+    shutil.copy(recipe.HERE / "torch" / "upstream_plugin.py", folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
     subprocess.run(argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=60)
     return upstream.Collected(**json.loads((folder / "collected.json").read_text()))
 
 
-def test_what_is_left_out_is_not_run_and_is_counted(tmp_path: Path) -> None:
+def test_left_out_tests_are_counted_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "test_a.py").write_text(
         "from pathlib import Path\n"
@@ -115,7 +114,7 @@ def test_what_is_left_out_is_not_run_and_is_counted(tmp_path: Path) -> None:
     assert "left out" in outcome.table().splitlines()[0]
 
 
-def test_a_pattern_that_meets_no_test_of_its_file_is_told() -> None:
+def test_a_pattern_that_matches_no_test_is_reported() -> None:
     reasons = upstream.Reasons(
         {"t.py::A::test_*": "", "t.py::A::tset_b": "", "t.py::B": "", "u.py::*": ""}, {"t.py::C::*": ""}
     )
@@ -127,7 +126,7 @@ def test_a_pattern_that_meets_no_test_of_its_file_is_told() -> None:
     assert upstream.tally(file, lines, reasons, None, seconds=9, limit_s=60).unmet == []
 
 
-def test_parts_of_a_file_are_disjoint_and_cover_it(tmp_path: Path) -> None:
+def test_parts_of_a_file_are_disjoint_and_complete(tmp_path: Path) -> None:
     body = "from pathlib import Path\n" + "".join(
         f"def test_{name}(): Path('ran').open('a').write('{name}')\n" for name in "dacbe"
     )
@@ -140,18 +139,18 @@ def test_parts_of_a_file_are_disjoint_and_cover_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["test_nn.py 2/4", "nn/test_pooling.py", "test_nn.py 1/1"])
-def test_a_file_or_a_part_of_it_is_named(text: str) -> None:
+def test_names_of_files_and_parts_are_parsed(text: str) -> None:
     assert str(upstream.Part.parse(text)) == text.removesuffix(" 1/1")
 
 
 @pytest.mark.parametrize("text", ["", "test_nn", "test_nn.py 0/4", "test_nn.py 5/4", "test_nn.py 2", "test_nn.py 2/0"])
-def test_what_is_no_part_of_a_file_is_refused(text: str) -> None:
-    with pytest.raises(ArtefactMissing, match="names no test file") as caught:
+def test_an_invalid_part_is_rejected(text: str) -> None:
+    with pytest.raises(ArtefactMissing, match="is not the name of a test file") as caught:
         upstream.Part.parse(text)
     assert "'test_nn.py 2/4'" in caught.value.expected
 
 
-def test_each_pattern_is_of_a_listed_file_and_has_a_reason() -> None:
+def test_each_pattern_has_a_listed_file_and_a_reason() -> None:
     data = tomllib.loads(upstream.LIST.read_text())
     tables = {**data["explained"], **data["left_out"]}
     assert len(tables) == len(data["explained"]) + len(data["left_out"])
@@ -161,7 +160,7 @@ def test_each_pattern_is_of_a_listed_file_and_has_a_reason() -> None:
     assert len(data["files"]) == len(set(parts))
 
 
-def test_of_each_listed_file_all_parts_are_listed() -> None:
+def test_all_parts_of_each_listed_file_are_listed() -> None:
     parts = [upstream.Part.parse(name) for name in tomllib.loads(upstream.LIST.read_text())["files"]]
     for item in parts:
         mine = [other for other in parts if other.file == item.file]
@@ -183,13 +182,13 @@ def archive(tmp_path: Path) -> Path:
     return packed
 
 
-def test_of_a_source_the_tests_alone_are_unpacked(archive: Path, tmp_path: Path) -> None:
+def test_only_the_tests_of_a_source_are_unpacked(archive: Path, tmp_path: Path) -> None:
     upstream.unpack(archive, tmp_path / "sources" / "tests")
     found = {str(path.relative_to(tmp_path / "sources")) for path in (tmp_path / "sources").rglob("*")}
     assert found == {"tests", "tests/test_a.py", "tests/data", "tests/data/blob"}
 
 
-def test_a_disk_without_room_for_the_tests_keeps_none_of_them(archive: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_unpacked_tests(archive: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:
         with pytest.raises(DiskFull, match="no room for upstream's tests") as caught:
             upstream.unpack(archive, disk / "tests")

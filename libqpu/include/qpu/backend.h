@@ -1,4 +1,4 @@
-// Which library this is and what runs its kernels. qpu.h has the same for C.
+// Version of the library, and the backend that runs kernels. qpu.h has the same for C.
 #ifndef QPU_BACKEND_H
 #define QPU_BACKEND_H
 
@@ -10,12 +10,13 @@ namespace qpu {
 QPU_API const char* version() noexcept;
 
 struct Backend {
-  const char* name;    // as QPU_BACKEND takes it
-  const char* reason;  // why this one, one sentence; valid until this thread asks again
+  const char* name;    // as in QPU_BACKEND
+  const char* reason;  // one sentence: why it was selected; valid until this thread's next call of backend()
 };
 
-// Chosen by the environment variable QPU_BACKEND, else the best that works.
-// Throws BackendError when QPU_BACKEND names none, or one that does not work here.
+// Selected by the environment variable QPU_BACKEND, else the best backend that works.
+// Throws BackendError if QPU_BACKEND names an unknown backend, or one that does not work
+// on this machine.
 QPU_API Backend backend();
 
 }  // namespace qpu

@@ -1,4 +1,4 @@
-// Comparisons, and conditions made of them.
+// Comparisons, and conditions composed of them.
 #ifndef QPU_CONDITION_H
 #define QPU_CONDITION_H
 
@@ -16,11 +16,11 @@ class BoolExpr {
   detail::Node node_;
 };
 
-// One boolean for the whole vector: what If, While and For branch on.
+// One boolean for the whole vector. If, While and For branch on it.
 class Cond {
  public:
   explicit Cond(detail::FromNode n) : node_(n.node) {}
-  // A comparison used as a condition means any(): `For (Int i = 0, i < n, ...)`.
+  // A comparison used as a condition implies any(): `For (Int i = 0, i < n, ...)`.
   Cond(const BoolExpr& b)
       : node_(detail::unary(detail::Op::Any, detail::Type::Scalar, b.node())) {}
   detail::Node node() const { return node_; }
@@ -60,9 +60,8 @@ inline BoolExpr operator>=(const IntExpr& a, const IntExpr& b) {
   return detail::compare(detail::Op::Ge, a, b);
 }
 
-// Floats are compared by the sign and the zero of a - b, as the QPU does: a
-// difference that is denormal counts as equal, and Inf - Inf is -Inf, so Inf is
-// less than itself.
+// Floats are compared by the sign and magnitude of their bits. -0 equals +0 and denormals
+// are not flushed. NaN is beyond the infinity of its sign and equals the same bits.
 inline BoolExpr operator==(const FloatExpr& a, const FloatExpr& b) {
   return detail::compare(detail::Op::FEq, a, b);
 }
@@ -108,7 +107,7 @@ inline Cond operator!(const Cond& a) {
       detail::FromNode(detail::unary(detail::Op::MaskNot, detail::Type::Scalar, a.node())));
 }
 
-// True when the comparison holds in at least one element, in all elements.
+// any(): the comparison holds for at least one element. all(): it holds for all elements.
 inline Cond any(const BoolExpr& b) { return b; }
 inline Cond all(const BoolExpr& b) {
   return Cond(detail::FromNode(detail::unary(detail::Op::All, detail::Type::Scalar, b.node())));

@@ -1,4 +1,4 @@
-// What a run took by the emulator's model of a board. Not measured on hardware.
+// Statistics of a run, from the emulator's model of a board. Not measured on hardware.
 #ifndef QPU_CYCLES_H
 #define QPU_CYCLES_H
 
@@ -6,25 +6,25 @@
 
 namespace qpu {
 
-// Counters are sums over the QPUs; clocks are those of V3D, one instruction takes
-// four. All zero for a kernel that has not run on the emulator.
+// Counters are sums over the QPUs. Clocks are those of V3D; one instruction takes four.
+// All values are zero for a kernel that has not run on the emulator.
 struct Cycles {
-  const char* board;  // "" when there was no run
+  const char* board;  // "" if there was no run
   double clockHz;
   std::uint64_t instructions;
-  std::uint64_t clocks;  // from the start to the end of the last QPU
+  std::uint64_t clocks;  // from the start of the launch until the last QPU has finished
   std::uint64_t stalledOnTmu;
   std::uint64_t stalledOnVpm;
-  std::uint64_t stalledOnOther;  // uniforms, semaphores, mutex, fetching instructions
+  std::uint64_t stalledOnOther;  // uniforms, semaphores, mutex, instruction fetch
   std::uint64_t tmuBytes;
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;
   std::uint64_t launches;
-  // What starting and ending these launches takes besides, by backend.
+  // Additional time to start and end these launches, per backend.
   double registersLaunchSeconds;
   double mailboxLaunchSeconds;
 
-  // Of the kernels alone, without launches.
+  // Time of the kernels alone, without the overhead of launches.
   double seconds() const { return clockHz > 0 ? static_cast<double>(clocks) / clockHz : 0; }
 };
 

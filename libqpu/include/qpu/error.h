@@ -1,5 +1,5 @@
-// What libqpu throws. Every text says what was expected, what was found and,
-// where there is one, what to do.
+// Exceptions of libqpu. Every message states what was expected, what was found and,
+// where possible, how to fix it.
 //
 // No std::string crosses this interface, so that programs built with either
 // value of _GLIBCXX_USE_CXX11_ABI link against the same libqpu.so.
@@ -18,7 +18,7 @@ namespace detail {
 struct ErrorFacts;
 }
 
-// Root of everything that the user of the library can put right.
+// Base class of all errors that the user of the library can fix.
 class QPU_API Error : public std::runtime_error {
  public:
   explicit Error(const char* text);
@@ -27,9 +27,9 @@ class QPU_API Error : public std::runtime_error {
   Error& operator=(const Error&) = default;
   ~Error() noexcept override;
 
-  // Name of the kernel, "" when no kernel is concerned.
+  // Name of the kernel, or "" if the error does not concern a kernel.
   const char* kernel() const noexcept;
-  // Construct of the language, such as "While" or "store", "" when none is concerned.
+  // Construct of the language, such as "While" or "store", or "".
   const char* construct() const noexcept;
 
  protected:
@@ -39,7 +39,7 @@ class QPU_API Error : public std::runtime_error {
   std::shared_ptr<const detail::ErrorFacts> facts_;
 };
 
-// The kernel's source is wrong; thrown while compile() traces it.
+// The source of the kernel is wrong. Thrown while compile() records it.
 class QPU_API CompileError : public Error {
  public:
   using Error::Error;
@@ -48,8 +48,8 @@ class QPU_API CompileError : public Error {
   ~CompileError() noexcept override;
 };
 
-// A kernel did something while running that hardware would answer with a wrong
-// number or a hang. Buffers keep what was stored before.
+// A running kernel did something that would cause wrong results or a hang on hardware.
+// Buffers keep what was stored before the error.
 class QPU_API ExecutionError : public Error {
  public:
   using Error::Error;
@@ -57,7 +57,7 @@ class QPU_API ExecutionError : public Error {
   ExecutionError& operator=(const ExecutionError&) = default;
   ~ExecutionError() noexcept override;
 
-  // Logical QPU 0..11 that failed, -1 when the failure belongs to no single one.
+  // Logical number 0..11 of the QPU that failed, -1 if the failure concerns no single QPU.
   int qpu() const noexcept;
 };
 
@@ -69,11 +69,11 @@ class QPU_API BoundsError : public ExecutionError {
   BoundsError& operator=(const BoundsError&) = default;
   ~BoundsError() noexcept override;
 
-  // First bus address that is not in a buffer.
+  // First bus address of the access that is not in a buffer.
   std::uint32_t address() const noexcept;
 };
 
-// Every QPU that has not ended waits for a semaphore.
+// Every QPU that has not finished waits for a semaphore.
 class QPU_API DeadlockError : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
@@ -82,7 +82,7 @@ class QPU_API DeadlockError : public ExecutionError {
   ~DeadlockError() noexcept override;
 };
 
-// A host-side argument is out of range: QPU count, index, copy length, ...
+// A host-side argument is out of range: QPU count, index, copy length and so on.
 class QPU_API ArgumentError : public Error {
  public:
   using Error::Error;
@@ -91,7 +91,7 @@ class QPU_API ArgumentError : public Error {
   ~ArgumentError() noexcept override;
 };
 
-// A SharedArray cannot be had: length 0, or memory or bus addresses exhausted.
+// A SharedArray cannot be allocated: length 0, or no memory or bus addresses left.
 class QPU_API AllocationError : public Error {
  public:
   using Error::Error;
@@ -100,8 +100,8 @@ class QPU_API AllocationError : public Error {
   ~AllocationError() noexcept override;
 };
 
-// QPU_BACKEND names no backend, or one that does not work on this machine; a setting
-// of the library is out of range.
+// QPU_BACKEND names an unknown backend, or one that does not work on this machine, or a
+// setting of the library is out of range.
 class QPU_API BackendError : public Error {
  public:
   using Error::Error;

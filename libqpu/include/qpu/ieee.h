@@ -1,6 +1,7 @@
-// The functions of math.h with the NaN and Inf of IEEE 754. QPUs compute with neither:
-// an addition makes Inf of NaN, and min and max take it for a number. So the bits of the
-// operands are looked at, in a few instructions more. Denormals count as 0.
+// The functions of math.h with the NaN and Inf of IEEE 754. QPUs support neither: an
+// addition turns NaN into Inf, and min and max treat NaN as a number. These functions
+// therefore test the bits of the operands, which takes a few more instructions.
+// Denormals count as 0.
 #ifndef QPU_IEEE_H
 #define QPU_IEEE_H
 
@@ -18,7 +19,7 @@ inline IntExpr magnitude(const FloatExpr& x) { return asInt(x) & 0x7fffffff; }
 inline FloatExpr nan() { return asFloat(IntExpr(kNan)); }
 inline BoolExpr isNan(const FloatExpr& x) { return IntExpr(kInf) - magnitude(x) < 0; }
 
-// x where that is NaN, else the result.
+// x where x is NaN, else `result`.
 inline Float keepNan(const FloatExpr& x, const FloatExpr& result) {
   return select(isNan(x), x, result);
 }
@@ -36,7 +37,7 @@ inline FloatExpr min(const FloatExpr& a, const FloatExpr& b) {
 }
 inline FloatExpr negative(const FloatExpr& x) { return asFloat(asInt(x) ^ kSign); }
 
-// `ofNumber` where x is 0 or a number above it, `ofInf` where it is Inf, else NaN.
+// `ofNumber` where x is zero or a positive number, `ofInf` where x is Inf, else NaN.
 inline Float ofPositive(const FloatExpr& x, const FloatExpr& ofNumber, const FloatExpr& ofInf) {
   Float r = ofNumber;
   Where_(asInt(x) >= kInf);
@@ -54,7 +55,7 @@ inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
   return ofPositive(x, qpu::reciprocalSqrt(x), 0);
 }
 
-// NaN too where both are 0, or both Inf.
+// Also NaN where both operands are 0 or both are Inf.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) {
   Int least = qpu::min(magnitude(a), magnitude(b));
   Int greatest = qpu::max(magnitude(a), magnitude(b));

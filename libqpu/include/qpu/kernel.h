@@ -20,7 +20,7 @@ namespace qpu {
 
 namespace detail {
 
-// What the caller hands over for a parameter, and the uniform it becomes.
+// Type of the argument that the caller passes for a parameter, and its uniform.
 template <typename T>
 struct Argument;
 template <>
@@ -38,7 +38,7 @@ struct Argument<Float> {
   }
 };
 QPU_API std::uint32_t arrayUniform(bool given, std::uint32_t address);
-// What a call takes for a Ptr: an array, or a place in one.
+// Argument for a Ptr: an array, or the address of an element of an array.
 template <typename H>
 class ArrayOrPlace {
  public:
@@ -86,9 +86,9 @@ struct MakeIndices<0, I...> {
   typedef Indices<I...> type;
 };
 
-// How the kernel function gets a parameter variable: by value it is handed
-// over without a copy, which would be a statement of the kernel; by reference
-// it lives here while the function runs.
+// How a parameter variable is passed to the kernel function. By value it is passed
+// without a copy, because a copy would be recorded as a statement of the kernel. By
+// reference the variable is a member of this object while the function runs.
 template <typename T>
 struct Parameter {
   Node node;
@@ -113,16 +113,16 @@ struct Call {
 
 }  // namespace detail
 
-// A compiled kernel. Copies share the program; each has its own QPU count.
-// Calls may come from several threads at once, on one Kernel object too, as
-// long as none of them changes the QPU count meanwhile.
+// A compiled kernel. Copies share the program, but each copy has its own QPU count.
+// Several threads can call kernels at once, including the same Kernel object, as long as
+// no thread changes its QPU count at the same time.
 template <typename... Ts>
 class Kernel {
  public:
   explicit Kernel(const detail::Program* program)
       : program_(program, detail::releaseProgram) {}
 
-  // QPUs for the next calls, 1..12; 1 until set. Throws ArgumentError.
+  // Sets the number of QPUs for later calls, 1..12. The default is 1. Throws ArgumentError.
   void setNumQPUs(int n) {
     detail::requireQpuCount(*program_, n);
     qpus_ = n;
@@ -130,25 +130,26 @@ class Kernel {
   int numQPUs() const { return qpus_; }
   const char* name() const { return detail::programName(*program_); }
 
-  // Machine code with the constructs of the source, as text; after a call on the
-  // emulator with profiling on also how often each instruction ran and how long it
-  // waited, by the model. Throws CompileError for what no QPU can run.
+  // The machine code as text, annotated with the constructs of the source. After a call
+  // on the emulator with profiling enabled, it also contains execution counts and stall
+  // times per instruction, from the model. Throws CompileError if the kernel cannot be
+  // compiled for QPUs.
   std::string listing() const {
     const std::unique_ptr<char, void (*)(char*)> text(detail::programListing(*program_),
                                                       detail::freeText);
     return text.get();
   }
   void dump(std::FILE* file = stdout) const { (void)std::fputs(listing().c_str(), file); }
-  // Count by instruction in the next calls on the emulator. Slower.
+  // Enables counters per instruction for later calls on the emulator. Calls get slower.
   void setProfiling(bool on) { profiling_ = on; }
-  // Of the last call on the emulator, of whichever copy of this kernel.
+  // Statistics of the last call on the emulator, of any copy of this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
-  // Machine code as a file, for qpu-objdump, qpu.h and Python. Throws CompileError,
-  // and ArgumentError when the file cannot be written.
+  // Writes the machine code to a file for qpu-objdump, qpu.h and Python. Throws
+  // CompileError, and ArgumentError if the file cannot be written.
   void save(const char* path) const { detail::saveProgram(*program_, path); }
 
-  // Run to the end. Throws ArgumentError for a null or unallocated array,
-  // ExecutionError and its kinds for what the kernel does wrong.
+  // Runs the kernel to completion. Throws ArgumentError for a null or unallocated array,
+  // and ExecutionError or a derived class for errors of the running kernel.
   void operator()(typename detail::Argument<Ts>::Host... arguments) const {
     const std::array<std::uint32_t, sizeof...(Ts) + 1> uniforms = {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
@@ -187,9 +188,9 @@ struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
 
 }  // namespace detail
 
-// Run f once to record its program and make a kernel of it. `name` is for error
-// texts; left out, the function's symbol is used where the loader knows it.
-// Throws CompileError; BackendError when QPU_BACKEND names an unusable backend.
+// Runs f once to record its program, and makes a kernel of it. Error messages contain
+// `name`; if it is null, they contain the symbol of the function, if the loader knows it.
+// Throws CompileError. Throws BackendError if QPU_BACKEND names an unusable backend.
 template <typename... Ts>
 Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char* name = nullptr) {
   return detail::compileFunction<void (*)(Ts...), Ts...>(f, name,

@@ -1,15 +1,15 @@
-// Ready kernels over float arrays in shared memory. Each is written in the
-// language, compiled at its first use, and keeps within the ranges it is given:
-// any size from 0 on, no padding, any address that is a multiple of 4.
+// A library of kernels over float arrays in shared memory. Each kernel is written in the
+// language and compiled at its first use. Kernels access only the given ranges. Sizes
+// can be any number from 0, without padding; addresses must be multiples of 4.
 //
-// Pointers are places in SharedArrays: an array, a.pointer(i), or the CPU's
-// address of an element. `qpus` is 1..12; 0 lets the library choose. Results do
-// not depend on it. All throw ArgumentError for sizes, strides or ranges that
-// do not fit, before anything runs. An output may be the same range as an input
-// where the function says "in place"; else ranges must not overlap.
+// Pointers refer to SharedArrays: an array, a.pointer(i), or the CPU's address of an
+// element. `qpus` is 1..12, or 0 to let the library choose. Results do not depend on it.
+// All functions throw ArgumentError for invalid sizes, strides or ranges before anything
+// runs. An output can be the same range as an input if the function is documented as
+// "in place". Other ranges must not overlap.
 //
 // Arithmetic is that of the language: docs/libqpu.md, "Arithmetic". Error bounds
-// are in units of the last place (ulp) as the interpreter rounds.
+// are in units of the last place (ulp) with the interpreter's rounding.
 #ifndef QPU_KERNELS_H
 #define QPU_KERNELS_H
 
@@ -21,38 +21,39 @@ namespace kernels {
 
 typedef BusPointer<float> Floats;
 
-// Elementwise, in place; exact as the language rounds, else with a bound. NaN stays NaN
-// in relu, clamp, exp, sqrt, sigmoid and tanh; sums and products make Inf of it.
+// Elementwise functions, in place. Results are exact with the rounding of the language,
+// unless a bound is given. NaN stays NaN in relu, clamp, exp, sqrt, sigmoid and tanh;
+// sums and products turn NaN into Inf.
 QPU_API void add(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void sub(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void mul(Floats out, Floats a, Floats b, int n, int qpus = 0);
-// a * b + c and factor * a + b, the product rounded before the sum.
+// a * b + c and factor * a + b. The product is rounded before the addition.
 QPU_API void fma(Floats out, Floats a, Floats b, Floats c, int n, int qpus = 0);
 QPU_API void axpy(Floats out, float factor, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void scale(Floats out, float factor, Floats a, int n, int qpus = 0);
 QPU_API void relu(Floats out, Floats a, int n, int qpus = 0);
 // min(max(a, low), high).
 QPU_API void clamp(Floats out, Floats a, float low, float high, int n, int qpus = 0);
-// To 4 ulp; results under 1.7e-38 are 0.
+// Error up to 4 ulp; results below 1.7e-38 are 0.
 QPU_API void exp(Floats out, Floats a, int n, int qpus = 0);
-// To 4 ulp; 0 for 0 and denormals, NaN below.
+// Error up to 4 ulp; 0 for 0 and denormals, NaN for negative numbers.
 QPU_API void sqrt(Floats out, Floats a, int n, int qpus = 0);
-// To 8 ulp.
+// Error up to 8 ulp.
 QPU_API void sigmoid(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void tanh(Floats out, Floats a, int n, int qpus = 0);
 
-// Over n elements. Sums are compensated: |error| <= 4 ulp of the sum of the
-// magnitudes (of the products: their own rounding comes on top).
+// Reductions over n elements. Sums are compensated: |error| <= 4 ulp of the sum of the
+// magnitudes. For products, their own rounding error is added.
 QPU_API float sum(Floats a, int n, int qpus = 0);
 QPU_API float dot(Floats a, Floats b, int n, int qpus = 0);
-// Square root of the sum of squares; squares above 3.4e38 overflow.
+// Square root of the sum of squares. Squares above 3.4e38 overflow.
 QPU_API float norm(Floats a, int n, int qpus = 0);
-// n >= 1. In the order of IEEE's totalOrder, so -0 is less than 0 and a positive
-// NaN is greater than Inf; argmax gives the first of equal elements.
+// For n >= 1. Elements are ordered as in IEEE's totalOrder: -0 is less than 0 and a
+// positive NaN is greater than Inf. argmax returns the first of equal elements.
 QPU_API float max(Floats a, int n, int qpus = 0);
 QPU_API int argmax(Floats a, int n, int qpus = 0);
 
-// Element (i, j) of a matrix lies at data + i * rowStride + j * columnStride.
+// Element (i, j) of a matrix is at data + i * rowStride + j * columnStride.
 struct Matrix {
   Floats data;
   int rowStride;
@@ -61,14 +62,15 @@ struct Matrix {
       : data(start), rowStride(rows), columnStride(columns) {}
 };
 
-// y = a x, a of m rows and k columns.
+// y = a x, where a has m rows and k columns.
 QPU_API void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus = 0);
-// c = alpha a b + beta c, a of m x k and b of k x n; c's column stride must be 1.
-// c is not read when beta is 0.
+// c = alpha a b + beta c, where a is m x k and b is k x n. The column stride of c must be
+// 1. If beta is 0, c is not read.
 QPU_API void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha = 1,
                     float beta = 0, int qpus = 0);
 
-// Softmax of each row, in place. A row with NaN or +Inf, or of -Inf alone, becomes NaN. Rows are rowStride apart in both.
+// Softmax of each row, in place. A row that contains NaN or +Inf, or only -Inf, becomes
+// NaN. rowStride is the distance between rows in both arrays.
 QPU_API void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpus = 0);
 
 // Geometry of a convolution or pooling over images [batch][channels][height][width].
@@ -85,8 +87,8 @@ struct Window {
   int paddingX = 0;
   int dilationY = 1;
   int dilationX = 1;
-  // Of a convolution: channels and output channels fall into so many groups, each of
-  // which sees its own part alone.
+  // For a convolution: the channels and output channels are divided into this number of
+  // groups. The outputs of a group depend only on the inputs of that group.
   int groups = 1;
 
   int outHeight() const {
@@ -101,11 +103,11 @@ struct Window {
 // [kernelHeight][kernelWidth]; bias[outChannels] or null.
 QPU_API void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& window,
                     int outChannels, int qpus = 0);
-// Greatest element under the window; padding counts as -Inf. Groups do not matter.
+// Maximum under the window. Padding counts as -Inf; groups have no effect.
 QPU_API void maxPool2d(Floats out, Floats a, const Window& window, int qpus = 0);
 
 // (a - mean) / sqrt(variance + epsilon) * weight + bias per channel of
-// [batch][channels][size], in place; weight and bias may be null for 1 and 0.
+// [batch][channels][size], in place. A null weight means 1, a null bias means 0.
 QPU_API void batchNorm(Floats out, Floats a, Floats mean, Floats variance, Floats weight,
                        Floats bias, float epsilon, int batch, int channels, int size,
                        int qpus = 0);

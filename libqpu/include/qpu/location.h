@@ -1,11 +1,11 @@
-// Where in the kernel's source a construct stands, for error texts.
+// Position of a construct in the source of the kernel, for error messages.
 #ifndef QPU_LOCATION_H
 #define QPU_LOCATION_H
 
 namespace qpu {
 
-// File and line of a construct. Operators cannot carry one; errors about them
-// name the last location seen before.
+// File and line of a construct. Operators cannot carry a location; errors about them
+// contain the previous location.
 struct Location {
   const char* file;
   int line;
@@ -16,7 +16,7 @@ struct Location {
 
 }  // namespace qpu
 
-// As a default argument this names the caller (GCC 4.8, Clang 9 and later).
+// As a default argument, this is the location of the caller (GCC 4.8, Clang 9 and later).
 #define QPU_HERE ::qpu::Location(__builtin_FILE(), __builtin_LINE())
 
 #endif

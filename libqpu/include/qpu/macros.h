@@ -1,12 +1,12 @@
-// The words If, Else, While, For, Where, End. They are macros with short names:
-// include this after the headers of other libraries.
+// The keywords If, Else, While, For, Where and End. They are macros with short names:
+// include this header after the headers of other libraries.
 #ifndef QPU_MACROS_H
 #define QPU_MACROS_H
 
 #include "qpu/statement.h"
 
-// Each opens a scope of C++, so that variables declared inside end there, and
-// is one C++ statement from its word to End.
+// Each keyword opens a C++ scope, so that variables declared inside are destroyed at its
+// end. From the keyword to End it is one C++ statement.
 #define If(...)            \
   {                        \
     ::qpu::If_(__VA_ARGS__); \

@@ -1,4 +1,4 @@
-// All of the language under its real names, without macros.
+// The whole language in namespace qpu, without macros.
 #ifndef QPU_QPU_HPP
 #define QPU_QPU_HPP
 

@@ -1,5 +1,5 @@
-// Arrays that the CPU and the QPUs share. QPUs see them at 32-bit bus addresses
-// on every host, 64-bit ones included.
+// Arrays that the CPU and the QPUs share. QPUs access them at 32-bit bus addresses on
+// every host, including 64-bit hosts.
 #ifndef QPU_SHARED_ARRAY_H
 #define QPU_SHARED_ARRAY_H
 
@@ -19,14 +19,12 @@ namespace detail {
 
 struct Block;
 
-// Owner of one allocation of 4-byte words. Allocation and release are safe
-// from any thread. Start and length are multiples of nothing smaller than a
-// word; the start is aligned to 64 bytes on both sides.
+// Owns one allocation of 4-byte words. Allocation and release are thread-safe. The start
+// is aligned to 64 bytes for both the CPU and the QPUs.
 class QPU_API SharedWords {
  public:
   SharedWords() noexcept : block_(nullptr), words_(nullptr), count_(0), address_(0) {}
-  // Throws AllocationError when count is 0, or memory or bus addresses are
-  // exhausted.
+  // Throws AllocationError if count is 0, or if no memory or bus addresses are left.
   explicit SharedWords(std::size_t count);
   SharedWords(const SharedWords&) = delete;
   SharedWords& operator=(const SharedWords&) = delete;
@@ -36,10 +34,10 @@ class QPU_API SharedWords {
 
   std::uint32_t* words() const noexcept { return words_; }
   std::size_t count() const noexcept { return count_; }
-  // 0 when nothing is allocated.
+  // 0 if nothing is allocated.
   std::uint32_t address() const noexcept { return address_; }
 
-  // Throws ArgumentError when [first, first + n) is not inside the array.
+  // Throws ArgumentError if [first, first + n) is not inside the array.
   void requireRange(std::size_t first, std::size_t n, const char* what) const {
     if (first > count_ || n > count_ - first) outOfRange(first, n, what);
   }
@@ -53,18 +51,18 @@ class QPU_API SharedWords {
   std::uint32_t address_;
 };
 
-// Bus address of a word of a live array given by its host address, or by a bus
-// address that was cast to a pointer; 0 for null. Throws ArgumentError else.
+// Bus address of a word of a live array. `host` is its host address, or its bus address
+// cast to a pointer. Returns 0 for null. Throws ArgumentError for any other pointer.
 QPU_API std::uint32_t busAddress(const void* host);
-// Host address of a word of a live array; null for 0. Throws ArgumentError else.
+// Host address of a word of a live array, or null for 0. Throws ArgumentError for any
+// other address.
 QPU_API void* hostAddress(std::uint32_t bus);
 
 QPU_API void copyWords(void* to, const void* from, std::size_t count) noexcept;
 
 }  // namespace detail
 
-// What a SharedArray<T*> holds: a 32-bit bus address that reads and writes like
-// a T*.
+// Element of a SharedArray<T*>: a 32-bit bus address that can be used like a T*.
 template <typename T>
 class BusPointer {
  public:
@@ -89,7 +87,7 @@ class BusPointer {
 
 namespace detail {
 
-// What one element looks like in shared memory.
+// Representation of an element in shared memory.
 template <typename T>
 struct Stored {
   typedef T type;
@@ -101,9 +99,9 @@ struct Stored<T*> {
 
 }  // namespace detail
 
-// T is int, float or a pointer to what another SharedArray holds. Zero-filled.
-// Movable, not copyable. A kernel must not run on an array that is being
-// destroyed or moved.
+// T is int, float, or a pointer to the element type of another SharedArray. Elements are
+// initialised to zero. An array is movable, not copyable. A kernel must not run on an
+// array that is being destroyed or moved.
 template <typename T>
 class SharedArray {
  public:
@@ -113,10 +111,10 @@ class SharedArray {
                 "shared memory holds plain data");
 
   SharedArray() = default;
-  // Room for n elements. Throws AllocationError, also for n = 0.
+  // Allocates n elements. Throws AllocationError, also for n = 0.
   explicit SharedArray(std::size_t n) : words_(n) {}
 
-  // Allocate later, or anew: what was held before is released first.
+  // Allocates n elements. The previous contents are released first.
   void alloc(std::size_t n) {
     dealloc();
     words_ = detail::SharedWords(n);
@@ -138,13 +136,13 @@ class SharedArray {
   const value_type* begin() const { return getPointer(); }
   const value_type* end() const { return getPointer() + size(); }
 
-  // What a SharedArray<T*> takes to point at element i.
+  // Pointer to element i, for a SharedArray<T*>.
   BusPointer<T> pointer(std::size_t i) const {
     words_.requireRange(i, 1, "pointer");
     return BusPointer<T>::fromAddress(words_.address() + static_cast<std::uint32_t>(4 * i));
   }
 
-  // Throws ArgumentError when i is outside the array.
+  // Throws ArgumentError if i is outside the array.
   template <typename I>
   value_type& operator[](I i) {
     words_.requireRange(static_cast<std::size_t>(i), 1, "operator[]");
@@ -156,8 +154,8 @@ class SharedArray {
     return getPointer()[static_cast<std::size_t>(i)];
   }
 
-  // Copy n elements to or from the array's elements first, first + 1, ... in
-  // one block. Throws ArgumentError when they do not fit.
+  // Copy a block of n elements to or from the elements first, first + 1, ... of the
+  // array. Throw ArgumentError if the block does not fit.
   void copyFrom(const value_type* source, std::size_t n, std::size_t first = 0) {
     words_.requireRange(first, n, "copyFrom");
     detail::copyWords(words_.words() + first, source, n);

@@ -7,35 +7,35 @@
 
 namespace qpu {
 
-// Control flow without macros; qpu/macros.h wraps these. Each of If_, While_,
-// For_ and Where_ is closed by one End_.
+// Control flow without macros; qpu/macros.h wraps these functions. One End_ closes each
+// If_, While_, For_ and Where_.
 inline void If_(const Cond& c, Location where = QPU_HERE) { detail::beginIf(c.node(), where); }
 inline void While_(const Cond& c, Location where = QPU_HERE) {
   detail::beginWhile(c.node(), where);
 }
-// Statements between For_ and ForBody_ are the step; they run after the body.
+// Statements between For_ and ForBody_ are the step. They run after the body.
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
-// Assignments inside change only the elements where `mask` holds. Where blocks
-// nest; loads read all 16 words, stores and loops are refused.
+// Assignments inside change only the elements where `mask` holds. Where blocks can be
+// nested. Loads read all 16 words. Stores and loops are errors.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);
 }
 inline void Else_(Location where = QPU_HERE) { detail::beginElse(where); }
 inline void End_(Location where = QPU_HERE) { detail::end(where); }
 
-// Ask for the word at each of the 16 addresses of p, without waiting. The low
-// two bits of an address are ignored. At most 8 requests may be outstanding
-// where gathers and receives alternate between the two TMUs in a way that no
-// branch or loop disturbs: the paths that meet at a point have as many
-// outstanding, and loops ask an even number of times. Else, or when *p is read
-// while some are outstanding, at most 4.
+// Requests the word at each of the 16 addresses of p, without waiting. The low two bits
+// of an address are ignored. Up to 8 requests can be outstanding if gathers and receives
+// alternate between the two TMUs independently of branches and loops: all paths to a
+// point have the same number of outstanding requests, and each loop iteration makes an
+// even number of requests. Otherwise, or if *p is read while requests are outstanding,
+// the limit is 4.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);
 }
 
-// Take the oldest gathered vector.
+// Receives the vector of the oldest outstanding gather.
 inline void receive(Int& x, Location where = QPU_HERE) { detail::receive(x.node(), where); }
 inline void receive(Float& x, Location where = QPU_HERE) { detail::receive(x.node(), where); }
 template <typename T>
@@ -43,8 +43,8 @@ void receive(Ptr<T>& x, Location where = QPU_HERE) {
   detail::receive(x.node(), where);
 }
 
-// Store 16 consecutive words at the first address of p, without waiting; a
-// following store waits for it.
+// Stores 16 consecutive words at the first address of p, without waiting. A later store
+// waits for this one.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, Location where = QPU_HERE) {
   detail::store(x.node(), p.node(), false, where);
 }
@@ -56,8 +56,8 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, Location where = QPU_
   detail::store(x.node(), p.node(), false, where);
 }
 
-// Store the first n words, 1..16, of x only: what follows them in memory keeps
-// its values. n's element 0 counts.
+// Stores only the first n words of x, 1..16. The words after them in memory keep their
+// values. Only element 0 of n is used.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, const IntExpr& n,
                   Location where = QPU_HERE) {
   detail::storeFirst(x.node(), p.node(), n.node(), where);
@@ -72,15 +72,18 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
   detail::storeFirst(x.node(), p.node(), n.node(), where);
 }
 
-// In the loads *p and p[i], and in the stores *p = x, p[i] = x and store(x, p), that follow
-// in the text of the kernel, leave out `elements` (0..2047, at first 0) elements of memory
-// between two of the vector: with 1, *p is every other word. A C++ number, outside of If,
-// While, For and Where. gather() and DMA by hand take no stride, store(x, p, n) is refused
-// under one. Slower than without: a load takes up to 16 loads and 16 rotations, a store 16
-// stores of a word; for arrays that are walked, gather(p + index() * 2) is better.
+// Sets the stride of the loads *p and p[i], or of the stores *p = x, p[i] = x and
+// store(x, p), that follow in the source of the kernel: the number of elements (0..2047,
+// initially 0) in memory to skip between two elements of the vector. With 1, *p reads
+// every other word. The stride is a C++ number and is set outside of If, While, For and
+// Where. It does not apply to gather() and explicit DMA; store(x, p, n) is an error while
+// a stride is set. Strides are slow: a load becomes up to 16 loads and 16 rotations, a
+// store becomes 16 stores of one word. To iterate over an array, gather(p + index() * 2) is
+// faster.
 //
-// QPULib's programs use these; its documents do not define them. The count is that of
-// dmaSetWriteStride(), from the end of one piece to the start of the next, in elements.
+// Programs for QPULib use these functions, but its documentation does not define them.
+// Like the argument of dmaSetWriteStride(), the stride is the distance from the end of
+// one part to the start of the next, but in elements.
 inline void setReadStride(int elements, Location where = QPU_HERE) {
   detail::readStride(elements, where);
 }
@@ -88,8 +91,8 @@ inline void setWriteStride(int elements, Location where = QPU_HERE) {
   detail::writeStride(elements, where);
 }
 
-// Print from a kernel: text as it is, a vector as <e0,e1,..,e15> and a newline.
-// Goes to standard output; nothing on backends that cannot print.
+// Prints from a kernel: text unchanged, a vector as <e0,e1,..,e15> and a newline. The
+// output goes to standard output. Backends that cannot print ignore the statement.
 inline void Print(const char* text, Location where = QPU_HERE) { detail::printText(text, where); }
 inline void Print(const IntExpr& x, Location where = QPU_HERE) {
   detail::printVector(x.node(), detail::Type::Int, where);
@@ -110,8 +113,8 @@ void Print(const PtrExpr<T>& x, Location where = QPU_HERE) {
   detail::printVector(x.node(), detail::Type::Address, where);
 }
 
-// The 16 semaphores 0..15 are shared by all QPUs, count 0..15 and are 0 when a
-// kernel starts; a kernel must leave them at 0. semaInc waits at 15, semaDec at 0.
+// The 16 semaphores 0..15 are shared by all QPUs. They count from 0 to 15 and are 0 when a
+// kernel starts; a kernel must leave them at 0. semaInc waits at 15, semaDec waits at 0.
 inline void semaInc(int semaphore, Location where = QPU_HERE) {
   detail::semaphoreRelease(semaphore, where);
 }

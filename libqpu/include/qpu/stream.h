@@ -1,9 +1,10 @@
-// How kernels walk along arrays: blocks of four vectors dealt to workers in
-// turn, requests ahead of their use, and the vectors after the last whole block.
+// Iteration over arrays in kernels: blocks of vectors are distributed among workers,
+// data is requested ahead of its use, and the vectors after the last whole block are
+// handled separately.
 //
-// Kernels of others may use it too: it is how those of qpu/kernels.h are written.
-// Unlike the other headers it needs C++17. Include it after the headers of other
-// libraries, for the macros' sake.
+// The kernels of qpu/kernels.h use this header, and other kernels can use it, too.
+// Unlike the other headers it requires C++17. Include it after the headers of other
+// libraries, because it defines macros with common names.
 #ifndef QPU_STREAM_H
 #define QPU_STREAM_H
 
@@ -16,26 +17,26 @@
 
 namespace qpu::kernels {
 
-// Requests that a QPU keeps in flight. Every straight piece of a kernel makes an
-// even number of them, so that they alternate between the TMUs in a fixed way.
+// Number of outstanding requests of a QPU. Every basic block of a kernel makes an even
+// number of requests, so that they alternate between the TMUs in a fixed order.
 constexpr int kInFlight = 8;
 
-// VPM rows that kernels use by hand, shared out among the QPUs; rows from 52 on
-// are the compiler's.
+// VPM rows that kernels use directly, divided among the QPUs. The compiler uses the rows
+// from 52.
 constexpr int kVpmRows = 48;
-// Vectors of a block that is stored in one DMA. Starting one costs as much as
-// storing many rows, so a few QPUs with long blocks store more than all with short
-// ones. By the model; not measured on hardware.
+// Number of vectors in a block that is stored by one DMA transfer. Starting a transfer
+// costs as much as storing many rows, so that a few QPUs with long blocks store more than
+// all QPUs with short ones. According to the model; not measured on hardware.
 constexpr int kLong = 8;
 constexpr int kShort = 4;
 constexpr int kQpusWithLong = kVpmRows / kLong;
 static_assert(kVpmRows / kShort == 12, "all QPUs have rows for a short block");
 
-// Whether so many QPUs have rows for long blocks; 0, the library's choice, may.
+// Whether this number of QPUs has enough rows for long blocks. 0, the library's choice, does.
 inline bool mayBeLong(int qpus) { return qpus <= kQpusWithLong; }
 inline int orLong(int qpus) { return qpus == 0 ? kQpusWithLong : qpus; }
-// Whether long blocks make the stores of n elements shorter: what is left over is
-// stored vector by vector. In units of what a further row costs.
+// Whether long blocks make storing n elements faster, including the rest, which is stored
+// vector by vector. The unit of cost is one additional row.
 inline bool longPays(int n) {
   constexpr int start = 11;
   const auto cost = [n](int length) {
@@ -50,7 +51,7 @@ using Vectors = std::array<Float, N>;
 template <std::size_t N>
 using Pointers = std::array<Ptr<Float>, N>;
 
-// A request that is not needed, so that their number is even.
+// A request that is not needed, to make the number of requests even.
 template <std::size_t N>
 void evenGather(const PtrExpr<Float>& p) {
   if (N % 2 != 0) gather(p);
@@ -63,10 +64,11 @@ void evenReceive() {
   }
 }
 
-// Calls vector(j, x) with vector j of each block of `Length` vectors of the n
-// elements that is worker's, block(first) after those of the block from element
-// `first` on, and tail(x, first, count) for up to 16 elements beyond the blocks; in
-// x, elements from `count` on are copies of the last one.
+// Iterates over the n elements in blocks of `Length` vectors. For each block of this
+// worker, calls vector(j, x) for each vector j of the block and then block(first), where
+// `first` is the first element of the block. For the elements after the last whole block,
+// calls tail(x, first, count) with up to 16 elements; the elements of x from `count` are
+// copies of the last element.
 template <std::size_t N, int Length, typename OnVector, typename OnBlock, typename OnTail>
 void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntExpr& workers,
           OnVector vector, OnBlock block, OnTail tail) {
@@ -83,7 +85,7 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
     int place = 0;
     const auto request = [&] {
       if (place == Length) {
-        // At the end the last block is asked for again, and dropped.
+        // After the last block, the same block is requested again and dropped.
         place = 0;
         fetched = fetched + step;
         Int move = (step << shift) & ((fetched - blocks) >> 31);
@@ -121,8 +123,8 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
   End
 }
 
-// A sum with what its rounding has lost so far, which stays finite so that a
-// sum that has become Inf stays that.
+// A compensated sum. The accumulated rounding error stays finite, so that a sum that has
+// become Inf stays Inf.
 struct Sum {
   Float total = 0;
   Float lost = 0;
@@ -136,14 +138,14 @@ struct Sum {
   }
 };
 
-// First of the rows of this QPU.
+// First VPM row of this QPU.
 template <int Length>
 IntExpr firstVpmRow() {
   return me() * Length;
 }
 
-// Stores vectors at `to` in one DMA, overlapped with what follows. finishBursts()
-// before the kernel stores in another way or ends.
+// Stores vectors at `to` in one DMA transfer that overlaps with the code after it. Call
+// finishBursts() before the kernel stores in another way or ends.
 template <std::size_t Length>
 void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const IntExpr& vpmRow) {
   dmaWaitWrite();
@@ -155,10 +157,10 @@ void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const I
 }
 inline void finishBursts() { dmaWaitWrite(); }
 
-// Walks over planes of `size` outputs, the QPUs taking blocks of vectors in
-// turn: compute(plane, first) gives the vector from output `first` of the plane on,
-// computed with lanes beyond the end; whole(vectors, to) stores a block, rest(vectors,
-// to, left) the `left` outputs of a last one.
+// Iterates over planes of `size` outputs. Blocks of vectors are distributed round-robin
+// among the QPUs. compute(plane, first) returns the vector that starts at output `first`
+// of the plane; it is also called for elements beyond the end. whole(vectors, to) stores a
+// block, rest(vectors, to, left) stores the `left` outputs of the last, partial block.
 template <int Length, typename F, typename Whole, typename Rest>
 void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F compute, Whole whole,
                 Rest rest) {
@@ -189,7 +191,7 @@ void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F com
   finishBursts();
 }
 
-// The same with a burst for each block, and stores for the rest.
+// The same, with a burst for each whole block and single stores for the rest.
 template <int Length, typename F>
 void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
   Int vpmRow = firstVpmRow<Length>();

@@ -1,5 +1,5 @@
-// The vector types of the language: Int, Float, Ptr<T>. Each holds 16 elements
-// of 32 bits; writing C++ with them inside a kernel function records a program.
+// The vector types of the language: Int, Float and Ptr<T>. Each holds 16 elements
+// of 32 bits. C++ code that uses them inside a kernel function records a program.
 #ifndef QPU_VECTOR_H
 #define QPU_VECTOR_H
 
@@ -35,8 +35,8 @@ struct IfReal : std::enable_if<std::is_floating_point<A>::value, int> {};
 
 namespace detail {
 
-// A double holds every number of up to 32 bits; of wider ones those that have no
-// 32 bits stay out of range in it.
+// A double holds every 32-bit integer exactly. Wider integers that do not fit into
+// 32 bits stay out of range as a double.
 template <typename A>
 typename std::enable_if<std::is_integral<A>::value && sizeof(A) <= 4, Node>::type number(A value) {
   return constantInt(static_cast<std::int32_t>(value));
@@ -49,8 +49,9 @@ typename std::enable_if<!std::is_integral<A>::value || (sizeof(A) > 4), Node>::t
 
 }  // namespace detail
 
-// An integer vector value. A C++ number stands for itself in all elements, toward
-// zero: -2^31..2^32 - 1, from 2^31 on as the negative number of the same 32 bits.
+// An integer vector value. A C++ number is copied to all elements and truncated toward
+// zero. The range is -2^31..2^32 - 1; a number from 2^31 becomes the negative number with
+// the same 32 bits.
 class IntExpr {
  public:
   explicit IntExpr(detail::FromNode n) : node_(n.node) {}
@@ -102,9 +103,9 @@ struct Element<Ptr<T> > {
 
 }  // namespace detail
 
-// *p and p[i]: as a value the 16 consecutive words from the first address of p;
-// as the target of an assignment a store of 16 words there that waits until
-// they are written.
+// *p and p[i]. As a value: the 16 consecutive words from the first address of p. As the
+// target of an assignment: a store of 16 words to that address, which waits until they
+// are written.
 template <typename T>
 class Deref : public detail::Element<T>::Expr {
   typedef typename detail::Element<T>::Expr Expr;
@@ -211,8 +212,9 @@ inline IntExpr ror(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Ror, a, b);
 }
 
-// Float arithmetic: results are rounded toward zero, denormals count as +0 and
-// never come out, NaN does not arise. min and max compare sign and magnitude.
+// Float arithmetic: results are rounded toward zero, denormal operands count as +0,
+// results are never denormal, and no operation produces NaN. min and max compare sign and
+// magnitude.
 inline FloatExpr operator+(const FloatExpr& a, const FloatExpr& b) {
   return detail::floatOp(detail::Op::FAdd, a, b);
 }
@@ -230,24 +232,25 @@ inline FloatExpr max(const FloatExpr& a, const FloatExpr& b) {
   return detail::floatOp(detail::Op::FMax, a, b);
 }
 
-// The sign cleared; denormals stay as they are.
+// Clears the sign. Denormals are unchanged.
 inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FMaxAbs, a, a); }
 
-// The special function unit: 1/x, 1/sqrt(|x|), 2^x, log2(|x|); 0 gives Inf, Inf, about 1,
-// -Inf. Off by about 3e-5 and at most 1e-4, relative (log2: absolute, where it is below 1);
-// powers of two are not exact. Interpreter and emulator give the same bits; a board gives
-// others. qpu/math.h has functions that are right to the last bits. Source: samples and
-// tests of hardware that VC4C and py-videocore publish.
+// Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x, log2(|x|). 0 gives Inf,
+// Inf, about 1 and -Inf. The relative error is about 3e-5 and at most 1e-4 (for log2, the
+// absolute error where the result is below 1). Powers of two are not exact. Interpreter
+// and emulator give the same bits; a board gives others. qpu/math.h has functions that
+// are accurate to the last bits. Source: samples and hardware tests published by VC4C and
+// py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
 inline FloatExpr exp2(const FloatExpr& a) { return detail::floatOp(detail::Op::Exp2, a); }
 inline FloatExpr log2(const FloatExpr& a) { return detail::floatOp(detail::Op::Log2, a); }
 
-// The same 32 bits per element as the other type.
+// The 32 bits of each element, reinterpreted as the other type.
 inline IntExpr asInt(const FloatExpr& a) { return IntExpr(detail::FromNode(a.node())); }
 inline FloatExpr asFloat(const IntExpr& a) { return FloatExpr(detail::FromNode(a.node())); }
 
-// Rounded toward zero; a float that no 32-bit integer holds becomes 0.
+// Conversions round toward zero. A float outside the range of 32-bit integers becomes 0.
 inline FloatExpr toFloat(const IntExpr& a) {
   return FloatExpr(
       detail::FromNode(detail::unary(detail::Op::ItoF, detail::Type::Float, a.node())));
@@ -256,8 +259,8 @@ inline IntExpr toInt(const FloatExpr& a) {
   return IntExpr(detail::FromNode(detail::unary(detail::Op::FtoI, detail::Type::Int, a.node())));
 }
 
-// Element i moves to element (i + n) mod 16: 1 is one to the right, 15 one to
-// the left. Only the low four bits of n's element 0 count.
+// Element i moves to element (i + n) mod 16: 1 rotates right by one, 15 rotates left by
+// one. Only the low four bits of element 0 of n are used.
 inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
   return detail::intOp(detail::Op::Rotate, a, n);
 }
@@ -266,7 +269,7 @@ inline FloatExpr rotate(const FloatExpr& a, const IntExpr& n) {
       detail::binary(detail::Op::Rotate, detail::Type::Float, a.node(), n.node())));
 }
 
-// Element k, 0..15, in all elements.
+// Copies element k, 0..15, to all elements.
 inline IntExpr broadcast(const IntExpr& a, int k, Location where = QPU_HERE) {
   return IntExpr(detail::FromNode(detail::broadcast(detail::Type::Int, a.node(), k, where)));
 }
@@ -274,7 +277,7 @@ inline FloatExpr broadcast(const FloatExpr& a, int k, Location where = QPU_HERE)
   return FloatExpr(detail::FromNode(detail::broadcast(detail::Type::Float, a.node(), k, where)));
 }
 
-// Pointers move by elements of 4 bytes, each of the 16 addresses on its own.
+// Pointers move by elements of 4 bytes. Each of the 16 addresses moves independently.
 template <typename T>
 PtrExpr<T> operator+(const PtrExpr<T>& p, const IntExpr& i) {
   return detail::offset(detail::Op::Add, p, i);
@@ -288,8 +291,8 @@ Deref<T> PtrExpr<T>::operator[](const IntExpr& i) const {
   return *(*this + i);
 }
 
-// A variable of 16 integers. Without an initialiser it holds 0 on the
-// interpreter and an undefined value on hardware.
+// A variable of 16 integers. Without an initialiser its value is 0 on the interpreter and
+// undefined on hardware.
 class Int : public IntExpr {
  public:
   Int(Location where = QPU_HERE) : IntExpr(fresh(where)) {}
@@ -323,7 +326,7 @@ class Int : public IntExpr {
   Int& operator|=(const IntExpr& b) { return *this = *this | b; }
   Int& operator^=(const IntExpr& b) { return *this = *this ^ b; }
   Int& operator++() { return *this = *this + 1; }
-  // A statement: the old value is gone.
+  // A statement without a value: the old value is not kept.
   void operator++(int) { ++*this; }
 
  private:
@@ -332,7 +335,7 @@ class Int : public IntExpr {
   }
 };
 
-// A variable of 16 floats; without an initialiser as for Int.
+// A variable of 16 floats. Without an initialiser, the same applies as for Int.
 class Float : public FloatExpr {
  public:
   Float(Location where = QPU_HERE) : FloatExpr(fresh(where)) {}
@@ -367,7 +370,7 @@ class Float : public FloatExpr {
   }
 };
 
-// A variable of 16 addresses of T, T = Int, Float or again a Ptr.
+// A variable of 16 addresses of T, where T is Int, Float or another Ptr.
 template <typename T>
 class Ptr : public PtrExpr<T> {
  public:
@@ -394,7 +397,7 @@ class Ptr : public PtrExpr<T> {
   }
 };
 
-// 0, 1, .., 15.
+// The element numbers 0, 1, .., 15.
 inline IntExpr index() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::ElementNumber, detail::Type::Int)));
 }
@@ -402,7 +405,7 @@ inline IntExpr index() {
 inline IntExpr me() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuNumber, detail::Type::Int)));
 }
-// How many QPUs run this kernel.
+// Number of QPUs that run this kernel.
 inline IntExpr numQPUs() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuCount, detail::Type::Int)));
 }

@@ -1,13 +1,13 @@
-// The VPM and its two DMA engines, by hand. The VPM is a window of 64 rows by
-// 16 columns of 32-bit words shared by all QPUs: give each QPU rows of its own
-// or order them by semaphores. Manual: section 7, VPM and VCD/VDW.
+// Direct access to the VPM and its two DMA engines. The VPM is a window of 64 rows by
+// 16 columns of 32-bit words that all QPUs share: use separate rows for each QPU, or
+// order their accesses with semaphores. Manual: section 7, VPM and VCD/VDW.
 //
 // A DMA address in the VPM counts words: 16 * row + column. A vector address
-// counts rows when HORIZ (0..63); when VERT it is 16 * (row / 16) + column.
+// counts rows if HORIZ (0..63); if VERT it is 16 * (row / 16) + column.
 //
-// In a kernel that uses any of this, store() and *p = x put their vectors into
-// row 63 - me(), as does reading *p where a store may have come before; rows 0
-// to 51 are never the compiler's. Windows and set-ups stay as they were.
+// In a kernel that uses any of these functions, store() and *p = x place their vectors in
+// row 63 - me(). So does reading *p if a store can precede it. The compiler never uses
+// rows 0 to 51. Windows and setups are unchanged.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 
@@ -15,7 +15,7 @@
 
 namespace qpu {
 
-// HORIZ: a memory row, or a vector, lies along a VPM row; VERT: along a column.
+// HORIZ: a memory row, or a vector, is along a VPM row; VERT: along a column.
 enum VPMDirection { HORIZ, VERT };
 
 namespace detail {
@@ -29,10 +29,10 @@ inline Direction direction(VPMDirection d) {
 inline void dmaSetReadPitch(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaReadPitch(bytes.node(), where);
 }
-// Read numRows (1..16) memory rows of rowLength (1..16) words; each starts vpmPitch
-// (1..16) VPM rows after the one before, HORIZ and VERT. So VERT with rowLength 1 fills
-// one column with words from memory rows, and VERT with vpmPitch 16 puts columns below
-// each other. Source: Broadcom's guide, VPITCH of the DMA load set-up.
+// Reads numRows (1..16) memory rows of rowLength (1..16) words. Each row starts vpmPitch
+// (1..16) VPM rows after the previous one, for both HORIZ and VERT. VERT with rowLength 1
+// therefore fills one column with words from memory rows, and VERT with vpmPitch 16
+// places columns below each other. Source: Broadcom's guide, VPITCH of the DMA load setup.
 inline void dmaSetupRead(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                          int rowLength = 16, int vpmPitch = 1, Location where = QPU_HERE) {
   detail::dmaReadSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, vpmPitch,
@@ -49,8 +49,8 @@ inline void dmaWaitRead(Location where = QPU_HERE) { detail::dmaReadWait(where);
 inline void dmaSetWriteStride(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaWriteStride(bytes.node(), where);
 }
-// Write numRows (1..64 HORIZ, 1..16 VERT) memory rows of rowLength words (1..16 HORIZ,
-// 1..64 VERT), each from the VPM row (HORIZ) or column (VERT) after the one before.
+// Writes numRows (1..64 HORIZ, 1..16 VERT) memory rows of rowLength words (1..16 HORIZ,
+// 1..64 VERT). Each comes from the VPM row (HORIZ) or column (VERT) after the previous one.
 inline void dmaSetupWrite(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                           int rowLength = 16, Location where = QPU_HERE) {
   detail::dmaWriteSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, where);
@@ -61,14 +61,14 @@ void dmaStartWrite(const PtrExpr<T>& memory, Location where = QPU_HERE) {
 }
 inline void dmaWaitWrite(Location where = QPU_HERE) { detail::dmaWriteWait(where); }
 
-// Announce that `vectors` (1..16) vectors will be read from `address` on, each
-// `stride` (1..64) further. All must be read before the next announcement.
+// Sets up reading of `vectors` (1..16) vectors, from `address` in steps of `stride`
+// (1..64). All of them must be read before the next setup.
 inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, int stride = 1,
                          Location where = QPU_HERE) {
   detail::vpmReadSetup(detail::direction(d), vectors, address.node(), stride, where);
 }
-// Take the next vector each time the expression is evaluated, operands from
-// left to right.
+// Reads the next vector each time the expression is evaluated. Operands are evaluated
+// from left to right.
 inline IntExpr vpmGetInt() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::VpmRead, detail::Type::Int)));
 }

@@ -1,19 +1,19 @@
-"""Run Python scripts without waiting for the import of torch: seconds on a Pi, half a minute on an emulated one.
+"""Run Python scripts without the time to import torch: seconds on a Pi, half a minute on an emulated one.
 
-    python3 -m pitorch.preloaded SCRIPT [ARGUMENT...]       as python3 SCRIPT
-    python3 -m pitorch.preloaded -c CODE [ARGUMENT...]      as python3 -c CODE
-    python3 -m pitorch.preloaded --stop                     end the process that is kept
+    python3 -m pitorch.preloaded SCRIPT [ARGUMENT...]       like python3 SCRIPT
+    python3 -m pitorch.preloaded -c CODE [ARGUMENT...]      like python3 -c CODE
+    python3 -m pitorch.preloaded --stop                     stop the server process
 
-The first call starts a process that imports torch and is kept; it forks for every run. A run has its caller's
-arguments, folder, environment, files, umask and signals, and ends with the script's status. The process is one per
-user and Python; it ends after half an hour without a run (``--idle=SECONDS``).
+The first call starts a server process that imports torch. The server forks a process for every run. A run has the
+arguments, folder, environment, files, umask and signals of its caller, and exits with the status of the script. Each
+user has one server per Python version; it ends after half an hour without a run (``--idle=SECONDS``).
 
-Nothing that ``./inv deploy`` puts into a root is loaded before the fork: an extension, libqpu or script that was
-changed is the changed one in the next run. When torch itself was changed, or a variable that is read while it is
-loaded (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) is another one, the process is started anew, and that is said.
+The server does not import anything that ``./inv deploy`` installs, so the next run uses a changed extension, libqpu or
+script. If torch itself has changed, or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …), the
+server is restarted, and a message reports this.
 
-``--import=MODULE`` (may be given several times) names what is imported in place of torch. Linux only. Exit codes are
-the script's; 125 where the process could not be started, with the words of what failed.
+``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. Linux only. The exit code is that of
+the script, or 125 with the cause if the server could not be started.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from typing import Any, NoReturn
 __all__ = ["NotStarted", "main"]
 
 NOT_STARTED = 125
-"""Exit code: no process that has the modules."""
+"""Exit code: the server could not be started."""
 
 _IDLE_S = 1800.0
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""What makes ``import torch`` leave out the backends of others: the device qpu is one, and is loaded after the fork."""
+"""With 0, ``import torch`` does not load external backends such as the device qpu, which is loaded after the fork."""
 
-_READ_WHILE_LOADING = (
+_IMPORT_VARIABLES = (
     *("ATEN_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_"),
     "TORCH",
 )
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_LAST_WORDS_S = 30.0
+_EXIT_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!I")
 
 
 class NotStarted(RuntimeError):
-    """The process that has the modules could not be started, or is not to be trusted."""
+    """The server could not be started, or its folder is not safe."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Run what the command line names. Raises NotStarted."""
+    """Execute the command line. Raises NotStarted."""
     modules, idle_s, rest = [], _IDLE_S, list(words)
     while rest and rest[0].startswith("--"):
         name, _, value = rest.pop(0).partition("=")
@@ -75,26 +75,26 @@ def main(words: Sequence[str]) -> int:
             print(__doc__)
             return 0
         else:
-            return _usage(f"{name} is no option, or lacks its value")
+            return _usage(f"{name} is not an option, or its value is missing or invalid")
     if not rest or rest == ["-c"]:
-        return _usage("no script is named")
+        return _usage("no script given")
     if rest[0] != "-c" and rest[0].startswith("-"):
-        return _usage(f"{rest[0]} is no script")
+        return _usage(f"{rest[0]} is not a script")
     if rest[0] != "-c" and not Path(rest[0]).is_file():
-        print(f"pitorch.preloaded: there is no file {rest[0]}", file=sys.stderr)
+        print(f"pitorch.preloaded: no such file: {rest[0]}", file=sys.stderr)
         return 2
     return run(rest, modules=modules or ["torch"], idle_s=idle_s)
 
 
-def _usage(fault: str) -> int:
-    print(f"pitorch.preloaded: {fault}\n{(__doc__ or '').split('The first call')[0].rstrip()}", file=sys.stderr)
+def _usage(error: str) -> int:
+    print(f"pitorch.preloaded: {error}\n{(__doc__ or '').split('The first call')[0].rstrip()}", file=sys.stderr)
     return 2
 
 
 def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S) -> int:
-    """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` loaded; the status it ended with.
+    """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` imported, and return its exit status.
 
-    One that a signal ended gives 128 and its number. Raises NotStarted.
+    If a signal ended the script, the status is 128 plus the number of the signal. Raises NotStarted.
     """
     request = {
         "words": list(words),
@@ -103,38 +103,38 @@ def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S
         "environment": dict(os.environ),
         "umask": _umask(),
     }
-    why = ""
+    reason = ""
     for _ in range(3):
-        with contextlib.closing(_connected(modules, idle_s, why)) as link:
-            answer = _asked(link, request)
-        if "status" in answer:
-            return int(answer["status"])
-        if "started" in answer:
-            raise NotStarted("the process that is kept was ended while the script ran")
-        why = str(answer.get("stale", "the one before has just ended"))
-    raise NotStarted(f"the process that was started last could not be used either: {why}")
+        with contextlib.closing(_connect(modules, idle_s, reason)) as connection:
+            response = _request(connection, request)
+        if "status" in response:
+            return int(response["status"])
+        if "started" in response:
+            raise NotStarted("the server was terminated while the script ran")
+        reason = str(response.get("stale", "the previous server has just ended"))
+    raise NotStarted(f"no server could be used in three attempts: {reason}")
 
 
 def stop() -> int:
-    """End the process that is kept, if there is one; runs that go on are not touched."""
-    with contextlib.closing(_link()) as link:
-        if not _reached(link, _folder()):
-            print("pitorch.preloaded: no process is kept")
+    """Stop the server, if there is one. Active runs continue."""
+    with contextlib.closing(_new_socket()) as connection:
+        if not _try_connect(connection, _folder()):
+            print("pitorch.preloaded: no server is running")
             return 0
-        _asked(link, {"stop": True})
-    print("pitorch.preloaded: ended")
+        _request(connection, {"stop": True})
+    print("pitorch.preloaded: server stopped")
     return 0
 
 
-# The caller's side ---------------------------------------------------------------------------------------------------
+# Client ---------------------------------------------------------------------------------------------------
 
 
-def _link() -> socket.socket:
+def _new_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _folder() -> Path:
-    """Where the socket of this user and Python lies. Raises NotStarted for a folder that others may write to."""
+    """The folder of the socket for this user and Python version. Raises NotStarted if others can access it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path("/tmp")  # noqa: S108
     folder = parent / f"pitorch-preloaded-{os.getuid()}-{sys.implementation.cache_tag}"
@@ -142,38 +142,38 @@ def _folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise NotStarted(f"{folder} must be a folder of yours that nobody else can enter: remove it")
+        raise NotStarted(f"{folder} must be a folder that belongs to you and that no other user can access: remove it")
     return folder
 
 
-def _connected(modules: Sequence[str], idle_s: float, why: str) -> socket.socket:
-    """A link to the process, which is started where none answers; ``why`` it has to be, if that is known."""
+def _connect(modules: Sequence[str], idle_s: float, reason: str) -> socket.socket:
+    """Connect to the server, and start one if necessary; ``reason`` is the reason for the start, if known."""
     folder = _folder()
     with contextlib.ExitStack() as stack:
-        link = stack.enter_context(contextlib.closing(_link()))
-        if not _reached(link, folder):
+        connection = stack.enter_context(contextlib.closing(_new_socket()))
+        if not _try_connect(connection, folder):
             with (folder / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _reached(link, folder):  # else another caller has started it meanwhile
-                    _start(folder, modules, idle_s, why)
-                    if not _reached(link, folder):
-                        raise NotStarted(f"the process that was started does not answer at {folder}/socket")
+                if not _try_connect(connection, folder):  # another caller may have started it
+                    _start(folder, modules, idle_s, reason)
+                    if not _try_connect(connection, folder):
+                        raise NotStarted(f"the server does not accept connections at {folder}/socket")
         stack.pop_all()
-        return link
+        return connection
 
 
-def _reached(link: socket.socket, folder: Path) -> bool:
+def _try_connect(connection: socket.socket, folder: Path) -> bool:
     try:
-        with _short(folder) as path:
-            link.connect(path)
+        with _short_path(folder) as path:
+            connection.connect(path)
     except OSError:
         return False
     return True
 
 
 @contextlib.contextmanager
-def _short(folder: Path) -> Iterator[str]:
-    """A path of the socket that fits into an address of 107 bytes (unix(7)), however long the folder's name is."""
+def _short_path(folder: Path) -> Iterator[str]:
+    """A path of the socket that fits into the 107 bytes of an address (unix(7)), however long the folder's path is."""
     number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/socket"
@@ -181,15 +181,15 @@ def _short(folder: Path) -> Iterator[str]:
         os.close(number)
 
 
-def _start(folder: Path, modules: Sequence[str], idle_s: float, why: str) -> None:
+def _start(folder: Path, modules: Sequence[str], idle_s: float, reason: str) -> None:
     names = ", ".join(modules)
-    print(f"pitorch.preloaded: loading {names}{f' ({why})' if why else ''} …", file=sys.stderr, flush=True)
+    print(f"pitorch.preloaded: loading {names}{f' ({reason})' if reason else ''} …", file=sys.stderr, flush=True)
     began = time.monotonic()
     path = folder / "socket"
     path.unlink(missing_ok=True)
     reader, writer = os.pipe()
-    with _link() as listener, (folder / "log").open("w+") as log, os.fdopen(reader) as told:
-        with _short(folder) as short:
+    with _new_socket() as listener, (folder / "log").open("w+") as log, os.fdopen(reader) as ready_pipe:
+        with _short_path(folder) as short:
             listener.bind(short)
         listener.listen()
         words = ["--serve", str(listener.fileno()), str(writer), str(path), str(idle_s), *modules]
@@ -206,44 +206,44 @@ def _start(folder: Path, modules: Sequence[str], idle_s: float, why: str) -> Non
             )
         finally:
             os.close(writer)
-        if told.read() != "ready":
+        if ready_pipe.read() != "ready":
             path.unlink(missing_ok=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                started.wait(_LAST_WORDS_S)
+                started.wait(_EXIT_TIMEOUT_S)
             log.seek(0)
-            raise NotStarted(f"{names} could not be imported:\n{log.read().rstrip() or 'the process said nothing'}")
+            raise NotStarted(f"{names} could not be imported:\n{log.read().rstrip() or 'no output'}")
     print(f"pitorch.preloaded: loaded in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
 
-def _asked(link: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request and our files; forward signals until the answer is here."""
+def _request(connection: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a request with our standard files, and forward signals until the response is complete."""
     body = json.dumps(request).encode()
     with contextlib.ExitStack() as stack:
         files = [_open_or_null(number, stack) for number in range(3)]
         before = {}
         if "words" in request:
             for number in _FORWARDED:
-                before[number] = signal.signal(number, lambda got, _: _told(link, bytes([got])))
+                before[number] = signal.signal(number, lambda got, _: _send_signal(connection, bytes([got])))
         try:
-            socket.send_fds(link, [_LENGTH.pack(len(body))], files)
-            link.sendall(body)
+            socket.send_fds(connection, [_LENGTH.pack(len(body))], files)
+            connection.sendall(body)
             text = b""
-            while chunk := link.recv(1 << 16):
+            while chunk := connection.recv(1 << 16):
                 text += chunk
         except ConnectionError:
             text = b""
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    answer: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     for line in text.splitlines():
-        answer |= json.loads(line)
-    return answer
+        response |= json.loads(line)
+    return response
 
 
-def _told(link: socket.socket, text: bytes) -> None:
+def _send_signal(connection: socket.socket, number: bytes) -> None:
     with contextlib.suppress(OSError):
-        link.send(text)
+        connection.send(number)
 
 
 def _open_or_null(number: int, stack: contextlib.ExitStack) -> int:
@@ -255,22 +255,22 @@ def _open_or_null(number: int, stack: contextlib.ExitStack) -> int:
 
 
 def _umask() -> int:
-    """The mask; it can only be read by setting it."""
+    """The umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-# The process that is kept ---------------------------------------------------------------------------------------------
+# Server ---------------------------------------------------------------------------------------------
 
 
-class _Kept:
-    """The process: its loaded modules, and the runs that go on."""
+class _Server:
+    """The server process, with its imported modules and active runs."""
 
     def __init__(self, listener: socket.socket, path: Path, idle_s: float, modules: Sequence[str]) -> None:
         self._listener, self._path, self._idle_s, self._modules = listener, path, idle_s, list(modules)
-        self._environment = _read_while_loading(os.environ)
-        self._links: dict[int, socket.socket] = {}
+        self._environment = _import_variables(os.environ)
+        self._connections: dict[int, socket.socket] = {}
         self._libc = ctypes.CDLL(None)
         self._open = True
         for name in modules:
@@ -278,7 +278,7 @@ class _Kept:
         self._loaded = _mapped_files()
 
     def serve(self) -> dict[str, Any]:
-        """Fork for each request. Returns in a forked process alone, with its request; ends otherwise."""
+        """Fork for each request. Returns the request in the forked process; the server itself never returns."""
         wake, waker = socket.socketpair()
         for end in (wake, waker):
             end.setblocking(False)
@@ -289,8 +289,8 @@ class _Kept:
         with selectors.DefaultSelector() as ready:
             ready.register(self._listener, selectors.EVENT_READ)
             ready.register(wake, selectors.EVENT_READ)
-            while self._open or self._links:
-                found = ready.select(self._idle_s if not self._links else None)
+            while self._open or self._connections:
+                found = ready.select(self._idle_s if not self._connections else None)
                 if not found:
                     self._close(ready)
                 for key, _ in found:
@@ -299,8 +299,8 @@ class _Kept:
                             wake.recv(1 << 12)
                         self._reap(ready)
                     elif key.fileobj is self._listener:
-                        link, _address = self._listener.accept()
-                        request = self._taken(link, ready)
+                        connection, _address = self._listener.accept()
+                        request = self._handle(connection, ready)
                         if request is not None:
                             wake.close()
                             waker.close()
@@ -309,21 +309,21 @@ class _Kept:
                         self._forward(key.data, ready)
         raise SystemExit(0)
 
-    def _taken(self, link: socket.socket, ready: selectors.BaseSelector) -> dict[str, Any] | None:
-        """Answer a request, or fork for it: the request, in the forked process."""
+    def _handle(self, connection: socket.socket, ready: selectors.BaseSelector) -> dict[str, Any] | None:
+        """Respond to a request, or fork a process for it. Returns the request in the forked process."""
         try:
-            request, files = _received(link)
+            request, files = _receive(connection)
         except (OSError, ValueError, EOFError):
-            link.close()
+            connection.close()
             return None
         try:
             if request.get("stop"):
                 self._close(ready)
-                _answer(link, {"stopped": True})
+                _finish(connection, {"stopped": True})
                 return None
-            if why := self._stale(request):
+            if reason := self._stale(request):
                 self._close(ready)
-                _answer(link, {"stale": why})
+                _finish(connection, {"stale": reason})
                 return None
             child = os.fork()
             if child == 0:
@@ -332,17 +332,17 @@ class _Kept:
                     signal.signal(ours, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 self._listener.close()
-                for other in (link, *self._links.values()):
+                for other in (connection, *self._connections.values()):
                     other.close()
                 os.setsid()
-                # Its caller hears that this process was killed, and that is the end of the script too.
+                # If the server is killed, the caller reports a failure, so the script must end as well.
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
                 for place, number in enumerate(files):
                     os.dup2(number, place)
                 return request
-            self._links[child] = link
-            _say(link, {"started": child})
-            ready.register(link, selectors.EVENT_READ, child)
+            self._connections[child] = connection
+            _send(connection, {"started": child})
+            ready.register(connection, selectors.EVENT_READ, child)
             return None
         finally:
             for number in files:
@@ -350,45 +350,45 @@ class _Kept:
                     os.close(number)
 
     def _stale(self, request: Mapping[str, Any]) -> str:
-        """Why this process cannot run a request; empty when it can."""
+        """The reason reason this server cannot run a request; empty if it can."""
         if request["modules"] != self._modules:
-            return f"{', '.join(self._modules)} was loaded until now"
-        wanted = _read_while_loading(request["environment"])
-        for name in sorted({*wanted, *self._environment}):
-            if wanted.get(name) != self._environment.get(name):
-                return f"{name} is another one"
+            return f"the previous server had imported {', '.join(self._modules)}"
+        requested = _import_variables(request["environment"])
+        for name in sorted({*requested, *self._environment}):
+            if requested.get(name) != self._environment.get(name):
+                return f"{name} has changed"
         for path, state in self._loaded.items():
             if _state_of(path) != state:
-                return f"{Path(path).name} was changed"
+                return f"{Path(path).name} has changed"
         return ""
 
     def _forward(self, child: int, ready: selectors.BaseSelector) -> None:
-        """What a caller sends are signals; one that is gone is as a terminal that is."""
-        link = self._links[child]
+        """Forward the signals that a caller sends. If the caller has ended, send SIGHUP, as when a terminal closes."""
+        connection = self._connections[child]
         try:
-            numbers = link.recv(64)
+            numbers = connection.recv(64)
         except OSError:
             numbers = b""
         for number in numbers or bytes([signal.SIGHUP]):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, number)
         if not numbers:
-            ready.unregister(link)
-            link.shutdown(socket.SHUT_RDWR)
+            ready.unregister(connection)
+            connection.shutdown(socket.SHUT_RDWR)
 
     def _reap(self, ready: selectors.BaseSelector) -> None:
-        while self._links:
+        while self._connections:
             child, status = os.waitpid(-1, os.WNOHANG)
             if child == 0:
                 return
-            link = self._links.pop(child)
+            connection = self._connections.pop(child)
             with contextlib.suppress(KeyError):
-                ready.unregister(link)
+                ready.unregister(connection)
             code = os.waitstatus_to_exitcode(status)
-            _answer(link, {"status": code if code >= 0 else 128 - code})
+            _finish(connection, {"status": code if code >= 0 else 128 - code})
 
     def _close(self, ready: selectors.BaseSelector) -> None:
-        """Take no more: the place is free for another process before a caller hears of it."""
+        """Accept no more requests, and remove the socket, so that a new server can start."""
         if self._open:
             self._open = False
             self._path.unlink(missing_ok=True)
@@ -396,19 +396,19 @@ class _Kept:
             self._listener.close()
 
 
-def _received(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request and the caller's three files. Raises OSError, ValueError, EOFError."""
-    user = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
-    head, files, _flags, _address = socket.recv_fds(link, _LENGTH.size, 3)
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Receive a request and the caller's three standard files. Raises OSError, ValueError, EOFError."""
+    user = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
+    head, files, _flags, _address = socket.recv_fds(connection, _LENGTH.size, 3)
     try:
         if user != os.getuid() or len(files) != 3:
-            raise ValueError("not a request of this user's")
+            raise ValueError("the request is not from this user")
         (length,) = _LENGTH.unpack(head)
         body = b""
         while len(body) < length:
-            chunk = link.recv(length - len(body))
+            chunk = connection.recv(length - len(body))
             if not chunk:
-                raise EOFError("half a request")
+                raise EOFError("the request is incomplete")
             body += chunk
         return dict(json.loads(body)), files
     except BaseException:
@@ -417,25 +417,25 @@ def _received(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise
 
 
-def _say(link: socket.socket, answer: Mapping[str, Any]) -> None:
+def _send(connection: socket.socket, response: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        link.sendall(json.dumps(answer).encode() + b"\n")
+        connection.sendall(json.dumps(response).encode() + b"\n")
 
 
-def _answer(link: socket.socket, answer: Mapping[str, Any]) -> None:
-    """Say the last thing."""
-    _say(link, answer)
-    link.close()
+def _finish(connection: socket.socket, response: Mapping[str, Any]) -> None:
+    """Send the final response."""
+    _send(connection, response)
+    connection.close()
 
 
-def _read_while_loading(environment: Mapping[str, str]) -> dict[str, str]:
+def _import_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: value for name, value in environment.items() if name.startswith(_READ_WHILE_LOADING) and name != _AUTOLOAD
+        name: value for name, value in environment.items() if name.startswith(_IMPORT_VARIABLES) and name != _AUTOLOAD
     }
 
 
 def _mapped_files() -> dict[str, tuple[int, ...]]:
-    """Files that this process executes: shared libraries and modules in machine code, and what Python read of ours."""
+    """Files that the server executes: shared libraries, extension modules, this file and torch's ``__init__``."""
     with Path("/proc/self/maps").open() as lines:
         mapped = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if line.count("/")}
     own = {name for name in (__file__, getattr(sys.modules.get("torch"), "__file__", None)) if name}
@@ -453,8 +453,8 @@ def _state_of(path: str) -> tuple[int, ...]:
 # A run ---------------------------------------------------------------------------------------------------------------
 
 
-def _become(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Be what the caller would have started; the namespace of its ``__main__``."""
+def _set_up(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Set up this process like the one that the caller would have started; return the namespace of its ``__main__``."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.umask(int(request["umask"]))
@@ -480,7 +480,7 @@ def _become(request: Mapping[str, Any]) -> dict[str, Any]:
         sys.path[0] = str(Path(first).resolve().parent)
         main_module.__file__ = first
     sys.modules["__main__"] = main_module
-    if "numpy.random" in sys.modules:  # its global generator was seeded before the fork: all runs would draw the same
+    if "numpy.random" in sys.modules:  # it was seeded before the fork: all runs would get the same numbers
         sys.modules["numpy.random"].seed()
     torch = sys.modules.get("torch")
     if torch is not None and request["environment"].get(_AUTOLOAD, "1") == "1":
@@ -490,38 +490,38 @@ def _become(request: Mapping[str, Any]) -> dict[str, Any]:
     return main_module.__dict__
 
 
-def _show(kind: type[BaseException], fault: BaseException, trace: types.TracebackType | None) -> None:
-    """As Python shows what ended a script: from the script's first line on."""
+def _excepthook(kind: type[BaseException], fault: BaseException, trace: types.TracebackType | None) -> None:
+    """Print an exception like Python does, with a traceback that starts in the script."""
     step = trace
-    while step is not None and step.tb_frame.f_code is not _carry_out.__code__:
+    while step is not None and step.tb_frame.f_code is not _execute.__code__:
         step = step.tb_next
     shown = step.tb_next if step is not None else trace
     sys.__excepthook__(kind, fault.with_traceback(shown), shown)
 
 
-def _carry_out(request: Mapping[str, Any]) -> None:
-    """Run the script, as the last thing that this process does: what it raises ends it as it ends Python."""
-    names = _become(request)
-    sys.excepthook = _show
+def _execute(request: Mapping[str, Any]) -> None:
+    """Run the script as the last action of this process. Its exceptions end the process as they end Python."""
+    names = _set_up(request)
+    sys.excepthook = _excepthook
     first, *arguments = request["words"]
     source: str | bytes = arguments[0] if first == "-c" else Path(first).read_bytes()
     exec(compile(source, "<string>" if first == "-c" else first, "exec", dont_inherit=True), names)  # noqa: S102
 
 
 @contextlib.contextmanager
-def _reporting(number: int) -> Iterator[None]:
-    """Whoever waits hears that all is loaded, or nothing when this process ends before."""
-    with os.fdopen(number, "w") as told:
+def _report_ready(number: int) -> Iterator[None]:
+    """Write "ready" to the pipe after the block. If the process ends earlier, the reader gets end of file."""
+    with os.fdopen(number, "w") as pipe:
         yield
-        told.write("ready")
+        pipe.write("ready")
 
 
 def _serve(words: Sequence[str]) -> NoReturn:
-    listener, told, path, idle_s, *modules = words
+    listener, ready_pipe, path, idle_s, *modules = words
     sys.argv = ["pitorch.preloaded"]
-    with _reporting(int(told)):
-        kept = _Kept(socket.socket(fileno=int(listener)), Path(path), float(idle_s), modules)
-    _carry_out(kept.serve())
+    with _report_ready(int(ready_pipe)):
+        server = _Server(socket.socket(fileno=int(listener)), Path(path), float(idle_s), modules)
+    _execute(server.serve())
     raise SystemExit(0)
 
 
@@ -530,6 +530,6 @@ if __name__ == "__main__":
         _serve(sys.argv[2:])
     try:
         sys.exit(main(sys.argv[1:]))
-    except NotStarted as reason:
-        print(f"pitorch.preloaded: {reason}", file=sys.stderr)
+    except NotStarted as error:
+        print(f"pitorch.preloaded: {error}", file=sys.stderr)
         sys.exit(NOT_STARTED)

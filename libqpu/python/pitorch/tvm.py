@@ -1,19 +1,19 @@
-"""Kernels that TVM compiled, called on arrays of numpy and tensors of torch, on a board without TVM's runtime.
+"""Call kernels compiled by TVM with numpy arrays and torch tensors, on a board without TVM's runtime.
 
-``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library; where ``apache-tvm-ffi`` is installed
-(``./inv build-tvm-ffi``), one that TVM itself exported will do::
+``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library. If ``apache-tvm-ffi`` is installed
+(``./inv build-tvm-ffi``), a library exported by TVM itself works, too::
 
     from pitorch import tvm
 
     gemm = tvm.Library("gemm.so")["gemm"]
     gemm(a, b, c)          # numpy arrays or torch tensors in the CPU's memory; results are written in place
 
-What a kernel checks (types, shapes, strides) it checks here too: KernelError has its words. TVM's code takes for
-granted that an array begins at a multiple of 64 bytes, and faults where it does not; such arrays are copied for the
-call, and back. torch's own tensors begin so, views and numpy's arrays need not.
+Kernels check the types, shapes and strides of their arguments; KernelError contains their message. TVM's code requires
+arrays that are aligned to 64 bytes, and crashes otherwise. Other arrays are copied for the call, and copied back
+afterwards. torch aligns its tensors; views and numpy arrays may be unaligned.
 
-What a kernel wants of TVM's runtime beside that (threads for parallel loops) is not there, and calling it would end the
-process: such a library is refused.
+Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would end the
+process. Therefore a library that uses them is rejected.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ALIGNMENT = 64
 _CPU = 1
 _TENSOR_POINTER = 7
 _CAPSULE = b"dltensor"
-_OF_RUNTIME = ("ParallelLaunch", "ParallelBarrier", "AllocWorkspace", "FreeWorkspace", "GetFuncFromEnv")
-"""Functions of TVM's runtime, by their ends: a kernel that uses one has an empty pointer of that name for it."""
+_RUNTIME_FUNCTIONS = ("ParallelLaunch", "ParallelBarrier", "AllocWorkspace", "FreeWorkspace", "GetFuncFromEnv")
+"""Suffixes of functions in TVM's runtime. A kernel that uses one has a null pointer of that name."""
 
 
 class KernelError(RuntimeError):
-    """A kernel that is not there, or that refused its arguments."""
+    """A kernel does not exist, or has rejected its arguments."""
 
 
 class _Tensor(ctypes.Structure):
@@ -77,7 +77,7 @@ class _Bytes(ctypes.Structure):
 
 
 class _Error(ctypes.Structure):
-    """TVMFFIObject of tvm/ffi/c_api.h, and the beginning of the TVMFFIErrorCell behind it."""
+    """TVMFFIObject of tvm/ffi/c_api.h, and the beginning of the TVMFFIErrorCell that follows it."""
 
     _fields_ = (
         ("references", ctypes.c_uint64),
@@ -95,24 +95,28 @@ _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class Library:
-    """The kernels of a file."""
+    """The kernels in a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        # The loader would look for a bare name among the system's libraries.
+        # The loader would search for a name without a folder in the system's libraries.
         self.path = str(Path(path).resolve())
         self._library = _loaded(self.path)
-        alone = hasattr(self._library, "pitorch_raised")
-        served = ("AllocWorkspace", "FreeWorkspace") if alone else ()
-        wanted = [name for name in _OF_RUNTIME if name not in served and hasattr(self._library, f"__TVMBackend{name}")]
-        if "ParallelLaunch" in wanted:
-            raise KernelError(f"{self.path} has parallel loops: they need TVM's own thread pool")
-        if wanted:
+        standalone = hasattr(self._library, "pitorch_raised")
+        provided = ("AllocWorkspace", "FreeWorkspace") if standalone else ()
+        missing = [
+            name
+            for name in _RUNTIME_FUNCTIONS
+            if name not in provided and hasattr(self._library, f"__TVMBackend{name}")
+        ]
+        if "ParallelLaunch" in missing:
+            raise KernelError(f"{self.path} has parallel loops, which require TVM's thread pool")
+        if missing:
             raise KernelError(
-                f"{self.path} needs TVM's runtime ({', '.join(wanted)}): profile-remote --keep links it in"
+                f"{self.path} requires TVM's runtime ({', '.join(missing)}): build it with profile-remote --keep"
             )
-        ffi, own = _ffi_words(), _own_words(self._library) if alone else None
+        ffi, own = _ffi_error(), _library_error(self._library) if standalone else None
         if ffi is None and own is None:
-            raise KernelError(f"{self.path} was not made for boards without TVM: profile-remote --keep makes such")
+            raise KernelError(f"{self.path} was not made for boards without TVM: build it with profile-remote --keep")
         self._sources = tuple(source for source in (ffi, own) if source is not None)
 
     def __getitem__(self, name: str) -> Kernel:
@@ -123,41 +127,41 @@ class Library:
             raise KernelError(f"{self.path} has no kernel {name!r}") from fault
         entry.restype = ctypes.c_int
         entry.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Any), ctypes.c_int32, ctypes.POINTER(_Any))
-        return Kernel(name, entry, self._raised)
+        return Kernel(name, entry, self._last_error)
 
-    def _raised(self) -> str:
-        """The last refusal's words: TVM's FFI has them where it came into the process first, else the library."""
-        return next((text for source in self._sources if (text := source())), "the kernel failed without a word")
+    def _last_error(self) -> str:
+        """The message of the last error: from TVM's FFI if it was loaded first, else from the library."""
+        return next((text for source in self._sources if (text := source())), "the kernel failed without a message")
 
 
 class Kernel:
-    """One kernel; it may be called from any thread."""
+    """A kernel, which any thread may call."""
 
     def __init__(self, name: str, entry: Any, raised: Callable[[], str]) -> None:
         self.name = name
         self._entry = entry
-        self._raised = raised
+        self._last_error = raised
 
     def __call__(self, *arrays: Any) -> None:
-        """Run it: inputs, then what it writes. Raises KernelError; then nothing was computed."""
-        capsules = [_exported(number, item) for number, item in enumerate(arrays)]
+        """Run the kernel with its inputs, followed by its outputs. After a KernelError, nothing was computed."""
+        capsules = [_to_capsule(number, item) for number, item in enumerate(arrays)]
         tensors = [_Tensor.from_address(_pointer_of(item, _CAPSULE)) for item in capsules]
         given = (_Any * len(tensors))()
-        own: list[tuple[_Tensor, int, int, Any]] = []
+        copies: list[tuple[_Tensor, int, int, Any]] = []
         for number, tensor in enumerate(tensors):
             begin = (tensor.data or 0) + tensor.byte_offset
             if tensor.device_type != _CPU:
                 raise KernelError(f"argument {number} of {self.name} is not in the CPU's memory")
             if begin % ALIGNMENT:
                 tensor, memory = _aligned(number, tensor, begin)
-                own.append((tensor, begin, _size(tensor), memory))
+                copies.append((tensor, begin, _size(tensor), memory))
                 tensors[number] = tensor
             given[number].type_index = _TENSOR_POINTER
             given[number].value.pointer = ctypes.addressof(tensor)
         result = _Any()
         if self._entry(None, given, len(tensors), ctypes.byref(result)) != 0:
-            raise KernelError(self._raised())
-        for tensor, begin, size, _ in own:
+            raise KernelError(self._last_error())
+        for tensor, begin, size, _ in copies:
             ctypes.memmove(begin, tensor.data, size)
 
 
@@ -167,13 +171,13 @@ def _loaded(path: str) -> ctypes.CDLL:
     except OSError as fault:
         if "TVMFFI" not in str(fault):
             raise KernelError(f"cannot load {path}: {fault}") from fault
-    # As TVM exports it. Importing tvm_ffi offers the process what is missing; it must not compile something for torch.
+    # A library exported by TVM: tvm_ffi provides the missing symbols. It must not compile an extension for torch.
     os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
     try:
         importlib.import_module("tvm_ffi")
     except ImportError as fault:
         raise KernelError(
-            f"{path} was not made for boards without TVM: profile-remote --keep makes such, or install apache-tvm-ffi"
+            f"{path} was not made for boards without TVM: use profile-remote --keep, or install apache-tvm-ffi"
         ) from fault
     try:
         return ctypes.CDLL(path)
@@ -181,15 +185,15 @@ def _loaded(path: str) -> ctypes.CDLL:
         raise KernelError(f"cannot load {path}: {fault}") from fault
 
 
-def _own_words(library: ctypes.CDLL) -> Callable[[], str]:
-    """What tells a refusal's words in a library of ``--keep``."""
+def _library_error(library: ctypes.CDLL) -> Callable[[], str]:
+    """A function that returns the last error message of a library built with ``--keep``."""
     words = library.pitorch_raised
     words.restype = ctypes.c_char_p
     return lambda: words().decode(errors="replace")
 
 
-def _ffi_words() -> Callable[[], str] | None:
-    """What tells a refusal's words that was left with TVM's FFI; None where this process has none."""
+def _ffi_error() -> Callable[[], str] | None:
+    """A function that returns the last error message of TVM's FFI; None if this process has not loaded it."""
     process = ctypes.CDLL(None)
     try:
         move, release = process.TVMFFIErrorMoveFromRaised, process.TVMFFIObjectDecRef
@@ -211,19 +215,19 @@ def _ffi_words() -> Callable[[], str] | None:
     return words
 
 
-def _exported(number: int, item: Any) -> Any:
+def _to_capsule(number: int, item: Any) -> Any:
     if not hasattr(item, "__dlpack__"):
-        raise KernelError(f"argument {number} is no array or tensor, but {type(item).__name__}")
+        raise KernelError(f"argument {number}: expected an array or tensor, found {type(item).__name__}")
     if getattr(item, "requires_grad", False):
-        raise KernelError(f"argument {number} wants a gradient, which a kernel does not compute: call detach() first")
+        raise KernelError(f"argument {number} requires a gradient, which kernels do not compute: call detach() first")
     try:
         return item.__dlpack__()
     except Exception as fault:
-        raise KernelError(f"argument {number} cannot be handed over: {fault}") from fault
+        raise KernelError(f"argument {number} cannot be passed: {fault}") from fault
 
 
 def _size(tensor: _Tensor) -> int:
-    """Bytes, of a dense tensor."""
+    """The size of a dense tensor in bytes."""
     count = 1
     for axis in range(tensor.dimensions):
         count *= tensor.shape[axis]
@@ -231,7 +235,7 @@ def _size(tensor: _Tensor) -> int:
 
 
 def _aligned(number: int, tensor: _Tensor, begin: int) -> tuple[_Tensor, Any]:
-    """A copy of a dense tensor that begins where TVM's code wants it, and the memory that it lies in."""
+    """An aligned copy of a dense tensor, and the memory that contains it."""
     step = 1
     for axis in reversed(range(tensor.dimensions)):
         if tensor.strides and tensor.shape[axis] > 1 and tensor.strides[axis] != step:

@@ -10,8 +10,8 @@ using interp::map;
 using isa::AddOp;
 using isa::MulOp;
 
-// The rare way of the float operations. Out of line, so that nothing of it moves
-// across the change of rounding.
+// The slow path of the float operations. It is not inlined, so that the compiler moves no
+// operation across the change of the rounding mode.
 using Exact = void (*)(Vector&, const Vector&, const Vector&);
 [[gnu::noinline]] void exactly(Exact f, Vector& r, const Vector& a, const Vector& b) {
   [[maybe_unused]] const HostRounding host;
@@ -38,9 +38,9 @@ void storeWords(Vector& v, std::size_t at, __m128i x) {
   _mm_store_si128(reinterpret_cast<__m128i*>(v.e.data() + at), x);
 }
 
-// Rounded toward zero, an overflow is the greatest finite float, and a result
-// from Inf or NaN is Inf or NaN: those go the exact way, and with them the few
-// sums that are the greatest float by right. Adding +0 makes +0 of -0.
+// With rounding toward zero, an overflow gives the greatest finite float, and operands that
+// are Inf or NaN give Inf or NaN. These cases take the exact path, together with the few
+// sums that are exactly the greatest float. Adding +0 turns -0 into +0.
 template <typename F>
 inline void hostFloats(Vector& r, const Vector& a, const Vector& b, Exact rare, F f) {
   const __m128 magnitude = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));
@@ -70,7 +70,7 @@ void itof(Vector& r, const Vector& a) {
   for (std::size_t i = 0; i < kElements; i += kQuad)
     storeFloats(r, i, _mm_cvtepi32_ps(loadWords(a, i)));
 }
-// Out of range the host gives 0x80000000.
+// The host returns 0x80000000 for values out of range.
 void ftoi(Vector& r, const Vector& a) {
   const __m128i indefinite = _mm_set1_epi32(INT32_MIN);
   __m128i odd = _mm_setzero_si128();
@@ -82,7 +82,7 @@ void ftoi(Vector& r, const Vector& a) {
   if (_mm_movemask_epi8(odd) != 0) exactly(exactFtoi, r, a, a);
 }
 
-// Bit i from the sign of element i of what `f` gives for four elements from i on.
+// Bit i is the sign of element i. `f` returns four elements from the given index.
 template <typename F>
 inline Mask signs(F f) {
   const __m128i low = _mm_packs_epi32(f(0), f(kQuad));
@@ -90,7 +90,7 @@ inline Mask signs(F f) {
   return static_cast<Mask>(_mm_movemask_epi8(_mm_packs_epi16(low, high)));
 }
 
-// Unsigned a < b as signs.
+// Unsigned a < b; the result is in the signs.
 inline __m128i below(__m128i a, __m128i b) {
   const __m128i bias = _mm_set1_epi32(INT32_MIN);
   return _mm_cmplt_epi32(_mm_xor_si128(a, bias), _mm_xor_si128(b, bias));
@@ -131,7 +131,7 @@ inline Mask where(F f) {
   return m;
 }
 
-// All 16 amounts are the same constant.
+// For shifts where all 16 amounts are the same constant.
 template <typename F>
 inline void shift(Vector& r, const Vector& a, const Vector& b, F f) {
   const std::uint32_t n = b.e[0] & 31U;
@@ -310,7 +310,7 @@ Mask carry(MulOp op, const Vector& a, const Vector& b) {
 
 namespace {
 
-// Byte of the modes that name one: 4..7 and 12..15; 3 and 11 mean all of them.
+// Modes 4..7 and 12..15 select one byte; modes 3 and 11 select all bytes.
 std::uint32_t placeByte(unsigned mode, std::uint32_t byte, std::uint32_t old) {
   if ((mode & 7U) == 3) return byte * 0x01010101U;
   const unsigned at = 8 * (mode & 3U);
@@ -327,7 +327,7 @@ std::uint32_t clamped(std::uint32_t value, std::int32_t least, std::int32_t most
 
 bool isHalfMode(unsigned mode) { return (mode & 7U) == 1 || (mode & 7U) == 2; }
 
-// `saturated`: the value that stands for the overflow, else unused.
+// `overflow`: the operation overflowed; the sign of its operand b selects the limit.
 std::uint32_t packInteger(unsigned mode, std::uint32_t value, std::uint32_t old, bool overflow,
                           bool negativeB) {
   const bool clamps = mode >= 9;

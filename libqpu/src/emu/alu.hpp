@@ -1,6 +1,6 @@
-// The two ALUs on whole vectors: results, flags, pack and unpack. Bit equal to
-// interp/arith.hpp everywhere; on x86 the common case of the float operations
-// uses the host's own, rounding toward zero, and the rest goes the exact way.
+// The two ALUs on whole vectors: results, flags, pack and unpack. Results are bit-identical
+// to interp/arith.hpp. On x86 the common case of float operations uses the host's float
+// instructions with rounding toward zero; other cases take the exact path.
 #ifndef QPU_SRC_EMU_ALU_HPP
 #define QPU_SRC_EMU_ALU_HPP
 
@@ -19,12 +19,12 @@ namespace qpu::emu {
 using interp::kElements;
 using interp::Vector;
 
-using Mask = std::uint32_t;  // bit i is element i
+using Mask = std::uint32_t;  // bit i is for element i
 constexpr Mask kAllElements = 0xffffU;
 
-// While it lives, the host's float operations round toward zero and flush
-// denormals, as compute() needs. Double arithmetic does so too: code that relies
-// on rounding to nearest runs in HostRounding.
+// During its lifetime, the host's float operations round toward zero and flush denormals.
+// add() and multiply() require this. It also affects double arithmetic: code that depends
+// on rounding to nearest must use HostRounding.
 class QpuRounding {
  public:
 #ifdef QPU_EMU_SSE2
@@ -63,41 +63,41 @@ class HostRounding {
 #endif
 };
 
-// Shifts whose amount is the same constant in all elements have numbers of their
-// own beyond the 32 of the encoding.
+// Operation numbers above the 32 of the encoding, for shifts by the same constant in all
+// elements.
 enum : std::uint8_t { kShrBy = 32, kAsrBy, kShlBy };
 
-// `r` is neither `a` nor `b`. Within QpuRounding.
+// `r` must be neither `a` nor `b`. Requires QpuRounding.
 void add(std::uint8_t op, const Vector& a, const Vector& b, Vector& r);
 void multiply(isa::MulOp op, const Vector& a, const Vector& b, Vector& r);
 
-// The special function unit; `address` is that of the register written.
+// The special function unit. `address` is the address of the register that is written.
 void special(std::uint8_t address, const Vector& a, Vector& r);
 
-// Full rotation or within each quad.
+// Rotates the whole vector, or each quad.
 void rotate(Vector& v, unsigned n, bool full);
 
 Mask negative(const Vector& v);
 Mask zero(const Vector& v);
-// C of an operation with operands a, b and result r.
+// Carry flag of an operation with operands a and b and result r.
 Mask carry(isa::AddOp op, const Vector& a, const Vector& b, const Vector& r);
 Mask carry(isa::MulOp op, const Vector& a, const Vector& b);
 
-// target <- value in the elements of `where`.
+// Writes the elements of `value` that are in `where` to `target`.
 void write(Vector& target, const Vector& value, Mask where);
 
-// File A's pack (pm = 0): `value`, the result of an operation on ... and b, goes
-// into parts of `old`.
+// Packing for register file A (pm = 0): writes `value`, the result of an operation, to parts
+// of `old`.
 struct PackSource {
   bool isFloat = false;
-  isa::AddOp op = isa::AddOp::Nop;  // Add and Sub may overflow
+  isa::AddOp op = isa::AddOp::Nop;  // Add and Sub can overflow
   const Vector* a = nullptr;        // their operands
   const Vector* b = nullptr;
 };
 Vector packA(unsigned mode, const Vector& value, const Vector& old, const PackSource& source);
 Vector packColour(unsigned mode, const Vector& value, const Vector& old);
 
-// `asFloat`: a float operation consumes the value. pm = 1 unpacks always to float.
+// `asFloat`: a float operation uses the value. With pm = 1, unpacking always gives a float.
 Vector unpack(unsigned mode, const Vector& value, bool asFloat);
 
 }  // namespace qpu::emu

@@ -8,7 +8,7 @@
 namespace qpu::emu {
 namespace {
 
-// Default v3d_freq by the Raspberry Pi documentation, and the clock of the LPDDR2:
+// Default v3d_freq in the Raspberry Pi documentation, and the clock of the LPDDR2:
 // 400 MHz on BCM2835, 450 MHz on BCM2836 and later.
 struct Soc {
   const char* board;
@@ -29,10 +29,10 @@ constexpr Amount atMemory(double n) { return {n, Follows::MemoryClock}; }
 constexpr Amount pins(double n) { return {n, Follows::MemoryPins}; }
 constexpr Amount plain(double n) { return {n, Follows::Nothing}; }
 
-// The one table of the cycle model: value, fast end, slow end. Nothing in it has
-// been measured on hardware by this project; what says "guess" is not published
-// either. Nanoseconds at a 250 MHz V3D that stand as clocks at the fast end are
-// those of an engine that runs on the V3D's clock alone.
+// The table of the cycle model: value, fast end, slow end. This project has measured none of
+// the values on hardware; "guess" marks values that are not published either. If the value
+// is in nanoseconds at a 250 MHz V3D and the fast end is in clocks, the fast end assumes
+// that the engine depends only on the clock of the V3D.
 constexpr std::array<Parameter, kParameters> kTable = {{
     {"clock_hz", &Board::clockHz, Unit::Hertz, {plain(0), plain(0), plain(0)}, "clock",
      "Raspberry Pi documentation: default v3d_freq of the board"},
@@ -42,18 +42,18 @@ constexpr std::array<Parameter, kParameters> kTable = {{
      "memory latency", "VC4C's emulator: 12 instructions"},
     {"tmu_memory_clocks", &Board::tmuMemoryClocks, Unit::Clocks,
      {clocks(80), clocks(60), clocks(104)}, "memory latency",
-     "VC4C's emulator: 20 instructions; the course project's table leaves no room for more"},
+     "VC4C's emulator: 20 instructions; the course project's table excludes higher values"},
     {"tmu_request_clocks", &Board::tmuRequestClocks, Unit::Clocks,
-     {clocks(16), clocks(4), clocks(20)}, "caches", "guess: an element per clock"},
+     {clocks(16), clocks(4), clocks(20)}, "caches", "guess: one element per clock"},
     {"fetch_l2_clocks", &Board::fetchL2Clocks, Unit::Clocks, {clocks(24), clocks(12), clocks(48)},
      "caches", "guess: half of a TMU load"},
     {"fetch_memory_clocks", &Board::fetchMemoryClocks, Unit::Clocks,
-     {clocks(80), clocks(60), clocks(128)}, "memory latency", "guess: as a TMU load"},
+     {clocks(80), clocks(60), clocks(128)}, "memory latency", "guess: same as a TMU load"},
     {"l2_bytes_per_clock", &Board::l2BytesPerClock, Unit::BytesPerClock,
      {plain(16), plain(32), plain(8)}, "caches", "guess"},
     {"memory_bytes_per_s", &Board::memoryBytesPerSecond, Unit::BytesPerSecond,
      {pins(0.5), pins(0.8), pins(0.375)}, "bus",
-     "the course project's table: at least 47 % of the SDRAM's pins; "
+     "the course project's table: at least 47 % of the SDRAM's pin bandwidth; "
      "VC4C issue 14: 1.2 GB/s read and written"},
     {"page_miss_ns", &Board::pageMissNs, Unit::Nanoseconds,
      {atMemory(0), atMemory(0), atMemory(36)}, "pages",
@@ -64,37 +64,37 @@ constexpr std::array<Parameter, kParameters> kTable = {{
      {atMemory(27), clocks(5.7), ns(34)}, "stores",
      "Sugizaki: 1.12 GB/s for 128 rows; QPULib's HeatMap: 16 rows of one word in 618 ns"},
     {"store_word_ns", &Board::storeWordNs, Unit::Nanoseconds,
-     {atMemory(1.8), clocks(0.38), ns(2.3)}, "stores", "as store_burst_ns"},
+     {atMemory(1.8), clocks(0.38), ns(2.3)}, "stores", "same as store_burst_ns"},
     {"load_ns", &Board::loadNs, Unit::Nanoseconds, {atMemory(242), clocks(51), ns(302)}, "loads",
      "Sugizaki at 250 MHz: 320 ns for one row of 16 words (200 MB/s)"},
     {"load_burst_ns", &Board::loadBurstNs, Unit::Nanoseconds,
      {atMemory(38), clocks(8), ns(48)}, "loads",
-     "Sugizaki: 690 MB/s for 16 rows; how much of it is per word: guess, as for stores"},
+     "Sugizaki: 690 MB/s for 16 rows; the part per word is a guess, as for stores"},
     {"load_word_ns", &Board::loadWordNs, Unit::Nanoseconds,
-     {atMemory(2.5), clocks(0.53), ns(3.1)}, "loads", "as load_burst_ns"},
+     {atMemory(2.5), clocks(0.53), ns(3.1)}, "loads", "same as load_burst_ns"},
     {"vpm_port_clocks", &Board::vpmPortClocks, Unit::Clocks, {clocks(4), clocks(1), clocks(8)},
-     "VPM port", "guess: 4 words per clock, as all data paths of a QPU"},
+     "VPM port", "guess: 4 words per clock, like all data paths of a QPU"},
     {"vpm_setup_clocks", &Board::vpmSetupClocks, Unit::Clocks,
      {clocks(16), clocks(12), clocks(24)}, "VPM port",
      "Broadcom's guide: three instructions between a read setup and the first read"},
     {"semaphore_clocks", &Board::semaphoreClocks, Unit::Clocks,
      {clocks(12), clocks(0), clocks(40)}, "semaphores", "guess"},
     {"sfu_clocks", &Board::sfuClocks, Unit::Clocks, {clocks(0), clocks(0), clocks(4)}, "caches",
-     "guess: hidden by the two instructions that must lie between"},
+     "guess: hidden by the two instructions required in between"},
     {"l1_bytes", &Board::l1Bytes, Unit::Bytes, {plain(4096), plain(4096), plain(4096)}, "caches",
-     "measured by one party (vc4asm)"},
+     "measured by vc4asm only"},
     {"l2_bytes", &Board::l2Bytes, Unit::Bytes, {plain(32768), plain(65536), plain(16384)},
      "caches", "guess"},
     {"icache_bytes", &Board::icacheBytes, Unit::Bytes, {plain(4096), plain(4096), plain(4096)},
-     "caches", "measured by one party (vc4asm)"},
+     "caches", "measured by vc4asm only"},
     {"uniform_cache_bytes", &Board::uniformCacheBytes, Unit::Bytes,
      {plain(4096), plain(4096), plain(2048)}, "caches", "guess"},
     {"registers_launch_us", &Board::registersLaunchUs, Unit::Microseconds,
      {plain(25), plain(8), plain(34)}, "launch",
-     "QPULib issue 9: 34 us in all with a small kernel; gpu_fft: 20 us in all"},
+     "QPULib issue 9: 34 us in total with a small kernel; gpu_fft: 20 us in total"},
     {"mailbox_launch_us", &Board::mailboxLaunchUs, Unit::Microseconds,
      {plain(100), plain(76), plain(140)}, "launch",
-     "gpu_fft: about 100 us; QPULib issue 9: 76 us more than by registers"},
+     "gpu_fft: about 100 us; QPULib issue 9: 76 us more than with registers"},
 }};
 
 constexpr double amountAt(const Soc& soc, Unit unit, const Amount& a) {

@@ -1,34 +1,34 @@
-// What the cycle model knows of a board. Every figure that comes out of it is a
-// figure of the model, not of hardware. docs/model.md explains the parameters.
+// Parameters of a board in the cycle model. All times derived from them are values of the
+// model, not of hardware. docs/model.md explains the parameters.
 #ifndef QPU_SRC_EMU_BOARD_HPP
 #define QPU_SRC_EMU_BOARD_HPP
 
 namespace qpu::emu {
 
-// Clocks are those of the V3D. One instruction takes 4. A row of DMA is moved in
-// bursts of up to 16 words; each costs a part of its own and a part per word.
+// Clocks are those of the V3D; one instruction takes 4. A row of DMA is transferred in
+// bursts of up to 16 words. The time of a burst has a fixed part and a part per word.
 struct Board {
   const char* name = "";
   double clockHz = 0;
-  double tmuL1Clocks = 0;       // request to data, hit in the TMU's cache
+  double tmuL1Clocks = 0;       // from request to data, for a hit in the TMU's cache
   double tmuL2Clocks = 0;
   double tmuMemoryClocks = 0;
-  double tmuRequestClocks = 0;  // between the requests that one TMU takes
-  double fetchL2Clocks = 0;     // of a line of instructions or uniforms
+  double tmuRequestClocks = 0;  // between two requests to one TMU
+  double fetchL2Clocks = 0;     // for a cache line of instructions or uniforms
   double fetchMemoryClocks = 0;
   double l2BytesPerClock = 0;   // V3D L2, all slices together
   double memoryBytesPerSecond = 0;  // SDRAM, reads and writes together
-  double pageMissNs = 0;        // for which the SDRAM is busy when it opens a page
-  double storeNs = 0;           // of one transfer, besides its bursts
+  double pageMissNs = 0;        // during which the SDRAM is busy opening a page
+  double storeNs = 0;           // per transfer, in addition to its bursts
   double storeBurstNs = 0;
   double storeWordNs = 0;
   double loadNs = 0;
   double loadBurstNs = 0;
   double loadWordNs = 0;
-  double vpmPortClocks = 0;     // for which the VPM is busy with one vector
+  double vpmPortClocks = 0;     // during which the VPM is busy with one vector
   double vpmSetupClocks = 0;    // from a read setup to its first vector
-  double semaphoreClocks = 0;   // from a release to the QPU that waits for it
-  double sfuClocks = 0;         // beyond the instructions that write and read it
+  double semaphoreClocks = 0;   // from a release until the waiting QPU continues
+  double sfuClocks = 0;         // in addition to the instructions that write and read it
   double l1Bytes = 0;           // of one TMU, direct mapped
   double l2Bytes = 0;
   double icacheBytes = 0;       // of one slice

@@ -1,4 +1,4 @@
-// Rules that depend on values: they look at what an instruction reads and writes.
+// Rules that depend on values: these checks examine the data that an instruction reads and writes.
 #include "emu/failure.hpp"
 
 namespace qpu::emu {
@@ -9,7 +9,7 @@ using isa::Form;
 using isa::Instruction;
 using isa::MulOp;
 
-// Published programs end so: both ALUs write one value to one peripheral.
+// Published programs end with both ALUs writing the same value to one peripheral.
 void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, const Vector& y,
                            Mask where) const {
   for (std::size_t e = 0; e < kElements; ++e)
@@ -20,29 +20,29 @@ void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, cons
                                detail::hex(y.e[e]));
 }
 
-// A rotation takes what an accumulator held before the instruction just before, or after
-// it: no harm where the two are equal. The rule that `at` breaks, or null.
+// It is not defined whether a rotation reads the value of an accumulator from before or
+// after the previous instruction. This is harmless if the two values are equal. Returns the
+// rule that instruction `at` breaks, or null.
 const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_t before) const {
   const Traits& t = program_->traits[at];
-  const std::uint32_t soon = rotatedTooSoon(program_->traits[before], t);
+  const std::uint32_t affected = rotatedTooSoon(program_->traits[before], t);
   const Vector* const now = q.v + slot::kAccumulators;
   for (std::size_t n = 0; n < q.old.size(); ++n)
-    if (((soon & t.rotated) >> n & 1U) != 0 && q.old[n].e != now[n].e)
+    if (((affected & t.rotated) >> n & 1U) != 0 && q.old[n].e != now[n].e)
       return "an accumulator is rotated in the instruction after the one that changes it";
-  if (t.rotatesByR5 && soon >> 5U != 0 && ((q.old[5].e[0] ^ now[5].e[0]) & 15U) != 0)
+  if (t.rotatesByR5 && affected >> 5U != 0 && ((q.old[5].e[0] ^ now[5].e[0]) & 15U) != 0)
     return "a rotation by r5 is in the instruction after the one that changes r5";
   return nullptr;
 }
 
-// A register's value is poisoned by a load and by moves from there; any other
-// use of it is an error.
+// A load poisons the value of a register. Moves copy the poison; any other use is an error.
 void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   const Instruction& i = program_->instructions[at];
   const auto of = [&](std::uint16_t s) {
     return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
-  // What changes or looks at the value, in each pipe alone: the flags are the ADD pipe's
-  // unless that does nothing, rotations are the MUL pipe's, packs of one or the other.
+  // Whether each pipe copies its operand without changing or testing it. The flags are set
+  // by the ADD pipe unless it does nothing. Only the MUL pipe rotates. Either pipe can pack.
   const bool alu = i.form == Form::Alu;
   const bool flags = (op.after & need::kFlags) != 0;
   const bool packs = (op.after & need::kPack) != 0;
@@ -51,9 +51,9 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
                         (op.after & need::kRotate) == 0;
   const auto result = [&](bool moves, bool plain, std::uint16_t a, std::uint16_t b,
                           std::uint16_t target, std::uint8_t address) -> PoisonNumber {
-    const bool kept = moves && a == b && plain &&
+    const bool copied = moves && a == b && plain &&
                       (target != slot::kNowhere || address == isa::address::kNop);
-    if (kept) return of(a);
+    if (copied) return of(a);
     for (const std::uint16_t s : {a, b})
       if (of(s) != 0) failPoisoned(q, at, of(s));
     return 0;
@@ -81,7 +81,7 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   if (op.mul != MulOp::Nop) setPoison(q, op.mulTarget, y, i.condMul == Cond::Always);
 }
 
-// `whole`: all of the old value is gone.
+// `whole`: the entire old value is overwritten.
 void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole) {
   if (target >= slot::kRegisters) return;
   PoisonNumber& p = q.poison[target];

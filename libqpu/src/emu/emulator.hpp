@@ -1,7 +1,6 @@
-// Runs encoded programs on an emulated VideoCore IV: bit exact where the
-// arithmetic is known, checked (a program that breaks a rule of the hardware is
-// an error), and timed by a model. One host thread; a run depends on its inputs
-// alone.
+// Runs machine code on an emulated VideoCore IV. The emulation is bit-exact where the
+// arithmetic is known, checks programs (breaking a rule of the hardware is an error), and
+// computes times from a model. It uses one host thread; a run depends only on its inputs.
 #ifndef QPU_SRC_EMU_EMULATOR_HPP
 #define QPU_SRC_EMU_EMULATOR_HPP
 
@@ -15,15 +14,14 @@
 
 namespace qpu::emu {
 
-// Memory that the programs may touch.
+// Memory that programs can access.
 struct Region {
   std::uint32_t start = 0;  // bus address
   std::uint32_t bytes = 0;
   unsigned char* host = nullptr;
 };
 
-// A program whose every rule that needs no running has been checked. Launches at
-// once may share one.
+// A program whose static rules have been checked. Concurrent launches can share it.
 struct Program;
 std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count,
                                        std::uint32_t codeAddress);
@@ -32,26 +30,26 @@ struct Launch {
   const isa::Word* words = nullptr;
   std::size_t count = 0;
   std::uint32_t codeAddress = 0;  // bus address of the first word, for absolute branches
-  // The same prepared, when that was done before; else null.
+  // The result of prepare() for the same words, or null.
   const Program* program = nullptr;
-  // The uniform stream of each QPU; their number is the number of QPUs, 1..12.
+  // Uniform stream of each QPU. The number of streams, 1..12, is the number of QPUs.
   std::vector<std::vector<std::uint32_t>> uniforms;
-  // Sorted by start, not overlapping.
+  // Sorted by start, without overlaps.
   std::vector<Region> memory;
-  // For error texts; may be null.
+  // For error messages; can be null.
   const code::Object* object = nullptr;
   const Board* board = nullptr;  // null: kDefaultBoard
-  bool profile = false;          // fill Report::instructions
-  // More instructions than this on one QPU is an error ("does not end"); 0: no limit.
+  bool profile = false;          // fill Report::perInstruction
+  // Maximum number of instructions per QPU; more is an error. 0: no limit.
   std::uint64_t limit = 0;
-  // The same for clocks of the model.
+  // Maximum number of clocks of the model; more is an error. 0: no limit.
   std::uint64_t clockLimit = 0;
-  // What published programs do and hardware may take, but no document promises, is a
-  // warning of the report and not an error.
+  // Report constructs that published programs use and hardware probably supports, but that
+  // no document guarantees, as warnings instead of errors.
   bool lenient = false;
 };
 
-// Counters are of all QPUs together; clocks are the model's.
+// Counters are sums over all QPUs. Clocks are those of the model.
 struct InstructionProfile {
   std::uint64_t executed = 0;
   std::uint64_t stalled = 0;  // clocks
@@ -59,12 +57,12 @@ struct InstructionProfile {
 
 struct Report {
   std::uint64_t instructions = 0;
-  std::uint64_t clocks = 0;      // from start to the end of the last QPU; model
+  std::uint64_t clocks = 0;      // from the start until the last QPU has finished; model
   std::uint64_t stalledOnTmu = 0;
-  std::uint64_t stalledOnVpm = 0;     // and its DMA
+  std::uint64_t stalledOnVpm = 0;     // including its DMA
   std::uint64_t stalledOnOther = 0;   // uniforms, semaphores, mutex, instruction fetch
   std::uint64_t tmuBytes = 0;         // words delivered to QPUs
-  std::uint64_t memoryReadBytes = 0;  // what crossed the bus
+  std::uint64_t memoryReadBytes = 0;  // transferred over the bus
   std::uint64_t memoryWriteBytes = 0;
   bool hostInterrupt = false;
   std::vector<InstructionProfile> perInstruction;  // with Launch::profile
@@ -73,8 +71,8 @@ struct Report {
   double seconds(const Board& board) const;  // model
 };
 
-// Throws ExecutionError, BoundsError, DeadlockError; texts name the QPU, the
-// instruction with its listing, and the construct of the source where known.
+// Throws ExecutionError, BoundsError or DeadlockError. Messages contain the QPU, the
+// disassembled instruction and, if known, the construct of the source.
 Report run(const Launch& launch);
 
 }  // namespace qpu::emu

@@ -1,4 +1,4 @@
-// Raising errors that name QPU and instruction.
+// Raises errors that contain the QPU and the instruction.
 #ifndef QPU_SRC_EMU_FAILURE_HPP
 #define QPU_SRC_EMU_FAILURE_HPP
 
@@ -10,7 +10,7 @@ namespace qpu::emu {
 template <typename E>
 void Machine::fail(const Qpu& q, std::uint32_t at, const std::string& what,
                    std::uint32_t address) const {
-  detail::raise<E>(who(q, at) + what, facts(q, at, address));
+  detail::raise<E>(messagePrefix(q, at) + what, facts(q, at, address));
 }
 
 }  // namespace qpu::emu

@@ -1,4 +1,4 @@
-// The texts of errors.
+// Error messages of the emulator.
 #include <algorithm>
 
 #include "emu/failure.hpp"
@@ -24,7 +24,7 @@ std::string Machine::describe(std::uint32_t at) const {
   return text;
 }
 
-std::string Machine::who(const Qpu& q, std::uint32_t at) const {
+std::string Machine::messagePrefix(const Qpu& q, std::uint32_t at) const {
   return "kernel '" + kernel() + "', QPU " + std::to_string(q.number) + ", " + describe(at) + ": ";
 }
 
@@ -48,18 +48,18 @@ void Machine::failTimeOut(const Qpu& q, std::uint32_t at) const {
   const auto time = static_cast<std::uint64_t>(static_cast<double>(launch_->clockLimit) *
                                                kMilliseconds / board.clockHz);
   fail<ExecutionError>(q, at,
-                       "the kernel has not ended in " + std::to_string(time) + " ms, " +
+                       "the kernel has not finished within " + std::to_string(time) + " ms, " +
                            std::to_string(launch_->clockLimit) + " clocks of the modelled " +
-                           board.name + ". It loops for ever, or QPU_TIMEOUT_MS is too low for it");
+                           board.name + ". It loops forever, or QPU_TIMEOUT_MS is too low");
 }
 
-void Machine::doubt(const Qpu& q, std::uint32_t at, const std::string& what,
+void Machine::reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,
                     const std::string& assumed) {
   if (!launch_->lenient)
     fail<ExecutionError>(q, at, what + ". With QPU_EMULATOR=lenient this is a warning");
-  if (std::find(doubted_.begin(), doubted_.end(), at) != doubted_.end()) return;
-  doubted_.push_back(at);
-  report_.warnings.push_back(who(q, at) + what + "; assumed: " + assumed);
+  if (std::find(warned_.begin(), warned_.end(), at) != warned_.end()) return;
+  warned_.push_back(at);
+  report_.warnings.push_back(messagePrefix(q, at) + what + "; assumed: " + assumed);
 }
 
 std::string Machine::describeWriter(Tag writer) const {
@@ -75,11 +75,11 @@ std::string Machine::describe(const Poison& p) const {
       return where + "outside of every SharedArray; " + memory_.nearest(p.address);
     case Poison::Kind::Stale:
       return where + "written by " + describeWriter(p.writer) +
-             " after a cache had fetched its line, which hardware may still serve; read it by "
-             "DMA, or in another launch";
+             " after a cache had fetched its cache line, so that hardware can still return the old "
+             "data; read it by DMA, or in another launch";
     case Poison::Kind::Unordered:
-      return where + "which may not be written yet by " + describeWriter(p.writer) +
-             ": no wait for that DMA store and no semaphore or mutex comes between";
+      return where + "which might not have been written yet by " + describeWriter(p.writer) +
+             ": no wait for that DMA store and no semaphore or mutex orders the accesses";
   }
   return where;
 }
@@ -106,7 +106,7 @@ void Machine::deadlock() const {
       text += " for the mutex, which QPU " + std::to_string(mutexHolder_->number) + " holds";
   }
   detail::raise<DeadlockError>(
-      "kernel '" + kernel() + "': deadlock, every QPU that has not ended waits: " + text,
+      "kernel '" + kernel() + "': deadlock, every QPU that has not finished is waiting: " + text,
       {kernel(), "semaphore", -1, 0});
 }
 
@@ -114,9 +114,9 @@ void Machine::requireBalancedSemaphores() const {
   for (std::size_t i = 0; i < semaphores_.size(); ++i)
     if (semaphores_[i] != 0)
       detail::raise<ExecutionError>(
-          "kernel '" + kernel() + "': semaphore " + std::to_string(i) + " is left at " +
+          "kernel '" + kernel() + "': semaphore " + std::to_string(i) + " is " +
               std::to_string(semaphores_[i]) +
-              "; hardware would hand that to the next kernel, so leave it at 0",
+              " at the end, must be 0; on hardware the next kernel would start with this value",
           {kernel(), "semaphore", -1, 0});
 }
 

@@ -1,6 +1,6 @@
-// Who has written what in this launch, and in which order: vector clocks through
-// semaphores, the mutex and the waits for DMA. Threads are the QPUs and the DMA
-// engines on behalf of each, for a store is done only when it has been waited for.
+// Records which thread wrote each word in this launch, ordered by vector clocks that
+// semaphores, the mutex and waits for DMA synchronise. Threads are the QPUs, and the DMA
+// load and store engines of each QPU, because a DMA store is complete only after a wait.
 #ifndef QPU_SRC_EMU_HISTORY_HPP
 #define QPU_SRC_EMU_HISTORY_HPP
 
@@ -14,7 +14,7 @@
 
 namespace qpu::emu {
 
-// Empty, with room for a few elements at most.
+// Clears v, and releases its memory unless it is small.
 template <typename T>
 void empty(std::vector<T>& v) {
   constexpr std::size_t few = 1024;
@@ -22,7 +22,7 @@ void empty(std::vector<T>& v) {
   if (v.capacity() > few) v.shrink_to_fit();
 }
 
-// A write: thread and its time then. 0 is none.
+// A write: the thread and its time at the write. 0 means no write.
 using Tag = std::uint32_t;
 
 class History {
@@ -31,12 +31,12 @@ class History {
   static constexpr std::uint32_t kThreads = 3 * kQpus;
   using Times = std::array<std::uint32_t, kThreads>;
 
-  // Nothing has been written.
+  // Starts a launch: nothing has been written.
   void reset(const std::vector<Region>& regions, std::size_t qpus);
-  // Forgets all, and gives back what a large launch took of memory.
+  // Clears everything and releases the memory of a large launch.
   void clear();
 
-  // Order.
+  // Synchronisation between threads.
   void release(std::uint32_t qpu, Times& at);
   void acquire(std::uint32_t qpu, const Times& from);
   void start(std::uint32_t qpu, bool load, std::uint32_t instruction);
@@ -47,8 +47,8 @@ class History {
     const std::uint32_t t = engine(qpu, load);
     return tag(t, static_cast<std::uint32_t>(started_[t].size()));
   }
-  // Whether the write is over for the QPU, and whether it may write there too:
-  // its own writes are always in order.
+  // Whether the write happened before the current time of the QPU, and whether the QPU can
+  // overwrite it. The QPU's own writes are always in order.
   bool isOver(Tag t, std::uint32_t qpu) const {
     return t == 0 || times_[qpu][thread(t)] >= time(t);
   }
@@ -56,52 +56,52 @@ class History {
     return isOver(t, qpu) || qpuOf(t) == qpu;
   }
   static std::uint32_t qpuOf(Tag t) { return thread(t) % kQpus; }
-  // The instruction that started the DMA which wrote, kUnknown for a QPU's own writes.
+  // Instruction that started the DMA of the write; kUnknown for a write by a QPU itself.
   static constexpr std::uint32_t kUnknown = UINT32_MAX;
   std::uint32_t instructionOf(Tag t) const;
 
-  // Memory. Addresses lie in the region.
+  // Memory. Addresses are in the given region.
   bool isWritten(std::uint32_t region) const { return regions_[region].written; }
   void fetch(std::uint32_t region, std::uint32_t address, std::uint32_t bytes);
   Tag writer(std::uint32_t region, std::uint32_t address) const;
-  // Written after a cache had fetched its line.
+  // Whether the word was written after a cache had fetched its cache line.
   bool isStale(std::uint32_t region, std::uint32_t address) const;
-  // Whether the caches have all of these words as they are.
+  // Whether all of these words are up to date in the caches.
   bool isClean(std::uint32_t region, std::uint32_t address, std::uint32_t words,
                std::uint32_t qpu) const;
-  // Writes by a QPU's DMA. Should a word have a write that the QPU must not write
-  // over, the rest is left, `conflict` is that word's address and the result its
-  // tag; otherwise 0.
+  // Records a write by a QPU's DMA and returns 0. If the QPU must not overwrite a word,
+  // returns the tag of that word and sets `conflict` to its address; the words after it are
+  // not recorded.
   Tag write(std::uint32_t region, std::uint32_t address, std::uint32_t words, std::uint32_t qpu,
             std::uint32_t& conflict);
 
-  // The VPM's words.
+  // Tag of a word of the VPM.
   Tag& vpm(std::uint32_t word) { return vpm_[word]; }
-  // Notes that a QPU writes a whole row; false when there is a word it must not.
+  // Records that a QPU writes a whole row. Returns false if it must not overwrite a word.
   bool writeVpmRow(std::uint32_t row, std::uint32_t qpu);
-  bool isShared() const { return shared_; }  // by several QPUs
+  bool isShared() const { return shared_; }  // whether there are several QPUs
 
  private:
   static constexpr unsigned kTimeBits = 26;
   static constexpr std::uint32_t kPageWords = 1024;
   static constexpr std::uint32_t kPageLines = kPageWords / 16;
-  static_assert(kPageLines == 64, "a bit of PageNote::fetched each");
+  static_assert(kPageLines == 64, "one bit of PageNote::fetched per cache line");
   struct Page {
     std::array<Tag, kPageWords> tags{};
     std::array<bool, kPageWords> stale{};
   };
   struct PageNote {
-    std::uint64_t fetched = 0;  // lines, a bit each
+    std::uint64_t fetched = 0;  // one bit per cache line
     std::unique_ptr<Page> page;  // null before the first write
   };
   struct Shadow {
-    std::uint32_t base = 0;   // of the first line
-    std::uint32_t words = 0;  // from there
+    std::uint32_t base = 0;   // address of the first cache line
+    std::uint32_t words = 0;  // number of words from `base`
     bool written = false;
     std::vector<PageNote> pages;  // none before the first access
   };
 
-  // Null when nothing was written there.
+  // Null if nothing was written there.
   static const Page* find(const Shadow& s, std::uint32_t word) {
     return s.written ? s.pages[word / kPageWords].page.get() : nullptr;
   }

@@ -71,7 +71,7 @@ void Machine::reset(const Launch& launch, const Program& program) {
   mutexReleased_ = {};
   horizon_ = 0;
   poisons_.clear();
-  doubted_.clear();
+  warned_.clear();
   report_ = {};
   if (launch_->profile) report_.perInstruction.resize(launch_->count);
   const std::vector<Vector>& vectors = program_->vectors;
@@ -94,7 +94,7 @@ void Machine::reset(const Launch& launch, const Program& program) {
 Report Machine::run() {
   std::size_t running = qpus_.size();
   while (running != 0) {
-    // The actor that is due, and the next one after it.
+    // Keys of the next actor and of the one after it.
     std::uint64_t first = key(loads_.next() == kNever ? kNever >> 4U : loads_.next(), kLoadEngine);
     std::uint64_t second =
         key(stores_.next() == kNever ? kNever >> 4U : stores_.next(), kStoreEngine);
@@ -120,9 +120,9 @@ Report Machine::run() {
     q.leave = false;
     if (q.fetches && !fetch(q, q.next)) continue;
     if (q.careful)
-      go<true>(q);
+      execute<true>(q);
     else
-      go<false>(q);
+      execute<false>(q);
     if (q.state == State::Ended) --running;
   }
   requireBalancedSemaphores();
@@ -151,9 +151,9 @@ void Machine::stepEngine(bool load) {
   }
 }
 
-// Runs q until it has to let others go first.
+// Runs q until another actor has to act first.
 template <bool Careful>
-void Machine::go(Qpu& q) {
+void Machine::execute(Qpu& q) {
   const Op* const ops = program_->ops.data();
   Vector* const v = q.v;
   std::uint32_t at = q.next;
@@ -191,12 +191,12 @@ void Machine::go(Qpu& q) {
   }
 }
 
-// Everything but the ALUs that comes before them. False when q cannot run the
-// instruction yet; nothing has happened then.
+// Everything before the ALU operations. Returns false, without side effects, if q cannot
+// execute the instruction yet.
 bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
   const std::uint16_t needs = op.before;
   if ((needs & need::kOffEnd) != 0)
-    fail<ExecutionError>(q, at, "the program runs on past its last instruction");
+    fail<ExecutionError>(q, at, "execution continues past the last instruction of the program");
   if ((needs & need::kLine) != 0 && !fetch(q, at)) return false;
   if ((needs & ~need::kLine) == 0) return true;
   if ((needs & need::kFault) != 0) {
@@ -205,30 +205,30 @@ bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
       fail<ExecutionError>(
           q, at,
           fault->rule + (fault->distance == 0 ? std::string()
-                                              : "; before it: " + describe(at - fault->distance)));
+                                              : "; preceding instruction: " + describe(at - fault->distance)));
   }
   if ((needs & need::kRotatesNew) != 0 && at != q.flow) {
     const char* const rule = rotatesChanged(q, at, at - 1);
     if (rule != nullptr)
-      fail<ExecutionError>(q, at, std::string(rule) + "; before it: " + describe(at - 1));
+      fail<ExecutionError>(q, at, std::string(rule) + "; preceding instruction: " + describe(at - 1));
   }
   if ((needs & need::kOrder) != 0 && !ordered(q)) return false;
   const Instruction& i = program_->instructions[at];
-  if (!mayPass(q, op, i)) return false;
+  if (!canProceed(q, op, i)) return false;
   if ((needs & need::kPortA) != 0) readPort(q, i.raddrA, true, at);
   if ((needs & need::kPortB) != 0) readPort(q, i.raddrB, false, at);
   if ((needs & need::kUnpack) != 0) unpackInput(q, i);
   if ((needs & need::kTmuLoad) != 0) {
     const RequestQueue& queue = q.tmu[i.signal == isa::Signal::LoadTmu1 ? 1 : 0];
     if (queue.count == 0)
-      fail<ExecutionError>(q, at, "a TMU is loaded from that has no request in flight");
+      fail<ExecutionError>(q, at, "a result is loaded from a TMU without an outstanding request");
     stall(q, at, queue.ring[queue.oldest].arrives, report_.stalledOnTmu);
   }
   return true;
 }
 
-// Whether nothing blocks the instruction.
-bool Machine::mayPass(Qpu& q, const Op& op, const Instruction& i) {
+// Returns whether nothing blocks the instruction.
+bool Machine::canProceed(Qpu& q, const Op& op, const Instruction& i) {
   if (launch_->lenient && !passEarlierDma(q, op, i)) return false;
   if ((op.before & need::kSemaphore) != 0) return passSemaphore(q, i);
   const bool readsA = (op.before & need::kPortA) != 0;
@@ -245,8 +245,8 @@ bool Machine::mayPass(Qpu& q, const Op& op, const Instruction& i) {
   return true;
 }
 
-// The instruction line of `at`. False when it must come from the L2 and others
-// go first.
+// Fetches the cache line of instruction `at`. Returns false if it must come from the L2 and
+// other actors have to act first.
 bool Machine::fetch(Qpu& q, std::uint32_t at) {
   const std::uint32_t line =
       lineOf(Space::Code, launch_->codeAddress % kLineBytes + at * kWordBytes);
@@ -276,7 +276,7 @@ void Machine::unpackInput(Qpu& q, const Instruction& i) {
   q.v[slot::kPortA] = unpack(i.unpack, q.v[slot::kFileA + i.raddrA], byAdd || byMul);
 }
 
-// What the results do beyond going to registers.
+// Everything after the ALU operations, except plain writes to registers.
 void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y) {
   const Instruction& i = program_->instructions[at];
   const std::uint16_t needs = op.after;
@@ -345,13 +345,14 @@ void Machine::writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector&
       writeIo(q, at, fileA, address, value, where);
   };
   if (adds) put(addWritesA(i), i.waddrAdd, op.addTarget, *toX, whereX);
-  // One peripheral is written once.
+  // If both ALUs write the same peripheral, write it once.
   const bool written = (op.after & need::kBothWrite) != 0 && op.mulTarget == slot::kNowhere &&
                        i.waddrMul != isa::address::kHostInterrupt;
   if (multiplies && !written) put(mulWritesA(i), i.waddrMul, op.mulTarget, *toY, whereY);
 }
 
-// Of the ADD ALU unless that does nothing; only where its condition holds.
+// Sets the flags from the ADD ALU, or from the MUL ALU if the ADD ALU does nothing. Only
+// elements whose condition holds change.
 void Machine::setFlags(Qpu& q, const Op& op, const Instruction& i, const Vector& x,
                        const Vector& y, Mask whereX, Mask whereY) {
   const bool alu = i.form == Form::Alu;
@@ -377,36 +378,36 @@ void Machine::branch(Qpu& q, const Op& op, std::uint32_t at) {
     for (const std::uint32_t e : r.e)
       if (e != r.e[0])
         fail<ExecutionError>(q, at,
-                             "the elements of the register that a branch goes to differ; it is "
-                             "not known which one counts");
+                             "the elements of the branch target register differ; it is not known "
+                             "which element the hardware uses");
     address += r.e[0];
   }
   const std::uint32_t offset = address - base;
   if (offset % kWordBytes != 0 || offset / kWordBytes >= program_->count())
     fail<ExecutionError>(q, at,
-                         "the branch goes to " + detail::hex(address) +
-                             ", where the program has no instruction");
+                         "the branch target " + detail::hex(address) +
+                             " is not an instruction of the program");
   for (const std::uint16_t target : {op.addTarget, op.mulTarget})
     if (target != slot::kNowhere) q.v[target] = q.v[op.addA];
   q.jump = offset / kWordBytes;
   q.jumpedAt = at;
 }
 
-// After the last delay slot.
+// Jumps after the last delay slot.
 void Machine::jump(Qpu& q, std::uint32_t at) {
   if (launch_->limit != 0 && q.executed > launch_->limit)
     fail<ExecutionError>(q, at,
-                         "the program does not end: this QPU has run " +
+                         "the program does not end: this QPU has executed " +
                              std::to_string(q.executed) + " instructions, the limit is " +
                              std::to_string(launch_->limit));
   if (launch_->clockLimit != 0 && q.clock > launch_->clockLimit) failTimeOut(q, at);
   std::uint32_t broken = q.jump;
-  const bool kept = (program_->ops[at].after & need::kKeepOld) != 0;
-  const char* rule = kept ? rotatesChanged(q, q.jump, at) : nullptr;
+  const bool hasOld = (program_->ops[at].after & need::kKeepOld) != 0;
+  const char* rule = hasOld ? rotatesChanged(q, q.jump, at) : nullptr;
   if (rule == nullptr) rule = program_->faultOfJump(q.jumpedAt, q.jump, broken);
   if (rule != nullptr)
     fail<ExecutionError>(q, broken,
-                         std::string(rule) + "; it was jumped to from " + describe(q.jumpedAt));
+                         std::string(rule) + "; reached by the jump from " + describe(q.jumpedAt));
   q.next = q.jump;
   q.flow = q.jump;
   q.jump = kNoJump;
@@ -420,21 +421,20 @@ void Machine::jump(Qpu& q, std::uint32_t at) {
 void Machine::end(Qpu& q, std::uint32_t at) {
   if (!q.load.awaited || !q.store.awaited)
     fail<ExecutionError>(q, at,
-                         std::string("the program ends while a DMA ") +
-                             (q.load.awaited ? "store" : "load") +
-                             " runs that has not been waited for, started by " +
+                         std::string("the program ends without waiting for a DMA ") +
+                             (q.load.awaited ? "store" : "load") + ", started by " +
                              describe((q.load.awaited ? q.store : q.load).startedAt));
   if (q.reads.left != 0)
     fail<ExecutionError>(q, at,
-                         "the program ends with " + std::to_string(q.reads.left) +
-                             " announced VPM vectors unread");
+                         "the program ends before reading " + std::to_string(q.reads.left) +
+                             " vectors of its VPM read setup");
   for (const RequestQueue& queue : q.tmu)
     if (queue.count != 0)
       fail<ExecutionError>(q, at,
                            "the program ends with " + std::to_string(queue.count) +
-                               " results of a TMU that were not loaded; the next program would "
-                               "get them");
-  if (mutexHolder_ == &q) fail<ExecutionError>(q, at, "the program ends and holds the mutex");
+                               " results in a TMU that were not loaded; the next program would "
+                               "receive them");
+  if (mutexHolder_ == &q) fail<ExecutionError>(q, at, "the program ends while it holds the mutex");
   q.state = State::Ended;
   q.leave = true;
 }
@@ -454,9 +454,9 @@ std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count
 
 namespace {
 
-// The machine of this thread's last launch, for its next one: making one takes longer
-// than a small kernel. Without a destructor, for statics may launch when those of
-// threads have run.
+// The machine of this thread's last launch. The next launch reuses it, because constructing a
+// machine takes longer than running a small kernel. This is a plain pointer, because static
+// objects can launch kernels after the thread-local objects have been destroyed.
 thread_local Machine* spare = nullptr;
 
 struct SpareKeeper {
@@ -471,10 +471,11 @@ Report run(const Launch& launch) {
   const std::size_t qpus = launch.uniforms.size();
   if (qpus < 1 || qpus > History::kQpus)
     detail::raise<ArgumentError>("a launch on " + std::to_string(qpus) +
-                                 " QPUs, must be 1..12: one stream of uniforms for each");
+                                 " QPUs, must be 1..12 with one uniform stream per QPU");
   std::shared_ptr<const Program> made;
   if (launch.program == nullptr) made = prepare(launch.words, launch.count, launch.codeAddress);
-  // Kept when the launch ends well; one that failed is not to be told by the next.
+  // The machine is kept only if the launch succeeds, so that a failed launch cannot affect the
+  // next one.
   std::unique_ptr<Machine> machine(std::exchange(spare, nullptr));
   if (machine == nullptr) machine = std::make_unique<Machine>();
   machine->reset(launch, made != nullptr ? *made : *launch.program);

@@ -1,10 +1,9 @@
-// QPUs that run one program: registers, peripherals and the order among them.
+// QPUs that run one program: registers, peripherals, and the order of their actions.
 //
-// What happens in what order: actors (the QPUs, then the load engine, then the
-// store engine) act in the order of their clocks, ties in the order of their
-// numbers. A QPU runs ahead of the others as long as it touches nothing that
-// they share. DMA moves its data when it is started and takes its time after
-// that; TMU requests take the words as they are at the request.
+// Actors are the QPUs, then the load engine, then the store engine. They act in the order of
+// their clocks, and in the order of their numbers if the clocks are equal. A QPU runs ahead
+// of the others until it accesses shared state. DMA moves its data when it is started; the
+// time of the transfer passes after that. TMU requests read the words at the time of the request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP
 
@@ -25,24 +24,24 @@
 
 namespace qpu::emu {
 
-constexpr std::uint32_t kMaxRequests = 4;  // of one TMU in flight
+constexpr std::uint32_t kMaxRequests = 4;  // outstanding, per TMU
 constexpr std::uint32_t kSemaphores = 16;
 constexpr std::uint32_t kSemaphoreMost = 15;
 constexpr std::uint32_t kLoadEngine = 12;  // actors; QPUs are 0..11
 constexpr std::uint32_t kStoreEngine = 13;
 
-// Why the words of a gather must not be used; a vector that nobody uses does no
-// harm, for pipelines fetch one too many.
+// Why the words of a gather must not be used. This is harmless if the vector is not used,
+// because software pipelines fetch one vector too many.
 struct Poison {
   enum class Kind : std::uint8_t {
     Outside,
-    Stale,      // a cache may have them from before they were written
-    Unordered   // they may not be written yet
+    Stale,      // a cache can contain their old values
+    Unordered   // they might not have been written yet
   };
   Kind kind = Kind::Outside;
   std::uint32_t address = 0;
   std::uint32_t element = 0;
-  std::uint32_t instruction = 0;  // of the request
+  std::uint32_t instruction = 0;  // that made the request
   Tag writer = 0;
 };
 using PoisonNumber = std::uint32_t;  // 0: none
@@ -53,7 +52,7 @@ struct Request {
   PoisonNumber poison = 0;
 };
 
-// Oldest first.
+// A ring buffer of requests.
 struct RequestQueue {
   std::array<Request, kMaxRequests> ring;
   std::uint32_t oldest = 0;
@@ -64,43 +63,43 @@ enum class State : std::uint8_t {
   Ready, AtSemaphore, AtMutex, AtLoadWait, AtStoreWait, Ended
 };
 
-// One direction of DMA of one QPU.
+// State of the DMA loads, or of the DMA stores, of one QPU.
 struct Dma {
   DmaSetup setup;
-  bool running = false;   // by the engine
-  bool awaited = true;    // nothing since the last wait
+  bool running = false;   // in the engine
+  bool awaited = true;    // no transfer was started since the last wait
   Clock ended = 0;
   std::uint32_t startedAt = 0;  // instruction
-  std::array<std::uint16_t, kVpmRows> words{};  // that it touches, a bit per column
+  std::array<std::uint16_t, kVpmRows> words{};  // VPM words that it accesses, one bit per column
 };
 
 struct UniformStream {
-  bool given = false;                    // with the launch, else in memory
+  bool given = false;                    // passed with the launch; if false, in memory
   const std::uint32_t* words = nullptr;
   std::uint32_t next = 0;                // index, or bus address in memory
   std::uint32_t count = 0;
   std::uint32_t region = 0;
-  std::uint32_t line = UINT32_MAX;       // newest that was fetched
+  std::uint32_t line = UINT32_MAX;       // fetched last
   Clock arrives = 0;
 };
 
 struct Qpu {
-  Vector* v = nullptr;              // by number; slot
+  Vector* v = nullptr;              // vectors by their number, see namespace slot
   Clock clock = 0;
   std::uint64_t executed = 0;
   std::uint32_t number = 0;
   std::uint32_t next = 0;           // instruction
   Mask n = 0, z = 0, c = 0;
-  std::uint32_t flow = 0;           // where the last jump led to
-  std::uint32_t jump = UINT32_MAX;  // after the delay slots
+  std::uint32_t flow = 0;           // target of the last jump
+  std::uint32_t jump = UINT32_MAX;  // target of the pending jump
   std::uint32_t jumpedAt = 0;
-  std::uint32_t line = UINT32_MAX;  // of instructions
+  std::uint32_t line = UINT32_MAX;  // current cache line of instructions
   std::uint32_t region = 0;         // hint
-  std::uint32_t awaited = 0;        // number of a semaphore
+  std::uint32_t awaited = 0;        // number of the semaphore it waits for
   State state = State::Ready;
   bool careful = false;
-  bool leave = false;               // to the scheduler, after this instruction
-  bool fetches = false;             // an instruction line, before going on
+  bool leave = false;               // return to the scheduler after this instruction
+  bool fetches = false;             // must fetch a cache line of instructions first
   bool ending = false;
   bool noSwap = false;
   Clock readsReady = 0;
@@ -111,22 +110,22 @@ struct Qpu {
   Dma store;
   std::array<Vector, 6> old{};      // accumulators before need::kKeepOld
   std::array<PoisonNumber, slot::kRegisters> poison{};
-  std::uint32_t poisoned = 0;       // registers
+  std::uint32_t poisoned = 0;       // number of poisoned registers
   std::array<RequestQueue, 2> tmu;
 };
 
 class Machine {
  public:
-  // Everything as after power up; both must outlive the run. One launch after the
-  // other may go through one machine.
+  // Resets to the state after power-up. The arguments must outlive the run. Launches can reuse
+  // a machine one after the other.
   void reset(const Launch& launch, const Program& program);
   Report run();
 
  private:
   template <bool Careful>
-  void go(Qpu& q);
+  void execute(Qpu& q);
   bool before(Qpu& q, const Op& op, std::uint32_t at);
-  bool mayPass(Qpu& q, const Op& op, const isa::Instruction& i);
+  bool canProceed(Qpu& q, const Op& op, const isa::Instruction& i);
   bool passSemaphore(Qpu& q, const isa::Instruction& i);
   bool passMutex(Qpu& q);
   bool passDma(Qpu& q, Dma& dma, State waiting);
@@ -153,8 +152,8 @@ class Machine {
   void request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addresses);
   void gatherWord(Qpu& q, std::uint32_t at, Request& r, std::uint32_t element,
                   std::uint32_t from);
-  // Why a word that the caches deliver must not be used.
-  bool isDoubtful(const Qpu& q, std::uint32_t region, Poison& p) const;
+  // Returns whether a word delivered by the caches must not be used, and stores the reason in p.
+  bool isUnsafe(const Qpu& q, std::uint32_t region, Poison& p) const;
   static void receive(Qpu& q, unsigned tmu);
   static unsigned unitOf(const Qpu& q, unsigned tmu);
   static bool uniformNeedsOrder(const Qpu& q);
@@ -193,14 +192,15 @@ class Machine {
   std::string describeWriter(Tag writer) const;
   std::string describe(const Poison& p) const;
   std::string kernel() const;
-  std::string who(const Qpu& q, std::uint32_t at) const;
+  std::string messagePrefix(const Qpu& q, std::uint32_t at) const;
   detail::ErrorFacts facts(const Qpu& q, std::uint32_t at, std::uint32_t address) const;
   template <typename E>  // failure.hpp
   [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
                          std::uint32_t address = 0) const;
-  // What hardware may take, but nobody is sure of: an error, or a warning where the launch
-  // is lenient.
-  void doubt(const Qpu& q, std::uint32_t at, const std::string& what, const std::string& assumed);
+  // Reports a construct that hardware probably supports, but that is not documented: an error,
+  // or a warning in a lenient launch.
+  void reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,
+                       const std::string& assumed);
   [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
                                 const std::string& what) const;
   [[noreturn]] void deadlock() const;
@@ -215,14 +215,14 @@ class Machine {
   Engine loads_{timing_, true};
   Engine stores_{timing_, false};
   std::vector<Qpu> qpus_;
-  std::vector<Vector> vectors_;  // of all QPUs
+  std::vector<Vector> vectors_;  // for all QPUs
   std::array<std::uint32_t, kSemaphores> semaphores_{};
   std::array<History::Times, kSemaphores> released_{};
   Qpu* mutexHolder_ = nullptr;
   History::Times mutexReleased_{};
   std::uint64_t horizon_ = 0;
   std::vector<Poison> poisons_;
-  std::vector<std::uint32_t> doubted_;  // instructions
+  std::vector<std::uint32_t> warned_;  // instructions with a warning
   Report report_;
 };
 

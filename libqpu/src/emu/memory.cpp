@@ -46,7 +46,7 @@ std::string Memory::nearest(std::uint32_t address) const {
     if (above == nullptr || past <= before)
       return "nearest is " + text(*below) + ", " + std::to_string(past) + " bytes past its end";
   }
-  if (above == nullptr) return {};  // there is one of the two
+  if (above == nullptr) return {};  // unreachable: there is at least one region
   return "nearest is " + text(*above) + ", " + std::to_string(before) + " bytes before its start";
 }
 

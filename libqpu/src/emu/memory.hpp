@@ -1,4 +1,4 @@
-// The memory that a launch may touch.
+// The memory that a launch can access.
 #ifndef QPU_SRC_EMU_MEMORY_HPP
 #define QPU_SRC_EMU_MEMORY_HPP
 
@@ -12,11 +12,11 @@ namespace qpu::emu {
 
 class Memory {
  public:
-  // The regions must outlive it.
+  // The regions must outlive this object.
   void reset(const std::vector<Region>& regions) { regions_ = &regions; }
 
-  // Index of the region that holds all `bytes` bytes at `address`, or kNone.
-  // `last` is where the caller found something before.
+  // Index of the region that contains all `bytes` bytes at `address`, or kNone. `last` caches
+  // the region that the caller found last.
   static constexpr std::uint32_t kNone = UINT32_MAX;
   std::uint32_t find(std::uint32_t address, std::uint32_t bytes, std::uint32_t& last) const {
     if (last < regions_->size() && holds((*regions_)[last], address, bytes)) return last;
@@ -27,8 +27,8 @@ class Memory {
     return r.host + (address - r.start);
   }
 
-  // First of the words from `address` on that is in no region, or in another
-  // one than the words before it.
+  // First address from `address` that is not in the same region, or `address` itself if it is
+  // not in a region.
   std::uint32_t firstOutside(std::uint32_t address) const;
   std::string nearest(std::uint32_t address) const;
 
@@ -38,7 +38,7 @@ class Memory {
     return offset < r.bytes && r.bytes - offset >= bytes;
   }
   std::uint32_t search(std::uint32_t address, std::uint32_t bytes, std::uint32_t& last) const;
-  std::size_t after(std::uint32_t address) const;  // first region beyond it
+  std::size_t after(std::uint32_t address) const;  // first region that starts after it
 
   const std::vector<Region>* regions_ = nullptr;
 };

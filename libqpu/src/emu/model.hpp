@@ -1,5 +1,5 @@
-// The parameters of the cycle model: value, range and source of each, and files
-// that replace them.
+// The parameters of the cycle model with value, range and source, and files that replace
+// them.
 #ifndef QPU_SRC_EMU_MODEL_HPP
 #define QPU_SRC_EMU_MODEL_HPP
 
@@ -11,16 +11,16 @@
 
 namespace qpu::emu {
 
-// A value, or the end of its range that makes kernels quicker or slower.
+// The value of a parameter, or the end of its range that makes kernels faster or slower.
 enum class Bound : std::uint8_t { Value, Fast, Slow };
 
-// How a published figure is carried over to another board.
+// How a published figure is converted to another board.
 enum class Follows : std::uint8_t {
-  Nothing,      // the same number on all
-  V3d,          // so many clocks of the V3D
-  Time,         // so many nanoseconds
-  MemoryClock,  // so many nanoseconds where the SDRAM runs at 400 MHz
-  MemoryPins,   // this share of the bytes that the SDRAM's pins can carry
+  Nothing,      // the same number on all boards
+  V3d,          // the same number of clocks of the V3D
+  Time,         // the same number of nanoseconds
+  MemoryClock,  // nanoseconds at an SDRAM clock of 400 MHz, scaled with the SDRAM clock
+  MemoryPins,   // a fraction of the bandwidth of the SDRAM's pins
 };
 struct Amount {
   double number;
@@ -36,8 +36,8 @@ struct Parameter {
   double Board::*member;
   Unit unit;
   std::array<Amount, 3> amounts;  // by Bound
-  const char* group;   // parameters that one assumption moves together
-  const char* source;  // in a few words; docs/model.md has more
+  const char* group;   // parameters that depend on the same assumption
+  const char* source;  // short; docs/model.md has details
 };
 constexpr std::size_t kParameters = 26;
 const std::array<Parameter, kParameters>& parameters();
@@ -45,14 +45,14 @@ const std::array<Parameter, kParameters>& parameters();
 // Null for an unknown name.
 const Board* findBoard(const char* name, Bound bound);
 
-// Replaces parameters of `board` by those of a file's text, lines of "name = value"
-// where '#' begins a comment. `board` is that of the line "board = ...", or as
-// given when `isChosen`; both at once must agree. The line "source = ..." is
-// returned. Throws BackendError, with `path` in the text.
+// Replaces parameters of `board` with those in the text of a file. Lines have the form
+// "name = value"; '#' starts a comment. The line "board = ..." selects the board. If
+// `isChosen`, `board` is already selected and the line must agree with it. Returns the value
+// of the line "source = ...". Throws BackendError; its message contains `path`.
 std::string applyFile(const std::string& text, const std::string& path, bool isChosen,
                       Board& board);
 
-// A board's parameters as such a file, with their ranges and sources as comments.
+// Parameters of a board in the format of such a file, with ranges and sources as comments.
 std::string describe(const Board& board);
 
 }  // namespace qpu::emu

@@ -35,7 +35,7 @@ std::string trimmed(const std::string& text) {
   return text.substr(from, text.find_last_not_of(" \t\r") - from + 1);
 }
 
-std::string shortly(double value) {
+std::string format(double value) {
   std::ostringstream text;
   text << value;
   return text.str();
@@ -78,10 +78,10 @@ class Reader {
   void takeBoard(const std::string& value) {
     const Board* const found = findBoard(value.c_str());
     if (found == nullptr)
-      fail("'" + value + "' is not a board of the emulator; those are pi1, zero, pi2, pi3, zero2");
+      fail("'" + value + "' is not a board of the emulator; valid boards are pi1, zero, pi2, pi3, zero2");
     if (isChosen_ && value != board_.name)
       fail("the file is for board " + value + ", and QPU_BOARD is " + board_.name +
-           "; unset QPU_BOARD or take another file");
+           "; unset QPU_BOARD or use another file");
     board_ = *found;
   }
 
@@ -95,8 +95,8 @@ class Reader {
     const double number = std::strtod(value.c_str(), &end);
     const Range range = rangeOf(*p);
     if (end == value.c_str() || *end != '\0' || !(number >= range.least && number <= range.most))
-      fail("'" + name + "' is '" + value + "', expected a number from " + shortly(range.least) +
-           " to " + shortly(range.most));
+      fail("'" + name + "' is '" + value + "', expected a number from " + format(range.least) +
+           " to " + format(range.most));
     if (p->unit == Unit::Bytes && std::exp2(std::round(std::log2(number))) != number)
       fail("'" + name + "' is " + value + ", expected a power of 2");
     board_.*p->member = number;
@@ -128,10 +128,10 @@ std::string describe(const Board& board) {
   const Board& slow = *findBoard(name.c_str(), Bound::Slow);
   std::string text = "board = " + name + "\n";
   for (const Parameter& p : parameters()) {
-    text += "# " + std::string(p.source) + "\n" + p.name + " = " + shortly(board.*p.member);
+    text += "# " + std::string(p.source) + "\n" + p.name + " = " + format(board.*p.member);
     text += "  # ";
     if (fast.*p.member != slow.*p.member)
-      text += "fast " + shortly(fast.*p.member) + ", slow " + shortly(slow.*p.member) + " ";
+      text += "fast " + format(fast.*p.member) + ", slow " + format(slow.*p.member) + " ";
     text += std::string(emu::name(p.unit)) + "\n";
   }
   return text;

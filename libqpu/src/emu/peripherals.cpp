@@ -1,4 +1,4 @@
-// What QPUs reach through I/O addresses.
+// Peripherals that QPUs access through I/O addresses.
 #include <algorithm>
 #include <cstring>
 
@@ -50,14 +50,14 @@ void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, con
       return;
     case address::kTmuNoSwap:
       if (q.tmu[0].count != 0 || q.tmu[1].count != 0)
-        fail<ExecutionError>(q, at, "TMU_NOSWAP is written while TMU requests are in flight");
+        fail<ExecutionError>(q, at, "TMU_NOSWAP is written while TMU requests are outstanding");
       q.noSwap = value.e[0] != 0;
       return;
     case address::kUniformsAddress:
       if (value.e[0] % 4 != 0)
         fail<BoundsError>(q, at,
                           "UNIFORMS_ADDRESS is set to " + hex(value.e[0]) +
-                              ", which is no multiple of 4",
+                              ", which is not a multiple of 4",
                           value.e[0]);
       q.uniforms = UniformStream{};
       q.uniforms.next = value.e[0];
@@ -80,8 +80,9 @@ void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, con
   }
 }
 
-// Element 0 of each quad, or of all. Guess: the condition of the element copied
-// from decides. Board test: write r5 under a condition that holds for odd elements.
+// Writes element 0 of each quad, or of the vector, to r5. Assumption: the condition of the
+// source element decides. Test on a board: write r5 under a condition that holds for odd
+// elements.
 void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   Vector& r5 = q.v[slot::kR5];
   for (std::uint32_t e = 0; e < kElements; ++e) {
@@ -90,7 +91,7 @@ void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   }
 }
 
-// QPUs 2 and 3 of a slice see the TMUs exchanged unless TMU_NOSWAP is set.
+// For QPUs 2 and 3 of a slice the TMUs are swapped unless TMU_NOSWAP is set.
 unsigned Machine::unitOf(const Qpu& q, unsigned tmu) {
   const bool swapped = !q.noSwap && (q.number & 2U) != 0;
   return 2 * slice(q) + (swapped ? 1 - tmu : tmu);
@@ -101,7 +102,7 @@ void Machine::request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addr
   if (queue.count == kMaxRequests)
     fail<ExecutionError>(q, at,
                          "a fifth request to TMU" + std::to_string(tmu) +
-                             " is in flight; hardware takes 4 before it hangs");
+                             " is outstanding; with more than 4 the hardware hangs");
   Request& r = queue.ring[(queue.oldest + queue.count) % kMaxRequests];
   ++queue.count;
   r.poison = 0;
@@ -127,18 +128,18 @@ void Machine::gatherWord(Qpu& q, std::uint32_t at, Request& r, std::uint32_t ele
                          std::uint32_t from) {
   const std::uint32_t region = memory_.find(from, 4, q.region);
   Poison p{Poison::Kind::Outside, from, element, at, 0};
-  bool doubtful = true;
+  bool unsafe = true;
   if (region != Memory::kNone) {
     std::memcpy(&r.words.e[element], memory_.host(region, from), 4);
-    doubtful = isDoubtful(q, region, p);
+    unsafe = isUnsafe(q, region, p);
     history_.fetch(region, from, 4);
   }
-  if (!doubtful || r.poison != 0) return;
+  if (!unsafe || r.poison != 0) return;
   poisons_.push_back(p);
   r.poison = static_cast<PoisonNumber>(poisons_.size());
 }
 
-bool Machine::isDoubtful(const Qpu& q, std::uint32_t region, Poison& p) const {
+bool Machine::isUnsafe(const Qpu& q, std::uint32_t region, Poison& p) const {
   if (!history_.isWritten(region)) return false;
   p.writer = history_.writer(region, p.address);
   if (!history_.isOver(p.writer, q.number))
@@ -171,7 +172,7 @@ bool Machine::uniformNeedsOrder(const Qpu& q) {
   return lineOf(given ? Space::Uniforms : Space::Memory, ahead) != u.line;
 }
 
-// Two words are fetched ahead, so that a line is on its way before it is needed.
+// Two words are fetched ahead, so that the cache line is requested before it is needed.
 std::uint32_t Machine::readUniform(Qpu& q, std::uint32_t at) {
   UniformStream& u = q.uniforms;
   const bool given = u.given;
@@ -196,7 +197,7 @@ std::uint32_t Machine::readUniform(Qpu& q, std::uint32_t at) {
   const std::uint32_t region = memory_.find(here, 4, u.region);
   if (region == Memory::kNone) failOutside(q, at, here, "a uniform is read from");
   Poison p{Poison::Kind::Outside, here, 0, at, 0};
-  if (isDoubtful(q, region, p))
+  if (isUnsafe(q, region, p))
     fail<ExecutionError>(q, at, "a uniform is read from " + describe(p));
   history_.fetch(region, here, 4);
   std::uint32_t word = 0;
@@ -210,8 +211,8 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
   if (word >> 30U == 0) {
     if (q.reads.left != 0)
       fail<ExecutionError>(q, at,
-                           "a VPM read setup comes while " + count(q.reads.left, "vector") +
-                               " of the one before " + (q.reads.left == 1 ? "is" : "are") +
+                           "a VPM read setup is written while " + count(q.reads.left, "vector") +
+                               " of the previous one " + (q.reads.left == 1 ? "is" : "are") +
                                " unread");
     setupWindow(q, at, q.reads, word);
     q.readsReady = q.clock + timing_.vpmSetup();
@@ -222,8 +223,8 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
         const std::uint32_t p = w.place(e).word;
         if ((q.load.words[p / kVpmColumns] >> p % kVpmColumns & 1U) != 0)
           fail<ExecutionError>(q, at,
-                               "the VPM is read where a DMA load writes that has not been waited "
-                               "for, started by " +
+                               "the VPM is read at a word of a DMA load without a wait for that "
+                               "load, started by " +
                                    describe(q.load.startedAt));
       }
   } else if (word >> 28U == pitch) {
@@ -232,18 +233,18 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
     q.load.setup.ready = true;
     q.load.setup.basic = word;
   } else {
-    fail<ExecutionError>(q, at, "the VPM read setup " + hex(word) + " has no meaning");
+    fail<ExecutionError>(q, at, "the VPM read setup " + hex(word) + " is invalid");
   }
 }
 
-// Broadcom's guide has 13 bits for it, others have found 16.
+// The pitch has 13 bits in Broadcom's guide. Others have found 16.
 void Machine::requirePitch(const Qpu& q, std::uint32_t at, const char* what,
                            std::uint32_t bytes) {
   if (bytes <= kMaxPitch) return;
   const std::string text = what + std::to_string(bytes) + " bytes, must be 0..";
   if (bytes > kMaxPitchField)
     fail<ExecutionError>(q, at, text + std::to_string(kMaxPitch));
-  doubt(q, at, text + std::to_string(kMaxPitch), "all 16 bits count");
+  reportUncertain(q, at, text + std::to_string(kMaxPitch), "all 16 bits are used");
 }
 
 void Machine::setupLoadPitch(Qpu& q, std::uint32_t at, std::uint32_t word) {
@@ -274,13 +275,13 @@ void Machine::setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word) {
       return;
     }
     default:
-      fail<ExecutionError>(q, at, "the VPM write setup " + hex(word) + " has no meaning");
+      fail<ExecutionError>(q, at, "the VPM write setup " + hex(word) + " is invalid");
   }
 }
 
 void Machine::setupWindow(Qpu& q, std::uint32_t at, Window& window, std::uint32_t word) {
   const Window w(word);
-  if (w.size == 3) fail<ExecutionError>(q, at, "the VPM setup " + hex(word) + " has no meaning");
+  if (w.size == 3) fail<ExecutionError>(q, at, "the VPM setup " + hex(word) + " is invalid");
   const char* const fault = isa::setupFault(word, false);
   if (fault != nullptr)
     fail<ExecutionError>(q, at, "the VPM setup " + hex(word) + ": " + fault);
@@ -290,7 +291,7 @@ void Machine::setupWindow(Qpu& q, std::uint32_t at, Window& window, std::uint32_
 void Machine::readVpm(Qpu& q, std::uint32_t at, Vector& v) {
   if (!q.reads.ready) fail<ExecutionError>(q, at, "the VPM is read without a read setup");
   if (q.reads.left == 0)
-    fail<ExecutionError>(q, at, "the VPM is read once more than the read setup announced");
+    fail<ExecutionError>(q, at, "more VPM vectors are read than the read setup specifies");
   stall(q, at, q.readsReady, report_.stalledOnVpm);
   stall(q, at, timing_.vpm(q.clock), report_.stalledOnVpm);
   vpm_.read(q.reads, v);
@@ -308,9 +309,10 @@ void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
       const std::uint32_t p = q.writes.place(e).word;
       if ((dma->words[p / kVpmColumns] >> p % kVpmColumns & 1U) != 0)
         fail<ExecutionError>(q, at,
-                             std::string("the VPM is written where a DMA ") +
-                                 (dma == &q.store ? "store reads" : "load writes") +
-                                 " that has not been waited for, started by " +
+                             std::string("the VPM is written at a word of a DMA ") +
+                                 (dma == &q.store ? "store without a wait for that store"
+                                                  : "load without a wait for that load") +
+                                 ", started by " +
                                  describe(dma->startedAt));
     }
   }
@@ -331,8 +333,8 @@ void Machine::tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by)
     fail<ExecutionError>(q, at,
                          "row " + std::to_string(word / kVpmColumns) + ", column " +
                              std::to_string(word % kVpmColumns) +
-                             " of the VPM is written, and was written by " + describeWriter(tag) +
-                             " without an order between the two");
+                             " of the VPM is written without being ordered after the write by " +
+                             describeWriter(tag));
   tag = by;
 }
 
@@ -342,12 +344,13 @@ void Machine::tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region,
   const Tag before = history_.write(region, to, words, q.number, conflict);
   if (before != 0)
     fail<ExecutionError>(q, at,
-                         "bus address " + hex(conflict) + " is written, and was written by " +
-                             describeWriter(before) + " without an order between the two",
+                         "bus address " + hex(conflict) +
+                             " is written without being ordered after the write by " +
+                             describeWriter(before),
                          conflict);
 }
 
-// DMA loads do not go through the caches, but may come before the store.
+// DMA loads bypass the caches, but a load can be executed before an unordered store.
 void Machine::checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region,
                         std::uint32_t from) const {
   const Tag writer = history_.writer(region, from);
@@ -362,8 +365,8 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
   const std::string what = load ? "DMA load" : "DMA store";
   const DmaSetup& setup = dma.setup;
   if (!setup.ready) fail<ExecutionError>(q, at, "a " + what + " is started without a setup");
-  if (!dma.awaited)  // not where the launch is lenient
-    doubt(q, at, "a " + what + earlierDma(dma), "");
+  if (!dma.awaited)  // not reached in a lenient launch
+    reportUncertain(q, at, "a " + what + earlierDma(dma), "");
   const Transfer t = load ? setup.load() : setup.store();
   // The stride of stores is 0 until a program sets it (qmkl, issue 27).
   if (t.rows > 1 && load && !setup.hasPitch && setup.loadUsesPitch())
@@ -378,9 +381,10 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
     for (std::uint32_t r = 0; r < kVpmRows; ++r)
       if ((dma.words[r] & other.words[r]) != 0)
         fail<ExecutionError>(q, at,
-                             "a " + what + " uses words of the VPM that a DMA " +
-                                 (load ? "store" : "load") +
-                                 " uses which has not been waited for, started by " +
+                             "a " + what + " uses words of the VPM of a DMA " +
+                                 (load ? "store without a wait for that store"
+                                       : "load without a wait for that load") +
+                                 ", started by " +
                                  describe(other.startedAt));
   dma.running = true;
   dma.awaited = false;
@@ -395,8 +399,8 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
   const char* const verb = load ? "reading " : "writing ";
   if (from % t.unitBytes != 0)
     fail<BoundsError>(q, at,
-                      verb + hex(from) + ", which is no multiple of " +
-                          std::to_string(t.unitBytes) + ", by DMA",
+                      verb + hex(from) + " by DMA: the address is not a multiple of " +
+                          std::to_string(t.unitBytes),
                       from);
   const std::uint32_t region = memory_.find(from, bytes, q.region);
   if (region == Memory::kNone)
@@ -404,7 +408,7 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
                 verb + count(t.length, t.unitBytes == 4   ? "word"
                                        : t.unitBytes == 2 ? "half word"
                                                           : "byte") +
-                    " from " + hex(from) + " on by DMA reaches");
+                    " from " + hex(from) + " by DMA reaches");
   unsigned char* const host = memory_.host(region, from);
   const std::uint32_t words = (from % 4 + bytes + 3) / 4;
   if (!load)
@@ -430,7 +434,7 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
                                (load ? "load" : "store") + " of " + count(t.rows, "row") + " by " +
                                std::to_string(t.length) + " from row " + std::to_string(t.row) +
                                ", column " + std::to_string(t.column) +
-                               " leaves the VPM's 64 rows by 16 columns");
+                               " exceeds the VPM's 64 rows by 16 columns");
     dma.words[n / kVpmColumns] =
         static_cast<std::uint16_t>(dma.words[n / kVpmColumns] | 1U << n % kVpmColumns);
     if (tags) tagVpm(q, at, n, history_.tagOfDma(q.number, true));
@@ -456,12 +460,12 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
 }
 
 std::string Machine::earlierDma(const Dma& dma) const {
-  return " is started while the one before has not been waited for, started by " +
+  return " is started without a wait for the previous one, started by " +
          describe(dma.startedAt);
 }
 
-// Where the launch is lenient: the address that starts a transfer is written when the one
-// before is done.
+// In a lenient launch, a write of the address that starts a transfer waits until the previous
+// transfer is done.
 bool Machine::passEarlierDma(Qpu& q, const Op& op, const isa::Instruction& i) {
   for (const bool load : {true, false}) {
     const bool starts = (op.add != 0 && i.waddrAdd == address::kDmaAddress &&
@@ -470,8 +474,8 @@ bool Machine::passEarlierDma(Qpu& q, const Op& op, const isa::Instruction& i) {
                          mulWritesA(i) == load);
     Dma& dma = load ? q.load : q.store;
     if (!starts || dma.awaited) continue;
-    doubt(q, q.next, std::string(load ? "a DMA load" : "a DMA store") + earlierDma(dma),
-          "the QPU waits until that is done");
+    reportUncertain(q, q.next, std::string(load ? "a DMA load" : "a DMA store") + earlierDma(dma),
+                    "the QPU waits until the previous one is done");
     if (!passDma(q, dma, load ? State::AtLoadWait : State::AtStoreWait)) return false;
   }
   return true;

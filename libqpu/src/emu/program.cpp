@@ -25,8 +25,8 @@ constexpr std::uint32_t kInstructionsPerLine = 8;
 constexpr std::uint32_t kWordBytes = 8;
 constexpr std::uint32_t kEndReserved = 1U << 14U;  // ra14, rb14
 constexpr std::uint32_t kNoTarget = UINT32_MAX;
-// Registers, accumulators and flags are undefined at the start; a pattern that
-// no kernel wants makes a kernel that relies on them fail.
+// Registers, accumulators and flags are undefined at the start. This value is unlikely to be
+// useful, so that a kernel that depends on them fails.
 constexpr std::uint32_t kUndefined = 0xdeadbeefU;
 
 bool isRotation(const Instruction& i) {
@@ -38,12 +38,12 @@ bool isTmu(unsigned a) { return a >= address::kTmu0S; }
 bool isSfu(unsigned a) { return a >= address::kSfuRecip && a <= address::kSfuLog; }
 bool isVpm(unsigned a) { return a >= address::kVpm && a <= address::kDmaAddress; }
 
-// Whether a user program may write it; registers and accumulators apart.
-bool mayWrite(unsigned a) {
+// Whether a user program can write this address; excludes registers and accumulators.
+bool canWrite(unsigned a) {
   return (a >= address::kTmuNoSwap && a <= address::kUniformsAddress) || a >= address::kVpm;
 }
 
-// Both pipes write one accumulator or peripheral.
+// Whether both pipes write the same accumulator or peripheral.
 bool bothWriteOne(const Instruction& i) {
   if (i.form == Form::Branch) return false;
   if (i.form == Form::Alu && (i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop)) return false;
@@ -102,7 +102,7 @@ class Inspector {
             "acquire, semaphore");
     const bool readAndWrite = vpmReads_ == 1 && vpmWrites_ == 1 && vpmOthers_ == 0;
     if (vpmReads_ + vpmWrites_ + vpmOthers_ > 1 && !readAndWrite)
-      fault("only VPM_READ and VPM_WRITE may go together in one instruction");
+      fault("only VPM_READ and VPM_WRITE can be combined in one instruction");
     if (t_.touchesVpm && t_.loadsR4 && !t_.writesSfu)
       fault("a TMU load and an access to the VPM or its DMA are in one instruction");
     if (t_.ends) {
@@ -138,9 +138,9 @@ class Inspector {
     if (!immediate && i_.raddrA == i_.raddrB &&
         (i_.raddrA == address::kUniform || i_.raddrA == address::kVpm ||
          i_.raddrA == address::kMutex))
-      fault("both ports read the same peripheral, which gives one value or two");
+      fault("both ports read the same peripheral; whether this reads one value or two is not documented");
     if (i_.unpack != 0 && !i_.pm && i_.raddrA >= kFirstIo && (add.a || mul.a))
-      fault("unpack of what a peripheral gives");
+      fault("the value of a peripheral is unpacked");
     if (isRotation(i_)) {
       constexpr std::uint32_t rotatable = 0x2f;  // r0..r3, r5
       t_.rotated = mul.accumulators & rotatable;
@@ -155,7 +155,7 @@ class Inspector {
         t_.loadsR4 = true;
         ++exclusive_;
         break;
-      default: fault("a signal that user programs do not have");
+      default: fault("the signal is not available to user programs");
     }
   }
 
@@ -166,7 +166,7 @@ class Inspector {
     }
     switch (a) {
       case address::kUniform: t_.readsUniform = true; return;
-      case address::kNop:  // gives nothing that is known
+      case address::kNop:  // its value is unknown
       case address::kElementNumber: return;
       case address::kVpm:
         ++vpmReads_;
@@ -179,7 +179,7 @@ class Inspector {
         return;
       case address::kMutex: ++exclusive_; return;
       case kVarying: t_.readsVarying = true; [[fallthrough]];
-      default: fault("a read address that user programs do not have");
+      default: fault("the read address is not available to user programs");
     }
   }
 
@@ -188,14 +188,14 @@ class Inspector {
     const bool packsA = i_.pack != 0 && !i_.pm;
     if (i_.pack != 0 && i_.pm) {
       constexpr unsigned reserved = 0xff06;  // modes 1, 2, 8..15
-      if ((reserved >> i_.pack & 1U) != 0) fault("a reserved pack mode");
+      if ((reserved >> i_.pack & 1U) != 0) fault("the pack mode is reserved");
     }
     if (!alu || i_.opAdd != AddOp::Nop)
       result(addWritesA(i_), i_.waddrAdd, i_.condAdd, packsA && addWritesA(i_));
     if (!alu || i_.opMul != MulOp::Nop)
       result(mulWritesA(i_), i_.waddrMul, i_.condMul,
              i_.pack != 0 && (i_.pm || mulWritesA(i_)));
-    // Equal values do no harm, but these may differ in any case.
+    // Writing equal values is harmless, but these values can always differ.
     if (bothWriteOne(i_) && (i_.waddrAdd == address::kR5 || i_.pack != 0))
       fault("both ALUs write the same accumulator or peripheral");
   }
@@ -203,17 +203,17 @@ class Inspector {
   void result(bool fileA, std::uint8_t a, Cond cond, bool packs) {
     const bool io = a >= address::kTmuNoSwap && a != address::kR5 && a != address::kNop;
     if (io && a != address::kHostInterrupt && cond != Cond::Always)
-      fault("a peripheral is written under a condition, which is not obeyed");
-    if (io && !mayWrite(a)) fault("a write address that user programs do not have");
+      fault("a peripheral is written under a condition, which has no effect");
+    if (io && !canWrite(a)) fault("the write address is not available to user programs");
     if (packs && cond != Cond::Never && a != address::kNop &&
         (io || (!i_.pm && a >= kFirstIo)))
-      fault("pack of what goes to an accumulator or a peripheral");
+      fault("a value is packed that goes to an accumulator or a peripheral");
     written(fileA, a, cond != Cond::Never);
     if (isTmu(a)) {
       t_.writesTmu = true;
       ++exclusive_;
       if (a != address::kTmu0S && a != address::kTmu1S)
-        fault("a write to T, R or B of a TMU makes the request one for a texture");
+        fault("a write to T, R or B of a TMU turns the request into a texture request");
     }
     if (isSfu(a)) {
       t_.writesSfu = true;
@@ -243,7 +243,7 @@ class Inspector {
   int exclusive_ = 0, vpmReads_ = 0, vpmWrites_ = 0, vpmOthers_ = 0;
 };
 
-// The rule that `later`, `distance` instructions after `earlier`, breaks.
+// The rule that instruction `later` breaks, `distance` instructions after `earlier`, or null.
 const char* broken(const Traits& earlier, const Traits& later, std::uint32_t distance) {
   if (distance == 1) {
     if ((earlier.writesA & later.readsA) != 0 || (earlier.writesB & later.readsB) != 0)
@@ -252,8 +252,10 @@ const char* broken(const Traits& earlier, const Traits& later, std::uint32_t dis
   if (distance <= 2) {
     if (earlier.writesSfu) {
       if ((later.accumulatorsRead >> 4U & 1U) != 0)
-        return "r4 is read before the SFU's result is in it, two instructions later";
-      if (later.loadsR4) return "r4 is loaded while the SFU's result is on its way to it";
+        return "r4 is read within two instructions after an SFU write, before it contains the result";
+      if (later.loadsR4)
+        return "r4 is loaded within two instructions after an SFU write, before it contains the "
+               "result";
     }
     if (earlier.writesNoSwap && later.writesTmu)
       return "a TMU is written less than three instructions after TMU_NOSWAP";
@@ -286,7 +288,7 @@ const char* brokenAlone(const Traits& t) {
   return broken(end, self, 2);
 }
 
-constexpr std::uint32_t kLongest = 3;  // distance of a rule
+constexpr std::uint32_t kLongest = 3;  // distance between the instructions of a rule
 
 class Preparation {
  public:
@@ -314,7 +316,7 @@ class Preparation {
     }
   }
 
-  // A constant of all elements, of one value or several.
+  // A constant vector, whose elements can differ.
   std::uint16_t constant(const Vector& v) {
     const auto known = constants_.find(v.e);
     if (known != constants_.end()) return known->second;
@@ -322,7 +324,7 @@ class Preparation {
     if (number > UINT16_MAX)
       detail::raise<ExecutionError>("the program has more than " +
                                     std::to_string(number - slot::kConstants) +
-                                    " different constants, which the emulator does not take");
+                                    " different constants, the limit of the emulator");
     program_.vectors.push_back(v);
     constants_.emplace(v.e, static_cast<std::uint16_t>(number));
     return static_cast<std::uint16_t>(number);
@@ -333,7 +335,7 @@ class Preparation {
     if (at + distance < program_.count()) program_.ops[at + distance].after |= what;
   }
 
-  // What this instruction or a jump from it may bring too soon before a rotation.
+  // Marks rotations that can directly follow a write of their operand, also across a jump.
   void rotations(const Instruction& i, std::uint32_t at) {
     const std::vector<Traits>& traits = program_.traits;
     if (at > 0 && rotatedTooSoon(traits[at - 1], traits[at]) != 0) {
@@ -428,7 +430,7 @@ class Preparation {
     if (i.condMul != Cond::Never) op.mul = MulOp::V8Min;
   }
 
-  // The link is in addA.
+  // The link address is in addA.
   void branch(const Instruction& i, std::uint32_t at, Op& op) {
     op.after |= need::kBranch;
     if (i.waddrAdd != address::kNop || i.waddrMul != address::kNop)
@@ -497,7 +499,7 @@ Program::Program(const isa::Word* words, std::size_t size, std::uint32_t address
       instructions[at] = *decoded;
       traits[at] = Inspector(*decoded).traits();
     } else {
-      traits[at].fault = "the word is no instruction";
+      traits[at].fault = "the word is not a valid instruction";
     }
   }
   Preparation preparation(*this);
@@ -534,7 +536,7 @@ const Fault* Program::faultAt(std::uint32_t at, std::uint32_t sequence) const {
   return found->distance <= sequence ? &*found : nullptr;
 }
 
-// The two instructions before the target of a jump are the last delay slots.
+// The two instructions executed before the target of a jump are the last delay slots.
 const char* Program::faultOfJump(std::uint32_t at, std::uint32_t target,
                                  std::uint32_t& brokenBy) const {
   if (goodTargets[at] == target) return nullptr;

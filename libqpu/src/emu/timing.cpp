@@ -7,7 +7,7 @@ namespace qpu::emu {
 namespace {
 
 constexpr std::uint32_t kWays = 4;  // of instruction, uniform and L2 cache
-// Uses after which the count of them begins anew with the next launch.
+// Number of uses after which reset() restarts the counter of uses.
 constexpr std::uint32_t kManyUses = 1U << 24U;
 
 Ticks ticks(double clocks) {
@@ -77,8 +77,8 @@ void Timing::reset(const Board& board) {
   traffic_ = {};
 }
 
-// When work of `ticks` at an address begins; `opening` is what opening its page
-// adds to it.
+// Returns when an access that takes `ticks` begins. `opening` is the additional time to open
+// the page.
 Ticks Timing::takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& opening) {
   const std::uint32_t page = address / kPageBytes;
   std::uint32_t& open = pages_[page % kBanks];
@@ -87,12 +87,12 @@ Ticks Timing::takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& o
   return memory_.takeTicks(now, ticks + opening);
 }
 
-// A line that the L2 fetches or has: when it arrives, `hit` or `miss` clocks
-// after its turn.
+// Accesses a cache line in the L2, which fetches it if necessary. Returns when it arrives,
+// `hit` or `miss` clocks after its turn.
 Clock Timing::l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss) {
   const Clock turn = l2Port_.take(now, l2Ticks_);
-  const Clock* const there = l2_.find(line);
-  if (there != nullptr) return std::max(turn + hit, *there);
+  const Clock* const cached = l2_.find(line);
+  if (cached != nullptr) return std::max(turn + hit, *cached);
   traffic_.readBytes += kLineBytes;
   Ticks opening = 0;
   const Ticks begin = takeMemory(line * kLineBytes, turn << kTickBits, memoryTicks_, opening);
@@ -102,8 +102,8 @@ Clock Timing::l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss) {
 }
 
 Clock Timing::codeLine(std::uint32_t slice, std::uint32_t line) {
-  const Clock* const there = code_[slice].find(line);
-  return there != nullptr ? *there : kNever;
+  const Clock* const cached = code_[slice].find(line);
+  return cached != nullptr ? *cached : kNever;
 }
 
 Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
@@ -113,8 +113,8 @@ Clock Timing::fetchCode(std::uint32_t slice, std::uint32_t line, Clock now) {
 }
 
 Clock Timing::uniformLine(std::uint32_t slice, std::uint32_t line, Clock now) {
-  const Clock* const there = uniforms_[slice].find(line);
-  if (there != nullptr) return std::max(*there, now);
+  const Clock* const cached = uniforms_[slice].find(line);
+  if (cached != nullptr) return std::max(*cached, now);
   const Clock arrives = l2Line(line, now, fetchL2_, fetchMemory_);
   uniforms_[slice].put(line, arrives);
   return arrives;
@@ -128,10 +128,10 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
     const std::uint32_t line = lineOf(Space::Memory, address);
     if (line == last) continue;
     last = line;
-    const Clock* const there = l1_[unit].find(line);
+    const Clock* const cached = l1_[unit].find(line);
     Clock arrives = 0;
-    if (there != nullptr) {
-      arrives = std::max(turn + tmuL1_, *there);
+    if (cached != nullptr) {
+      arrives = std::max(turn + tmuL1_, *cached);
     } else {
       arrives = l2Line(line, turn, tmuL2_, tmuMemory_);
       l1_[unit].put(line, arrives);
@@ -141,10 +141,10 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
   return all;
 }
 
-// A row moves in bursts of a line. It takes its share of the memory's time before
-// the lines that the L2 waits for: behind their queue, an engine would wait for each
-// row anew, and more loads in flight would make stores slower. Which of them the SDRAM
-// controller prefers is not published. Each burst takes the VPM as a vector does.
+// A row is transferred in bursts of one cache line. DMA is served before the cache lines that
+// the L2 waits for. If it queued behind them, an engine would wait again for each row, and
+// more outstanding loads would slow down stores. Which of them the SDRAM controller prefers
+// is not published. Each burst occupies the VPM like a vector.
 Ticks Timing::dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now) {
   const std::uint32_t bursts = (bytes + kLineBytes - 1) / kLineBytes;
   const DmaCosts& c = costs(load);

@@ -1,5 +1,5 @@
-// The cycle model of what QPUs share: caches, memory and the DMA engines. It
-// carries no data. Callers come in order of their clocks.
+// The cycle model of the resources that QPUs share: caches, memory and the DMA engines. It
+// does not contain data. Calls must be in the order of their clocks.
 #ifndef QPU_SRC_EMU_TIMING_HPP
 #define QPU_SRC_EMU_TIMING_HPP
 
@@ -15,31 +15,31 @@ namespace qpu::emu {
 
 using Clock = std::uint64_t;
 constexpr Clock kNever = UINT64_MAX;
-// Parts of clocks, for what takes no whole number of them.
+// Fractions of clocks.
 using Ticks = std::uint64_t;
 constexpr unsigned kTickBits = 8;
 constexpr std::uint32_t kLineBytes = 64;
 
-// What is fetched, in one space of line numbers.
+// The address spaces, which share one range of cache line numbers.
 enum class Space : std::uint32_t { Memory, Code = 1U << 26U, Uniforms = 2U << 26U };
 inline std::uint32_t lineOf(Space space, std::uint32_t address) {
   return static_cast<std::uint32_t>(space) | address / kLineBytes;
 }
 
-// Tags of a cache, with the clock at which each line has arrived. The number of
-// sets is a power of 2.
+// Tags of a cache, and the clock at which each cache line arrives. The number of sets is a
+// power of 2.
 class Cache {
  public:
-  // Nothing is in it any more.
+  // Empties the cache.
   void reset(std::uint32_t bytes, std::uint32_t ways);
-  // Null when the line is not there. Counts as a use.
+  // Returns null if the cache line is not in the cache. Counts as a use.
   const Clock* find(std::uint32_t line);
   void put(std::uint32_t line, Clock arrives);
 
  private:
   struct Way {
     std::uint32_t line = UINT32_MAX;
-    std::uint32_t used = 0;  // when; not in the cache when that was before it was reset
+    std::uint32_t used = 0;  // time of the last use; before reset_: not in the cache
     Clock arrives = 0;
   };
   Way* set(std::uint32_t line) { return &ways_[std::size_t{line & (sets_ - 1)} * perSet_]; }
@@ -47,14 +47,14 @@ class Cache {
   std::uint32_t perSet_ = 0;
   std::uint32_t sets_ = 0;
   std::uint32_t time_ = 0;
-  std::uint32_t reset_ = 0;  // the time of that
+  std::uint32_t reset_ = 0;  // time of the last reset
   std::vector<Way> ways_;
 };
 
-// Something that takes one piece of work at a time.
+// A resource that handles one request at a time.
 class Channel {
  public:
-  // When work of `ticks` that is there at `now` begins.
+  // Returns when a request that arrives at `now` and takes `ticks` begins.
   Clock take(Clock now, Ticks ticks) { return takeTicks(now << kTickBits, ticks) >> kTickBits; }
   Ticks takeTicks(Ticks now, Ticks ticks) {
     const Ticks begin = now > free_ ? now : free_;
@@ -73,24 +73,23 @@ struct Traffic {
 
 class Timing {
  public:
-  // As after power up.
+  // Resets to the state after power-up.
   void reset(const Board& board);
 
-  // Instruction lines of a slice. When it has arrived, or kNever if it is not in
-  // the cache; then fetch it.
+  // Cache lines of instructions of a slice. codeLine() returns when the line arrives, or kNever
+  // if it is not in the cache. In this case, call fetchCode().
   Clock codeLine(std::uint32_t slice, std::uint32_t line);
   Clock fetchCode(std::uint32_t slice, std::uint32_t line, Clock now);
   Clock uniformLine(std::uint32_t slice, std::uint32_t line, Clock now);
 
-  // When the words at the 16 addresses have arrived. `unit` counts the TMUs of
-  // all slices.
+  // Returns when the words at the 16 addresses arrive. `unit` numbers the TMUs of all slices.
   Clock tmu(std::uint32_t unit, Clock now, const Vector& addresses);
 
-  // One row of a transfer that is ready at `now`; when the engine is free again.
+  // Transfers one row at `now`. Returns when the engine is free again.
   Ticks dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now);
   Ticks dmaSetup(bool load) const { return costs(load).setup; }
 
-  // When the VPM takes or gives a vector.
+  // Returns when the VPM reads or writes a vector.
   Clock vpm(Clock now) { return vpmPort_.take(now, vpmTicks_); }
   Clock vpmSetup() const { return vpmSetup_; }
   Clock semaphore() const { return semaphore_; }
@@ -109,7 +108,7 @@ class Timing {
   static constexpr std::uint32_t kSlices = 3;
   static constexpr std::uint32_t kTmus = 6;
 
-  // Pages that the banks of the SDRAM have open: 8 banks in turn, of 4 KB each.
+  // Open page of each SDRAM bank. There are 8 interleaved banks with pages of 4 KB.
   static constexpr std::uint32_t kBanks = 8;
   static constexpr std::uint32_t kPageBytes = 4096;
 
@@ -126,7 +125,7 @@ class Timing {
   Traffic traffic_;
 };
 
-// A DMA engine: transfers of all QPUs one after the other, row by row.
+// A DMA engine. It executes the transfers of all QPUs one after the other, row by row.
 class Engine {
  public:
   Engine(Timing& timing, bool load) : timing_(timing), load_(load) {}
@@ -136,7 +135,7 @@ class Engine {
     next_ = kNever;
   }
 
-  // Rows of memory from `address` on, `pitch` bytes apart.
+  // A transfer of rows that start at `address` in memory, `pitch` bytes apart.
   struct Job {
     std::uint32_t qpu;
     std::uint32_t rows;
@@ -145,9 +144,9 @@ class Engine {
     std::uint32_t pitch;
   };
   void start(const Job& job, Clock now);
-  // The clock of its next row, kNever when idle.
+  // The clock of the next row, or kNever if the engine is idle.
   Clock next() const { return next_ == kNever ? kNever : next_ >> kTickBits; }
-  // Moves one row. The QPU whose transfer that was the end of, else kNone.
+  // Moves one row. Returns the QPU whose transfer is complete, or kNone.
   static constexpr std::uint32_t kNone = UINT32_MAX;
   std::uint32_t step(Clock& ended);
 

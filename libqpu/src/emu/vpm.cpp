@@ -10,7 +10,7 @@ constexpr std::uint32_t orIfZero(std::uint32_t value, std::uint32_t other) {
   return value == 0 ? other : value;
 }
 
-// MODEW: words, halves 2 and 3, bytes 4..7.
+// MODEW: 0 for words, 2 and 3 for halves, 4..7 for bytes.
 void setUnits(Transfer& t, std::uint32_t mode) {
   if (mode >= 4) {
     t.unitBytes = 1;
@@ -33,11 +33,11 @@ Window::Window(std::uint32_t setup)
       left(orIfZero(field(setup, 20, 4), 16)) {}
 
 Window::Place Window::place(std::uint32_t e) const {
-  const std::uint32_t partBits = 2 - size;  // of the address, below X and Y
+  const std::uint32_t partBits = 2 - size;  // low bits of the address, below X and Y
   const std::uint32_t part = address & ((1U << partBits) - 1U);
   const std::uint32_t at = address >> partBits;
   const std::uint32_t bits = 8U << size;
-  // Along the vector: the word's index and the part of the word.
+  // Along the vector: the index of the word, and the part of the word.
   std::uint32_t along = e;
   std::uint32_t within = part;
   if (!laned && size != 2) {
@@ -50,12 +50,12 @@ Window::Place Window::place(std::uint32_t e) const {
   return {kVpmColumns * row + (at & 15U), bits * within};
 }
 
-// Of the first unit of memory row i, in units from the first row or column on.
+// Position of the first unit of memory row i, in units from row or column 0.
 std::uint32_t Transfer::position(std::uint32_t i) const {
   return (sideways ? column : row) * perWord() + part + i * vpmPitch;
 }
 
-// Unit j's distance from the beginning of its line of words, in units.
+// Distance of unit j from the start of its row or column of words, in units.
 std::uint32_t Transfer::within(std::uint32_t i, std::uint32_t j) const {
   return position(i) % perWord() + j;
 }

@@ -1,5 +1,5 @@
-// The VPM, the windows that QPUs read and write it through, and the shapes of
-// DMA transfers. Manual: section 7, VPM and VCD; VDW.
+// The VPM, the windows through which QPUs read and write it, and the layout of DMA
+// transfers. Manual: section 7, VPM and VCD; VDW.
 #ifndef QPU_SRC_EMU_VPM_HPP
 #define QPU_SRC_EMU_VPM_HPP
 
@@ -14,19 +14,18 @@ constexpr std::uint32_t kVpmRows = 64;
 constexpr std::uint32_t kVpmColumns = 16;
 constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 
-// Guesses, each with the board test that would settle it.
+// Assumptions, each with the test on a board that would decide it:
 // 16- and 8-bit reads are zero-extended: write 0xffffffff, read laned bytes.
-// 16- and 8-bit DMA fills consecutive halves or bytes of the words from X on,
-// beginning with the half or byte of MODEW: load 64 counting bytes with MODEW 5.
+// 16- and 8-bit DMA fills consecutive halves or bytes of the words from X, starting with the
+// half or byte of MODEW: load 64 counting bytes with MODEW 5.
 // VPITCH carries into the upper bits of Y: load 4 rows from Y = 14.
-// A row of a transfer does not run on into the next row of the VPM, which is
-// made an error: store one row of 32 words.
-// BLOCKMODE with columns goes on at the top of the next column: store 2 rows of
-// 48 words. With DEPTH 1 each row is one unit further down the column: store 16
-// rows of 1 halfword.
+// A row of a transfer does not continue in the next row of the VPM; the emulator reports an
+// error: store one row of 32 words.
+// BLOCKMODE with columns continues at the top of the next column: store 2 rows of 48 words.
+// With DEPTH 1 each row is one unit further down the column: store 16 rows of 1 halfword.
 
-// Accesses of one QPU to vectors; setup words of the manual's table of
-// "VPM generic block".
+// Vector accesses of one QPU. The setup word is described in the manual's table "VPM generic
+// block".
 struct Window {
   bool ready = false;
   bool horizontal = true;
@@ -34,7 +33,7 @@ struct Window {
   std::uint32_t size = 2;  // 0: bytes, 1: halves, 2: words
   std::uint32_t address = 0;
   std::uint32_t stride = 0;
-  std::uint32_t left = 0;  // reads that the setup announced
+  std::uint32_t left = 0;  // vectors still to be read
 
   explicit Window(std::uint32_t setup);
   Window() = default;
@@ -43,7 +42,7 @@ struct Window {
     std::uint32_t word;  // 16 * row + column
     std::uint32_t shift;
   };
-  // Of element e of the vector at the address; the part has 8 << size bits.
+  // Place of element e of the vector at the address. An element has 8 << size bits.
   Place place(std::uint32_t e) const;
   // Whether a vector is a row of words.
   bool isRow() const { return size == 2 && horizontal; }
@@ -53,30 +52,30 @@ struct Window {
 
 // One transfer between memory and VPM.
 struct Transfer {
-  bool horizontal = true;       // memory rows lie along VPM rows
-  bool packed = false;          // BLOCKMODE: they follow each other in the VPM
-  bool sideways = false;        // columns: each memory row is one column further
+  bool horizontal = true;       // memory rows are along VPM rows
+  bool packed = false;          // BLOCKMODE: memory rows are contiguous in the VPM
+  bool sideways = false;        // memory rows are in consecutive columns
   std::uint32_t rows = 1;
-  std::uint32_t length = 1;     // units of a memory row
+  std::uint32_t length = 1;     // of a memory row, in units
   std::uint32_t unitBytes = 4;
   std::uint32_t row = 0;        // of the first word
   std::uint32_t column = 0;
-  std::uint32_t part = 0;       // of that word, in units
-  // From memory row to memory row: added to the VPM row, horizontal or not (Broadcom's
-  // guide: VPITCH is added to Y in both modes), in units when these are parts of words;
-  // to the column when `sideways`.
+  std::uint32_t part = 0;       // of the first word, in units
+  // Distance between memory rows in the VPM. It is added to the VPM row, horizontal or not
+  // (Broadcom's guide: VPITCH is added to Y in both modes), in units if they are parts of
+  // words. If `sideways`, it is added to the column.
   std::uint32_t vpmPitch = 1;
-  std::uint32_t memoryPitch = 0;  // start to start
+  std::uint32_t memoryPitch = 0;  // from start to start
 
   static constexpr std::uint32_t kOutside = UINT32_MAX;
-  // Word (16 * row + column) of unit j of memory row i, kOutside beyond the VPM.
+  // Word (16 * row + column) of unit j of memory row i, or kOutside if it is not in the VPM.
   std::uint32_t word(std::uint32_t i, std::uint32_t j) const;
-  // Whether memory row i is words next to each other in one row of the VPM.
+  // Whether memory row i consists of adjacent words in one row of the VPM.
   bool isRowOfWords(std::uint32_t i) const {
     return unitBytes == 4 && horizontal && !packed && column + length <= kVpmColumns &&
            row + i * vpmPitch < kVpmRows;
   }
-  // Its lowest bit there.
+  // Lowest bit of the unit in its word.
   std::uint32_t shift(std::uint32_t i, std::uint32_t j) const;
 
  private:
@@ -85,7 +84,7 @@ struct Transfer {
   std::uint32_t within(std::uint32_t i, std::uint32_t j) const;
 };
 
-// What a QPU has set up for one direction.
+// Setup of a QPU for DMA loads, or for DMA stores.
 struct DmaSetup {
   bool ready = false;
   bool hasPitch = false;

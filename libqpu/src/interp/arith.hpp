@@ -13,16 +13,16 @@ constexpr std::uint32_t kExponent = 0x7f800000U;
 constexpr std::uint32_t kSign = 0x80000000U;
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 
-// Guesses, each with the board test that would settle it.
+// Assumptions, each with the test on a board that would decide it.
 // fmul of an inexact product: square 0x3f800001 and compare with 0x3f800002.
 constexpr bool kFmulTruncates = true;
 // fadd overflow: 0x7f7fffff plus itself; expected Inf.
-// ftoi of -2^31: expected 0x80000000; of larger magnitudes: 0, as Inf gives.
-// C of mul24 when the product exceeds this, else clear: set flags from the MUL
-// pipe (op_add nop) of 0xffffff times 1, 2 and 0x1000.
+// ftoi of -2^31: expected 0x80000000; of larger magnitudes: 0, as for Inf.
+// Carry flag of mul24 if the product exceeds this value: set flags from the MUL pipe
+// (op_add nop) with 0xffffff times 1, 2 and 0x1000.
 constexpr std::uint64_t kMul24CarryAbove = 0xffffffU;
-// Packing to half floats rounds away from zero, else to nearest: pack 1 + 2^-13
-// to half a, expected 0x3c01.
+// Packing to half floats rounds away from zero; if false, to nearest. Pack 1 + 2^-13 to
+// half a; expected 0x3c01.
 constexpr bool kHalfRoundsAway = true;
 
 template <typename To, typename From>
@@ -40,21 +40,21 @@ inline bool isFlushed(std::uint32_t x) { return (x & kExponent) == 0; }
 inline double widen(std::uint32_t x) {
   return static_cast<double>(bitCast<float>(x & ~mask(isFlushed(x))));
 }
-// 1 unless x is 0; no comparison, for SSE2 has none of 64 bits.
+// 1 unless x is 0. Computed without a comparison, because SSE2 has no 64-bit comparison.
 inline std::uint64_t isNotZero(std::uint64_t x) { return (x | (0 - x)) >> 63U; }
 
-// A double whose low 29 bits are dropped is a float, or overflows to Inf, or is
-// below the normal floats and becomes +0.
+// Dropping the low 29 bits of a double gives a float. It overflows to Inf, or becomes +0
+// if it is below the normal floats.
 inline std::uint32_t truncateToFloat(std::uint64_t bits) {
   const auto d = bitCast<double>(bits & ~std::uint64_t{0x1fffffff});
   const auto f = bitCast<std::uint32_t>(static_cast<float>(d));
-  constexpr std::uint32_t upperOfLeastNormal = 0x38100000U;  // of 2^-126 as a double
+  constexpr std::uint32_t upperOfLeastNormal = 0x38100000U;  // upper half of 2^-126 as a double
   const auto upper = static_cast<std::uint32_t>(bits >> 32U) & kMagnitude;
   return f & ~mask(upper < upperOfLeastNormal);
 }
 
-// Sum rounded toward zero. The double sum is off by `rest` (two-sum); where the
-// rest points toward zero the true sum lies below the double one.
+// Sum rounded toward zero. The error of the double sum is `rest` (two-sum). If the rest
+// points toward zero, the exact sum is closer to zero than the double sum.
 inline std::uint32_t fadd(std::uint32_t a, std::uint32_t b) {
   const double x = widen(a);
   const double y = widen(b);
@@ -78,7 +78,7 @@ inline std::uint32_t fmul(std::uint32_t a, std::uint32_t b) {
   return isFlushed(bits) ? 0U : bits;
 }
 
-// Operands with exponent 255 are Inf of some sign; NaN never comes out.
+// Operands with exponent 255 count as Inf with their sign. NaN is never produced.
 inline std::uint32_t faddTop(std::uint32_t a, std::uint32_t b) {
   return kExponent | ((hasTopExponent(b) ? b : a) & kSign);
 }
@@ -86,7 +86,7 @@ inline std::uint32_t fmulTop(std::uint32_t a, std::uint32_t b) {
   return isFlushed(a) || isFlushed(b) ? 0U : kExponent | ((a ^ b) & kSign);
 }
 
-// Sign and magnitude as an ordered integer; +0 and -0 are one.
+// Sign and magnitude as an ordered integer. +0 and -0 are equal.
 inline std::int32_t order(std::uint32_t x) {
   const auto m = static_cast<std::int32_t>(x & kMagnitude);
   return (x & kSign) != 0 ? -m : m;
@@ -105,12 +105,13 @@ inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
   return x > y ? x : y;
 }
 
-// The special function unit: no table of its results is published. Samples of hardware
-// are off by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and published tests of
-// hardware allow 1e-4. Guess: the significand is the middle of the interval of 2^-14 that
-// the exact result lies in, so powers of two are not exact either. log2 is off by an
-// absolute amount (log2(2) = 1, log2(100) = 6.643829 are published): a multiple of 2^-15.
-// Settle both by 2^16 samples per function of a board.
+// The special function unit. No table of its results is published. Samples from hardware
+// differ from exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and
+// published hardware tests allow 1e-4. Assumption: the significand is the middle of the
+// interval of 2^-14 that contains the exact result, so that powers of two are not exact
+// either. The error of log2 is absolute (log2(2) = 1, log2(100) = 6.643829 are published):
+// its results are multiples of 2^-15. To decide both, take 2^16 samples per function on a
+// board.
 constexpr unsigned kSfuDroppedBits = 9;
 constexpr double kSfuLogSteps = 0x1p15;
 inline std::uint32_t sfuResult(double exact) {
@@ -174,7 +175,7 @@ inline std::uint32_t clz(std::uint32_t a) {
   return n + (a == 0 ? 1U : 0U);
 }
 
-// Four bytes, each on its own.
+// Applies f to each of the four bytes.
 template <typename F>
 inline std::uint32_t eachByte(std::uint32_t a, std::uint32_t b, F f) {
   std::uint32_t r = 0;
@@ -198,8 +199,8 @@ inline std::uint32_t v8muld(std::uint32_t a, std::uint32_t b) {
   return eachByte(a, b, [](auto x, auto y) { return (x * y + 127U) / 255U; });
 }
 
-// Half floats: what is too large becomes Inf, as NaN does, and what is below the
-// normal halves +0.
+// Conversion to half float. NaN and values that are too large become Inf; values below the
+// normal halves become +0.
 inline std::uint32_t toHalf(std::uint32_t a) {
   constexpr std::uint32_t bias = 112;
   constexpr std::uint32_t inf = 0x7c00;
@@ -217,7 +218,7 @@ inline std::uint32_t toHalf(std::uint32_t a) {
     half += rest > 0x1000U || (rest == 0x1000U && (half & 1U) != 0) ? 1U : 0U;
   return sign | half;
 }
-// A denormal half becomes a denormal float, which arithmetic takes as 0.
+// A denormal half becomes a denormal float, which arithmetic treats as 0.
 inline std::uint32_t fromHalf(std::uint32_t half) {
   const std::uint32_t sign = (half & 0x8000U) << 16U;
   const std::uint32_t exponent = (half >> 10U) & 0x1fU;
@@ -229,8 +230,8 @@ inline std::uint32_t fromHalf(std::uint32_t half) {
 inline std::uint32_t byteToFloat(std::uint32_t byte) {
   return truncateToFloat(bitCast<std::uint64_t>(static_cast<double>(byte) / 255.0));
 }
-// Nearest of 0..255 for 0.0..1.0; what lies outside is clamped. Guess: halves go
-// up. Settle it by packing k/510 for odd k as colours.
+// Rounds 0.0..1.0 to the nearest of 0..255. Values outside are clamped. Assumption: ties
+// round up. To decide it, pack k/510 for odd k as colours.
 inline std::uint32_t toColour(std::uint32_t a) {
   if ((a & kSign) != 0 || isFlushed(a)) return 0;
   const double scaled = hasTopExponent(a) ? 255.0 : widen(a) * 255.0 + 0.5;

@@ -1,5 +1,5 @@
-// The interpreter's compact form of a kernel: a line of instructions over slots.
-// A slot is one vector per QPU; variables, constants and temporaries are slots.
+// The interpreter's compact form of a kernel: a sequence of instructions over slots.
+// A slot is one vector per QPU. Variables, constants and temporaries are slots.
 #ifndef QPU_SRC_INTERP_CODE_HPP
 #define QPU_SRC_INTERP_CODE_HPP
 
@@ -27,15 +27,15 @@ enum class Opcode : std::uint8_t {
   // memory
   Load,         // target <- words at slot a
   Store,        // words at slot b <- slot a
-  StoreFirst,   // the same for the first words only; their number is in slot `extra`
+  StoreFirst,   // the same for the first words only; slot `extra` contains their number
   Gather,       // request the words at slot a
   Receive,      // target <- oldest request
   // control; `extra` is an instruction number or an index
   Jump,
   JumpBack,     // closes a loop
   JumpIfNot,    // unless scalar slot a
-  JumpIfNone,   // unless mask slot a holds anywhere
-  JumpIfNotAll, // unless mask slot a holds everywhere
+  JumpIfNone,   // unless mask slot a holds for an element
+  JumpIfNotAll, // unless mask slot a holds for all elements
   End,
   // rarely used; `extra` is an index into details
   PrintText, PrintVector,
@@ -51,10 +51,10 @@ struct Instruction {
   std::uint32_t a = 0;
   std::uint32_t b = 0;
   std::uint32_t extra = 0;
-  std::uint32_t site = 0;  // into Code::sites; memory accesses and what can fail
+  std::uint32_t site = 0;  // into Code::sites, for instructions that can fail
 };
 
-// Operands of the rarely used instructions that are no vectors.
+// Operands of the rarely used instructions that are not vectors.
 struct Detail {
   Type element = Type::Int;
   Direction direction = Direction::Horizontal;
@@ -80,7 +80,7 @@ struct Code {
   std::uint32_t slots = 0;
   std::size_t mostGathers = 4;  // outstanding
   std::vector<Preset> constants;
-  // Slots of index(), me(), numQPUs(); kNoSlot when not used.
+  // Slots of index(), me() and numQPUs(); kNoSlot if not used.
   static constexpr std::uint32_t kNoSlot = UINT32_MAX;
   std::uint32_t elementSlot = kNoSlot;
   std::uint32_t qpuSlot = kNoSlot;

@@ -1,6 +1,6 @@
-// Source to instructions, one pass. A statement's value is computed straight
-// into its variable where no mask is in force; within a statement an expression
-// that occurs twice is computed once.
+// Lowers a kernel to instructions in one pass. A value is computed directly into the
+// variable of its assignment if no mask is active. Within a statement, an expression that
+// occurs twice is computed once.
 #include <map>
 #include <utility>
 
@@ -69,7 +69,7 @@ Opcode opcode(Op op) {
     case Op::Any: return Opcode::Any;
     case Op::All: return Opcode::All;
     case Op::VpmRead: return Opcode::VpmRead;
-    // Leaves have slots of their own and no instruction.
+    // Leaves have their own slots and no instruction.
     case Op::Constant:
     case Op::Variable:
     case Op::ElementNumber:
@@ -125,8 +125,8 @@ class Lowering {
     return entry->second;
   }
 
-  // Compute expression `id`, into `wanted` unless that is kNone; returns the
-  // slot that holds it, which for leaves is their own.
+  // Computes expression `id`, into slot `wanted` unless that is kNone. Returns the slot of
+  // the result. Leaves stay in their own slots.
   std::uint32_t evaluate(std::uint32_t id, std::uint32_t wanted = kNone) {
     const Expression& e = source_.expressions[id];
     switch (e.op) {
@@ -168,7 +168,7 @@ class Lowering {
     }
   }
 
-  // Jump taken when the scalar condition does not hold; to be given a target.
+  // Emits a jump that is taken if the scalar condition does not hold. Set its target later.
   std::uint32_t unless(std::uint32_t condition) {
     const Expression& e = source_.expressions[condition];
     if (e.op == Op::Any) return emit(Opcode::JumpIfNone, 0, evaluate(e.a));
@@ -219,7 +219,7 @@ class Lowering {
 
   void where(const Statement& s) {
     const std::uint32_t outer = mask_;
-    const std::uint32_t condition = code_.slots++;  // lives to the end of the block
+    const std::uint32_t condition = code_.slots++;  // live until the end of the block
     const std::uint32_t value = evaluate(s.value, condition);
     if (value != condition) emit(Opcode::Move, condition, value);
     std::uint32_t inside = condition;

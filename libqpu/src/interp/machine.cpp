@@ -23,8 +23,8 @@ constexpr int kSemaphoreMost = 15;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
-// A gather outside of all arrays. Pipelines fetch one vector too many and drop
-// it, so it becomes an error only when the vector is used.
+// A gather outside of all arrays. Software pipelines fetch one vector too many and drop it,
+// so that this is an error only if the vector is used.
 struct Stray {
   std::uint32_t address;
   std::uint32_t element;
@@ -44,7 +44,7 @@ struct Qpu {
   std::size_t oldest = 0;
   std::size_t outstanding = 0;
   std::vector<Vector> slots;
-  std::map<std::uint32_t, Stray> strays;  // slots that hold a stray vector
+  std::map<std::uint32_t, Stray> strays;  // slots that contain a stray vector
   VpmWindow reads;
   VpmWindow writes;
   Dma load;
@@ -76,7 +76,7 @@ class Machine {
       bool progress = false;
       for (Qpu& q : qpus_) {
         if (q.state == State::Ended) continue;
-        // A QPU that waits where it waited before may have been through a loop.
+        // A QPU that waits at the same instruction as before may have executed a loop.
         const std::uint64_t before = semaphoresPassed_;
         turn(q);
         progress = progress || q.state != State::Waiting || semaphoresPassed_ != before;
@@ -107,20 +107,20 @@ class Machine {
                       address);
   }
 
-  // `bytes` bytes at `address` for instruction `at` of q.
+  // Host address of `bytes` bytes at `address`, for instruction `at` of q.
   unsigned char* words(const Qpu& q, std::size_t at, std::uint32_t address, std::uint32_t bytes,
                        const char* verb) {
     const std::uint32_t site = code_.instructions[at].site;
     if ((address & 3U) != 0)
       fail<BoundsError>(q, site,
                         std::string(verb) + " bus address " + hex(address) +
-                            ", which is no multiple of 4",
+                            ", which is not a multiple of 4",
                         address);
     unsigned char* host = memory_.find(at, address, bytes);
     if (host == nullptr)
       outside(q, site, memory_.firstOutside(address),
               std::string(verb) + " " + std::to_string(bytes / 4) + " words from " +
-                  hex(address) + " on reaches");
+                  hex(address) + " reaches");
     return host;
   }
 
@@ -137,8 +137,8 @@ class Machine {
     if (q.outstanding == code_.mostGathers)
       fail<ExecutionError>(q, in.site,
                            std::string(q.outstanding == kMaxGathers ? "a ninth" : "a fifth") +
-                               " gather is outstanding; hardware takes " +
-                               std::to_string(q.outstanding) + " of this kernel before it hangs");
+                               " gather is outstanding; with more than " +
+                               std::to_string(q.outstanding) + " the hardware hangs");
     Request& r = q.requests[(q.oldest + q.outstanding) % kMaxGathers];
     ++q.outstanding;
     r.stray = false;
@@ -176,7 +176,7 @@ class Machine {
     if (r.stray) q.strays[in.target] = r.where;
   }
 
-  // Before `in` runs while some slot holds a stray vector.
+  // Called before `in` is executed if some slot contains a stray vector.
   void followStrays(Qpu& q, const Instruction& in) {
     const Uses u = uses(in.code);
     const auto a = u.a ? q.strays.find(in.a) : q.strays.end();
@@ -309,7 +309,7 @@ class Machine {
         case Opcode::All: v[in.target] = splat(mask(allSet(v[in.a]))); break;
         case Opcode::Move: v[in.target] = v[in.a]; break;
         case Opcode::MoveWhere: {
-          // The source may be the target: it is read before that changes.
+          // The source can be the target, so it is read before the target changes.
           Vector& t = v[in.target];
           const Vector& m = v[in.b];
           Vector chosen;
@@ -362,7 +362,7 @@ class Machine {
     }
   }
 
-  // False when the QPU has to wait.
+  // Returns false if the QPU has to wait.
   bool semaphore(const Instruction& in) {
     int& value = semaphores_[static_cast<std::size_t>(code_.details[in.extra].count)];
     if (in.code == Opcode::SemaphoreRelease) {
@@ -384,8 +384,8 @@ class Machine {
                                " is missing");
     if (q.reads.left != 0)
       fail<ExecutionError>(q, in.site,
-                           "the kernel ends with " + std::to_string(q.reads.left) +
-                               " announced VPM vectors unread");
+                           "the kernel ends before reading " + std::to_string(q.reads.left) +
+                               " vectors of its vpmSetupRead");
     q.state = State::Ended;
   }
 
@@ -400,7 +400,7 @@ class Machine {
               ", which is " + std::to_string(semaphores_[static_cast<std::size_t>(s)]);
     }
     detail::raise<DeadlockError>(
-        "kernel '" + code_.name + "': deadlock, every QPU that has not ended waits: " + text,
+        "kernel '" + code_.name + "': deadlock, every QPU that has not finished is waiting: " + text,
         {code_.name, "semaphore", -1, 0});
   }
 
@@ -408,9 +408,9 @@ class Machine {
     for (std::size_t i = 0; i < semaphores_.size(); ++i)
       if (semaphores_[i] != 0)
         detail::raise<ExecutionError>(
-            "kernel '" + code_.name + "': semaphore " + std::to_string(i) + " is left at " +
+            "kernel '" + code_.name + "': semaphore " + std::to_string(i) + " is " +
                 std::to_string(semaphores_[i]) +
-                "; hardware would hand that to the next kernel, so leave it at 0",
+                " at the end, must be 0; on hardware the next kernel would start with this value",
             {code_.name, "semaphore", -1, 0});
   }
 
@@ -433,18 +433,18 @@ class Machine {
       case Opcode::DmaWriteWait: q.store.running = false; break;
       case Opcode::VpmReadSetup:
         if (q.load.running)
-          fail<ExecutionError>(q, in.site, "a DMA read still runs; dmaWaitRead is missing");
+          fail<ExecutionError>(q, in.site, "a DMA read is still running; dmaWaitRead is missing");
         if (q.reads.left != 0)
           fail<ExecutionError>(q, in.site,
                                std::to_string(q.reads.left) +
-                                   " vectors of the vpmSetupRead before are unread");
+                                   " vectors of the previous vpmSetupRead are unread");
         window(q, in, q.reads, d, a.e[0]);
         break;
       case Opcode::VpmWriteSetup: window(q, in, q.writes, d, a.e[0]); break;
       case Opcode::VpmRead:
         if (q.reads.left == 0)
           fail<ExecutionError>(q, in.site,
-                               "vpmGet reads a vector that no vpmSetupRead has announced");
+                               "vpmGet reads more vectors than vpmSetupRead has set up");
         vpm_.read(q.reads.direction, q.reads.address, q.slots[in.target]);
         q.reads.address += q.reads.stride;
         --q.reads.left;
@@ -484,7 +484,7 @@ class Machine {
     dma.hasPitch = true;
   }
 
-  // `sideways`: each memory row is one VPM column further, not rows.
+  // `sideways`: memory rows are in consecutive VPM columns, not in rows.
   void setup(const Qpu& q, const Instruction& in, Dma& dma, const Detail& d,
              std::uint32_t address, bool sideways) const {
     dma.ready = true;
@@ -504,7 +504,7 @@ class Machine {
       fail<ExecutionError>(q, in.site,
                            std::to_string(rows) + " rows by " + std::to_string(columns) +
                                " columns from VPM word " + std::to_string(asSigned(address)) +
-                               " leave the window of 64 rows by 16 columns");
+                               " exceed the window of 64 rows by 16 columns");
   }
 
   void transfer(Qpu& q, const Instruction& in, Dma& dma, std::uint32_t address, bool load) {
@@ -512,10 +512,10 @@ class Machine {
       fail<ExecutionError>(q, in.site,
                            load ? "dmaSetupRead is missing" : "dmaSetupWrite is missing");
     if (dma.running)
-      fail<ExecutionError>(q, in.site, "the DMA before has not been waited for");
+      fail<ExecutionError>(q, in.site, "the previous DMA transfer has not been waited for");
     if (dma.rows > 1 && !dma.hasPitch)
-      fail<ExecutionError>(q, in.site, load ? "several rows need dmaSetReadPitch first"
-                                            : "several rows need dmaSetWriteStride first");
+      fail<ExecutionError>(q, in.site, load ? "several rows require dmaSetReadPitch first"
+                                            : "several rows require dmaSetWriteStride first");
     const std::uint32_t bytes = 4 * dma.length;
     for (std::uint32_t i = 0; i < dma.rows; ++i) {
       unsigned char* host = words(q, index(in), address, bytes, load ? "reading" : "writing");

@@ -1,9 +1,9 @@
-// Runs a kernel's compact form.
+// Runs the compact form of a kernel.
 //
-// Interleaving of the QPUs: they take turns in the order of their numbers. A
-// turn ends when the QPU has to wait for a semaphore, has ended, or has closed
-// its 1000th loop iteration of the turn. Nothing else switches, so a run
-// depends on the kernel and its data alone.
+// QPUs are interleaved round-robin in the order of their numbers. The turn of a QPU ends
+// when it has to wait for a semaphore, has finished, or has completed its 1000th loop
+// iteration in this turn. There are no other switches, so that a run depends only on the
+// kernel and its data.
 #ifndef QPU_SRC_INTERP_MACHINE_HPP
 #define QPU_SRC_INTERP_MACHINE_HPP
 
@@ -16,7 +16,7 @@ namespace qpu::interp {
 
 constexpr int kIterationsPerTurn = 1000;
 
-// Throws ExecutionError and its kinds.
+// Throws ExecutionError or a derived class.
 void run(const Code& code, int qpus, const std::uint32_t* uniforms, std::size_t count);
 
 }  // namespace qpu::interp

@@ -1,4 +1,4 @@
-// A running kernel's view of the SharedArrays.
+// The SharedArrays that a running kernel can access.
 #ifndef QPU_SRC_INTERP_MEMORY_HPP
 #define QPU_SRC_INTERP_MEMORY_HPP
 
@@ -11,15 +11,15 @@
 
 namespace qpu::interp {
 
-// The arrays that were live when the kernel was called; they stay valid, if
-// released meanwhile, until it returns.
+// The arrays that were live when the kernel was called. They stay valid until it returns,
+// even if they are released earlier.
 class Memory {
  public:
-  // Each of `users`, numbered from 0, remembers the array it touched last.
+  // Each of `users`, numbered from 0, caches the array that it accessed last.
   explicit Memory(std::size_t users)
       : table_(detail::Heap::instance().table()), last_(users) {}
 
-  // Host address of `bytes` bytes at `address`, null unless one array has all.
+  // Host address of `bytes` bytes at `address`, or null if they are not all in one array.
   unsigned char* find(std::size_t user, std::uint32_t address, std::uint32_t bytes) {
     const detail::Block* block = last_[user];
     if (block != nullptr) {
@@ -32,8 +32,8 @@ class Memory {
     return block->host + (address - block->start);
   }
 
-  // First of the words from `address` on that is in no array, or in another
-  // one than the words before it.
+  // First address from `address` that is not in the same array, or `address` itself if it is
+  // not in an array.
   std::uint32_t firstOutside(std::uint32_t address) const {
     const detail::Block* block = table_->find(address);
     return block == nullptr ? address : block->start + block->bytes;

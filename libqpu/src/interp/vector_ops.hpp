@@ -22,7 +22,7 @@ inline Vector splat(std::uint32_t bits) {
   return v;
 }
 
-// Target and operands may be one vector: results go through a local one.
+// The target can be an operand, because results are stored in a local vector first.
 template <typename F>
 inline void map(Vector& target, const Vector& a, const Vector& b, F f) {
   Vector r;
@@ -43,8 +43,8 @@ inline bool anyTopExponent(const Vector& a, const Vector& b) {
   return found != 0;
 }
 
-// `f` for ordinary operands; `top` for elements where one has exponent 255,
-// which is rare enough to be a second pass.
+// Applies `f` to ordinary operands. Applies `top` to elements where an operand has exponent
+// 255; these are rare enough for a second pass.
 template <typename F, typename Top>
 inline void mapFloat(Vector& target, const Vector& a, const Vector& b, F f, Top top) {
   Vector r;
@@ -66,7 +66,7 @@ inline void vectorFmul(Vector& target, const Vector& a, const Vector& b) {
   mapFloat(target, a, b, fmul, fmulTop);
 }
 
-// Floats are compared as min and max order them.
+// Floats are compared in the order of min and max.
 template <typename F>
 inline void compareFloat(Vector& target, const Vector& a, const Vector& b, F f) {
   map(target, a, b, [f](std::uint32_t x, std::uint32_t y) { return mask(f(order(x), order(y))); });

@@ -1,4 +1,4 @@
-// The VPM window and what one QPU has set up for it.
+// The VPM window, and the setups of one QPU for it.
 #ifndef QPU_SRC_INTERP_VPM_HPP
 #define QPU_SRC_INTERP_VPM_HPP
 
@@ -17,7 +17,7 @@ class Vpm {
  public:
   std::uint32_t& word(std::uint32_t row, std::uint32_t column) { return rows_[row].e[column]; }
 
-  // Vector address: row, or 16 * (row / 16) + column when vertical; wraps at 64.
+  // A vector address is the row or, if vertical, 16 * (row / 16) + column. It wraps at 64.
   void read(Direction d, std::uint32_t address, Vector& v) {
     for (std::uint32_t i = 0; i < kElements; ++i) v.e[i] = at(d, address, i);
   }
@@ -35,7 +35,7 @@ class Vpm {
   std::array<Vector, kVpmRows> rows_{};
 };
 
-// Vector accesses of one QPU: address moves by stride after each.
+// Vector accesses of one QPU. The address advances by the stride after each access.
 struct VpmWindow {
   bool ready = false;
   Direction direction = Direction::Horizontal;
@@ -44,7 +44,7 @@ struct VpmWindow {
   int left = 0;  // reads only
 };
 
-// One direction of DMA of one QPU.
+// State of the DMA loads, or of the DMA stores, of one QPU.
 struct Dma {
   bool ready = false;
   bool running = false;  // started and not waited for
@@ -55,7 +55,7 @@ struct Dma {
   std::uint32_t column = 0;
   std::uint32_t rows = 0;
   std::uint32_t length = 0;  // words of a memory row
-  std::uint32_t rowsApart = 1;     // in the VPM, from memory row to memory row
+  std::uint32_t rowsApart = 1;     // VPM distance between memory rows
   std::uint32_t columnsApart = 0;
 };
 

@@ -4,7 +4,8 @@
 namespace qpu::kernels {
 namespace {
 
-// Planes go to the QPUs in turn; with `split` = -1 each plane is shared by all.
+// Planes are distributed round-robin among the QPUs. If `split` is -1, all QPUs share each
+// plane.
 template <int Length>
 void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Ptr<Float> a,
                Ptr<Float> mean, Ptr<Float> variance, Ptr<Float> weight, Float hasWeight,
@@ -29,7 +30,7 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
     receive(factor);
     receive(w);
     receive(b);
-    // Without weights and biases these are other numbers, times 0.
+    // Without weights or biases, these values are arbitrary and are multiplied by 0.
     w = w * hasWeight + (FloatExpr(1) - hasWeight);
     b = b * hasBias;
     factor = reciprocalSqrt(factor + epsilon) * w;
@@ -53,7 +54,7 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
   End
 }
 
-constexpr int kSmall = 256;  // planes that are not worth sharing
+constexpr int kSmall = 256;  // size of planes that are too small to be shared
 
 }  // namespace
 
@@ -76,17 +77,17 @@ void batchNorm(Floats out, Floats a, Floats mean, Floats variance, Floats weight
   if (hasWeight) requireRange(name, "weight", weight, channels);
   if (hasBias) requireRange(name, "bias", bias, channels);
   const int split = planes < kMostQpus && size > kSmall ? -1 : 0;
-  const auto with = [&](const auto& kernel, int count) {
+  const auto runKernel = [&](const auto& kernel, int count) {
     run(kernel, count, static_cast<int>(planes), channels, size, split, out, a, mean, variance,
         hasWeight ? weight : mean, hasWeight ? 1.0F : 0.0F, hasBias ? bias : mean,
         hasBias ? 1.0F : 0.0F, epsilon);
   };
   if (mayBeLong(qpus) && (split != 0 || longPays(size))) {
     static const auto kernel = compile(normalise<kLong>, "batchNorm");
-    with(kernel, orLong(qpus));
+    runKernel(kernel, orLong(qpus));
   } else {
     static const auto kernel = compile(normalise<kShort>, "batchNorm");
-    with(kernel, qpus);
+    runKernel(kernel, qpus);
   }
 }
 

@@ -21,7 +21,7 @@ void map(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {
   finishBursts();
 }
 
-// The kernels by number of inputs; f takes those, then two scalars.
+// Kernels by number of inputs. f takes the inputs, then two scalars.
 template <int Length, typename F>
 auto compileOne(F f, const char* name) {
   return compile(
@@ -47,7 +47,7 @@ auto compileThree(F f, const char* name) {
       name);
 }
 
-// False when there is nothing to do.
+// Checks the arguments. Returns false if there is nothing to do.
 bool check(const char* name, int n, Floats out, Floats a) {
   requireSize(name, "n", n);
   requireRange(name, "out", out, n);
@@ -55,7 +55,7 @@ bool check(const char* name, int n, Floats out, Floats a) {
   return n > 0;
 }
 
-// Each f has kernels of its own, compiled when they are first needed.
+// Each f has its own kernels, which are compiled on first use.
 template <typename F>
 void runOne(F f, const char* name, Floats out, Floats a, float u, float v, int n, int qpus) {
   if (!check(name, n, out, a)) return;

@@ -12,21 +12,21 @@
 namespace qpu::kernels {
 namespace {
 
-// Arrays that no call uses now, in order of size.
+// Arrays that are currently not used by a call, ordered by size.
 struct Pool {
   std::mutex mutex;
   std::vector<std::unique_ptr<SharedArray<float>>> free;
 
   static Pool& instance() {
-    static Pool* const pool = new Pool;  // never destroyed, as the heap
+    static Pool* const pool = new Pool;  // never destroyed, like the heap
     return *pool;
   }
 };
 
-constexpr std::size_t kMostKept = 8;
+constexpr std::size_t kMaxPooled = 8;
 constexpr std::size_t kLeastWords = 1024;
 
-// An array keeps the memory of the backend that was in force when it was made.
+// An array stays in the memory of the backend that was selected when it was allocated.
 bool isOnDevice(const SharedArray<float>& a) {
   const auto table = detail::Heap::instance().table();
   const detail::Block* const block = table->find(a.getAddress());
@@ -35,7 +35,7 @@ bool isOnDevice(const SharedArray<float>& a) {
 
 }  // namespace
 
-void refuse(const char* name, const std::string& what) {
+void fail(const char* name, const std::string& what) {
   detail::raise<ArgumentError>("kernels::" + std::string(name) + ": " + what, {name, name, -1, 0});
 }
 
@@ -46,42 +46,44 @@ bool onHardware() {
 
 void requireSize(const char* name, const char* what, std::int64_t value, std::int64_t least) {
   if (value < least)
-    refuse(name, std::string(what) + " is " + std::to_string(value) + ", must be at least " +
-                     std::to_string(least));
+    fail(name, std::string(what) + " is " + std::to_string(value) + ", must be at least " +
+                   std::to_string(least));
 }
 
 void requireFactor(const char* name, const char* what, std::int64_t value) {
   constexpr std::int64_t most = (1 << 24) - 1;
   if (value > most)
-    refuse(name, std::string(what) + " is " + std::to_string(value) + ", must be at most " +
-                     std::to_string(most));
+    fail(name, std::string(what) + " is " + std::to_string(value) + ", must be at most " +
+                   std::to_string(most));
 }
 
 void requireRange(const char* name, const char* what, Floats at, std::int64_t count) {
   if (count == 0) return;
   const std::uint32_t address = at.address();
-  if (address == 0) refuse(name, std::string(what) + " is null");
+  if (address == 0) fail(name, std::string(what) + " is null");
   if ((address & 3U) != 0)
-    refuse(name, std::string(what) + " is at " + detail::hex(address) + ", no multiple of 4");
+    fail(name, std::string(what) + " is at " + detail::hex(address) +
+                   ", which is not a multiple of 4");
   const auto table = detail::Heap::instance().table();
   const detail::Block* block = table->find(address);
   const std::int64_t room =
       block == nullptr ? 0 : (std::int64_t{block->bytes} - (address - block->start)) / 4;
   if (room < count)
-    refuse(name, std::string(what) + ": " + std::to_string(count) + " elements from " +
-                     detail::hex(address) + " on are not in one SharedArray, " +
-                     (block == nullptr ? table->nearest(address)
-                                       : "which ends after " + std::to_string(room)));
+    fail(name, std::string(what) + ": " + std::to_string(count) + " elements from " +
+                   detail::hex(address) + " are not in one SharedArray; " +
+                   (block == nullptr
+                        ? table->nearest(address)
+                        : "the array ends after " + std::to_string(room) + " elements"));
   if (onHardware() && block != nullptr && !block->device)
-    refuse(name, std::string(what) +
-                     " was allocated while no hardware backend was in force; allocate arrays "
-                     "after QPU_BACKEND is set");
+    fail(name, std::string(what) +
+                   " was allocated while no hardware backend was selected; set QPU_BACKEND "
+                   "before allocating arrays");
 }
 
 void requireMatrix(const char* name, const char* what, const Matrix& matrix, int m, int n) {
   if (m == 0 || n == 0) return;
   if (matrix.rowStride < 0 || matrix.columnStride < 0)
-    refuse(name, std::string(what) + " has a stride below 0");
+    fail(name, std::string(what) + " has a stride below 0");
   requireRange(name, what, matrix.data,
                std::int64_t{m - 1} * matrix.rowStride + std::int64_t{n - 1} * matrix.columnStride +
                    1);
@@ -111,7 +113,7 @@ Scratch::~Scratch() {
       pool.free.begin(), pool.free.end(), array_,
       [](const auto& a, const auto& b) { return a->size() < b->size(); });
   pool.free.insert(place, std::move(array_));
-  if (pool.free.size() > kMostKept) pool.free.erase(pool.free.begin());
+  if (pool.free.size() > kMaxPooled) pool.free.erase(pool.free.begin());
 }
 
 Floats Scratch::floats(std::size_t first) const { return array_->pointer(first); }

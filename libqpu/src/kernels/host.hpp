@@ -1,4 +1,4 @@
-// What the kernels' host sides share: checks, scratch memory, the call itself.
+// Host-side code that the kernels share: checks, scratch memory and calls.
 #ifndef QPU_SRC_KERNELS_HOST_HPP
 #define QPU_SRC_KERNELS_HOST_HPP
 
@@ -11,31 +11,31 @@
 
 namespace qpu::kernels {
 
-// `what` in the error of kernel `name`.
-[[noreturn]] void refuse(const char* name, const std::string& what);
+// Throws ArgumentError for kernel `name` with `what` in its message.
+[[noreturn]] void fail(const char* name, const std::string& what);
 
-// Whether kernels run on QPUs of this machine, which reach GPU memory only.
+// Whether kernels run on the QPUs of this machine, which can access only GPU memory.
 bool onHardware();
 
-// Sizes that are below `least` are refused.
+// Throws ArgumentError if the value is below `least`.
 void requireSize(const char* name, const char* what, std::int64_t value, std::int64_t least = 0);
-// Indices and strides that kernels multiply have 24 bits.
+// Throws ArgumentError if the value has more than 24 bits, the limit for factors in kernels.
 void requireFactor(const char* name, const char* what, std::int64_t value);
-// Throws ArgumentError unless one live array holds the `count` words from `at` on.
+// Throws ArgumentError unless a live array contains the `count` words from `at`.
 void requireRange(const char* name, const char* what, Floats at, std::int64_t count);
 // The same for m x n elements of a matrix.
 void requireMatrix(const char* name, const char* what, const Matrix& matrix, int m, int n);
 
 constexpr int kMostQpus = 12;
 
-// Each call has its own copy of the kernel, as the QPU count is the copy's.
+// Each call uses its own copy of the kernel, because a copy has its own QPU count.
 template <typename K, typename... A>
 void run(K kernel, int qpus, A... arguments) {
   kernel.setNumQPUs(qpus == 0 ? kMostQpus : qpus);
   kernel(arguments...);
 }
 
-// Words of shared memory for the time of a call; kept for later ones.
+// Words of shared memory for the duration of a call. A pool reuses them for later calls.
 class Scratch {
  public:
   explicit Scratch(std::size_t words);
@@ -45,7 +45,7 @@ class Scratch {
 
   Floats floats(std::size_t first = 0) const;
   BusPointer<int> ints(std::size_t first = 0) const;
-  // For the CPU.
+  // Addresses for the CPU.
   const float* readFloats() const;
   int* hostInts() const;
 

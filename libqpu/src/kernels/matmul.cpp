@@ -1,18 +1,18 @@
-// Matrix times matrix. A QPU computes tiles of 8 rows by 64 columns, whose 32
-// vectors stay in registers while k runs, four values in a turn: two vectors with
-// 4 rows by 4 values of a, whose elements are broadcast one after the other, and 16
-// vectors of b, which serve all 8 rows. The QPUs take tiles of one column of tiles
-// at a time, so that they share b's lines in the caches.
+// Matrix product. A QPU computes tiles of 8 rows by 64 columns, whose 32 vectors stay in
+// registers during the loop over k. Each iteration handles four values of k. It uses two
+// vectors of a, each with 4 rows by 4 values of k, whose elements are broadcast one after the
+// other, and 16 vectors of b, which are used for all 8 rows. The QPUs compute tiles of the
+// same column of tiles at the same time, so that they share the cache lines of b.
 //
-// Where a is read often, a copy of it is made first in which those two vectors lie
-// side by side.
+// If a is read often, it is copied first, so that those two vectors are adjacent.
 //
-// Finished tiles go to memory as wholes, through half of the VPM each: starting a DMA
-// costs as much as storing many rows. Two semaphores hand the halves round.
+// A finished tile is written to memory as a whole, through one half of the VPM, because
+// starting a DMA transfer costs as much as storing many rows. Two semaphores control access
+// to the halves.
 //
-// Every sum runs over k in order, so results do not depend on the QPU count.
+// Every sum is computed in the order of k, so that results do not depend on the QPU count.
 //
-// With all QPUs, most of a large product goes to the kernel in matmul_shared.cpp.
+// With all QPUs, the kernel in matmul_shared.cpp computes most of a large product.
 #include "kernels/matmul.hpp"
 
 #include <algorithm>
@@ -23,64 +23,64 @@
 namespace qpu::kernels {
 namespace {
 
-constexpr int kTurn = 4;  // values of k
-constexpr int kEarly = kAcross * (kTurn - 1);  // vectors of b used before the next a
-static_assert(kRows == 8 && kTurn == 4, "two vectors of a hold a turn");
+constexpr int kDepth = 4;  // values of k per iteration
+constexpr int kEarly = kAcross * (kDepth - 1);  // vectors of b used before the next a
+static_assert(kRows == 8 && kDepth == 4, "two vectors of a contain the values of an iteration");
 
-// What a QPU remembers while k runs, in one vector too: as variables the numbers
-// would hold a register each.
-enum Kept { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
+// Values that a QPU saves during the loop over k, in the elements of one vector. As variables,
+// each would occupy a register.
+enum Saved { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 
-// Whose turn it is at the halves of the VPM; that a QPU waits for the others, that it
-// may go on, in odd rounds and in even ones.
-enum Semaphore { kHalf, kOtherHalf, kHere, kGo, kHereToo, kGoToo };
+// Semaphores: access to the halves of the VPM; arrival at the barrier and permission to
+// continue, for even and for odd rounds.
+enum Semaphore { kHalf, kOtherHalf, kArrived, kContinue, kArrivedOdd, kContinueOdd };
 constexpr int kMostRounds = (1 << 22) - 1;
 
 class Tile : public Sums {
  public:
-  // `told` becomes what is kept while k runs.
-  Tile(Variant variant, Numbers& told, const Int& row, const Int& column)
+  // `params` is overwritten with the saved values.
+  Tile(Variant variant, Numbers& params, const Int& row, const Int& column)
       : Sums(variant) {
-    // Rows and columns that are not there are the last ones again.
-    Int packed = told.get(kPacked);
+    // Rows and columns beyond the end are replaced by the last one.
+    Int packed = params.get(kPacked);
     Int laneK = index() & 3 & ~packed;
     for (int half = 0; half < 2; ++half) {
-      Int r = min(row + (((index() >> 2) + 4 * half) & ~packed), told.get(kM) - 1);
-      rows_[at(half)] = told.get(kA) + ((r * told.get(kARow)) << 2) +
+      Int r = min(row + (((index() >> 2) + 4 * half) & ~packed), params.get(kM) - 1);
+      rows_[at(half)] = params.get(kA) + ((r * params.get(kARow)) << 2) +
                         (((index() << 2) + 64 * half) & packed);
     }
-    beyond_ = laneK - (told.get(kLastK) + 1);
-    lastA_ = (told.get(kLastK) * told.get(kAColumn)) << 2;
-    from_ = min((laneK * told.get(kAColumn)) << 2, lastA_);
-    stepA_ = told.get(kAColumn) << 4;
+    beyond_ = laneK - (params.get(kLastK) + 1);
+    lastA_ = (params.get(kLastK) * params.get(kAColumn)) << 2;
+    from_ = min((laneK * params.get(kAColumn)) << 2, lastA_);
+    stepA_ = params.get(kAColumn) << 4;
     if (tables_) {
-      lastB_ = told.get(kBRow) + (told.get(kLastK) << 2);
-      next_ = min(told.get(kBRow) + (index() << 2), lastB_);
+      lastB_ = params.get(kBRow) + (params.get(kLastK) << 2);
+      next_ = min(params.get(kBRow) + (index() << 2), lastB_);
     } else {
-      lastB_ = (told.get(kLastK) * told.get(kBRow)) << 2;
-      offset_ = min((index() * told.get(kBRow)) << 2, lastB_);
-      stepB_ = told.get(kBRow) << 4;
+      lastB_ = (params.get(kLastK) * params.get(kBRow)) << 2;
+      offset_ = min((index() * params.get(kBRow)) << 2, lastB_);
+      stepB_ = params.get(kBRow) << 4;
     }
     for (int s = 0; s < kAcross; ++s) {
-      Int j = columnsOf(s, told, column);
+      Int j = columnsOf(s, params, column);
       if (tables_)
-        gather(pointer<Int>(told.get(kBColumn) + (j << 2)));
+        gather(pointer<Int>(params.get(kBColumn) + (j << 2)));
       else
-        columns_[at(s)] = told.get(kB) + ((j * told.get(kBColumn)) << 2);
+        columns_[at(s)] = params.get(kB) + ((j * params.get(kBColumn)) << 2);
     }
     if (tables_)
       for (Int& c : columns_) {
         receive(c);
-        c = told.get(kB) + (c << 2);
+        c = params.get(kB) + (c << 2);
       }
-    told.put(kRow, row);
-    told.put(kColumn, column);
+    params.put(kRow, row);
+    params.put(kColumn, column);
   }
 
   void compute() {
     clear();
-    // Before the first turn what a turn finds: its values of a, and the rows of b
-    // asked for as far ahead as ever.
+    // Before the first iteration, load its values of a and request the first kInFlight vectors
+    // of b.
     if (tables_) {
       for (const int which : {0, 1}) requestTable(which);
       receiveTable(offset_);
@@ -91,33 +91,33 @@ class Tile : public Sums {
     take(a);
     for (int p = 0; p < kInFlight; ++p) requestRow(p);
     While (any(beyond_ < 0))
-      turn();
+      iterate();
     End
     Float unused;
     for (int p = 0; p < kInFlight; ++p) receive(unused);
   }
 
-  // Through eight columns of the VPM from `half` on.
-  void write(const Numbers& told, const Int& row, const Int& column, const Int& half) {
+  // Writes the tile through eight columns of the VPM, starting at `half`.
+  void write(const Numbers& params, const Int& row, const Int& column, const Int& half) {
     Float bias;
     if (tables_) {
-      Ptr<Float> from = pointer<Float>(told.get(kBeta)) + min(row + index(), told.get(kM) - 1);
+      Ptr<Float> from = pointer<Float>(params.get(kBeta)) + min(row + index(), params.get(kM) - 1);
       gather(from);
       gather(from);
       receive(bias);
       Float unused;
       receive(unused);
     }
-    Int rows = told.get(kM) - row;
-    Int width = told.get(kN) - column;
-    Ptr<Float> start = pointer<Float>(told.get(kC)) + row * told.get(kCStride);
+    Int rows = params.get(kM) - row;
+    Int width = params.get(kN) - column;
+    Ptr<Float> start = pointer<Float>(params.get(kC)) + row * params.get(kCStride);
     If (width >= kColumns)
       If (half == 0)
         semaDec(kHalf);
       Else
         semaDec(kOtherHalf);
       End
-      storeWhole(told, start, column, rows, half, bias);
+      storeWhole(params, start, column, rows, half, bias);
       If (half == 0)
         semaInc(kHalf);
       Else
@@ -126,7 +126,7 @@ class Tile : public Sums {
     Else
       semaDec(kHalf);
       semaDec(kOtherHalf);
-      storeNarrow(told, start, column, rows, width, bias);
+      storeNarrow(params, start, column, rows, width, bias);
       semaInc(kHalf);
       semaInc(kOtherHalf);
     End
@@ -134,14 +134,14 @@ class Tile : public Sums {
 
  private:
   // Numbers of the columns of vector s.
-  static IntExpr columnsOf(int s, const Numbers& told, const Int& column) {
-    return min(column + (index() + 16 * s), told.get(kN) - 1);
+  static IntExpr columnsOf(int s, const Numbers& params, const Int& column) {
+    return min(column + (index() + 16 * s), params.get(kN) - 1);
   }
 
-  // Of two requests each: of the table the same, so that their number is even.
+  // Make two requests each. The table is requested twice, to make their number even.
   void requestTable(int which) {
     gather(pointer<Int>(next_));
-    if (which == 1) next_ = min(next_ + 4 * kTurn, lastB_);
+    if (which == 1) next_ = min(next_ + 4 * kDepth, lastB_);
   }
   void requestA(int which) {
     gather(pointer<Float>(rows_[at(which)] + from_));
@@ -153,21 +153,21 @@ class Tile : public Sums {
     receive(unused);
     offset = offset << 2;
   }
-  // Values of k that are not there count as 0.
+  // Values of k beyond the end count as 0.
   void take(const std::array<Float, 2>& a) {
     Int there = beyond_ >> 31;
     for (std::size_t half = 0; half < 2; ++half) a_[half] = asFloat(asInt(a[half]) & there);
   }
-  // Vector `position` of the rows of b of the turn that is asked for.
+  // Requests vector `position` of the rows of b, for the iteration being requested.
   void requestRow(int position) {
     gather(pointer<Float>(broadcast(offset_, position / kAcross) + columns_[at(position % kAcross)]));
   }
 
-  // A turn uses the rows of b in order, and before the last the next turn's a, with
-  // tables behind where the rows of the turn after it are. Each use is followed by
-  // the request for what is used kInFlight uses later.
+  // An iteration uses the rows of b in order. Before the last row it receives a for the next
+  // iteration and, with tables, the offsets of the rows of b for the iteration after that.
+  // After each use, request() requests the vector that is used kInFlight uses later.
   void request(int use) {
-    const int length = kAcross * kTurn + (tables_ ? 4 : 2);
+    const int length = kAcross * kDepth + (tables_ ? 4 : 2);
     int wanted = use + kInFlight;
     if (wanted == length) {
       if (tables_)
@@ -186,11 +186,11 @@ class Tile : public Sums {
     requestRow(wanted - 2 + kEarly);
   }
 
-  void turn() {
+  void iterate() {
     int use = 0;
     std::array<Float, 2> nextA;
-    beyond_ = beyond_ + kTurn;
-    for (int k = 0; k < kTurn; ++k) {
+    beyond_ = beyond_ + kDepth;
+    for (int k = 0; k < kDepth; ++k) {
       if (use == kEarly) {
         if (tables_) {
           receiveTable(offsetAfter_);
@@ -218,22 +218,22 @@ class Tile : public Sums {
     take(nextA);
   }
 
-  std::array<Float, 2> a_;            // the turn's values of a, four rows each
+  std::array<Float, 2> a_;            // values of a of this iteration, four rows each
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of b
-  std::array<Int, 2> rows_;           // addresses in a of its first turn
-  Int beyond_;                        // k - how many there are, of the next a
+  std::array<Int, 2> rows_;           // addresses of the rows in a, for the first iteration
+  Int beyond_;                        // k minus the number of values of k, for the next values of a
   Int from_, stepA_, lastA_;          // bytes from rows_ to the next a
-  Int offset_, stepB_, lastB_;        // bytes to a turn's rows of b, one per element
-  Int offsetAfter_, next_;            // with tables: of the turn after; address in it
+  Int offset_, stepB_, lastB_;        // bytes to the rows of b of an iteration, one per element
+  Int offsetAfter_, next_;            // with tables: offset_ of the next iteration; address in the table
 };
 
-// Vectors of a block of the copy, and QPUs that make it: each has four columns of the
-// VPM, which hold four vectors and go to memory as one row.
+// Number of vectors in a block of the copy. Each QPU that copies has four columns of the VPM.
+// A column contains four vectors and is written to memory as one row.
 constexpr int kPackBlock = 16, kPackColumns = 4;
 constexpr int kPackQpus = 16 / kPackColumns;
 
-// Copies a for the product: tiles of 8 rows, in them turns of 4 values of k, in
-// those the rows. Values of k beyond the last are 0. `size` is a multiple of 32.
+// Copies a for the product to tiles of 8 rows. A tile consists of groups of 4 values of k, and
+// a group contains the rows. Values of k beyond the end are 0. `size` is a multiple of 32.
 void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, Int aRow,
                Int aColumn) {
   Int vpmColumn = me() * kPackColumns;
@@ -275,19 +275,19 @@ void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, 
       });
 }
 
-// All QPUs wait for each other: from here on they read the same rows of b at the same
-// time, which cross the bus once. Two meetings in turn use different semaphores, lest a
-// quick QPU take a slow one's leave to go on.
-void meet(int here, int go) {
+// A barrier for all QPUs. After it, they read the same rows of b at the same time, so that the
+// rows cross the bus once. Consecutive barriers use different semaphores, so that a fast QPU
+// cannot take the permission of a slow one.
+void barrier(int arrived, int go) {
   If (me() == 0)
     For (Int others = numQPUs() - 1, others > 0, others = others - 1)
-      semaDec(here);
+      semaDec(arrived);
     End
     For (Int others = numQPUs() - 1, others > 0, others = others - 1)
       semaInc(go);
     End
   Else
-    semaInc(here);
+    semaInc(arrived);
     semaDec(go);
   End
 }
@@ -299,10 +299,10 @@ auto compileProduct(Variant variant, const char* name) {
         Int column = 0;
         Int half = (me() & 1) * kRows;
         Int columns;
-        Numbers told;
+        Numbers params;
         const auto settle = [&] {
-          columns = told.get(kN);
-          Int rows = (told.get(kM) + (kRows - 1)) & -kRows;
+          columns = params.get(kN);
+          Int rows = (params.get(kM) + (kRows - 1)) & -kRows;
           While (row >= rows)
             row = row - rows;
             column = column + kColumns;
@@ -312,58 +312,58 @@ auto compileProduct(Variant variant, const char* name) {
           semaInc(kHalf);
           semaInc(kOtherHalf);
         End
-        told.fetch(from);
-        Int rounds = told.get(kStep) >> 8;
+        params.fetch(from);
+        Int rounds = params.get(kStep) >> 8;
         settle();
         While (column < columns)
-          Tile tile(variant, told, row, column);
-          told.put(kFrom, address(from));
-          told.put(kVpmColumn, half);
-          told.put(kRoundsLeft, rounds);
+          Tile tile(variant, params, row, column);
+          params.put(kFrom, address(from));
+          params.put(kVpmColumn, half);
+          params.put(kRoundsLeft, rounds);
           tile.compute();
-          row = told.get(kRow);
-          column = told.get(kColumn);
-          from = pointer<Int>(told.get(kFrom));
-          half = told.get(kVpmColumn);
-          rounds = told.get(kRoundsLeft) - 1;
-          told.fetch(from);
-          tile.write(told, row, column, half);
-          row = row + (told.get(kStep) & 255);
+          row = params.get(kRow);
+          column = params.get(kColumn);
+          from = pointer<Int>(params.get(kFrom));
+          half = params.get(kVpmColumn);
+          rounds = params.get(kRoundsLeft) - 1;
+          params.fetch(from);
+          tile.write(params, row, column, half);
+          row = row + (params.get(kStep) & 255);
           settle();
           If (rounds >= 0)
             If ((rounds & 1) == 0)
-              meet(kHere, kGo);
+              barrier(kArrived, kContinue);
             Else
-              meet(kHereToo, kGoToo);
+              barrier(kArrivedOdd, kContinueOdd);
             End
           End
         End
-        // QPU 0 waits for the others and takes the tokens away.
+        // QPU 0 waits for the others and resets the semaphores to 0.
         If (me() == 0)
           For (Int others = numQPUs() - 1, others > 0, others = others - 1)
-            semaDec(kHere);
+            semaDec(kArrived);
           End
           semaDec(kHalf);
           semaDec(kOtherHalf);
         Else
-          semaInc(kHere);
+          semaInc(kArrived);
         End
       },
       name);
 }
 
-// Whether a copy of a pays. Its rows that are a multiple of 1 KB apart, and its
-// columns where they lie side by side, push each other out of the caches.
+// Whether copying a is worthwhile. Rows whose distance is a multiple of 1 KB, and columns if
+// they are contiguous, evict each other from the caches.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
-  return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kTurn;
+  return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kDepth;
 }
 
-// Runs a variant with what it is to be told.
+// Runs a variant of the kernel with its parameters.
 template <typename K>
 void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, int qpus) {
-  const Scratch told(16);
-  int* const at = told.hostInts();
+  const Scratch params(16);
+  int* const at = params.hostInts();
   at[kC] = bits(p.c.address());
   at[kCStride] = p.cStride;
   at[kA] = bits(p.a.address());
@@ -386,23 +386,23 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   const std::int64_t gap = std::int64_t{4} * (p.cStride - kColumns);
   at[kGap] = gap >= 0 && gap <= kMostGap ? static_cast<int>(gap) : -1;
   if (!shouldPack(p)) {
-    run(kernel, qpus, told.ints());
+    run(kernel, qpus, params.ints());
     return;
   }
   static const auto pack = compile(packTiles, "pack");
   const int tiles = (p.m + kRows - 1) / kRows;
-  const int rowInTile = (p.k + kTurn - 1) / kTurn * kTurn;
-  // The turn after the last one is asked for, too.
+  const int rowInTile = (p.k + kDepth - 1) / kDepth * kDepth;
+  // The values for one iteration after the last one are requested, too.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
-                       std::size_t{kRows} * kTurn);
+                       std::size_t{kRows} * kDepth);
   run(pack, qpus == 0 ? kPackQpus : std::min(qpus, kPackQpus), tiles, p.m, p.k,
       kRows * rowInTile, packed.floats(), p.a, p.aRow, p.aColumn);
   at[kA] = bits(packed.floats().address());
   at[kARow] = rowInTile;
   at[kAColumn] = kRows;
   at[kPacked] = -1;
-  run(kernel, qpus, told.ints());
+  run(kernel, qpus, params.ints());
 }
 
 void requireStrides(const char* what, const Matrix& matrix) {
@@ -410,7 +410,7 @@ void requireStrides(const char* what, const Matrix& matrix) {
   requireFactor("matmul", what, matrix.columnStride);
 }
 
-// All of p by the kernel above.
+// Computes p entirely with the kernel above.
 void productByRequests(const Product& p, int qpus) {
   if (p.beta == 0) {
     static const auto kernel = compileProduct(Variant::Plain, "matmul");
@@ -425,7 +425,7 @@ Floats moved(const Floats& p, std::int64_t elements) {
   return Floats::fromAddress(p.address() + static_cast<std::uint32_t>(4 * elements));
 }
 
-// p from a row and a column of c on.
+// The part of p that starts at a row and a column of c.
 Product partOf(const Product& p, int row, int column, int rows, int columns) {
   Product part = p;
   part.c = moved(p.c, std::int64_t{row} * p.cStride + column);
@@ -462,9 +462,10 @@ void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha, floa
   requireSize("matmul", "m", m);
   requireSize("matmul", "n", n);
   requireSize("matmul", "k", k);
-  if (c.columnStride != 1) refuse("matmul", "c's column stride must be 1");
+  if (c.columnStride != 1) fail("matmul", "c's column stride must be 1");
   if (m > 1 && c.rowStride < n)
-    refuse("matmul", "c's rows are " + std::to_string(c.rowStride) + " apart and overlap");
+    fail("matmul", "c's row stride is " + std::to_string(c.rowStride) + ", must be at least " +
+                       std::to_string(n) + ", the number of columns");
   requireMatrix("matmul", "c", c, m, n);
   requireMatrix("matmul", "a", a, m, k);
   requireMatrix("matmul", "b", b, k, n);
@@ -482,7 +483,7 @@ void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha, floa
   p.n = n;
   p.beta = beta;
   if (k == 0) {
-    // Nothing to sum: 0 times a word of no matrix.
+    // The sum is empty: multiply an arbitrary word by 0.
     const Scratch word(1);
     p.a = p.b = word.floats();
     p.k = 1;

@@ -1,4 +1,4 @@
-// The tiled product that matmul and conv2d share.
+// The tiled matrix product that matmul and conv2d share.
 #ifndef QPU_SRC_KERNELS_MATMUL_HPP
 #define QPU_SRC_KERNELS_MATMUL_HPP
 
@@ -9,13 +9,13 @@ namespace qpu::kernels {
 // c[i][j] = alpha * sum over k of a[i][k] * b(k, j), then + beta * c[i][j] or + bias[i].
 struct Product {
   Floats c;
-  int cStride = 0;  // of rows; columns lie side by side
+  int cStride = 0;  // of rows; columns are contiguous
   Floats a;
   int aRow = 0;
   int aColumn = 1;
   Floats b;
-  // Distances from b to row k and to column j, in elements: k * bRow and
-  // j * bColumn, or, for productByTables, tables of them.
+  // Distances from b to row k and to column j, in elements: k * bRow and j * bColumn. For
+  // productByTables, the distances are in tables.
   int bRow = 0;
   int bColumn = 0;
   BusPointer<int> rowTable;
@@ -23,10 +23,10 @@ struct Product {
   int m = 0, n = 0, k = 0;
   float alpha = 1;
   float beta = 0;
-  Floats bias;  // productByTables
+  Floats bias;  // for productByTables
 };
 
-// m, n > 0.
+// Require m, n > 0.
 void product(const Product& p, int qpus);
 void productByTables(const Product& p, int qpus);
 

@@ -1,4 +1,4 @@
-// The part of a product that one QPU can load b for, while all others compute.
+// The part of a product for which one QPU can load b while all other QPUs compute.
 #ifndef QPU_SRC_KERNELS_MATMUL_SHARED_HPP
 #define QPU_SRC_KERNELS_MATMUL_SHARED_HPP
 
@@ -8,15 +8,15 @@ namespace qpu::kernels {
 
 constexpr int kSharedWorkers = kMostQpus - 1;
 
-// So many rows of c, from the first on, and so many columns; none of either where this
-// way does not suit. It takes all QPUs.
+// Number of rows of c, and of columns, that this kernel can compute, from the first ones. Both
+// are 0 if it is not suitable. It uses all QPUs.
 struct Shared {
   int rows = 0;
   int columns = 0;
 };
 Shared shareable(const Product& p, int qpus);
 
-// p is such a part. Not productByTables.
+// Computes such a part p. Not for productByTables.
 void sharedProduct(const Product& p);
 
 }  // namespace qpu::kernels

@@ -1,5 +1,5 @@
-// What the two kernels for matrix products share: what they are told, and how a
-// tile's sums become results and go to memory.
+// Code that the two kernels for matrix products share: their parameters, and how the sums of a
+// tile become results and are written to memory.
 #ifndef QPU_SRC_KERNELS_MATMUL_TILE_HPP
 #define QPU_SRC_KERNELS_MATMUL_TILE_HPP
 
@@ -14,24 +14,24 @@
 namespace qpu::kernels {
 
 constexpr int kRows = 8;
-constexpr int kAcross = 4;  // vectors of a tile's row
+constexpr int kAcross = 4;  // vectors in a row of a tile
 constexpr int kColumns = 16 * kAcross;
 static_assert(kColumns == 64 && kRows == 8, "a row is a column of the VPM, a tile half of it");
 
 enum class Variant { Plain, Accumulate, Tables };
 
-// What a kernel is told, as elements of a vector in memory. With tables, kBRow and
-// kBColumn are their addresses and kBeta is the bias's. kLastK is k - 1; kStep,
-// how many rows of c all QPUs together take at a time. kPacked is -1 for a copy of
-// a, whose kARow is that of a row in a tile and whose kAColumn is 8, else 0. Beside
-// kStep, from bit 8 on, is how many rounds there are in which every QPU has a tile. kGap is
-// the bytes from a row of a tile of c to the next, -1 where no DMA can skip them.
-enum Told {
+// Parameters of a kernel, in the elements of a vector in memory. With tables, kBRow and
+// kBColumn are the addresses of the tables and kBeta is the address of the bias. kLastK is
+// k - 1. kStep is the number of rows of c that all QPUs together process at a time; from bit
+// 8, it also contains the number of rounds in which every QPU has a tile. kPacked is -1 for a
+// copy of a, else 0; for a copy, kARow is the stride of a row in a tile and kAColumn is 8. kGap
+// is the number of bytes between two rows of a tile of c, or -1 if DMA cannot skip them.
+enum Param {
   kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
   kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
 };
 
-constexpr int kMostGap = 8191;  // bytes that a DMA skips between two rows, or strides
+constexpr int kMostGap = 8191;  // maximum gap between rows, or stride, of a DMA in bytes
 
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& bytes) {
@@ -44,7 +44,7 @@ IntExpr address(const PtrExpr<T>& p) {
 
 constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// The same 32 bits, for a kernel to be told.
+// Reinterprets 32 bits as an integer parameter.
 inline int bits(float x) {
   int b = 0;
   std::memcpy(&b, &x, sizeof b);
@@ -52,10 +52,10 @@ inline int bits(float x) {
 }
 inline int bits(std::uint32_t x) { return static_cast<int>(x); }
 
-// A vector whose elements are numbers of their own.
+// A vector whose elements are separate numbers.
 class Numbers {
  public:
-  // Twice, so that the number of requests is even.
+  // Requests the vector twice, to make the number of requests even.
   void fetch(const PtrExpr<Int>& from) {
     gather(from + index());
     gather(from + index());
@@ -86,17 +86,17 @@ class Sums {
       for (Float& s : r) s = 0;
   }
 
-  // Rows of the tile become columns of the half, then rows of memory. Each is finished
-  // where it is stored, so that no register has to hold it in between.
-  void storeWhole(const Numbers& told, const Ptr<Float>& start, const Int& column,
+  // Rows of the tile become columns of the half, then rows of memory. Each row is finished just
+  // before it is written to the VPM, so that it occupies no registers in between.
+  void storeWhole(const Numbers& params, const Ptr<Float>& start, const Int& column,
                   const Int& rows, const Int& half, const Float& bias) {
     for (int r = 0; r < kRows; ++r) {
-      finish(r, told, start, column, rows, kColumns, bias);
+      finish(r, params, start, column, rows, kColumns, bias);
       vpmSetupWrite(VERT, half + r, 16);
       for (const Float& s : sum_[at(r)]) vpmPut(s);
     }
     Ptr<Float> to = start + column;
-    Int gap = told.get(kGap);
+    Int gap = params.get(kGap);
     If (all(rows >= kRows && gap >= 0))
       dmaSetWriteStride(gap);
       dmaSetupWrite(VERT, kRows, half, kColumns);
@@ -110,19 +110,19 @@ class Sums {
         dmaSetupWrite(VERT, 1, vpm, kColumns);
         dmaStartWrite(to);
         vpm = vpm + 1;
-        to = to + told.get(kCStride);
+        to = to + params.get(kCStride);
         left = left - 1;
         dmaWaitWrite();
       End
     End
   }
 
-  void storeNarrow(const Numbers& told, const Ptr<Float>& start, const Int& column,
+  void storeNarrow(const Numbers& params, const Ptr<Float>& start, const Int& column,
                    const Int& rows, const Int& width, const Float& bias) {
     for (int r = 0; r < kRows; ++r) {
       If (rows > r)
-        finish(r, told, start, column, rows, width, bias);
-        Ptr<Float> to = start + (column + told.get(kCStride) * r);
+        finish(r, params, start, column, rows, width, bias);
+        Ptr<Float> to = start + (column + params.get(kCStride) * r);
         for (int s = 0; s < kAcross; ++s) {
           If (width > 16 * s)
             store(sum_[at(r)][at(s)], to + 16 * s, min(width - 16 * s, 16));
@@ -132,24 +132,24 @@ class Sums {
     }
   }
 
-  // Row r's sums become its results.
-  void finish(int r, const Numbers& told, const Ptr<Float>& start, const Int& column,
+  // Converts the sums of row r to its results.
+  void finish(int r, const Numbers& params, const Ptr<Float>& start, const Int& column,
               const Int& rows, const IntExpr& width, const Float& bias) {
     std::array<Float, kAcross>& sums = sum_[at(r)];
     if (tables_) {
       for (Float& s : sums) s = s + broadcast(bias, r);
       return;
     }
-    for (Float& s : sums) s = s * told.getFloat(kAlpha);
+    for (Float& s : sums) s = s * params.getFloat(kAlpha);
     if (variant_ == Variant::Plain) return;
-    Ptr<Float> from = start + min(rows - 1, r) * told.get(kCStride);
-    // Not as in columnsOf(), whose terms would stay in registers from there on.
+    Ptr<Float> from = start + min(rows - 1, r) * params.get(kCStride);
+    // Not as in columnsOf(), because its terms would then stay in registers.
     for (int s = 0; s < kAcross; ++s)
       gather(from + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
     for (Float& s : sums) {
       Float c;
       receive(c);
-      s = s + c * told.getFloat(kBeta);
+      s = s + c * params.getFloat(kBeta);
     }
   }
 

@@ -1,7 +1,7 @@
-// Matrix times vector. A task is a group of eight rows by one segment of the
-// columns; its chunks of 128 columns keep their part of x in registers while the
-// rows pass by. Segments are joined by a second kernel. Which tasks there are
-// depends on the shape alone, and so does the order of every sum.
+// Matrix times vector. A task is a group of eight rows by one segment of the columns. For each
+// chunk of 128 columns, the part of x stays in registers while all rows are multiplied by it. A
+// second kernel adds the segments. The tasks, and the order of every sum, depend only on the
+// shape.
 #include <algorithm>
 
 #include "kernels/host.hpp"
@@ -10,14 +10,14 @@
 namespace qpu::kernels {
 namespace {
 
-constexpr int kRows = 8;     // of a group
-constexpr int kChunk = 8;    // vectors of a chunk
+constexpr int kRows = 8;     // per group
+constexpr int kChunk = 8;    // vectors per chunk
 constexpr int kColumns = 16 * kChunk;
 
 // -1 where a < b, else 0, for differences that do not overflow.
 IntExpr ifBelow(const IntExpr& a, const IntExpr& b) { return (a - b) >> 31; }
 
-// out[segment * m + row] = the row's sum over the segment.
+// out[segment * m + row] = sum of the row over the segment.
 void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, Ptr<Float> x,
                      Int groups, Int segments, Int chunksOfSegment) {
   Int chunks = k >> 7;
@@ -37,16 +37,16 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
 
     If (chunk < end)
       Ptr<Float> nextX = x + ((chunk << 7) + index());
-      Ptr<Float> nextRow = base + (chunk << 7);  // the group's first row
+      Ptr<Float> nextRow = base + (chunk << 7);  // first row of the group
       Ptr<Float> next = nextRow;
-      Int asked = chunk;
+      Int requested = chunk;
       constexpr int stream = kChunk * (kRows + 1);  // x, then the rows
       const auto request = [&](int position) {
         const int r = position % stream / kChunk - 1;
         const int j = position % kChunk;
         if (position == stream) {
-          asked = asked + 1;
-          Int move = ifBelow(asked, end) & kColumns;
+          requested = requested + 1;
+          Int move = ifBelow(requested, end) & kColumns;
           nextX = nextX + move;
           nextRow = nextRow + move;
         }
@@ -54,7 +54,7 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
           gather(nextX + 16 * j);
           return;
         }
-        // Rows that are not there are the last one again.
+        // Rows beyond the end are replaced by the last one.
         if (r == 0 && j == 0) next = nextRow;
         if (r > 0 && j == 0) next = next + (rowStride & ifBelow(r, rows));
         gather(next + 16 * j);
@@ -84,7 +84,7 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
       for (int p = 0; p < kInFlight; ++p) receive(unused);
     End
 
-    // Columns beyond the chunks, in the last segment.
+    // In the last segment, the columns after the last chunk.
     Int column = select(segment == segments - 1, chunks << 7, k);
     For (Int c = column, c < k, c = c + 16)
       Int count = min(k - c, 16);
@@ -101,7 +101,7 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
         gather(next);
         receive(v);
         Float& s = sum[static_cast<std::size_t>(r)];
-        // What x's zeros meet may be Inf: the product is 0 on a QPU all the same.
+        // Elements beyond the end can be Inf, but on a QPU their product with the zeros of x is 0.
         s = s + v * p;
       }
       receive(v);
@@ -131,7 +131,7 @@ void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
     Ptr<Float> p = parts + (i + min(index(), count - 1));
     Float sum = 0;
     For (Int s = 0, s < segments, s = s + 2)
-      // An odd one out is asked for twice and counted once.
+      // If the number is odd, the last one is requested twice and counted once.
       Int more = ifBelow(s + 1, segments);
       gather(p);
       p = p + (m & more);
@@ -147,8 +147,8 @@ void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
   End
 }
 
-// How many segments the columns are cut into: few, but enough to give all QPUs
-// about the same number of tasks.
+// Number of segments of the columns: few, but enough to give all QPUs about the same number of
+// tasks.
 int segmentsFor(int groups, int chunks) {
   int best = 1;
   double bestShare = 0;
@@ -176,7 +176,7 @@ void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus) {
   requireFactor("matvec", "a's row stride", a.rowStride);
   if (m == 0) return;
   if (a.columnStride != 1) {
-    // The row vector of x times the transposed matrix.
+    // The row vector x times the transposed matrix.
     matmul(Matrix(y, m), Matrix(x, k), Matrix(a.data, a.columnStride, a.rowStride), 1, m, k, 1, 0,
            qpus);
     return;
@@ -187,7 +187,7 @@ void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus) {
   const int chunks = k / kColumns;
   const int segments = segmentsFor(groups, chunks);
   const int each = (chunks + segments - 1) / segments;
-  // An empty matrix has a first element nowhere, but is not read either.
+  // The address of an empty matrix can be invalid, but it is not read.
   const Floats from = k == 0 ? y : a.data;
   const Floats by = k == 0 ? y : x;
   if (segments == 1) {

@@ -1,6 +1,5 @@
-// Softmax of rows, one QPU per row. Rows of up to four vectors stay in registers;
-// longer ones are read twice: for the greatest element with the sum of the powers,
-// and for the results.
+// Softmax of rows, one QPU per row. Rows of up to four vectors stay in registers. Longer rows
+// are read twice: for the maximum together with the sum of the powers, and for the results.
 #include <limits>
 
 #include "kernels/host.hpp"
@@ -10,14 +9,14 @@
 namespace qpu::kernels {
 namespace {
 
-// Of a row, in all elements: 1 / the sum of its powers; NaN where an element is NaN or +Inf,
-// or all are -Inf. `size` is the greatest magnitude of the elements, as bits.
+// Returns 1 / the sum of the powers of a row in all elements; NaN if an element is NaN or +Inf,
+// or if all are -Inf. `size` is the greatest magnitude of the elements, as bits.
 Float factorOf(const FloatExpr& total, const Int& size) {
   Float sum = sumOf(total);
   return select(maxOf(size) > ieee::kInf || sum == 0 || asInt(sum) == ieee::kInf, ieee::nan(),
                 reciprocal(sum));
 }
-// NaN times a number would be Inf.
+// Keeps NaN, because NaN times a number would be Inf.
 Float scaled(const FloatExpr& x, const Float& factor) {
   return ieee::keepNan(factor, x * factor);
 }
@@ -54,8 +53,8 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
   For (Int row = me(), row < rows, row = row + numQPUs())
     Pointers<1> from;
     from[0] = a + row * rowStride;
-    // The greatest so far and the sum of the powers relative to it, per element.
-    // Elements of -Inf stay below the start, and their powers are 0.
+    // The maximum so far, and the sum of the powers relative to it, per element. Elements of
+    // -Inf stay below the initial value, and their powers are 0.
     Float most = -std::numeric_limits<float>::max();
     Sum sum;
     Int size = 0;
@@ -68,7 +67,7 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
         most = raised;
       End
     };
-    // In short blocks whatever Length is, for that decides the order of the sum.
+    // Use short blocks for any Length, because the block size determines the order of the sum.
     std::array<Float, kShort> x;
     walk<1, kShort>(
         columns, from, 0, 1,
@@ -111,7 +110,8 @@ void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpu
   requireSize("softmax", "rows", rows);
   requireSize("softmax", "columns", columns);
   if (rows > 1 && rowStride < columns)
-    refuse("softmax", "rows are " + std::to_string(rowStride) + " apart and overlap");
+    fail("softmax", "the row stride is " + std::to_string(rowStride) + ", must be at least " +
+                        std::to_string(columns) + ", the number of columns");
   requireMatrix("softmax", "out", Matrix(out, rowStride), rows, columns);
   requireMatrix("softmax", "a", Matrix(a, rowStride), rows, columns);
   requireFactor("softmax", "rows", rows);

@@ -1,7 +1,6 @@
-// Convolution and pooling. Images are copied with their padding around them where
-// there is any; then element (k, pixel) under the window lies at rows[k] +
-// columns[pixel], k being (channel, y, x) in the kernel, and a convolution is a
-// product by tables.
+// Convolution and pooling. If there is padding, images are copied to padded images first. The
+// element for kernel position k and output `pixel` is then at rows[k] + columns[pixel], where k
+// numbers (channel, y, x) in the kernel. A convolution is therefore a product by tables.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -16,8 +15,8 @@
 namespace qpu::kernels {
 namespace {
 
-// Entry `first` and the 15 behind it of a table of `size`, the last one again
-// beyond its end.
+// Reads the entries from `first` to `first` + 15 of a table of `size` entries. Entries beyond
+// the end are replaced by the last one.
 void lookUp(Int& entry, const Ptr<Int>& table, const IntExpr& first, const Int& size) {
   Ptr<Int> at = table + min(first + index(), size - 1);
   gather(at);
@@ -27,8 +26,8 @@ void lookUp(Int& entry, const Ptr<Int>& table, const IntExpr& first, const Int& 
   receive(unused);
 }
 
-// Planes of inSize elements to planes of outSize: element i of one comes from
-// element table[i] of the other, or is `fill` where that is below 0.
+// Converts planes of inSize elements to planes of outSize elements: element i of the output is
+// element table[i] of the input, or `fill` if table[i] is negative.
 void padPlanes(Int planes, Int inSize, Int outSize, Ptr<Int> table, Float fill, Ptr<Float> out,
                Ptr<Float> in) {
   overPlanes<kShort>(planes, outSize, out, [&](const Int& plane, const IntExpr& first) {
@@ -44,7 +43,7 @@ void padPlanes(Int planes, Int inSize, Int outSize, Ptr<Int> table, Float fill, 
   });
 }
 
-// Greatest element under the window for `pixels` places of each plane.
+// Maximum under the window, for `pixels` outputs of each plane.
 void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> columns,
                 Int kernelHeight, Int kernelWidth, Int stepY, Int stepX, Ptr<Float> out,
                 Ptr<Float> in) {
@@ -55,7 +54,7 @@ void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> colum
     Float most = -std::numeric_limits<float>::infinity();
     For (Int y = 0, y < kernelHeight, y = y + 1)
       For (Int x = 0, x < kernelWidth, x = x + 2)
-        // An odd one out is looked at twice.
+        // If the number is odd, the last one is read twice.
         gather(row + x * stepX);
         gather(row + min(x + 1, kernelWidth - 1) * stepX);
         Float v, w;
@@ -69,7 +68,7 @@ void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> colum
   });
 }
 
-// Tables of one geometry, in shared memory.
+// Tables for one geometry, in shared memory.
 struct Plan {
   std::array<int, 11> key;
   Scratch tables;
@@ -79,17 +78,17 @@ struct Plan {
   Plan(const std::array<int, 11>& k, std::size_t words, std::size_t outputs, std::size_t under)
       : key(k), tables(words), pixels(outputs), window(under) {}
 
-  // Of outputs, of elements under the window, and of elements of a padded plane.
+  // Offsets for outputs, for elements under the window, and for elements of a padded plane.
   BusPointer<int> columns() const { return tables.ints(); }
   BusPointer<int> rows() const { return tables.ints(pixels); }
   BusPointer<int> padding() const { return tables.ints(pixels + window); }
 };
 
-// Geometries used last.
+// Cache of the tables for recently used geometries.
 class Plans {
  public:
   static Plans& instance() {
-    static auto* const plans = new Plans;  // never destroyed, as the heap
+    static auto* const plans = new Plans;  // never destroyed, like the heap
     return *plans;
   }
 
@@ -108,12 +107,12 @@ class Plans {
       return plans_.front();
     }
     plans_.push_front(make(w, key, width, planeSize));
-    if (plans_.size() > kMostKept) plans_.pop_back();
+    if (plans_.size() > kMaxCached) plans_.pop_back();
     return plans_.front();
   }
 
  private:
-  static constexpr std::size_t kMostKept = 16;
+  static constexpr std::size_t kMaxCached = 16;
 
   static std::shared_ptr<const Plan> make(const Window& w, const std::array<int, 11>& key,
                                           int width, int planeSize) {
@@ -149,7 +148,7 @@ class Plans {
 constexpr int kMostSize = 1 << 15;
 constexpr std::int64_t kMostWords = std::int64_t{1} << 28;
 
-// False when there is no output.
+// Checks the arguments. Returns false if there is no output.
 bool check(const char* name, const Window& w) {
   requireSize(name, "batch", w.batch);
   requireSize(name, "channels", w.channels, 1);
@@ -170,36 +169,36 @@ bool check(const char* name, const Window& w) {
   for (const Limit& l : limits) {
     requireSize(name, l.what, l.value, l.least);
     if (l.value >= kMostSize)
-      refuse(name, std::string(l.what) + " is " + std::to_string(l.value) + ", must be below " +
-                       std::to_string(kMostSize));
+      fail(name, std::string(l.what) + " is " + std::to_string(l.value) + ", must be below " +
+                     std::to_string(kMostSize));
   }
   const auto fits = [](int size, int padding, int dilation, int kernel) {
     return std::int64_t{size} + std::int64_t{2} * padding > std::int64_t{dilation} * (kernel - 1);
   };
   if (!fits(w.height, w.paddingY, w.dilationY, w.kernelHeight) ||
       !fits(w.width, w.paddingX, w.dilationX, w.kernelWidth))
-    refuse(name, "the kernel is larger than the padded image");
+    fail(name, "the kernel is larger than the padded image");
   const std::int64_t planeSize =
       std::int64_t{w.height + 2 * w.paddingY} * (w.width + 2 * w.paddingX);
   const std::int64_t planes = std::int64_t{w.batch} * w.channels;
   requireFactor(name, "the size of a padded plane", planeSize);
-  requireFactor(name, "the number of all planes' rows", planes * (w.height + 2 * w.paddingY));
+  requireFactor(name, "the number of rows of all planes", planes * (w.height + 2 * w.paddingY));
   if (planeSize * planes >= kMostWords)
-    refuse(name, "the padded images have " + std::to_string(kMostWords) + " elements or more");
+    fail(name, "the padded images have " + std::to_string(kMostWords) + " or more elements");
   return w.batch > 0;
 }
 
 void requireGroups(const char* name, const char* what, int all, int groups) {
   if (all % groups != 0)
-    refuse(name, std::to_string(all) + " " + what + " do not fall into " +
-                     std::to_string(groups) + " groups");
+    fail(name, std::to_string(all) + " " + what + " cannot be divided into " +
+                   std::to_string(groups) + " groups");
 }
 
 std::int64_t inputSize(const Window& w) {
   return std::int64_t{w.batch} * w.channels * w.height * w.width;
 }
 
-// `images` images from `a` on with their padding, which is `fill`.
+// The images at `a` with padding, whose value is `fill`.
 class Padded {
  public:
   Padded(const Window& w, const Plan& plan, Floats a, float fill, int qpus) : data_(a) {

@@ -1,4 +1,4 @@
-// What the operators and statements of a kernel record.
+// Records the operators and statements of a kernel.
 #include "qpu/detail/builder.h"
 
 #include <array>
@@ -19,12 +19,12 @@ Node constant(Type type, std::uint32_t bits) {
   return Recorder::current().make(e);
 }
 
-// The VPM's window, and the largest distance of rows in memory, in bytes.
+// Size of the VPM window, and the maximum distance between memory rows in bytes.
 constexpr int kVpmRows = 64, kVpmColumns = 16;
 constexpr int kMaxPitch = 8191;
 
-// A set-up whose place or distance is a number of C++ is judged here, even where no
-// run gets to it: such a word is one that the hardware has no meaning for.
+// Checks an address or distance that is a C++ number, even if the statement is never
+// executed: the hardware does not define such a setup word.
 void requireConstant(const Statement& s, const char* what, std::uint32_t expression, int high) {
   Recorder& r = Recorder::current();
   const Expression& e = r.expression(expression);
@@ -32,8 +32,9 @@ void requireConstant(const Statement& s, const char* what, std::uint32_t express
     r.requireRange(s.site, what, static_cast<std::int32_t>(e.bits), 0, high);
 }
 
-// The VPM words that a DMA set-up names, from a place in words: of loads each memory row
-// is s.pitch VPM rows after the one before, of stores along columns one column.
+// Checks the VPM words that a DMA setup accesses from a constant address. In loads, each
+// memory row starts s.pitch VPM rows after the previous one. In stores along columns, each
+// memory row comes from the next column.
 void requireInWindow(const Statement& s) {
   Recorder& r = Recorder::current();
   const Expression& e = r.expression(s.address);
@@ -47,7 +48,7 @@ void requireInWindow(const Statement& s) {
   if (address / kVpmColumns + rows > kVpmRows || address % kVpmColumns + columns > kVpmColumns)
     r.fail(s.site, std::to_string(rows) + " rows by " + std::to_string(columns) +
                        " columns from VPM word " + std::to_string(address) +
-                       " leave the window of 64 rows by 16 columns");
+                       " exceed the window of 64 rows by 16 columns");
 }
 
 constexpr const char* kAssignment = "assignment";
@@ -60,13 +61,13 @@ Node constantInt(std::int32_t value) {
 }
 
 Node constantIntOf(double value) {
-  // C++ leaves undefined what others become. NaN is not between the two.
+  // Conversion of other values is undefined in C++. The condition also excludes NaN.
   if (!(value > -2147483649.0 && value < 4294967296.0)) {
     std::array<char, 32> text{};
     (void)std::snprintf(text.data(), text.size(), "%.10g", value);
     Recorder::current().failHere("Int", Location(),
-                                 std::string("no Int holds the number ") + text.data() +
-                                     ", must be -2147483648..4294967295");
+                                 std::string("the number ") + text.data() +
+                                     " does not fit into an Int, must be -2147483648..4294967295");
   }
   return constantInt(value < 0 ? static_cast<std::int32_t>(value)
                                : static_cast<std::int32_t>(static_cast<std::uint32_t>(value)));
@@ -134,7 +135,7 @@ void store(Node value, Node address, bool wait, Location where) {
   if (r.writeStride != 0) return storeWithStride(value, address, wait, r.writeStride, where);
   Statement& s = r.add(StatementKind::Store, wait ? kStoreAssignment : "store", where);
   r.refuseInWhere(s.site,
-                  "a store writes all 16 words; load the old ones, choose, then store after End");
+                  "a store writes all 16 words; load the old values, select, then store after End");
   s.value = r.use(value);
   s.address = r.use(address);
   s.wait = wait;
@@ -144,10 +145,10 @@ void storeFirst(Node value, Node address, Node words, Location where) {
   Recorder& r = Recorder::current();
   Statement& s = r.add(StatementKind::Store, "store", where);
   r.refuseInWhere(s.site,
-                  "a store writes consecutive words; load the old ones, choose, then store after "
-                  "End");
+                  "a store writes consecutive words; load the old values, select, then store "
+                  "after End");
   if (r.writeStride != 0)
-    r.fail(s.site, "not possible with a stride: setWriteStride(0) comes before it");
+    r.fail(s.site, "not allowed with a stride; call setWriteStride(0) before it");
   s.value = r.use(value);
   s.address = r.use(address);
   s.limit = r.use(words);
@@ -159,7 +160,7 @@ void storeFirst(Node value, Node address, Node words, Location where) {
 void gather(Node address, Type element, Location where) {
   Recorder& r = Recorder::current();
   Statement& s = r.add(StatementKind::Gather, "gather", where);
-  r.refuseInWhere(s.site, "it asks for all 16 elements");
+  r.refuseInWhere(s.site, "it requests all 16 elements");
   s.address = r.use(address);
   s.element = element;
 }

@@ -1,5 +1,5 @@
-// Constant folding of integers: what address arithmetic needs and what macros
-// leave behind.
+// Constant folding of integers, for address arithmetic and for constant operands of
+// inlined functions.
 #ifndef QPU_SRC_LANG_FOLD_HPP
 #define QPU_SRC_LANG_FOLD_HPP
 

@@ -1,7 +1,7 @@
-// Follows the queue of outstanding gathers along every path of a kernel. The
-// state is the set of queues that some path may have led to; a statement that
-// no queue of the set allows can only fail. Queues differ by the types of their
-// entries, so there are at most 3^0 + .. + 3^8 of them and loops settle.
+// Tracks the queue of outstanding gathers along every path of a kernel. The state is the
+// set of queues that some path can produce. A statement that is invalid for every queue of
+// the set is an error. Queues differ by the types of their entries. There are at most
+// 3^0 + .. + 3^8 of them, so that the analysis of loops terminates.
 #include "lang/gathers.hpp"
 
 #include <set>
@@ -31,9 +31,9 @@ const char* word(char letter) {
   }
 }
 
-class Walk {
+class QueueChecker {
  public:
-  Walk(const Source& source, std::size_t most) : source_(source), most_(most) {}
+  QueueChecker(const Source& source, std::size_t most) : source_(source), most_(most) {}
 
   Queues block(const std::vector<Statement>& statements, Queues queues) const {
     for (const Statement& s : statements) queues = step(s, std::move(queues));
@@ -53,17 +53,17 @@ class Walk {
       if (q.size() < most_) next.insert(q + letter(s.element));
     if (next.empty() && !queues.empty())
       fail(s, std::to_string(most_) +
-                  " gathers are outstanding already; receive one before the next gather");
+                  " gathers are already outstanding; receive one before the next gather");
     return next;
   }
 
   Queues receive(const Statement& s, const Queues& queues) const {
-    const char wanted = letter(source_.variables[s.target]);
+    const char expected = letter(source_.variables[s.target]);
     Queues next;
     char other = 0;
     for (const Queue& q : queues) {
       if (q.empty()) continue;
-      if (q[0] == wanted)
+      if (q[0] == expected)
         next.insert(q.substr(1));
       else
         other = q[0];
@@ -71,7 +71,7 @@ class Walk {
     if (!next.empty() || queues.empty()) return next;
     if (other == 0) fail(s, "no gather is outstanding");
     fail(s, std::string("the oldest gather delivers ") + word(other) + ", the variable is " +
-                word(wanted));
+                word(expected));
   }
 
   Queues loop(const Statement& s, Queues queues) const {
@@ -104,8 +104,8 @@ class Walk {
   const std::size_t most_;
 };
 
-// Follows how many gathers are outstanding and where in the pattern the next one
-// is. With none outstanding the pattern starts anew.
+// Tracks the number of outstanding gathers and the position of the next one in the
+// pattern. The pattern restarts when none is outstanding.
 class Pattern {
  public:
   // Request k of the pattern goes to TMU k mod 2, k = 0 .. period - 1.
@@ -119,7 +119,7 @@ class Pattern {
     plan_.endIsKnown = end.outstanding != kUnknown;
     for (int i = 0; i < end.outstanding; ++i)
       plan_.left.push_back(unit(end.next - end.outstanding + i));
-    // Those whose number is known at run time only are received from one TMU.
+    // If the number of outstanding gathers is known only at run time, they all use one TMU.
     return fits_ && (plan_.endIsKnown || period_ == 1);
   }
 
@@ -224,12 +224,12 @@ class Pattern {
   bool fits_ = true;
 };
 
-// Which expressions read memory.
+// For each expression, whether it reads memory.
 std::vector<bool> findLoads(const Source& source) {
   std::vector<bool> loads(source.expressions.size(), false);
   for (std::size_t i = 0; i < loads.size(); ++i) {
     const Expression& e = source.expressions[i];
-    // Leaves have operand 0, which is no load of theirs.
+    // The operand of a leaf is unused.
     const bool leaf = e.op <= Op::VpmRead;
     loads[i] = e.op == Op::Load || (!leaf && (loads[e.a] || loads[e.b]));
   }
@@ -238,8 +238,9 @@ std::vector<bool> findLoads(const Source& source) {
 
 }  // namespace
 
-// A loop with an odd number of gathers would come to one of them by way of both
-// TMUs, so longer patterns are tried; they promise no more than one TMU does.
+// With alternating TMUs, a loop with an odd number of gathers would reach the same gather
+// with a different TMU in each iteration. Longer patterns handle such loops, but allow no
+// more outstanding gathers than one TMU.
 GatherPlan planGathers(const Source& source) {
   const std::vector<bool> loads = findLoads(source);
   for (const int period : {2, 3, 5, 7}) {
@@ -252,7 +253,7 @@ GatherPlan planGathers(const Source& source) {
 }
 
 void checkGathers(const Source& source) {
-  (void)Walk(source, planGathers(source).most).block(source.body, {Queue()});
+  (void)QueueChecker(source, planGathers(source).most).block(source.body, {Queue()});
 }
 
 }  // namespace qpu::detail

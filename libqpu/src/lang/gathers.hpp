@@ -1,4 +1,4 @@
-// How many gathers of a kernel may be outstanding, and which TMU takes which.
+// How many gathers of a kernel can be outstanding, and which TMU handles each of them.
 #ifndef QPU_SRC_LANG_GATHERS_HPP
 #define QPU_SRC_LANG_GATHERS_HPP
 
@@ -10,18 +10,18 @@
 
 namespace qpu::detail {
 
-// Measured on hardware: one TMU takes 4 requests before it hangs.
+// Measured on hardware: a TMU hangs if more than 4 requests are outstanding.
 constexpr std::size_t kTmuDepth = 4;
 
 struct GatherPlan {
-  // Requests go to both TMUs in a fixed pattern. That needs a kernel whose every
-  // gather and receive has its place in the pattern whichever way led to it.
+  // Requests alternate between both TMUs in a fixed pattern. This requires that the
+  // position of every gather and receive in the pattern is the same on all paths.
   bool usesBothTmus = false;
-  std::size_t most = kTmuDepth;  // outstanding; twice as many where the TMUs alternate
-  // TMU of each gather and receive, by Site::number; empty: all are TMU 0's.
+  std::size_t most = kTmuDepth;  // outstanding; twice as many if the TMUs alternate
+  // TMU of each gather and receive, by Site::number. If empty, all use TMU 0.
   std::vector<std::uint8_t> units;
-  // TMUs of the gathers that are outstanding at the end, oldest first, where
-  // that is the same for every run.
+  // TMUs of the gathers that are outstanding at the end, oldest first, if they are the same
+  // for every run.
   bool endIsKnown = false;
   std::vector<std::uint8_t> left;
 };

@@ -45,8 +45,8 @@ Source Recorder::finish() {
 std::uint32_t Recorder::use(Node n) {
   if (n.trace == serial_) return n.id;
   failure_ = {"kernel '" + source_.name +
-                  "': a vector of another kernel is used; vectors live only while their own "
-                  "kernel is traced",
+                  "': a vector of another kernel is used; a vector is valid only while its own "
+                  "kernel is recorded",
               "vector"};
   raiseFailure();
 }
@@ -63,7 +63,7 @@ Node Recorder::variable(Type type) {
   return make(e);
 }
 
-// The constructor made the parameters' expressions first, so numbers agree.
+// The constructor created the expressions of the parameters first, so the numbers agree.
 Node Recorder::parameter(std::size_t position) const {
   return {serial_, static_cast<std::uint32_t>(position)};
 }
@@ -103,7 +103,7 @@ void Recorder::begin(StatementKind kind, const char* construct, Node condition, 
   o.statement.site = site(construct, where);
   if (kind == StatementKind::While || kind == StatementKind::For)
     refuseInWhere(o.statement.site,
-                  "elements outside the mask keep their values, so the loop might never end");
+                  "elements outside the mask keep their values, so that the loop might never end");
   o.statement.value = use(condition);
   o.part = kind == StatementKind::For ? Part::Step : Part::Body;
   open_.push_back(std::move(o));
@@ -112,7 +112,7 @@ void Recorder::begin(StatementKind kind, const char* construct, Node condition, 
 void Recorder::beginBody() {
   if (open_.empty() || open_.back().statement.kind != StatementKind::For ||
       open_.back().part != Part::Step)
-    fail(site("ForBody_", Location()), "no For is waiting for its body");
+    fail(site("ForBody_", Location()), "no For without a body is open");
   open_.back().part = Part::Body;
 }
 
@@ -124,7 +124,7 @@ void Recorder::beginElse(Location where) {
     fail(here, "belongs to " + source_.describe(o.statement.site) +
                    ", only If and Where have an Else");
   if (o.part == Part::Else)
-    fail(here, source_.describe(o.statement.site) + " has an Else already");
+    fail(here, source_.describe(o.statement.site) + " already has an Else");
   o.part = Part::Else;
 }
 
@@ -155,12 +155,12 @@ void Recorder::failHere(const char* construct, Location where, const std::string
 void Recorder::refuseInWhere(const Site& site, const char* why) {
   for (const Open& o : open_)
     if (o.statement.kind == StatementKind::Where)
-      fail(site, std::string("not possible inside Where: ") + why);
+      fail(site, std::string("not allowed inside Where: ") + why);
 }
 
 void Recorder::requireOutermost(const Site& site, const char* why) {
   if (!open_.empty())
-    fail(site, "not possible inside " + source_.describe(open_.back().statement.site) + ": " + why);
+    fail(site, "not allowed inside " + source_.describe(open_.back().statement.site) + ": " + why);
 }
 
 void Recorder::requireRange(const Site& site, const char* what, int value, int low, int high) {

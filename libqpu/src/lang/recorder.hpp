@@ -1,4 +1,4 @@
-// Records the constructs of one kernel function as it runs.
+// Records the constructs of one kernel function while it runs.
 #ifndef QPU_SRC_LANG_RECORDER_HPP
 #define QPU_SRC_LANG_RECORDER_HPP
 
@@ -9,7 +9,7 @@
 
 namespace qpu::detail {
 
-// One recorder at a time is current on a thread; nested compiles stack.
+// Each thread has one current recorder. Nested calls of compile() form a stack.
 class Recorder {
  public:
   Recorder(std::string name, std::vector<Type> parameters);
@@ -17,23 +17,23 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder();
 
-  // Throws CompileError when no kernel is being traced on this thread.
+  // Throws CompileError if no kernel is being recorded on this thread.
   static Recorder& current();
 
-  // The recorded kernel; throws CompileError when a block is still open, and again what
-  // was thrown while it recorded: a kernel that caught that is not whole.
+  // Returns the recorded kernel. Throws CompileError if a block is still open. Throws the
+  // first error again if the kernel function caught it, because the record is incomplete.
   Source finish();
 
-  // Number of the expression; throws CompileError when it is of another trace.
+  // Number of the expression. Throws CompileError if it belongs to another trace.
   std::uint32_t use(Node n);
   Node make(Expression e);
   Node variable(Type type);
   Node parameter(std::size_t position) const;
   const Expression& expression(std::uint32_t id) const { return source_.expressions[id]; }
 
-  // The place of a construct that is no statement, for errors.
+  // Creates the site of a construct that is not a statement, for errors.
   Site site(const char* construct, Location where);
-  // Append a statement to the innermost open block.
+  // Appends a statement to the innermost open block.
   Statement& add(StatementKind kind, const char* construct, Location where);
   void begin(StatementKind kind, const char* construct, Node condition, Location where);
   void beginBody();
@@ -41,13 +41,13 @@ class Recorder {
   void end(Location where);
 
   [[noreturn]] void fail(const Site& site, const std::string& what);
-  // For what is wrong with an expression, which is no statement of its own.
+  // Reports an error in an expression, which is not a separate statement.
   [[noreturn]] void failHere(const char* construct, Location where, const std::string& what);
   void refuseInWhere(const Site& site, const char* why);
   void requireOutermost(const Site& site, const char* why);
   void requireRange(const Site& site, const char* what, int value, int low, int high);
 
-  // Elements left out between two of a vector, for what is recorded next.
+  // Number of elements to skip between two elements of a vector, for later statements.
   int readStride = 0;
   int writeStride = 0;
 
@@ -58,7 +58,7 @@ class Recorder {
     Part part;
   };
 
-  // What went wrong first.
+  // The first error.
   struct Failure {
     std::string text;
     const char* construct = nullptr;

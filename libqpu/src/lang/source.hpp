@@ -1,5 +1,4 @@
-// A traced kernel: what its function recorded, before any lowering. Every
-// backend starts from this.
+// A recorded kernel before any lowering. Every backend starts from it.
 #ifndef QPU_SRC_LANG_SOURCE_HPP
 #define QPU_SRC_LANG_SOURCE_HPP
 
@@ -11,11 +10,11 @@
 
 namespace qpu::detail {
 
-// Expressions form a graph; operands have smaller numbers than their users.
+// Expressions form a graph. Operands have smaller numbers than their users.
 struct Expression {
   Op op;
   Type type;
-  bool readsVpm;  // evaluating it twice is not the same as evaluating it once
+  bool readsVpm;  // each evaluation reads the next vector
   std::uint32_t a = 0;
   std::uint32_t b = 0;
   std::uint32_t bits = 0;  // value of a Constant, number of a Variable
@@ -31,13 +30,13 @@ enum class StatementKind : std::uint8_t {
   VpmReadSetup, VpmWriteSetup, VpmWrite
 };
 
-// How errors name the statement.
+// Position of a statement, for error messages.
 struct Site {
   const char* construct = "";  // a string literal
-  std::uint32_t number = 0;    // statements of a kernel count from 1
+  std::uint32_t number = 0;    // number of the statement in the kernel, from 1
   std::uint32_t file = 0;      // into Source::files
   int line = 0;
-  bool exact = false;  // else the statement comes after file:line
+  bool exact = false;  // if false, the statement is after file:line
 };
 
 constexpr std::uint32_t kNoExpression = UINT32_MAX;
@@ -48,12 +47,12 @@ struct Statement {
   std::uint32_t target = 0;  // variable
   std::uint32_t value = 0;   // expression: value, condition or mask
   std::uint32_t address = 0; // expression
-  // Store: expression for how many words, 1..16, from element 0 on; else all 16.
+  // Store: expression for the number of words, 1..16, from element 0. By default all 16.
   std::uint32_t limit = kNoExpression;
   Type element = Type::Int;
   bool wait = false;
   Direction direction = Direction::Horizontal;
-  int count = 0;   // rows, vectors or the semaphore's number
+  int count = 0;   // rows, vectors, or the number of the semaphore
   int length = 0;  // words of a row
   int pitch = 0;
   std::string text;
@@ -73,8 +72,8 @@ struct Source {
   std::string describe(const Site& site) const;
 };
 
-// Throws CompileError for what no run could do right: receive without gather, a
-// fifth outstanding gather, a received type that was not gathered.
+// Throws CompileError for errors on every path: a receive without a gather, too many
+// outstanding gathers, or a received type that differs from the gathered type.
 void checkGathers(const Source& source);
 
 }  // namespace qpu::detail

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kElements = 16;
 constexpr int kWordBytes = 4;
-constexpr int kMostLeftOut = 2047;  // as many words as a DMA stride can leave out
+constexpr int kMostLeftOut = 2047;  // the maximum of a DMA stride, in words
 
 Node placed(Node address, int word) {
   return word == 0 ? address
@@ -20,7 +20,7 @@ Node rotated(Node value, Type type, int by) {
   return by % kElements == 0 ? value : binary(Op::Rotate, type, value, constantInt(by % kElements));
 }
 
-// All bits in element i, none in the others.
+// All bits set in element i, none in the others.
 Node onlyElement(int i) {
   const Node difference =
       binary(Op::Xor, Type::Int, leaf(Op::ElementNumber, Type::Int), constantInt(i));
@@ -31,7 +31,7 @@ Node onlyElement(int i) {
 int requireStride(const char* construct, int elements, Location where) {
   Recorder& r = Recorder::current();
   const Site site = r.site(construct, where);
-  r.requireOutermost(site, "it holds for what follows in the text, not in time");
+  r.requireOutermost(site, "it applies to the statements after it in the source, not in order of execution");
   r.requireRange(site, "the stride", elements, 0, kMostLeftOut);
   return elements;
 }
@@ -46,8 +46,8 @@ void writeStride(int elements, Location where) {
   Recorder::current().writeStride = requireStride("setWriteStride", elements, where);
 }
 
-// Vectors of consecutive words, none of which goes beyond the last element, and of each the
-// words that count, rotated to their places.
+// Loads vectors of consecutive words, none of which extends beyond the last element.
+// Rotates the required words of each vector to their elements.
 Node loadWithStride(Node address, Type type, int stride) {
   const int step = stride + 1;
   const int lastStart = (kElements - 1) * stride;

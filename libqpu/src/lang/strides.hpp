@@ -1,4 +1,4 @@
-// Loads and stores of vectors whose elements are apart in memory, made of others.
+// Loads and stores with a stride, composed of loads and stores without one.
 #ifndef QPU_SRC_LANG_STRIDES_HPP
 #define QPU_SRC_LANG_STRIDES_HPP
 
@@ -6,7 +6,7 @@
 
 namespace qpu::detail {
 
-// `stride`: elements left out between two, 1 or more.
+// `stride`: number of elements to skip between two elements, at least 1.
 Node loadWithStride(Node address, Type type, int stride);
 void storeWithStride(Node value, Node address, bool wait, int stride, Location where);
 

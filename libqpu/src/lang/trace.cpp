@@ -1,4 +1,4 @@
-// compile(): names the kernel, lets its function record, hands the record on.
+// compile(): determines the name of the kernel, records its function and compiles the record.
 #include <atomic>
 #include <cstdlib>
 #include <cxxabi.h>
@@ -37,7 +37,7 @@ std::string kernelName(const char* given, const void* function) {
 }  // namespace
 
 Trace::Trace(const char* name, const void* function, const Type* parameters, std::size_t count) {
-  (void)backend();  // an unusable QPU_BACKEND is reported before any work
+  (void)backend();  // report an unusable QPU_BACKEND first
   recorder_ = new Recorder(kernelName(name, function), {parameters, parameters + count});
 }
 

@@ -13,13 +13,13 @@
 namespace qpu::detail {
 namespace {
 
-// The uncached alias of the VideoCore's 1 GB, where GPU memory of a Pi 2 or 3
-// lies. The first and last 64 KB stay free so that small offsets from null or
-// from the top wrap into nothing.
+// The uncached alias of the VideoCore's 1 GB of memory, which contains the GPU memory of
+// a Pi 2 or 3. The first and last 64 KB stay free, so that small offsets from null or from
+// the top do not reach an array.
 constexpr std::uint32_t kFirst = 0xC0010000U;
 constexpr std::uint32_t kLimit = 0xFFFF0000U;
 constexpr std::uint32_t kAlignment = 64;
-// Between neighbours, so that running past an array does not hit the next one.
+// Gap between neighbouring arrays, so that an access past the end does not hit the next one.
 constexpr std::uint32_t kGuard = 4096;
 
 constexpr std::uint32_t alignUp(std::uint32_t n) {
@@ -55,7 +55,7 @@ std::string Table::nearest(std::uint32_t address) const {
     if (above == nullptr || past <= before)
       return "nearest is " + text(*below) + ", " + std::to_string(past) + " bytes past its end";
   }
-  if (above == nullptr) return {};  // there is one of the two
+  if (above == nullptr) return {};  // unreachable: the table is not empty
   return "nearest is " + text(*above) + ", " + std::to_string(before) + " bytes before its start";
 }
 
@@ -66,8 +66,8 @@ Heap& Heap::instance() {
 
 Heap::Heap() : table_(std::make_shared<const Table>()), next_(kFirst) {}
 
-// Next fit: an address is used again as late as possible, so that a stale
-// pointer meets nothing rather than a stranger.
+// Next fit: an address is reused as late as possible, so that a stale pointer does not
+// refer to another array.
 std::uint32_t Heap::place(const Table& table, std::uint32_t bytes) const {
   const std::uint32_t need = alignUp(bytes);
   for (const std::uint32_t from : {next_, kFirst}) {
@@ -86,11 +86,11 @@ std::uint32_t Heap::place(const Table& table, std::uint32_t bytes) const {
 std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
   const std::string what = "SharedArray of " + std::to_string(count) + " elements: ";
   if (count == 0)
-    raise<AllocationError>(what + "an array without elements has no address to give to a kernel");
+    raise<AllocationError>(what + "the length must be at least 1");
   constexpr std::size_t most = (kLimit - kFirst) / 4;
   if (count > most)
-    raise<AllocationError>(what + "the QPUs reach " + std::to_string(most) +
-                           " elements in all (1 GB of bus addresses)");
+    raise<AllocationError>(what + "the QPUs can address at most " + std::to_string(most) +
+                           " elements in total (1 GB of bus addresses)");
 
   const auto block = std::make_shared<Block>();
   block->bytes = static_cast<std::uint32_t>(4 * count);
@@ -106,9 +106,9 @@ std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
   if (!block->device) {
     block->start = place(*table_, block->bytes);
     if (block->start == 0)
-      raise<AllocationError>(what + "no gap of " + std::to_string(block->bytes) +
-                             " bytes is left among " + std::to_string(table_->blocks.size()) +
-                             " live arrays in 1 GB of bus addresses; release some");
+      raise<AllocationError>(what + "there is no free range of " + std::to_string(block->bytes) +
+                             " bytes between " + std::to_string(table_->blocks.size()) +
+                             " live arrays in 1 GB of bus addresses; release some arrays");
   }
   const auto grown = std::make_shared<Table>(*table_);
   const auto next = std::upper_bound(grown->blocks.begin(), grown->blocks.end(), block->start,
@@ -118,8 +118,8 @@ std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
       (next != grown->blocks.begin() && block->start - (*(next - 1))->start < (*(next - 1))->bytes);
   if (overlaps)
     raise<AllocationError>(what + "GPU memory at " + hex(block->start) +
-                           " has the address of an array of before QPU_BACKEND changed; set it "
-                           "before the first array");
+                           " overlaps an array that was allocated before QPU_BACKEND changed; set "
+                           "QPU_BACKEND before allocating the first array");
   grown->blocks.insert(next, block);
   table_ = grown;
   if (!block->device) next_ = alignUp(block->start + block->bytes) + kGuard;
@@ -127,13 +127,13 @@ std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
 }
 
 void Heap::takeHostMemory(Block& block, const std::string& what) {
-  // calloc, for its large blocks are zero without being touched.
+  // calloc returns large blocks zero-filled without touching their pages.
   std::size_t room = std::size_t{block.bytes} + kAlignment;
   block.memory.reset(std::calloc(1, room), std::free);
   void* host = block.memory.get();
   if (host == nullptr || std::align(kAlignment, block.bytes, host, room) == nullptr)
-    raise<AllocationError>(what + "the host has no memory for its " +
-                           std::to_string(block.bytes) + " bytes");
+    raise<AllocationError>(what + "the host cannot allocate " + std::to_string(block.bytes) +
+                           " bytes");
   block.host = static_cast<unsigned char*>(host);
 }
 
@@ -158,7 +158,7 @@ void Heap::release(const Block* block) noexcept {
                  blocks.end());
     table_ = shrunk;
   } catch (const std::bad_alloc&) {
-    // The block stays in the table: leaked, but no address goes wrong.
+    // The block stays in the table. It leaks, but no address becomes invalid.
     return;
   }
 }

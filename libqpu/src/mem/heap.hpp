@@ -1,4 +1,4 @@
-// The bus address space that SharedArrays live in, and their host memory.
+// The bus addresses of SharedArrays, and their host memory.
 #ifndef QPU_SRC_MEM_HEAP_HPP
 #define QPU_SRC_MEM_HEAP_HPP
 
@@ -17,16 +17,16 @@ struct Block {
   std::uint32_t bytes = 0;
   unsigned char* host = nullptr;
   bool device = false;                     // in GPU memory
-  std::shared_ptr<void> memory;            // holds host
+  std::shared_ptr<void> memory;            // owns `host`
 };
 
-// Live blocks in order of their bus addresses. Immutable: a running kernel
-// keeps the table it started with, and with it every block's memory.
+// Live blocks, ordered by bus address. A table is immutable: a running kernel holds the
+// table from its start, and therefore the memory of every block in it.
 class Table {
  public:
-  // The block that holds `address`, or null.
+  // The block that contains `address`, or null.
   const Block* find(std::uint32_t address) const;
-  // Where `address` is in respect of the nearest block, in words for people.
+  // Text that describes the position of `address` relative to the nearest block.
   std::string nearest(std::uint32_t address) const;
 
   std::vector<std::shared_ptr<const Block>> blocks;
@@ -34,23 +34,23 @@ class Table {
 
 class Heap {
  public:
-  // Never destroyed: arrays of static storage may outlive any other static.
+  // Never destroyed, because static arrays can outlive any other static object.
   static Heap& instance();
 
-  // 64-byte aligned and zero-filled, in GPU memory when kernels run on the QPUs.
-  // Throws AllocationError.
+  // Allocates `count` words, aligned to 64 bytes and zero-filled. They are in GPU memory if
+  // kernels run on the QPUs. Throws AllocationError.
   std::shared_ptr<const Block> allocate(std::size_t count);
   void release(const Block* block) noexcept;
   std::shared_ptr<const Table> table() const;
-  // Whether any array ever was in GPU memory.
+  // Whether an array has ever been allocated in GPU memory.
   bool usesDevice() const noexcept { return usesDevice_; }
 
  private:
   Heap();
-  // What the addresses lie in. Throws AllocationError with `what` before its text.
+  // Allocate the memory of a block. Throw AllocationError; its message starts with `what`.
   static void takeHostMemory(Block& block, const std::string& what);
   void takeDeviceMemory(Block& block, const std::string& what);
-  // Start of a gap for `bytes`, 0 when there is none. Caller holds the mutex.
+  // Start of a free range of `bytes`, or 0 if there is none. The caller holds the mutex.
   std::uint32_t place(const Table& table, std::uint32_t bytes) const;
 
   mutable std::mutex mutex_;

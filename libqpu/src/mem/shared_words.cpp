@@ -37,10 +37,11 @@ SharedWords::~SharedWords() {
 }
 
 void SharedWords::outOfRange(std::size_t first, std::size_t n, const char* what) const {
-  const std::string range = n == 1 ? "element " + std::to_string(first)
-                                   : std::to_string(n) + " elements from " + std::to_string(first);
-  raise<ArgumentError>("SharedArray " + std::string(what) + ": " + range + " of an array of " +
-                           std::to_string(count_) + " elements",
+  const std::string range =
+      n == 1 ? "element " + std::to_string(first) + " is"
+             : std::to_string(n) + " elements from element " + std::to_string(first) + " are";
+  raise<ArgumentError>("SharedArray " + std::string(what) + ": " + range +
+                           " not inside the array of " + std::to_string(count_) + " elements",
                        {"", what, -1, 0});
 }
 
@@ -48,8 +49,8 @@ std::uint32_t busAddress(const void* host) {
   if (host == nullptr) return 0;
   const auto table = Heap::instance().table();
   const auto at = reinterpret_cast<std::uintptr_t>(host);
-  // One past the end is a valid pointer, as in C++, but the start of a block
-  // that happens to follow goes first.
+  // One past the end is a valid pointer, as in C++. If another block starts there, the
+  // pointer refers to that block.
   for (const std::uint32_t past : {0U, 1U})
     for (const auto& b : table->blocks) {
       const auto start = reinterpret_cast<std::uintptr_t>(b->host);
@@ -58,7 +59,7 @@ std::uint32_t busAddress(const void* host) {
     }
   const auto bus = static_cast<std::uint32_t>(at);
   if (bus == at && table->find(bus) != nullptr) return bus;
-  raise<ArgumentError>("a SharedArray of pointers takes pointers into live SharedArrays only");
+  raise<ArgumentError>("a SharedArray of pointers accepts only pointers into live SharedArrays");
 }
 
 void* hostAddress(std::uint32_t bus) {
@@ -66,7 +67,7 @@ void* hostAddress(std::uint32_t bus) {
   const auto table = Heap::instance().table();
   const Block* b = table->find(bus);
   if (b == nullptr)
-    raise<ArgumentError>("bus address " + hex(bus) + " is in no live SharedArray; " +
+    raise<ArgumentError>("bus address " + hex(bus) + " is not in a live SharedArray; " +
                          table->nearest(bus));
   return b->host + (bus - b->start);
 }

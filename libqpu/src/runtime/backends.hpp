@@ -1,4 +1,4 @@
-// Which backend runs kernels: QPU_BACKEND says, else the best that works.
+// Selects the backend that runs kernels: QPU_BACKEND, else the best backend that works.
 #ifndef QPU_SRC_RUNTIME_BACKENDS_HPP
 #define QPU_SRC_RUNTIME_BACKENDS_HPP
 
@@ -11,14 +11,14 @@ namespace qpu::runtime {
 enum class Kind : std::uint8_t { Registers, Mailbox, Interpreter, Emulator };
 
 struct Choice {
-  const char* name = nullptr;  // null: the text is an error
+  const char* name = nullptr;  // null: no backend, and the text is the error
   Kind kind = Kind::Interpreter;
   std::string text;
 };
 
-// Of this thread; valid until it asks again.
+// The selection for this thread; valid until the thread's next call.
 const Choice& currentChoice();
-// The same; throws BackendError.
+// Returns the kind of the selected backend. Throws BackendError if there is none.
 Kind requireBackend();
 
 struct BackendFinding {
@@ -27,7 +27,7 @@ struct BackendFinding {
   std::string reason;
 };
 
-// All of them, the best first. Tries the hardware.
+// All backends in order of preference. Accesses the hardware.
 std::vector<BackendFinding> backendFindings();
 
 }  // namespace qpu::runtime

@@ -57,7 +57,7 @@ std::optional<std::uint32_t> revisionLine(const std::string& cpuinfo) {
   return std::nullopt;
 }
 
-// From "brcm,bcm2837" and the like; "BCM2837".
+// Converts "brcm,bcm2837" and similar strings to "BCM2837".
 std::string socOfTree(const std::vector<std::string>& compatible) {
   for (const Named& soc : kSocs) {
     std::string lower = soc.name;
@@ -69,21 +69,21 @@ std::string socOfTree(const std::vector<std::string>& compatible) {
   return {};
 }
 
-void judge(Board& b) {
-  const std::string who = b.model.empty() ? b.socName : b.model + " (" + b.socName + ")";
+void classify(Board& b) {
+  const std::string subject = b.model.empty() ? b.socName : b.model + " (" + b.socName + ")";
   if (b.socName == "BCM2835" || b.socName == "BCM2836" || b.socName == "BCM2837") {
     b.soc = Soc::Suitable;
-    b.verdict = who + " has the VideoCore IV's 12 QPUs";
+    b.verdict = subject + " has the VideoCore IV's 12 QPUs";
   } else if (b.socName == "BCM2711" || b.socName == "BCM2712") {
     b.soc = Soc::Unsuitable;
-    b.verdict = who + (b.socName == "BCM2711" ? " has a VideoCore VI" : " has a VideoCore VII") +
+    b.verdict = subject + (b.socName == "BCM2711" ? " has a VideoCore VI" : " has a VideoCore VII") +
                 ", whose QPUs have another instruction set";
   } else if (!b.model.empty() || !b.compatible.empty()) {
     b.soc = Soc::Unsuitable;
     b.verdict = (b.model.empty() ? b.compatible.front() : b.model) +
-                " is no Raspberry Pi with a VideoCore IV";
+                " is not a Raspberry Pi with a VideoCore IV";
   } else {
-    b.verdict = "no device tree and no revision code: this is no Raspberry Pi, or /proc is missing";
+    b.verdict = "no device tree and no revision code: this is not a Raspberry Pi, or /proc is missing";
   }
 }
 
@@ -118,11 +118,11 @@ Board readBoard(const Root& root) {
   const auto code = revisionLine(root.read("/proc/cpuinfo").value_or(""));
   if (code) b.revision = decodeRevision(*code);
 
-  // The tree is the better witness: cpuinfo says BCM2835 on every model.
+  // Prefer the device tree, because cpuinfo contains BCM2835 on every model.
   b.socName = socOfTree(b.compatible);
   if (b.socName.empty() && b.revision && b.revision->soc.rfind("BCM", 0) == 0)
     b.socName = b.revision->soc;
-  judge(b);
+  classify(b);
   return b;
 }
 

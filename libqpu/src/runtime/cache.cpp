@@ -76,14 +76,14 @@ class Writer {
   std::string bytes_;
 };
 
-// The linker's hash of the binary that this function is in: a library built
-// from other sources makes other objects.
+// The build ID of the binary that contains this function. A library that was built from
+// other sources generates other objects.
 std::string buildIdentity() {
   struct Search {
     std::uintptr_t here;
     std::string id;
   } search{reinterpret_cast<std::uintptr_t>(&buildIdentity), {}};
-  const auto look = [](dl_phdr_info* info, std::size_t, void* data) -> int {
+  const auto visit = [](dl_phdr_info* info, std::size_t, void* data) -> int {
     auto& s = *static_cast<Search*>(data);
     bool ours = false;
     for (int i = 0; i < info->dlpi_phnum; ++i) {
@@ -95,7 +95,7 @@ std::string buildIdentity() {
     for (int i = 0; i < info->dlpi_phnum; ++i) {
       const auto& p = info->dlpi_phdr[i];
       if (p.p_type != PT_NOTE) continue;
-      // The loader gives addresses as numbers.
+      // The loader stores addresses as integers.
       const auto* at = reinterpret_cast<const char*>(  // NOLINT(performance-no-int-to-ptr)
           info->dlpi_addr + p.p_vaddr);
       const auto* const end = at + p.p_memsz;
@@ -113,7 +113,7 @@ std::string buildIdentity() {
     }
     return 1;
   };
-  (void)dl_iterate_phdr(look, &search);
+  (void)dl_iterate_phdr(visit, &search);
   return search.id;
 }
 
@@ -145,20 +145,20 @@ std::optional<code::Object> readFile(const fs::path& path) {
   const std::string data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (file.bad()) return std::nullopt;
   auto object = code::load(data);
-  // The time of use, by which pruneCache() goes.
+  // Update the time of use, which pruneCache() evaluates.
   if (object) (void)utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
   return object;
 }
 
-// Aside and renamed: a reader finds all of it or nothing.
+// Writes a temporary file and renames it, so that readers find either a complete file or none.
 void writeFile(const fs::path& path, const std::string& data) {
   static std::atomic<unsigned> serial{0};
   std::error_code failed;
   fs::create_directories(path.parent_path(), failed);
   if (failed) return;
-  const std::string aside = path.string() + "." + std::to_string(getpid()) + "-" +
+  const std::string temporary = path.string() + "." + std::to_string(getpid()) + "-" +
                             std::to_string(++serial) + ".tmp";
-  const int fd = open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return;
   std::size_t done = 0;
   while (done < data.size()) {
@@ -167,7 +167,7 @@ void writeFile(const fs::path& path, const std::string& data) {
     done += static_cast<std::size_t>(n);
   }
   const bool whole = close(fd) == 0 && done == data.size();
-  if (!whole || rename(aside.c_str(), path.c_str()) != 0) (void)unlink(aside.c_str());
+  if (!whole || rename(temporary.c_str(), path.c_str()) != 0) (void)unlink(temporary.c_str());
 }
 
 std::optional<code::Object> fromDisk(const std::string& folder, const std::string& key) {
@@ -180,7 +180,7 @@ void toDisk(const std::string& folder, const std::string& key, const code::Objec
   try {
     writeFile(fs::path(folder) / (key + kExtension), code::save(object));
   } catch (const std::exception&) {
-    return;  // the kernel is there, that is what counts
+    return;  // the kernel is usable without the file
   }
   pruneCache(folder, kCacheLimit);
 }
@@ -240,7 +240,7 @@ void pruneCache(const std::string& folder, std::uint64_t limit) noexcept {
     const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
     fs::directory_iterator entry(folder, failed);
     for (; !failed && entry != fs::directory_iterator(); entry.increment(failed)) {
-      std::error_code gone;  // by another process
+      std::error_code gone;  // deleted by another process
       const fs::path& path = entry->path();
       const auto used = fs::last_write_time(path, gone);
       const std::uint64_t bytes = gone ? 0 : fs::file_size(path, gone);
@@ -254,7 +254,7 @@ void pruneCache(const std::string& folder, std::uint64_t limit) noexcept {
     std::sort(files.begin(), files.end(),
               [](const File& a, const File& b) { return a.used < b.used; });
     for (const File& f : files) {
-      // Some room, so that the next kernels do not each prune.
+      // Free more than necessary, so that not each of the next kernels has to prune.
       if (sum <= limit / 4 * 3) break;
       std::error_code gone;
       fs::remove(f.path, gone);

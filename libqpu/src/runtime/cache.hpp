@@ -1,5 +1,5 @@
-// Compiled kernels by the content of their source: in this process, and on disk
-// for the next ones.
+// The cache of compiled kernels, keyed by the content of their source. It is in the memory
+// of this process, and on disk for later processes.
 #ifndef QPU_SRC_RUNTIME_CACHE_HPP
 #define QPU_SRC_RUNTIME_CACHE_HPP
 
@@ -13,32 +13,32 @@
 
 namespace qpu::runtime {
 
-// Everything of the kernel and the options that the compiler looks at, as bytes.
+// Serialises everything that the compiler reads of the kernel and the options.
 std::string canonical(const detail::Source& source, const compiler::Options& options);
 
-// By QPU_OPTIMISE, 0..2. Throws BackendError for another value.
+// Compiler options from QPU_OPTIMISE, 0..2. Throws BackendError for any other value.
 compiler::Options compilerOptions();
 
-// Throws CompileError. Failures of the disk are no errors.
+// Returns the compiled kernel. Throws CompileError. Disk errors are ignored.
 std::shared_ptr<const code::Object> compiled(const detail::Source& source,
                                              const compiler::Options& options);
 
-// How kernels were come by in this process.
+// Where this process got its kernels from.
 struct CacheCounts {
   std::uint64_t fromMemory = 0;
   std::uint64_t fromDisk = 0;
   std::uint64_t compiled = 0;
 };
 CacheCounts cacheCounts();
-void forgetCompiled();  // those in memory
+void forgetCompiled();  // clears the cache in memory
 
-// The folder on disk: QPU_CACHE, else pitorch/qpu in XDG_CACHE_HOME or ~/.cache;
-// "" when it is switched off, or this build of the library has no identity by
-// which to tell its objects from those of another build.
+// The folder on disk: QPU_CACHE, else pitorch/qpu in XDG_CACHE_HOME or ~/.cache. "" if the
+// cache is disabled, or if this build of the library has no build ID to distinguish its
+// objects from those of other builds.
 std::string cacheFolder();
-// Bytes that the folder may hold.
+// Maximum size of the folder in bytes.
 constexpr std::uint64_t kCacheLimit = 64U << 20U;
-// Deletes the longest unused until `limit` is kept, and leftovers of crashes.
+// Deletes the least recently used files until `limit` is met, and temporary files of crashes.
 void pruneCache(const std::string& folder, std::uint64_t limit) noexcept;
 
 }  // namespace qpu::runtime

@@ -1,4 +1,4 @@
-// qpu.h over the C++ below it. No exception crosses it.
+// Implements qpu.h. No exception leaves these functions.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -46,7 +46,7 @@ void remember(const char* kind, const char* text) noexcept {
   lastFailure.kind = kind;
 }
 
-// A copy that the caller frees.
+// Returns a copy that the caller has to free.
 char* copied(const std::string& text) {
   char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
@@ -63,7 +63,7 @@ T& given(T* pointer, const char* what) {
 void requireQpus(int qpus) {
   if (qpus < 1 || qpus > 12)
     detail::raise<ArgumentError>(std::to_string(qpus) +
-                                 " QPUs: the VideoCore IV has 12, so 1..12");
+                                 " QPUs: must be 1..12, the VideoCore IV has 12 QPUs");
 }
 
 qpu_cycles forC(const Cycles& c) {
@@ -73,12 +73,13 @@ qpu_cycles forC(const Cycles& c) {
           c.mailboxLaunchSeconds};
 }
 
-// The words [offset, offset + bytes) of a buffer.
+// Address of the words [offset, offset + bytes) of a buffer.
 std::uint32_t* wordsAt(const qpu_buffer& buffer, std::size_t offset, std::size_t bytes,
                        const void* data) {
   if (offset % 4 != 0 || bytes % 4 != 0 || reinterpret_cast<std::uintptr_t>(data) % 4 != 0)
-    detail::raise<ArgumentError>("copies are of whole words at multiples of 4; offset " +
-                                 std::to_string(offset) + ", " + std::to_string(bytes) + " bytes");
+    detail::raise<ArgumentError>("a copy of " + std::to_string(bytes) + " bytes at offset " +
+                                 std::to_string(offset) +
+                                 ": offset, size and data address must be multiples of 4");
   buffer.words.requireRange(offset / 4, bytes / 4, "copy");
   return buffer.words.words() + offset / 4;
 }
@@ -105,11 +106,11 @@ void rememberFailure() noexcept {
   } catch (const std::exception& e) {
     remember("Error", e.what());
   } catch (...) {
-    remember("Error", "an exception of an unknown kind");
+    remember("Error", "an exception of an unknown type");
   }
 }
 
-// Where machine code runs.
+// The backend for machine code.
 Kind machineBackend() {
   const Kind kind = requireBackend();
   if (kind != Kind::Interpreter) return kind;
@@ -302,13 +303,13 @@ char* qpu_model_parameters() {
 
 int qpu_model_parameter(const char* name, double* value) {
   return guarded(-1, [=] {
-    const std::string wanted = &given(name, "name");
+    const std::string requested = &given(name, "name");
     for (const qpu::emu::Parameter& p : qpu::emu::parameters()) {
-      if (wanted != p.name) continue;
+      if (requested != p.name) continue;
       given(value, "value") = qpu::runtime::emulatedBoard().*p.member;
       return 0;
     }
-    qpu::detail::raise<qpu::ArgumentError>("'" + wanted +
+    qpu::detail::raise<qpu::ArgumentError>("'" + requested +
                                            "' is not a parameter of the model; "
                                            "qpu_model_parameters() lists them");
   });

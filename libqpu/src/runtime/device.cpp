@@ -17,8 +17,8 @@ namespace {
 constexpr const char* kDevMem = "/dev/mem";
 constexpr std::uint32_t kPage = 4096;
 
-// Uncached by the VideoCore on boards whose CPU does not look into its L2;
-// through that cache on the others. Unconfirmed: the round trip settles it.
+// Not cached by the VideoCore on boards whose CPU bypasses the VideoCore's L2 cache, and cached
+// in L2 on the others. Unconfirmed: the round trip decides it.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 
@@ -28,7 +28,7 @@ std::uint32_t flagsFor(const Board& board) {
 
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kPause = std::chrono::microseconds(20);
-// How long a dying process waits for programs that it cannot stop.
+// How long a terminating process waits for programs that it cannot stop.
 constexpr auto kLastWait = std::chrono::milliseconds(500);
 
 std::string seconds(std::chrono::nanoseconds time) {
@@ -87,7 +87,7 @@ Device::~Device() {
   (void)os_.close(memory_);
 }
 
-// The caller holds the state's lock.
+// The caller holds the lock of the state.
 void Device::recover() {
   std::size_t dead = 0;
   std::size_t pieces = 0;
@@ -98,8 +98,8 @@ void Device::recover() {
     if (e.record.process.alive()) {
       held = held || e.record.kind == Record::Kind::Holder;
     } else if (e.record.kind == Record::Kind::Memory) {
-      // First out of the file: a handle that is released twice may by then be
-      // another program's, one that is not released costs memory.
+      // Clear the record first. If a handle were released twice, it could belong to another
+      // program by then. A handle that is not released only costs memory.
       state_->clear(e.index);
       (void)mailbox_->unlock(e.record.handle);
       (void)mailbox_->release(e.record.handle);
@@ -109,17 +109,18 @@ void Device::recover() {
   }
   for (const State::Entry& e : entries) {
     if (e.record.kind != Record::Kind::Holder || e.record.process.alive()) continue;
-    // On once for all of them.
+    // The QPUs are enabled once for all processes.
     if (!held && dead == 0) (void)mailbox_->enableQpus(false);
     state_->clear(e.index);
     ++dead;
   }
   if (dead != 0 || pieces != 0)
-    note_ = "gave back what " + std::to_string(dead) + " ended processes had left: " +
-            std::to_string(pieces) + " pieces of GPU memory, " + std::to_string(bytes) + " bytes";
+    note_ = "released resources of " + std::to_string(dead) + " ended processes: " +
+            std::to_string(pieces) + " allocations of GPU memory, " + std::to_string(bytes) +
+            " bytes";
 }
 
-// The caller holds the state's lock.
+// The caller holds the lock of the state.
 void Device::enable() {
   if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
     raiseObstacle(enableRefused(system_));
@@ -170,11 +171,11 @@ void Device::requireOpen() const {
   if (static_cast<std::uint32_t>(getpid()) != self_.pid)
     detail::raise<BackendError>(
         "the QPUs were opened by process " + std::to_string(self_.pid) +
-        ", of which this one is a fork; start it anew (exec, or 'spawn' in Python) or let it use "
-        "QPU_BACKEND=interpreter");
+        ", and this process is a fork of it; start a new process (exec, or 'spawn' in Python), or "
+        "set QPU_BACKEND=interpreter in this one");
   if (stuck_)
-    detail::raise<BackendError>("a kernel that did not end could not be stopped; reboot");
-  if (closed_) detail::raise<BackendError>("the QPUs are switched off, for the process is ending");
+    detail::raise<BackendError>("a kernel that did not finish could not be stopped; reboot");
+  if (closed_) detail::raise<BackendError>("the QPUs are disabled because the process is exiting");
 }
 
 std::unique_ptr<GpuMemory> Device::allocate(std::uint32_t bytes, const std::string& purpose) {
@@ -187,7 +188,7 @@ std::unique_ptr<GpuMemory> Device::allocate(std::uint32_t bytes, const std::stri
                                   [](const Slot& s) { return s.load() == 0; });
   if (slot == slots_.end())
     detail::raise<AllocationError>(purpose + std::to_string(kMostAllocations) +
-                                   " pieces of GPU memory are live; release some");
+                                   " allocations of GPU memory are live; release some");
 
   const std::uint32_t handle = mailbox_->allocate(whole, kPage, memoryFlags_);
   if (handle == 0)
@@ -245,7 +246,7 @@ void Device::releaseSlot(std::size_t slot) noexcept {
 void Device::close() noexcept {
   if (static_cast<std::uint32_t>(getpid()) != self_.pid || !state_ || closed_.exchange(true))
     return;
-  // Without the lock the file stays as it is, and the next start cleans up.
+  // Without the lock the file stays unchanged, and the next process cleans up.
   const bool locked = state_->tryLock();
   const bool others = !locked || state_->othersHold(self_);
   bool stopped = !launching_;
@@ -256,14 +257,14 @@ void Device::close() noexcept {
     waitForQueue();
     stopped = !launching_;
   }
-  // Programs that run on must not find their memory with another owner.
+  // The memory of programs that are still running must not get a new owner.
   if (stopped)
     for (std::size_t i = 0; i < slots_.size(); ++i) releaseSlot(i);
   if (holder_ && locked) state_->clear(*holder_);
   if (locked) state_->unlock();
 }
 
-// For programs that a signal or exit() left running.
+// Waits for programs that were running at a signal or exit().
 void Device::waitForQueue() noexcept {
   const auto end = os_.now() + kLastWait;
   while (launching_ && os_.now() < end) {
@@ -320,7 +321,7 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
     const std::uint32_t queue = v3d_->read(v3d::kQueue);
     if ((queue & v3d::kQueueError) != 0)
       detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" +
-                                        v3d_->state() + "); another program launches beside it",
+                                        v3d_->state() + "); another program launches kernels at the same time",
                                     {kernel, "", -1, 0});
     if ((queue >> 16U & 0xffU) == starts.size()) return;
     const auto taken = os_.now() - began;
@@ -328,9 +329,9 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
     if (taken > kSpin) os_.pause(kPause);
   }
   const std::string state = v3d_->state();
-  detail::raise<ExecutionError>("kernel '" + kernel + "' did not end within " + seconds(limit) +
+  detail::raise<ExecutionError>("kernel '" + kernel + "' did not finish within " + seconds(limit) +
                                     " (" + state + "); " + afterTimeOut() +
-                                    ". If it only takes long, raise QPU_TIMEOUT_MS",
+                                    ". If the kernel needs more time, raise QPU_TIMEOUT_MS",
                                 {kernel, "", -1, 0});
 }
 
@@ -344,35 +345,36 @@ void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& 
   }
   os_.barrier();
   const auto began = os_.now();
-  // Firmware clears the caches.
+  // The firmware clears the caches.
   const Mailbox::Outcome outcome =
       mailbox_->executeQpus(static_cast<std::uint32_t>(starts.size()), control.bus() + offset,
                             false, static_cast<std::uint32_t>(limit.count()));
   if (outcome == Mailbox::Outcome::Done) return;
-  const std::string what = "kernel '" + kernel + "' did not end within ";
+  const std::string what = "kernel '" + kernel + "' did not finish within ";
   if (outcome == Mailbox::Outcome::TimedOut)
-    detail::raise<ExecutionError>(what + seconds(limit) + ", or raised no host interrupt; " +
+    detail::raise<ExecutionError>(what + seconds(limit) + ", or did not raise the host interrupt; " +
                                       afterTimeOut() +
-                                      ". If it only takes long, raise QPU_TIMEOUT_MS",
+                                      ". If the kernel needs more time, raise QPU_TIMEOUT_MS",
                                   {kernel, "", -1, 0});
   detail::raise<ExecutionError>(
       what + seconds(os_.now() - began) +
-          ", the time that this kernel of Linux gives a mailbox call; " + afterTimeOut() +
+          ", the limit of this Linux kernel for a mailbox call; " + afterTimeOut() +
           ". Use QPU_BACKEND=vc4-registers, or split the work into calls below 1 s",
       {kernel, "", -1, 0});
 }
 
-// That off and on again stops a program is a guess; a launch after a time-out on
-// a board settles it.
+// Assumption: disabling and enabling the QPUs stops a program. A launch after a time-out on a
+// board decides it.
 std::string Device::afterTimeOut() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const State::Lock locked(*state_);
-  if (state_->othersHold(self_)) return "it may still run, for other processes use the QPUs too";
+  if (state_->othersHold(self_))
+    return "it can still be running, because other processes use the QPUs, too";
   if (!mailbox_->enableQpus(false) || !mailbox_->enableQpus(true)) {
     stuck_ = true;
-    return "switching the QPUs off and on failed: reboot";
+    return "disabling and enabling the QPUs failed: reboot";
   }
-  return "the QPUs were switched off and on";
+  return "the QPUs were disabled and enabled again";
 }
 
 }  // namespace qpu::runtime

@@ -1,5 +1,5 @@
-// The VideoCore of this machine: QPUs on or off, GPU memory, launches. Shared
-// with other processes by way of the state file. Not measured on hardware.
+// The VideoCore of this machine: enables the QPUs, allocates GPU memory and launches programs.
+// The state file coordinates it with other processes. Not measured on hardware.
 #ifndef QPU_SRC_RUNTIME_DEVICE_HPP
 #define QPU_SRC_RUNTIME_DEVICE_HPP
 
@@ -24,10 +24,10 @@
 
 namespace qpu::runtime {
 
-// Of an address on the bus, what remains without the alias in its two highest bits.
+// Mask of the physical address in a bus address. The two highest bits are the alias.
 constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 
-// The machine, or a double of it.
+// The machine, or a test double of it.
 struct Host {
   Os* os = nullptr;
   Root root{"/"};
@@ -37,7 +37,7 @@ enum class Method : std::uint8_t { Registers, Mailbox };
 
 class Device;
 
-// A piece of GPU memory, mapped. Its device must not die before.
+// A mapped allocation of GPU memory. It must not outlive its device.
 class GpuMemory {
  public:
   GpuMemory(std::shared_ptr<Device> device, std::size_t slot, std::uint32_t bus,
@@ -66,13 +66,13 @@ struct Start {
   std::uint32_t code = 0;
 };
 
-// QPU_TIMEOUT_MS, else 10 s: longer than that a launch does not take.
+// Time limit of a launch: QPU_TIMEOUT_MS, else 10 s.
 std::chrono::milliseconds launchLimit();
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // Enables the QPUs, after it has given back what dead processes left.
-  // Throws BackendError with the fix.
+  // Releases the resources of ended processes and enables the QPUs. Throws BackendError; its
+  // message contains the fix.
   static std::shared_ptr<Device> open(const Host& host);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -80,26 +80,25 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Board& board() const { return board_; }
   const System& system() const { return system_; }
-  const std::string& openingNote() const { return note_; }  // what dead processes had left; or ""
-  // Why launches by this method are not possible; "" when they are. The first
-  // time it is asked it makes one.
+  const std::string& openingNote() const { return note_; }  // what recover() released, or ""
+  // Why launches by this method are not possible, or "" if they are. The first call performs
+  // a test launch.
   const std::string& fault(Method method);
   std::uint32_t clockHz();  // of V3D
-  std::pair<std::uint32_t, std::uint32_t> identity();  // IDENT0, IDENT1; by registers only
+  std::pair<std::uint32_t, std::uint32_t> identity();  // IDENT0, IDENT1; requires the registers
 
-  // Whole pages, not zeroed. Throws AllocationError.
+  // Allocates whole pages, not zero-filled. Throws AllocationError.
   std::unique_ptr<GpuMemory> allocate(std::uint32_t bytes, const std::string& purpose);
 
-  // Runs one program per QPU, 1..12, to the end of all. By mailbox the programs
-  // must raise the host interrupt once, after all of them have finished;
-  // `control` is 8 bytes per program of GPU memory. Throws ExecutionError with
-  // `kernel` in its text.
+  // Runs one program per QPU, 1..12, until all have finished. With the mailbox, the programs
+  // must raise the host interrupt once, after all of them have finished; `control` is GPU
+  // memory of 8 bytes per program. Throws ExecutionError; its message contains `kernel`.
   void launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
               std::uint32_t controlOffset, const std::string& kernel,
               std::chrono::milliseconds limit = launchLimit());
 
-  // Gives everything back; no launch and no allocation after it. Async-signal-
-  // safe, idempotent, and without effect in another process than opened it.
+  // Releases everything. No launch or allocation is possible after it. Async-signal-safe,
+  // idempotent, and without effect in processes other than the one that opened the device.
   void close() noexcept;
 
  private:
@@ -120,7 +119,7 @@ class Device : public std::enable_shared_from_this<Device> {
                        std::chrono::milliseconds limit);
   std::string afterTimeOut();
 
-  // One live allocation: handle, and above it the index of its record plus one.
+  // A live allocation: the handle, and in the upper half the index of its record plus one.
   using Slot = std::atomic<std::uint64_t>;
   static constexpr std::size_t kMostAllocations = 4096;
 
@@ -132,15 +131,15 @@ class Device : public std::enable_shared_from_this<Device> {
   std::unique_ptr<State> state_;
   int memory_ = -1;  // /dev/mem
   std::unique_ptr<V3d> v3d_;
-  // By method; nothing: not tried yet.
+  // By method. No value: not tested yet.
   std::array<std::optional<std::string>, 2> faults_;
-  std::mutex faultMutex_;  // before the others
+  std::mutex faultMutex_;  // locked before the other mutexes
   std::string note_;
   std::uint32_t memoryFlags_ = 0;
-  std::optional<std::size_t> holder_;  // index of our record
+  std::optional<std::size_t> holder_;  // index of this process's record
   std::array<Slot, kMostAllocations> slots_{};
   std::mutex mutex_;        // mailbox, slots, state
-  std::mutex launchMutex_;  // before mutex_
+  std::mutex launchMutex_;  // locked before mutex_
   std::atomic<bool> launching_{false};
   std::atomic<bool> stuck_{false};  // a program could not be stopped
   std::atomic<bool> closed_{false};

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t kMostQpus = 12;
 constexpr std::uint32_t kLine = 64;
-// QPUs fetch instructions and uniforms ahead of what they need.
+// QPUs prefetch instructions and uniforms.
 constexpr std::uint32_t kAhead = 256;
 
 std::uint32_t lines(std::size_t bytes) {
@@ -148,7 +148,7 @@ void Executable::runStreams(Kind kind, std::vector<std::vector<std::uint32_t>> s
 
 void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsigned char* spill,
                          bool profile) {
-  const auto table = detail::Heap::instance().table();  // keeps the arrays
+  const auto table = detail::Heap::instance().table();  // keeps the arrays alive
   emu::Launch launch;
   launch.words = object_->words.data();
   launch.count = object_->words.size();
@@ -168,7 +168,7 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.board = &emulatedBoard();
   launch.profile = profile;
   launch.lenient = emulatesLeniently();
-  // As on hardware, in the time that the model gives the board.
+  // The same time limit as on hardware, in clocks of the model.
   launch.clockLimit = static_cast<std::uint64_t>(
       std::chrono::duration<double>(launchLimit()).count() * launch.board->clockHz);
   auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});
@@ -179,13 +179,13 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   run_ = std::move(run);
 }
 
-// On standard error, each once for this program.
+// Prints warnings to standard error, each once per program.
 void Executable::warn(const std::vector<std::string>& warnings) {
   for (const std::string& w : warnings)
     if (warned_.insert(w).second) (void)std::fprintf(stderr, "libqpu: warning: %s\n", w.c_str());
 }
 
-// Room for `words` uniforms per QPU. The caller holds the mutex.
+// Ensures space for `words` uniforms per QPU. The caller holds the mutex.
 void Executable::requireImage(std::size_t words) {
   const Opened& opened = openDevice();
   if (!opened.device) detail::raise<BackendError>(opened.fault);
@@ -205,7 +205,7 @@ void Executable::requireImage(std::size_t words) {
 }
 
 void Executable::start(Kind kind, const std::vector<std::vector<std::uint32_t>>& streams) {
-  const auto table = detail::Heap::instance().table();  // keeps the arrays
+  const auto table = detail::Heap::instance().table();  // keeps the arrays alive
   std::vector<Start> starts;
   starts.reserve(streams.size());
   std::uint32_t offset = image_.uniforms;

@@ -17,28 +17,28 @@
 
 namespace qpu::runtime {
 
-// Bus addresses on the emulator; below all that SharedArrays get.
+// Bus addresses on the emulator, below those of SharedArrays.
 constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
-// The emulated board: QPU_BOARD, else a Pi 3, with the parameters of QPU_MODEL:
+// The emulated board: QPU_BOARD, or a Pi 3 by default. QPU_MODEL selects its parameters:
 // "fast" or "slow" for an end of their ranges, or a file. Throws BackendError.
 const emu::Board& emulatedBoard();
 
-// QPU_EMULATOR: lenient, or strict as without it. Throws BackendError.
+// Whether QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError.
 bool emulatesLeniently();
 
-// What all runs on the emulator in this process came to.
+// Statistics of all runs on the emulator in this process.
 struct EmulatedWork {
   std::uint64_t runs = 0;
   std::uint64_t clocks = 0;     // model
-  std::uint64_t qpuClocks = 0;  // of each QPU in use
+  std::uint64_t qpuClocks = 0;  // sum over the QPUs in use
   std::uint64_t instructions = 0;
   std::uint64_t stalledOnTmu = 0, stalledOnVpm = 0, stalledOnOther = 0;
   std::uint64_t memoryReadBytes = 0, memoryWriteBytes = 0;
 };
 EmulatedWork emulatedWork();
-// The same of the runs that this thread started.
+// Statistics of the runs that this thread started.
 Cycles cyclesOfThread();
 
 class Executable {
@@ -47,20 +47,20 @@ class Executable {
 
   const code::Object& object() const { return *object_; }
 
-  // To the end on `qpus` QPUs, with one word per parameter. `kind` is not
+  // Runs to completion on `qpus` QPUs, with one word per parameter. `kind` must not be
   // Interpreter.
   void run(Kind kind, int qpus, const std::uint32_t* arguments, bool profile);
-  // The same with the uniforms of each QPU as they are.
+  // The same with explicit uniforms for each QPU.
   void runStreams(Kind kind, std::vector<std::vector<std::uint32_t>> streams, bool profile);
 
-  // The last on the emulator.
+  // The last run on the emulator.
   struct Run {
     const emu::Board* board = nullptr;
     emu::Report report;
   };
-  std::shared_ptr<const Run> lastRun() const;  // null before one
+  std::shared_ptr<const Run> lastRun() const;  // null before the first run
   Cycles cycles() const;
-  // With the counts of the last run, where that was profiled.
+  // Includes the execution counts of the last run if it was profiled.
   std::string listing() const;
 
  private:
@@ -68,8 +68,8 @@ class Executable {
   struct Image {
     std::shared_ptr<Device> device;
     std::unique_ptr<GpuMemory> memory;
-    std::uint32_t stride = 0;    // bytes of one QPU's uniforms
-    std::uint32_t uniforms = 0;  // offsets
+    std::uint32_t stride = 0;    // bytes of the uniforms of one QPU
+    std::uint32_t uniforms = 0;  // offsets in `memory`
     std::uint32_t control = 0;
     std::uint32_t spill = 0;
   };
@@ -82,12 +82,12 @@ class Executable {
 
   std::shared_ptr<const code::Object> object_;
   std::once_flag prepared_;
-  std::shared_ptr<const emu::Program> program_;  // once prepared
-  std::mutex mutex_;  // image
+  std::shared_ptr<const emu::Program> program_;  // set once, by prepared_
+  std::mutex mutex_;  // protects image_
   Image image_;
   mutable std::mutex runMutex_;
   std::shared_ptr<const Run> run_;
-  std::set<std::string> warned_;  // with runMutex_
+  std::set<std::string> warned_;  // protected by runMutex_
 };
 
 }  // namespace qpu::runtime

@@ -1,13 +1,13 @@
-// What this thread's last failed call through C says: qpu_last_error().
+// Error of this thread's last failed C call: qpu_last_error().
 #ifndef QPU_SRC_RUNTIME_FAILURE_HPP
 #define QPU_SRC_RUNTIME_FAILURE_HPP
 
 namespace qpu::runtime {
 
-// Keeps the exception that is being handled. In a handler only.
+// Stores the exception that is being handled. Call it only in a handler.
 void rememberFailure() noexcept;
 
-// What `f` returns, or `failed` with the error's text kept.
+// Returns f(). If it throws, stores the error and returns `failed`.
 template <typename T, typename F>
 T guarded(T failed, F f) noexcept {
   try {

@@ -22,36 +22,35 @@ struct Machine {
 };
 
 Machine& machine() {
-  static auto* const one = new Machine;  // outlives every static
+  static auto* const one = new Machine;  // never destroyed, outlives all static objects
   return *one;
 }
 
-// What the hooks below close. Never freed while it is here.
+// The device that the hooks below close. It is not destroyed while it is set here.
 std::atomic<Device*> live{nullptr};
 
-constexpr std::array<int, 9> kEnding = {SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGABRT,
+constexpr std::array<int, 9> kFatalSignals = {SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGABRT,
                                         SIGBUS, SIGFPE, SIGSEGV, SIGTERM};
 
 void closeLive() {
   if (Device* const device = live.load()) device->close();
 }
 
-extern "C" void qpuEndingSignal(int signal) {
+extern "C" void qpuFatalSignal(int signal) {
   closeLive();
-  // With SA_RESETHAND the default is back, and the signal is let through when
-  // this returns.
+  // SA_RESETHAND has restored the default action. It takes effect when this handler returns.
   (void)raise(signal);
 }
 
 void installHooks() {
   (void)std::atexit(closeLive);
-  for (const int signal : kEnding) {
+  for (const int signal : kFatalSignals) {
     struct sigaction old {};
     if (sigaction(signal, nullptr, &old) != 0 || (old.sa_flags & SA_SIGINFO) != 0 ||
         old.sa_handler != SIG_DFL)
       continue;
     struct sigaction hook {};
-    hook.sa_handler = qpuEndingSignal;
+    hook.sa_handler = qpuFatalSignal;
     hook.sa_flags = static_cast<int>(SA_RESETHAND);
     (void)sigemptyset(&hook.sa_mask);
     (void)sigaction(signal, &hook, nullptr);

@@ -1,5 +1,5 @@
-// The machine this process runs on, and its VideoCore, opened when first asked
-// for and given back when the process ends, by whichever way.
+// The machine that this process runs on, and its VideoCore, which is opened on first use and
+// released when the process ends in any way.
 #ifndef QPU_SRC_RUNTIME_MACHINE_HPP
 #define QPU_SRC_RUNTIME_MACHINE_HPP
 
@@ -11,21 +11,21 @@
 namespace qpu::runtime {
 
 struct Opened {
-  std::shared_ptr<Device> device;  // null: see fault
+  std::shared_ptr<Device> device;  // null: see `fault`
   std::string fault;
 };
 
-// Tried once per process.
+// Opens the device. Tried only once per process.
 const Opened& openDevice();
-// What openDevice() has found, without trying; null when it was not called.
+// The result of openDevice() without opening the device; null if it was not called.
 const Opened* openedDevice();
 
 Host host();
-// Grows when another host takes the place.
+// Increases when the host is replaced.
 unsigned hostGeneration();
 
-// A double in the machine's place, for tests. Programs and arrays made meanwhile
-// must be gone before it is.
+// Replaces the machine by a test double. Programs and arrays that are created meanwhile must
+// be destroyed before this object.
 class WithHost {
  public:
   explicit WithHost(const Host& host);
@@ -37,8 +37,8 @@ class WithHost {
   Host before_;
 };
 
-// Switches the QPUs off and gives GPU memory back on exit() and on signals that
-// end a process, as far as the program leaves those to their default.
+// Disables the QPUs and releases GPU memory on exit() and on fatal signals whose action is
+// the default.
 void closeWhenProcessEnds(const std::shared_ptr<Device>& device);
 
 }  // namespace qpu::runtime

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kReplied = 0x80000000;
 
-// Position of a reply's last word among the values, plus one.
+// Index of the last word of a reply among the values, plus one.
 std::size_t replyWords(std::uint32_t tag) {
   switch (tag) {
     case tag::kArmMemory:
@@ -53,22 +53,22 @@ Mailbox::~Mailbox() { (void)os_.close(fd_); }
 
 namespace {
 
-// Returns what the ioctl returned when that is -ETIMEDOUT.
+// Returns 0, or -ETIMEDOUT if the ioctl returned it. Raises all other errors.
 int send(Os& os, int fd, Message& message, std::size_t reply) {
-  const std::uint32_t asked = message.words[2];
-  const int answer = exchange(os, fd, message);
-  if (answer == -ETIMEDOUT) return answer;
-  if (answer < 0) raiseObstacle(mailboxFails(asked, -answer));
-  if (!message.succeeded(reply)) raiseObstacle(tagRefused(asked, message.words[1]));
+  const std::uint32_t tag = message.words[2];
+  const int result = exchange(os, fd, message);
+  if (result == -ETIMEDOUT) return result;
+  if (result < 0) raiseObstacle(mailboxFails(tag, -result));
+  if (!message.succeeded(reply)) raiseObstacle(tagRefused(tag, message.words[1]));
   return 0;
 }
 
 }  // namespace
 
-std::uint32_t Mailbox::ask(std::uint32_t asked, std::initializer_list<std::uint32_t> request) {
-  const std::size_t reply = replyWords(asked);
-  Message m(asked, request, reply);
-  if (send(os_, fd_, m, reply) < 0) raiseObstacle(mailboxFails(asked, ETIMEDOUT));
+std::uint32_t Mailbox::query(std::uint32_t tag, std::initializer_list<std::uint32_t> request) {
+  const std::size_t reply = replyWords(tag);
+  Message m(tag, request, reply);
+  if (send(os_, fd_, m, reply) < 0) raiseObstacle(mailboxFails(tag, ETIMEDOUT));
   return m.value(reply - 1);
 }
 
@@ -78,17 +78,17 @@ Mailbox::Memory Mailbox::vcMemory() {
   return {m.value(0), m.value(1)};
 }
 
-std::uint32_t Mailbox::clockRate(std::uint32_t clock) { return ask(tag::kClockRate, {clock}); }
+std::uint32_t Mailbox::clockRate(std::uint32_t clock) { return query(tag::kClockRate, {clock}); }
 
 std::uint32_t Mailbox::allocate(std::uint32_t bytes, std::uint32_t alignment,
                                 std::uint32_t flags) {
-  return ask(tag::kAllocate, {bytes, alignment, flags});
+  return query(tag::kAllocate, {bytes, alignment, flags});
 }
 
-std::uint32_t Mailbox::lock(std::uint32_t handle) { return ask(tag::kLock, {handle}); }
-bool Mailbox::unlock(std::uint32_t handle) { return ask(tag::kUnlock, {handle}) == 0; }
-bool Mailbox::release(std::uint32_t handle) { return ask(tag::kRelease, {handle}) == 0; }
-bool Mailbox::enableQpus(bool on) { return ask(tag::kEnableQpu, {on ? 1U : 0U}) == 0; }
+std::uint32_t Mailbox::lock(std::uint32_t handle) { return query(tag::kLock, {handle}); }
+bool Mailbox::unlock(std::uint32_t handle) { return query(tag::kUnlock, {handle}) == 0; }
+bool Mailbox::release(std::uint32_t handle) { return query(tag::kRelease, {handle}) == 0; }
+bool Mailbox::enableQpus(bool on) { return query(tag::kEnableQpu, {on ? 1U : 0U}) == 0; }
 
 Mailbox::Outcome Mailbox::executeQpus(std::uint32_t programs, std::uint32_t control, bool flushed,
                                       std::uint32_t limitMs) {

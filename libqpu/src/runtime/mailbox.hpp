@@ -33,36 +33,36 @@ constexpr std::uint32_t kEnableQpu = 0x00030012;
 }  // namespace tag
 
 constexpr std::uint32_t kV3dClock = 5;
-// What kExecuteQpu and kEnableQpu answer when they did not.
+// Response of kExecuteQpu and kEnableQpu on failure.
 constexpr std::uint32_t kQpuRefused = 0x80000000;
 
-// Number of the property ioctl for programs with pointers of that size. 32-bit
-// programs keep theirs on a 64-bit kernel.
+// Number of the property ioctl for programs with pointers of this size. 32-bit programs use
+// their own number on a 64-bit kernel, too.
 constexpr unsigned long propertyRequest(std::size_t pointerBytes) {
   return 3UL << 30U | static_cast<unsigned long>(pointerBytes) << 16U | 100UL << 8U;
 }
 
-// One message with one tag: size, code, tag, bytes for values, bytes of the
-// request, values, end.
+// A message with one tag: size, code, tag, size of the values, size of the request, values,
+// end.
 struct Message {
   static constexpr std::size_t kMostValues = 8;
 
   alignas(16) std::array<std::uint32_t, 6 + kMostValues> words{};
 
-  // Room for the larger of request and reply.
+  // Allocates space for the larger of request and reply.
   Message(std::uint32_t tag, std::initializer_list<std::uint32_t> request,
           std::size_t replyWords) noexcept;
   bool succeeded(std::size_t replyWords) const noexcept;
   std::uint32_t value(std::size_t i) const noexcept { return words[5 + i]; }
 };
 
-// Hands the message over and gets it back as the reply; 0 or the negative
-// errno. May be called from a signal handler.
+// Sends the message and receives the reply in its place. Returns 0 or the negative errno.
+// Async-signal-safe.
 int exchange(Os& os, int fd, Message& message) noexcept;
 
 class Mailbox {
  public:
-  // Throws BackendError with the fix.
+  // Throws BackendError; its message contains the fix.
   explicit Mailbox(Os& os);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -70,9 +70,9 @@ class Mailbox {
 
   int descriptor() const { return fd_; }
 
-  // The first words of the replies. Throw BackendError when the ioctl fails
-  // or firmware does not know the tag.
-  std::uint32_t ask(std::uint32_t asked, std::initializer_list<std::uint32_t> request = {});
+  // Sends a request and returns the last word of the reply. Throws BackendError if the ioctl
+  // fails or the firmware does not support the tag.
+  std::uint32_t query(std::uint32_t tag, std::initializer_list<std::uint32_t> request = {});
   struct Memory {
     std::uint32_t base = 0;
     std::uint32_t bytes = 0;
@@ -80,13 +80,13 @@ class Mailbox {
   Memory vcMemory();
   std::uint32_t clockRate(std::uint32_t clock);  // Hz
 
-  // 0 when the firmware has none left.
+  // Returns 0 if the firmware has no memory left.
   std::uint32_t allocate(std::uint32_t bytes, std::uint32_t alignment, std::uint32_t flags);
-  std::uint32_t lock(std::uint32_t handle);  // bus address, 0 when it failed
-  // False when firmware knows no such handle.
+  std::uint32_t lock(std::uint32_t handle);  // bus address, or 0 on failure
+  // Return false if the firmware does not know the handle.
   bool unlock(std::uint32_t handle);
   bool release(std::uint32_t handle);
-  // False when firmware refuses, or, for true, when the QPUs are on already.
+  // Returns false if the firmware refuses, or if `on` and the QPUs are already enabled.
   bool enableQpus(bool on);
 
   enum class Outcome : std::uint8_t { Done, TimedOut, KernelGaveUp };

@@ -1,4 +1,4 @@
-// The board that the emulator times: QPU_BOARD, and QPU_MODEL for its parameters.
+// The board that the emulator models: QPU_BOARD, with the parameters of QPU_MODEL.
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -21,7 +21,7 @@ const char* environment(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-// A board whose parameters came from a file, for as long as the process lives.
+// A board whose parameters are from a file. It lives until the process ends.
 struct Loaded {
   std::string name;
   emu::Board board;
@@ -32,8 +32,8 @@ const emu::Board& load(const emu::Board& base, bool isChosen, const char* path) 
   static std::map<std::pair<const emu::Board*, std::string>, std::unique_ptr<Loaded>>& all =
       *new std::map<std::pair<const emu::Board*, std::string>, std::unique_ptr<Loaded>>;
   const std::lock_guard<std::mutex> lock(mutex);
-  std::unique_ptr<Loaded>& kept = all[{isChosen ? &base : nullptr, path}];
-  if (kept != nullptr) return kept->board;
+  std::unique_ptr<Loaded>& cached = all[{isChosen ? &base : nullptr, path}];
+  if (cached != nullptr) return cached->board;
   std::ifstream file(path);
   std::string text;
   for (std::string line; std::getline(file, line);) text += line + '\n';
@@ -47,8 +47,8 @@ const emu::Board& load(const emu::Board& base, bool isChosen, const char* path) 
   made->name = std::string(made->board.name) + " by " + path + ", " +
                (source.empty() ? "source not stated" : source);
   made->board.name = made->name.c_str();
-  kept = std::move(made);
-  return kept->board;
+  cached = std::move(made);
+  return cached->board;
 }
 
 }  // namespace
@@ -59,8 +59,8 @@ const emu::Board& emulatedBoard() {
       named == nullptr ? &emu::kDefaultBoard : emu::findBoard(named);
   if (board == nullptr)
     detail::raise<BackendError>("QPU_BOARD=" + std::string(named) +
-                                " is no board of the emulator; those are pi1, zero, pi2, pi3, "
-                                "zero2");
+                                " is not a board of the emulator; valid boards are pi1, zero, pi2, "
+                                "pi3, zero2");
   const char* const model = environment("QPU_MODEL");
   if (model == nullptr) return *board;
   if (std::strcmp(model, "fast") == 0) return *emu::findBoard(board->name, emu::Bound::Fast);

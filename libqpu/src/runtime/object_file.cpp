@@ -36,11 +36,12 @@ code::Object readObject(std::string_view data, const std::string& name) {
   if (code::looksSaved(data)) {
     auto object = code::load(data);
     if (object) return std::move(*object);
-    detail::raise<ArgumentError>(name + " is damaged, or of another version of libqpu; save it anew");
+    detail::raise<ArgumentError>(
+        name + " is damaged or was saved by another version of libqpu; save it again");
   }
   if (data.empty() || data.size() % kWordBytes != 0)
     detail::raise<ArgumentError>(name + " has " + std::to_string(data.size()) +
-                                 " bytes: neither a saved kernel nor whole words of 8 bytes");
+                                 " bytes, expected a saved kernel or a multiple of 8 bytes");
   std::vector<isa::Word> words(data.size() / kWordBytes);
   for (std::size_t i = 0; i < words.size(); ++i)
     for (std::size_t b = kWordBytes; b-- > 0;)

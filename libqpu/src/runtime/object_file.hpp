@@ -1,4 +1,4 @@
-// Compiled kernels as files of their own.
+// Compiled kernels as files.
 #ifndef QPU_SRC_RUNTIME_OBJECT_FILE_HPP
 #define QPU_SRC_RUNTIME_OBJECT_FILE_HPP
 
@@ -12,21 +12,21 @@
 
 namespace qpu::runtime {
 
-// Throws ArgumentError when the file cannot be written.
+// Throws ArgumentError if the file cannot be written.
 void saveObject(const code::Object& object, const std::string& path);
 
-// What saveObject() wrote, else words of 8 bytes, low byte first. Throws
-// ArgumentError; `name` is for its text and for programs that have none.
+// Reads the output of saveObject(), or 8-byte words in little-endian order. Throws
+// ArgumentError. `name` is for its message and for programs without a name.
 code::Object readObject(std::string_view data, const std::string& name);
 code::Object openObject(const std::string& path);
 
-// A program without a kernel around it: all of its uniforms are the caller's.
+// Creates a program that is not a kernel: the caller supplies all of its uniforms.
 code::Object objectOf(const isa::Word* words, std::size_t count, const std::string& name);
 
-// Lines of assembly with comments from '#' on and blank lines. Throws ArgumentError
-// with the number of the line.
+// Assembles lines. '#' starts a comment; blank lines are ignored. Throws ArgumentError; its
+// message contains the line number.
 std::vector<isa::Word> assembleLines(std::string_view text);
-// One line per word: number, word, text that assembles to the word.
+// One line per word: its number, the word, and text that assembles to the word.
 std::string disassembleWords(const isa::Word* words, std::size_t count);
 
 }  // namespace qpu::runtime

@@ -9,7 +9,7 @@
 namespace qpu::runtime {
 namespace {
 
-// Below this, firmware is a cut-down build without QPU tags.
+// Below this size, the firmware is a cut-down build that does not support QPU tags.
 constexpr int kLeastGpuMemoryMib = 32;
 
 constexpr const char* kJoinVideo = "add the user to group video and log in again";
@@ -24,7 +24,7 @@ void checkNode(const System& system, const std::string& path, const char* missin
     found.push_back({path + " is missing", missing});
   else if (!node->readable || !node->writable)
     found.push_back(
-        {path + " (" + node->mode + " " + node->owner + ") is closed to this user", refused});
+        {path + " (" + node->mode + " " + node->owner + ") is not accessible to this user", refused});
 }
 
 const Node* renderNode(const System& system) {
@@ -51,24 +51,24 @@ std::string kmsFix(const System& system) {
 std::vector<Obstacle> obstacles(const Board& board, const System& system) {
   if (board.soc != Soc::Suitable)
     return {{board.verdict,
-             "use a Raspberry Pi 1, 2, 3 or Zero; kernels run here on the interpreter"}};
+             "use a Raspberry Pi 1, 2, 3 or Zero; on this machine kernels run on the interpreter"}};
   std::vector<Obstacle> found;
   if (system.kms == Kms::Full || system.kms == Kms::Fake)
     found.push_back({std::string("the ") + name(system.kms) +
-                         " KMS driver owns V3D, so firmware refuses to enable the QPUs (" +
+                         " KMS driver owns V3D, so that the firmware refuses to enable the QPUs (" +
                          system.kmsEvidence + ")",
                      kmsFix(system)});
   else if (const Node* const render = renderNode(system))
-    found.push_back({render->path + " shows that a kernel driver may own V3D; a launch beside it "
-                                    "can hang the GPU",
-                     "turn the KMS driver off and reboot, or unload the vc4 module"});
+    found.push_back({render->path + " indicates that a kernel driver might own V3D; a launch at "
+                                    "the same time can hang the GPU",
+                     "disable the KMS driver and reboot, or unload the vc4 module"});
   if (system.gpuMemoryMib && *system.gpuMemoryMib < kLeastGpuMemoryMib)
     found.push_back({"the GPU has " + std::to_string(*system.gpuMemoryMib) +
-                         " MiB, for which cut-down firmware without QPU support is loaded",
+                         " MiB; with this size a cut-down firmware without QPU support is loaded",
                      "set gpu_mem=64 in config.txt (128 for large arrays) and reboot"});
   checkNode(system, "/dev/vcio", kNeedsPiKernel, kJoinVideo, found);
-  checkNode(system, "/dev/mem", "make it with: mknod -m 640 /dev/mem c 1 1",
-            "run as root: GPU memory and V3D's registers are reached through it", found);
+  checkNode(system, "/dev/mem", "create it with: mknod -m 640 /dev/mem c 1 1",
+            "run as root: access to GPU memory and V3D's registers requires it", found);
   return found;
 }
 
@@ -80,7 +80,7 @@ Obstacle cannotOpen(const std::string& path, int error) {
   const bool vcio = path == "/dev/vcio";
   std::string fix = "run as root";
   if (error == ENOENT || error == ENXIO || error == ENODEV)
-    fix = vcio ? kNeedsPiKernel : "make it with: mknod -m 640 " + path + " c 1 1";
+    fix = vcio ? kNeedsPiKernel : "create it with: mknod -m 640 " + path + " c 1 1";
   else if (vcio && (error == EACCES || error == EPERM))
     fix = kJoinVideo;
   return {"cannot open " + path + ": " + reason(error), fix};
@@ -89,9 +89,9 @@ Obstacle cannotOpen(const std::string& path, int error) {
 Obstacle cannotMap(const std::string& what, int error) {
   const bool refused = error == EPERM || error == EACCES;
   return {"cannot map " + what + " through /dev/mem: " + reason(error),
-          refused ? "run as root; where the kernel refuses root too, add iomem=relaxed to "
+          refused ? "run as root; if the kernel also refuses root, add iomem=relaxed to "
                     "cmdline.txt of the boot partition and reboot"
-                  : "close programs that hold much memory"};
+                  : "close programs that use a lot of memory"};
 }
 
 Obstacle mailboxFails(std::uint32_t tag, int error) {
@@ -99,57 +99,57 @@ Obstacle mailboxFails(std::uint32_t tag, int error) {
       "the property call " + detail::hex(tag) + " through /dev/vcio fails: " + reason(error);
   switch (error) {
     case ENOTTY:
-    case EINVAL: return {what, "/dev/vcio is not that of a Raspberry Pi kernel; boot one"};
+    case EINVAL: return {what, "/dev/vcio does not belong to a Raspberry Pi kernel; boot a Raspberry Pi kernel"};
     case EPERM:
     case EACCES: return {what, "use the unrestricted /dev/vcio, as root or in group video"};
     case ETIMEDOUT: return {what, "the firmware hangs; reboot"};
-    default: return {what, "reboot; if it stays, update the firmware"};
+    default: return {what, "reboot; if the error persists, update the firmware"};
   }
 }
 
 Obstacle tagRefused(std::uint32_t tag, std::uint32_t code) {
-  return {"firmware does not serve the property tag " + detail::hex(tag) + " (it answers " +
-              detail::hex(code) + ")",
-          "update the firmware; with gpu_mem=16 a cut-down one is loaded, so set gpu_mem=64 in "
+  return {"the firmware does not support the property tag " + detail::hex(tag) +
+              " (its response is " + detail::hex(code) + ")",
+          "update the firmware; gpu_mem=16 loads a cut-down firmware, so set gpu_mem=64 in "
           "config.txt and reboot"};
 }
 
 Obstacle enableRefused(const System& system) {
-  const std::string what = "firmware refuses to enable the QPUs";
+  const std::string what = "the firmware refuses to enable the QPUs";
   if (system.kms == Kms::Full || system.kms == Kms::Fake)
     return {what + ": the " + name(system.kms) + " KMS driver owns V3D", kmsFix(system)};
   if (system.gpuMemoryMib && *system.gpuMemoryMib < kLeastGpuMemoryMib)
     return {what + ": the GPU has " + std::to_string(*system.gpuMemoryMib) + " MiB",
             "set gpu_mem=64 in config.txt (128 for large arrays) and reboot"};
   return {what,
-          "end other programs that use the QPUs; else turn off dtoverlay=vc4-kms-v3d and "
+          "end other programs that use the QPUs; otherwise disable dtoverlay=vc4-kms-v3d and "
           "dtoverlay=vc4-fkms-v3d, set gpu_mem=64 in config.txt, update the firmware and reboot"};
 }
 
 Obstacle noV3d(std::uint32_t ident) {
-  return {"V3D's identification reads " + detail::hex(ident) + " where a VideoCore IV has " +
-              detail::hex(0x02443356) + ": it has no power, or is not there",
-          "reboot; choose QPU_BACKEND=vc4-mailbox if it stays"};
+  return {"V3D's identification is " + detail::hex(ident) + ", expected " +
+              detail::hex(0x02443356) + " of a VideoCore IV: V3D is powered off or missing",
+          "reboot; if the error persists, set QPU_BACKEND=vc4-mailbox"};
 }
 
 Obstacle v3dBusy(const std::string& registers) {
   return {"V3D runs a 3D job of another program (" + registers + ")",
-          "end programs that draw with OpenGL ES, and turn the KMS driver off"};
+          "end programs that draw with OpenGL ES, and disable the KMS driver"};
 }
 
 Obstacle outOfGpuMemory(std::uint32_t bytes, const System& system) {
   const std::string split =
       system.gpuMemoryMib ? " of " + std::to_string(*system.gpuMemoryMib) + " MiB" : "";
-  return {"the GPU's memory" + split + " has no room for " + std::to_string(bytes) + " bytes",
-          "release arrays, or raise gpu_mem in config.txt and reboot; memory of programs that "
-          "crashed comes back at the next start of a program with libqpu, else at a reboot"};
+  return {"the GPU memory" + split + " has no room for " + std::to_string(bytes) + " bytes",
+          "release arrays, or raise gpu_mem in config.txt and reboot; memory of crashed programs "
+          "is released when the next program with libqpu starts, or by a reboot"};
 }
 
 Obstacle wrongMapping(std::uint32_t bus, std::uint32_t physical) {
-  return {"memory at bus address " + detail::hex(bus) + " is not what the CPU sees at " +
+  return {"memory at bus address " + detail::hex(bus) + " differs from what the CPU reads at " +
               detail::hex(physical),
-          "report the board with the output of qpu-info; kernels run with "
-          "QPU_BACKEND=interpreter"};
+          "report the board with the output of qpu-info, and set QPU_BACKEND=interpreter to run "
+          "kernels"};
 }
 
 }  // namespace qpu::runtime

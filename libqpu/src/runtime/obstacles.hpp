@@ -1,5 +1,5 @@
-// What stands between this machine and its QPUs, each with its fix: found
-// beforehand by looking at the system, or met while using it.
+// Obstacles that prevent kernels from running on the QPUs, each with its fix. They are found by
+// inspecting the system, or when an operation fails.
 #ifndef QPU_SRC_RUNTIME_OBSTACLES_HPP
 #define QPU_SRC_RUNTIME_OBSTACLES_HPP
 

@@ -1,4 +1,4 @@
-// All findings, what stands in the way of the hardware, and how to fix it.
+// The report of qpu-info: all findings, obstacles to using the hardware, and their fixes.
 #ifndef QPU_SRC_RUNTIME_REPORT_HPP
 #define QPU_SRC_RUNTIME_REPORT_HPP
 
@@ -17,7 +17,7 @@ namespace qpu::runtime {
 
 struct Library {
   std::string version;
-  std::string backend;  // "" when QPU_BACKEND cannot be served
+  std::string backend;  // "" if QPU_BACKEND cannot be used
   std::string reason;
 };
 
@@ -25,15 +25,15 @@ struct V3dFacts {
   std::optional<std::uint32_t> ident0;
   std::optional<std::uint32_t> ident1;
   std::optional<std::uint32_t> clockHz;
-  std::string source;  // of these, or why there are none
+  std::string source;  // of these values, or why there are none
 };
 
-// A process of the state file.
+// A process in the state file.
 struct User {
   std::uint32_t pid = 0;
   bool alive = false;
-  bool holds = false;  // has the QPUs on
-  std::size_t pieces = 0;
+  bool holds = false;  // has enabled the QPUs
+  std::size_t pieces = 0;  // allocations of GPU memory
   std::uint64_t bytes = 0;
 };
 
@@ -45,20 +45,20 @@ struct Findings {
   V3dFacts v3d;
   std::string stateFolder;
   std::vector<User> users;
-  std::string note;  // what was cleaned up
+  std::string note;  // what recovery released
 };
 
-// Of a tree that is not the machine's own, hardware is not asked.
+// Collects all findings. For a root other than "/", the hardware is not accessed.
 Findings findAll(const Host& host);
 std::vector<User> usersOf(const std::string& stateFolder);
 
 std::string asText(const Findings& findings);
 std::string asJson(const Findings& findings);
 
-// What no one has yet seen on a board.
+// What has not been verified on a board.
 constexpr const char* kUnmeasured =
-    "not measured on hardware: the mailbox, GPU memory, V3D's registers, and every judgement about "
-    "what firmware allows";
+    "not measured on hardware: the mailbox, GPU memory, V3D's registers, and all statements about "
+    "what the firmware allows";
 
 }  // namespace qpu::runtime
 

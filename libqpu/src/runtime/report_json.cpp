@@ -14,7 +14,7 @@ std::string quoted(const std::string& text) {
       out += '\\';
       out += c;
     } else if (byte < 0x20 || byte >= 0x7f) {
-      // Device trees hold ASCII; a stray byte must not break the document.
+      // Device trees contain ASCII; any other byte must not make the document invalid.
       std::array<char, 8> code{};
       (void)std::snprintf(code.data(), code.size(), "\\u%04x", byte);
       out += code.data();
@@ -29,7 +29,7 @@ std::string quotedOrNull(const std::string& text) { return text.empty() ? "null"
 
 const char* boolean(bool b) { return b ? "true" : "false"; }
 
-// Keys and values of one object, in the order given.
+// A JSON object. Keys stay in the order of their insertion.
 class Object {
  public:
   Object& raw(const char* key, const std::string& value) {

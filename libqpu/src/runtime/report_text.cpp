@@ -22,10 +22,10 @@ std::string text(const Revision& r) {
 
 std::string text(const Node& n) {
   if (!n.present) return "missing";
-  const char* access = n.readable && n.writable ? "open"
-                       : n.readable             ? "read only"
-                                                : "closed";
-  return n.mode + " " + n.owner + ", " + access + " to this user";
+  const char* access = n.readable && n.writable ? "accessible"
+                       : n.readable             ? "read-only"
+                                                : "not accessible";
+  return n.mode + " " + n.owner + ", " + access + " for this user";
 }
 
 std::string joined(const std::vector<std::string>& parts) {
@@ -49,11 +49,11 @@ std::string text(const V3dFacts& v) {
 }
 
 std::string text(const User& u) {
-  std::string all = "process " + std::to_string(u.pid) + (u.alive ? "" : ", which has ended,") +
-                    (u.holds ? " has the QPUs on" : " has the QPUs off");
+  std::string all = "process " + std::to_string(u.pid) + (u.alive ? "" : " (ended)") +
+                    (u.holds ? " has enabled the QPUs" : " has not enabled the QPUs");
   if (u.pieces != 0)
     all += ", " + std::to_string(u.bytes) + " bytes of GPU memory in " +
-           std::to_string(u.pieces) + " pieces";
+           std::to_string(u.pieces) + " allocations";
   return all;
 }
 
@@ -65,7 +65,7 @@ std::string asText(const Findings& f) {
   row(out, "backend", f.library.backend.empty() ? "none: " + f.library.reason
                                                 : f.library.backend + " (" + f.library.reason + ")");
   for (const BackendFinding& b : f.backends)
-    row(out, ("  " + b.name).c_str(), (b.usable ? "works: " : "no: ") + b.reason);
+    row(out, ("  " + b.name).c_str(), (b.usable ? "works: " : "unavailable: ") + b.reason);
   row(out, "board", f.board.model.empty() ? "unknown" : f.board.model);
   if (!f.board.compatible.empty()) row(out, "compatible", joined(f.board.compatible));
   row(out, "revision", f.board.revision ? text(*f.board.revision) : "unknown");
@@ -84,7 +84,7 @@ std::string asText(const Findings& f) {
   for (const User& u : f.users) row(out, "", text(u));
   if (!f.note.empty()) row(out, "cleaned up", f.note);
   for (const Obstacle& o : obstacles(f.board, f.system))
-    out << "\nIn the way of the hardware: " << o.what << "\n  fix: " << o.fix << '\n';
+    out << "\nObstacle to using the hardware: " << o.what << "\n  fix: " << o.fix << '\n';
   out << '\n' << kUnmeasured << '\n';
   return out.str();
 }

@@ -1,4 +1,4 @@
-// Files of the system under a root directory, "/" or a copy made for a test.
+// Files of the system below a root directory: "/", or a copy for a test.
 #ifndef QPU_SRC_RUNTIME_ROOT_HPP
 #define QPU_SRC_RUNTIME_ROOT_HPP
 
@@ -13,22 +13,22 @@ class Root {
  public:
   explicit Root(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
-  // `path` is absolute, as on the board.
+  // Converts an absolute path of the board to a path below the root.
   std::filesystem::path operator()(const std::string& path) const {
     return directory_ / std::filesystem::path(path).relative_path();
   }
   bool isLive() const { return directory_ == "/"; }
   bool exists(const std::string& path) const;
-  // Nothing when the file cannot be read.
+  // Returns no value if the file cannot be read.
   std::optional<std::string> read(const std::string& path) const;
-  // Names in a directory in order, empty when there is none.
+  // Sorted names in a directory; empty if it does not exist.
   std::vector<std::string> list(const std::string& path) const;
 
  private:
   std::filesystem::path directory_;
 };
 
-// The parts of a device-tree string list; NUL ends each.
+// Splits a string list of a device tree, whose strings end with NUL.
 std::vector<std::string> splitNul(const std::string& text);
 
 }  // namespace qpu::runtime

@@ -19,7 +19,8 @@ constexpr std::uint32_t kTo = 2048;
 constexpr std::uint32_t kElements = 16;
 constexpr std::uint32_t kPattern = 0x9e3779b9;
 
-// One line of 16 words: in by TMU, one added to each, out through the VPM.
+// Processes one line of 16 words: loads it by TMU, adds one to each word, stores it through
+// the VPM.
 constexpr std::array<const char*, 13> kProgram = {
     "shl r0, element_number, 2",
     "add tmu0_s, r0, uniform",

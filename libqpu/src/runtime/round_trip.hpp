@@ -1,6 +1,6 @@
-// Whether CPU and QPUs see the same memory: one QPU reads what the CPU wrote, and
-// the CPU what the QPU writes. This is also the test that settles, on a board,
-// which flags and aliases GPU memory needs.
+// Tests whether CPU and QPUs access the same memory: one QPU reads what the CPU wrote, and the
+// CPU reads what the QPU wrote. On a board, this test also decides which flags and aliases GPU
+// memory requires.
 #ifndef QPU_SRC_RUNTIME_ROUND_TRIP_HPP
 #define QPU_SRC_RUNTIME_ROUND_TRIP_HPP
 
@@ -13,7 +13,7 @@ namespace qpu::runtime {
 
 std::vector<isa::Word> roundTripProgram();
 
-// Throws BackendError, ExecutionError or AllocationError when it fails.
+// Throws BackendError, ExecutionError or AllocationError if it fails.
 void roundTrip(Device& device, Method method);
 
 }  // namespace qpu::runtime

@@ -1,4 +1,4 @@
-// FIPS 180-4, for names of contents.
+// SHA-256 (FIPS 180-4), for names derived from contents.
 #ifndef QPU_SRC_RUNTIME_SHA256_HPP
 #define QPU_SRC_RUNTIME_SHA256_HPP
 
@@ -7,7 +7,7 @@
 
 namespace qpu::runtime {
 
-// 64 lower-case hexadecimal digits.
+// Returns 64 lower-case hexadecimal digits.
 std::string sha256(std::string_view data);
 
 }  // namespace qpu::runtime

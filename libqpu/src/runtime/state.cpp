@@ -29,7 +29,7 @@ struct Layout {
   std::uint32_t bytes;
   std::uint64_t start;
   std::array<unsigned char, 20> zero;
-  std::uint32_t check;  // of all before
+  std::uint32_t check;  // checksum of all fields before it
 };
 static_assert(sizeof(Layout) == kSlot, "one record is one slot");
 
@@ -66,7 +66,7 @@ bool unpack(const Slot& slot, Record& record) noexcept {
 
 off_t place(std::size_t index) noexcept { return static_cast<off_t>((index + 1) * kSlot); }
 
-// Whether a whole slot could be read.
+// Returns whether a whole slot could be read.
 bool readSlot(int file, off_t at, Slot& slot) noexcept {
   return pread(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
@@ -74,15 +74,15 @@ bool writeSlot(int file, off_t at, const Slot& slot) noexcept {
   return pwrite(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
 
-// The kernel's name for this run of the machine: after a reboot the file, if it
-// is still there, speaks of handles that are gone.
+// The header contains the boot ID of the kernel. If the file survives a reboot, its handles are
+// no longer valid.
 Slot header() noexcept {
   Slot slot{};
   std::memcpy(slot.data(), kMagic.data(), kMagic.size());
   const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
   if (fd >= 0) {
     const ssize_t n = read(fd, slot.data() + kMagic.size(), 36);
-    (void)n;  // zeros where the kernel does not say
+    (void)n;  // zeros if the kernel does not provide it
     (void)close(fd);
   }
   const std::uint32_t check = checkOf(slot.data(), kSlot - 4);
@@ -90,8 +90,8 @@ Slot header() noexcept {
   return slot;
 }
 
-// State and start time from /proc/PID/stat; false when there is no such
-// process. Async-signal-safe.
+// Reads the state and the start time from /proc/PID/stat. Returns false if the process does not
+// exist. Async-signal-safe.
 bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   std::array<char, 32> path{};
   char* end = path.data();
@@ -108,7 +108,7 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   std::array<char, 1024> text{};
   const ssize_t got = read(fd, text.data(), text.size() - 1);
   (void)close(fd);
-  // The name of the program, in brackets, may hold anything.
+  // The name of the program, in parentheses, can contain any character.
   const char* at = got > 0 ? std::strrchr(text.data(), ')') : nullptr;
   if (at == nullptr || at[1] == '\0') return false;
   at += 2;  // field 3
@@ -123,15 +123,15 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   return true;
 }
 
-// Who can write the file can have GPU memory freed that is in use. In a folder
-// that every user may write to, such as /dev/shm, it is its owner's alone.
+// A user who can write to the file can cause GPU memory that is in use to be freed. In a folder
+// that every user can write to, such as /dev/shm, only the owner gets access to the file.
 bool isOpenToAll(const std::string& folder) noexcept {
   struct stat s {};
   return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;
 }
 
-// A file in a folder that is open to all: another user may have made it. Closes
-// it where that is so.
+// In a folder that is open to all users, another user can have created the file. In this case,
+// closes and rejects it.
 void requireOwn(int fd, const std::string& path) {
   struct stat s {};
   const uid_t self = geteuid();
@@ -141,29 +141,31 @@ void requireOwn(int fd, const std::string& path) {
   (void)close(fd);
   detail::raise<BackendError>(path + " belongs to user " + std::to_string(s.st_uid) +
                               ", expected user " + std::to_string(self) +
-                              ": in this folder every user may make it; remove it, or let users of "
-                              "the QPUs share /run/qpu: install -d -m 2770 -g video /run/qpu");
+                              ": every user can create files in this folder; remove the file, or "
+                              "let users of the QPUs share /run/qpu: "
+                              "install -d -m 2770 -g video /run/qpu");
 }
 
 int openShared(const std::string& folder, const char* name) {
   const std::string path = folder + name;
   const bool openToAll = isOpenToAll(folder);
   const mode_t mode = openToAll ? 0600 : 0660;
-  // Not by O_CREAT at once: in a sticky folder the kernel refuses that for a
-  // file of another user.
+  // Do not use O_CREAT in the first attempt: in a sticky folder the kernel refuses it for a file
+  // of another user.
   for (const int flags : {O_RDWR, O_RDWR | O_CREAT | O_EXCL, O_RDWR}) {
     const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, mode);
     if (fd >= 0) {
-      // In spite of the umask: root and the folder's group share it.
+      // Override the umask: root and the group of the folder share the file.
       if ((flags & O_CREAT) != 0) (void)fchmod(fd, mode);
       if (openToAll) requireOwn(fd, path);
       return fd;
     }
     if (errno != ENOENT && errno != EEXIST) break;
   }
-  detail::raise<BackendError>("cannot open " + path + ", which tells who uses the QPUs: " +
+  detail::raise<BackendError>("cannot open " + path +
+                              ", which records the processes that use the QPUs: " +
                               std::generic_category().message(errno) +
-                              "; set QPU_STATE_DIR to a folder that every user of the QPUs may "
+                              "; set QPU_STATE_DIR to a folder that every user of the QPUs can "
                               "write to");
 }
 
@@ -172,7 +174,7 @@ void lockFile(int fd, const std::string& path) {
     if (errno != EINTR)
       detail::raise<BackendError>("cannot lock " + path + ": " +
                                   std::generic_category().message(errno) +
-                                  "; set QPU_STATE_DIR to a folder of a local file system");
+                                  "; set QPU_STATE_DIR to a folder on a local file system");
 }
 
 }  // namespace
@@ -188,7 +190,7 @@ Process Process::current() noexcept {
 bool Process::alive() const noexcept {
   char state = '?';
   std::uint64_t began = 0;
-  if (!readStat(pid, state, began))  // also where there is no /proc
+  if (!readStat(pid, state, began))  // also if /proc does not exist
     return start == 0 && (kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM);
   return began == start && state != 'Z' && state != 'X';
 }
@@ -226,7 +228,7 @@ void State::initialise() {
   if (!same && (ftruncate(file_, 0) != 0 || !writeSlot(file_, 0, expected)))
     detail::raise<BackendError>("cannot write " + path_ + ": " +
                                 std::generic_category().message(errno) +
-                                "; set QPU_STATE_DIR to a folder with room");
+                                "; set QPU_STATE_DIR to a folder with free space");
   struct stat s {};
   if (fstat(file_, &s) != 0) return;
   const std::size_t slots = (static_cast<std::size_t>(s.st_size) + kSlot - 1) / kSlot;
@@ -269,7 +271,7 @@ std::size_t State::add(const Record& record) {
   if (!writeSlot(file_, place(index), pack(record)))
     detail::raise<BackendError>("cannot write " + path_ + ": " +
                                 std::generic_category().message(errno) +
-                                "; set QPU_STATE_DIR to a folder with room");
+                                "; set QPU_STATE_DIR to a folder with free space");
   return index;
 }
 

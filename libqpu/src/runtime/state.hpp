@@ -1,9 +1,9 @@
-// Which processes have the QPUs on and which GPU memory is theirs, in a file
-// that all of them share: firmware gives nothing back when a process dies, so
-// the next one to start does.
+// Records which processes have enabled the QPUs and which GPU memory they own, in a file that
+// they share. The firmware releases nothing when a process dies, so that the next process that
+// starts has to do it.
 //
-// The file is a header and records of one size, each with a check word, written
-// in place by one write each: a crash between two writes leaves a valid file.
+// The file consists of a header and records of the same size, each with a checksum. Each record
+// is written in place by a single write, so that a crash between two writes leaves a valid file.
 #ifndef QPU_SRC_RUNTIME_STATE_HPP
 #define QPU_SRC_RUNTIME_STATE_HPP
 
@@ -14,13 +14,13 @@
 
 namespace qpu::runtime {
 
-// A process, told apart from a later one with the same number.
+// Identifies a process, also if its PID is reused later.
 struct Process {
   std::uint32_t pid = 0;
   std::uint64_t start = 0;  // clock ticks since boot, field 22 of /proc/PID/stat
 
   static Process current() noexcept;
-  // Zombies count as dead. May be called from a signal handler.
+  // Zombies count as dead. Async-signal-safe.
   bool alive() const noexcept;
   bool operator==(const Process& o) const { return pid == o.pid && start == o.start; }
 };
@@ -33,8 +33,8 @@ struct Record {
   std::uint32_t bytes = 0;   // Memory
 };
 
-// QPU_STATE_DIR, else /run/qpu where that exists, else /dev/shm: both are empty
-// after a reboot, as is the firmware's table of handles.
+// QPU_STATE_DIR, else /run/qpu if it exists, else /dev/shm. Like the firmware's table of
+// handles, both folders are empty after a reboot.
 std::string stateFolder();
 
 class State {
@@ -44,13 +44,13 @@ class State {
     Record record;
   };
 
-  // Makes the files when there are none. Throws BackendError.
+  // Creates the files if necessary. Throws BackendError.
   explicit State(const std::string& folder);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State();
 
-  // Exclusive among processes, not among threads.
+  // Exclusive between processes, but not between threads.
   class Lock {
    public:
     explicit Lock(const State& state);
@@ -61,7 +61,7 @@ class State {
    private:
     int fd_;
   };
-  // Held while QPUs run programs, which nothing else protects from each other.
+  // Held while QPUs run programs, because the hardware does not isolate launches.
   class LaunchLock {
    public:
     explicit LaunchLock(const State& state);
@@ -72,19 +72,18 @@ class State {
    private:
     int fd_;
   };
-  // For signal handlers: false when another process has it.
+  // For signal handlers. Returns false if another process holds the lock.
   bool tryLock() const noexcept;
   void unlock() const noexcept;
 
-  // The caller holds the lock. All but Free ones.
+  // All records except free ones. The caller holds the lock.
   std::vector<Entry> entries() const;
-  // Records that could not be read, since the file was opened; they are free now.
+  // Number of unreadable records found when the file was opened. They are free now.
   std::size_t damaged() const { return damaged_; }
-  // Throws BackendError when the file cannot be written.
+  // Throws BackendError if the file cannot be written.
   std::size_t add(const Record& record);
 
-  // These may be called from a signal handler; clear() also without the lock,
-  // for one's own records.
+  // Async-signal-safe. clear() does not require the lock for a process's own records.
   void clear(std::size_t index) const noexcept;
   bool othersHold(const Process& self) const noexcept;
 
@@ -97,8 +96,7 @@ class State {
   std::size_t damaged_ = 0;
 };
 
-// For reports: what the file says, nothing when there is none. Opens it for
-// reading only and changes nothing.
+// For reports: the records of the file, or none if it does not exist. Opens the file read-only.
 std::vector<Record> readState(const std::string& folder);
 
 }  // namespace qpu::runtime

@@ -22,7 +22,7 @@ std::string modeText(mode_t mode) {
   return text;
 }
 
-// Called once per process, or by qpu-info, which has one thread.
+// Called once per process, or by qpu-info, which has a single thread.
 // NOLINTBEGIN(concurrency-mt-unsafe)
 std::string userName(uid_t uid) {
   const passwd* const entry = getpwuid(uid);
@@ -58,8 +58,8 @@ std::vector<Node> readNodes(const Root& root) {
   return nodes;
 }
 
-// Status of a device-tree node; a node without one is on.
-bool isOn(const Root& root, const std::string& node) {
+// Whether the status of a device-tree node is "okay". A node without a status is enabled.
+bool isEnabled(const Root& root, const std::string& node) {
   const auto parts = splitNul(root.read(node + "/status").value_or(""));
   return parts.empty() || parts.front() == "okay" || parts.front() == "ok";
 }
@@ -71,16 +71,16 @@ void readKms(const Root& root, System& s) {
     return;
   }
   s.kms = Kms::Off;
-  s.kmsEvidence = "no v3d or firmwarekms node of the device tree is on";
+  s.kmsEvidence = "no v3d or firmwarekms node of the device tree is enabled";
   for (const std::string& name : root.list(soc)) {
     const std::string node = std::string(soc).append("/").append(name);
     const bool fake = name.rfind("firmwarekms@", 0) == 0;
     const bool v3d = name.rfind("v3d@", 0) == 0;
-    if ((!fake && !v3d) || !isOn(root, node)) continue;
-    // Fake KMS turns v3d on as well, so its own node tells the two apart.
+    if ((!fake && !v3d) || !isEnabled(root, node)) continue;
+    // Fake KMS also enables the v3d node, so that only its own node distinguishes the two.
     if (s.kms == Kms::Fake) continue;
     s.kms = fake ? Kms::Fake : Kms::Full;
-    s.kmsEvidence = node + " is on";
+    s.kmsEvidence = node + " is enabled";
   }
 }
 
@@ -103,18 +103,18 @@ void readConfig(const Root& root, System& s) {
         s.kmsSettings.push_back(setting);
       if (setting.text.rfind("gpu_mem=", 0) == 0) s.gpuMemSetting = setting;
     }
-    return;  // the older place is a leftover where both exist
+    return;  // if both exist, the file in /boot is a leftover
   }
 }
 
 void readGpuMemory(Os* os, System& s) {
   const Node* const vcio = s.node("/dev/vcio");
   if (vcio == nullptr || !vcio->present) {
-    s.gpuMemorySource = "unknown: no /dev/vcio to ask firmware through";
+    s.gpuMemorySource = "unknown: /dev/vcio is missing";
     return;
   }
   if (os == nullptr) {
-    s.gpuMemorySource = "unknown: firmware is asked only when the root is /";
+    s.gpuMemorySource = "unknown: the firmware is queried only if the root is /";
     return;
   }
   try {

@@ -1,4 +1,4 @@
-// What the operating system grants: device nodes, display driver, GPU memory.
+// Resources of the operating system: device nodes, display driver, GPU memory.
 #ifndef QPU_SRC_RUNTIME_SYSTEM_HPP
 #define QPU_SRC_RUNTIME_SYSTEM_HPP
 
@@ -16,13 +16,13 @@ struct Node {
   std::string path;
   bool present = false;
   std::string mode;   // "crw-rw----"
-  std::string owner;  // "root:video", numbers where there are no names
+  std::string owner;  // "root:video"; numbers if there are no names
   bool readable = false;  // by the calling user
   bool writable = false;
 };
 
-// The kernel mode-setting driver owns the V3D block when it is on, and firmware
-// since October 2016 then refuses to run QPU programs.
+// The kernel mode-setting driver owns the V3D block if it is enabled. Firmware since October
+// 2016 then refuses to run QPU programs.
 enum class Kms : std::uint8_t { Off, Full, Fake, Unknown };
 const char* name(Kms kms);
 
@@ -36,15 +36,15 @@ struct System {
   std::vector<Node> nodes;  // /dev/vcio, /dev/mem, /dev/gpiomem, /dev/dri/*
   Kms kms = Kms::Unknown;
   std::string kmsEvidence;
-  std::vector<Setting> kmsSettings;      // dtoverlay lines of config.txt that turn it on
+  std::vector<Setting> kmsSettings;      // dtoverlay lines of config.txt that enable it
   std::optional<Setting> gpuMemSetting;  // gpu_mem line of config.txt
-  std::optional<int> gpuMemoryMib;       // what firmware granted
-  std::string gpuMemorySource;           // of the number, or why there is none
+  std::optional<int> gpuMemoryMib;       // size reported by the firmware
+  std::string gpuMemorySource;           // source of the number, or why it is unknown
 
   const Node* node(const std::string& path) const;
 };
 
-// Firmware is asked through `os`, unless it is null.
+// The firmware is queried through `os` unless it is null.
 System readSystem(const Root& root, Os* os);
 
 }  // namespace qpu::runtime

@@ -47,7 +47,7 @@ void V3d::requirePower() {
   if (found != kScratchPattern)
     raiseObstacle({"V3D's scratch register reads " + detail::hex(found) + " after " +
                        detail::hex(kScratchPattern) + " was written",
-                   "reboot; choose QPU_BACKEND=vc4-mailbox if it stays"});
+                   "reboot; if the error persists, set QPU_BACKEND=vc4-mailbox"});
 }
 
 void V3d::requireIdle() const {

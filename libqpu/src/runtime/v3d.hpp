@@ -32,17 +32,17 @@ constexpr std::uint32_t kIdent = 0x02443356;  // "V3D", version 2
 constexpr std::uint32_t kListRunning = 1U << 5U;
 constexpr std::uint32_t kClearL2 = 4;
 constexpr std::uint32_t kClearSlices = 0x0f0f0f0f;
-// Counts of completed and requested programs, the error, and the queue itself.
+// Clears the counts of completed and requested programs, the error flag, and the queue.
 constexpr std::uint32_t kClearQueue = 1U << 16U | 1U << 8U | 1U << 7U | 1U;
 constexpr std::uint32_t kQueueError = 1U << 7U;
 }  // namespace v3d
 
-// Of the SoC's peripherals as the CPU sees them.
+// Address of the SoC's peripherals for the CPU.
 std::uint32_t peripheralBase(const Root& root);
 
 class V3d {
  public:
-  // `memory` is /dev/mem opened. Throws BackendError.
+  // `memory` is a file descriptor of /dev/mem. Throws BackendError.
   V3d(Os& os, int memory, std::uint32_t peripherals);
   V3d(const V3d&) = delete;
   V3d& operator=(const V3d&) = delete;
@@ -53,7 +53,7 @@ class V3d {
     os_.store(window_ + offset / 4, value);
   }
 
-  // Throw BackendError: there is no VideoCore IV with power; it draws.
+  // Throw BackendError if there is no powered VideoCore IV, or if it executes a 3D job.
   void requirePower();
   void requireIdle() const;
   // "SRQCS 0x..., PCS 0x..., ERRSTAT 0x..."

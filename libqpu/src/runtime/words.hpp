@@ -1,5 +1,5 @@
-// Blocks of words to and from GPU memory. Its mapping may be device memory, which
-// takes aligned accesses only; memcpy() and memset() make others.
+// Copies blocks of words to and from GPU memory. Its mapping can be device memory, which
+// requires aligned accesses; memcpy() and memset() can make unaligned ones.
 #ifndef QPU_SRC_RUNTIME_WORDS_HPP
 #define QPU_SRC_RUNTIME_WORDS_HPP
 
@@ -11,11 +11,11 @@ namespace qpu::runtime {
 
 inline bool alignedTo8(const volatile void* p) { return reinterpret_cast<std::uintptr_t>(p) % 8 == 0; }
 
-// Both sides at multiples of 4.
+// Both addresses must be multiples of 4.
 inline void copyDeviceWords(void* to, const void* from, std::size_t count) noexcept {
   auto* target = static_cast<volatile std::uint32_t*>(to);
   const auto* source = static_cast<const volatile std::uint32_t*>(from);
-  // Twice as wide where both sides reach a multiple of 8 together.
+  // Use 8-byte accesses if both addresses have the same alignment to 8 bytes.
   if (sizeof(void*) == 8 && count > 1 && alignedTo8(target) == alignedTo8(source)) {
     if (!alignedTo8(target)) {
       *target++ = *source++;

@@ -1,4 +1,4 @@
-/* qpu.h is plain C: memory, a program in assembly, its run, listing and cycles. */
+/* qpu.h in plain C: memory, a program in assembly, its run, listing and cycles. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static void check(int holds, const char *what) {
   ++failures;
 }
 
-/* QPU n stores its uniforms a + b in all 16 words of a row of its own. */
+/* QPU n stores the sum of its uniforms a and b in all 16 words of its row. */
 static const char *const kText =
     "# uniforms: a, b, address of the row, number of the row in the VPM\n"
     "or r0, uniform, uniform; nop\n";
@@ -47,15 +47,15 @@ static void run(void) {
   qpu_buffer *buffer = qpu_buffer_new(sizeof result);
   qpu_program *program = qpu_program_from_words(words, (size_t)count, "rows");
   check(count == 15, "the program has 15 words");
-  check(buffer != NULL && program != NULL, "buffer and program are there");
+  check(buffer != NULL && program != NULL, "buffer and program exist");
   if (buffer == NULL || program == NULL) return;
-  check(qpu_buffer_bytes(buffer) == sizeof result, "the buffer is as long as asked for");
+  check(qpu_buffer_bytes(buffer) == sizeof result, "the buffer has the requested size");
   check(qpu_buffer_address(buffer) % 64 == 0, "the buffer is aligned");
   check(strcmp(qpu_program_name(program), "rows") == 0, "the program keeps its name");
-  check(qpu_program_words(program, &kept) == 15 && kept[0] == words[0], "and its words");
-  check(qpu_program_parameters(program) == 0 && !qpu_program_uses_sfu(program), "and facts");
+  check(qpu_program_words(program, &kept) == 15 && kept[0] == words[0], "the program keeps its words");
+  check(qpu_program_parameters(program) == 0 && !qpu_program_uses_sfu(program), "the program has no parameters and uses no SFU");
   check(qpu_program_cycles(program, &cycles) == -1, "no cycles before a run");
-  check(qpu_thread_cycles(NULL) == -1, "and nowhere to put a thread's");
+  check(qpu_thread_cycles(NULL) == -1, "a null pointer for cycles is rejected");
   for (i = 0; i < 3; ++i) {
     uniforms[4 * i] = 100;
     uniforms[4 * i + 1] = (uint32_t)i;
@@ -67,7 +67,7 @@ static void run(void) {
   check(qpu_buffer_read(buffer, 0, result, sizeof result) == 0, "the result is read");
   for (i = 0; i < 48; ++i)
     check(result[i] == 100 + (uint32_t)i / 16, "a word is the sum of the uniforms");
-  check(((const uint32_t *)qpu_buffer_data(buffer))[47] == 102, "the CPU sees it too");
+  check(((const uint32_t *)qpu_buffer_data(buffer))[47] == 102, "the CPU reads the result");
   check(qpu_program_cycles(program, &cycles) == 0 && cycles.instructions == 45 &&
             cycles.clocks >= 60 && cycles.seconds > 0 && cycles.memory_write_bytes == 192,
         "45 instructions, 192 bytes");
@@ -87,18 +87,18 @@ static void run(void) {
 
   check(qpu_program_run_raw(program, 13, uniforms, 0) == -1 &&
             strcmp(qpu_last_error_class(), "ArgumentError") == 0,
-        "13 QPUs are refused");
+        "13 QPUs are rejected");
   check(qpu_program_run(program, 1, uniforms, 2) == -1 &&
             strstr(qpu_last_error(), "takes 0 arguments, found 2") != NULL,
         "arguments are counted");
   uniforms[2] = 0x1000;
   check(qpu_program_run_raw(program, 1, uniforms, 4) == -1 &&
             strcmp(qpu_last_error_class(), "BoundsError") == 0,
-        "a store outside of all memory is refused");
-  check(qpu_buffer_write(buffer, 188, result, 8) == -1, "a copy past the end is refused");
-  check(qpu_buffer_write(buffer, 2, result, 4) == -1, "a copy of half words is refused");
+        "a store outside of all memory is rejected");
+  check(qpu_buffer_write(buffer, 188, result, 8) == -1, "a copy past the end is rejected");
+  check(qpu_buffer_write(buffer, 2, result, 4) == -1, "a copy of half words is rejected");
   check(qpu_buffer_write(NULL, 0, result, 4) == -1 && strstr(qpu_last_error(), "NULL") != NULL,
-        "NULL is told");
+        "NULL is reported");
   qpu_program_delete(program);
   qpu_buffer_delete(buffer);
 }
@@ -112,9 +112,9 @@ static void files(const char *folder) {
   check(qpu_program_save(program, path) == 0, "the program is saved");
   qpu_program_delete(program);
   program = qpu_program_open(path);
-  check(program != NULL && strcmp(qpu_program_name(program), "rows") == 0, "and opened");
+  check(program != NULL && strcmp(qpu_program_name(program), "rows") == 0, "the program is opened");
   qpu_program_delete(program);
-  /* One byte of its name is another. */
+  /* Change one byte of the name. */
   FILE *file = fopen(path, "r+b");
   check(file != NULL && fseek(file, 28, SEEK_SET) == 0 && fputc(0xff, file) == 0xff,
         "a byte is damaged");
@@ -122,21 +122,21 @@ static void files(const char *folder) {
   program = qpu_program_open(path);
   check(program == NULL && strstr(qpu_last_error(), "is damaged") != NULL &&
             strcmp(qpu_last_error_class(), "ArgumentError") == 0,
-        "a damaged kernel is refused");
+        "a damaged kernel is rejected");
   check(qpu_program_listing(program) == NULL && strstr(qpu_last_error(), "NULL") != NULL,
-        "and has no listing");
+        "it has no listing");
   remove(path);
   check(qpu_program_open(path) == NULL && strstr(qpu_last_error(), path) != NULL,
-        "a missing file is told");
+        "a missing file is reported");
   program = qpu_program_from_bytes(words, 8 * (size_t)count, NULL);
-  check(qpu_program_words(program, NULL) == (size_t)count, "bare words are a program");
+  check(qpu_program_words(program, NULL) == (size_t)count, "raw words are a program");
   qpu_program_delete(program);
-  check(qpu_program_from_bytes(words, 9, NULL) == NULL, "9 bytes are none");
-  check(qpu_program_from_words(words, 0, NULL) == NULL, "nor are no words");
+  check(qpu_program_from_bytes(words, 9, NULL) == NULL, "9 bytes are not a program");
+  check(qpu_program_from_words(words, 0, NULL) == NULL, "no words are not a program");
   check(qpu_assemble("nop\nfadd r0\n", words, 32) == -1 &&
             strstr(qpu_last_error(), "line 2") != NULL,
-        "a wrong line is told by its number");
-  check(qpu_assemble(kText, words, 0) == 1, "without room the words are counted");
+        "the error names the invalid line");
+  check(qpu_assemble(kText, words, 0) == 1, "without a buffer the words are counted");
 }
 
 static void model(void) {
@@ -148,7 +148,7 @@ static void model(void) {
         "one parameter is a number");
   check(qpu_model_parameter("memory", &value) == -1 &&
             strstr(qpu_last_error(), "'memory' is not a parameter") != NULL,
-        "an unknown parameter is refused");
+        "an unknown parameter is rejected");
 }
 
 int main(int argc, char **argv) {

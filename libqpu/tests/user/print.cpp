@@ -1,4 +1,4 @@
-// Prints from two QPUs; the test compares standard output.
+// Prints from two QPUs. The test compares standard output.
 #include "QPULib.h"
 
 void hello(Ptr<Float> p) {

@@ -1,4 +1,4 @@
-// A kernel as a file, for users without C++. Argument: where to.
+// Saves a kernel to the file given as argument, for users without C++.
 #include "QPULib.h"
 
 namespace {

@@ -11,7 +11,7 @@ namespace {
 constexpr int kDelaySlots = 3;
 constexpr int kRepeats = 7;
 constexpr int kLaunches = 200;
-constexpr std::uint32_t kMoreOnHardware = 100;
+constexpr std::uint32_t kRoundsFactorOnHardware = 100;
 
 [[noreturn]] void failed() { throw std::runtime_error(qpu_last_error()); }
 
@@ -61,8 +61,8 @@ void Assembly::patch(int at, const std::string& cond, int target) {
   lines_.at(static_cast<std::size_t>(at)) = branchLine(cond, at, target);
 }
 
-// ra31 is the number of QPUs for QPU 0, which waits for the others and raises the
-// host interrupt, and 0 for those.
+// ra31 holds the number of QPUs on QPU 0, which waits for the others and raises the host
+// interrupt. On all other QPUs it is 0.
 std::string Assembly::end() {
   *this << "nop" << "mov.sf r0, ra31";
   const int choice = size();
@@ -90,9 +90,9 @@ Bench::Bench() {
   backend_ = name;
   if (backend_ == "interpreter")
     throw std::runtime_error(
-        "the backend is the interpreter, which has no clocks; expected a Raspberry Pi's QPUs "
-        "(qpu-info tells what is in the way), or QPU_BACKEND=emulator to read the model's own "
-        "parameters back");
+        "the backend is the interpreter, which does not count clocks; expected the QPUs of a "
+        "Raspberry Pi (qpu-info prints what prevents their use), or QPU_BACKEND=emulator to read "
+        "the model's own parameters back");
   buffer_.reset(qpu_buffer_new(kBufferBytes));
   if (!buffer_) failed();
 }
@@ -138,13 +138,13 @@ Time Bench::run(const std::string& assembly, int qpus, std::uint32_t rounds) con
 
 Time Bench::round(const std::string& assembly, int qpus, std::uint32_t rounds) {
   const Program program = assemble(assembly);
-  const std::uint32_t n = isEmulator() ? rounds : rounds * kMoreOnHardware;
+  const std::uint32_t n = isEmulator() ? rounds : rounds * kRoundsFactorOnHardware;
   const Time once = run(program.get(), qpus, n);
   const Time twice = run(program.get(), qpus, 2 * n);
   const double difference = twice.seconds - once.seconds;
   if (!(difference > 0))
-    throw std::runtime_error("twice as many rounds of a program did not take longer; is the "
-                             "machine busy with other work, or throttled?");
+    throw std::runtime_error("twice as many rounds of a program did not take longer; check that the "
+                             "machine is idle and not throttled");
   const Time time{difference / n, (once.spread + twice.spread) / difference};
   worst_ = std::max(worst_, time.spread);
   return time;

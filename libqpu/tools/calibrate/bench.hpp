@@ -1,5 +1,5 @@
-// Runs programs of QPU assembly and times them: by the clock of this machine on
-// the QPUs, by the model on the emulator.
+// Runs QPU assembly programs and times them: with this machine's clock on the QPUs, with the
+// model's clock on the emulator.
 #ifndef QPU_TOOLS_CALIBRATE_BENCH_HPP
 #define QPU_TOOLS_CALIBRATE_BENCH_HPP
 
@@ -13,11 +13,11 @@
 
 namespace qpu::calibrate {
 
-// Lines of assembly. The program reads its uniforms into ra0.. as below, sets r3 to
-// the number of rounds and ends as vc4-mailbox wants it.
+// Builds an assembly program. The program reads its uniforms into the registers below, sets r3 to
+// the number of rounds, and ends as the vc4-mailbox backend requires.
 constexpr const char* kRounds = "ra0";
 constexpr const char* kQpu = "ra1";
-constexpr const char* kBuffer = "ra2";  // bus address of 4 MB
+constexpr const char* kBuffer = "ra2";  // bus address of kBufferBytes bytes
 constexpr std::uint32_t kBufferBytes = 4U << 20U;
 
 class Assembly {
@@ -26,42 +26,42 @@ class Assembly {
   Assembly& operator<<(const std::string& line);
   Assembly& repeat(int times, const std::vector<std::string>& lines);
   Assembly& set(const std::string& to, std::uint32_t value);
-  // Runs what `body` adds, r3 times.
+  // Adds a loop that runs the lines added by `body` r3 times.
   Assembly& loop(const std::function<void(Assembly&)>& body);
   int size() const { return static_cast<int>(lines_.size()); }
-  // To the line `target`, with three delay slots.
+  // Adds a branch to the line `target`, with three delay slots.
   Assembly& branch(const std::string& cond, int target);
-  // Replaces the lines that were left free for a branch there.
+  // Replaces the placeholder line at `at` with a branch.
   void patch(int at, const std::string& cond, int target);
-  // The ending, and all of it as text.
+  // Adds the end of the program, and returns all lines as text.
   std::string end();
 
  private:
   std::vector<std::string> lines_;
 };
 
-// What was timed: per round, without the launch.
+// Time per round, without the launch.
 struct Time {
   double seconds = 0;
-  double spread = 0;  // of the repeats, as a part of the least
+  double spread = 0;  // largest minus least repeat, relative to the time
 };
 
 class Bench {
  public:
-  // Throws std::runtime_error when there is no backend that has clocks.
+  // Throws std::runtime_error if the backend does not count clocks.
   Bench();
 
   const std::string& backend() const { return backend_; }
   bool isEmulator() const { return backend_ == "emulator"; }
 
-  // A round of the program on `qpus` QPUs: the difference of runs of n and 2n rounds.
-  // On the QPUs there are a hundred times more rounds than on the emulator.
+  // Time of one round on `qpus` QPUs: the difference of runs of n and 2n rounds, divided by n.
+  // The QPUs run 100 times as many rounds as the emulator.
   Time round(const std::string& assembly, int qpus, std::uint32_t rounds);
-  // Start and end of a program that does nothing, by this backend.
+  // Time to start and end an empty program with this backend.
   Time launch(const std::string& backend);
-  // Of all since the last call.
+  // The largest spread since the last call.
   double worstSpread();
-  // One run, the least of several on the QPUs; with the launch there.
+  // Time of one run with its launch: on the QPUs, the least of several.
   Time run(const std::string& assembly, int qpus, std::uint32_t rounds) const;
 
  private:

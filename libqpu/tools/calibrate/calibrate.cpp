@@ -19,20 +19,20 @@ constexpr const char* kHelp =
     "       qpu-calibrate --parameters\n"
     "\n"
     "Run the ten measurements that determine the parameters of the emulator's cycle\n"
-    "model on this Raspberry Pi's QPUs, and write them as a file for QPU_MODEL. With\n"
-    "QPU_BACKEND=emulator they read the model's own parameters back; the file says\n"
-    "so, and is not a measurement on hardware.\n"
+    "model on this Raspberry Pi's QPUs, and write the results as a file for QPU_MODEL.\n"
+    "With QPU_BACKEND=emulator, read the model's own parameters back; the file is then\n"
+    "marked as not measured on hardware.\n"
     "\n"
-    "  --output FILE  write the file there instead of to standard output\n"
-    "  --parameters   print the model in force (QPU_BOARD, QPU_MODEL): each parameter\n"
-    "                 with its range and source\n"
-    "  --version      version of libqpu\n"
-    "  --help         this text\n";
+    "  --output FILE  write to FILE instead of standard output\n"
+    "  --parameters   print the parameters in use (QPU_BOARD, QPU_MODEL), each with its\n"
+    "                 range and source\n"
+    "  --version      print the version of libqpu\n"
+    "  --help         print this text\n";
 
 constexpr const char* kDeviceTree = "/proc/device-tree";
 
-int wrongUse(const Streams& s, const std::string& what) {
-  s.errors << "qpu-calibrate: " << what << "; see qpu-calibrate --help\n";
+int wrongUse(const Streams& s, const std::string& problem) {
+  s.errors << "qpu-calibrate: " << problem << "; see qpu-calibrate --help\n";
   return 2;
 }
 
@@ -43,21 +43,21 @@ int print(const Streams& s, const std::string& text) {
   return 1;
 }
 
-// Written aside and renamed: there is the whole file, or the one of before.
+// Writes a temporary file and renames it, so that `path` never holds a partial file.
 void write(const std::string& path, const std::string& text) {
-  const std::string aside = path + ".new";
+  const std::string temporary = path + ".new";
   std::error_code error;
   {
-    std::ofstream file(aside);
+    std::ofstream file(temporary);
     file << text << std::flush;
     if (!file) error = std::make_error_code(std::errc::io_error);
   }
-  if (!error) std::filesystem::rename(aside, path, error);
+  if (!error) std::filesystem::rename(temporary, path, error);
   if (!error) return;
-  std::error_code none;
-  std::filesystem::remove(aside, none);
+  std::error_code ignored;
+  std::filesystem::remove(temporary, ignored);
   throw std::runtime_error("cannot write " + path +
-                           "; expected a folder that exists and has room, and may be written to");
+                           "; expected an existing, writable folder with free space");
 }
 
 std::string oneLine(std::string text) {
@@ -81,7 +81,7 @@ int calibrate(const Streams& s, const std::string& output) {
   const std::string file = modelFile(from, all);
   if (output.empty()) return print(s, file);
   write(output, file);
-  s.errors << "wrote " << output << "; QPU_MODEL=" << output << " makes the emulator use it\n";
+  s.errors << "wrote " << output << "; set QPU_MODEL=" << output << " to use it on the emulator\n";
   return 0;
 }
 
@@ -89,7 +89,7 @@ int calibrate(const Streams& s, const std::string& output) {
 
 std::string modelFile(const Provenance& from, const std::vector<Measured>& all) {
   std::ostringstream text;
-  text << "# Parameters of the emulator's cycle model, for QPU_MODEL; by qpu-calibrate of libqpu "
+  text << "# Parameters of the emulator's cycle model, for QPU_MODEL. Written by qpu-calibrate of libqpu "
        << qpu_version() << ".\nsource = " << oneLine(from.text) << "\n";
   if (!from.board.empty()) text << "board = " << from.board << "\n";
   int number = 0;
@@ -126,7 +126,7 @@ int run(const std::vector<std::string>& arguments, const Streams& s) {
       return wrongUse(s, "unknown argument '" + a + "'");
     }
   }
-  if (list && !output.empty()) return wrongUse(s, "--parameters prints, and takes no --output");
+  if (list && !output.empty()) return wrongUse(s, "--output cannot be used with --parameters");
   try {
     return list ? print(s, parameters()) : calibrate(s, output);
   } catch (const std::exception& e) {

@@ -1,4 +1,4 @@
-// qpu-calibrate without its main(), for tests.
+// qpu-calibrate without its main(), for the tests.
 #ifndef QPU_TOOLS_CALIBRATE_CALIBRATE_HPP
 #define QPU_TOOLS_CALIBRATE_CALIBRATE_HPP
 
@@ -16,10 +16,10 @@ struct Streams {
   std::ostream& errors;
 };
 
-// The file for QPU_MODEL.
+// Returns the text of a model file for QPU_MODEL.
 std::string modelFile(const Provenance& from, const std::vector<Measured>& all);
 
-// The program. Exit codes: 0 done, 1 failed, 2 wrong use.
+// Runs qpu-calibrate. Exit codes: 0 done, 1 failed, 2 wrong use.
 int run(const std::vector<std::string>& arguments, const Streams& streams);
 
 }  // namespace qpu::calibrate

@@ -1,6 +1,6 @@
-// One QPU instruction takes four clocks. A TMU load that is waited for takes its
-// latency from the request on, and the next instruction runs four clocks after it:
-// "mov tmu0_s, r2" and "ldtmu0" in turn take the latency and four clocks.
+// A QPU instruction takes four clocks. A TMU load that the program waits for takes its latency,
+// counted from the request, and the next instruction runs four clocks later: a sequence of
+// "mov tmu0_s, r2" and "ldtmu0" takes the latency plus four clocks.
 #include "tools/calibrate/measure.hpp"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr std::uint32_t kSameBank = 32768;  // 8 banks of 4 KB
 constexpr int kAllQpus = 12;
 constexpr int kSlices = 3;
 constexpr int kQpusOfSlice = 4;
-constexpr const char* kMore = "another limit comes first";
+constexpr const char* kHidden = "hidden by another limit";
 
 std::string line(const std::string& name, const std::string& operands) {
   return name + " " + operands;
@@ -28,7 +28,7 @@ std::string line(const std::string& name, const std::string& operands) {
 std::uint32_t dmaStore(std::uint32_t rows, std::uint32_t words) {
   return 0x80004000U | rows << 23U | words << 16U;
 }
-// 16 rows or words are coded as 0; each row goes into a VPM row of its own.
+// The field holds 0 for 16 rows or words. Each row is loaded into its own VPM row.
 std::uint32_t dmaLoad(std::uint32_t rows, std::uint32_t words) {
   return 0x80001000U | (words % 16) << 20U | (rows % 16) << 16U;
 }
@@ -71,11 +71,12 @@ class Measurer {
   }
   double ns(double clocks) const { return clocks / clockHz_ * 1e9; }
 
-  // Clocks of a line of instructions in a loop of so many, beyond running them.
+  // Clocks to fetch one cache line of instructions in a loop of this many instructions, without the
+  // time to execute them.
   double fetching(int instructions, std::uint32_t rounds) {
-    constexpr int kOfLoop = 5;
+    constexpr int kLoopOverhead = 5;
     Assembly a;
-    a.loop([&](Assembly& body) { body.repeat(instructions - kOfLoop, {"nop"}); });
+    a.loop([&](Assembly& body) { body.repeat(instructions - kLoopOverhead, {"nop"}); });
     return clocks(a.end(), 1, rounds) * kLineInstructions / instructions -
            kInstruction * kLineInstructions;
   }
@@ -104,27 +105,27 @@ class Measurer {
   }
 
   void launches() {
-    struct Way {
+    struct Launcher {
       const char* backend;
       const char* parameter;
     };
-    for (const Way way : {Way{"vc4-registers", "registers_launch_us"},
-                          Way{"vc4-mailbox", "mailbox_launch_us"}}) {
+    for (const Launcher launcher : {Launcher{"vc4-registers", "registers_launch_us"},
+                                    Launcher{"vc4-mailbox", "mailbox_launch_us"}}) {
       if (bench_.isEmulator()) {
-        put(way.parameter, bench_.launch(way.backend).seconds * 1e6);
+        put(launcher.parameter, bench_.launch(launcher.backend).seconds * 1e6);
         continue;
       }
-      useBackend(way.backend);
+      useBackend(launcher.backend);
       if (qpu_backend_name() == nullptr)
-        putMissing(way.parameter, qpu_backend_reason());
+        putMissing(launcher.parameter, qpu_backend_reason());
       else
-        put(way.parameter, bench_.launch(way.backend).seconds * 1e6);
+        put(launcher.parameter, bench_.launch(launcher.backend).seconds * 1e6);
       useBackend(bench_.backend().c_str());
     }
   }
 
-  // Latency of loads that wait for each other; `next` makes the next address in r2
-  // while one is on its way.
+  // Latency of loads of which each waits for the one before. `next` computes the next address in r2
+  // while a load is in flight.
   double latency(const std::vector<std::string>& next, const std::vector<std::string>& before,
                  std::uint32_t rounds) {
     Assembly a;
@@ -137,7 +138,7 @@ class Measurer {
     return (clocks(a.end(), 1, rounds) - 5 * kInstruction) / loads - kInstruction;
   }
 
-  // The same for loads `stride` bytes apart in the first `bytes` of the buffer.
+  // The same for loads `stride` bytes apart within the first `bytes` of the buffer.
   double sweep(std::uint32_t stride, std::uint32_t bytes, std::uint32_t rounds) {
     constexpr int kLoads = 16;
     Assembly a;
@@ -151,7 +152,7 @@ class Measurer {
     return (clocks(a.end(), 1, rounds) - 5 * kInstruction) / kLoads - 3 * kInstruction;
   }
 
-  // Addresses of the 16 words from `base` on.
+  // Computes the addresses of the 16 words at `base`.
   static void element(Assembly& a, const std::string& to, const std::string& base) {
     a << "shl r0, element_number, 2" << "nop" << line("add", to + ", r0, " + base) << "nop";
   }
@@ -165,7 +166,7 @@ class Measurer {
     put("tmu_l1_clocks", l1);
     put("tmu_l2_clocks", l2);
 
-    // Eight times through, so that the first time counts little.
+    // Eight passes, so that the cache misses of the first pass have little weight.
     const auto fits = [&](std::uint32_t bytes, double limit) {
       return sweep(64, bytes, std::max(8 * bytes / 1024, 8U)) < limit;
     };
@@ -178,7 +179,7 @@ class Measurer {
     put("l2_bytes", largest((l2 + sequential_) / 2));
   }
 
-  // Each load opens a page, or one in 64 does.
+  // Every load opens a page, compared with one load in 64.
   void pages() {
     const double far = sweep(kSameBank, kBufferBytes, 64);
     page_ = std::max(far - sequential_, 0.0) / (1 - 1 / kPageLines);
@@ -198,7 +199,7 @@ class Measurer {
     const double atTmu = clocks(one.end(), kAllQpus, 100) / kRequests / kQpusOfSlice;
     put("tmu_request_clocks", atTmu);
 
-    // Four lines for each QPU that put each other out of the L1.
+    // Four lines per QPU that evict each other from the L1.
     Assembly all;
     all << "ldi tmu_noswap, 1" << "shl r0, ra1, 6" << "nop" << "add r1, r0, ra2";
     all << "mov ra10, r1" << "nop";
@@ -218,13 +219,13 @@ class Measurer {
     all.repeat(2, {"nop; ldtmu0", "nop; ldtmu1"});
     const double perLine = clocks(all.end(), kAllQpus, 200) / (8 * kAllQpus);
     if (perLine < 1.1 * atTmu / (2 * kSlices))
-      putMissing("l2_bytes_per_clock", std::string(kMore) + ", the TMUs");
+      putMissing("l2_bytes_per_clock", std::string(kHidden) + ": the TMUs");
     else
       put("l2_bytes_per_clock", kLineBytes / perLine);
     l2Line_ = perLine;
   }
 
-  // All QPUs read the buffer, each two lines of 24.
+  // All QPUs read the buffer. Of each 24 lines, every QPU reads two.
   void bus() {
     constexpr int kUnrolled = 4;
     Assembly a;
@@ -232,24 +233,24 @@ class Measurer {
     a << "shl r0, ra1, 7" << "nop";
     a.set("r2", 64) << "add r1, r0, r2";
     a.set("ra11", kAllQpus * 128).set("ra12", kBufferBytes - 1) << "nop";
-    const std::vector<std::string> ask = {"add tmu0_s, r0, ra10", "add tmu1_s, r1, ra10",
-                                          "add r0, r0, ra11",     "and r0, r0, ra12",
-                                          "add r1, r1, ra11",     "and r1, r1, ra12"};
-    a.repeat(3, ask);
+    const std::vector<std::string> request = {"add tmu0_s, r0, ra10", "add tmu1_s, r1, ra10",
+                                              "add r0, r0, ra11",     "and r0, r0, ra12",
+                                              "add r1, r1, ra11",     "and r1, r1, ra12"};
+    a.repeat(3, request);
     a.loop([&](Assembly& body) {
-      body.repeat(kUnrolled, {ask[0], ask[1], ask[2] + "; ldtmu0", ask[3] + "; ldtmu1", ask[4],
-                              ask[5]});
+      body.repeat(kUnrolled, {request[0], request[1], request[2] + "; ldtmu0",
+                              request[3] + "; ldtmu1", request[4], request[5]});
     });
     a.repeat(3, {"nop; ldtmu0", "nop; ldtmu1"});
     const double perLine = clocks(a.end(), kAllQpus, 100) / (2.0 * kUnrolled * kAllQpus);
     if (perLine < 1.1 * l2Line_)
-      putMissing("memory_bytes_per_s", std::string(kMore) + ", the L2");
+      putMissing("memory_bytes_per_s", std::string(kHidden) + ": the L2");
     else
       put("memory_bytes_per_s", kLineBytes / (perLine - page_ / kPageLines) * clockHz_);
   }
 
-  // Clocks of one transfer that is waited for: the wait and the next set-up are two
-  // instructions that nothing hides.
+  // Clocks of one transfer that the program waits for. The wait and the next setup are two
+  // instructions that do not overlap with the transfer.
   double transfer(bool load, std::uint32_t rows, std::uint32_t words) {
     constexpr int kTransfers = 16;
     Assembly a;
@@ -291,7 +292,7 @@ class Measurer {
     const double perVector = clocks(all.end(), kAllQpus, 50) / (kVectors * kAllQpus);
     const double issue = kInstruction * (kVectors + 9) / (kVectors * kAllQpus);
     if (perVector < 1.3 * issue)
-      putMissing("vpm_port_clocks", std::string(kMore) + ", the instructions; at most " +
+      putMissing("vpm_port_clocks", std::string(kHidden) + ": the instructions; at most " +
                                         std::to_string(perVector));
     else
       put("vpm_port_clocks", perVector);
@@ -305,8 +306,8 @@ class Measurer {
         (clocks(one.end(), 1, 50) - 5 * kInstruction) / kVectors - kInstruction);
   }
 
-  // Two QPUs that release each other; loops of two lengths, for what a loop itself
-  // takes is not known.
+  // Two QPUs release each other. Loops of two lengths cancel the overhead of the loop, which is
+  // unknown.
   double exchanges(int times) {
     Assembly a;
     a << "nop" << "mov.sf r0, ra1";
@@ -321,7 +322,7 @@ class Measurer {
     const int second = a.size();
     half({"sacq 0", "srel 1"});
     a.patch(choice, "allzc", second);
-    // Always: no flag of the loop's counter is clear after it.
+    // This branch is always taken: after the loop, the zero flag of its counter is set.
     a.patch(over, "allzs", a.size());
     return clocks(a.end(), 2, 50);
   }
@@ -342,15 +343,15 @@ class Measurer {
 
 const char* title(int measurement) {
   static constexpr std::array<const char*, kMeasurements> kTitles = {
-      "instructions: clock, special functions, instruction cache",
-      "launches, by each backend",
-      "TMU loads: latencies, sizes of caches",
-      "pages of the SDRAM",
-      "requests that a TMU and the L2 take",
-      "the bus: all QPUs read",
+      "clock, special functions and instruction cache",
+      "launches by each backend",
+      "TMU loads: latencies and cache sizes",
+      "SDRAM pages",
+      "request rates of the TMU and the L2",
+      "the bus, with all QPUs reading",
       "DMA stores",
       "DMA loads",
-      "the VPM's port",
+      "the VPM port",
       "semaphores"};
   return kTitles.at(static_cast<std::size_t>(measurement - 1));
 }

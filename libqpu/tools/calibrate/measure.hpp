@@ -13,17 +13,17 @@ namespace qpu::calibrate {
 struct Measured {
   std::string parameter;
   double value = 0;     // in the parameter's unit
-  std::string missing;  // why there is no value, else ""
+  std::string missing;  // why there is no value; empty if there is one
   int measurement = 0;  // 1..10
-  double spread = 0;    // worst of the measurement's repeats
+  double spread = 0;    // largest spread of the measurement's repeats
 };
 
 constexpr int kMeasurements = 10;
-// What measurement 1..10 is about.
+// The title of measurement 1..10.
 const char* title(int measurement);
 
-// All of them, in order; `before` is called with the number of each. Throws
-// std::runtime_error when a program fails.
+// Runs all measurements in order, and calls `before` with the number of each. Throws
+// std::runtime_error if a program fails.
 std::vector<Measured> measureAll(Bench& bench, const std::function<void(int)>& before);
 
 }  // namespace qpu::calibrate

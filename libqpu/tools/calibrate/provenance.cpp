@@ -16,7 +16,7 @@ std::string read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Without the zero that ends a text there.
+// Reads a device tree string without its trailing zero.
 std::string text(const std::string& path) {
   std::string found = read(path);
   while (!found.empty() && found.back() == '\0') found.pop_back();
@@ -65,12 +65,12 @@ Provenance provenance(const std::string& backend, const std::string& tree) {
   p.board = boardOf(model, compatible);
   if (model.rfind("Raspberry Pi", 0) != 0 || contains(compatible, "virt") ||
       contains(compatible, "qemu")) {
-    p.text = "unverified, not counted as measured on hardware: the device tree names no Raspberry "
-             "Pi but '" + model + "'";
+    p.text = "unverified, not counted as measured on hardware: the model in the device tree is not "
+             "a Raspberry Pi but '" + model + "'";
   } else if (isBlank(revision, '\0') || isBlank(serial, '0')) {
     p.text = "unverified, not counted as measured on hardware: " + model + ", without the " +
              (isBlank(revision, '\0') ? "revision code" : "serial number") +
-             " that a Pi's firmware writes";
+             " that the firmware of a Raspberry Pi writes";
   } else {
     p.source = Source::Hardware;
     p.text = "measured on hardware: " + model + ", revision " + hex(revision) + ", by " + backend;

@@ -1,4 +1,4 @@
-// What measurements were taken on, and whether they count as such.
+// The machine that was measured, and whether the results count as measured on hardware.
 #ifndef QPU_TOOLS_CALIBRATE_PROVENANCE_HPP
 #define QPU_TOOLS_CALIBRATE_PROVENANCE_HPP
 
@@ -10,13 +10,13 @@ enum class Source { Hardware, Emulator, Unverified };
 
 struct Provenance {
   Source source = Source::Unverified;
-  std::string board;  // as QPU_BOARD names it; "" when that is not known
-  std::string text;   // the line "source" of a model's file
+  std::string board;  // a value of QPU_BOARD; empty if unknown
+  std::string text;   // the value of "source" in a model file
 };
 
-// `tree` is a device tree, /proc/device-tree. Only a Raspberry Pi's own, with the
-// revision code and the serial number that its firmware writes, makes what `backend`
-// measured a measurement on hardware.
+// `tree` is a device tree such as /proc/device-tree. A measurement with `backend` counts as measured on
+// hardware only if the tree is that of a Raspberry Pi, with the revision code and the serial number
+// that its firmware writes.
 Provenance provenance(const std::string& backend, const std::string& tree);
 
 }  // namespace qpu::calibrate

@@ -1,4 +1,4 @@
-// qpu-objdump: lists, verifies and assembles programs of the QPU.
+// qpu-objdump: lists, verifies and assembles QPU programs.
 #include <unistd.h>
 
 #include <cstdio>

@@ -21,24 +21,24 @@ constexpr const char* kHelp =
     "usage: qpu-objdump [--raw] [--fields | --verify] FILE\n"
     "       qpu-objdump --assemble [--output FILE] FILE\n"
     "\n"
-    "List the instructions of a compiled QPU program: a kernel as libqpu keeps it\n"
-    "on disk, or bare 64-bit little-endian words. FILE - is standard input.\n"
+    "List the instructions of a compiled QPU program: a kernel saved by libqpu, or\n"
+    "raw 64-bit little-endian words. If FILE is -, read standard input.\n"
     "\n"
-    "  --raw          bare words, whatever FILE starts with\n"
-    "  --fields       say the values of fields that do nothing, so that the text\n"
+    "  --raw          read FILE as raw words, even if it starts like a saved kernel\n"
+    "  --fields       print the values of fields without effect, so that the text\n"
     "                 assembles to the same words: nop; with raddr_a=3\n"
-    "  --verify       no listing: the rules of the hardware that the program breaks;\n"
-    "                 exit code 1 if there are any\n"
-    "  --assemble     FILE is text, one instruction per line as listed, # starts a\n"
-    "                 comment; write its words\n"
-    "  --output FILE  write them there, not to standard output\n"
-    "  --version      version of libqpu\n"
-    "  --help         this text\n";
+    "  --verify       print violations of hardware rules instead of a listing; exit\n"
+    "                 with code 1 if there are any\n"
+    "  --assemble     read FILE as text, one instruction per line as in a listing, and\n"
+    "                 write its words; # starts a comment\n"
+    "  --output FILE  with --assemble, write to FILE instead of standard output\n"
+    "  --version      print the version of libqpu\n"
+    "  --help         print this text\n";
 
 constexpr std::size_t kMostBytes = std::size_t{4} << 20U;
 constexpr std::size_t kWordBytes = sizeof(isa::Word);
 
-// What ends the program with exit code 2, and with 1.
+// Errors that end the program with exit code 2 (WrongUse) and 1 (Failure).
 struct WrongUse : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -64,7 +64,7 @@ Options parse(const std::vector<std::string>& arguments) {
   for (std::size_t n = 0; n < arguments.size(); ++n) {
     const std::string& a = arguments[n];
     if (onlyFiles || a == "-" || a.empty() || a[0] != '-') {
-      if (o.file) throw WrongUse("one file at a time, not also '" + a + "'");
+      if (o.file) throw WrongUse("expected one file, found also '" + a + "'");
       o.file = a;
     } else if (a == "--") {
       onlyFiles = true;
@@ -92,9 +92,9 @@ Options parse(const std::vector<std::string>& arguments) {
   if (o.help || o.version) return o;
   if (!o.file) throw WrongUse("no file given");
   if (o.assemble && (o.raw || o.verify || o.fields))
-    throw WrongUse("--assemble goes with neither --raw nor --fields nor --verify");
-  if (o.fields && o.verify) throw WrongUse("--fields is for listings, not for --verify");
-  if (o.output && !o.assemble) throw WrongUse("--output goes with --assemble");
+    throw WrongUse("--assemble cannot be used with --raw, --fields or --verify");
+  if (o.fields && o.verify) throw WrongUse("--fields cannot be used with --verify");
+  if (o.output && !o.assemble) throw WrongUse("--output requires --assemble");
   return o;
 }
 
@@ -106,14 +106,14 @@ std::string readAll(std::istream& in, const std::string& name) {
   if (in.bad()) throw Failure("cannot read " + name);
   data.resize(static_cast<std::size_t>(in.gcount()));
   if (data.size() > kMostBytes)
-    throw Failure(name + " is larger than any program: more than 4 MiB");
+    throw Failure(name + " is larger than 4 MiB, the maximum size of a program");
   return data;
 }
 
 std::string readFile(const std::string& file, std::istream& standardInput) {
   if (file == "-") return readAll(standardInput, nameOf(file));
-  std::error_code none;
-  if (std::filesystem::is_directory(file, none)) throw Failure(file + " is a directory");
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored)) throw Failure(file + " is a directory");
   std::ifstream in(file, std::ios::binary);
   if (!in) throw Failure("cannot open " + file);
   return readAll(in, file);
@@ -124,12 +124,12 @@ code::Object readProgram(const Options& options, std::istream& in) {
   const std::string name = nameOf(*options.file);
   if (!options.raw && code::looksSaved(data)) {
     if (auto object = code::load(data)) return *object;
-    throw Failure(name + " is a damaged kernel, or one of another version of libqpu");
+    throw Failure(name + " is a kernel that is damaged or from another version of libqpu");
   }
   if (data.empty()) throw Failure(name + " is empty");
   if (data.size() % kWordBytes != 0)
-    throw Failure(name + " is no kernel of libqpu, and its " + std::to_string(data.size()) +
-                  " bytes are no whole 64-bit words");
+    throw Failure(name + " is neither a saved kernel nor raw 64-bit words: its size of " +
+                  std::to_string(data.size()) + " bytes is not a multiple of 8");
   code::Object object;
   object.name = name;
   object.words.resize(data.size() / kWordBytes);
@@ -143,9 +143,9 @@ int verify(const code::Object& object, const std::string& name, std::ostream& ou
   const std::vector<isa::Fault> faults = isa::verify(object.words);
   for (const isa::Fault& f : faults) {
     out << name << ": " << f.rule << ": " << f.text;
-    const bool known = f.instruction < object.siteOf.size() &&
-                       object.siteOf[f.instruction] < object.sites.size();
-    if (known) out << " [" << object.sites[object.siteOf[f.instruction]].description << "]";
+    const bool hasSite = f.instruction < object.siteOf.size() &&
+                         object.siteOf[f.instruction] < object.sites.size();
+    if (hasSite) out << " [" << object.sites[object.siteOf[f.instruction]].description << "]";
     out << "\n";
   }
   out << name << ": " << object.words.size()
@@ -157,10 +157,10 @@ int verify(const code::Object& object, const std::string& name, std::ostream& ou
   return faults.empty() ? 0 : 1;
 }
 
-// All complaints at once, one per line.
+// Throws one Failure that lists the errors of all lines.
 std::string assemble(const std::string& text, const std::string& name) {
   std::string words;
-  std::string complaints;
+  std::string errors;
   std::size_t number = 0;
   for (std::size_t from = 0; from < text.size();) {
     const std::size_t end = std::min(text.find('\n', from), text.size());
@@ -175,17 +175,17 @@ std::string assemble(const std::string& text, const std::string& name) {
       for (std::size_t n = 0; n < kWordBytes; ++n)
         words += static_cast<char>(word >> (8 * n) & 0xffU);
     } catch (const std::invalid_argument& e) {
-      if (!complaints.empty()) complaints += "\n";
-      complaints += name + ":" + std::to_string(number) + ": " + e.what();
+      if (!errors.empty()) errors += "\n";
+      errors += name + ":" + std::to_string(number) + ": " + e.what();
     }
   }
-  if (!complaints.empty()) throw Failure(complaints);
+  if (!errors.empty()) throw Failure(errors);
   return words;
 }
 
 int assembleFile(const Options& options, const Streams& streams) {
   if (!options.output && streams.outIsTerminal)
-    throw WrongUse("words are no text for a terminal: give --output FILE");
+    throw WrongUse("refusing to write binary words to a terminal: use --output FILE");
   const std::string words =
       assemble(readFile(*options.file, streams.in), nameOf(*options.file));
   if (!options.output) {

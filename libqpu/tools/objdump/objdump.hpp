@@ -1,4 +1,4 @@
-// What qpu-objdump does, on streams.
+// qpu-objdump without its main(), for the tests.
 #ifndef QPU_TOOLS_OBJDUMP_OBJDUMP_HPP
 #define QPU_TOOLS_OBJDUMP_OBJDUMP_HPP
 
@@ -10,13 +10,13 @@
 namespace qpu::objdump {
 
 struct Streams {
-  std::istream& in;    // of the file "-"
+  std::istream& in;    // read for the file "-"
   std::ostream& out;
   std::ostream& errors;
-  bool outIsTerminal;  // and gets no binary data
+  bool outIsTerminal;  // a terminal gets no binary data
 };
 
-// The exit code: 0 done, 1 faults or unreadable input, 2 wrong use.
+// Runs qpu-objdump. Exit codes: 0 done, 1 faults found or unreadable input, 2 wrong use.
 int run(const std::vector<std::string>& arguments, const Streams& streams);
 
 }  // namespace qpu::objdump

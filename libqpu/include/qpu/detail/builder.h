@@ -1,6 +1,6 @@
-// The seam between the C++ classes of the language and the library: each
-// operator and statement of a kernel that is being traced ends in one of these.
-// Not for kernels.
+// The interface between the C++ classes of the language and the library. Each operator
+// and statement of a kernel that is being recorded calls one of these functions. Kernels
+// do not call them directly.
 #ifndef QPU_DETAIL_BUILDER_H
 #define QPU_DETAIL_BUILDER_H
 
@@ -21,13 +21,13 @@ enum class Type : std::uint8_t { Int, Float, Address, Mask, Scalar };
 enum class Op : std::uint8_t {
   // leaves
   Constant, Variable, ElementNumber, QpuNumber, QpuCount, VpmRead,
-  // Int; the names are those of the ADD and MUL pipes
+  // Int; named after the operations of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
-  // Float, by the special function unit: to about 3e-5
+  // Float, by the special function unit; accurate to about 3e-5
   Recip, RecipSqrt, Exp2, Log2,
-  // any; Broadcast: element b (a Constant, 0..15) of a in all elements
+  // any type; Broadcast: element b (a Constant, 0..15) of a in all elements
   Rotate, Broadcast, Load,
   // comparisons, per element
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
@@ -37,7 +37,7 @@ enum class Op : std::uint8_t {
 
 enum class Direction : std::uint8_t { Horizontal, Vertical };
 
-// A node of the kernel being traced. The trace's serial number catches vectors
+// A node of the kernel being recorded. The serial number of the trace detects vectors
 // that outlive their kernel.
 struct Node {
   std::uint32_t trace;
@@ -45,7 +45,7 @@ struct Node {
 };
 
 QPU_API Node constantInt(std::int32_t value);
-// Toward zero. Numbers of -2^31 to 2^32 - 1 have 32 bits; CompileError for others.
+// Truncates toward zero. Throws CompileError for numbers outside -2^31..2^32 - 1.
 QPU_API Node constantIntOf(double value);
 QPU_API Node constantFloat(float value);
 QPU_API Node leaf(Op op, Type type);
@@ -55,16 +55,16 @@ QPU_API Node load(Node address, Type type);
 QPU_API Node broadcast(Type type, Node a, int element, Location where);
 
 QPU_API Node declare(Type type, Location where);
-// Variable that holds kernel parameter `position` when the kernel starts.
+// Variable that contains kernel parameter `position` when the kernel starts.
 QPU_API Node parameter(std::size_t position);
 
 QPU_API void assign(Node variable, Node value, Location where);
-// `wait`: the QPU goes on only when the words are in memory.
+// If `wait` is set, the QPU continues only after the words are in memory.
 QPU_API void store(Node value, Node address, bool wait, Location where);
-// Elements that later loads and stores of this kernel leave out between two of theirs.
+// Number of elements that later loads and stores of this kernel skip between two elements.
 QPU_API void readStride(int elements, Location where);
 QPU_API void writeStride(int elements, Location where);
-// The first `words` words only, without waiting.
+// Stores only the first `words` words, without waiting.
 QPU_API void storeFirst(Node value, Node address, Node words, Location where);
 QPU_API void gather(Node address, Type element, Location where);
 QPU_API void receive(Node variable, Location where);
@@ -98,22 +98,22 @@ QPU_API void vpmReadSetup(Direction direction, int vectors, Node address, int st
 QPU_API void vpmWriteSetup(Direction direction, Node address, int stride, Location where);
 QPU_API void vpmWrite(Node value, Location where);
 
-// A compiled kernel: immutable, shared by every copy of its Kernel object.
+// A compiled kernel: immutable, and shared by all copies of its Kernel object.
 class Program;
 QPU_API void releaseProgram(const Program* program) noexcept;
 
 class Recorder;
 
-// One compile(): traces between construction and finish() on this thread.
+// One call of compile(): records on this thread from construction to finish().
 class QPU_API Trace {
  public:
-  // `name` may be null; `function` then helps to find one (may be null too).
+  // `name` can be null. In this case `function`, which can also be null, determines the name.
   Trace(const char* name, const void* function, const Type* parameters, std::size_t count);
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
   ~Trace();
 
-  // Checks and compiles what was traced; the caller owns the result.
+  // Checks and compiles the recorded kernel. The caller owns the result.
   const Program* finish();
 
  private:
@@ -122,7 +122,7 @@ class QPU_API Trace {
 
 QPU_API const char* programName(const Program& program) noexcept;
 QPU_API Cycles programCycles(const Program& program);
-// To be freed with freeText().
+// Free the result with freeText().
 QPU_API char* programListing(const Program& program);
 QPU_API void freeText(char* text) noexcept;
 QPU_API void saveProgram(const Program& program, const char* path);
@@ -130,8 +130,8 @@ QPU_API void saveProgram(const Program& program, const char* path);
 // Throws ArgumentError unless 1 <= n <= 12.
 QPU_API void requireQpuCount(const Program& program, int n);
 
-// Run `program` on `qpus` QPUs with one 32-bit word per parameter. `profile`: on the
-// emulator, count by instruction.
+// Runs `program` on `qpus` QPUs with one 32-bit word per parameter. `profile` enables
+// counters per instruction on the emulator.
 QPU_API void launch(const Program& program, int qpus, const std::uint32_t* uniforms,
                     std::size_t count, bool profile);
 

@@ -1,4 +1,4 @@
-// Symbol visibility of libqpu.so: everything else in the library is hidden.
+// Symbol visibility of libqpu.so. All other symbols are hidden.
 #ifndef QPU_DETAIL_EXPORT_H
 #define QPU_DETAIL_EXPORT_H
 

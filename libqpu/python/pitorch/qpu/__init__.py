@@ -1,6 +1,6 @@
-"""Programs for the QPUs of a Raspberry Pi, from Python: run them, read their machine code, count their clocks.
+"""Run programs on the QPUs of a Raspberry Pi, read their machine code, and count their clocks.
 
-Kernels are written in C++ (``qpu/qpu.hpp``) and saved by ``Kernel::save()``, or written in assembly::
+Kernels are written in C++ (``qpu/qpu.hpp``) and saved with ``Kernel::save()``, or written in assembly::
 
     from pitorch import qpu
 
@@ -9,8 +9,8 @@ Kernels are written in C++ (``qpu/qpu.hpp``) and saved by ``Kernel::save()``, or
     kernel.run(1600, numpy.float32(0.5), x, qpus=12)
     print(x.array, kernel.cycles(), kernel.listing())
 
-The library is ``libqpu.so.1`` where the dynamic loader finds it, or the file that the environment variable
-``QPU_LIBRARY`` names. ``QPU_BACKEND`` and the library's other variables apply; see docs/libqpu.md.
+The module loads ``libqpu.so.1`` from the path of the dynamic loader, or the file given by the environment variable
+``QPU_LIBRARY``. ``QPU_BACKEND`` and the other variables of the library apply; see docs/libqpu.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Argument = Union[int, float, "numpy.generic", "Buffer"]
 
 
 class QpuError(RuntimeError):
-    """What libqpu refused or met; ``kind`` is the class that it has in C++."""
+    """An error of libqpu. ``kind`` is the name of its C++ class."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -52,17 +52,17 @@ class QpuError(RuntimeError):
 
 
 class Backend(NamedTuple):
-    """What runs kernels, as libqpu states it."""
+    """The backend that runs kernels, and the reason for its selection."""
 
     name: str
     reason: str
 
 
 class Cycles(NamedTuple):
-    """What a run on the emulator took, by its model of a board: not measured on hardware.
+    """The cost of a run on the emulator, in its model of a board; not measured on hardware.
 
-    Sums over the QPUs, but for clocks and seconds. ``seconds`` is the kernel alone; what ``launches`` take besides is
-    told for the two ways of starting one on the QPUs.
+    All numbers are sums over the QPUs, except clocks and seconds. ``seconds`` is the time of the kernel alone. The
+    additional time of the ``launches`` is given for both methods of launching programs on the QPUs.
     """
 
     instructions: int
@@ -136,14 +136,14 @@ def _library() -> ctypes.CDLL:
         try:
             found = getattr(library, function)
         except AttributeError as fault:
-            raise QpuError(f"{name} has no {function}: it is no libqpu, or an older one", "") from fault
+            raise QpuError(f"{name} has no {function}: it is not libqpu, or an older version of it", "") from fault
         found.restype = result
         found.argtypes = arguments
     return library
 
 
 def _decoded(text: bytes) -> str:
-    """A text of the library, which may hold a path or name in any encoding."""
+    """Decode a text of the library, which may contain a path or name in any encoding."""
     return text.decode(errors="replace")
 
 
@@ -158,7 +158,7 @@ def _require(outcome: int) -> None:
 
 
 def _text(pointer: int | None) -> str:
-    """What a function returned to be freed."""
+    """Convert a text that a function has allocated, and free it."""
     if not pointer:
         raise _failed()
     try:
@@ -172,12 +172,12 @@ def _words64(words: numpy.typing.ArrayLike) -> numpy.typing.NDArray[numpy.uint64
 
 
 def version() -> str:
-    """Version of libqpu."""
+    """The version of libqpu."""
     return str(_library().qpu_version().decode())
 
 
 def backend() -> Backend:
-    """What runs kernels now, and why. Raises QpuError when QPU_BACKEND cannot be served."""
+    """The current backend and the reason for its selection. Raises QpuError if the QPU_BACKEND does not work."""
     library = _library()
     name = library.qpu_backend_name()
     reason = _decoded(library.qpu_backend_reason())
@@ -187,13 +187,13 @@ def backend() -> Backend:
 
 
 def machine(root: str = "/") -> dict[str, Any]:
-    """What ``qpu-info --json`` prints: backends with their reasons, board, obstacles with their fixes."""
+    """The report of ``qpu-info --json``: backends with their reasons, board, obstacles with their fixes."""
     found: dict[str, Any] = json.loads(_text(_library().qpu_machine_report(os.fsencode(root), 1)))
     return found
 
 
 def assemble(text: str) -> numpy.typing.NDArray[numpy.uint64]:
-    """Machine code of lines of assembly; ``#`` begins a comment."""
+    """Assemble lines of text into machine code; ``#`` begins a comment."""
     library = _library()
     count = library.qpu_assemble(text.encode(), None, 0)
     if count < 0:
@@ -204,15 +204,15 @@ def assemble(text: str) -> numpy.typing.NDArray[numpy.uint64]:
 
 
 def disassemble(words: numpy.typing.ArrayLike) -> str:
-    """One line per word: number, word, and text that ``assemble`` makes that word of."""
+    """List machine code, one line per word: number, word, and the text that assembles to this word."""
     code = _words64(words)
     return _text(_library().qpu_disassemble(code.ctypes.data_as(_WORDS64), code.size))
 
 
 class Buffer:
-    """Memory that the CPU and the QPUs share: GPU memory where kernels run on the QPUs. Zero-filled.
+    """Zero-filled memory that the CPU and the QPUs share; GPU memory if kernels run on the QPUs.
 
-    ``array`` is the memory itself. On hardware it is not cached: move whole arrays by ``write`` and ``read``.
+    ``array`` is the memory itself. On hardware it is not cached: copy whole arrays with ``write`` and ``read``.
     """
 
     def __init__(self, shape: int | Sequence[int], dtype: numpy.typing.DTypeLike = numpy.float32) -> None:
@@ -233,7 +233,7 @@ class Buffer:
 
     @classmethod
     def of(cls, values: numpy.typing.ArrayLike) -> Buffer:
-        """A buffer with a copy of values, with their shape; elements of 4 bytes keep their type."""
+        """Create a buffer with a copy of values. Elements of 4 bytes keep their type."""
         array = numpy.asarray(values)
         if array.dtype == numpy.float64:
             array = array.astype(numpy.float32)
@@ -245,19 +245,19 @@ class Buffer:
 
     @property
     def address(self) -> int:
-        """For the QPUs."""
+        """The bus address, which the QPUs use."""
         return int(_library().qpu_buffer_address(self._handle))
 
     @property
     def array(self) -> numpy.typing.NDArray[Any]:
-        """The memory, without a copy; it lives as long as this view."""
+        """A view of the memory, which stays valid as long as the view exists."""
         memory = (ctypes.c_uint32 * self._size).from_address(_library().qpu_buffer_data(self._handle))
         memory.owner = self  # type: ignore[attr-defined]
         words: numpy.typing.NDArray[Any] = numpy.ctypeslib.as_array(memory)
         return words.view(self.dtype).reshape(self.shape)
 
     def write(self, values: numpy.typing.ArrayLike) -> None:
-        """Copy values in; they must fit the shape."""
+        """Copy values into the buffer; they must fit its shape."""
         array = numpy.ascontiguousarray(numpy.broadcast_to(numpy.asarray(values, dtype=self.dtype), self.shape))
         _require(_library().qpu_buffer_write(self._handle, 0, array.ctypes.data, array.nbytes))
 
@@ -269,7 +269,7 @@ class Buffer:
 
 
 def _uniform(argument: Argument) -> int:
-    """The word that a QPU gets for an argument."""
+    """The word that is passed to a QPU for an argument."""
     if isinstance(argument, Buffer):
         return argument.address
     if isinstance(argument, (float, numpy.floating)):
@@ -283,7 +283,7 @@ def _uniform(argument: Argument) -> int:
 
 
 class Program:
-    """Machine code. It runs on the backend in force; where that is the interpreter by default, on the emulator."""
+    """Machine code. It runs on the current backend, or on the emulator if the interpreter is the default backend."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
@@ -296,27 +296,27 @@ class Program:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Program:
-        """A kernel that ``Kernel::save()`` or ``save`` wrote, or a file of bare words."""
+        """Load a kernel written by ``Kernel::save()`` or ``save``, or a file of raw words."""
         return cls(_library().qpu_program_open(os.fsencode(path)))
 
     @classmethod
     def from_words(cls, words: numpy.typing.ArrayLike, name: str = "program") -> Program:
-        """A program of bare words; all of its uniforms are given to ``run_raw``."""
+        """Create a program from raw words; ``run_raw`` takes all of its uniforms."""
         code = _words64(words)
         return cls(_library().qpu_program_from_words(code.ctypes.data_as(_WORDS64), code.size, name.encode()))
 
     @classmethod
     def assemble(cls, text: str, name: str = "program") -> Program:
-        """The same from lines of assembly."""
+        """Create a program from lines of assembly."""
         return cls.from_words(assemble(text), name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file."""
+        """Write the program to a file."""
         _require(_library().qpu_program_save(self._handle, os.fsencode(path)))
 
     @property
     def name(self) -> str:
-        """Of the kernel."""
+        """The name of the kernel."""
         return _decoded(_library().qpu_program_name(self._handle))
 
     @property
@@ -328,33 +328,33 @@ class Program:
 
     @property
     def parameters(self) -> int:
-        """How many arguments ``run`` takes."""
+        """The number of arguments of ``run``."""
         return int(_library().qpu_program_parameters(self._handle))
 
     @property
     def uses_sfu(self) -> bool:
-        """Whether results differ between emulator and hardware in the last bits."""
+        """Whether the last bits of results may differ between emulator and hardware."""
         return bool(_library().qpu_program_uses_sfu(self._handle))
 
     def run(self, *arguments: Argument, qpus: int = 1) -> None:
-        """Run a kernel to its end: integers, floats and buffers in the order of its parameters."""
+        """Run a kernel and wait for it. Arguments are integers, floats and buffers, in the order of its parameters."""
         words = numpy.array([_uniform(item) for item in arguments], dtype=numpy.uint32)
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
     def run_raw(self, uniforms: Sequence[Sequence[Argument]]) -> None:
-        """Run on as many QPUs as there are rows, each with its row as uniforms. Rows are equally long."""
+        """Run on one QPU per row, with the row as uniforms. All rows have the same length."""
         if len({len(row) for row in uniforms}) > 1:
-            raise ValueError("each QPU gets the same number of uniforms")
+            raise ValueError("expected the same number of uniforms for each QPU")
         words = numpy.array([[_uniform(item) for item in row] for row in uniforms], dtype=numpy.uint32)
         each = words.shape[1] if words.ndim == 2 else 0
         _require(_library().qpu_program_run_raw(self._handle, len(uniforms), words.ctypes.data_as(_WORDS32), each))
 
     def profile(self, on: bool = True) -> None:
-        """Count by instruction in the next runs on the emulator; the listing shows it."""
+        """Count per instruction in the following runs on the emulator; the listing shows the counts."""
         _library().qpu_program_profile(self._handle, int(on))
 
     def cycles(self) -> Cycles | None:
-        """Of the last run on the emulator; None before one."""
+        """The cost of the last run on the emulator; None before the first one."""
         found = _Cycles()
         if _library().qpu_program_cycles(self._handle, ctypes.byref(found)) != 0:
             return None
@@ -362,5 +362,5 @@ class Program:
         return Cycles(**{**facts, "board": found.board.decode()})
 
     def listing(self) -> str:
-        """Instructions with the constructs of the source; after a profiled run with their counts."""
+        """The instructions with the constructs of the source and, after a profiled run, their counts."""
         return _text(_library().qpu_program_listing(self._handle))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from apt_parts import Archive, served
 
-from flow import torch_job as job
+from flow.context import Context
+from flow.steps import torch_source
 from images import apt
 from images.flavour import load_suite
 from recipes import recipe
@@ -99,7 +100,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def test_no_other_archive_than_debian_s_is_asked_for_the_source(package: Package) -> None:
+def test_the_source_is_fetched_only_from_debian(package: Package) -> None:
     """Which Raspbian's and the Raspberry Pi's would have to be, whatever state they are in."""
     (debian,) = package.sources
     others = [dataclasses.replace(debian, uri="http://127.0.0.1:1", archive=name) for name in ("raspbian", "else")]
@@ -108,7 +109,7 @@ def test_no_other_archive_than_debian_s_is_asked_for_the_source(package: Package
 
 
 @pytest.mark.parametrize("spoil", ["cut short", "changed", "gone"])
-def test_a_damaged_archive_is_fetched_anew(package: Package, warned: list[str], spoil: str) -> None:
+def test_a_damaged_archive_is_fetched_again(package: Package, warned: list[str], spoil: str) -> None:
     first = package.obtain()
     assert first.files == {name: sha256_of(package.pool / name) for name in sorted((*CONTENTS, DSC))}
     assert (package.missing, warned) == ("", [])
@@ -117,26 +118,26 @@ def test_a_damaged_archive_is_fetched_anew(package: Package, warned: list[str], 
         path.unlink()
     else:
         path.write_bytes(b"X" * 9 if spoil == "cut short" else b"X" * len(CONTENTS[ORIGINAL]))
-    assert package.missing == f"{ORIGINAL} is gone or damaged"
+    assert package.missing == f"{ORIGINAL} is missing or damaged"
     assert package.obtain() == first
     assert path.read_bytes() == CONTENTS[ORIGINAL]
     assert len(warned) == 1
-    assert warned[0].startswith(f"{ORIGINAL} is not as {DSC} states (")
+    assert warned[0].startswith(f"{ORIGINAL} does not match the checksum in {DSC} (")
     assert package.missing == ""
 
 
-def test_a_damaged_description_is_fetched_anew(package: Package, warned: list[str]) -> None:
+def test_a_damaged_description_is_fetched_again(package: Package, warned: list[str]) -> None:
     first = package.obtain()
     path = package.place / DSC
     path.write_bytes(path.read_bytes()[:-9])
-    assert package.missing == f"{DSC} is gone or damaged"
+    assert package.missing == f"{DSC} is missing or damaged"
     assert package.obtain() == first
     assert len(warned) == 1
-    assert warned[0].startswith(f"{DSC} is not as the recipe pins it (SHA-256 ")
+    assert warned[0].startswith(f"{DSC} does not match the checksum in the recipe (SHA-256 ")
     assert package.missing == ""
 
 
-def test_a_source_that_is_not_the_pinned_one_is_refused(package: Package, warned: list[str]) -> None:
+def test_a_source_other_than_the_pinned_one_is_rejected(package: Package, warned: list[str]) -> None:
     pins = {**package.recipe.tables["archive"], "trixie_sha256": "0" * 64}
     package.recipe = dataclasses.replace(package.recipe, tables={**package.recipe.tables, "archive": pins})
     for number in range(2):
@@ -146,13 +147,13 @@ def test_a_source_that_is_not_the_pinned_one_is_refused(package: Package, warned
         assert len(warned) == number, "what lies here from the run before is asked for once more"
 
 
-def test_what_lies_beside_the_package_is_no_part_of_it(package: Package) -> None:
+def test_other_files_next_to_the_package_are_ignored(package: Package) -> None:
     first = package.obtain()
     (package.place / "notes.txt").write_text("mine")
     assert package.obtain() == first
 
 
-def test_a_damaged_archive_that_cannot_be_fetched_anew_is_never_used(package: Package, warned: list[str]) -> None:
+def test_a_damaged_archive_is_never_used(package: Package, warned: list[str]) -> None:
     package.obtain()
     (package.place / ORIGINAL).write_bytes(b"X")
     mirror, package.sources = (
@@ -166,9 +167,7 @@ def test_a_damaged_archive_that_cannot_be_fetched_anew_is_never_used(package: Pa
     package.obtain()
 
 
-def test_an_archive_that_is_not_as_stated_when_it_comes_is_told_with_both_sums(
-    package: Package, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_archive_is_reported_with_both_checksums(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch = apt.fetch_source
 
     def fetched_badly(sources: tuple[apt.Source, ...], name: str, version: str, folder: Path, log: Path) -> None:
@@ -176,19 +175,19 @@ def test_an_archive_that_is_not_as_stated_when_it_comes_is_told_with_both_sums(
         (folder / ORIGINAL).write_bytes(b"X")
 
     monkeypatch.setattr(apt, "fetch_source", fetched_badly)
-    with pytest.raises(SourceUnavailable, match=r"small 1\.0-1 is not whole") as caught:
+    with pytest.raises(SourceUnavailable, match=r"small 1\.0-1 is damaged") as caught:
         package.obtain()
     assert caught.value.expected == f"{ORIGINAL} with SHA-256 {hashlib.sha256(CONTENTS[ORIGINAL]).hexdigest()}"
     assert caught.value.found == f"SHA-256 {hashlib.sha256(b'X').hexdigest()}, 1 bytes"
 
 
-def test_the_step_asks_for_damage_too(package: Package, tmp_path: Path) -> None:
-    with job.TorchFlow(load_config({"build": {"folder": str(tmp_path)}})) as made:
-        made.recipe = package.recipe
-        step = made._torch_source()
+def test_the_step_detects_a_damaged_source(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "load", lambda _: package.recipe)
+    with Context(load_config({"build": {"folder": str(tmp_path)}})) as context:
+        step = torch_source.step(context)
         found = package.obtain()
         facts = {"kind": "archive", "folder": found.folder.name, "identity": found.identity, "files": found.files}
         recorded = Manifest(step="torch-source", key="", inputs={}, facts=facts)
         assert step.missing(recorded) == ""
         (package.place / ORIGINAL).write_bytes(b"X")
-        assert step.missing(recorded) == f"{ORIGINAL} is gone or damaged"
+        assert step.missing(recorded) == f"{ORIGINAL} is missing or damaged"

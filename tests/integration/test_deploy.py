@@ -267,7 +267,7 @@ def test_a_damaged_layer_is_refused(tmp_path: Path) -> None:
     with made.path.open("r+b") as stream:
         stream.seek(600)
         stream.write(b"?")
-    with pytest.raises(ArtefactDamaged, match="not the file that its manifest states"):
+    with pytest.raises(ArtefactDamaged, match="does not match its manifest"):
         deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
     assert not (layout.tree / "opt").exists()
 

@@ -28,7 +28,7 @@ from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from recipes import recipe
 from recipes.torch import provenance, resolve
-from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed, UserError
@@ -452,7 +452,7 @@ def test_a_torch_of_another_key_is_not_served(tmp_path: Path, nothing_kept: Path
         a_wheel(folder, "0" * 64)
     offer = Offer(config)
     assert offer() == {}
-    assert offer.torch.reason.count("of another recipe key") == 2
+    assert offer.torch.reason.count("has another recipe key") == 2
     a_wheel(nothing_kept, resolve.key(config))
     assert offer() == {TORCH: nothing_kept / TORCH}
     a_wheel(resolve.products(config), resolve.key(config))

@@ -35,7 +35,7 @@ from test_artefacts import KEY, OTHER_KEY, products
 from flow import share_artefacts as share
 from recipes.torch import provenance
 from recipes.tvm_ffi import build as tvm_ffi_build
-from recipes.tvm_ffi import kept as tvm_ffi
+from recipes.tvm_ffi import locate as tvm_ffi
 from registry import client as registry
 from registry import credentials, oras
 from registry import local as local_registry
@@ -341,7 +341,7 @@ def test_what_comes_without_provenance_is_refused(plain: Registry, tmp_path: Pat
 def test_a_recipe_without_provenance_is_pulled_and_torch_is_not(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
     ((name, key),) = share.wanted(here)
-    ((other, offered),) = share.offered(here)
+    ((other, offered),) = share.optional(here)
     (wheel, symbols, _) = products(tmp_path)
     artefacts.put(here, name, key, [wheel, symbols])
     artefacts.put(here, other, "f" * 64, [wheel], recipe=offered)
@@ -568,7 +568,7 @@ def test_what_this_checkout_would_build_is_what_is_pulled(plain: Registry, tmp_p
     (pulled,) = share.pull_artefacts(there)
     assert (pulled.entry.name, pulled.entry.key) == (name, key)
     assert artefacts.get(there, name, key)
-    ((other, offered),) = share.offered(here)
+    ((other, offered),) = share.optional(here)
     artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
     share.push_artefacts(here)
     assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (
@@ -623,7 +623,7 @@ def test_of_a_teams_builders_the_one_that_is_like_this_machines_counts(
     builder_here(strange, "tvm-ffi-builder", b"packages that nobody else has")
     assert pulled(strange) == keys["other"]
     assert len(said) == 1
-    assert "none there is of this machine's builder" in said[0]
+    assert "the registry has none of this builder" in said[0]
 
 
 def test_where_no_engine_can_tell_what_torchs_builder_holds_the_newest_is_taken(
@@ -639,7 +639,7 @@ def test_where_no_engine_can_tell_what_torchs_builder_holds_the_newest_is_taken(
     (pulled,) = share.pull_artefacts(mine)
     assert pulled.entry.key == OTHER_KEY
     assert len(warned) == 1
-    assert warned[0].endswith("torch is asked for by its recipe alone")
+    assert warned[0].endswith("torch is requested by its recipe key only")
 
 
 LISTED = {"g++-arm-linux-gnueabihf:amd64": "4:14.2.0-1", "libopenblas-dev:armhf": "0.3.29+ds-3"}
@@ -694,7 +694,7 @@ def test_torchs_wheel_of_this_machines_compiler_and_packages_is_the_one_that_is_
             forget(client, reference)
     (pulled,) = share.pull_artefacts(mine)
     assert pulled.entry.key == keys["other"]
-    assert "no longer has the torch-builder image" in warned[0]
+    assert "no longer has the image torch-builder" in warned[0]
 
 
 @pytest.mark.parametrize(

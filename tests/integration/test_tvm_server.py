@@ -12,7 +12,8 @@ import pytest
 
 from device.remote import environment
 from doctor import examination as doctor
-from flow.main_steps import Flow
+from flow import pipelines
+from flow.context import Context
 from images import probe, rootfs
 from images.flavour import load_suite
 from recipes import recipe
@@ -34,7 +35,7 @@ def machines(root: Path) -> set[int]:
     return found
 
 
-def test_the_server_is_staged_for_the_target_without_its_compiler(tmp_path: Path) -> None:
+def test_the_server_is_staged_without_the_compiler(tmp_path: Path) -> None:
     data = recipe.load("tvm_server")
     build.stage(data, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
     site = tmp_path / "root/opt/pitorch/tvm"
@@ -49,7 +50,7 @@ def test_the_server_is_staged_for_the_target_without_its_compiler(tmp_path: Path
     assert data.settings["prefix"] in launcher.read_text()
 
 
-def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Path) -> None:
+def test_an_architecture_without_wheels_names_the_alternative(tmp_path: Path) -> None:
     data = recipe.load("tvm_server")
     with pytest.raises(WheelUnusable) as caught:
         build.stage(data, ARCHITECTURES["armhf"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
@@ -58,17 +59,17 @@ def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Pa
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
+def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None:
     image = {"architecture": "arm64", "profile": "container"}
     given = {"image": image, "build": {"folder": str(tmp_path)}, "remote": {"server_in_image": wanted}}
-    with Flow(load_config(given)) as flow:
-        steps = {step.name: step for step in flow.pipeline().steps}
+    with Context(load_config(given)) as context:
+        steps = {step.name: step for step in pipelines.main_job(context).steps}
     assert ("tvm-server" in steps) == wanted
     assert ("tvm-server" in steps["system"].needs) == wanted
     assert list(steps)[-1] == "system"
 
 
-def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
+def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:
     program = tmp_path / "probe"
     program.write_bytes(probe.PROGRAMS["arm64"]())
     program.chmod(0o755)
@@ -87,13 +88,13 @@ def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
         (["--port", "many"], "invalid int"),
     ],
 )
-def test_a_wrong_command_line_of_the_server_is_refused(words: list[str], told: str) -> None:
+def test_an_invalid_command_line_of_the_server_is_rejected(words: list[str], told: str) -> None:
     done = subprocess.run([sys.executable, build.SERVER, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert told in done.stderr
 
 
-def test_the_server_shows_that_it_starts(product_config: Config) -> None:
+def test_check_reports_the_version_of_the_server(product_config: Config) -> None:
     """What build-image asks of an image with the server in it, here with this PC's TVM."""
     beside = environment.ready(product_config)
     done = run([sys.executable, build.SERVER, "--check"], env=beside.variables, limit_s=300)

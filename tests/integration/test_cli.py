@@ -234,7 +234,7 @@ def test_settings_that_can_be_no_path_are_refused_together(tmp_path: Path) -> No
     done = run("build-image", "--plan", HOME=str(file), SUDO_UID="", **variables)
     assert "build.folder: expected a folder, found '/dev/null'" in done.stderr
     assert "torch.wheelhouse: expected a path whose parts have at most 255 bytes each" in done.stderr
-    assert f"nfs.folder: expected a path below a folder, and {file} is none, found '~/tree'" in done.stderr
+    assert f"nfs.folder: expected a path below a folder, and {file} is not a folder, found '~/tree'" in done.stderr
     assert "remote.linker: expected a path outside /proc and /sys" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (11, False)
 

@@ -24,10 +24,10 @@ from packaging.version import Version
 from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
 
 from flow import cuda_checks as native
+from flow import cuda_job, native_environment, native_job
 from flow import cuda_timing as timing
-from flow import native_checks as qpu_native
 from recipes import recipe
-from recipes.cuda_ops import audit, build, figures, toolkit
+from recipes.cuda_ops import audit, figures, toolkit
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
@@ -55,20 +55,20 @@ def config(product_config: Config) -> Config:
 
 
 @pytest.fixture(scope="session")
-def wheel(config: Config) -> build.Wheel:
+def wheel(config: Config) -> cuda_job.Wheel:
     needs_the_machine()
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc is taken from PyPI for x86-64 only")
     # The environment with torch is the one that the tests of the QPU extension use too.
     shared, link = load_config({}), config.build_root / "native"
-    qpu_native.ready_python(shared)
+    native_job.ready_python(shared)
     if not link.exists():
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(qpu_native.folder_of(shared))
-    return build.build_wheel(config)
+        link.symlink_to(native_environment.folder_of(shared))
+    return cuda_job.build_wheel(config)
 
 
-def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: build.Wheel, config: Config) -> None:
+def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: cuda_job.Wheel, config: Config) -> None:
     assert wheel.path.name == "pitorch_cuda_ops-0.1.0-py3-none-linux_x86_64.whl"
     found = audit.audit(wheel.path, AMD64, ("90+PTX",))
     assert (found.machine_code, found.ptx) == (("90",), ("90",))
@@ -85,11 +85,11 @@ def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: 
     assert not [name for name in names if name.startswith(("csrc", "recipes", "build"))]
 
 
-def test_the_same_for_arm64_by_the_cross_compiler(wheel: build.Wheel, config: Config) -> None:
+def test_the_same_for_arm64_by_the_cross_compiler(wheel: cuda_job.Wheel, config: Config) -> None:
     assert wheel.path.is_file()
     foreign = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("87",)))
     try:
-        made = build.build_wheel(foreign, "arm64")
+        made = cuda_job.build_wheel(foreign, "arm64")
     except NetworkUnreachable as fault:
         pytest.skip(f"the runtime library for arm64 cannot be fetched: {fault.found}")
     assert made.path.name.endswith("-py3-none-linux_aarch64.whl")
@@ -99,7 +99,7 @@ def test_the_same_for_arm64_by_the_cross_compiler(wheel: build.Wheel, config: Co
         assert ELFFile(io.BytesIO(archive.read(audit.LIBRARY)))["e_machine"] == "EM_AARCH64"
 
 
-def test_another_list_of_gpus_is_noticed(wheel: build.Wheel) -> None:
+def test_another_list_of_gpus_is_noticed(wheel: cuda_job.Wheel) -> None:
     with pytest.raises(WheelUnusable, match="not the wheel it should be") as caught:
         audit.audit(wheel.path, AMD64, ("80", "90"))
     assert "['80', '90']" in caught.value.expected
@@ -107,16 +107,16 @@ def test_another_list_of_gpus_is_noticed(wheel: build.Wheel) -> None:
         audit.audit(wheel.path, ARCHITECTURES["arm64"], ("90+PTX",))
 
 
-def test_nothing_runs_again_when_nothing_changed(wheel: build.Wheel, config: Config) -> None:
-    assert [decision.reason for decision in build.plan(config) if decision.runs] == []
+def test_nothing_runs_again_when_nothing_changed(wheel: cuda_job.Wheel, config: Config) -> None:
+    assert [decision.reason for decision in cuda_job.plan(config) if decision.runs] == []
     other = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("80",)))
-    reasons = [decision.reason for decision in build.plan(other) if decision.runs]
+    reasons = [decision.reason for decision in cuda_job.plan(other) if decision.runs]
     assert reasons == ["changed: architectures 90+PTX → 80"]
     assert wheel.path.is_file()
 
 
 @pytest.fixture(scope="session")
-def environment(wheel: build.Wheel, config: Config) -> Mapping[str, str]:
+def environment(wheel: cuda_job.Wheel, config: Config) -> Mapping[str, str]:
     checked = native.check(config, wheel.path)
     assert checked.passed > 200
     assert checked.skipped == 0 or "no CUDA GPU on this machine" in checked.reasons
@@ -192,12 +192,16 @@ def test_cuda_timing_refuses_names_that_are_none(
 
 
 @pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
-def test_clang_tidy_finds_nothing(config: Config, wheel: build.Wheel, source: str) -> None:
+def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source: str) -> None:
     """Over what is compiled for the host; the kernels are nvcc's, with all its warnings as errors."""
     if shutil.which("clang-tidy") is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
     assert wheel.path.is_file(), "its build has made the environment with torch's headers"
-    options = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000", f"-isystem{build.torch_include(config)}"]
+    options = [
+        "-std=c++17",
+        "-DTORCH_TARGET_VERSION=0x020a000000000000",
+        f"-isystem{native_environment.torch_include(config)}",
+    ]
     words = ["clang-tidy", "--quiet", str(RECIPE / "csrc" / source), "--", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout
@@ -251,14 +255,14 @@ def test_cuda_timing_without_the_wheel_names_the_task_that_makes_it(tmp_path: Pa
 
 @pytest.mark.parametrize("version", ["2.9.1", "newest", "2.10", "2.10.0; x"])
 def test_a_torch_that_the_wheel_is_not_for_is_refused(tmp_path: Path, version: str) -> None:
-    with pytest.raises(WheelUnusable, match="not for torch"):
+    with pytest.raises(WheelUnusable, match="does not support torch"):
         native.other_torch(load_config({"build": {"folder": str(tmp_path / "b")}}), version)
     assert not (tmp_path / "b").exists()
 
 
 def test_a_wheel_for_a_machine_without_cuda_is_refused() -> None:
-    with pytest.raises(PlatformMismatch, match="no CUDA for that machine"):
-        build.target_of("armhf")
+    with pytest.raises(PlatformMismatch, match="CUDA is not available for armhf"):
+        cuda_job.target_of("armhf")
 
 
 @pytest.mark.parametrize(

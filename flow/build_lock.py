@@ -1,0 +1,35 @@
+"""Only one build at a time writes to the folder of a target."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolchain import files, leftovers
+from toolchain.errors import ServerFailed
+
+
+@contextlib.contextmanager
+def build_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a target's folder, and remove what killed builds left there.
+
+    A folder that is read-only for this user can be used as long as no step has to run. Raises RootNeeded where not even
+    the lock file can be opened, ServerFailed where another build holds it.
+    """
+    refusal = ServerFailed(
+        f"another build is running in {folder}",
+        expected="one build of a target at a time",
+        found="its lock is held",
+        fix="wait for it, or set build.folder to another folder",
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(files.held(folder / "lock", refusal))
+        except PermissionError as fault:
+            raise files.belongs_to_another(folder, str(fault)) from fault
+        shared = (folder.parent / "archives", folder.parent / "sources")
+        places = (folder, folder / "work", folder / "mirror", *shared)
+        leftovers.clear((path for place in places for path in files.unfinished_in(place)), folder.parent)
+        yield

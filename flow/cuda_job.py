@@ -1,0 +1,69 @@
+"""``build-cuda-wheel``: the wheel of CUDA operators."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.daemon import ensure_running
+from flow import native_job, pipelines
+from flow.build_lock import build_lock
+from flow.context import Context
+from toolchain import progress
+from toolchain.architecture import ARCHITECTURES, Architecture
+from toolchain.config import Config
+from toolchain.errors import PlatformMismatch
+from toolchain.steps import Decision
+
+TARGETS = ("amd64", "arm64")
+"""Machines that a wheel can be for: PCs, and boards with an NVIDIA GPU."""
+SUITE = "bookworm"
+"""The older release, regardless of the configuration: what is linked there also runs on newer systems."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """The result of a build."""
+
+    path: Path
+    contents: str
+    toolkit: str
+    rows: tuple[progress.Row, ...]
+
+
+def context_of(config: Config) -> Context:
+    """The context of the build, whose image is a native one, regardless of the configured target."""
+    image = dataclasses.replace(config.image, flavour="debian", suite=SUITE, architecture="amd64", profile="container")
+    return Context(dataclasses.replace(config, image=image))
+
+
+def plan(config: Config, architecture: str = "amd64") -> list[Decision]:
+    """Which steps would run, and why."""
+    with context_of(config) as context:
+        return pipelines.cuda_job(context, target_of(architecture)).plan()
+
+
+def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
+    """Bring the wheel for a machine up to date. Raises the UserError of the step that failed."""
+    target = target_of(architecture)
+    ensure_running(config)
+    native_job.ready_python(config)
+    with context_of(config) as context, build_lock(context.root):
+        pipeline = pipelines.cuda_job(context, target)
+        made = pipeline.execute(pipeline.plan())[-1]
+    wheel = made.artefact(".whl")
+    row = progress.row_of(wheel.path.name, wheel, made.seconds, made.facts["contents"])
+    return Wheel(path=wheel.path, contents=made.facts["contents"], toolkit=made.facts["toolkit"], rows=(row,))
+
+
+def target_of(architecture: str) -> Architecture:
+    """The machine with this Debian name. Raises PlatformMismatch for a machine without CUDA."""
+    if architecture not in TARGETS:
+        raise PlatformMismatch(
+            f"CUDA is not available for {architecture}",
+            expected=f"one of {', '.join(TARGETS)}",
+            found=architecture,
+            fix=f"./inv build-cuda-wheel --architecture={TARGETS[0]}",
+        )
+    return ARCHITECTURES[architecture]

@@ -1,0 +1,42 @@
+"""Images in the engine: load a root as an image, and check that the engine still has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import docker.errors
+
+from engine.daemon import REFUSED_OR_GONE
+from flow.context import Context
+from images import archive
+from toolchain.architecture import Architecture
+from toolchain.errors import EngineUnavailable
+from toolchain.manifest import Artefact, Manifest
+from toolchain.steps import Made
+
+NO_ENGINE = "no engine is running"
+"""Reason for a step to run."""
+
+
+def load_root(context: Context, role: str, tar: Path, architecture: Architecture) -> Made:
+    """Load the tar of a root as the image of that role."""
+    reference = context.config.image_reference(role)
+    layer = Artefact.of(tar)
+    loaded = archive.load(context.client, [archive.Layer(layer)], reference, architecture, epoch=context.epoch)
+    return Made((layer,), facts={"image": loaded.image_id, "reference": reference, "size": loaded.size})
+
+
+def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
+    """The ``missing`` probe of a step that makes the image of that role."""
+
+    def probe(made: Manifest) -> str:
+        try:
+            found = context.client.images.get(context.config.image_reference(role)).id
+        except (docker.errors.ImageNotFound, docker.errors.NullResource):
+            return "the engine no longer has its image"
+        except (EngineUnavailable, *REFUSED_OR_GONE):
+            return NO_ENGINE
+        return "" if found == made.facts["image"] else "the engine has another image under its name"
+
+    return probe

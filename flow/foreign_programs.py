@@ -1,0 +1,17 @@
+"""Whether this PC can execute programs of the target."""
+
+from __future__ import annotations
+
+from flow.context import Context
+from images import probe, rootfs
+from toolchain import files
+
+
+def require_execution(context: Context) -> None:
+    """Execute a small program of the target. Raises ForeignBinaryRefused."""
+    if context.target != context.native and context.target.debian in probe.PROGRAMS:
+        with files.scratch_folder(context.root / "work", "probe") as scratch:
+            program = scratch / "probe"
+            program.write_bytes(probe.PROGRAMS[context.target.debian]())
+            program.chmod(0o755)
+            rootfs.require_execution(context.target, program)

@@ -1,0 +1,38 @@
+"""Builder images of recipes that require more than the native tools: native roots, fully installed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from flow import roots
+from flow.context import Context
+from flow.engine_images import image_missing, load_root
+from images import rootfs
+from images.flavour import packages_for
+from toolchain.architecture import Architecture
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def builder_step(
+    context: Context, *, name: str, title: str, code: str, packages: str, architectures: tuple[Architecture, ...]
+) -> Step:
+    """A step that makes the root and its image. ``packages`` names a table of images/packages.toml."""
+    names = packages_for(packages, context.image)
+
+    def action(needs: Mapping[str, Manifest]) -> Made:
+        spec = roots.root_spec(context, name, names, needs["mirror"], architectures)
+        tar = context.root / f"{name}.tar"
+        rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tar, context.log(name))
+        return load_root(context, name, tar, context.native)
+
+    return Step(
+        name=name,
+        title=title,
+        code=code,
+        inputs={"packages": " ".join(names), **roots.mmdebstrap_inputs(context)},
+        needs=("mirror",),
+        action=action,
+        missing=image_missing(context, name),
+    )

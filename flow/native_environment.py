@@ -1,0 +1,67 @@
+"""The virtual environment in which extensions are built and tested on this machine: ``native/`` in the build folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolchain import process
+from toolchain.config import Config
+from toolchain.errors import SourceUnavailable
+
+TORCH = "torch==2.13.0"
+TORCH_NEEDS = (
+    "filelock==4.2.11",
+    "fsspec==2026.9.0",
+    "jinja2==3.1.6",
+    "networkx==3.6.1",
+    "sympy==1.14.0",
+    "typing-extensions==4.16.0",
+)
+"""What torch imports on a CPU. If PyPI's wheel is a CUDA build, it also requires gigabytes of CUDA libraries."""
+TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
+_INSTALL_LIMIT_S = 3600.0
+
+
+def folder_of(config: Config) -> Path:
+    """The folder."""
+    return config.build_root / "native"
+
+
+def python_of(config: Config) -> Path:
+    """The interpreter of the environment."""
+    return folder_of(config) / "venv" / "bin" / "python"
+
+
+def environment_of(config: Config) -> dict[str, str]:
+    """Variables that make the interpreter find libqpu and ignore the caller's packages."""
+    return {"LD_LIBRARY_PATH": str(folder_of(config) / "libqpu" / "lib"), "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
+
+
+def torch_include(config: Config) -> Path:
+    """The headers of the installed torch. Raises SourceUnavailable."""
+    root = folder_of(config) / "venv"
+    for found in root.glob("lib/python*/site-packages/torch/include"):
+        return found
+    raise SourceUnavailable(
+        "torch's headers are missing",
+        expected=f"torch/include in {root}",
+        found="no such folder",
+        fix="run the task again: it creates that environment",
+    )
+
+
+def pip(config: Config, *words: str) -> None:
+    """Run pip in the environment."""
+    process.run(
+        [python_of(config), "-m", "pip", "--disable-pip-version-check", "--no-input", *words],
+        env=environment_of(config),
+        limit_s=_INSTALL_LIMIT_S,
+        log=folder_of(config) / "pip.log",
+        fix="the package index must be reachable; see native/pip.log in the build folder",
+    )
+
+
+def python_output(config: Config, code: str) -> str:
+    """Run ``code`` in the environment; what it prints to standard output."""
+    done = process.run([python_of(config), "-c", code], env=environment_of(config), limit_s=300, merge_stderr=False)
+    return done.output.strip()

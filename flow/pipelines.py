@@ -1,0 +1,104 @@
+"""The pipelines: which steps there are, in the order of the data flow.
+
+::
+
+    mirror ─┬── tools ──┬── builder ─── libqpu ───┬── qpu-ops ──┬── system
+            │           ├── torch-site ─┬─────────┘             │
+            └── archives ── rootfs ─────┴── base ───────────────┘
+                        └── dev ────── workbench
+    torch ───── torch-site, archives
+
+    mirror ── torch-builder ──┬── torch-wheel
+          └── torch-source ───┘
+
+    mirror ── tvm-ffi-builder ── tvm-ffi-wheel
+
+    mirror ── cuda-builder ── cuda-wheel
+
+    native-python ──┬── native-qpu-ops ──┬── native-suite
+    native-libqpu ──┘                    └── native-breadth
+
+The development root is needed for shells, and for an extension that is built in the target's own container: where the
+native compiler is switched off, or where only the target's compiler generates the right code. libqpu is compiled there
+too in the latter case.
+
+Manifests and products of the steps are in the folder of the target.
+"""
+
+from __future__ import annotations
+
+from flow import native_environment
+from flow.compilers import is_extension_cross_compiled
+from flow.context import Context
+from flow.steps import (
+    archives,
+    base,
+    builder,
+    cuda_builder,
+    cuda_wheel,
+    dev,
+    libqpu,
+    mirror,
+    native_breadth,
+    native_libqpu,
+    native_python,
+    native_qpu_ops,
+    native_suite,
+    qpu_ops,
+    qpulib,
+    rootfs,
+    system,
+    tools,
+    torch,
+    torch_builder,
+    torch_site,
+    torch_source,
+    torch_wheel,
+    tvm_ffi,
+    tvm_ffi_builder,
+    tvm_ffi_wheel,
+    tvm_server,
+    workbench,
+)
+from toolchain.architecture import Architecture
+from toolchain.steps import Pipeline
+
+
+def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
+    """From the mirror to the system image; optionally the image that shells are opened in."""
+    config = context.config
+    with_dev = with_workbench or not is_extension_cross_compiled(context)
+    modules = (
+        *(mirror, tools, builder),
+        *([dev] if with_dev else []),
+        *(torch, archives, torch_site, rootfs, base),
+        qpulib if config.qpu.library == "upstream" else libqpu,
+        qpu_ops,
+        *([tvm_server] if config.remote.server_in_image else []),
+        *([tvm_ffi] if config.remote.ffi_in_image else []),
+        system,
+        *([workbench] if with_workbench else []),
+    )
+    return Pipeline(context.root, [module.step(context) for module in modules])
+
+
+def torch_job(context: Context, *, again: bool = False) -> Pipeline:
+    """From the mirror to a torch wheel. With ``again`` it is compiled even if the artefact cache has it."""
+    before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
+    return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
+
+
+def tvm_ffi_job(context: Context) -> Pipeline:
+    """From the mirror to the wheel of TVM's FFI. Raises PlatformMismatch, RecipeInvalid."""
+    return Pipeline(context.root, [module.step(context) for module in (mirror, tvm_ffi_builder, tvm_ffi_wheel)])
+
+
+def cuda_job(context: Context, target: Architecture) -> Pipeline:
+    """From the mirror to the wheel of CUDA operators for a machine."""
+    return Pipeline(context.root, (mirror.step(context), cuda_builder.step(context), cuda_wheel.step(context, target)))
+
+
+def native_checks(context: Context) -> Pipeline:
+    """The extension and its tests on this machine, without any ARM code."""
+    modules = (native_python, native_libqpu, native_qpu_ops, native_suite, native_breadth)
+    return Pipeline(native_environment.folder_of(context.config), [module.step(context) for module in modules])

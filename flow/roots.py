@@ -1,0 +1,95 @@
+"""What the root filesystems are built from: packages, verified sources, overlays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flow.context import Context
+from flow.sources import sources
+from images import apt, rootfs
+from images.flavour import packages_for, target_flavour
+from images.recorded_sources import sources_of
+from toolchain import files
+from toolchain.architecture import Architecture
+from toolchain.manifest import Manifest
+
+
+def root_spec(
+    context: Context, role: str, packages: tuple[str, ...], mirror: Manifest, architectures: tuple[Architecture, ...]
+) -> rootfs.RootSpec:
+    """The specification of a root, with the sources that were verified for the manifest ``mirror``."""
+    names = tuple(item.debian for item in architectures)
+    flavour = target_flavour(context.image)
+    is_foreign = flavour.name != "debian" and architectures == (context.target,)
+    return rootfs.RootSpec(
+        role=role,
+        suite=context.image.suite,
+        architectures=names,
+        packages=packages,
+        sources=apt.for_root(sources_of(mirror), context.image, names, packages),
+        lists=context.root / "mirror" / "lists",
+        archives=context.config.build_root / "archives" / f"{context.image.label}-{role}",
+        source_date_epoch=context.epoch,
+        split_usr=context.suite.split_usr,
+        keyring_package=flavour.keyring_package if is_foreign else "debian-archive-keyring",
+    )
+
+
+def common_packages(context: Context) -> tuple[str, ...]:
+    """Packages of the target root that do not depend on whether there is a torch wheel."""
+    common = {
+        *packages_for("base", context.image),
+        *packages_for("board", context.image),
+        *context.image.extra_packages,
+    }
+    if context.image.profile == "bootable":
+        common |= set(packages_for("bootable", context.image))
+    if context.config.remote.ffi_in_image:
+        common |= {*context.suite.torch_python}  # includes what TVM's FFI imports
+    return tuple(sorted(common))
+
+
+def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:
+    """The specification of the target root. It contains what the torch wheel requires, if there is one."""
+    torch = needs["torch"].facts
+    with_torch = {*context.suite.torch_python} if torch["wheel"] else set()
+    if torch["wheel"] and not torch["self-contained"]:
+        with_torch |= {*context.suite.torch_libraries}
+    packages = tuple(sorted({*common_packages(context), *with_torch}))
+    return root_spec(context, "rootfs", packages, needs["mirror"], (context.target,))
+
+
+def target_packages(context: Context) -> dict[str, str]:
+    """The packages of ``target_spec`` as inputs of a step."""
+    return {
+        "packages": " ".join(common_packages(context)),
+        "torch packages": " ".join((*context.suite.torch_libraries, *context.suite.torch_python)),
+    }
+
+
+def unverified_pockets(context: Context, mirror: Manifest) -> list[str]:
+    """Suites of pockets that would provide packages of the target, but whose index could not be verified."""
+    verified = {(item.uri, item.pocket.suite) for item in sources_of(mirror)}
+    names = (context.target.debian,)
+    wanted = apt.for_root(sources(context), context.image, names, common_packages(context))
+    return sorted({item.pocket.suite for item in wanted if (item.uri, item.pocket.suite) not in verified})
+
+
+def overlays(context: Context, *others: str) -> tuple[Path, ...]:
+    """Folders that are copied over a target root: ``others``, and the one that excludes documentation."""
+    names = [*([] if context.image.documentation else ["lean"]), *others]
+    return tuple(rootfs.HERE / "overlay" / name for name in names)
+
+
+def overlay_inputs(folders: Sequence[Path]) -> dict[str, str]:
+    """The overlays and mmdebstrap's hooks as inputs of a step."""
+    return {
+        "hook": files.tree_fingerprint(rootfs.HERE / "hooks"),
+        "overlay": " ".join(f"{folder.name}:{files.tree_fingerprint(folder)}" for folder in folders) or "none",
+    }
+
+
+def mmdebstrap_inputs(context: Context) -> dict[str, str]:
+    """Inputs of every step that runs mmdebstrap."""
+    return {"epoch": str(context.epoch), "mmdebstrap": rootfs.program_fingerprint()}

@@ -1,0 +1,28 @@
+"""The packages of the target root, downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flow import roots
+from flow.context import Context
+from images import rootfs
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def step(context: Context) -> Step:
+    """Download the packages."""
+
+    def action(needs: Mapping[str, Manifest]) -> Made:
+        spec = roots.target_spec(context, needs)
+        return Made(facts={"packages": list(rootfs.download(spec, context.log("archives")))})
+
+    return Step(
+        name="archives",
+        title="packages, fetched",
+        code=__name__,
+        inputs=roots.target_packages(context),
+        needs=("mirror", "torch"),
+        action=action,
+    )

@@ -1,0 +1,30 @@
+"""The native builder image: the native tools, packed as a root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flow.context import Context
+from flow.engine_images import image_missing, load_root
+from images import rootfs
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def step(context: Context) -> Step:
+    """Pack the native tools and load them as an image."""
+
+    def action(_: Mapping[str, Manifest]) -> Made:
+        tar = context.root / "builder.tar"
+        rootfs.pack_tools(context.tools, tar, epoch=context.epoch)
+        return load_root(context, "builder", tar, context.native)
+
+    return Step(
+        name="builder",
+        title="native builder image",
+        code=__name__,
+        inputs={"epoch": str(context.epoch)},
+        needs=("mirror", "tools"),
+        action=action,
+        missing=image_missing(context, "builder"),
+    )

@@ -1,0 +1,42 @@
+"""The wheel of CUDA operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flow import native_environment
+from flow.context import Context
+from recipes import recipe
+from recipes.cuda_ops import audit, build, toolkit
+from toolchain.architecture import Architecture
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def step(context: Context, target: Architecture) -> Step:
+    """Compile the wheel for a machine with an NVIDIA GPU, and audit it."""
+    config, data = context.config, recipe.load("cuda_ops")
+    name = f"cuda-wheel-{target.debian}"
+
+    def action(_: Mapping[str, Manifest]) -> Made:
+        tools = toolkit.obtain(data, config, target)
+        include = native_environment.torch_include(config)
+        builder = config.image_reference("cuda-builder")
+        made = build.build(context.client, builder, data, config, target, tools, include, context.log(name))
+        found = audit.audit(made, target, config.cuda.architectures)
+        return Made((made,), facts={"contents": found.text(), "toolkit": tools.origin})
+
+    return Step(
+        name=name,
+        title=f"{data.title} for {target.debian}",
+        code=__name__,
+        inputs={
+            "sources": data.fingerprint(),
+            "architectures": " ".join(config.cuda.architectures),
+            "toolkit": toolkit.identity(data, config),
+            "headers": native_environment.TORCH,
+            "epoch": str(context.epoch),
+        },
+        needs=("cuda-builder",),
+        action=action,
+    )

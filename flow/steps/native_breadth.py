@@ -1,0 +1,26 @@
+"""The tests of the device "qpu" with PyTorch's own samples, networks, processes and torch.compile."""
+
+from __future__ import annotations
+
+from flow import native_tests
+from flow.context import Context
+from flow.steps import native_suite
+from toolchain import files
+from toolchain.config import ROOT
+from toolchain.steps import Step
+
+FOLDER = ROOT / "tests" / "native"
+
+
+def step(context: Context) -> Step:
+    """Run the tests of tests/native. They share a module with tests/device."""
+    names = sorted(path.name for path in FOLDER.glob("test_*.py"))
+    shared = files.tree_fingerprint(native_suite.FOLDER, native_suite.NAMES[-1])
+    return Step(
+        name="native-breadth",
+        title="the device qpu on this machine",
+        code=__name__,
+        inputs={"tests": files.tree_fingerprint(FOLDER, "*.py") + shared},
+        needs=("native-qpu-ops",),
+        action=lambda _: native_tests.run_tests(context.config, FOLDER, names, "breadth"),
+    )

@@ -1,0 +1,24 @@
+"""The tests of the device that do not need a board, run on libqpu's interpreter on this machine."""
+
+from __future__ import annotations
+
+from flow import native_tests
+from flow.context import Context
+from toolchain import files
+from toolchain.config import ROOT
+from toolchain.steps import Step
+
+FOLDER = ROOT / "tests" / "device"
+NAMES = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
+
+
+def step(context: Context) -> Step:
+    """Run the tests of tests/device about the extension and torch, as on a board."""
+    return Step(
+        name="native-suite",
+        title="device suite on this machine",
+        code=__name__,
+        inputs={"tests": files.tree_fingerprint(FOLDER, *NAMES)},
+        needs=("native-qpu-ops",),
+        action=lambda _: native_tests.run_tests(context.config, FOLDER, NAMES, "suite"),
+    )

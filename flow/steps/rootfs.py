@@ -1,0 +1,48 @@
+"""The root filesystem of the target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from flow import roots
+from flow.context import Context
+from flow.engine_images import image_missing, load_root
+from flow.foreign_programs import require_execution
+from images import rootfs
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def step(context: Context) -> Step:
+    """Build the root and load it as an image."""
+    overlays = roots.overlays(context, *(["bootable"] if context.image.profile == "bootable" else []))
+
+    def action(needs: Mapping[str, Manifest]) -> Made:
+        require_execution(context)
+        spec = dataclasses.replace(
+            roots.target_spec(context, needs),
+            overlays=overlays,
+            fetched=tuple(needs["archives"].facts.get("packages", ())),  # older manifests do not have this fact
+            native_tools=context.tools,
+        )
+        tar = context.root / "rootfs.tar"
+        rootfs.build_tar(spec, tar, context.log("rootfs"))
+        made = load_root(context, "rootfs", tar, context.target)
+        left_out = roots.unverified_pockets(context, needs["mirror"])
+        return dataclasses.replace(made, facts={**made.facts, "left_out": left_out})
+
+    return Step(
+        name="rootfs",
+        title="root filesystem",
+        code=__name__,
+        inputs={
+            **roots.target_packages(context),
+            **roots.mmdebstrap_inputs(context),
+            **roots.overlay_inputs(overlays),
+        },
+        # The packages are downloaded earlier, while the native tools are extracted. Missing ones are downloaded here.
+        needs=("mirror", "tools", "torch", "archives"),
+        action=action,
+        missing=image_missing(context, "rootfs"),
+    )

@@ -1,0 +1,58 @@
+"""The torch wheel of the image: found in a wheelhouse, the artefact cache, an own build or this repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flow.compilers import newer_code_warning
+from flow.context import Context
+from recipes import recipe
+from recipes.torch import resolve
+from toolchain import files, progress
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def step(context: Context) -> Step:
+    """Choose the wheel. Without one the image is built without torch, unless ``torch.required`` is set."""
+    config = context.config
+
+    def action(_: Mapping[str, Manifest]) -> Made:
+        found = resolve.resolve(config)
+        if found.wheel is None:
+            warning = f"the image is built WITHOUT torch: {found.reason}"
+            progress.warn(warning)
+            return Made(facts={"wheel": "", "version": ""}, warnings=(warning,))
+        progress.say(f"    torch {found.version}: {found.reason}")
+        facts = {
+            "wheel": str(found.wheel),
+            "version": found.version,
+            "sha256": files.sha256_of(found.wheel),
+            "from": found.reason,
+            "self-contained": found.self_contained,
+        }
+        return Made(facts=facts, warnings=(*found.warnings, *newer_code_warning(context, "torch's wheel")))
+
+    def missing(made: Manifest) -> str:
+        wheel = Path(made.facts["wheel"])
+        if not made.facts["wheel"]:
+            return ""
+        if not wheel.is_file():
+            return f"{wheel} is missing"
+        return "" if files.sha256_of(wheel) == made.facts["sha256"] else f"{wheel} has changed"
+
+    return Step(
+        name="torch",
+        title="torch wheel",
+        code=__name__,
+        inputs={
+            "recipe": recipe.load("torch").fingerprint(),
+            "wheelhouse": resolve.listing(config),
+            "python": context.suite.python,
+            "required": str(config.torch.required),
+            "from source": str(config.torch.from_source),
+        },
+        action=action,
+        missing=missing,
+    )

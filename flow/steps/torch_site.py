@@ -1,0 +1,36 @@
+"""torch, unpacked as in the target root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flow.context import Context
+from flow.staging import stage_wheel
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def step(context: Context) -> Step:
+    """Unpack the torch wheel, if there is one, into a layer."""
+    tar = context.root / "torch-site.tar"
+
+    def action(needs: Mapping[str, Manifest]) -> Made:
+        wheel = needs["torch"].facts["wheel"]
+        if not wheel:
+            return Made(facts={"version": ""})
+        stage_wheel(context, Path(wheel), context.torch_site, tar)
+        return Made((tar,), facts={"version": needs["torch"].facts["version"]})
+
+    def missing(made: Manifest) -> str:
+        return "its folder is missing" if made.artefacts and not context.torch_site.is_dir() else ""
+
+    return Step(
+        name="torch-site",
+        title="torch, unpacked",
+        code=__name__,
+        inputs={"epoch": str(context.epoch), "python": context.suite.python},
+        needs=("tools", "torch"),
+        action=action,
+        missing=missing,
+    )

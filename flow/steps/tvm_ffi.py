@@ -1,0 +1,43 @@
+"""The wheel of TVM's FFI, unpacked as in the target root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flow.compilers import newer_code_warning
+from flow.context import Context
+from flow.staging import stage_wheel
+from recipes.tvm_ffi import locate
+from toolchain import files, progress
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+
+
+def step(context: Context) -> Step:
+    """Unpack the wheel that a wheelhouse or the artefact cache has."""
+    tar = context.root / "tvm-ffi-site.tar"
+
+    def action(_: Mapping[str, Manifest]) -> Made:
+        wheel, origin = locate.find(context.config)
+        progress.say(f"    {wheel.name}: {origin}")
+        stage_wheel(context, wheel, context.root / "tvm-ffi-site", tar)
+        facts = {
+            "wheel": wheel.name,
+            "from": origin,
+            "size": wheel.stat().st_size,
+            "sha256": files.sha256_of(wheel),
+        }
+        return Made((tar,), facts, newer_code_warning(context, "the wheel of TVM's FFI"))
+
+    return Step(
+        name="tvm-ffi",
+        title="TVM's FFI, unpacked",
+        code=__name__,
+        inputs={
+            "wheels": locate.listing(context.config),
+            "epoch": str(context.epoch),
+            "python": context.suite.python,
+        },
+        needs=("tools",),
+        action=action,
+    )

@@ -1,0 +1,42 @@
+"""TVM's RPC server, unpacked as in the target root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flow.context import Context
+from recipes import recipe
+from recipes.tvm_server import build as tvm_server
+from toolchain import files
+from toolchain.manifest import Manifest
+from toolchain.steps import Made, Step
+from wheels import byte_code
+
+
+def step(context: Context) -> Step:
+    """Install the server's wheels into a layer."""
+    data = recipe.load("tvm_server")
+    tar = context.root / "tvm-server.tar"
+
+    def action(_: Mapping[str, Manifest]) -> Made:
+        with files.scratch_folder(context.root, "tvm-server") as scratch:
+            stage = scratch / "root"
+            stage.mkdir()
+            tvm_server.stage(data, context.target, context.suite, stage, context.log("tvm-server"))
+            byte_code.compile_tree(stage, context.tools, context.suite, epoch=context.epoch)
+            files.pack(stage, tar, epoch=context.epoch)
+        return Made((tar,), facts={"version": tvm_server.pins()[0]})
+
+    return Step(
+        name="tvm-server",
+        title=data.title,
+        code=__name__,
+        inputs={
+            "wheels": " ".join(tvm_server.pins()),
+            "recipe": data.fingerprint(),
+            "epoch": str(context.epoch),
+            "python": context.suite.python,
+        },
+        needs=("tools",),
+        action=action,
+    )

@@ -1,0 +1,61 @@
+"""``build-tvm-ffi``: apache-tvm-ffi's wheel for boards that the package index has none for.
+
+The wheel goes into the wheelhouse, from which ``serve-wheels`` offers it to boards, and into the artefact cache, from
+which the next build with the same inputs takes it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from engine.daemon import ensure_running
+from flow import pipelines
+from flow.build_lock import build_lock
+from flow.context import Context
+from flow.wheelhouse import place
+from recipes.wheelhouses import wheelhouses
+from toolchain import progress
+from toolchain.config import Config
+from toolchain.manifest import Artefact, Manifest, all_warnings
+from toolchain.steps import Decision
+
+
+@dataclass(frozen=True)
+class Done:
+    """A wheel in the wheelhouse, and the seconds of the whole job."""
+
+    wheel: Artefact
+    manifests: tuple[Manifest, ...]
+    seconds: float
+    warnings: tuple[str, ...]
+
+    @property
+    def row(self) -> progress.Row:
+        """Its line of the final table."""
+        facts = self.manifests[-1].facts
+        return progress.row_of(self.wheel.path.name, self.wheel, self.seconds, f"{facts['elf files']} ELF files")
+
+
+def plan(config: Config) -> list[Decision]:
+    """Which steps would run, and why."""
+    with Context(config) as context:
+        return pipelines.tvm_ffi_job(context).plan()
+
+
+def build_tvm_ffi(config: Config) -> Done:
+    """Bring the wheel up to date and put it into the first wheelhouse. Raises the UserError of the step that failed."""
+    began = time.monotonic()
+    with Context(config) as context:
+        pipeline = pipelines.tvm_ffi_job(context)
+        ensure_running(config)
+        with build_lock(context.root):
+            manifests = tuple(pipeline.execute(pipeline.plan()))
+    wheel = manifests[-1].artefact(".whl").path
+    wheelhouse = wheelhouses(config)[0]
+    wheelhouse.mkdir(parents=True, exist_ok=True)
+    placed, warnings = place(wheel, wheelhouse)
+    for warning in warnings:
+        progress.warn(warning)
+    all_of_them = (*all_warnings(manifests), *warnings)
+    return Done(Artefact.of(placed), manifests, time.monotonic() - began, all_of_them)

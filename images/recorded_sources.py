@@ -1,0 +1,31 @@
+"""Package sources as the manifest of the step ``mirror`` records them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from images.apt import Source
+from images.flavour import Pocket
+from toolchain.manifest import Manifest
+
+
+def sources_of(mirror: Manifest) -> tuple[Source, ...]:
+    """The verified sources that the manifest records."""
+    return tuple(source_of(record) for record in mirror.facts["sources"])
+
+
+def record_of(source: Source) -> dict[str, Any]:
+    """A source as JSON. Default values are omitted: manifests of earlier versions then describe the same product."""
+    record = {**dataclasses.asdict(source), "keyring": str(source.keyring)}
+    defaults = {item.name: item.default for item in dataclasses.fields(source)}
+    return {name: value for name, value in record.items() if value != defaults[name]}
+
+
+def source_of(record: Mapping[str, Any]) -> Source:
+    """The inverse of ``record_of``."""
+    lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list | tuple)}
+    pocket, keyring = Pocket(**record["pocket"]), Path(record["keyring"])
+    return Source(**{**record, **lists, "pocket": pocket, "keyring": keyring})

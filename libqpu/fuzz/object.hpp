@@ -1,0 +1,47 @@
+#ifndef QPU_FUZZ_OBJECT_HPP
+#define QPU_FUZZ_OBJECT_HPP
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "code/object.hpp"
+#include "emu/emulator.hpp"
+#include "isa/text.hpp"
+#include "mem/heap.hpp"
+
+namespace fuzz {
+
+inline std::string listing(const qpu::code::Object& object) {
+  std::string text;
+  for (std::size_t i = 0; i < object.words.size(); ++i)
+    text += std::to_string(i) + ": " + qpu::isa::disassemble(object.words[i]) + "\n";
+  return text;
+}
+
+// Runs compiled code on the emulator. Its memory consists of all arrays, and of spill areas past them.
+inline qpu::emu::Report emulate(const qpu::code::Object& object, int qpus,
+                                const std::vector<std::uint32_t>& arguments,
+                                std::uint64_t instructionLimit = 5'000'000) {
+  constexpr std::uint32_t spillStart = 0xf0000000U;
+  const auto table = qpu::detail::Heap::instance().table();
+  std::vector<std::uint32_t> spills(static_cast<std::size_t>(qpus) * object.spillBytes / 4 + 1);
+  qpu::emu::Launch launch;
+  for (const auto& block : table->blocks)
+    launch.memory.push_back({block->start, block->bytes, block->host});
+  launch.memory.push_back({spillStart, static_cast<std::uint32_t>(4 * spills.size()),
+                           reinterpret_cast<unsigned char*>(spills.data())});
+  launch.words = object.words.data();
+  launch.count = object.words.size();
+  launch.object = &object;
+  launch.limit = instructionLimit;
+  for (int q = 0; q < qpus; ++q)
+    launch.uniforms.push_back(qpu::code::uniformStream(
+        object, q, qpus, arguments.data(),
+        spillStart + static_cast<std::uint32_t>(q) * object.spillBytes));
+  return qpu::emu::run(launch);
+}
+
+}  // namespace fuzz
+
+#endif

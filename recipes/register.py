@@ -1,0 +1,37 @@
+"""Make a library that is installed in a folder of its own known to the target root."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+LOADER_CONFIG = "etc/ld.so.conf.d/pitorch.conf"
+STATE_CONFIG = "etc/tmpfiles.d/pitorch.conf"
+"""Creates the folder in which processes record which of them uses the QPUs."""
+PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
+
+
+def register(stage: Path, installed: Path, prefix: str) -> None:
+    """Register the library staged below ``stage`` with the loader, the shell, Python and pkg-config.
+
+    ``installed`` is the folder of ``prefix`` below ``stage``. Its programs in ``bin`` are linked to /usr/local/bin. If
+    it has ``lib/python``, that folder is added to Python's path.
+    """
+    loader = stage / LOADER_CONFIG
+    loader.parent.mkdir(parents=True, exist_ok=True)
+    loader.write_text(f"{prefix}/lib\n")
+    programs, pkgconfig = stage / "usr/local/bin", stage / "usr/local/lib/pkgconfig"
+    programs.mkdir(parents=True, exist_ok=True)
+    for name in sorted(path.name for path in installed.glob("bin/*")):
+        (programs / name).symlink_to(f"{prefix}/bin/{name}")
+    if (installed / "lib/python").is_dir():
+        path = stage / PYTHON_PATH
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{prefix}/lib/python\n")
+        state = stage / STATE_CONFIG
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.write_text("d /run/qpu 2770 root video -\n")
+    # A copy, not a link: the file computes its prefix from its own path, for which pkg-config takes that of the link.
+    pkgconfig.mkdir(parents=True, exist_ok=True)
+    relocatable = (installed / "lib/pkgconfig/qpu.pc").read_text()
+    (pkgconfig / "qpu.pc").write_text(re.sub(r"(?m)^prefix=.*$", f"prefix={prefix}", relocatable))

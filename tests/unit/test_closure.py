@@ -1,0 +1,197 @@
+"""The modules behind each product are inputs of its step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flow import cuda_job, pipelines
+from flow.context import Context
+from recipes.torch import resolve
+from toolchain import closure, steps
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, load_config
+from toolchain.steps import Pipeline, Step
+
+PACKAGES = ("toolchain", "engine", "images", "registry", "wheels", "recipes", "flow", "nfsroot")
+DECLARED = {"torch-wheel"}
+"""Steps with a declared key."""
+
+
+def all_pipelines() -> Iterator[Pipeline]:
+    in_image = {"server_in_image": True, "ffi_in_image": True}
+    for settings in ({"qpu": {"library": "upstream"}}, {"remote": in_image}):
+        config = load_config(settings)
+        with Context(config) as context:
+            yield pipelines.main_job(context, with_workbench=True)
+    with Context(load_config({})) as context:
+        yield pipelines.torch_job(context)
+        yield pipelines.tvm_ffi_job(context)
+        yield pipelines.native_checks(context)
+    with cuda_job.context_of(load_config({})) as context:
+        yield pipelines.cuda_job(context, ARCHITECTURES["amd64"])
+
+
+STEPS = {step.code: step for pipeline in all_pipelines() for step in pipeline.steps if step.name not in DECLARED}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the Python of this project."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            place = copy / path.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def in_the_copy(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closure, "ROOT", checkout)
+
+
+def key(step: Step) -> str:
+    return steps.key_of(step.name, steps._inputs(step, {}))
+
+
+def key_after_change(path: Path, step: Step) -> str:
+    """The key while the file has another line."""
+    content = path.read_bytes()
+    path.write_bytes(content + b"# changed\n")
+    try:
+        return key(step)
+    finally:
+        path.write_bytes(content)
+
+
+def test_every_step_has_its_code_as_input() -> None:
+    assert "" not in STEPS
+    assert len(STEPS) > 20
+    for pipeline in all_pipelines():
+        for step in pipeline.steps:
+            assert (step.code == "") == (step.name in DECLARED), step.name
+
+
+@pytest.mark.parametrize("code", sorted(STEPS))
+def test_each_module_of_the_closure_changes_the_key(checkout: Path, code: str) -> None:
+    step = STEPS[code]
+    before = key(step)
+    modules = closure.digests(code)
+    assert f"{code.replace('.', '/')}.py" in modules
+    unchanged = [name for name in modules if key_after_change(checkout / name, step) == before]
+    assert unchanged == []
+
+
+@pytest.mark.parametrize("code", sorted(STEPS))
+def test_modules_outside_the_closure_do_not_change_the_key(checkout: Path, code: str) -> None:
+    """Among them are all modules in the list of exceptions, and the jobs."""
+    step = STEPS[code]
+    before = key(step)
+    others = {str(path.relative_to(checkout)) for path in checkout.rglob("*.py")} - set(closure.digests(code))
+    assert {"toolchain/errors.py", "engine/daemon.py", "flow/main_job.py", "flow/pipelines.py"} <= others
+    saved = {name: (checkout / name).read_bytes() for name in others}
+    try:
+        for name, content in saved.items():
+            (checkout / name).write_bytes(content + b"# changed\n")
+        assert key(step) == before
+    finally:
+        for name, content in saved.items():
+            (checkout / name).write_bytes(content)
+
+
+def test_a_new_import_changes_the_key(checkout: Path) -> None:
+    step = STEPS["flow.steps.base"]
+    assert "images/probe.py" not in closure.digests(step.code)
+    path = checkout / "images" / "archive.py"
+    content = path.read_bytes()
+    path.write_bytes(content + b"def late() -> None:\n    from images import probe\n    probe.elf()\n")
+    try:
+        assert "images/probe.py" in closure.digests(step.code)
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("step", ["builder", "torch_site", "libqpu", "qpulib", "qpu_ops", "tvm_server", "tvm_ffi"])
+def test_steps_that_pack_a_tar_depend_on_toolchain_files(step: str) -> None:
+    assert "toolchain/files.py" in closure.digests(f"flow.steps.{step}")
+
+
+@pytest.mark.parametrize("module", ["recipes/cmake.py", "recipes/register.py"])
+def test_qpulib_depends_on_the_modules_it_shares_with_libqpu(module: str) -> None:
+    assert module in closure.digests("flow.steps.qpulib")
+    assert module in closure.digests("flow.steps.libqpu")
+
+
+def test_tvm_ffi_depends_on_the_options_of_the_cross_compiler() -> None:
+    assert "recipes/cmake.py" in closure.digests("flow.steps.tvm_ffi_wheel")
+
+
+def test_no_closure_contains_a_large_part_of_the_project() -> None:
+    for code in STEPS:
+        assert len(closure.digests(code)) <= 20, code
+
+
+def test_the_exceptions_exist() -> None:
+    for name in closure.LEAVES:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or path.is_dir(), name
+
+
+def test_the_key_of_the_torch_wheel_is_that_of_the_prebuilt_one() -> None:
+    from recipes.torch.provenance import beside, read
+
+    (wheel,) = resolve.PREBUILT.glob("*.whl")
+    assert resolve.key(load_config({})) == read(beside(wheel), wheel)["recipeKey"]
+
+
+def test_the_reason_names_the_changed_modules(checkout: Path, tmp_path: Path) -> None:
+    step = Step(name="one", title="one", code="flow.steps.base", inputs={"epoch": "0"}, action=lambda _: steps.Made())
+    pipeline = Pipeline(tmp_path, (step,))
+    pipeline.execute(pipeline.plan())
+    assert pipeline.plan()[0].reason == "inputs unchanged"
+    path = checkout / "images" / "archive.py"
+    content = path.read_bytes()
+    path.write_bytes(content + b"# changed\n")
+    try:
+        assert pipeline.plan()[0].reason == "changed: code images/archive.py"
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import images.probe", ["images/probe.py"]),
+        ("from images import probe as other", ["images/probe.py"]),
+        ("from images.probe import elf", ["images/probe.py"]),
+        ("def f():\n    from . import second", ["package/second.py"]),
+        ("from .second import x", ["package/second.py"]),
+        ("from ..images import probe", ["images/probe.py"]),
+        ("import json, elftools.elf", []),
+        ("from toolchain import errors, process", []),
+        ("from package import *", ["package/__init__.py"]),
+    ],
+)
+def test_every_form_of_import_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, found: list[str]
+) -> None:
+    texts = {
+        "package/__init__.py": "x = 1\n" if "*" in source else '"""Only a docstring."""\n',
+        "package/first.py": f"{source}\n",
+        "package/second.py": "x = 1\n",
+        "images/__init__.py": "",
+        "images/probe.py": "elf = 1\n",
+        "toolchain/__init__.py": "",
+        "toolchain/errors.py": "x = 1\n",
+        "toolchain/process.py": "x = 1\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    assert list(closure.digests("package.first")) == sorted([*found, "package/first.py"])

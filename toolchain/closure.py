@@ -1,0 +1,90 @@
+"""The code behind a product: the modules that a module imports, directly and indirectly, inside this project.
+
+They are read from the import statements, anywhere in a file; nothing is imported. ``LEAVES`` lists the exceptions.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+
+from toolchain.config import ROOT
+
+LEAVES = frozenset(
+    {
+        "engine",  # runs the given command in a container of the given image
+        "registry",  # transfers finished artefacts and verifies their SHA-256
+        "toolchain.caller",  # who called ./inv, and from where
+        "toolchain.checkout",  # the commit that manifests record
+        "toolchain.config",  # parses settings; the values that matter are inputs of the steps
+        "toolchain.errors",  # texts of errors
+        "toolchain.jobs",  # how many compilers run at once
+        "toolchain.leftovers",  # removes files of killed tasks
+        "toolchain.manifest",  # records what was made
+        "toolchain.process",  # runs the given command
+        "toolchain.progress",  # prints progress
+        "toolchain.reaper",  # ends the programs of a killed task
+        "toolchain.steps",  # decides which steps run
+        "toolchain.text",  # formats printed text
+    }
+)
+"""Modules, and packages with all their modules, that cannot change the bytes of a product.
+
+They are not in a closure, and neither is what only they import.
+"""
+
+
+def digests(module: str) -> dict[str, str]:
+    """SHA-256 of every file in the closure of a module, by its path relative to the checkout."""
+    found: dict[str, str] = {}
+    waiting = [module]
+    seen = set(waiting)
+    while waiting:
+        name = waiting.pop()
+        path = _path_of(name)
+        if path is None:
+            continue
+        content = (ROOT / path).read_bytes()
+        if _has_code(content):
+            found[path] = hashlib.sha256(content).hexdigest()
+        package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
+        new = {item for item in _imported(content, package) if not _is_leaf(item)} - seen
+        seen |= new
+        waiting += new
+    return dict(sorted(found.items()))
+
+
+def _path_of(module: str) -> str | None:
+    """The file of a module or package of this project; None for anything else."""
+    base = module.replace(".", "/")
+    return next((path for path in (f"{base}.py", f"{base}/__init__.py") if (ROOT / path).is_file()), None)
+
+
+def _is_leaf(module: str) -> bool:
+    return module in LEAVES or module.partition(".")[0] in LEAVES
+
+
+def _has_code(content: bytes) -> bool:
+    """Whether there is more than a docstring, as in most ``__init__.py``."""
+    return any(not isinstance(item, ast.Expr) for item in _parsed(content).body)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(content: bytes) -> ast.Module:
+    return ast.parse(content)
+
+
+@functools.lru_cache(maxsize=1024)
+def _imported(content: bytes, package: str) -> frozenset[str]:
+    """Names that may be modules which a file imports, and the packages that contain them."""
+    names: set[str] = set()
+    for node in ast.walk(_parsed(content)):
+        if isinstance(node, ast.Import):
+            names |= {item.name for item in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            names |= {base, *(f"{base}.{item.name}" for item in node.names)}
+    parts = (name.split(".") for name in names)
+    return frozenset(".".join(words[:end]) for words in parts for end in range(1, len(words) + 1))
