@@ -31,7 +31,7 @@ constexpr bool isAccumulator(Place p) { return p >= kR0 && p < kR4; }
 constexpr std::uint32_t registerBit(Place p) { return 1U << (p % kFileB); }
 
 // The home register of each of `live.globals`: the register of file A or B that holds the vector at the start and the
-// end of every block in which it is live there. Empty if the registers do not suffice.
+// end of every block in which it is live there. Empty if there are not enough registers.
 std::vector<Place> findHomes(const Function& function, const Liveness& live, int fileRegisters);
 
 }  // namespace qpu::compiler

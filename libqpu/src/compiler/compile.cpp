@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
 constexpr double kSignificant = 0.95;             // smaller differences between costs are noise
 
-// Thrown if the registers do not suffice even with spilling.
+// Thrown if there are not enough registers even with spilling.
 struct OutOfRegisters {
   std::string kernel;
   bool usesVpmByHand;

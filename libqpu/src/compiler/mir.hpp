@@ -103,8 +103,8 @@ struct Function {
   std::vector<Block> blocks;            // block 0 is the entry
   std::vector<code::Site> sites;
   bool usesTwoTmus = false;             // sets TMU_NOSWAP at the start
-  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory. If the registers do not
-  // suffice, that is a CompileError.
+  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory. Running out of
+  // registers is a CompileError.
   bool usesVpmByHand = false;
   // One VpmWriteSetup at the start serves the VpmWrites of all blocks, so vectors cannot be spilled to memory either.
   bool keepsWriteWindow = false;

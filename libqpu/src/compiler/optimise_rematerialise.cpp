@@ -1,5 +1,6 @@
-// Rematerialisation on the intermediate representation: cheap values are computed again where they are used, if the
-// registers do not suffice to keep them. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization", 1992.
+// Rematerialisation on the intermediate representation: cheap values are computed again where they are used, if
+// there are not enough registers to keep them. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization",
+// 1992.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
