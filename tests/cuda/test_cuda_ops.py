@@ -403,9 +403,9 @@ def test_the_launch_form_writes_n_elements_and_no_more(device: str, kind: torch.
         (lambda c, a, b, _: (c, a, b, 11), "n must be 0 to 10, the size of c, found 11"),
         (lambda c, a, b, _: (c, a, b, -1), "n must be 0 to 10, the size of c, found -1"),
         (lambda c, a, b, _: (c, a[:9], b, 10), "n must be 0 to 9, the size of a, found 10"),
-        (lambda c, a, b, n: (c, a.half(), b, n), "all tensors must have one type, found c of Float and a of Half"),
-        (lambda c, a, b, n: (c[:1].expand(10), a, b, n), "c has one element in several places"),
-        (lambda c, a, b, n: (c, a, b.reshape(2, 5).t(), n), "b must be a vector, or without gaps"),
+        (lambda c, a, b, n: (c, a.half(), b, n), "all tensors must have the same type, found c of Float and a of Half"),
+        (lambda c, a, b, n: (c[:1].expand(10), a, b, n), "several elements of c share one memory location"),
+        (lambda c, a, b, n: (c, a, b.reshape(2, 5).t(), n), "b must be contiguous or one-dimensional"),
     ],
 )
 def test_the_launch_form_refuses(device: str, change: Callable[..., tuple[Any, ...]], said: str) -> None:
@@ -455,7 +455,9 @@ def test_what_is_no_tensor_is_refused() -> None:
 @needs_gpu
 def test_the_cpu_and_a_gpu_in_one_call_are_refused() -> None:
     here, there = torch.ones(3), torch.ones(3, device="cuda")
-    refused("all tensors must be on one device, found a on the CPU and b on cuda:0", lambda: cuda_ops.add2(here, there))
+    refused(
+        "all tensors must be on the same device, found a on the CPU and b on cuda:0", lambda: cuda_ops.add2(here, there)
+    )
     refused("found x on cuda:0 and y on the CPU", lambda: cuda_ops.axpy(1.0, there, here))
     refused("found matrix on cuda:0 and vector on the CPU", lambda: cuda_ops.matvec(there.reshape(1, 3), here))
     refused("found c on the CPU and a on cuda:0", lambda: cuda_ops.torch_launch_add2(here, there, there, 3))
