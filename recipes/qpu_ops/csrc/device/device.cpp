@@ -81,7 +81,7 @@ void resize_storage(c10::StorageImpl& storage, std::size_t bytes) {
 // --- device, streams, events ---------------------------------------------------
 
 void require_only(c10::Device device) {
-  TORCH_CHECK(device.type() == kDevice && device.index() <= 0, "there is one qpu, qpu:0, and no ",
+  TORCH_CHECK(device.type() == kDevice && device.index() <= 0, "the only device is qpu:0, found ",
               device);
 }
 
