@@ -241,9 +241,9 @@ def test_other_dtypes_raise_type_error_for_matrices(name: str) -> None:
 
 
 def test_dtype_mismatch_error_names_both_dtypes() -> None:
-    with pytest.raises(TypeError, match="one dtype, found Float and Double"):
+    with pytest.raises(TypeError, match="the same dtype, found Float and Double"):
         dot_cpp.add(torch.ones(4), torch.ones(4, dtype=torch.float64))
-    with pytest.raises(TypeError, match="one dtype, found Half and Float"):
+    with pytest.raises(TypeError, match="the same dtype, found Half and Float"):
         matrix_cpp.gpu(torch.ones(2, 4, dtype=torch.float16), torch.ones(4))
 
 
@@ -362,7 +362,7 @@ def test_any_strides_of_matrix_and_vector(name: str, view: str) -> None:
 def test_shape_mismatch_raises_error_with_both_shapes(
     name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
-    with pytest.raises(ValueError, match="one shape") as caught:
+    with pytest.raises(ValueError, match="the same shape") as caught:
         ELEMENTWISE[name][0](torch.ones(shapes[0]), torch.ones(shapes[1]))
     for shape in shapes:
         assert str(shape) in str(caught.value)

@@ -45,7 +45,7 @@ def test_there_is_one_qpu() -> None:
     assert torch.qpu.current_device() == 0
     assert torch.device("qpu").type == "qpu"
     assert torch.ones(2, device="qpu").device == torch.device("qpu", 0)
-    with pytest.raises(RuntimeError, match="one qpu"):
+    with pytest.raises(RuntimeError, match="only device is qpu:0"):
         torch.ones(2, device="qpu:1")
     properties = torch.qpu.get_device_properties()
     assert properties.multi_processor_count == 12
